@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The latest queries of one layer, kept because a compression asks how they attend
+// (policy/head_budget_cache.hpp). A ring over text positions, so a rollback needs no copy.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <memory_resource>
+
+#include <kvpolicy/core/row.hpp>
+#include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/storage/page.hpp>
+
+namespace kvpolicy {
+
+/// Copying copies the queries. Not synchronised.
+template <Element E>
+class QueryWindow {
+ public:
+  /// Keeps `window` queries [q_heads, head_dim] even after the latest `rollback` were taken back.
+  QueryWindow(std::size_t window, std::size_t rollback, std::size_t q_heads, std::size_t head_dim,
+              std::pmr::memory_resource* memory)
+      : window_{window}, slots_{window == 0 ? 0 : window + rollback}, q_heads_{q_heads},
+        head_dim_{head_dim}, memory_{memory}, row_(head_dim) {
+    if (slots_ > 0) queries_ = allocate_page(memory, bytes());
+  }
+  QueryWindow(const QueryWindow& other)
+      : window_{other.window_}, slots_{other.slots_}, q_heads_{other.q_heads_},
+        head_dim_{other.head_dim_}, memory_{other.memory_}, begin_{other.begin_},
+        end_{other.end_}, written_{other.written_}, row_{other.row_} {
+    if (slots_ == 0) return;
+    queries_ = allocate_page(memory_, bytes());
+    std::memcpy(queries_.get(), other.queries_.get(), bytes());
+  }
+  QueryWindow(QueryWindow&&) noexcept = default;
+  QueryWindow& operator=(const QueryWindow&) = delete;
+  QueryWindow& operator=(QueryWindow&&) noexcept = default;
+  ~QueryWindow() = default;
+
+  [[nodiscard]] std::size_t bytes() const { return slots_ * q_heads_ * head_dim_ * sizeof(E); }
+
+  /// The queries of the tokens from text position `position` on.
+  void push(const ConstTensor& queries, std::size_t position) {
+    if (slots_ == 0 || queries.tokens == 0) return;
+    if (position > end_) begin_ = position;  // queries between were never shown
+    const std::size_t skipped = queries.tokens - std::min(queries.tokens, slots_);
+    for (std::size_t token = skipped; token < queries.tokens; ++token) {
+      for (std::size_t head = 0; head < q_heads_; ++head) {
+        load_dense(queries.encoding, queries.row(token, head), row_);
+        store_dense(encoding_of<E>, row_, slot((position + token) % slots_, head));
+      }
+    }
+    end_ = position + queries.tokens;
+    written_ = std::max(written_, end_);
+    begin_ = std::max({begin_, position + skipped - std::min(position + skipped, slots_),
+                       written_ - std::min(written_, slots_)});
+  }
+
+  /// Forgets the queries at `position` and behind.
+  void truncate(std::size_t position) {
+    end_ = std::min(end_, position);
+    begin_ = std::min(begin_, end_);
+  }
+
+  /// The latest queries, at most `window`: [count, q_heads, head_dim] copied into `out`. They
+  /// belong to the positions that end at `end()`.
+  [[nodiscard]] std::size_t copy_latest(std::size_t count, E* out) const {
+    count = std::min({count, end_ - begin_, window_});
+    const std::size_t row = q_heads_ * head_dim_;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::memcpy(out + i * row, slot((end_ - count + i) % slots_, 0), row * sizeof(E));
+    }
+    return count;
+  }
+  [[nodiscard]] std::size_t end() const { return end_; }
+
+ private:
+  [[nodiscard]] std::byte* slot(std::size_t place, std::size_t head) const {
+    return queries_.get() + (place * q_heads_ + head) * head_dim_ * sizeof(E);
+  }
+
+  std::size_t window_;
+  std::size_t slots_;
+  std::size_t q_heads_;
+  std::size_t head_dim_;
+  std::pmr::memory_resource* memory_;
+  std::size_t begin_ = 0;    // positions held: [begin_, end_)
+  std::size_t end_ = 0;
+  std::size_t written_ = 0;  // the furthest position ever written
+  Page queries_;
+  std::vector<float> row_;
+};
+
+}  // namespace kvpolicy

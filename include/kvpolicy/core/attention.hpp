@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The whole interface between a cache and an attention engine: one layer's queries, each KV head's
+// segments, and three operations. The scalar engine is its plain definition; cpu/ has a fast one.
+#pragma once
+
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/core/tensor_view.hpp>
+
+namespace kvpolicy {
+
+/// Which rows a head that can choose shows: a ChunkRetrieval head shows its selected chunks or all
+/// rows, every other head the same for both.
+enum class Read : std::uint8_t { all, selected };
+
+struct AttendOptions {
+  std::optional<float> scale = {};             ///< of the logits; default 1 / sqrt(head_dim)
+  float softcap = 0.0F;                        ///< logit -> cap * tanh(logit / cap); 0: none
+  std::span<const float> sink_logits = {};     ///< [q_heads]: a logit that weighs but has no value
+  std::span<float> log_sum_exp = {};           ///< [tokens, q_heads], written where not empty
+  Read read = Read::all;
+  /// Selecting heads choose anew by the last query of this call: before a `selected` read, and
+  /// behind an `all` read (the end of a prompt, say), for the selected reads that follow.
+  bool refresh = false;
+};
+
+/// One layer to attend. Query row i stands at text position `first_position + i`.
+struct LayerAttention {
+  ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
+  MutableTensor out;                                    ///< [tokens, q_heads, head_dim]
+  std::int64_t first_position = 0;
+  std::span<const std::span<const Segment>> heads;      ///< [kv_heads]
+  AttendOptions options;
+
+  [[nodiscard]] std::size_t group() const { return queries.heads / heads.size(); }
+  [[nodiscard]] float scale() const {
+    return options.scale.value_or(1.0F / std::sqrt(static_cast<float>(queries.head_dim)));
+  }
+};
+
+/// Asks how much attention each row gets: the sum over the queries of each row's probability.
+struct LayerObservation {
+  ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
+  std::int64_t first_position = 0;
+  std::span<const std::span<const Segment>> heads;      ///< [kv_heads]; an empty one is skipped
+  std::span<const std::span<float>> sums;               ///< [kv_heads] of [group, rows of the head]
+  AttendOptions options;
+
+  [[nodiscard]] std::size_t group() const { return queries.heads / heads.size(); }
+  [[nodiscard]] float scale() const {
+    return options.scale.value_or(1.0F / std::sqrt(static_cast<float>(queries.head_dim)));
+  }
+};
+
+/// What a backend offers. `attend` writes outputs (zeros for a query that sees no row), `observe`
+/// writes sums, `score` writes the dot products of one query [head_dim] with `out.size()` dense
+/// rows. Calls on one engine object must not overlap.
+template <class E>
+concept AttentionEngine =
+    requires(E& engine, const LayerAttention& attention, const LayerObservation& observation,
+             const Plane& rows, std::span<const float> query, std::span<float> out) {
+      engine.attend(attention);
+      engine.observe(observation);
+      engine.score(rows, query, out);
+    };
+
+}  // namespace kvpolicy

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention over some of the rows, in a form that merges with attention over others in any order:
+// the online softmax of Milakov and Gimelshein (arXiv:1805.02867). An engine that computes a part
+// of the rows itself merges it with ours through the log-sum-exp.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <span>
+
+#include <kvpolicy/core/error.hpp>
+
+namespace kvpolicy {
+
+/// Of one query head. The default is the identity of `merge`: no row seen.
+struct SoftmaxState {
+  float max = -std::numeric_limits<float>::infinity();
+  float sum = 0.0F;  ///< of exp(logit - max)
+
+  /// log(sum over rows of exp(logit)); -infinity where no row was seen.
+  [[nodiscard]] float log_sum_exp() const {
+    return sum == 0.0F ? -std::numeric_limits<float>::infinity() : max + std::log(sum);
+  }
+};
+
+/// exp(from - to), and 1 where both are -infinity: an empty part merges to nothing, never to NaN.
+[[nodiscard]] inline float rescale_factor(float from, float to) {
+  return from == to ? 1.0F : std::exp(from - to);
+}
+
+/// Adds one row of weight exp(logit) to a state and its unnormalised values [head_dim].
+inline void accumulate(SoftmaxState& state, std::span<float> values, float logit,
+                       std::span<const float> row) {
+  KVPOLICY_ASSERT(values.size() == row.size());
+  if (logit == -std::numeric_limits<float>::infinity()) return;  // weighs nothing
+  if (logit > state.max) {
+    const float factor = rescale_factor(state.max, logit);
+    state.sum *= factor;
+    for (float& value : values) value *= factor;
+    state.max = logit;
+  }
+  const float weight = rescale_factor(logit, state.max);
+  state.sum += weight;
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] += weight * row[i];
+}
+
+/// Merges `part` into `state`, with their unnormalised values.
+inline void merge(SoftmaxState& state, std::span<float> values, const SoftmaxState& part,
+                  std::span<const float> part_values) {
+  KVPOLICY_ASSERT(values.size() == part_values.size());
+  const float max = std::max(state.max, part.max);
+  const float keep = rescale_factor(state.max, max);
+  const float add = rescale_factor(part.max, max);
+  state.max = max;
+  state.sum = state.sum * keep + part.sum * add;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = values[i] * keep + part_values[i] * add;
+  }
+}
+
+/// Unnormalised values to attention's output; zeros where no row was seen.
+inline void normalize(const SoftmaxState& state, std::span<float> values) {
+  const float factor = state.sum == 0.0F ? 0.0F : 1.0F / state.sum;  // a NaN stays one
+  for (float& value : values) value *= factor;
+}
+
+/// Merges two normalised outputs of one query head by their log-sum-exps; returns the joint one.
+inline float merge_outputs(std::span<float> out, float log_sum_exp, std::span<const float> part,
+                           float part_log_sum_exp) {
+  SoftmaxState state{log_sum_exp, log_sum_exp > -std::numeric_limits<float>::infinity() ? 1.0F : 0.0F};
+  const SoftmaxState other{
+      part_log_sum_exp, part_log_sum_exp > -std::numeric_limits<float>::infinity() ? 1.0F : 0.0F};
+  merge(state, out, other, part);
+  normalize(state, out);
+  return state.log_sum_exp();
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The element types of keys, values and queries: float, IEEE half and bfloat16. The two short
+// ones are plain 16-bit storage with conversions (round to nearest even); arithmetic is float's.
+#pragma once
+
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace kvpolicy {
+
+struct bfloat16;
+struct half;
+
+/// How one number of a row is encoded in memory. The last three are packed codes of an affine
+/// quantisation (see storage/quantized.hpp).
+enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2 };
+
+[[nodiscard]] constexpr bool is_quantized(Encoding encoding) noexcept {
+  return encoding >= Encoding::uint8;
+}
+
+[[nodiscard]] constexpr std::size_t bits_of(Encoding encoding) noexcept {
+  switch (encoding) {
+    case Encoding::float32: return 32;
+    case Encoding::float16:
+    case Encoding::bfloat16: return 16;
+    case Encoding::uint8: return 8;
+    case Encoding::uint4: return 4;
+    case Encoding::uint2: return 2;
+  }
+  return 0;
+}
+
+[[nodiscard]] constexpr std::string_view name_of(Encoding encoding) noexcept {
+  switch (encoding) {
+    case Encoding::float32: return "float32";
+    case Encoding::float16: return "float16";
+    case Encoding::bfloat16: return "bfloat16";
+    case Encoding::uint8: return "uint8";
+    case Encoding::uint4: return "uint4";
+    case Encoding::uint2: return "uint2";
+  }
+  return "unknown";
+}
+
+/// The upper half of a float: 8 exponent bits, 7 stored mantissa bits.
+struct bfloat16 {
+  std::uint16_t bits = 0;
+
+  constexpr bfloat16() = default;
+  constexpr explicit bfloat16(float value) noexcept : bits{encode(value)} {}
+  constexpr explicit operator float() const noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+  friend constexpr bool operator==(bfloat16, bfloat16) = default;
+
+ private:
+  static constexpr std::uint16_t encode(float value) noexcept {
+    const auto word = std::bit_cast<std::uint32_t>(value);
+    // Rounding could carry a NaN's payload into infinity: keep it a quiet NaN instead.
+    const auto quiet = static_cast<std::uint16_t>((word >> 16) | 0x0040U);
+    const auto rounded = static_cast<std::uint16_t>((word + 0x7fffU + ((word >> 16) & 1U)) >> 16);
+    return (word & 0x7fffffffU) > 0x7f800000U ? quiet : rounded;
+  }
+};
+
+/// IEEE 754 binary16: 5 exponent bits, 10 stored mantissa bits, largest value 65504.
+struct half {
+  std::uint16_t bits = 0;
+  static constexpr float largest = 65504.0F;
+
+  constexpr half() = default;
+  constexpr explicit half(float value) noexcept : bits{encode(value)} {}
+  constexpr explicit operator float() const noexcept { return decode(bits); }
+  friend constexpr bool operator==(half, half) = default;
+
+ private:
+  static constexpr std::uint16_t encode(float value) noexcept {
+    const auto word = std::bit_cast<std::uint32_t>(value);
+    const auto sign = static_cast<std::uint16_t>((word >> 16) & 0x8000U);
+    const std::uint32_t magnitude = word & 0x7fffffffU;
+    std::uint32_t result = 0;
+    if (magnitude > 0x7f800000U) {
+      result = 0x7e00U;  // NaN
+    } else if (magnitude >= 0x477ff000U) {
+      result = 0x7c00U;  // 65520 and above round to infinity
+    } else if (magnitude >= 0x38800000U) {  // normal: rebias the exponent by 112, round 13 bits off
+      const std::uint32_t rebased = magnitude - (112U << 23);
+      result = (rebased + 0x0fffU + ((rebased >> 13) & 1U)) >> 13;
+    } else {
+      // Subnormal: adding 0.5 puts the unit of the sum at 2^-24, half's smallest step, so the
+      // float addition itself does the rounding.
+      const float shifted = std::bit_cast<float>(magnitude) + 0.5F;
+      result = std::bit_cast<std::uint32_t>(shifted) - 0x3f000000U;
+    }
+    return static_cast<std::uint16_t>(sign | result);
+  }
+
+  static constexpr float decode(std::uint16_t bits) noexcept {
+    const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
+    const std::uint32_t magnitude = bits & 0x7fffU;
+    if (magnitude >= 0x7c00U) {
+      return std::bit_cast<float>(sign | 0x7f800000U | ((magnitude & 0x3ffU) << 13));
+    }
+    if (magnitude >= 0x0400U) return std::bit_cast<float>(sign | ((magnitude << 13) + (112U << 23)));
+    const float subnormal = static_cast<float>(magnitude) * 0x1p-24F;
+    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(subnormal));
+  }
+};
+
+template <class T>
+concept Element = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
+
+template <Element T>
+inline constexpr Encoding encoding_of = std::same_as<T, float>  ? Encoding::float32
+                                        : std::same_as<T, half> ? Encoding::float16
+                                                                : Encoding::bfloat16;
+
+}  // namespace kvpolicy

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reads rows of any format as float, one at a time: plain and correct. Fast engines have their
+// own loops; storage, selection and the scalar engine use these.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/segment.hpp>
+
+namespace kvpolicy {
+
+/// Dense numbers to float. `source` needs the alignment of its element type.
+inline void load_dense(Encoding encoding, const std::byte* source, std::span<float> out) {
+  const auto convert = [&]<class T>(T) {
+    const auto* numbers = reinterpret_cast<const T*>(source);
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(numbers[i]);
+  };
+  switch (encoding) {
+    case Encoding::float32: std::memcpy(out.data(), source, out.size_bytes()); return;
+    case Encoding::float16: return convert(half{});
+    case Encoding::bfloat16: return convert(bfloat16{});
+    default: KVPOLICY_ASSERT(false && "load_dense: quantised rows need their scales");
+  }
+}
+
+/// Float to dense numbers, rounded to nearest even.
+inline void store_dense(Encoding encoding, std::span<const float> row, std::byte* out) {
+  const auto convert = [&]<class T>(T) {
+    auto* numbers = reinterpret_cast<T*>(out);
+    for (std::size_t i = 0; i < row.size(); ++i) numbers[i] = T{row[i]};
+  };
+  switch (encoding) {
+    case Encoding::float32: std::memcpy(out, row.data(), row.size_bytes()); return;
+    case Encoding::float16: return convert(half{});
+    case Encoding::bfloat16: return convert(bfloat16{});
+    default: KVPOLICY_ASSERT(false && "store_dense: quantised rows are written by groups");
+  }
+}
+
+/// The code of one channel of a packed row (PageLayout says where it lies).
+[[nodiscard]] inline unsigned load_code(Encoding encoding, const std::byte* row,
+                                        std::size_t channel, std::size_t head_dim) {
+  const std::size_t bits = bits_of(encoding);
+  const std::size_t bytes = head_dim * bits / 8;
+  const auto packed = static_cast<unsigned>(row[channel % bytes]);
+  return (packed >> (channel / bytes * bits)) & ((1U << bits) - 1U);
+}
+
+/// Row `row` of a plane, dequantised where it must be: [head_dim].
+inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) {
+  const auto place = plane.place(row);
+  const Encoding encoding = plane.format.encoding;
+  const std::size_t head_dim = out.size();
+  if (!is_quantized(encoding)) {
+    const std::size_t row_bytes = head_dim * bits_of(encoding) / 8;
+    return load_dense(encoding, place.page + place.row * row_bytes, out);
+  }
+  const PageLayout layout{plane.format, head_dim, plane.page_rows};
+  const std::byte* codes = place.page + place.row * layout.row_bytes;
+  const bool per_token = plane.format.granularity == Granularity::per_token;
+  const std::size_t block = per_token ? place.row : place.row / plane.format.group;
+  const std::size_t first = block * layout.params_per_row;
+  const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset) + first;
+  const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset) + first;
+  for (std::size_t channel = 0; channel < head_dim; ++channel) {
+    const std::size_t param = per_token ? channel / plane.format.group : channel;
+    const auto code = static_cast<float>(load_code(encoding, codes, channel, head_dim));
+    out[channel] = static_cast<float>(scales[param]) * code + static_cast<float>(zeros[param]);
+  }
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The definition of attention over segments, one row after another in float. Needs nothing but the
+// standard library and knows no shortcut; engines that do are compared with it.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/attention_state.hpp>
+#include <kvpolicy/core/rotary.hpp>
+#include <kvpolicy/core/row.hpp>
+
+namespace kvpolicy {
+
+class ScalarEngine {
+ public:
+  void attend(const LayerAttention& work) {
+    const std::size_t head_dim = work.queries.head_dim;
+    std::vector<float> query(head_dim);
+    std::vector<float> row(head_dim);
+    std::vector<float> values(head_dim);
+    for (std::size_t head = 0; head < work.queries.heads; ++head) {
+      const auto segments = work.heads[head / work.group()];
+      for (std::size_t token = 0; token < work.queries.tokens; ++token) {
+        load_dense(work.queries.encoding, work.queries.row(token, head), query);
+        values.assign(head_dim, 0.0F);
+        SoftmaxState state;
+        if (!work.options.sink_logits.empty()) state = {work.options.sink_logits[head], 1.0F};
+        const auto t = work.first_position + static_cast<std::int64_t>(token);
+        for_each_logit(segments, query, t, work.scale(), work.options.softcap,
+                       [&](const Segment& segment, std::size_t index, std::size_t, float logit) {
+                         load_row(segment.values, index, row);
+                         accumulate(state, values, logit, row);
+                       });
+        normalize(state, values);
+        store_dense(work.out.encoding, values, work.out.row(token, head));
+        if (!work.options.log_sum_exp.empty()) {
+          work.options.log_sum_exp[token * work.queries.heads + head] = state.log_sum_exp();
+        }
+      }
+    }
+  }
+
+  void observe(const LayerObservation& work) {
+    const std::size_t head_dim = work.queries.head_dim;
+    std::vector<float> query(head_dim);
+    std::vector<float> logits;
+    for (std::size_t head = 0; head < work.queries.heads; ++head) {
+      const std::size_t kv_head = head / work.group();
+      const auto segments = work.heads[kv_head];
+      if (segments.empty()) continue;
+      const std::size_t rows = work.sums[kv_head].size() / work.group();
+      const auto sums = work.sums[kv_head].subspan(head % work.group() * rows, rows);
+      for (float& sum : sums) sum = 0.0F;
+      for (std::size_t token = 0; token < work.queries.tokens; ++token) {
+        load_dense(work.queries.encoding, work.queries.row(token, head), query);
+        logits.assign(rows, -std::numeric_limits<float>::infinity());
+        SoftmaxState state;
+        if (!work.options.sink_logits.empty()) state = {work.options.sink_logits[head], 1.0F};
+        const auto t = work.first_position + static_cast<std::int64_t>(token);
+        for_each_logit(segments, query, t, work.scale(), work.options.softcap,
+                       [&](const Segment&, std::size_t, std::size_t ordinal, float logit) {
+                         logits[ordinal] = logit;
+                         accumulate(state, {}, logit, {});
+                       });
+        const float total = state.log_sum_exp();
+        for (std::size_t i = 0; i < rows; ++i) {
+          if (logits[i] > -std::numeric_limits<float>::infinity()) {
+            sums[i] += std::exp(logits[i] - total);
+          }
+        }
+      }
+    }
+  }
+
+  void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
+    std::vector<float> row(query.size());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      load_row(rows, i, row);
+      out[i] = dot(query, row);
+    }
+  }
+
+ private:
+  [[nodiscard]] static float dot(std::span<const float> a, std::span<const float> b) {
+    float sum = 0.0F;
+    for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+    return sum;
+  }
+
+  // visit(segment, plane row, ordinal among all rows shown, logit) for each visible row.
+  template <class Visit>
+  static void for_each_logit(std::span<const Segment> segments, std::span<const float> query,
+                             std::int64_t t, float scale, float softcap, Visit visit) {
+    std::vector<float> row(query.size());
+    std::vector<float> turned;
+    std::size_t ordinal = 0;
+    for (const Segment& segment : segments) {
+      std::span<const float> q = query;
+      if (segment.rotation.inverse_frequencies != nullptr && t > segment.rotation.latest_position) {
+        turned.assign(query.begin(), query.end());
+        rotate(turned, {segment.rotation.inverse_frequencies, query.size() / 2},
+               segment.rotation.latest_position - t);
+        q = turned;
+      }
+      segment.for_each_run([&](const RowRun& run) {
+        for (std::size_t i = run.first; i < run.first + run.rows; ++i, ++ordinal) {
+          if (!is_visible(segment.position_of(i), t, segment.reach)) continue;
+          load_row(segment.keys, i, row);
+          float logit = dot(q, row) * scale;
+          if (softcap > 0.0F) logit = softcap * std::tanh(logit / softcap);
+          visit(segment, i, ordinal, logit);
+        }
+      });
+    }
+  }
+};
+
+static_assert(AttentionEngine<ScalarEngine>);
+
+}  // namespace kvpolicy

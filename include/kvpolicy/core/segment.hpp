@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a policy shows and an engine reads: runs of cached rows of one KV head. Neither side knows
+// the other, so a new policy needs no new kernel and a new kernel serves every policy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/error.hpp>
+
+namespace kvpolicy {
+
+/// Which numbers of a quantised plane share a scale and a zero.
+enum class Granularity : std::uint8_t {
+  per_token,   ///< `group` neighbouring channels of one row.
+  per_channel  ///< `group` neighbouring rows of one channel (KIVI's keys).
+};
+
+/// How the rows of one side (keys or values) of a head are encoded. The last two matter only for
+/// quantised encodings; a row is dequantised as `scale * code + zero`.
+struct RowFormat {
+  Encoding encoding = Encoding::float32;
+  Granularity granularity = Granularity::per_token;
+  std::size_t group = 0;
+
+  friend constexpr bool operator==(const RowFormat&, const RowFormat&) = default;
+};
+
+/// Where the parts of a page lie: first the rows' codes, one row after another, then, for
+/// quantised formats, all scales, then all zeros, both in half. Per token they are
+/// [page_rows, head_dim / group], per channel [page_rows / group, head_dim].
+///
+/// Packed rows interleave by planes, not by neighbours: byte j of a 4-bit row holds channel j in
+/// its low and channel j + head_dim / 2 in its high nibble; byte j of a 2-bit row holds channels
+/// j + i * head_dim / 4 at bits 2i. Unpacking a vector of bytes then yields neighbouring channels.
+struct PageLayout {
+  std::size_t row_bytes = 0;
+  std::size_t scales_offset = 0;
+  std::size_t zeros_offset = 0;
+  std::size_t params_per_row = 0;  ///< per token; per channel: numbers per group of rows
+  std::size_t page_bytes = 0;
+
+  constexpr PageLayout() = default;
+  constexpr PageLayout(const RowFormat& format, std::size_t head_dim, std::size_t page_rows)
+      : row_bytes{head_dim * bits_of(format.encoding) / 8} {
+    scales_offset = zeros_offset = page_bytes = row_bytes * page_rows;
+    if (!is_quantized(format.encoding)) return;
+    const bool per_token = format.granularity == Granularity::per_token;
+    params_per_row = per_token ? head_dim / format.group : head_dim;
+    const std::size_t params = params_per_row * (per_token ? page_rows : page_rows / format.group);
+    zeros_offset = scales_offset + params * sizeof(half);
+    page_bytes = zeros_offset + params * sizeof(half);
+  }
+};
+
+/// One side of a run of rows. Either paged (`pages` is the page table) or, for dense formats,
+/// rows `row_stride` bytes apart from `base`. Row 0 of the plane is row `first_row` of the table:
+/// groups, packed bits and blocks may begin in the middle of a page.
+struct Plane {
+  RowFormat format = {};
+  const std::byte* const* pages = nullptr;
+  std::size_t page_rows = 0;
+  const std::byte* base = nullptr;
+  std::size_t row_stride = 0;  // in bytes
+  std::size_t first_row = 0;
+
+  struct Place {
+    const std::byte* page;       ///< start of the page; for unpaged planes the row itself
+    std::size_t row;             ///< row inside the page; 0 for unpaged planes
+    std::size_t contiguous_rows; ///< rows that follow in this page, this one included
+  };
+
+  [[nodiscard]] Place place(std::size_t row) const {
+    const std::size_t at = first_row + row;
+    if (pages == nullptr) {
+      return {base + at * row_stride, 0, std::numeric_limits<std::size_t>::max()};
+    }
+    return {pages[at / page_rows], at % page_rows, page_rows - at % page_rows};
+  }
+
+  /// The same plane beginning `rows` later.
+  [[nodiscard]] Plane from(std::size_t rows) const {
+    Plane later = *this;
+    later.first_row += rows;
+    return later;
+  }
+};
+
+/// `rows` neighbouring rows of a segment's planes, from plane row `first`.
+struct RowRun {
+  std::size_t first = 0;
+  std::size_t rows = 0;
+};
+
+inline constexpr std::int64_t unlimited_reach = std::numeric_limits<std::int64_t>::max();
+
+/// Turns the query before it meets a segment, so that the segment's rows look as if they lay
+/// closer: a query at position t is read as one at position min(t, latest_position).
+struct QueryRotation {
+  const float* inverse_frequencies = nullptr;  ///< [head_dim / 2]; null: leave the query alone
+  std::int64_t latest_position = unlimited_reach;
+};
+
+/// Cached rows of one KV head. The row at position p is visible to the query at position t if
+/// `p <= t` and `p > t - reach`. Pointers stay valid until the owner next changes.
+struct Segment {
+  Plane keys = {};
+  Plane values = {};
+  std::size_t rows = 0;
+  std::int64_t position = 0;                  ///< text position of plane row 0
+  const std::int64_t* positions = nullptr;    ///< of each plane row, where they are not consecutive
+  std::span<const RowRun> runs = {};          ///< the plane rows that count, ascending; empty: [0, rows)
+  std::int64_t reach = unlimited_reach;
+  QueryRotation rotation = {};
+
+  [[nodiscard]] std::int64_t position_of(std::size_t row) const {
+    return positions != nullptr ? positions[row] : position + static_cast<std::int64_t>(row);
+  }
+
+  /// The part [first, first + count); only for segments without `runs`.
+  [[nodiscard]] Segment part(std::size_t first, std::size_t count) const {
+    KVPOLICY_ASSERT(runs.empty() && first + count <= rows);
+    Segment piece = *this;
+    piece.keys = keys.from(first);
+    piece.values = values.from(first);
+    piece.rows = count;
+    piece.position = position + static_cast<std::int64_t>(first);
+    piece.positions = positions == nullptr ? nullptr : positions + first;
+    return piece;
+  }
+
+  /// Calls `visit(RowRun)` for each run of neighbouring rows, in order.
+  template <class Visit>
+  void for_each_run(Visit visit) const {
+    if (runs.empty()) {
+      if (rows > 0) visit(RowRun{0, rows});
+      return;
+    }
+    for (const RowRun& run : runs) visit(run);
+  }
+};
+
+using SegmentList = std::vector<Segment>;
+
+[[nodiscard]] constexpr bool is_visible(std::int64_t row, std::int64_t query, std::int64_t reach) {
+  return row <= query && (reach == unlimited_reach || row > query - reach);
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A caller's queries, keys, values or outputs of one layer: [tokens, heads, head_dim] with any
+// token and head stride and an inner stride of 1. Views own nothing.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include <kvpolicy/core/dtype.hpp>
+
+namespace kvpolicy {
+
+/// Strides are counted in elements. `T` may be const.
+template <class T>
+  requires Element<std::remove_const_t<T>>
+struct TensorView {
+  T* data = nullptr;
+  std::size_t tokens = 0;
+  std::size_t heads = 0;
+  std::size_t head_dim = 0;
+  std::size_t token_stride = 0;
+  std::size_t head_stride = 0;
+
+  constexpr TensorView() = default;
+
+  /// Contiguous [tokens, heads, head_dim].
+  constexpr TensorView(T* data_, std::size_t tokens_, std::size_t heads_, std::size_t head_dim_)
+      : TensorView{data_, tokens_, heads_, head_dim_, heads_ * head_dim_, head_dim_} {}
+
+  constexpr TensorView(T* data_, std::size_t tokens_, std::size_t heads_, std::size_t head_dim_,
+                       std::size_t token_stride_, std::size_t head_stride_)
+      : data{data_}, tokens{tokens_}, heads{heads_}, head_dim{head_dim_},
+        token_stride{token_stride_}, head_stride{head_stride_} {}
+
+  /// A view to change is a view to read.
+  constexpr operator TensorView<const T>() const
+    requires(!std::is_const_v<T>)
+  {
+    return {data, tokens, heads, head_dim, token_stride, head_stride};
+  }
+
+  [[nodiscard]] constexpr T* row(std::size_t token, std::size_t head) const {
+    return data + token * token_stride + head * head_stride;
+  }
+
+  /// The tokens [first, first + count).
+  [[nodiscard]] constexpr TensorView slice(std::size_t first, std::size_t count) const {
+    return {data + first * token_stride, count, heads, head_dim, token_stride, head_stride};
+  }
+};
+
+/// The same view with its element type known only at run time, as engines take it.
+template <class Byte>
+  requires std::same_as<std::remove_const_t<Byte>, std::byte>
+struct AnyTensor {
+  Byte* data = nullptr;
+  Encoding encoding = Encoding::float32;
+  std::size_t tokens = 0;
+  std::size_t heads = 0;
+  std::size_t head_dim = 0;
+  std::size_t token_stride = 0;  // in elements
+  std::size_t head_stride = 0;
+
+  AnyTensor() = default;
+
+  template <class T>
+    requires std::is_const_v<Byte> || (!std::is_const_v<T>)
+  explicit AnyTensor(const TensorView<T>& view)
+      : encoding{encoding_of<std::remove_const_t<T>>}, tokens{view.tokens}, heads{view.heads},
+        head_dim{view.head_dim}, token_stride{view.token_stride}, head_stride{view.head_stride} {
+    if constexpr (std::is_const_v<Byte>) {
+      data = reinterpret_cast<const std::byte*>(view.data);
+    } else {
+      data = reinterpret_cast<std::byte*>(view.data);
+    }
+  }
+
+  [[nodiscard]] Byte* row(std::size_t token, std::size_t head) const {
+    return data + (token * token_stride + head * head_stride) * (bits_of(encoding) / 8);
+  }
+};
+
+using ConstTensor = AnyTensor<const std::byte>;
+using MutableTensor = AnyTensor<std::byte>;
+
+}  // namespace kvpolicy

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What, besides the plan, decides how much memory a cache takes and what it allows.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <memory_resource>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/storage/page.hpp>
+
+namespace kvpolicy {
+
+struct CacheOptions {
+  /// Latest rows that `truncate` can take back. They lie unquantised in a tail of the cache.
+  std::size_t max_rollback = 0;
+  /// Most rows of one `append`; `step` takes any number.
+  std::size_t max_append = 1;
+  /// Most tokens the cache will take; 0: as many as memory holds.
+  std::size_t max_tokens = 0;
+  /// Rows of a page, the unit of growth and of sharing between forks. A power of two, 16 to 4096.
+  std::size_t page_rows = 64;
+  /// Every byte of row memory is asked of this resource; it must outlive the cache and its forks.
+  std::pmr::memory_resource* memory = std::pmr::get_default_resource();
+
+  [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }
+
+  void validate() const {
+    constexpr std::size_t most = std::size_t{1} << 20;
+    require(max_rollback <= most, "CacheOptions: max_rollback is ", max_rollback,
+            ", must be at most ", most);
+    require(max_append >= 1 && max_append <= most, "CacheOptions: max_append is ", max_append,
+            ", must be 1 to ", most);
+    require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,
+            "CacheOptions: page_rows is ", page_rows, ", must be a power of two from 16 to 4096");
+    require(memory != nullptr, "CacheOptions: memory is null, must be a memory resource");
+  }
+};
+
+}  // namespace kvpolicy

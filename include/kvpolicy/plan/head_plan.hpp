@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which policy each KV head of a model gets, with its settings: a table of [layers, kv_heads].
+// A plan allocates nothing and knows, before any cache is made, what the cache will cost.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/plan/cache_options.hpp>
+#include <kvpolicy/policy/policy.hpp>
+
+namespace kvpolicy {
+
+/// What a cache under a plan holds, in bytes.
+struct MemoryEstimate {
+  std::size_t heads = 0;    ///< rows that the policies keep
+  std::size_t tail = 0;     ///< rows that may still be rolled back
+  std::size_t queries = 0;  ///< queries kept for compression
+  [[nodiscard]] std::size_t total() const { return heads + tail + queries; }
+};
+
+/// A policy of sinks and a sliding window.
+template <class P>
+concept WindowPolicy = requires(typename P::Config config) {
+  config.sinks;
+  config.recent;
+};
+
+/// The first of them that is a WindowPolicy.
+template <class P, class... Others>
+struct FirstWindow : FirstWindow<Others...> {};
+template <WindowPolicy P, class... Others>
+struct FirstWindow<P, Others...> {
+  using Config = typename P::Config;
+};
+
+template <KvPolicy First, KvPolicy... Others>
+class HeadPlan {
+  static_assert((std::same_as<typename First::element_type, typename Others::element_type> && ...),
+                "HeadPlan: all policies of a plan must share one element type");
+
+ public:
+  using element_type = typename First::element_type;
+  /// One head's settings; which alternative it holds says which policy the head has.
+  using Config = std::variant<typename First::Config, typename Others::Config...>;
+  using Policy = std::variant<First, Others...>;
+
+  /// Every head gets `config`.
+  /// @throws ConfigError if the shape or the config does not work.
+  explicit HeadPlan(const ModelShape& shape, const Config& config = {}) : shape_{shape} {
+    shape.validate();
+    validate(config);
+    heads_.assign(shape.kv_head_count(), config);
+  }
+
+  [[nodiscard]] const ModelShape& shape() const { return shape_; }
+
+  /// @throws ConfigError if there is no such head.
+  [[nodiscard]] const Config& at(std::size_t layer, std::size_t head) const {
+    return heads_[index(layer, head)];
+  }
+
+  /// @throws ConfigError if there is no such head or the config does not work for it.
+  void set(std::size_t layer, std::size_t head, const Config& config) {
+    const std::size_t place = index(layer, head);
+    validate(config);
+    heads_[place] = config;
+  }
+
+  /// Whether the head has policy `P`.
+  template <class P>
+  [[nodiscard]] bool has(std::size_t layer, std::size_t head) const {
+    return std::holds_alternative<typename P::Config>(at(layer, head));
+  }
+
+  /// Every head with its place: visit(layer, head, config of the policy it has).
+  template <class Visit>
+  void for_each_head(Visit visit) const {
+    for (std::size_t i = 0; i < heads_.size(); ++i) {
+      std::visit([&](const auto& config) { visit(i / shape_.kv_heads, i % shape_.kv_heads, config); },
+                 heads_[i]);
+    }
+  }
+
+  /// What a cache holds once `tokens` were fed in steps. Exact, but for heads that are compressed:
+  /// for these a bound, until the compression all rows, after it (`compressed`) the survivors.
+  [[nodiscard]] MemoryEstimate memory(std::size_t tokens, const CacheOptions& options = {},
+                                      bool compressed = false) const {
+    const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
+    MemoryEstimate estimate = fixed_memory(options);
+    estimate.heads = sum(options, [&]<class P>(const typename P::Config& config,
+                                               const StorageContext& context) -> std::size_t {
+      if constexpr (requires { P::bytes_compressed(config, context, committed); }) {
+        if (compressed) return P::bytes_compressed(config, context, committed);
+      }
+      return P::bytes_of_tokens(config, context, committed);
+    });
+    return estimate;
+  }
+
+  /// The longest text whose cache never needs more than `bytes` on the way there; nothing if not
+  /// even one token fits. Compressed heads count as compressed.
+  [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes,
+                                                       const CacheOptions& options = {}) const {
+    const auto fits = [&](std::size_t tokens) {
+      const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
+      MemoryEstimate estimate = fixed_memory(options);
+      estimate.heads = sum(options, [&]<class P>(const typename P::Config& config,
+                                                 const StorageContext& context) -> std::size_t {
+        if constexpr (requires { P::bytes_compressed(config, context, committed); }) {
+          return P::bytes_compressed(config, context, committed);
+        } else {
+          return P::peak_bytes(config, context, committed);
+        }
+      });
+      return estimate.total() <= bytes;
+    };
+    constexpr std::size_t most = std::size_t{1} << 40;  // where every head has a bound: unlimited
+    if (!fits(1)) return std::nullopt;
+    std::size_t low = 1;
+    std::size_t high = 2;
+    while (high < most && fits(high)) low = std::exchange(high, 2 * high);
+    while (high - low > 1) {
+      const std::size_t middle = low + (high - low) / 2;
+      (fits(middle) ? low : high) = middle;
+    }
+    return low;
+  }
+
+  /// Queries that a cache must keep of a layer, for the heads that compress: the most any wants.
+  [[nodiscard]] std::size_t observed_queries(std::size_t layer) const {
+    std::size_t most = 0;
+    for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
+      visit(at(layer, head), [&]<class P>(const typename P::Config& config) {
+        if constexpr (CompressingPolicy<P>) most = std::max(most, P::observed_queries(config));
+      });
+    }
+    return most;
+  }
+
+  /// A layer whose model attends to the last `window` tokens only: its heads become sliding
+  /// windows, whatever the plan said, unless they keep no more than that already. The plan must
+  /// have a policy with `sinks` and `recent` over dense rows for it (SinkRecentCache).
+  /// @throws ConfigError for a window of 0 or a layer that does not exist.
+  void limit_window(std::size_t layer, std::size_t window) {
+    using Window = typename FirstWindow<First, Others...>::Config;
+    require(window >= 1, "HeadPlan::limit_window: window is 0, must be at least 1");
+    for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
+      bool narrower = false;
+      visit(at(layer, head), [&]<class P>(const typename P::Config& own) {
+        if constexpr (WindowPolicy<P>) {
+          narrower = own.recent <= window && own.sinks <= window - own.recent;
+        }
+      });
+      if (!narrower) set(layer, head, Window{.sinks = 0, .recent = window});
+    }
+  }
+
+  friend bool operator==(const HeadPlan&, const HeadPlan&) = default;
+
+  /// Calls `f.template operator()<P>(config)` for the policy P that `config` belongs to.
+  template <class F>
+  static void visit(const Config& config, F f) {
+    const auto call = [&]<class P>() {
+      if (const auto* own = std::get_if<typename P::Config>(&config)) f.template operator()<P>(*own);
+    };
+    call.template operator()<First>();
+    (call.template operator()<Others>(), ...);
+  }
+
+ private:
+  [[nodiscard]] std::size_t index(std::size_t layer, std::size_t head) const {
+    require(layer < shape_.layers && head < shape_.kv_heads, "HeadPlan: there is no KV head ", head,
+            " in layer ", layer, ", the shape has ", shape_.kv_heads, " heads in ", shape_.layers,
+            " layers");
+    return layer * shape_.kv_heads + head;
+  }
+
+  void validate(const Config& config) const {
+    visit(config, [&]<class P>(const typename P::Config& own) {
+      validate_policy<P>(own, StorageContext{.head_dim = shape_.head_dim});
+    });
+  }
+
+  [[nodiscard]] MemoryEstimate fixed_memory(const CacheOptions& options) const {
+    options.validate();
+    const std::size_t row = shape_.head_dim * sizeof(element_type);
+    MemoryEstimate estimate;
+    estimate.tail = 2 * options.tail_rows() * shape_.kv_head_count() * row;
+    for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
+      const std::size_t observed = observed_queries(layer);
+      if (observed == 0) continue;
+      estimate.queries += (observed + options.tail_rows()) * shape_.q_heads * row;
+    }
+    return estimate;
+  }
+
+  // Adds bytes.operator()<P>(config, context) over all heads; heads of equal config are asked once.
+  template <class Bytes>
+  [[nodiscard]] std::size_t sum(const CacheOptions& options, Bytes bytes) const {
+    const StorageContext context{shape_.head_dim, options.page_rows, options.memory};
+    std::vector<std::pair<const Config*, std::size_t>> known;
+    std::size_t total = 0;
+    for (const Config& config : heads_) {
+      const auto same = std::ranges::find_if(known, [&](const auto& entry) { return *entry.first == config; });
+      if (same != known.end()) {
+        total += same->second;
+        continue;
+      }
+      std::size_t own = 0;
+      visit(config, [&]<class P>(const typename P::Config& settings) {
+        static_assert(requires { P::bytes_of_tokens(settings, context, std::size_t{}); },
+                      "HeadPlan: to predict memory a policy needs bytes_of_tokens");
+        own = bytes.template operator()<P>(settings, context);
+      });
+      known.emplace_back(&config, own);
+      total += own;
+    }
+    return total;
+  }
+
+  ModelShape shape_;
+  std::vector<Config> heads_;  // [layers, kv_heads]
+};
+
+}  // namespace kvpolicy

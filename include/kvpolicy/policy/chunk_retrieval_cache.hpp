@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Keeps every row and reads few: the text is cut into chunks, each with a summary of its keys, and
+// a query reads the chunks whose summaries answer it best. The same rows serve full attention, so
+// a target model can verify over `Read::all` what was drafted over `Read::selected`.
+//
+// Method: TriForce, arXiv:2404.11912 (mean keys, a selection that stands for many steps), and
+// Quest, arXiv:2406.10774 (min/max keys, a selection for each step). Differences: selection is per
+// KV head, by the sum over its query heads; every committed chunk can be chosen, not the prompt's
+// alone; rows appended since the selection are read on top of the budget instead of over its end.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/policy/chunk_summary.hpp>
+#include <kvpolicy/policy/policy.hpp>
+#include <kvpolicy/policy/top_rows.hpp>
+
+namespace kvpolicy {
+
+/// One head's rows and chunk summaries. Not synchronised: segments are valid until the next
+/// `commit`, `refresh` or `segments`.
+template <KvStorage Storage, ChunkSummary Summary = MeanKey>
+class ChunkRetrievalCache {
+ public:
+  using element_type = typename Storage::element_type;
+  using storage_type = Storage;
+  using summary_type = Summary;
+  struct Config {
+    std::size_t chunk = 8;      ///< Rows chosen together; a multiple of a quantised key group.
+    std::size_t budget = 4096;  ///< Rows chosen, chunk 0 included; a multiple of `chunk`.
+    /// A selection is chosen anew once this many rows were committed after it; 0: only when asked.
+    std::size_t refresh_every = 0;
+    typename Storage::Config storage = {};
+    friend bool operator==(const Config&, const Config&) = default;
+  };
+  static constexpr std::string_view name = "chunk_retrieval";
+
+  /// @throws ConfigError if chunk and budget do not fit each other or the storage.
+  ChunkRetrievalCache(const Config& config, const StorageContext& context)
+      : config_{config}, context_{context}, storage_{config.storage, context},
+        open_{context.head_dim}, row_(context.head_dim) {
+    validate(config, context);
+    for (std::size_t v = 0; v < Summary::vectors; ++v) {
+      summaries_.emplace_back(summary_format(), context);
+    }
+  }
+
+  static void validate(const Config& config, const StorageContext& context) {
+    constexpr std::size_t most = std::size_t{1} << 20;
+    require(config.chunk >= 1 && config.chunk <= most, "ChunkRetrievalCache: chunk is ",
+            config.chunk, ", must be 1 to ", most);
+    require(config.budget >= config.chunk && config.budget % config.chunk == 0,
+            "ChunkRetrievalCache: budget is ", config.budget,
+            ", must be a positive multiple of chunk = ", config.chunk);
+    Storage::validate(config.storage, context);
+    if constexpr (!Storage::movable_rows) {
+      const std::size_t group = Storage::key_rows(config.storage);
+      require(config.chunk % group == 0, "ChunkRetrievalCache: chunk is ", config.chunk,
+              ", must be a multiple of the ", group, " rows that share a scale");
+    }
+  }
+
+  void check(const Segment& rows) const { storage_.check(rows); }
+
+  void reserve(std::size_t rows) {
+    storage_.reserve(rows);
+    const std::size_t chunks = (storage_.end() + rows) / config_.chunk;
+    for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
+  }
+  void release_spare() noexcept {
+    storage_.release_spare();
+    for (PlaneStore& side : summaries_) side.release_spare();
+  }
+
+  void commit(const Segment& rows) {
+    reserve(rows.rows);
+    for (std::size_t i = 0; i < rows.rows; ++i) {
+      load_row(rows.keys, i, row_);
+      open_.add(row_);
+      if ((storage_.end() + i + 1) % config_.chunk == 0) close_chunk();
+    }
+    storage_.append(rows);
+  }
+
+  /// Whether a selected read must choose first.
+  [[nodiscard]] bool selection_is_stale() const {
+    if (!selected_) return true;
+    return config_.refresh_every > 0 &&
+           storage_.end() - selected_->chunks_end >= config_.refresh_every;
+  }
+
+  /// Chooses the chunks for the queries [group, head_dim] of this head; `score(rows, query, out)`
+  /// is an engine's.
+  template <class Engine>
+  void refresh(std::span<const float> queries, Engine& engine) {
+    const std::size_t chunks = summaries_.front().end();
+    std::vector<float> scores(chunks, 0.0F);
+    std::vector<float> part(chunks);
+    std::vector<float> split(context_.head_dim);
+    for (std::size_t v = 0; v < Summary::vectors && chunks > 0; ++v) {
+      std::ranges::fill(split, 0.0F);
+      for (std::size_t at = 0; at < queries.size(); at += context_.head_dim) {
+        Summary::split(v, queries.subspan(at, context_.head_dim), split);
+      }
+      engine.score(summaries_[v].plane(0), split, part);
+      for (std::size_t i = 0; i < chunks; ++i) scores[i] += part[i];
+    }
+    // Chunk 0 holds the attention sinks: always read, whatever its keys say.
+    if (chunks > 0) scores.front() = std::numeric_limits<float>::infinity();
+    Selection selection{{}, chunks * config_.chunk};
+    for (const std::size_t chunk : top_rows(scores, config_.budget / config_.chunk)) {
+      const std::size_t first = chunk * config_.chunk;
+      auto& runs = selection.runs;
+      if (!runs.empty() && runs.back().first + runs.back().rows == first) {
+        runs.back().rows += config_.chunk;
+      } else {
+        runs.push_back({first, config_.chunk});
+      }
+    }
+    selected_ = std::move(selection);
+  }
+
+  void segments(const ReadRequest& request, SegmentList& out) const {
+    const std::size_t first_shown = out.size();
+    storage_.show(0, storage_.end(), Segment{}, out);
+    if (request.read == Read::all || !selected_) return;
+    // What the selection leaves of each segment, which may begin and end inside a chunk.
+    shown_runs_.clear();
+    shown_runs_.reserve(out.size() - first_shown);
+    std::size_t kept = first_shown;
+    for (std::size_t s = first_shown; s < out.size(); ++s) {
+      Segment segment = out[s];
+      auto& runs = shown_runs_.emplace_back();
+      segment.rows = clip(static_cast<std::size_t>(segment.position), segment.rows, runs);
+      segment.runs = runs;
+      if (segment.rows > 0) out[kept++] = segment;
+    }
+    out.resize(kept);
+  }
+
+  /// The chosen rows, as runs of row numbers; rows behind `selected_until()` are read as well.
+  [[nodiscard]] std::span<const RowRun> selection() const {
+    return selected_ ? std::span<const RowRun>{selected_->runs} : std::span<const RowRun>{};
+  }
+  [[nodiscard]] std::size_t selected_until() const {
+    return selected_ ? selected_->chunks_end : 0;
+  }
+
+  [[nodiscard]] std::size_t rows() const { return storage_.end(); }
+  [[nodiscard]] std::size_t bytes() const {
+    std::size_t total = storage_.bytes();
+    for (const PlaneStore& side : summaries_) total += side.bytes();
+    return total;
+  }
+  [[nodiscard]] std::size_t shared_bytes() const {
+    std::size_t total = storage_.shared_bytes();
+    for (const PlaneStore& side : summaries_) total += side.shared_bytes();
+    return total;
+  }
+
+  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
+                                                   const StorageContext& context,
+                                                   std::size_t tokens) {
+    return Storage::bytes_of_rows(config.storage, context, 0, tokens) +
+           Summary::vectors * PlaneStore::bytes_of_rows(summary_format(), context, 0,
+                                                        tokens / config.chunk);
+  }
+  [[nodiscard]] static std::size_t peak_bytes(const Config& config, const StorageContext& context,
+                                              std::size_t tokens) {
+    const std::size_t period = Storage::period(config.storage, context);
+    return largest_bytes(tokens - std::min(tokens, period), tokens, [&](std::size_t t) {
+      return bytes_of_tokens(config, context, t);
+    });
+  }
+
+ private:
+  struct Selection {
+    std::vector<RowRun> runs;  // of rows, ascending, not touching
+    std::size_t chunks_end;    // rows from here on came later
+  };
+
+  [[nodiscard]] static RowFormat summary_format() { return {.encoding = encoding_of<element_type>}; }
+
+  void close_chunk() {
+    for (std::size_t v = 0; v < Summary::vectors; ++v) {
+      open_.template finish<element_type>(v, row_);
+      const Plane plane{.base = reinterpret_cast<const std::byte*>(row_.data()),
+                        .row_stride = row_.size() * sizeof(float)};
+      summaries_[v].append(plane, 1);
+    }
+    open_.clear();
+  }
+
+  // The rows of [first, first + rows) that are read, as runs counted from `first`.
+  std::size_t clip(std::size_t first, std::size_t rows, std::vector<RowRun>& runs) const {
+    const std::size_t last = first + rows;
+    std::size_t total = 0;
+    const auto add = [&](RowRun run) {
+      const std::size_t from = std::max(run.first, first);
+      const std::size_t to = std::min(run.first + run.rows, last);
+      if (from >= to) return;
+      total += to - from;
+      if (!runs.empty() && runs.back().first + runs.back().rows == from - first) {
+        runs.back().rows += to - from;
+      } else {
+        runs.push_back({from - first, to - from});
+      }
+    };
+    for (const RowRun& run : selected_->runs) add(run);
+    add({selected_->chunks_end, last - std::min(last, selected_->chunks_end)});
+    return total;
+  }
+
+  Config config_;
+  StorageContext context_;
+  Storage storage_;
+  std::vector<PlaneStore> summaries_;  // one per summary vector: [chunks, head_dim]
+  Summary open_;                       // of the rows of the chunk that is not full
+  std::vector<float> row_;             // scratch
+  std::optional<Selection> selected_;
+  mutable std::vector<std::vector<RowRun>> shown_runs_;  // what the last `segments` points to
+};
+
+}  // namespace kvpolicy

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One or two vectors that stand for the keys of a chunk, so that a query can tell which chunks
+// are worth reading: the mean key (TriForce, arXiv:2404.11912), or the smallest and largest value
+// of each channel, which bound every logit of the chunk from above (Quest, arXiv:2406.10774).
+//
+// Both scores are linear in their vectors: max(q a, q b) for a <= b is q+ b + q- a with q split by
+// sign, so a chunk costs two dot products and no per-channel maximum, and the scores of a group of
+// query heads sum to the score of one summed query (arXiv:2406.10774 scores each head apart).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <kvpolicy/core/dtype.hpp>
+
+namespace kvpolicy {
+
+/// `vectors` summaries a chunk, gathered row by row; `split` turns the queries of a group into the
+/// vectors whose dot products with the summaries sum to the chunk's score.
+template <class S>
+concept ChunkSummary = std::copyable<S> && requires(S summary, const S& seen, std::size_t n,
+                                                    std::span<const float> in,
+                                                    std::span<float> out) {
+  { S::vectors } -> std::convertible_to<std::size_t>;
+  S{n};                              // (head_dim)
+  summary.add(in);                   // one more key [head_dim]
+  seen.template finish<bfloat16>(n, out);  // (which vector, [head_dim])
+  summary.clear();
+  S::split(n, in, out);              // (which vector, query [head_dim], added to [head_dim])
+};
+
+class MeanKey {
+ public:
+  static constexpr std::string_view name = "mean";
+  static constexpr std::size_t vectors = 1;
+
+  explicit MeanKey(std::size_t head_dim) : sum_(head_dim, 0.0F) {}
+
+  void add(std::span<const float> key) {
+    for (std::size_t i = 0; i < sum_.size(); ++i) sum_[i] += key[i];
+    ++rows_;
+  }
+  template <Element E>
+  void finish(std::size_t, std::span<float> out) const {
+    for (std::size_t i = 0; i < sum_.size(); ++i) out[i] = sum_[i] / static_cast<float>(rows_);
+  }
+  void clear() {
+    std::ranges::fill(sum_, 0.0F);
+    rows_ = 0;
+  }
+  static void split(std::size_t, std::span<const float> query, std::span<float> out) {
+    for (std::size_t i = 0; i < query.size(); ++i) out[i] += query[i];
+  }
+
+ private:
+  std::vector<float> sum_;
+  std::size_t rows_ = 0;
+};
+
+class MinMaxKey {
+ public:
+  static constexpr std::string_view name = "minmax";
+  static constexpr std::size_t vectors = 2;  // smallest, largest
+
+  explicit MinMaxKey(std::size_t head_dim) : bounds_{std::vector<float>(head_dim), std::vector<float>(head_dim)} {
+    clear();
+  }
+
+  void add(std::span<const float> key) {
+    for (std::size_t i = 0; i < key.size(); ++i) {
+      bounds_[0][i] = std::min(bounds_[0][i], key[i]);
+      bounds_[1][i] = std::max(bounds_[1][i], key[i]);
+    }
+  }
+  /// Rounded outwards to what `E` can hold, so that the bound stays one.
+  template <Element E>
+  void finish(std::size_t which, std::span<float> out) const {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = outwards<E>(bounds_[which][i], which == 1);
+  }
+  void clear() {
+    std::ranges::fill(bounds_[0], std::numeric_limits<float>::infinity());
+    std::ranges::fill(bounds_[1], -std::numeric_limits<float>::infinity());
+  }
+  static void split(std::size_t which, std::span<const float> query, std::span<float> out) {
+    for (std::size_t i = 0; i < query.size(); ++i) {
+      out[i] += which == 0 ? std::min(query[i], 0.0F) : std::max(query[i], 0.0F);
+    }
+  }
+
+ private:
+  template <Element E>
+  [[nodiscard]] static float outwards(float value, bool up) {
+    if constexpr (std::same_as<E, float>) {
+      return value;
+    } else {
+      E rounded{value};
+      const auto back = static_cast<float>(rounded);
+      if (up ? back >= value : back <= value) return back;
+      // One step of the 16-bit pattern: away from zero grows the magnitude, towards it shrinks.
+      const bool away = (value >= 0.0F) == up;
+      rounded.bits = static_cast<std::uint16_t>(away ? rounded.bits + 1U : rounded.bits - 1U);
+      return static_cast<float>(rounded);
+    }
+  }
+
+  std::array<std::vector<float>, 2> bounds_;
+};
+
+static_assert(ChunkSummary<MeanKey> && ChunkSummary<MinMaxKey>);
+
+}  // namespace kvpolicy

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Keeps every row and shows them all. Over a ResidualStorage it is a quantised cache.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <string_view>
+
+#include <kvpolicy/policy/policy.hpp>
+
+namespace kvpolicy {
+
+/// One head's rows. Not synchronised: segments are valid until the next `commit`.
+template <KvStorage Storage>
+class FullCache {
+ public:
+  using element_type = typename Storage::element_type;
+  using storage_type = Storage;
+  struct Config {
+    typename Storage::Config storage = {};
+    friend bool operator==(const Config&, const Config&) = default;
+  };
+  static constexpr std::string_view name = "full";
+
+  /// @throws ConfigError if the storage's config does not fit.
+  FullCache(const Config& config, const StorageContext& context)
+      : storage_{config.storage, context} {}
+
+  static void validate(const Config& config, const StorageContext& context) {
+    Storage::validate(config.storage, context);
+  }
+  void check(const Segment& rows) const { storage_.check(rows); }
+  void reserve(std::size_t rows) { storage_.reserve(rows); }
+  void release_spare() noexcept { storage_.release_spare(); }
+
+  void commit(const Segment& rows) { storage_.append(rows); }
+
+  void segments(const ReadRequest&, SegmentList& out) const {
+    storage_.show(0, storage_.end(), Segment{}, out);
+  }
+
+  [[nodiscard]] std::size_t rows() const { return storage_.end(); }
+  [[nodiscard]] std::size_t bytes() const { return storage_.bytes(); }
+  [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }
+
+  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
+                                                   const StorageContext& context,
+                                                   std::size_t tokens) {
+    return Storage::bytes_of_rows(config.storage, context, 0, tokens);
+  }
+  [[nodiscard]] static std::size_t peak_bytes(const Config& config, const StorageContext& context,
+                                              std::size_t tokens) {
+    const std::size_t period = Storage::period(config.storage, context);
+    return largest_bytes(tokens - std::min(tokens, period), tokens, [&](std::size_t t) {
+      return bytes_of_tokens(config, context, t);
+    });
+  }
+
+ private:
+  Storage storage_;
+};
+
+}  // namespace kvpolicy

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Keeps the opening rows of a text (the attention sinks) and a sliding window of the latest ones.
+// For heads that look only there; memory stays the same however long the text grows.
+//
+// Method: StreamingLLM, arXiv:2309.17453, and the streaming heads of DuoAttention,
+// arXiv:2410.10819. Rows keep their position in the text, as in DuoAttention; with `in_cache` the
+// sinks look as near as StreamingLLM's renumbering makes them, by turning the query instead of the
+// keys. The published DuoAttention code lets a whole prefill chunk see itself (Mask::chunk); the
+// default gives every query its own window, so results do not depend on how a prompt is cut.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <kvpolicy/core/rotary.hpp>
+#include <kvpolicy/policy/policy.hpp>
+
+namespace kvpolicy {
+
+enum class Mask : std::uint8_t {
+  exact,  ///< a query reads the sinks and the `recent` rows up to and including its own
+  chunk   ///< a query reads the sinks, the `recent` rows before its chunk, and its chunk causally
+};
+
+/// One head's sinks and latest rows. Sinks are kept in full precision whatever the storage: they
+/// are few and every query reads them. Not synchronised: segments are valid until the next `commit`.
+template <KvStorage Storage>
+class SinkRecentCache {
+  static_assert(Storage::movable_rows,
+                "SinkRecentCache: a window drops rows one by one, so its storage must not tie rows "
+                "together: use per-token groups, not per-channel ones");
+
+ public:
+  using element_type = typename Storage::element_type;
+  using storage_type = Storage;
+  struct Config {
+    std::size_t sinks = 4;     ///< Opening rows that never go; 0 gives a plain sliding window.
+    std::size_t recent = 512;  ///< Latest rows kept besides; at least 1.
+    Mask mask = Mask::exact;
+    /// Set: sinks seem to stand right before the window (the model's own rotary embedding).
+    std::optional<RotaryConfig> in_cache = {};
+    typename Storage::Config storage = {};
+    friend bool operator==(const Config&, const Config&) = default;
+  };
+  static constexpr std::string_view name = "sink_recent";
+
+  /// @throws ConfigError if `recent` is 0, a size is absurd, or the storage's config does not fit.
+  SinkRecentCache(const Config& config, const StorageContext& context)
+      : config_{config}, sinks_{{}, context}, recent_{config.storage, context} {
+    validate(config, context);
+    if (config.in_cache) frequencies_ = inverse_frequencies(*config.in_cache, context.head_dim);
+  }
+
+  static void validate(const Config& config, const StorageContext& context) {
+    constexpr std::size_t most = std::size_t{1} << 40;  // keeps sums of rows from wrapping
+    require(config.recent >= 1 && config.recent <= most, "SinkRecentCache: recent is ",
+            config.recent, ", must be 1 to 2^40");
+    require(config.sinks <= most, "SinkRecentCache: sinks is ", config.sinks,
+            ", must be at most 2^40");
+    if (config.in_cache) config.in_cache->validate();
+    Storage::validate(config.storage, context);
+  }
+
+  void check(const Segment& rows) const { recent_.check(rows); }
+
+  void reserve(std::size_t rows) {
+    const std::size_t sinks = std::min(rows, config_.sinks - sinks_.end());
+    sinks_.reserve(sinks);
+    recent_.reserve(rows - sinks, config_.recent);
+  }
+  void release_spare() noexcept {
+    sinks_.release_spare();
+    recent_.release_spare();
+  }
+
+  void commit(const Segment& rows) {
+    const std::size_t sinks = std::min(rows.rows, config_.sinks - sinks_.end());
+    sinks_.append(rows.part(0, sinks));
+    recent_.append(rows.part(sinks, rows.rows - sinks), config_.recent);
+  }
+
+  void segments(const ReadRequest& request, SegmentList& out) const {
+    sinks_.show(0, sinks_.end(), sink_prototype(), out);
+    const std::size_t first = std::clamp(oldest_visible(request), recent_.begin(), recent_.end());
+    recent_.show(first, recent_.end() - first,
+                 {.position = static_cast<std::int64_t>(config_.sinks + first), .reach = reach()},
+                 out);
+  }
+
+  void uncommitted(const Segment& rows, const ReadRequest& request, SegmentList& out) const {
+    const auto sinks = static_cast<std::int64_t>(config_.sinks);
+    const auto among_sinks = static_cast<std::size_t>(
+        std::clamp<std::int64_t>(sinks - rows.position, 0, static_cast<std::int64_t>(rows.rows)));
+    if (among_sinks > 0) {
+      Segment segment = rows.part(0, among_sinks);
+      segment.rotation = sink_prototype().rotation;
+      out.push_back(segment);
+    }
+    const auto oldest = static_cast<std::int64_t>(oldest_visible(request)) + sinks;
+    const auto skipped = static_cast<std::size_t>(
+        std::clamp<std::int64_t>(oldest - rows.position, static_cast<std::int64_t>(among_sinks),
+                                 static_cast<std::int64_t>(rows.rows)));
+    if (skipped < rows.rows) {
+      Segment segment = rows.part(skipped, rows.rows - skipped);
+      segment.reach = reach();
+      out.push_back(segment);
+    }
+  }
+
+  [[nodiscard]] std::size_t rows() const {
+    return sinks_.end() + recent_.end() - recent_.begin();
+  }
+  [[nodiscard]] std::size_t bytes() const { return sinks_.bytes() + recent_.bytes(); }
+  [[nodiscard]] std::size_t shared_bytes() const {
+    return sinks_.shared_bytes() + recent_.shared_bytes();
+  }
+
+  [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
+                                                   const StorageContext& context,
+                                                   std::size_t tokens) {
+    const std::size_t sinks = std::min(tokens, config.sinks);
+    const std::size_t end = tokens - sinks;
+    return Sinks::bytes_of_rows({}, context, 0, sinks) +
+           Storage::bytes_of_rows(config.storage, context, end - std::min(end, config.recent), end);
+  }
+
+  /// The most that `bytes_of_tokens` comes to up to `tokens`: a window lies across one page more
+  /// than it needs most of the time.
+  [[nodiscard]] static std::size_t peak_bytes(const Config& config, const StorageContext& context,
+                                              std::size_t tokens) {
+    const std::size_t period = Storage::period(config.storage, context);
+    const std::size_t last = std::min(tokens, config.sinks + config.recent + period);
+    return largest_bytes(last - std::min(last, 2 * period), last, [&](std::size_t t) {
+      return bytes_of_tokens(config, context, t);
+    });
+  }
+
+ private:
+  using Sinks = DenseStorage<element_type>;
+
+  [[nodiscard]] std::int64_t reach() const {
+    return config_.mask == Mask::exact ? static_cast<std::int64_t>(config_.recent)
+                                       : unlimited_reach;
+  }
+
+  // The oldest row, numbered behind the sinks, that any query of the request may see.
+  [[nodiscard]] std::size_t oldest_visible(const ReadRequest& request) const {
+    const std::int64_t own = config_.mask == Mask::exact ? 1 : 0;
+    const std::int64_t oldest = request.first_position + own -
+                                static_cast<std::int64_t>(config_.recent) -
+                                static_cast<std::int64_t>(config_.sinks);
+    return static_cast<std::size_t>(std::max<std::int64_t>(oldest, 0));
+  }
+
+  [[nodiscard]] Segment sink_prototype() const {
+    Segment prototype;
+    if (config_.in_cache) {
+      prototype.rotation = {frequencies_.data(),
+                            static_cast<std::int64_t>(config_.sinks + config_.recent) - 1};
+    }
+    return prototype;
+  }
+
+  Config config_;
+  std::vector<float> frequencies_;
+  Sinks sinks_;
+  Storage recent_;
+};
+
+}  // namespace kvpolicy

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A head's rows as plain numbers. Also the model of what a storage is: a numbered sequence of
+// (key, value) rows that grows at its end, may lose its front, can be compacted, and shows itself
+// as segments.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/storage/plane_store.hpp>
+
+namespace kvpolicy {
+
+inline constexpr std::size_t unlimited_rows = std::numeric_limits<std::size_t>::max();
+
+/// What policies ask of a storage. Copying one makes a fork.
+template <class S>
+concept KvStorage =
+    std::copyable<S> && Element<typename S::element_type> &&
+    requires(S storage, const S& seen, const typename S::Config& config,
+             const StorageContext& context, const Segment& rows, SegmentList& out, std::size_t n) {
+      S{config, context};
+      S::validate(config, context);     // throws ConfigError
+      seen.check(rows);                 // throws ShapeError for numbers that it cannot hold
+      storage.reserve(n, n);            // (rows, window): pages for the append that follows
+      storage.release_spare();
+      storage.append(rows, n);          // (rows, window): keeps the latest `window` rows
+      storage.show(n, n, rows, out);    // (first row, count, prototype, out)
+      { seen.begin() } -> std::convertible_to<std::size_t>;
+      { seen.end() } -> std::convertible_to<std::size_t>;
+      { seen.bytes() } -> std::convertible_to<std::size_t>;
+      { seen.shared_bytes() } -> std::convertible_to<std::size_t>;
+      { S::bytes_of_rows(config, context, n, n) } -> std::convertible_to<std::size_t>;
+      // After how many rows bytes_of_rows begins to repeat, but for what it grew by.
+      { S::period(config, context) } -> std::convertible_to<std::size_t>;
+      // Whether a row can move or go without its neighbours, which eviction needs; such a storage
+      // also has select(std::span<const std::size_t> row numbers) -> S.
+      { S::movable_rows } -> std::convertible_to<bool>;
+    };
+
+template <Element E>
+class DenseStorage {
+ public:
+  using element_type = E;
+  struct Config {
+    friend bool operator==(const Config&, const Config&) = default;
+  };
+  static constexpr std::string_view name = "dense";
+  static constexpr bool movable_rows = true;
+
+  DenseStorage(const Config&, const StorageContext& context)
+      : context_{context}, keys_{format(), context}, values_{format(), context} {}
+
+  static void validate(const Config&, const StorageContext&) {}
+  void check(const Segment&) const {}
+
+  [[nodiscard]] std::size_t begin() const { return keys_.begin(); }
+  [[nodiscard]] std::size_t end() const { return keys_.end(); }
+  [[nodiscard]] std::size_t bytes() const { return keys_.bytes() + values_.bytes(); }
+  [[nodiscard]] std::size_t shared_bytes() const {
+    return keys_.shared_bytes() + values_.shared_bytes();
+  }
+  [[nodiscard]] static std::size_t bytes_of_rows(const Config&, const StorageContext& context,
+                                                 std::size_t begin, std::size_t end) {
+    return 2 * PlaneStore::bytes_of_rows(format(), context, begin, end);
+  }
+  [[nodiscard]] static std::size_t period(const Config&, const StorageContext& context) {
+    return context.page_rows;
+  }
+
+  void reserve(std::size_t rows, std::size_t window = unlimited_rows) {
+    const std::size_t to = end() + rows;
+    const std::size_t from = std::max(end(), to - std::min(to, window));
+    keys_.reserve(from, to);
+    values_.reserve(from, to);
+  }
+  void release_spare() noexcept {
+    keys_.release_spare();
+    values_.release_spare();
+  }
+
+  void append(const Segment& rows, std::size_t window = unlimited_rows) {
+    const std::size_t to = end() + rows.rows;
+    const std::size_t front = std::max(begin(), to - std::min(to, window));
+    reserve(rows.rows, window);
+    append_side(keys_, rows.keys, to, front);
+    append_side(values_, rows.values, to, front);
+  }
+
+  /// Adds the rows [first, first + count) to `out`, each segment made after `prototype`, whose
+  /// position is that of row `first`.
+  void show(std::size_t first, std::size_t count, Segment prototype, SegmentList& out) const {
+    if (count == 0) return;
+    prototype.keys = keys_.plane(first);
+    prototype.values = values_.plane(first);
+    prototype.rows = count;
+    out.push_back(prototype);
+  }
+
+  /// The rows of these ascending numbers alone, numbered anew from 0.
+  [[nodiscard]] DenseStorage select(std::span<const std::size_t> numbers) const {
+    DenseStorage kept{{}, context_};
+    kept.reserve(numbers.size());
+    for (const std::size_t number : numbers) {
+      kept.keys_.append(keys_.plane(number), 1);
+      kept.values_.append(values_.plane(number), 1);
+    }
+    return kept;
+  }
+
+ private:
+  [[nodiscard]] static RowFormat format() { return {.encoding = encoding_of<E>}; }
+
+  static void append_side(PlaneStore& side, const Plane& rows, std::size_t to, std::size_t front) {
+    const std::size_t count = to - side.end();
+    const std::size_t skipped = front > side.end() ? front - side.end() : 0;
+    if (skipped > 0) side.skip_to(front);
+    side.append(rows.from(skipped), count - skipped);
+    side.drop_front(front);
+  }
+
+  StorageContext context_;
+  PlaneStore keys_;
+  PlaneStore values_;
+};
+
+}  // namespace kvpolicy

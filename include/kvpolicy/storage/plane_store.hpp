@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Owns one side (keys or values) of one head's rows in one format: a sequence of pages that grows
+// at its end and may lose rows at its front. Rows are numbered from 0 in the order they came and
+// keep their number, so a sliding window is a sequence whose front moves: pages that fall out of
+// it go back to the memory resource, no row is ever moved, and a full page never changes again.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/row.hpp>
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/storage/page.hpp>
+#include <kvpolicy/storage/quantize.hpp>
+
+namespace kvpolicy {
+
+/// Copying makes a fork: full pages are shared, the open one is copied. Not synchronised.
+class PlaneStore {
+ public:
+  PlaneStore(RowFormat format, const StorageContext& context)
+      : format_{format}, context_{context},
+        layout_{format, context.head_dim, context.page_rows} {}
+
+  PlaneStore(const PlaneStore& other)
+      : format_{other.format_}, context_{other.context_}, layout_{other.layout_},
+        begin_{other.begin_}, end_{other.end_}, pages_{other.pages_}, table_{other.table_} {
+    if (end_ % context_.page_rows == 0 || pages_.empty()) return;
+    Page open = allocate_page(context_.memory, layout_.page_bytes);
+    std::memcpy(open.get(), pages_.back().get(), layout_.page_bytes);
+    table_.back() = open.get();
+    pages_.back() = std::move(open);
+  }
+  PlaneStore(PlaneStore&& other) noexcept = default;
+  PlaneStore& operator=(PlaneStore other) noexcept {
+    format_ = other.format_;
+    context_ = other.context_;
+    layout_ = other.layout_;
+    begin_ = other.begin_;
+    end_ = other.end_;
+    pages_ = std::move(other.pages_);
+    table_ = std::move(other.table_);
+    spare_ = std::move(other.spare_);
+    return *this;
+  }
+  ~PlaneStore() = default;
+
+  [[nodiscard]] const RowFormat& format() const { return format_; }
+  [[nodiscard]] std::size_t begin() const { return begin_; }
+  [[nodiscard]] std::size_t end() const { return end_; }
+  [[nodiscard]] std::size_t rows() const { return end_ - begin_; }
+  [[nodiscard]] std::size_t bytes() const {
+    return (pages_.size() + spare_.size()) * layout_.page_bytes;
+  }
+  /// Of them, bytes on pages that a fork holds too.
+  [[nodiscard]] std::size_t shared_bytes() const {
+    const auto shared = std::ranges::count_if(pages_, [](const Page& p) { return p.use_count() > 1; });
+    return static_cast<std::size_t>(shared) * layout_.page_bytes;
+  }
+  /// What `bytes()` is for the rows [begin, end).
+  [[nodiscard]] static std::size_t bytes_of_rows(const RowFormat& format,
+                                                 const StorageContext& context, std::size_t begin,
+                                                 std::size_t end) {
+    if (begin == end) return 0;
+    const std::size_t pages = (end - 1) / context.page_rows - begin / context.page_rows + 1;
+    return pages * PageLayout{format, context.head_dim, context.page_rows}.page_bytes;
+  }
+
+  /// Obtains the pages that appending the rows [from, to) will need, `from` at or behind `end()`.
+  /// @throws std::bad_alloc; pages obtained so far stay spare until `release_spare`.
+  void reserve(std::size_t from, std::size_t to) {
+    if (from == to) return;
+    const bool per_channel = is_quantized(format_.encoding) &&
+                             format_.granularity == Granularity::per_channel;
+    row_.resize(context_.head_dim * (per_channel ? format_.group : 1));
+    const std::size_t page_rows = context_.page_rows;
+    const std::size_t first_new =
+        pages_.empty() ? from / page_rows : std::max(from / page_rows, first_page_end());
+    const std::size_t last = (to - 1) / page_rows + 1;
+    const std::size_t wanted = last > first_new ? last - first_new : 0;
+    spare_.reserve(wanted);
+    pages_.reserve(pages_.size() + wanted);
+    table_.reserve(table_.size() + wanted);
+    while (spare_.size() < wanted) {
+      spare_.push_back(allocate_page(context_.memory, layout_.page_bytes));
+    }
+  }
+  void release_spare() noexcept { spare_.clear(); }
+
+  /// Forgets every row and goes on at number `row`, at or behind `end()`: to append there. The
+  /// open page stays where `row` still lies in it, as `reserve` counts on.
+  void skip_to(std::size_t row) {
+    KVPOLICY_ASSERT(row >= end_);
+    const bool reused = !pages_.empty() && row / context_.page_rows < first_page_end();
+    const std::size_t dead = pages_.size() - (reused ? 1 : 0);
+    pages_.erase(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(dead));
+    table_.erase(table_.begin(), table_.begin() + static_cast<std::ptrdiff_t>(dead));
+    begin_ = end_ = row;
+  }
+
+  /// Gives up the rows in front of `row`; their pages go back once no row of them is left.
+  void drop_front(std::size_t row) {
+    KVPOLICY_ASSERT(row >= begin_ && row <= end_);
+    const std::size_t page_rows = context_.page_rows;
+    // With no row left, the open page goes too: an empty store holds nothing.
+    const std::size_t dead = row == end_ ? pages_.size() : row / page_rows - begin_ / page_rows;
+    pages_.erase(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(dead));
+    table_.erase(table_.begin(), table_.begin() + static_cast<std::ptrdiff_t>(dead));
+    begin_ = row;
+  }
+
+  /// Appends `count` rows of any dense or, for a verbatim copy, equal format. Per-channel formats
+  /// take whole groups only.
+  void append(const Plane& source, std::size_t count) {
+    reserve(end_, end_ + count);
+    if (source.format == format_ && format_.granularity == Granularity::per_token) {
+      copy_verbatim(source, count);
+    } else if (!is_quantized(format_.encoding)) {
+      for (std::size_t i = 0; i < count; ++i) {
+        load_row(source, i, row_);
+        store_dense(format_.encoding, row_, open_row().codes);
+        ++end_;
+      }
+    } else if (format_.granularity == Granularity::per_token) {
+      for (std::size_t i = 0; i < count; ++i) {
+        load_row(source, i, row_);
+        quantize_row();
+      }
+    } else {
+      KVPOLICY_ASSERT(count % format_.group == 0 && end_ % format_.group == 0);
+      for (std::size_t i = 0; i < count; i += format_.group) quantize_group(source.from(i));
+    }
+  }
+
+  /// The rows from number `row` on.
+  [[nodiscard]] Plane plane(std::size_t row) const {
+    KVPOLICY_ASSERT(row >= begin_ && row <= end_);
+    return {.format = format_,
+            .pages = table_.data(),
+            .page_rows = context_.page_rows,
+            .first_row = row - begin_ / context_.page_rows * context_.page_rows};
+  }
+
+ private:
+  struct OpenRow {
+    std::byte* page;
+    std::byte* codes;
+    std::size_t row;
+  };
+
+  [[nodiscard]] std::size_t first_page_end() const {
+    return begin_ / context_.page_rows + pages_.size();
+  }
+
+  // Where row `end_` goes; takes a spare page where it begins one.
+  OpenRow open_row() {
+    const std::size_t page_rows = context_.page_rows;
+    if (pages_.empty() || end_ / page_rows == first_page_end()) {
+      pages_.push_back(std::move(spare_.back()));
+      spare_.pop_back();
+      table_.push_back(pages_.back().get());
+    }
+    std::byte* page = pages_.back().get();
+    const std::size_t row = end_ % page_rows;
+    return {page, page + row * layout_.row_bytes, row};
+  }
+
+  void copy_verbatim(const Plane& source, std::size_t count) {
+    const std::size_t param_bytes = layout_.params_per_row * sizeof(half);
+    for (std::size_t done = 0; done < count;) {
+      const OpenRow to = open_row();
+      const auto from = source.place(done);
+      const bool strided = source.pages == nullptr && source.row_stride != layout_.row_bytes;
+      const std::size_t rows = strided ? 1
+                                       : std::min({count - done, from.contiguous_rows,
+                                                   context_.page_rows - to.row});
+      std::memcpy(to.codes, from.page + from.row * layout_.row_bytes, rows * layout_.row_bytes);
+      if (param_bytes > 0) {
+        const PageLayout other{source.format, context_.head_dim, source.page_rows};
+        std::memcpy(to.page + layout_.scales_offset + to.row * param_bytes,
+                    from.page + other.scales_offset + from.row * param_bytes, rows * param_bytes);
+        std::memcpy(to.page + layout_.zeros_offset + to.row * param_bytes,
+                    from.page + other.zeros_offset + from.row * param_bytes, rows * param_bytes);
+      }
+      end_ += rows;
+      done += rows;
+    }
+  }
+
+  void pack(std::byte* codes, std::size_t channel, std::uint8_t code) const {
+    const std::size_t bytes = layout_.row_bytes;
+    const auto shift = static_cast<int>(channel / bytes * bits_of(format_.encoding));
+    codes[channel % bytes] |= static_cast<std::byte>(code << shift);
+  }
+
+  // `row_` becomes row `end_`, each group of channels with its own grid.
+  void quantize_row() {
+    const OpenRow to = open_row();
+    std::memset(to.codes, 0, layout_.row_bytes);
+    const std::size_t first = to.row * layout_.params_per_row;
+    auto* scales = reinterpret_cast<half*>(to.page + layout_.scales_offset) + first;
+    auto* zeros = reinterpret_cast<half*>(to.page + layout_.zeros_offset) + first;
+    for (std::size_t g = 0; g < layout_.params_per_row; ++g) {
+      const std::size_t channel = g * format_.group;
+      const auto numbers = std::span{row_}.subspan(channel, format_.group);
+      const auto [min, max] = std::ranges::minmax(numbers);
+      const auto grid = AffineGrid::covering(min, max, format_.encoding);
+      for (std::size_t i = 0; i < numbers.size(); ++i) {
+        pack(to.codes, channel + i, grid.encode(numbers[i], format_.encoding));
+      }
+      scales[g] = grid.scale;
+      zeros[g] = grid.zero;
+    }
+    ++end_;
+  }
+
+  // The next `group` rows of `source`, each channel with its own grid.
+  void quantize_group(const Plane& source) {
+    const std::size_t head_dim = context_.head_dim;
+    for (std::size_t i = 0; i < format_.group; ++i) {
+      load_row(source, i, std::span{row_}.subspan(i * head_dim, head_dim));
+    }
+    const OpenRow to = open_row();
+    std::memset(to.codes, 0, format_.group * layout_.row_bytes);
+    const std::size_t first = to.row / format_.group * head_dim;
+    auto* scales = reinterpret_cast<half*>(to.page + layout_.scales_offset) + first;
+    auto* zeros = reinterpret_cast<half*>(to.page + layout_.zeros_offset) + first;
+    for (std::size_t channel = 0; channel < head_dim; ++channel) {
+      float min = row_[channel];
+      float max = row_[channel];
+      for (std::size_t i = 1; i < format_.group; ++i) {
+        min = std::min(min, row_[i * head_dim + channel]);
+        max = std::max(max, row_[i * head_dim + channel]);
+      }
+      const auto grid = AffineGrid::covering(min, max, format_.encoding);
+      for (std::size_t i = 0; i < format_.group; ++i) {
+        pack(to.codes + i * layout_.row_bytes, channel,
+             grid.encode(row_[i * head_dim + channel], format_.encoding));
+      }
+      scales[channel] = grid.scale;
+      zeros[channel] = grid.zero;
+    }
+    end_ += format_.group;
+  }
+
+  RowFormat format_;
+  StorageContext context_;
+  PageLayout layout_;
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
+  std::vector<Page> pages_;               // pages of the rows [begin_, end_)
+  std::vector<const std::byte*> table_;   // their starts, as planes show them
+  std::vector<Page> spare_;               // reserved, not begun
+  std::vector<float> row_;                // scratch: a row, or [group, head_dim] per channel
+};
+
+}  // namespace kvpolicy
