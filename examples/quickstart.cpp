@@ -10,7 +10,7 @@ int main() {
   const kvpolicy::ModelShape shape{.layers = 1, .q_heads = 32, .kv_heads = 8, .head_dim = 128};
 
   // A gate per KV head says how much it retrieves; published ones load with <kvpolicy/io/...>.
-  const kvpolicy::HeadGates gates{shape, {0.9F, 0.1F, 0.8F, 0.0F, 0.2F, 1.0F, 0.3F, 0.7F}};
+  const kvpolicy::HeadGates gates{1, 8, {0.9, 0.1, 0.8, 0.0, 0.2, 1.0, 0.3, 0.7}};
   const auto plan = kvpolicy::duo_plan(shape, gates, {.sparsity = 0.5, .sinks = 64, .recent = 256});
   kvpolicy::DuoCache<float> cache{plan};
 

@@ -6,10 +6,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <optional>
 #include <span>
 #include <utility>
 #include <variant>
@@ -108,6 +110,7 @@ class KvCache {
     for (Layer& layer : layers_) {
       layer.tokens = tokens;
       layer.queries.truncate(tokens);
+      for_each_selecting(layer, [&](auto& policy, std::size_t) { policy.undo_refresh(tokens); });
     }
   }
 
@@ -116,22 +119,23 @@ class KvCache {
   void commit() {
     for (Layer& layer : layers_) reserve(layer, layer.tokens - layer.committed, layers_);
     for (Layer& layer : layers_) commit_tail(layer, layer.tokens - layer.committed);
+    release_spare(layers_);
   }
 
   /// Commits, then lets every head with a budget drop what its latest queries attend to least.
   /// Heads of other policies stay as they are. If memory runs out, rows are committed, no more.
   /// @throws std::bad_alloc, ShapeError if rows came without their queries (`append` alone).
   void compress() {
+    for (const Layer& layer : layers_) check_queries(layer);
     commit();
     compress_layers(layers_);
   }
   /// The same for one layer, for engines that prefill layer by layer.
   void compress(std::size_t layer) {
     Layer& own = layers_[checked(layer)];
-    const std::span<Layer> one{&own, 1};
-    reserve(own, own.tokens - own.committed, one);
-    commit_tail(own, own.tokens - own.committed);
-    compress_layers(one);
+    check_queries(own);
+    commit_layer(own);
+    compress_layers({&own, 1});
   }
 
   /// Tokens that every layer has seen; `tokens(layer)` differs only inside a step.
@@ -193,6 +197,10 @@ class KvCache {
     QueryWindow<element_type> queries;
     std::size_t tokens = 0;     // seen
     std::size_t committed = 0;  // of them, handed to the policies; the others lie in the tail
+    // How the model's logits are made, as its last call said: a compression observes them alike.
+    std::optional<float> scale = {};
+    float softcap = 0.0F;
+    std::vector<float> sink_logits = {};
   };
 
   KvCache(const KvCache&) = default;
@@ -221,6 +229,17 @@ class KvCache {
                         " elements, must be at least head_dim = ", head_dim);
   }
 
+  // Places written twice would hold one of two results.
+  static void check_written_once(const MutableTensor& out) {
+    if (out.tokens <= 1 || out.heads <= 1) return;
+    const std::size_t token = (out.heads - 1) * out.head_stride + out.head_dim;
+    const std::size_t head = (out.tokens - 1) * out.token_stride + out.head_dim;
+    require<ShapeError>(out.token_stride >= token || out.head_stride >= head,
+                        "KvCache: out has a token stride of ", out.token_stride,
+                        " and a head stride of ", out.head_stride,
+                        " elements, which overlap; one must be at least ", token, " or ", head);
+  }
+
   void check(const AttendOptions& options, std::size_t tokens) const {
     const std::size_t q_heads = plan_.shape().q_heads;
     require<ShapeError>(options.sink_logits.empty() || options.sink_logits.size() == q_heads,
@@ -230,6 +249,9 @@ class KvCache {
         options.log_sum_exp.empty() || options.log_sum_exp.size() == tokens * q_heads,
         "KvCache: log_sum_exp has ", options.log_sum_exp.size(),
         " places, must have tokens x q_heads = ", tokens * q_heads, " or none");
+    for (const float logit : options.sink_logits) {
+      require<ShapeError>(!std::isnan(logit), "KvCache: a sink logit is NaN, must be a number");
+    }
     // Written so that NaN fails.
     require<ShapeError>(options.softcap >= 0.0F && std::isfinite(options.softcap),
                         "KvCache: softcap is ", options.softcap, ", must be 0 or positive");
@@ -254,7 +276,30 @@ class KvCache {
             .position = static_cast<std::int64_t>(position)};
   }
 
+  // A finite number must stay one in the cache's own element type.
+  void check_range(const char* name, const ConstTensor& rows) const {
+    if (encoding_of<element_type> == Encoding::float32 ||
+        rows.encoding == encoding_of<element_type>) {
+      return;
+    }
+    std::vector<float> row(rows.head_dim);
+    for (std::size_t token = 0; token < rows.tokens; ++token) {
+      for (std::size_t head = 0; head < rows.heads; ++head) {
+        load_dense(rows.encoding, rows.row(token, head), row);
+        for (const float number : row) {
+          const auto kept = static_cast<float>(element_type{number});
+          require<ShapeError>(std::isfinite(kept) || !std::isfinite(number), "KvCache: ", name,
+                              " holds ", number, " at token ", token, ", head ", head,
+                              ", beyond the largest ", name_of(encoding_of<element_type>),
+                              ", in which the cache keeps its rows");
+        }
+      }
+    }
+  }
+
   void check_rows(const Layer& layer, const ConstTensor& k, const ConstTensor& v) const {
+    check_range("k", k);
+    check_range("v", v);
     for (std::size_t head = 0; head < layer.heads.size() && k.tokens > 0; ++head) {
       std::visit(
           [&](const auto& policy) {
@@ -276,31 +321,19 @@ class KvCache {
     check("k", k, tokens, shape.kv_heads);
     check("v", v, tokens, shape.kv_heads);
     check("out", out, tokens, shape.q_heads);
+    check_written_once(out);
     check(options, tokens);
     check_capacity(layer, tokens);
     if (tokens == 0) return;
     check_rows(layer, k, v);
     const std::size_t uncommitted = layer.tokens - layer.committed + tokens;
     const std::size_t leaving = uncommitted - std::min(uncommitted, options_.max_rollback);
-    const std::span<Layer> one{&layer, 1};
-    reserve(layer, leaving, one);
-    try {
-      if (options.read == Read::selected) refresh(layer, q, options.refresh);
-      run_attention(layer, q, out, layer.tokens, options, &k, &v);
-    } catch (...) {
-      release_spare(one);
-      throw;
-    }
+    reserve(layer, leaving, {&layer, 1});
+    attend_uncounted(layer, q, out, layer.tokens, options, &k, &v);
     const std::size_t from_tail = std::min(leaving, layer.tokens - layer.committed);
     commit_tail(layer, from_tail);
-    const std::size_t from_chunk = leaving - from_tail;
-    for (std::size_t head = 0; head < layer.heads.size() && from_chunk > 0; ++head) {
-      const Segment rows = chunk_segment(k, v, head, layer.tokens).part(0, from_chunk);
-      std::visit([&](auto& policy) { policy.commit(rows); }, layer.heads[head]);
-    }
-    layer.committed += from_chunk;
-    layer.tail.write(k, v, from_chunk, layer.tokens + from_chunk);
-    layer.queries.push(q, layer.tokens);
+    commit_chunk(layer, k, v, leaving - from_tail);
+    layer.tail.write(k, v, leaving - from_tail, tokens, layer.tokens + leaving - from_tail);
     layer.tokens += tokens;
     finish_call(layer, q, options);
   }
@@ -321,7 +354,8 @@ class KvCache {
     const std::size_t leaving = uncommitted - std::min(uncommitted, options_.max_rollback);
     reserve(layer, leaving, {&layer, 1});
     commit_tail(layer, leaving);
-    layer.tail.write(k, v, 0, layer.tokens);
+    layer.tail.write(k, v, 0, tokens, layer.tokens);
+    release_spare({&layer, 1});
     layer.tokens += tokens;
   }
 
@@ -330,15 +364,37 @@ class KvCache {
     Layer& layer = layers_[checked(l)];
     check("q", q, q.tokens, plan_.shape().q_heads);
     check("out", out, q.tokens, plan_.shape().q_heads);
+    check_written_once(out);
     check(options, q.tokens);
     require<ShapeError>(q.tokens <= layer.tokens - layer.committed, "KvCache::attend: ", q.tokens,
                         " queries, but only the latest ", layer.tokens - layer.committed,
                         " rows have not been committed");
     if (q.tokens == 0) return;
-    if (options.read == Read::selected) refresh(layer, q, options.refresh);
-    run_attention(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr);
-    layer.queries.push(q, layer.tokens - q.tokens);
+    attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr);
     finish_call(layer, q, options);
+  }
+
+  // The attention of a call whose first query stands at `position`, over the chunk too if there is
+  // one. Changes nothing if it throws.
+  void attend_uncounted(Layer& layer, const ConstTensor& q, const MutableTensor& out,
+                        std::size_t position, const AttendOptions& options, const ConstTensor* k,
+                        const ConstTensor* v) {
+    try {
+      layer.sink_logits.reserve(options.sink_logits.size());
+      if (options.read == Read::selected) {
+        prepare_refresh(layer, q, position + q.tokens, options.refresh);
+      }
+      run_attention(layer, q, out, position, options, k, v);
+    } catch (...) {
+      end_refresh(layer, false);
+      release_spare({&layer, 1});
+      throw;
+    }
+    end_refresh(layer, true);
+    layer.scale = options.scale;
+    layer.softcap = options.softcap;
+    layer.sink_logits.assign(options.sink_logits.begin(), options.sink_logits.end());
+    layer.queries.push(q, position);
   }
 
   // ---- rows
@@ -363,6 +419,21 @@ class KvCache {
         std::visit([](auto& policy) { policy.release_spare(); }, head);
       }
     }
+  }
+
+  void commit_layer(Layer& layer) {
+    reserve(layer, layer.tokens - layer.committed, {&layer, 1});
+    commit_tail(layer, layer.tokens - layer.committed);
+    release_spare({&layer, 1});
+  }
+
+  // The first `rows` rows of a chunk go to the policies past the tail.
+  void commit_chunk(Layer& layer, const ConstTensor& k, const ConstTensor& v, std::size_t rows) {
+    for (std::size_t head = 0; head < layer.heads.size() && rows > 0; ++head) {
+      const Segment segment = chunk_segment(k, v, head, layer.tokens).part(0, rows);
+      std::visit([&](auto& policy) { policy.commit(segment); }, layer.heads[head]);
+    }
+    layer.committed += rows;
   }
 
   // The oldest `rows` rows of the tail go to the policies.
@@ -412,44 +483,65 @@ class KvCache {
     engine_.attend(LayerAttention{q, out, request.first_position, heads_, options});
   }
 
-  // Selecting heads choose by the last query of a call.
-  void refresh(Layer& layer, const ConstTensor& q, bool wanted) {
-    const std::size_t group = plan_.shape().group();
-    const std::size_t head_dim = plan_.shape().head_dim;
+  template <class Heads, class Act>
+  static void for_each_selecting(Heads& layer, Act act) {
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
       std::visit(
           [&]<class P>(P& policy) {
-            if constexpr (SelectingPolicy<P>) {
-              if (!wanted && !policy.selection_is_stale()) return;
-              std::vector<float> queries(group * head_dim);
-              for (std::size_t i = 0; i < group; ++i) {
-                load_dense(q.encoding, q.row(q.tokens - 1, head * group + i),
-                           std::span{queries}.subspan(i * head_dim, head_dim));
-              }
-              policy.refresh(queries, engine_);
-            }
+            if constexpr (SelectingPolicy<P>) act(policy, head);
           },
           layer.heads[head]);
     }
   }
 
+  // Selecting heads choose by the last query of a call, behind which stand `tokens` tokens.
+  void prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t tokens, bool wanted) {
+    const std::size_t group = plan_.shape().group();
+    const std::size_t head_dim = plan_.shape().head_dim;
+    for_each_selecting(layer, [&](auto& policy, std::size_t head) {
+      if (!wanted && !policy.selection_is_stale()) return;
+      std::vector<float> queries(group * head_dim);
+      for (std::size_t i = 0; i < group; ++i) {
+        load_dense(q.encoding, q.row(q.tokens - 1, head * group + i),
+                   std::span{queries}.subspan(i * head_dim, head_dim));
+      }
+      policy.prepare_refresh(queries, engine_, tokens);
+    });
+  }
+  static void end_refresh(Layer& layer, bool keep) noexcept {
+    for_each_selecting(layer, [&](auto& policy, std::size_t) {
+      keep ? policy.finish_refresh() : policy.abandon_refresh();
+    });
+  }
+
+  // What follows once the rows are kept: it must not fail any more.
   void finish_call(Layer& layer, const ConstTensor& q, const AttendOptions& options) {
+    release_spare({&layer, 1});
     // A read of all rows that asks for a refresh chooses for the reads that follow: behind the
     // call, so that its own rows can be chosen.
-    if (options.read == Read::all && options.refresh) refresh(layer, q, true);
+    if (options.read == Read::all && options.refresh) {
+      try {
+        prepare_refresh(layer, q, layer.tokens, true);
+        end_refresh(layer, true);
+      } catch (const std::bad_alloc&) {
+        // The next selected read chooses instead.
+        end_refresh(layer, false);
+        for_each_selecting(layer, [](auto& policy, std::size_t) { policy.forget_selection(); });
+      }
+    }
     bool due = false;
     for (const Policy& head : layer.heads) {
       std::visit(
           [&]<class P>(const P& policy) {
-            if constexpr (CompressingPolicy<P>) due = due || policy.wants_compress();
+            if constexpr (CompressingPolicy<P>) {
+              due = due || (policy.wants_compress() && knows_queries(layer, policy.observed_queries()));
+            }
           },
           head);
     }
     if (!due) return;
     try {
-      const std::size_t uncommitted = layer.tokens - layer.committed;
-      reserve(layer, uncommitted, {&layer, 1});
-      commit_tail(layer, uncommitted);
+      commit_layer(layer);
       compress_layers({&layer, 1}, /*only_due=*/true);
     } catch (const std::bad_alloc&) {
       // The step itself is done and its rows are kept; the next one tries again.
@@ -458,13 +550,39 @@ class KvCache {
 
   // ---- compression
 
+  // Rows that were only appended bring no query.
+  [[nodiscard]] static bool knows_queries(const Layer& layer, std::size_t queries) {
+    return layer.queries.end() == layer.tokens &&
+           layer.queries.size() >= std::min(queries, layer.tokens);
+  }
+
+  void check_queries(const Layer& layer) const {
+    for (const Policy& head : layer.heads) {
+      std::visit(
+          [&]<class P>(const P& policy) {
+            if constexpr (CompressingPolicy<P>) {
+              if (!policy.is_compressible(layer.tokens - layer.committed)) return;
+              require<ShapeError>(
+                  knows_queries(layer, policy.observed_queries()), "KvCache::compress: of the latest ",
+                  std::min(policy.observed_queries(), layer.tokens),
+                  " tokens not all queries are known, ", layer.queries.size(), " up to token ",
+                  layer.queries.end(), " of ", layer.tokens, "; rows that are only appended bring none");
+            }
+          },
+          head);
+    }
+  }
+
   void compress_layers(std::span<Layer> layers, bool only_due = false) {
     const auto each = [&](Layer& layer, auto act) {
       for (std::size_t head = 0; head < layer.heads.size(); ++head) {
         std::visit(
             [&]<class P>(P& policy) {
               if constexpr (CompressingPolicy<P>) {
-                if (!only_due || policy.wants_compress()) act(policy, head);
+                if (!only_due || (policy.wants_compress() &&
+                                  knows_queries(layer, policy.observed_queries()))) {
+                  act(policy, head);
+                }
               }
             },
             layer.heads[head]);
@@ -520,10 +638,6 @@ class KvCache {
     const ModelShape& shape = plan_.shape();
     std::vector<element_type> latest(queries * shape.q_heads * shape.head_dim);
     const std::size_t count = layer.queries.copy_latest(queries, latest.data());
-    require<ShapeError>(layer.queries.end() == layer.tokens &&
-                            count == std::min(queries, layer.tokens),
-                        "KvCache::compress: ", count, " of the latest ", queries,
-                        " queries are known, all are needed; rows that are only appended bring none");
     std::vector<std::span<const Segment>> chosen(layer.heads.size());
     each(layer, [&](auto& policy, std::size_t head) {
       if (policy.is_compressible() && policy.observed_queries() == queries) {
@@ -533,7 +647,9 @@ class KvCache {
     const TensorView<const element_type> view{latest.data(), count, shape.q_heads, shape.head_dim};
     engine_.observe(LayerObservation{ConstTensor{view},
                                      static_cast<std::int64_t>(layer.tokens - count), chosen, sums,
-                                     AttendOptions{}});
+                                     AttendOptions{.scale = layer.scale,
+                                                   .softcap = layer.softcap,
+                                                   .sink_logits = layer.sink_logits}});
   }
 
   Plan plan_;

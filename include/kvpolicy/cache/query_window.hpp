@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
+#include <vector>
 
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
@@ -54,8 +55,7 @@ class QueryWindow {
     }
     end_ = position + queries.tokens;
     written_ = std::max(written_, end_);
-    begin_ = std::max({begin_, position + skipped - std::min(position + skipped, slots_),
-                       written_ - std::min(written_, slots_)});
+    begin_ = std::max(begin_, written_ - std::min(written_, slots_));
   }
 
   /// Forgets the queries at `position` and behind.
@@ -67,13 +67,15 @@ class QueryWindow {
   /// The latest queries, at most `window`: [count, q_heads, head_dim] copied into `out`. They
   /// belong to the positions that end at `end()`.
   [[nodiscard]] std::size_t copy_latest(std::size_t count, E* out) const {
-    count = std::min({count, end_ - begin_, window_});
+    count = std::min(count, size());
     const std::size_t row = q_heads_ * head_dim_;
     for (std::size_t i = 0; i < count; ++i) {
       std::memcpy(out + i * row, slot((end_ - count + i) % slots_, 0), row * sizeof(E));
     }
     return count;
   }
+  /// How many queries are known, at most `window`.
+  [[nodiscard]] std::size_t size() const { return std::min(end_ - begin_, window_); }
   [[nodiscard]] std::size_t end() const { return end_; }
 
  private:

@@ -39,10 +39,10 @@ class Tail {
     return 2 * slots_ * kv_heads_ * head_dim_ * sizeof(E);
   }
 
-  /// The tokens of `keys` and `values` from token `first` on become the rows from `position` on.
+  /// The tokens [first, last) of `keys` and `values` become the rows from `position` on.
   void write(const ConstTensor& keys, const ConstTensor& values, std::size_t first,
-             std::size_t position) {
-    for (std::size_t token = first; token < keys.tokens; ++token, ++position) {
+             std::size_t last, std::size_t position) {
+    for (std::size_t token = first; token < last; ++token, ++position) {
       for (std::size_t head = 0; head < kv_heads_; ++head) {
         load_dense(keys.encoding, keys.row(token, head), row_);
         store_dense(encoding_of<E>, row_, side(head, 0) + position % slots_ * row_bytes());

@@ -41,6 +41,15 @@ inline void store_dense(Encoding encoding, std::span<const float> row, std::byte
   }
 }
 
+/// Numbers to what a dense encoding can hold, in place.
+inline void round_dense(Encoding encoding, std::span<float> row) {
+  const auto convert = [&]<class T>(T) {
+    for (float& number : row) number = static_cast<float>(T{number});
+  };
+  if (encoding == Encoding::float16) convert(half{});
+  if (encoding == Encoding::bfloat16) convert(bfloat16{});
+}
+
 /// The code of one channel of a packed row (PageLayout says where it lies).
 [[nodiscard]] inline unsigned load_code(Encoding encoding, const std::byte* row,
                                         std::size_t channel, std::size_t head_dim) {

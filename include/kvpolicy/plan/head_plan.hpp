@@ -98,42 +98,39 @@ class HeadPlan {
     const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
     MemoryEstimate estimate = fixed_memory(options);
     estimate.heads = sum(options, [&]<class P>(const typename P::Config& config,
-                                               const StorageContext& context) -> std::size_t {
-      if constexpr (requires { P::bytes_compressed(config, context, committed); }) {
-        if (compressed) return P::bytes_compressed(config, context, committed);
-      }
-      return P::bytes_of_tokens(config, context, committed);
+                                               const StorageContext& context) {
+      return compressed ? bytes_at_rest<P>(config, context, committed)
+                        : P::bytes_of_tokens(config, context, committed);
     });
     return estimate;
   }
 
-  /// The longest text whose cache never needs more than `bytes` on the way there; nothing if not
-  /// even one token fits. Compressed heads count as compressed.
+  /// The longest text that a cache of `bytes` can take token by token: at no moment on the way does
+  /// it ask for more, with one token more it would. Nothing if not even one token fits; 2^40 for
+  /// plans that no text can fill. A longer chunk takes more while it comes in, up to another window
+  /// in heads that have one. Compressed heads count as compressed.
   [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes,
                                                        const CacheOptions& options = {}) const {
-    const auto fits = [&](std::size_t tokens) {
-      const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
-      MemoryEstimate estimate = fixed_memory(options);
-      estimate.heads = sum(options, [&]<class P>(const typename P::Config& config,
-                                                 const StorageContext& context) -> std::size_t {
-        if constexpr (requires { P::bytes_compressed(config, context, committed); }) {
-          return P::bytes_compressed(config, context, committed);
-        } else {
-          return P::peak_bytes(config, context, committed);
-        }
-      });
-      return estimate.total() <= bytes;
-    };
-    constexpr std::size_t most = std::size_t{1} << 40;  // where every head has a bound: unlimited
-    if (!fits(1)) return std::nullopt;
-    std::size_t low = 1;
-    std::size_t high = 2;
-    while (high < most && fits(high)) low = std::exchange(high, 2 * high);
-    while (high - low > 1) {
-      const std::size_t middle = low + (high - low) / 2;
-      (fits(middle) ? low : high) = middle;
+    constexpr std::size_t most = std::size_t{1} << 40;
+    const std::size_t fixed = fixed_memory(options).total();
+    if (fixed > bytes) return std::nullopt;
+    // A bound that never falls finds where to begin; from there it is counted token by token, for
+    // what is held goes down as well as up.
+    const auto bound = [&](std::size_t tokens) { return fixed + most_bytes(tokens, options); };
+    if (bound(most) <= bytes) return most;
+    std::size_t low = 0;
+    for (std::size_t step = most / 2; step > 0; step /= 2) {
+      if (bound(low + step) <= bytes) low += step;
     }
-    return low;
+    // Where the bound has stopped growing, windows and residuals only turn in their pages.
+    const std::size_t turns = low + (std::size_t{1} << 16);
+    const bool endless = bound(turns) == bound(most);
+    const Distinct distinct = distinct_configs();
+    while (fixed + bytes_of_step(low + 1, options, distinct) <= bytes) {
+      ++low;
+      if (endless && low >= turns) return most;
+    }
+    return low == 0 ? std::nullopt : std::optional{low};
   }
 
   /// Queries that a cache must keep of a layer, for the heads that compress: the most any wants.
@@ -178,6 +175,12 @@ class HeadPlan {
   }
 
  private:
+  // The settings that differ, and which of them each head has: [layers, kv_heads].
+  struct Distinct {
+    std::vector<const Config*> configs;
+    std::vector<std::size_t> of_head;
+  };
+
   [[nodiscard]] std::size_t index(std::size_t layer, std::size_t head) const {
     require(layer < shape_.layers && head < shape_.kv_heads, "HeadPlan: there is no KV head ", head,
             " in layer ", layer, ", the shape has ", shape_.kv_heads, " heads in ", shape_.layers,
@@ -187,7 +190,8 @@ class HeadPlan {
 
   void validate(const Config& config) const {
     visit(config, [&]<class P>(const typename P::Config& own) {
-      validate_policy<P>(own, StorageContext{.head_dim = shape_.head_dim});
+      // The widest pages there are: whether the real ones fit is known when a cache is made.
+      validate_policy<P>(own, StorageContext{.head_dim = shape_.head_dim, .page_rows = 4096});
     });
   }
 
@@ -204,28 +208,96 @@ class HeadPlan {
     return estimate;
   }
 
+  // A head that compresses counts as compressed.
+  template <class P>
+  [[nodiscard]] static std::size_t bytes_at_rest(const typename P::Config& config,
+                                                 const StorageContext& context,
+                                                 std::size_t tokens) {
+    if constexpr (requires { P::bytes_compressed(config, context, tokens); }) {
+      return P::bytes_compressed(config, context, tokens);
+    } else {
+      return P::bytes_of_tokens(config, context, tokens);
+    }
+  }
+
+  // Never falls with `tokens`, and is never below bytes_of_step(tokens).
+  [[nodiscard]] std::size_t most_bytes(std::size_t tokens, const CacheOptions& options) const {
+    const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
+    return sum(options, [&]<class P>(const typename P::Config& config,
+                                     const StorageContext& context) {
+      if constexpr (requires { P::most_bytes(config, context, committed); }) {
+        return P::most_bytes(config, context, committed);
+      } else {
+        return bytes_at_rest<P>(config, context, committed);
+      }
+    });
+  }
+
+  // The most that the heads hold while token number `tokens` goes through the layers.
+  [[nodiscard]] std::size_t bytes_of_step(std::size_t tokens, const CacheOptions& options,
+                                          const Distinct& distinct) const {
+    struct Held {
+      std::size_t before = 0, during = 0, after = 0;
+    };
+    const std::size_t after = tokens - std::min(tokens, options.max_rollback);
+    const std::size_t before = after - (tokens > options.max_rollback ? 1 : 0);
+    const StorageContext context{shape_.head_dim, options.page_rows, options.memory};
+    std::vector<Held> held;
+    for (const Config* config : distinct.configs) {
+      visit(*config, [&]<class P>(const typename P::Config& own) {
+        Held one{bytes_at_rest<P>(own, context, before), 0, bytes_at_rest<P>(own, context, after)};
+        one.during = std::max(one.before, one.after);
+        if constexpr (requires { P::bytes_of_step(own, context, after); }) {
+          if (after > before) one.during = P::bytes_of_step(own, context, after);
+        }
+        held.push_back(one);
+      });
+    }
+    std::size_t now = 0;  // layers in front are done, those behind have not begun
+    for (const std::size_t number : distinct.of_head) now += held[number].before;
+    std::size_t most = now;
+    for (std::size_t first = 0; first < heads_.size(); first += shape_.kv_heads) {
+      Held layer;
+      for (std::size_t head = first; head < first + shape_.kv_heads; ++head) {
+        const Held& one = held[distinct.of_head[head]];
+        layer.before += one.before;
+        layer.during += one.during;
+        layer.after += one.after;
+      }
+      most = std::max(most, now - layer.before + layer.during);
+      now = now - layer.before + layer.after;
+    }
+    return most;
+  }
+
   // Adds bytes.operator()<P>(config, context) over all heads; heads of equal config are asked once.
   template <class Bytes>
   [[nodiscard]] std::size_t sum(const CacheOptions& options, Bytes bytes) const {
     const StorageContext context{shape_.head_dim, options.page_rows, options.memory};
-    std::vector<std::pair<const Config*, std::size_t>> known;
-    std::size_t total = 0;
-    for (const Config& config : heads_) {
-      const auto same = std::ranges::find_if(known, [&](const auto& entry) { return *entry.first == config; });
-      if (same != known.end()) {
-        total += same->second;
-        continue;
-      }
-      std::size_t own = 0;
-      visit(config, [&]<class P>(const typename P::Config& settings) {
+    const Distinct distinct = distinct_configs();
+    std::vector<std::size_t> own;
+    for (const Config* config : distinct.configs) {
+      visit(*config, [&]<class P>(const typename P::Config& settings) {
         static_assert(requires { P::bytes_of_tokens(settings, context, std::size_t{}); },
                       "HeadPlan: to predict memory a policy needs bytes_of_tokens");
-        own = bytes.template operator()<P>(settings, context);
+        validate_policy<P>(settings, context);
+        own.push_back(bytes.template operator()<P>(settings, context));
       });
-      known.emplace_back(&config, own);
-      total += own;
     }
+    std::size_t total = 0;
+    for (const std::size_t number : distinct.of_head) total += own[number];
     return total;
+  }
+
+  [[nodiscard]] Distinct distinct_configs() const {
+    Distinct distinct;
+    for (const Config& config : heads_) {
+      const auto same = std::ranges::find_if(
+          distinct.configs, [&](const Config* known) { return *known == config; });
+      distinct.of_head.push_back(static_cast<std::size_t>(same - distinct.configs.begin()));
+      if (same == distinct.configs.end()) distinct.configs.push_back(&config);
+    }
+    return distinct;
   }
 
   ModelShape shape_;

@@ -82,26 +82,43 @@ class ChunkRetrievalCache {
   }
 
   void commit(const Segment& rows) {
-    reserve(rows.rows);
+    try {
+      const std::size_t chunks = (storage_.end() + rows.rows) / config_.chunk;
+      for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
+      storage_.append(rows);
+    } catch (...) {
+      release_spare();
+      throw;
+    }
+    const std::size_t first = storage_.end() - rows.rows;
     for (std::size_t i = 0; i < rows.rows; ++i) {
       load_row(rows.keys, i, row_);
+      round_dense(encoding_of<element_type>, row_);  // as it is kept
       open_.add(row_);
-      if ((storage_.end() + i + 1) % config_.chunk == 0) close_chunk();
+      if ((first + i + 1) % config_.chunk == 0) close_chunk();
     }
-    storage_.append(rows);
   }
 
   /// Whether a selected read must choose first.
   [[nodiscard]] bool selection_is_stale() const {
-    if (!selected_) return true;
+    if (selections_.empty()) return true;
     return config_.refresh_every > 0 &&
-           storage_.end() - selected_->chunks_end >= config_.refresh_every;
+           storage_.end() - selections_.back().rows >= config_.refresh_every;
   }
 
   /// Chooses the chunks for the queries [group, head_dim] of this head; `score(rows, query, out)`
   /// is an engine's.
   template <class Engine>
   void refresh(std::span<const float> queries, Engine& engine) {
+    prepare_refresh(queries, engine, 0);
+    finish_refresh();
+  }
+
+  /// The same in two steps: `segments` shows the new choice at once, but only `finish_refresh`
+  /// keeps it. `tokens`: how long the text is with the query that chooses.
+  /// @throws std::bad_alloc, with the choice as it was
+  template <class Engine>
+  void prepare_refresh(std::span<const float> queries, Engine& engine, std::size_t tokens) {
     const std::size_t chunks = summaries_.front().end();
     std::vector<float> scores(chunks, 0.0F);
     std::vector<float> part(chunks);
@@ -116,7 +133,7 @@ class ChunkRetrievalCache {
     }
     // Chunk 0 holds the attention sinks: always read, whatever its keys say.
     if (chunks > 0) scores.front() = std::numeric_limits<float>::infinity();
-    Selection selection{{}, chunks * config_.chunk};
+    Selection selection{{}, chunks * config_.chunk, storage_.end(), tokens};
     for (const std::size_t chunk : top_rows(scores, config_.budget / config_.chunk)) {
       const std::size_t first = chunk * config_.chunk;
       auto& runs = selection.runs;
@@ -126,13 +143,32 @@ class ChunkRetrievalCache {
         runs.push_back({first, config_.chunk});
       }
     }
-    selected_ = std::move(selection);
+    selections_.reserve(selections_.size() + 1);
+    pending_ = std::move(selection);
   }
+  void finish_refresh() noexcept {
+    if (!pending_) return;
+    selections_.push_back(std::move(*pending_));
+    pending_.reset();
+    // A rollback never goes behind the committed rows: of the choices up to there one is enough.
+    const auto first_later = std::ranges::find_if(
+        selections_, [&](const Selection& s) { return s.tokens > storage_.end(); });
+    if (first_later - selections_.begin() > 1) selections_.erase(selections_.begin(), first_later - 1);
+  }
+  void abandon_refresh() noexcept { pending_.reset(); }
+
+  /// Takes back what queries behind the first `tokens` tokens chose: the text goes on from there.
+  void undo_refresh(std::size_t tokens) noexcept {
+    while (!selections_.empty() && selections_.back().tokens > tokens) selections_.pop_back();
+  }
+  /// The next selected read chooses first.
+  void forget_selection() noexcept { selections_.clear(); }
 
   void segments(const ReadRequest& request, SegmentList& out) const {
     const std::size_t first_shown = out.size();
     storage_.show(0, storage_.end(), Segment{}, out);
-    if (request.read == Read::all || !selected_) return;
+    const Selection* selected = current();
+    if (request.read == Read::all || selected == nullptr) return;
     // What the selection leaves of each segment, which may begin and end inside a chunk.
     shown_runs_.clear();
     shown_runs_.reserve(out.size() - first_shown);
@@ -140,7 +176,8 @@ class ChunkRetrievalCache {
     for (std::size_t s = first_shown; s < out.size(); ++s) {
       Segment segment = out[s];
       auto& runs = shown_runs_.emplace_back();
-      segment.rows = clip(static_cast<std::size_t>(segment.position), segment.rows, runs);
+      segment.rows =
+          clip(*selected, static_cast<std::size_t>(segment.position), segment.rows, runs);
       segment.runs = runs;
       if (segment.rows > 0) out[kept++] = segment;
     }
@@ -149,10 +186,11 @@ class ChunkRetrievalCache {
 
   /// The chosen rows, as runs of row numbers; rows behind `selected_until()` are read as well.
   [[nodiscard]] std::span<const RowRun> selection() const {
-    return selected_ ? std::span<const RowRun>{selected_->runs} : std::span<const RowRun>{};
+    return current() == nullptr ? std::span<const RowRun>{}
+                                : std::span<const RowRun>{current()->runs};
   }
   [[nodiscard]] std::size_t selected_until() const {
-    return selected_ ? selected_->chunks_end : 0;
+    return current() == nullptr ? 0 : current()->chunks_end;
   }
 
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
@@ -171,23 +209,39 @@ class ChunkRetrievalCache {
                                                    const StorageContext& context,
                                                    std::size_t tokens) {
     return Storage::bytes_of_rows(config.storage, context, 0, tokens) +
-           Summary::vectors * PlaneStore::bytes_of_rows(summary_format(), context, 0,
-                                                        tokens / config.chunk);
+           bytes_of_summaries(config, context, tokens);
   }
-  [[nodiscard]] static std::size_t peak_bytes(const Config& config, const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
+                                                 const StorageContext& context,
+                                                 std::size_t tokens) {
+    return Storage::bytes_of_step(config.storage, context, unlimited_rows, tokens) +
+           bytes_of_summaries(config, context, tokens);
+  }
+  [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
-    const std::size_t period = Storage::period(config.storage, context);
-    return largest_bytes(tokens - std::min(tokens, period), tokens, [&](std::size_t t) {
-      return bytes_of_tokens(config, context, t);
-    });
+    return Storage::most_bytes(config.storage, context, unlimited_rows, tokens) +
+           bytes_of_summaries(config, context, tokens);
   }
 
  private:
   struct Selection {
     std::vector<RowRun> runs;  // of rows, ascending, not touching
-    std::size_t chunks_end;    // rows from here on came later
+    std::size_t chunks_end;    // rows from here on are read on top
+    std::size_t rows;          // committed when it was chosen
+    std::size_t tokens;        // the text with the query that chose
   };
 
+  [[nodiscard]] const Selection* current() const {
+    if (pending_) return &*pending_;
+    return selections_.empty() ? nullptr : &selections_.back();
+  }
+
+  [[nodiscard]] static std::size_t bytes_of_summaries(const Config& config,
+                                                      const StorageContext& context,
+                                                      std::size_t tokens) {
+    return Summary::vectors *
+           PlaneStore::bytes_of_rows(summary_format(), context, 0, tokens / config.chunk);
+  }
   [[nodiscard]] static RowFormat summary_format() { return {.encoding = encoding_of<element_type>}; }
 
   void close_chunk() {
@@ -201,7 +255,8 @@ class ChunkRetrievalCache {
   }
 
   // The rows of [first, first + rows) that are read, as runs counted from `first`.
-  std::size_t clip(std::size_t first, std::size_t rows, std::vector<RowRun>& runs) const {
+  static std::size_t clip(const Selection& selected, std::size_t first, std::size_t rows,
+                          std::vector<RowRun>& runs) {
     const std::size_t last = first + rows;
     std::size_t total = 0;
     const auto add = [&](RowRun run) {
@@ -215,8 +270,8 @@ class ChunkRetrievalCache {
         runs.push_back({from - first, to - from});
       }
     };
-    for (const RowRun& run : selected_->runs) add(run);
-    add({selected_->chunks_end, last - std::min(last, selected_->chunks_end)});
+    for (const RowRun& run : selected.runs) add(run);
+    add({selected.chunks_end, last - std::min(last, selected.chunks_end)});
     return total;
   }
 
@@ -226,7 +281,8 @@ class ChunkRetrievalCache {
   std::vector<PlaneStore> summaries_;  // one per summary vector: [chunks, head_dim]
   Summary open_;                       // of the rows of the chunk that is not full
   std::vector<float> row_;             // scratch
-  std::optional<Selection> selected_;
+  std::vector<Selection> selections_;  // the last counts, those before it return with a rollback
+  std::optional<Selection> pending_;
   mutable std::vector<std::vector<RowRun>> shown_runs_;  // what the last `segments` points to
 };
 

@@ -49,12 +49,14 @@ class FullCache {
                                                    std::size_t tokens) {
     return Storage::bytes_of_rows(config.storage, context, 0, tokens);
   }
-  [[nodiscard]] static std::size_t peak_bytes(const Config& config, const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
+                                                 const StorageContext& context,
+                                                 std::size_t tokens) {
+    return Storage::bytes_of_step(config.storage, context, unlimited_rows, tokens);
+  }
+  [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
-    const std::size_t period = Storage::period(config.storage, context);
-    return largest_bytes(tokens - std::min(tokens, period), tokens, [&](std::size_t t) {
-      return bytes_of_tokens(config, context, t);
-    });
+    return Storage::most_bytes(config.storage, context, unlimited_rows, tokens);
   }
 
  private:

@@ -85,9 +85,9 @@ class HeadBudgetCache {
     return Scorer::observed_queries(config.scorer);
   }
   [[nodiscard]] std::size_t observed_queries() const { return observed_queries(config_); }
-  /// Whether compressing would evict anything.
-  [[nodiscard]] bool is_compressible() const {
-    return storage_.end() > config_.budget + observed_queries();
+  /// Whether compressing would evict anything, once `more` rows were committed.
+  [[nodiscard]] bool is_compressible(std::size_t more = 0) const {
+    return storage_.end() + more > config_.budget + observed_queries();
   }
   /// Whether the config asks for a compression now.
   [[nodiscard]] bool wants_compress() const {
@@ -142,10 +142,6 @@ class HeadBudgetCache {
     const std::size_t rows =
         config.compress_every == 0 ? tokens : std::min(tokens, kept + config.compress_every);
     return exact_bytes(config, context, rows);
-  }
-  [[nodiscard]] static std::size_t peak_bytes(const Config& config, const StorageContext& context,
-                                              std::size_t tokens) {
-    return bytes_of_tokens(config, context, tokens);
   }
   /// Right after a compression of a text of `tokens`.
   [[nodiscard]] static std::size_t bytes_compressed(const Config& config,

@@ -43,9 +43,13 @@ struct ReadRequest {
 ///     void uncommitted(const Segment& rows, const ReadRequest&, SegmentList& out) const;
 ///                                                        // how rows not yet committed are seen
 ///     static std::size_t bytes_of_tokens(const Config&, const StorageContext&, std::size_t tokens);
-///     static std::size_t peak_bytes(const Config&, const StorageContext&, std::size_t tokens);
-///                                                        // for HeadPlan::memory and max_context:
-///                                                        // at `tokens`, and the most up to there
+///                                                        // for HeadPlan::memory and max_context
+///     static std::size_t bytes_of_step(const Config&, const StorageContext&, std::size_t tokens);
+///     static std::size_t most_bytes(const Config&, const StorageContext&, std::size_t tokens);
+///                                                        // for max_context: held while the last
+///                                                        // of `tokens` rows comes, and a bound on
+///                                                        // that which never falls; without them
+///                                                        // bytes_of_tokens must never fall
 template <class P>
 concept KvPolicy = std::copyable<P> && Element<typename P::element_type> &&
                    std::equality_comparable<typename P::Config> &&
@@ -88,14 +92,6 @@ void show_uncommitted(const P& policy, const Segment& rows, const ReadRequest& r
   } else {
     out.push_back(rows);
   }
-}
-
-/// The largest bytes(t) for t in [first, last].
-template <class Bytes>
-[[nodiscard]] std::size_t largest_bytes(std::size_t first, std::size_t last, Bytes bytes) {
-  std::size_t most = 0;
-  for (std::size_t t = first; t <= last; ++t) most = std::max<std::size_t>(most, bytes(t));
-  return most;
 }
 
 /// Contiguous rows [count, head_dim] from a plain pointer, as policies take and engines read them.

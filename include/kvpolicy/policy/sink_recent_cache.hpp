@@ -129,15 +129,18 @@ class SinkRecentCache {
            Storage::bytes_of_rows(config.storage, context, end - std::min(end, config.recent), end);
   }
 
-  /// The most that `bytes_of_tokens` comes to up to `tokens`: a window lies across one page more
-  /// than it needs most of the time.
-  [[nodiscard]] static std::size_t peak_bytes(const Config& config, const StorageContext& context,
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
+                                                 const StorageContext& context,
+                                                 std::size_t tokens) {
+    const std::size_t sinks = std::min(tokens, config.sinks);
+    return Sinks::bytes_of_rows({}, context, 0, sinks) +
+           Storage::bytes_of_step(config.storage, context, config.recent, tokens - sinks);
+  }
+  [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
-    const std::size_t period = Storage::period(config.storage, context);
-    const std::size_t last = std::min(tokens, config.sinks + config.recent + period);
-    return largest_bytes(last - std::min(last, 2 * period), last, [&](std::size_t t) {
-      return bytes_of_tokens(config, context, t);
-    });
+    const std::size_t sinks = std::min(tokens, config.sinks);
+    return Sinks::bytes_of_rows({}, context, 0, sinks) +
+           Storage::most_bytes(config.storage, context, config.recent, tokens - sinks);
   }
 
  private:

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <numeric>
 #include <span>
 #include <vector>
@@ -19,14 +18,13 @@ namespace kvpolicy {
   std::vector<std::size_t> places(scores.size());
   std::iota(places.begin(), places.end(), std::size_t{0});
   if (count >= places.size()) return places;
-  const auto rank = [&](std::size_t place) {
-    const float score = scores[place];
-    return score == score ? score : -std::numeric_limits<float>::infinity();
+  const auto better = [&](std::size_t a, std::size_t b) {
+    const bool a_counts = scores[a] == scores[a];
+    const bool b_counts = scores[b] == scores[b];
+    if (a_counts != b_counts) return a_counts;
+    return a_counts && scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
   };
-  std::ranges::nth_element(places, places.begin() + static_cast<std::ptrdiff_t>(count),
-                           [&](std::size_t a, std::size_t b) {
-                             return rank(a) != rank(b) ? rank(a) > rank(b) : a < b;
-                           });
+  std::ranges::nth_element(places, places.begin() + static_cast<std::ptrdiff_t>(count), better);
   places.resize(count);
   std::ranges::sort(places);
   return places;

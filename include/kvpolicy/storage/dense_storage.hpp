@@ -39,12 +39,38 @@ concept KvStorage =
       { seen.bytes() } -> std::convertible_to<std::size_t>;
       { seen.shared_bytes() } -> std::convertible_to<std::size_t>;
       { S::bytes_of_rows(config, context, n, n) } -> std::convertible_to<std::size_t>;
-      // After how many rows bytes_of_rows begins to repeat, but for what it grew by.
-      { S::period(config, context) } -> std::convertible_to<std::size_t>;
+      // (config, context, window, end): what is held while row end - 1 comes, before rows that it
+      // drives out are gone; and a bound on that which never falls as `end` grows.
+      { S::bytes_of_step(config, context, n, n) } -> std::convertible_to<std::size_t>;
+      { S::most_bytes(config, context, n, n) } -> std::convertible_to<std::size_t>;
       // Whether a row can move or go without its neighbours, which eviction needs; such a storage
       // also has select(std::span<const std::size_t> row numbers) -> S.
       { S::movable_rows } -> std::convertible_to<bool>;
     };
+
+/// Pages for one `append`, obtained before a row is written, where no `reserve` came before it.
+template <class Storage>
+class ScopedReserve {
+ public:
+  ScopedReserve(Storage& storage, std::size_t rows, std::size_t window)
+      : own_{storage.reserved_ ? nullptr : &storage} {
+    if (own_ == nullptr) return;
+    try {
+      storage.reserve(rows, window);
+    } catch (...) {
+      storage.release_spare();
+      throw;
+    }
+  }
+  ScopedReserve(const ScopedReserve&) = delete;
+  ScopedReserve& operator=(const ScopedReserve&) = delete;
+  ~ScopedReserve() {
+    if (own_ != nullptr) own_->release_spare();
+  }
+
+ private:
+  Storage* own_;
+};
 
 template <Element E>
 class DenseStorage {
@@ -56,10 +82,13 @@ class DenseStorage {
   static constexpr std::string_view name = "dense";
   static constexpr bool movable_rows = true;
 
+  /// @throws ConfigError if the context does not work.
   DenseStorage(const Config&, const StorageContext& context)
-      : context_{context}, keys_{format(), context}, values_{format(), context} {}
+      : context_{context}, keys_{format(), context}, values_{format(), context} {
+    context.validate();
+  }
 
-  static void validate(const Config&, const StorageContext&) {}
+  static void validate(const Config&, const StorageContext& context) { context.validate(); }
   void check(const Segment&) const {}
 
   [[nodiscard]] std::size_t begin() const { return keys_.begin(); }
@@ -72,25 +101,34 @@ class DenseStorage {
                                                  std::size_t begin, std::size_t end) {
     return 2 * PlaneStore::bytes_of_rows(format(), context, begin, end);
   }
-  [[nodiscard]] static std::size_t period(const Config&, const StorageContext& context) {
-    return context.page_rows;
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
+                                                 const StorageContext& context, std::size_t window,
+                                                 std::size_t end) {
+    const std::size_t before = end - std::min<std::size_t>(end, 1);
+    return bytes_of_rows(config, context, before - std::min(before, window), end);
+  }
+  [[nodiscard]] static std::size_t most_bytes(const Config&, const StorageContext& context,
+                                              std::size_t window, std::size_t end) {
+    const std::size_t rows = end > window ? window + 1 : end;
+    return 2 * PlaneStore::most_bytes(format(), context, rows);
   }
 
   void reserve(std::size_t rows, std::size_t window = unlimited_rows) {
-    const std::size_t to = end() + rows;
-    const std::size_t from = std::max(end(), to - std::min(to, window));
-    keys_.reserve(from, to);
-    values_.reserve(from, to);
+    reserved_ = true;
+    keys_.reserve(end(), end() + rows, window);
+    values_.reserve(end(), end() + rows, window);
   }
   void release_spare() noexcept {
     keys_.release_spare();
     values_.release_spare();
+    reserved_ = false;
   }
 
   void append(const Segment& rows, std::size_t window = unlimited_rows) {
+    if (rows.rows == 0) return;
+    const ScopedReserve scope{*this, rows.rows, window};
     const std::size_t to = end() + rows.rows;
     const std::size_t front = std::max(begin(), to - std::min(to, window));
-    reserve(rows.rows, window);
     append_side(keys_, rows.keys, to, front);
     append_side(values_, rows.values, to, front);
   }
@@ -108,7 +146,7 @@ class DenseStorage {
   /// The rows of these ascending numbers alone, numbered anew from 0.
   [[nodiscard]] DenseStorage select(std::span<const std::size_t> numbers) const {
     DenseStorage kept{{}, context_};
-    kept.reserve(numbers.size());
+    const ScopedReserve scope{kept, numbers.size(), unlimited_rows};
     for (const std::size_t number : numbers) {
       kept.keys_.append(keys_.plane(number), 1);
       kept.values_.append(values_.plane(number), 1);
@@ -117,19 +155,21 @@ class DenseStorage {
   }
 
  private:
+  friend class ScopedReserve<DenseStorage>;
+
   [[nodiscard]] static RowFormat format() { return {.encoding = encoding_of<E>}; }
 
   static void append_side(PlaneStore& side, const Plane& rows, std::size_t to, std::size_t front) {
-    const std::size_t count = to - side.end();
-    const std::size_t skipped = front > side.end() ? front - side.end() : 0;
-    if (skipped > 0) side.skip_to(front);
-    side.append(rows.from(skipped), count - skipped);
-    side.drop_front(front);
+    const std::size_t first = std::max(front, side.end());
+    const std::size_t skipped = first - side.end();
+    front < side.end() ? side.drop_front(front) : side.skip_to(front);
+    side.append(rows.from(skipped), to - first);
   }
 
   StorageContext context_;
   PlaneStore keys_;
   PlaneStore values_;
+  bool reserved_ = false;
 };
 
 }  // namespace kvpolicy

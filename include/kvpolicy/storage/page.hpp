@@ -3,9 +3,12 @@
 // Pages: the unit in which row memory is asked for, shared between forks and given back.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <memory>
 #include <memory_resource>
+
+#include <kvpolicy/core/error.hpp>
 
 namespace kvpolicy {
 
@@ -18,6 +21,15 @@ struct StorageContext {
   std::size_t page_rows = 64;
   /// All row memory is asked of this resource; it must outlive the storage and its forks.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
+
+  /// @throws ConfigError
+  void validate() const {
+    require(head_dim > 0 && head_dim % 8 == 0 && head_dim <= 4096, "StorageContext: head_dim is ",
+            head_dim, ", must be a multiple of 8 from 8 to 4096");
+    require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,
+            "StorageContext: page_rows is ", page_rows, ", must be a power of two from 16 to 4096");
+    require(memory != nullptr, "StorageContext: memory is null, must be a memory resource");
+  }
 };
 
 /// Reference-counted: forks share a page once it is full and will not be written again.

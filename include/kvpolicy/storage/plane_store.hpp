@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -23,12 +24,16 @@ namespace kvpolicy {
 /// Copying makes a fork: full pages are shared, the open one is copied. Not synchronised.
 class PlaneStore {
  public:
-  PlaneStore(RowFormat format, const StorageContext& context)
-      : format_{format}, context_{context},
+  /// Numbers are rounded to `precision` before they are quantised: what becomes of a row must not
+  /// depend on whether it was kept in that type for a while.
+  PlaneStore(RowFormat format, const StorageContext& context,
+             Encoding precision = Encoding::float32)
+      : format_{format}, precision_{precision}, context_{context},
         layout_{format, context.head_dim, context.page_rows} {}
 
   PlaneStore(const PlaneStore& other)
-      : format_{other.format_}, context_{other.context_}, layout_{other.layout_},
+      : format_{other.format_}, precision_{other.precision_}, context_{other.context_},
+        layout_{other.layout_},
         begin_{other.begin_}, end_{other.end_}, pages_{other.pages_}, table_{other.table_} {
     if (end_ % context_.page_rows == 0 || pages_.empty()) return;
     Page open = allocate_page(context_.memory, layout_.page_bytes);
@@ -39,6 +44,7 @@ class PlaneStore {
   PlaneStore(PlaneStore&& other) noexcept = default;
   PlaneStore& operator=(PlaneStore other) noexcept {
     format_ = other.format_;
+    precision_ = other.precision_;
     context_ = other.context_;
     layout_ = other.layout_;
     begin_ = other.begin_;
@@ -46,6 +52,7 @@ class PlaneStore {
     pages_ = std::move(other.pages_);
     table_ = std::move(other.table_);
     spare_ = std::move(other.spare_);
+    promised_ = other.promised_;
     return *this;
   }
   ~PlaneStore() = default;
@@ -71,35 +78,45 @@ class PlaneStore {
     return pages * PageLayout{format, context.head_dim, context.page_rows}.page_bytes;
   }
 
-  /// Obtains the pages that appending the rows [from, to) will need, `from` at or behind `end()`.
+  /// The most that `bytes_of_rows` comes to for so many rows, wherever they begin.
+  [[nodiscard]] static std::size_t most_bytes(const RowFormat& format,
+                                              const StorageContext& context, std::size_t rows) {
+    if (rows == 0) return 0;
+    const std::size_t pages = (rows + context.page_rows - 2) / context.page_rows + 1;
+    return pages * PageLayout{format, context.head_dim, context.page_rows}.page_bytes;
+  }
+
+  /// Obtains the pages for rows that come in any number of pieces and are numbered [from, to), `from`
+  /// at or behind `end()`, if no more than `live` of them are held at any time. Until
+  /// `release_spare`, pages that fall out at the front serve again.
   /// @throws std::bad_alloc; pages obtained so far stay spare until `release_spare`.
-  void reserve(std::size_t from, std::size_t to) {
-    if (from == to) return;
-    const bool per_channel = is_quantized(format_.encoding) &&
-                             format_.granularity == Granularity::per_channel;
-    row_.resize(context_.head_dim * (per_channel ? format_.group : 1));
+  void reserve(std::size_t from, std::size_t to,
+               std::size_t live = std::numeric_limits<std::size_t>::max()) {
+    if (from >= to) return;
     const std::size_t page_rows = context_.page_rows;
     const std::size_t first_new =
         pages_.empty() ? from / page_rows : std::max(from / page_rows, first_page_end());
     const std::size_t last = (to - 1) / page_rows + 1;
-    const std::size_t wanted = last > first_new ? last - first_new : 0;
-    spare_.reserve(wanted);
-    pages_.reserve(pages_.size() + wanted);
-    table_.reserve(table_.size() + wanted);
-    while (spare_.size() < wanted) {
-      spare_.push_back(allocate_page(context_.memory, layout_.page_bytes));
-    }
+    std::size_t wanted = last > first_new ? last - first_new : 0;
+    // Rows that lie anywhere touch one page more than they fill.
+    if (live < to - from) wanted = std::min(wanted, (live + page_rows - 2) / page_rows + 1);
+    row_.resize(scratch_size());
+    // One more may come back than is asked for: the open page, if its rows go before the next come.
+    spare_.reserve(wanted + 1);
+    promised_ = std::max(promised_, wanted + 1);
+    obtain(wanted);
   }
-  void release_spare() noexcept { spare_.clear(); }
+  void release_spare() noexcept {
+    spare_.clear();
+    promised_ = 0;
+  }
 
   /// Forgets every row and goes on at number `row`, at or behind `end()`: to append there. The
   /// open page stays where `row` still lies in it, as `reserve` counts on.
   void skip_to(std::size_t row) {
     KVPOLICY_ASSERT(row >= end_);
     const bool reused = !pages_.empty() && row / context_.page_rows < first_page_end();
-    const std::size_t dead = pages_.size() - (reused ? 1 : 0);
-    pages_.erase(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(dead));
-    table_.erase(table_.begin(), table_.begin() + static_cast<std::ptrdiff_t>(dead));
+    give_up(pages_.size() - (reused ? 1 : 0));
     begin_ = end_ = row;
   }
 
@@ -108,32 +125,33 @@ class PlaneStore {
     KVPOLICY_ASSERT(row >= begin_ && row <= end_);
     const std::size_t page_rows = context_.page_rows;
     // With no row left, the open page goes too: an empty store holds nothing.
-    const std::size_t dead = row == end_ ? pages_.size() : row / page_rows - begin_ / page_rows;
-    pages_.erase(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(dead));
-    table_.erase(table_.begin(), table_.begin() + static_cast<std::ptrdiff_t>(dead));
+    give_up(row == end_ ? pages_.size() : row / page_rows - begin_ / page_rows);
     begin_ = row;
   }
 
   /// Appends `count` rows of any dense or, for a verbatim copy, equal format. Per-channel formats
-  /// take whole groups only.
-  void append(const Plane& source, std::size_t count) {
-    reserve(end_, end_ + count);
-    if (source.format == format_ && format_.granularity == Granularity::per_token) {
-      copy_verbatim(source, count);
-    } else if (!is_quantized(format_.encoding)) {
-      for (std::size_t i = 0; i < count; ++i) {
-        load_row(source, i, row_);
-        store_dense(format_.encoding, row_, open_row().codes);
-        ++end_;
+  /// take whole groups only. Takes pages that `reserve` obtained; asks for others itself.
+  /// @throws std::bad_alloc where nothing was reserved: the rows in front of that are appended.
+  void append(const Plane& source, std::size_t count) { append(source, count, {}, 0); }
+
+  /// The rows of `source`, then those of `more`: a group may begin in one and end in the other.
+  void append(const Plane& source, std::size_t count, const Plane& more, std::size_t more_count) {
+    if (count + more_count == 0) return;
+    row_.resize(scratch_size());
+    if (!is_per_channel()) {
+      append_rows(source, count);
+      append_rows(more, more_count);
+      return;
+    }
+    const std::size_t group = format_.group;
+    KVPOLICY_ASSERT((count + more_count) % group == 0 && end_ % group == 0);
+    for (std::size_t row = 0; row < count + more_count; row += group) {
+      for (std::size_t i = 0; i < group; ++i) {
+        const std::size_t at = row + i;
+        const auto out = std::span{row_}.subspan(i * context_.head_dim, context_.head_dim);
+        at < count ? load(source, at, out) : load(more, at - count, out);
       }
-    } else if (format_.granularity == Granularity::per_token) {
-      for (std::size_t i = 0; i < count; ++i) {
-        load_row(source, i, row_);
-        quantize_row();
-      }
-    } else {
-      KVPOLICY_ASSERT(count % format_.group == 0 && end_ % format_.group == 0);
-      for (std::size_t i = 0; i < count; i += format_.group) quantize_group(source.from(i));
+      quantize_group();
     }
   }
 
@@ -156,11 +174,62 @@ class PlaneStore {
   [[nodiscard]] std::size_t first_page_end() const {
     return begin_ / context_.page_rows + pages_.size();
   }
+  [[nodiscard]] bool is_per_channel() const {
+    return is_quantized(format_.encoding) && format_.granularity == Granularity::per_channel;
+  }
+  [[nodiscard]] std::size_t scratch_size() const {
+    return context_.head_dim * (is_per_channel() ? format_.group : 1);
+  }
+
+  // Room for `count` more without a copy of everything each time.
+  template <class T>
+  static void grow(std::vector<T>& list, std::size_t count) {
+    if (list.capacity() - list.size() >= count) return;
+    list.reserve(std::max(list.size() + count, 2 * list.size()));
+  }
+
+  // At least `wanted` spare pages, and room to take them without a further allocation.
+  void obtain(std::size_t wanted) {
+    spare_.reserve(wanted);
+    grow(pages_, wanted);
+    grow(table_, wanted);
+    while (spare_.size() < wanted) {
+      spare_.push_back(allocate_page(context_.memory, layout_.page_bytes));
+    }
+  }
+
+  // The first `count` pages go: to the spare ones where more were promised and no fork reads them.
+  void give_up(std::size_t count) {
+    for (std::size_t i = 0; i < count && spare_.size() < promised_; ++i) {
+      if (pages_[i].use_count() == 1) spare_.push_back(std::move(pages_[i]));
+    }
+    pages_.erase(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(count));
+    table_.erase(table_.begin(), table_.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+
+  void load(const Plane& source, std::size_t row, std::span<float> out) const {
+    load_row(source, row, out);
+    if (source.format.encoding != precision_) round_dense(precision_, out);
+  }
+
+  void append_rows(const Plane& source, std::size_t count) {
+    if (source.format == format_) return copy_verbatim(source, count);
+    for (std::size_t i = 0; i < count; ++i) {
+      load(source, i, row_);
+      if (is_quantized(format_.encoding)) {
+        quantize_row();
+      } else {
+        store_dense(format_.encoding, row_, open_row().codes);
+        ++end_;
+      }
+    }
+  }
 
   // Where row `end_` goes; takes a spare page where it begins one.
   OpenRow open_row() {
     const std::size_t page_rows = context_.page_rows;
     if (pages_.empty() || end_ / page_rows == first_page_end()) {
+      if (spare_.empty()) obtain(1);
       pages_.push_back(std::move(spare_.back()));
       spare_.pop_back();
       table_.push_back(pages_.back().get());
@@ -219,12 +288,9 @@ class PlaneStore {
     ++end_;
   }
 
-  // The next `group` rows of `source`, each channel with its own grid.
-  void quantize_group(const Plane& source) {
+  // The `group` rows in `row_` become the next ones, each channel with its own grid.
+  void quantize_group() {
     const std::size_t head_dim = context_.head_dim;
-    for (std::size_t i = 0; i < format_.group; ++i) {
-      load_row(source, i, std::span{row_}.subspan(i * head_dim, head_dim));
-    }
     const OpenRow to = open_row();
     std::memset(to.codes, 0, format_.group * layout_.row_bytes);
     const std::size_t first = to.row / format_.group * head_dim;
@@ -249,6 +315,7 @@ class PlaneStore {
   }
 
   RowFormat format_;
+  Encoding precision_;
   StorageContext context_;
   PageLayout layout_;
   std::size_t begin_ = 0;
@@ -256,6 +323,7 @@ class PlaneStore {
   std::vector<Page> pages_;               // pages of the rows [begin_, end_)
   std::vector<const std::byte*> table_;   // their starts, as planes show them
   std::vector<Page> spare_;               // reserved, not begun
+  std::size_t promised_ = 0;              // the most spare pages that a reservation counts on
   std::vector<float> row_;                // scratch: a row, or [group, head_dim] per channel
 };
 

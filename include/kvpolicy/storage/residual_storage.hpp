@@ -58,6 +58,7 @@ class ResidualStorage {
   }
 
   static void validate(const Config& config, const StorageContext& context) {
+    context.validate();
     require(config.bits == 2 || config.bits == 4 || config.bits == 8, "ResidualStorage: bits is ",
             config.bits, ", must be 2, 4 or 8");
     const auto [keys, values] = groups(config, context);
@@ -127,27 +128,51 @@ class ResidualStorage {
     if (Keys == Granularity::per_token) return 1;
     return config.key_group == 0 ? 32 : config.key_group;
   }
-  [[nodiscard]] static std::size_t period(const Config& config, const StorageContext& context) {
-    return config.flush == Flush::kivi ? std::lcm(context.page_rows, config.residual)
-                                       : context.page_rows;
+  [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
+                                                 const StorageContext& context, std::size_t window,
+                                                 std::size_t end) {
+    const std::size_t before = end - std::min<std::size_t>(end, 1);
+    const std::size_t front = before - std::min(before, window);
+    const auto [old_keys, old_values] = quantized_rows(config, context, before);
+    const auto [keys, values] = quantized_rows(config, context, end);
+    // Rows that leave the residual stand in both formats for a moment.
+    const auto side = [&](const RowFormat& format, std::size_t old_boundary, std::size_t boundary) {
+      return PlaneStore::bytes_of_rows(format, context, front, std::max(front, boundary)) +
+             PlaneStore::bytes_of_rows(dense_format(), context, std::max(front, old_boundary), end);
+    };
+    return side(key_format(config, context), old_keys, keys) +
+           side(value_format(config, context), old_values, values);
+  }
+  [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
+                                              std::size_t window, std::size_t end) {
+    const std::size_t rows = end > window ? window + 1 : end;
+    const std::size_t exact = std::min(rows, config.residual + key_rows(config));
+    return PlaneStore::most_bytes(key_format(config, context), context, rows) +
+           PlaneStore::most_bytes(value_format(config, context), context, rows) +
+           2 * PlaneStore::most_bytes(dense_format(), context, exact);
   }
 
   /// While held, no row leaves the residual: for policies that choose survivors first.
   void hold(bool held) { held_ = held; }
 
   void reserve(std::size_t rows, std::size_t window = unlimited_rows) {
+    reserved_ = true;
     const Step step = plan(rows, window);
-    keys_.reserve(step.to, step.front, step.keys);
-    values_.reserve(step.to, step.front, step.values);
+    const std::size_t unit = key_rows(config_);
+    // Most exact rows at a time, however the rows come in pieces.
+    const std::size_t live = held_ ? window : std::min(window, config_.residual + unit);
+    keys_.reserve(step.to, step.keys, window, live);
+    values_.reserve(step.to, step.values, window, live);
   }
   void release_spare() noexcept {
     keys_.release_spare();
     values_.release_spare();
+    reserved_ = false;
   }
 
   void append(const Segment& rows, std::size_t window = unlimited_rows) {
+    const ScopedReserve scope{*this, rows.rows, window};
     const Step step = plan(rows.rows, window);
-    reserve(rows.rows, window);
     keys_.append(rows.keys, step.to, step.front, step.keys);
     values_.append(rows.values, step.to, step.front, step.values);
   }
@@ -179,11 +204,14 @@ class ResidualStorage {
     ResidualStorage kept{config_, context_};
     keys_.select(numbers, kept.keys_);
     values_.select(numbers, kept.values_);
+    kept.release_spare();
     kept.append({}, unlimited_rows);  // what no longer fits into the residual leaves it
     return kept;
   }
 
  private:
+  friend class ScopedReserve<ResidualStorage>;
+
   struct Step {
     std::size_t to, front, keys, values;  // row numbers: new end, new begin, boundaries
   };
@@ -192,7 +220,7 @@ class ResidualStorage {
   class Side {
    public:
     Side(const RowFormat& format, const StorageContext& context)
-        : quantized_{format, context}, exact_{dense_format(), context} {}
+        : quantized_{format, context, encoding_of<E>}, exact_{dense_format(), context} {}
 
     [[nodiscard]] std::size_t begin() const {
       return quantized_.rows() > 0 ? quantized_.begin() : exact_.begin();
@@ -207,46 +235,50 @@ class ResidualStorage {
       return row < boundary() ? quantized_.plane(row) : exact_.plane(row);
     }
 
-    void reserve(std::size_t to, std::size_t front, std::size_t new_boundary) {
-      quantized_.reserve(std::max(front, boundary()), std::max(front, new_boundary));
-      exact_.reserve(std::max({front, new_boundary, end()}), to);
+    void reserve(std::size_t to, std::size_t new_boundary, std::size_t window,
+                 std::size_t exact_rows) {
+      quantized_.reserve(boundary(), new_boundary, window);
+      exact_.reserve(end(), to, exact_rows);
     }
     void release_spare() noexcept {
       quantized_.release_spare();
       exact_.release_spare();
     }
 
-    // `rows` begins at row number end(); afterwards the side holds [front, to).
+    // `rows` begins at row number end(); afterwards the side holds [front, to). Rows go before
+    // others come, so that their pages can serve again.
     void append(const Plane& rows, std::size_t to, std::size_t front, std::size_t new_boundary) {
       const std::size_t old_end = end();
-      std::size_t next = std::max(front, boundary());
+      const std::size_t next = std::max(front, boundary());
+      if (front < quantized_.end()) {
+        quantized_.drop_front(std::max(front, quantized_.begin()));
+      } else {
+        quantized_.skip_to(new_boundary > next ? next : quantized_.end());
+      }
       if (new_boundary > next) {
-        if (next > quantized_.end() || quantized_.rows() == 0) quantized_.skip_to(next);
-        if (next < old_end) {  // rows that leave the residual
-          const std::size_t count = std::min(new_boundary, old_end) - next;
-          quantized_.append(exact_.plane(next), count);
-          next += count;
-        }
-        if (next < new_boundary) quantized_.append(rows.from(next - old_end), new_boundary - next);
+        if (quantized_.rows() == 0) quantized_.skip_to(next);
+        // Rows that leave the residual, then rows that never enter it.
+        const std::size_t leaving = std::min(new_boundary, std::max(next, old_end)) - next;
+        const std::size_t passing = new_boundary - next - leaving;
+        quantized_.append(leaving > 0 ? exact_.plane(next) : Plane{}, leaving,
+                          passing > 0 ? rows.from(new_boundary - passing - old_end) : Plane{},
+                          passing);
       }
-      const std::size_t first_exact = std::max({front, new_boundary, old_end});
-      if (first_exact > old_end) exact_.skip_to(first_exact);
-      if (to > first_exact) exact_.append(rows.from(first_exact - old_end), to - first_exact);
-      exact_.drop_front(std::max({front, new_boundary, exact_.begin()}));
-      if (quantized_.rows() > 0) {
-        quantized_.drop_front(std::clamp(front, quantized_.begin(), quantized_.end()));
-      }
+      if (quantized_.rows() == 0) quantized_.drop_front(quantized_.end());
+      const std::size_t first = std::max({front, new_boundary, exact_.begin()});
+      const std::size_t first_new = std::max(first, old_end);
+      first < old_end ? exact_.drop_front(first) : exact_.skip_to(first);
+      exact_.append(rows.from(first_new - old_end), to - first_new);
+      if (exact_.rows() == 0) exact_.drop_front(exact_.end());
     }
 
     void select(std::span<const std::size_t> numbers, Side& kept) const {
       const auto exact = std::ranges::lower_bound(numbers, boundary());
       const auto quantized_count = static_cast<std::size_t>(exact - numbers.begin());
-      kept.quantized_.reserve(0, quantized_count);
       for (const std::size_t number : numbers.first(quantized_count)) {
         kept.quantized_.append(quantized_.plane(number), 1);
       }
       kept.exact_.skip_to(quantized_count);
-      kept.exact_.reserve(quantized_count, numbers.size());
       for (const std::size_t number : numbers.subspan(quantized_count)) {
         kept.exact_.append(exact_.plane(number), 1);
       }
@@ -287,6 +319,7 @@ class ResidualStorage {
   Side keys_;
   Side values_;
   bool held_ = false;
+  bool reserved_ = false;
 };
 
 static_assert(KvStorage<DenseStorage<float>>);

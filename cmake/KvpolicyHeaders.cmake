@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Which public header belongs to which component, and the targets that own them.
+#
+# A component named X beyond `kvpolicy` owns include/kvpolicy/X.hpp, include/kvpolicy/X/** and
+# kernels/kvpolicy/X/**; everything else is `kvpolicy` and needs only the standard library.
+
+set(KVPOLICY_COMPONENTS kvpolicy io cpu cuda)
+
+# kvpolicy_headers(<out> <component>): the component's headers, as full paths.
+function(kvpolicy_headers out component)
+  file(GLOB_RECURSE all CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/kvpolicy/*.hpp"
+       "${PROJECT_SOURCE_DIR}/kernels/kvpolicy/*.cuh")
+  if(component STREQUAL kvpolicy)
+    set(others ${KVPOLICY_COMPONENTS})
+    list(REMOVE_ITEM others kvpolicy)
+    list(JOIN others "|" names)
+    list(FILTER all EXCLUDE REGEX "/(include|kernels)/kvpolicy/(${names})(/|\\.hpp$)")
+  else()
+    list(FILTER all INCLUDE REGEX "/(include|kernels)/kvpolicy/${component}(/|\\.hpp$)")
+  endif()
+  set(${out} ${all} PARENT_SCOPE)
+endfunction()
+
+# kvpolicy_add_component(<component> [LIBS targets...]): kvpolicy::<component>. `include` and
+# `kernels` are two roots here and one folder once installed.
+function(kvpolicy_add_component component)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LIBS")
+  set(target kvpolicy)
+  if(NOT component STREQUAL kvpolicy)
+    set(target kvpolicy_${component})
+    list(PREPEND arg_LIBS kvpolicy::kvpolicy)
+  endif()
+  kvpolicy_headers(headers ${component})
+  set(roots "${PROJECT_SOURCE_DIR}/include")
+  if(EXISTS "${PROJECT_SOURCE_DIR}/kernels")
+    list(APPEND roots "${PROJECT_SOURCE_DIR}/kernels")
+  endif()
+
+  add_library(${target} INTERFACE)
+  add_library(kvpolicy::${component} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${component})
+  target_compile_features(${target} INTERFACE cxx_std_20)
+  target_link_libraries(${target} INTERFACE ${arg_LIBS})
+  target_sources(${target} INTERFACE FILE_SET HEADERS BASE_DIRS ${roots} FILES ${headers})
+endfunction()

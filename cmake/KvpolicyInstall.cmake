@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Install rules: the headers, the CMake package and kvpolicy.pc. Header-only, so everything goes
+# under include/ and share/ and serves every architecture.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+set(config_dir "${CMAKE_INSTALL_DATADIR}/cmake/kvpolicy")
+set(pkgconfig_dir "${CMAKE_INSTALL_DATADIR}/pkgconfig")
+
+foreach(component IN LISTS KVPOLICY_COMPONENTS)
+  set(target kvpolicy_${component})
+  if(component STREQUAL kvpolicy)
+    set(target kvpolicy)
+  endif()
+  if(TARGET ${target})
+    install(TARGETS ${target} EXPORT kvpolicy-${component}
+            INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"  # for CMake before 3.23
+            FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+    install(EXPORT kvpolicy-${component} NAMESPACE kvpolicy:: DESTINATION "${config_dir}"
+            FILE kvpolicy-${component}-targets.cmake)
+  endif()
+endforeach()
+
+configure_package_config_file(
+  "${PROJECT_SOURCE_DIR}/cmake/kvpolicyConfig.cmake.in" kvpolicyConfig.cmake
+  INSTALL_DESTINATION "${config_dir}" NO_SET_AND_CHECK_MACRO)
+# Before 1.0 a minor release may break its users.
+write_basic_package_version_file(kvpolicyConfigVersion.cmake COMPATIBILITY SameMinorVersion
+                                 ARCH_INDEPENDENT)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/kvpolicyConfig.cmake"
+              "${CMAKE_CURRENT_BINARY_DIR}/kvpolicyConfigVersion.cmake"
+              "${PROJECT_SOURCE_DIR}/cmake/KvpolicyFindHighway.cmake"
+        DESTINATION "${config_dir}")
+
+# Relative to the .pc file, so that an installed tree may be moved; absolute only where the
+# include folder is.
+if(IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
+  set(KVPOLICY_PC_INCLUDEDIR "${CMAKE_INSTALL_INCLUDEDIR}")
+else()
+  file(RELATIVE_PATH to_prefix "/prefix/${pkgconfig_dir}" "/prefix")
+  string(REGEX REPLACE "/$" "" to_prefix "${to_prefix}")
+  set(KVPOLICY_PC_INCLUDEDIR "\${pcfiledir}/${to_prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
+endif()
+configure_file("${PROJECT_SOURCE_DIR}/cmake/kvpolicy.pc.in" kvpolicy.pc @ONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/kvpolicy.pc" DESTINATION "${pkgconfig_dir}")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")

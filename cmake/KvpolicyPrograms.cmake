@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# How our own programs (tests, examples, tools, benches, the reference model) are built. Nothing in
+# here reaches a consumer: the flags sit in one target that is never exported.
+find_program(KVPOLICY_CCACHE ccache)
+if(PROJECT_IS_TOP_LEVEL AND KVPOLICY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${KVPOLICY_CCACHE}")
+endif()
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+set(KVPOLICY_WARNING_FLAGS -Wall -Wextra -Wconversion -Wshadow -pedantic)
+add_library(kvpolicy_program_flags INTERFACE)
+target_compile_options(kvpolicy_program_flags INTERFACE
+  ${KVPOLICY_WARNING_FLAGS} $<$<BOOL:${KVPOLICY_WARNINGS_AS_ERRORS}>:-Werror>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # g++ 12 sees an overlap in every "text" + std::string (its bug 105651).
+  target_compile_options(kvpolicy_program_flags INTERFACE -Wno-restrict)
+endif()
+if(KVPOLICY_ENABLE_SANITIZERS)
+  set(sanitizer_flags -fsanitize=address,undefined -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer)
+  target_compile_options(kvpolicy_program_flags INTERFACE ${sanitizer_flags})
+  target_link_options(kvpolicy_program_flags INTERFACE ${sanitizer_flags})
+endif()
+if(KVPOLICY_BUILD_FUZZERS)
+  # Coverage feedback everywhere; the targets themselves add libFuzzer's main.
+  target_compile_options(kvpolicy_program_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+# OpenMP is the tools' choice; the library takes any parallel_for.
+find_package(OpenMP QUIET COMPONENTS CXX)
+add_library(kvpolicy_openmp INTERFACE)
+if(OpenMP_CXX_FOUND)
+  target_link_libraries(kvpolicy_openmp INTERFACE OpenMP::OpenMP_CXX)
+endif()
+
+# kvpolicy_have(<out> <target>...): true if all of these targets exist.
+function(kvpolicy_have out)
+  set(${out} TRUE)
+  foreach(target IN LISTS ARGN)
+    if(NOT TARGET ${target})
+      set(${out} FALSE)
+    endif()
+  endforeach()
+  set(${out} ${${out}} PARENT_SCOPE)
+endfunction()
+
+# kvpolicy_add_program(<target> SOURCES files... [LIBS targets...] [NAME name]): an executable with
+# our flags, or a line that says why there is none.
+function(kvpolicy_add_program target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "NAME" "SOURCES;LIBS")
+  kvpolicy_have(complete ${arg_LIBS})
+  if(NOT complete)
+    message(STATUS "kvpolicy: not building ${target}: not all of '${arg_LIBS}' are available")
+    return()
+  endif()
+  add_executable(${target} ${arg_SOURCES})
+  target_link_libraries(${target} PRIVATE kvpolicy_program_flags ${arg_LIBS})
+  if(arg_NAME)
+    set_target_properties(${target} PROPERTIES OUTPUT_NAME ${arg_NAME})
+  endif()
+endfunction()

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exam_plan.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "../tool_plan.hpp"
+#include "terminal.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+template <class Storage>
+std::string precision(const typename Storage::Config& config) {
+  if constexpr (requires { config.bits; }) {
+    return fmt::format(" in {} bits but for the latest {}", config.bits, config.residual);
+  } else {
+    return "";
+  }
+}
+
+// What one head keeps; budgets differ from head to head and are told apart from it.
+template <class P>
+std::string describe_head(const typename P::Config& config) {
+  using Storage = typename P::storage_type;
+  if constexpr (WindowPolicy<P>) {
+    return fmt::format("the first {} rows and the latest {}{}", config.sinks, config.recent,
+                       precision<Storage>(config.storage));
+  } else if constexpr (SelectingPolicy<P>) {
+    return fmt::format("every row{}, of which a token reads {} in chunks of {}",
+                       precision<Storage>(config.storage), thousands(config.budget), config.chunk);
+  } else if constexpr (CompressingPolicy<P>) {
+    return fmt::format("the latest {} rows and{} those they look at most",
+                       P::observed_queries(config), precision<Storage>(config.storage));
+  } else {
+    return "every row" + precision<Storage>(config.storage);
+  }
+}
+
+}  // namespace
+
+ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
+                        const std::string& model_folder, Compress compress) {
+  PlanArguments arguments;
+  arguments.plan = name;
+  auto plan = make_plan<bfloat16>(arguments, shape, model_folder);
+  const PlanNeeds needs = needs_of(plan);
+  const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
+  return {name, std::move(plan), reading, needs.compress, compress};
+}
+
+std::string describe(const AnyPlan<bfloat16>& plan) {
+  struct Kind {
+    std::string text;
+    std::size_t heads = 0;
+    std::size_t least = 0;   // budget
+    std::size_t most = 0;
+    bool budgeted = false;
+  };
+  std::vector<Kind> kinds;
+  const ModelShape& shape = plan.shape();
+  for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
+    AnyPlan<bfloat16>::visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
+                             [&]<class P>(const typename P::Config& config) {
+      const std::string text = describe_head<P>(config);
+      auto kind = std::ranges::find(kinds, text, &Kind::text);
+      if (kind == kinds.end()) kind = kinds.insert(kinds.end(), Kind{text});
+      ++kind->heads;
+      if constexpr (CompressingPolicy<P>) {
+        kind->least = kind->budgeted ? std::min(kind->least, config.budget) : config.budget;
+        kind->most = std::max(kind->most, config.budget);
+        kind->budgeted = true;
+      }
+    });
+  }
+  // The heads that keep most come first.
+  std::ranges::stable_partition(kinds, [](const Kind& kind) { return kind.text.starts_with("every"); });
+  std::string text;
+  for (const Kind& kind : kinds) {
+    if (!text.empty()) text += "; ";
+    if (kinds.size() > 1) text += fmt::format("{} heads: ", kind.heads);
+    text += kind.text;
+    if (kind.budgeted) text += fmt::format(", {} to {} of a head", kind.least, kind.most);
+  }
+  return text;
+}
+
+HeadKinds kinds_of(const AnyPlan<bfloat16>& plan) {
+  HeadKinds kinds{plan.shape().layers, plan.shape().kv_heads, HeadKind::retrieval};
+  plan.for_each_head([&](std::size_t layer, std::size_t head, const auto& config) {
+    if constexpr (requires { config.recent; }) kinds(layer, head) = HeadKind::streaming;
+  });
+  return kinds;
+}
+
+}  // namespace kvpolicy::tools

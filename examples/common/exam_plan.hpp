@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A plan as it is put to a model: with the way its cache has to be used to show what it can.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/duo_gates.hpp>
+
+#include "sequence.hpp"
+
+namespace kvpolicy::tools {
+
+/// When a cache with budgets drops rows. It keeps what the latest queries look at: behind a
+/// question that is what the question needs (the published way: the prompt holds the question),
+/// behind the text alone it can only guess.
+enum class Compress : std::uint8_t { behind_question, behind_text };
+
+struct ExamPlan {
+  std::string name;  ///< as the command line has it: "duo+int4"
+  AnyPlan<bfloat16> plan;
+  Reading reading;         ///< of the tokens that it answers with
+  bool compresses = false;
+  Compress compress = Compress::behind_question;
+};
+
+/// `name` is a `--plan` (tool_plan.hpp); gates and scores lie beside the model's weights.
+/// Heads that select read what they select, and select anew for every token.
+/// @throws ConfigError, FormatError
+[[nodiscard]] ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
+                                      const std::string& model_folder,
+                                      Compress compress = Compress::behind_question);
+
+/// What the heads keep, on a line: "8 heads every row, 8 heads the first 16 rows and latest 128".
+[[nodiscard]] std::string describe(const AnyPlan<bfloat16>& plan);
+
+/// Which heads a plan treats as streaming heads: those with sinks and a window.
+[[nodiscard]] HeadKinds kinds_of(const AnyPlan<bfloat16>& plan);
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "heat_map.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include <fmt/format.h>
+
+namespace kvpolicy::tools {
+namespace {
+
+constexpr std::array<std::string_view, 5> shades{"··", "░░", "▒▒", "▓▓", "██"};
+
+std::string_view shade(double gate) {
+  const double place = std::clamp(gate, 0.0, 1.0) * static_cast<double>(shades.size());
+  return shades[std::min(static_cast<std::size_t>(place), shades.size() - 1)];
+}
+
+}  // namespace
+
+std::string heat_map(const HeadGates& gates, const HeadKinds& kinds, bool colour) {
+  const std::string_view kept_colour = colour ? "\033[32m" : "";
+  const std::string_view other_colour = colour ? "\033[2m" : "";
+  const std::string_view plain = colour ? "\033[0m" : "";
+  std::string text = "  KV head ";
+  for (std::size_t head = 0; head < gates.heads(); ++head) text += fmt::format("{:^5}", head);
+  while (text.ends_with(' ')) text.pop_back();
+  text += '\n';
+  for (std::size_t layer = 0; layer < gates.layers(); ++layer) {
+    text += fmt::format("  layer{:>3} ", layer);
+    std::size_t kept = 0;
+    for (std::size_t head = 0; head < gates.heads(); ++head) {
+      const bool keeps = kinds(layer, head) == HeadKind::retrieval;
+      kept += keeps;
+      text += fmt::format("{}{}{}{}{} ", keeps ? kept_colour : other_colour, keeps ? "[" : " ",
+                          shade(gates(layer, head)), keeps ? "]" : " ", plain);
+    }
+    text += fmt::format("  {} of {}\n", kept, gates.heads());
+  }
+  return text;
+}
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_sizes.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <reference_model/config.hpp>
+
+namespace kvpolicy::tools {
+namespace {
+
+constexpr std::pair<std::string_view, ModelShape> models[]{
+    {"llama-2-7b", {32, 32, 32, 128}},   {"llama-2-13b", {40, 40, 40, 128}},
+    {"llama-2-70b", {80, 64, 8, 128}},   {"llama-3-8b", {32, 32, 8, 128}},
+    {"llama-3-70b", {80, 64, 8, 128}},   {"llama-3.1-405b", {126, 128, 8, 128}},
+    {"llama-3.2-1b", {16, 32, 8, 64}},   {"llama-3.2-3b", {28, 24, 8, 128}},
+    {"mistral-7b", {32, 32, 8, 128}},    {"mixtral-8x7b", {32, 32, 8, 128}},
+    {"qwen2.5-7b", {28, 28, 4, 128}},    {"qwen2.5-32b", {64, 40, 8, 128}},
+    {"qwen2.5-72b", {80, 64, 8, 128}},
+};
+
+}  // namespace
+
+ModelShape parse_shape(const std::string& text) {
+  for (const auto& [name, shape] : models) {
+    if (name == text) return shape;
+  }
+  std::array<std::size_t, 4> numbers{};
+  const char* at = text.data();
+  const char* end = at + text.size();
+  bool four = true;
+  for (std::size_t i = 0; i < 4 && four; ++i) {
+    const auto [next, error] = std::from_chars(at, end, numbers[i]);
+    four = error == std::errc{} && (i == 3 ? next == end : next != end && *next == ',');
+    at = next + (i == 3 ? 0 : 1);
+  }
+  if (four) {
+    const ModelShape shape{numbers[0], numbers[1], numbers[2], numbers[3]};
+    shape.validate();
+    return shape;
+  }
+  std::error_code ignored;
+  if (std::filesystem::is_directory(text, ignored)) {
+    return reference::load_llama_config(text).shape();
+  }
+  throw ConfigError(message("--shape ", text, ": is neither a model folder, nor four numbers ",
+                            "layers,q_heads,kv_heads,head_dim, nor one of\n", known_shapes()));
+}
+
+std::string known_shapes() {
+  std::string text;
+  for (const auto& [name, shape] : models) {
+    text += fmt::format("  {:<16}{},{},{},{}\n", name, shape.layers, shape.q_heads, shape.kv_heads,
+                        shape.head_dim);
+  }
+  return text;
+}
+
+std::size_t parse_bytes(const std::string& text) {
+  double number = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::string_view unit{end, static_cast<std::size_t>(text.data() + text.size() - end)};
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  constexpr std::string_view letters = "KMGT";
+  double scale = 1.0;
+  bool known = unit.empty() || unit == "B";
+  if (!known) {
+    const std::size_t power = letters.find(unit.front());
+    const std::string_view rest = unit.substr(1);
+    known = power != std::string_view::npos && (rest.empty() || rest == "B" || rest == "iB");
+    if (known) scale = std::pow(rest == "iB" ? 1024.0 : 1000.0, static_cast<double>(power + 1));
+  }
+  const double bytes = number * scale;
+  // Written so that NaN fails.
+  require(error == std::errc{} && known && bytes >= 1.0 && bytes <= 0x1p62, "'", text,
+          "' is not a size; write 80GB, 80GiB, 512MB or a number of bytes");
+  return static_cast<std::size_t>(bytes);
+}
+
+std::string bytes_text(std::size_t bytes) {
+  constexpr std::array<std::string_view, 5> units{"B", "kB", "MB", "GB", "TB"};
+  auto number = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (number >= 999.95 && unit + 1 < units.size()) {
+    number /= 1000.0;
+    ++unit;
+  }
+  const int digits = unit == 0 ? 0 : number < 10 ? 2 : 1;
+  return fmt::format("{:.{}f} {}", number, digits, units[unit]);
+}
+
+}  // namespace kvpolicy::tools

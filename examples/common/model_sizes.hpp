@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shapes of well-known models, and sizes as people write them.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include <kvpolicy/core/model_shape.hpp>
+
+namespace kvpolicy::tools {
+
+/// A known model's name, four numbers "layers,q_heads,kv_heads,head_dim", or a model folder.
+/// @throws ConfigError, FormatError
+[[nodiscard]] ModelShape parse_shape(const std::string& text);
+
+/// The known names, with their shapes, a line each.
+[[nodiscard]] std::string known_shapes();
+
+/// "80GB" (10^9), "80GiB" (2^30), "512MiB", "1.5TB", "1000" (bytes).
+/// @throws ConfigError
+[[nodiscard]] std::size_t parse_bytes(const std::string& text);
+
+/// "12.88 GB", with three or four digits that count.
+[[nodiscard]] std::string bytes_text(std::size_t bytes);
+
+}  // namespace kvpolicy::tools

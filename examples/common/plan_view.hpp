@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans for people: a picture of which head keeps what, and the memory of each policy.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <kvpolicy/plan/any_plan.hpp>
+
+namespace kvpolicy::tools {
+
+/// What a head with this setting keeps: "every row, 4 bits but for the latest 128".
+[[nodiscard]] std::string setting_text(const AnyPlan<bfloat16>::Config& config);
+
+/// One line a layer, one cell a KV head, and what the cells mean below.
+[[nodiscard]] std::string plan_map(const AnyPlan<bfloat16>& plan, bool colour);
+
+/// The memory of the heads of one policy and precision.
+struct PolicyShare {
+  std::string name;            ///< "full", "full, 4 bits", "sink_recent", …
+  std::size_t heads = 0;
+  std::size_t bytes = 0;       ///< once heads with a budget were compressed
+  std::size_t peak_bytes = 0;  ///< before that
+};
+
+/// By policy, in the order in which a plan first has them.
+template <Element E>
+[[nodiscard]] std::vector<PolicyShare> policy_shares(const AnyPlan<E>& plan, std::size_t tokens,
+                                                     const CacheOptions& options);
+extern template std::vector<PolicyShare> policy_shares(const AnyPlan<float>&, std::size_t,
+                                                       const CacheOptions&);
+extern template std::vector<PolicyShare> policy_shares(const AnyPlan<bfloat16>&, std::size_t,
+                                                       const CacheOptions&);
+
+}  // namespace kvpolicy::tools

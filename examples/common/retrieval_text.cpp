@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "retrieval_text.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <numeric>
+#include <random>
+#include <set>
+#include <utility>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/text_file.hpp>
+
+#include <fmt/format.h>
+
+#include "files.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+constexpr std::size_t slack = 2000;  // so that a sentence begins before the text is used up
+
+// The generator's bits are fixed by the C++ standard; what becomes of them is written here, for
+// the library's distributions and std::shuffle differ between implementations.
+class Random {
+ public:
+  Random(std::uint64_t seed, std::uint64_t length, std::uint64_t number) {
+    std::seed_seq sequence{low(seed), high(seed), low(length), high(length), low(number),
+                           high(number)};
+    bits_.seed(sequence);
+  }
+
+  // Uniform in [0, end), end > 0.
+  std::size_t below(std::size_t end) {
+    const std::uint64_t whole = bits_.max() - bits_.max() % end;
+    std::uint64_t drawn = bits_();
+    while (drawn >= whole) drawn = bits_();
+    return static_cast<std::size_t>(drawn % end);
+  }
+
+  template <class Range>
+  void shuffle(Range& range) {
+    for (std::size_t i = range.size(); i > 1; --i) std::swap(range[i - 1], range[below(i)]);
+  }
+
+ private:
+  static std::uint32_t low(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
+  static std::uint32_t high(std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); }
+
+  std::mt19937_64 bits_;
+};
+
+// Three syllables of a consonant and a vowel.
+std::vector<std::string> draw_names(Random& random, std::size_t count) {
+  constexpr std::string_view consonants = "bdfghjklmnprstvz";
+  constexpr std::string_view vowels = "aeiou";
+  std::set<std::string> names;
+  while (names.size() < count) {
+    std::string name;
+    for (int syllable = 0; syllable < 3; ++syllable) {
+      name += consonants[random.below(consonants.size())];
+      name += vowels[random.below(vowels.size())];
+    }
+    name.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(name.front())));
+    names.insert(std::move(name));
+  }
+  std::vector<std::string> shuffled{names.begin(), names.end()};
+  random.shuffle(shuffled);
+  return shuffled;
+}
+
+std::string fact(std::string_view name, std::string_view key) {
+  return fmt::format("The key of {} is {}. ", name, key);
+}
+std::string older(std::string_view elder, std::string_view younger) {
+  return fmt::format("{} is older than {}. ", elder, younger);
+}
+std::string ask(std::string_view name) { return fmt::format("\nWhat is the key of {}? ", name); }
+std::string ask_older(std::string_view first, std::string_view second) {
+  return fmt::format("\nWhat is the key of the older of {} and {}? ", first, second);
+}
+std::string answer(std::string_view name, std::string_view key) {
+  return fmt::format("The key of {} is {}.", name, key);
+}
+
+// Behind a sentence or a part of one: where facts go, and where a slice begins.
+bool is_boundary(std::string_view text, std::size_t at) {
+  constexpr std::string_view ends = ".:;?!";
+  return at >= 2 && text[at - 1] == ' ' && ends.find(text[at - 2]) != std::string_view::npos;
+}
+
+std::size_t facts_in(std::size_t length) {
+  return std::clamp<std::size_t>(length / 128, 4, 32);
+}
+
+struct Hidden {
+  std::string sentence;
+  std::size_t place = 0;    // in the plain slice
+  std::size_t end = 0;      // in the body, behind the sentence
+};
+
+// The slice with its sentences hidden in it.
+std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& random) {
+  std::vector<std::size_t> places{0};
+  for (std::size_t at = 2; at <= slice.size(); ++at) {
+    if (is_boundary(slice, at)) places.push_back(at);
+  }
+  for (Hidden& one : hidden) one.place = places[random.below(places.size())];
+  std::vector<std::size_t> order(hidden.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return hidden[i].place; });
+  std::string body;
+  std::size_t done = 0;
+  for (const std::size_t i : order) {
+    body += slice.substr(done, hidden[i].place - done);
+    done = hidden[i].place;
+    body += hidden[i].sentence;
+    hidden[i].end = body.size();
+  }
+  body += slice.substr(done);
+  return body;
+}
+
+}  // namespace
+
+std::size_t questions_per_text(std::size_t length, bool two_step) {
+  return two_step ? facts_in(length) / 4 : facts_in(length);
+}
+
+std::size_t longest_text(std::string_view plain) {
+  return plain.size() - std::min(plain.size(), slack);
+}
+
+RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& config) {
+  const std::size_t facts = facts_in(config.length);
+  const std::size_t pairs = config.two_step ? facts / 4 : 0;
+  Random random{config.seed, config.length, config.number};
+  const std::vector<std::string> names = draw_names(random, facts);
+  std::vector<std::string> keys;
+  std::vector<Hidden> hidden;
+  for (const std::string& name : names) {
+    keys.push_back(fmt::format("{:05}", random.below(100000)));
+    hidden.push_back({.sentence = fact(name, keys.back())});
+  }
+  for (std::size_t i = 0; i < pairs; ++i) {
+    hidden.push_back({.sentence = older(names[2 * i], names[2 * i + 1])});
+  }
+
+  // Question i is about name (two-step: pair) i: names come shuffled.
+  RetrievalText text;
+  text.facts = facts;
+  const std::size_t questions = std::min(config.questions, config.two_step ? pairs : facts);
+  std::size_t tail = 0;
+  for (std::size_t i = 0; i < questions; ++i) {
+    const std::size_t asked = config.two_step ? 2 * i : i;
+    Question question;
+    question.answer = answer(names[asked], keys[asked]);
+    if (config.two_step) {
+      std::array<std::string_view, 2> pair{names[asked], names[asked + 1]};
+      random.shuffle(pair);
+      question.text = ask_older(pair[0], pair[1]);
+    } else {
+      question.text = ask(names[asked]);
+    }
+    tail = std::max(tail, question.text.size() + question.answer.size());
+    text.questions.push_back(std::move(question));
+  }
+
+  std::size_t taken = tail;
+  for (const Hidden& one : hidden) taken += one.sentence.size();
+  require(config.length > taken, "a text of ", config.length, " bytes is too short for ", facts,
+          " facts and a question: it takes at least ", taken + 1);
+  require(config.length <= longest_text(plain), "a text of ", config.length,
+          " bytes is longer than the sample text has room for, which is ", longest_text(plain));
+  const std::size_t bytes = config.length - taken;
+  std::size_t first = random.below(plain.size() - bytes - slack);
+  while (!is_boundary(plain, first)) {
+    ++first;
+    require<FormatError>(first + bytes <= plain.size(),
+                         "the sample text has no sentence for thousands of bytes");
+  }
+  text.body = hide(plain.substr(first, bytes), hidden, random);
+  for (std::size_t i = 0; i < questions; ++i) {
+    text.questions[i].distance = text.body.size() - hidden[config.two_step ? 2 * i : i].end;
+  }
+  return text;
+}
+
+std::string held_out_text() {
+  std::string text = io::read_text_file(repository_path("examples/data/kjv_held_out.txt"));
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  std::ranges::replace(text, '\n', ' ');
+  return text;
+}
+
+}  // namespace kvpolicy::tools

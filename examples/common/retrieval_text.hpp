@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Texts with facts hidden in them, and questions that ask for the facts: what the shipped model
+// was trained on (reference_model/training/data.py defines the format), over text that it was not
+// trained on. A seed, a length and a number give the same text on every machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvpolicy::tools {
+
+struct Question {
+  std::string text;          ///< "\nWhat is the key of Bamelo? "
+  std::string answer;        ///< "The key of Bamelo is 48213."
+  std::size_t distance = 0;  ///< Bytes from the end of the fact asked for to the end of the text.
+};
+
+struct RetrievalText {
+  std::string body;
+  std::size_t facts = 0;
+  std::vector<Question> questions;  ///< Each to be asked by itself, behind the body.
+};
+
+struct RetrievalTextConfig {
+  std::size_t length = 8192;   ///< Bytes of text, one question and its answer together.
+  std::size_t questions = 8;   ///< As many at most; a text hides one fact per 128 bytes, 4 to 32.
+  bool two_step = false;       ///< "the key of the older of A and B": two facts lead to the answer.
+  std::uint64_t seed = 1;
+  std::uint64_t number = 0;    ///< Which of a seed's texts.
+};
+
+/// The questions that a text of this length can take.
+[[nodiscard]] std::size_t questions_per_text(std::size_t length, bool two_step);
+
+/// The longest text that `plain` has room for.
+[[nodiscard]] std::size_t longest_text(std::string_view plain);
+
+/// Hides facts in a slice of `plain`. @throws ConfigError for a length that cannot be.
+[[nodiscard]] RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& config);
+
+/// The part of the King James text that the shipped model was not trained on, on one line.
+/// @throws FormatError if the file is not there.
+[[nodiscard]] std::string held_out_text();
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What every tool does around its work: reads the command line, and turns an error into one line
+// on stderr and an exit status: 0 done, 1 it could not be done, 2 the command line is wrong.
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <limits>
+#include <new>
+#include <string>
+#include <system_error>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "terminal.hpp"
+
+namespace kvpolicy::tools {
+
+/// For counts: CLI11 by itself would read "-1" as a very large one.
+[[nodiscard]] inline CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
+  const std::string range = "a whole number from " + thousands(least) + " to " + thousands(most);
+  const auto check = [least, most, range](const std::string& text) -> std::string {
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool whole = error == std::errc{} && end == text.data() + text.size();
+    return whole && number >= least && number <= most ? "" : "'" + text + "' is not " + range;
+  };
+  return CLI::Validator{check, ""};
+}
+/// For seeds.
+[[nodiscard]] inline CLI::Validator any_whole_number() {
+  return whole_number(0, std::numeric_limits<std::uint64_t>::max());
+}
+
+inline constexpr std::uint64_t most_threads = 256;
+
+template <class Work>
+int run_tool(CLI::App& app, int argc, char** argv, Work work) {
+  const std::string name = app.get_name();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // --help
+    return app.exit(asked);
+  } catch (const CLI::ParseError& wrong) {
+    fmt::print(stderr, "{}: {}\nTry '{} --help'.\n", name, wrong.what(), name);
+    return 2;
+  }
+  try {
+    work();
+    return 0;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "{}: not enough memory; try a shorter text or a smaller plan\n", name);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}: {}\n", name, error.what());
+  }
+  return 1;
+}
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sequence.hpp"
+
+#include <array>
+#include <utility>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/cpu.hpp>
+#include <reference_model/run.hpp>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace kvpolicy::tools {
+namespace {
+
+using Engine = cpu::Engine<>;
+
+std::size_t bytes_of_rows(const Plane& plane, std::size_t rows, std::size_t head_dim) {
+  const std::size_t codes = rows * head_dim * bits_of(plane.format.encoding) / 8;
+  if (!is_quantized(plane.format.encoding)) return codes;
+  // A scale and a zero per group; a group spans channels of a row or rows of a channel.
+  return codes + 2 * sizeof(half) * (rows * head_dim / plane.format.group);
+}
+
+template <Element E>
+class PlanSequence final : public Sequence {
+ public:
+  using Cache = KvCache<AnyPlan<E>, Engine>;
+
+  PlanSequence(const reference::Llama& model, Cache cache)
+      : model_{&model}, cache_{std::move(cache)} {}
+
+  [[nodiscard]] std::unique_ptr<Sequence> fork() const override {
+    return std::make_unique<PlanSequence>(*model_, cache_.fork());
+  }
+
+  std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk,
+                             const Report& report) override {
+    return reference::prefill(*model_, cache_, tokens, chunk, report);
+  }
+
+  std::vector<float> decode(int token, const Reading& reading) override {
+    return reference::step(*model_, cache_, std::array{token}, reference::LogitsOf::last,
+                           {.read = reading.read, .refresh = reading.refresh_each_step});
+  }
+
+  std::vector<float> score(std::span<const int> tokens) override {
+    return reference::step(*model_, cache_, tokens, reference::LogitsOf::all);
+  }
+
+  void compress() override { cache_.compress(); }
+
+  [[nodiscard]] std::size_t tokens() const override { return cache_.tokens(); }
+  [[nodiscard]] std::size_t bytes() const override { return cache_.bytes(); }
+
+  [[nodiscard]] std::size_t bytes_read(const Reading& reading) const override {
+    const ModelShape& shape = cache_.plan().shape();
+    std::size_t total = 0;
+    for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
+      const std::size_t layer = head / shape.kv_heads;
+      const SegmentList shown = cache_.segments(layer, head % shape.kv_heads, reading.read);
+      for (const Segment& segment : shown) {
+        segment.for_each_run([&](const RowRun& run) {
+          total += bytes_of_rows(segment.keys, run.rows, shape.head_dim) +
+                   bytes_of_rows(segment.values, run.rows, shape.head_dim);
+        });
+      }
+      if (reading.refresh_each_step) {
+        total += summary_bytes(cache_.plan().at(layer, head % shape.kv_heads));
+      }
+    }
+    return total;
+  }
+
+ private:
+  // Of the chunks among which a head chooses.
+  [[nodiscard]] std::size_t summary_bytes(const typename AnyPlan<E>::Config& head) const {
+    std::size_t bytes = 0;
+    AnyPlan<E>::visit(head, [&]<class P>(const typename P::Config& config) {
+      if constexpr (SelectingPolicy<P>) {
+        bytes = P::summary_type::vectors * (cache_.tokens() / config.chunk) *
+                cache_.plan().shape().head_dim * sizeof(E);
+      }
+    });
+    return bytes;
+  }
+
+  const reference::Llama* model_;
+  Cache cache_;
+};
+
+template <Element E>
+std::unique_ptr<Sequence> make(const reference::Llama& model, AnyPlan<E> plan) {
+  reference::limit_windows(plan, model.config());
+  using Made = PlanSequence<E>;
+  return std::make_unique<Made>(model, typename Made::Cache{std::move(plan)});
+}
+
+}  // namespace
+
+std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, AnyPlan<bfloat16> plan) {
+  return make(model, std::move(plan));
+}
+std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, AnyPlan<float> plan) {
+  return make(model, std::move(plan));
+}
+
+void set_threads([[maybe_unused]] std::size_t threads) {
+#ifdef _OPENMP
+  if (threads > 0) omp_set_num_threads(static_cast<int>(threads));
+#endif
+}
+
+std::size_t threads() {
+#ifdef _OPENMP
+  return static_cast<std::size_t>(omp_get_max_threads());
+#else
+  return 1;
+#endif
+}
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the tools write for people: numbers with separators and units, colours where a terminal
+// shows them (never into a file, and not where NO_COLOR is set: https://no-color.org).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace kvpolicy::tools {
+
+/// Whether `stream` is a terminal that wants colours.
+[[nodiscard]] bool wants_colour(std::FILE* stream);
+[[nodiscard]] bool is_terminal(std::FILE* stream);
+
+/// Columns that UTF-8 text takes on a terminal; combining and wide characters do not occur here.
+[[nodiscard]] std::size_t display_width(std::string_view text);
+
+[[nodiscard]] std::string thousands(std::uint64_t number);            ///< 8192 -> "8,192"
+[[nodiscard]] std::string fixed(double number, int digits);           ///< 8192.04, 1 -> "8,192.0"
+[[nodiscard]] std::string megabytes(std::size_t bytes);               ///< "33.59 MB" (10^6 bytes)
+[[nodiscard]] std::string percent(double share);                      ///< 0.981 -> "98.1 %"
+[[nodiscard]] std::string duration(double seconds);                   ///< "3.2 s", "4 min 10 s"
+
+/// The elements with spaces between them.
+template <class Range>
+[[nodiscard]] std::string spaced(const Range& range) {
+  std::string text;
+  for (const auto& element : range) {
+    if (!text.empty()) text += ' ';
+    if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(element)>>) {
+      text += std::to_string(element);
+    } else {
+      text += element;
+    }
+  }
+  return text;
+}
+
+/// Text on one line: control characters as escapes, cut to `most` columns with an ellipsis.
+[[nodiscard]] std::string one_line(std::string_view text, std::size_t most);
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One text, several plans: what each costs in memory and time, and what it still finds.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/duo_pattern.hpp>
+#include <reference_model/llama.hpp>
+
+#include "common/exam.hpp"
+#include "common/exam_plan.hpp"
+#include "common/files.hpp"
+#include "common/heat_map.hpp"
+#include "common/progress.hpp"
+#include "common/retrieval_text.hpp"
+#include "common/run_tool.hpp"
+#include "common/table.hpp"
+#include "common/terminal.hpp"
+#include "tool_plan.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+struct Arguments {
+  std::string model;
+  std::vector<std::string> plans{"full",         "sink_recent", "duo",     "headkv",
+                                 "quest:16,512", "int4",        "duo+int4"};
+  std::size_t tokens = 8192;
+  std::size_t questions = 12;
+  std::uint64_t seed = 1;
+  std::size_t threads = 0;
+  std::string compress = "question";
+  bool two_step = false;
+  bool json = false;
+};
+
+constexpr const char* description =
+    R"(Compares KV-cache plans on one long text: memory, time, and how many answers are right.
+
+The text is a piece of the King James Bible with facts hidden in it ("The key of Bamelo is 48213.").
+A model reads it once under each plan; every question ("What is the key of Bamelo?") goes to a fork
+of what was read, so no question knows of another. An answer is right if every byte of it is.)";
+
+std::string footer() {
+  return std::string{"Plans (--plans, one or more):\n"} + plan_help() + R"(
+Examples:
+  compare                                     the demo: the shipped model, seven plans
+  compare --plans full duo:0.5 duo:0.75       what more streaming heads cost
+  compare --plans full headkv --compress text
+                                              a budget that is spent before the question is known
+  compare --tokens 2048 --questions 16        a shorter text
+  compare --json > result.json                for another program
+  compare --model DIR                         another byte-level model; duo and headkv look for
+                                              gates and scores in DIR/duo and DIR/headkv)";
+}
+
+struct Comparison {
+  RetrievalText text;
+  std::vector<ExamPlan> plans;
+  std::vector<ExamResult> results;  // of each plan
+
+  // The result that the others are held against; null if the full plan was not asked for.
+  [[nodiscard]] const ExamResult* full() const {
+    const auto found = std::ranges::find(results, "full", &ExamResult::plan);
+    return found == results.end() ? nullptr : &*found;
+  }
+  // The first plan that goes by the model's gates.
+  [[nodiscard]] const ExamPlan* duo() const {
+    const auto found = std::ranges::find_if(
+        plans, [](const ExamPlan& plan) { return plan.name.starts_with("duo"); });
+    return found == plans.end() ? nullptr : &*found;
+  }
+};
+
+HeadGates gates_of(const std::string& model) { return io::load_duo_pattern(model + "/duo").gates; }
+
+Comparison compare(const Arguments& arguments, const reference::Llama& model, bool plans_chosen) {
+  Comparison comparison;
+  comparison.text = draw_text(held_out_text(), {.length = arguments.tokens,
+                                                .questions = arguments.questions,
+                                                .two_step = arguments.two_step,
+                                                .seed = arguments.seed});
+  const Compress compress =
+      arguments.compress == "text" ? Compress::behind_text : Compress::behind_question;
+  for (const std::string& name : arguments.plans) {
+    try {
+      comparison.plans.push_back(
+          make_exam_plan(name, model.config().shape(), arguments.model, compress));
+    } catch (const FormatError& missing) {
+      // A model without gates and scores can still be compared under the other plans.
+      if (plans_chosen) throw;
+      fmt::print(stderr, "compare: without {}: {}\n", name, missing.what());
+    }
+  }
+  const std::size_t length = comparison.text.body.size();
+  const auto plans = static_cast<double>(comparison.plans.size());
+  Progress progress;
+  for (const ExamPlan& plan : comparison.plans) {
+    const auto before = static_cast<double>(comparison.results.size());
+    const auto report = [&](std::size_t done, std::size_t total) {
+      const double share = static_cast<double>(done) / static_cast<double>(total);
+      const std::string doing =
+          done < length ? fmt::format("reads token {} of {}", thousands(done), thousands(length))
+                        : "answers";
+      progress.update((before + share) / plans, fmt::format("{:<13}{}", plan.name, doing));
+    };
+    comparison.results.push_back(examine(model, plan, {&comparison.text, 1}, report));
+  }
+  return comparison;
+}
+
+nlohmann::json as_json(const Arguments& arguments, const reference::Llama& model,
+                       const Comparison& comparison) {
+  const ModelShape shape = model.config().shape();
+  nlohmann::json rows = nlohmann::json::array();
+  for (std::size_t i = 0; i < comparison.plans.size(); ++i) {
+    const ExamResult& result = comparison.results[i];
+    nlohmann::json row{{"plan", result.plan},
+                       {"about", describe(comparison.plans[i].plan)},
+                       {"kv_bytes", result.bytes},
+                       {"kv_bytes_before_compression", result.peak_bytes},
+                       {"kv_bytes_read_per_token", result.bytes_read},
+                       {"prefill_ms", result.prefill_ms},
+                       {"compress_ms", result.compress_ms},
+                       {"decode_ms_per_token", result.decode_ms},
+                       {"right", result.right_count()},
+                       {"questions", result.right.size()},
+                       {"answers", result.answers}};
+    if (const ExamResult* full = comparison.full()) {
+      row["times_smaller"] = full->bytes / result.bytes;
+      row["agreement_with_full"] = agreement(result, *full);
+    }
+    rows.push_back(std::move(row));
+  }
+  nlohmann::json questions = nlohmann::json::array();
+  for (const Question& question : comparison.text.questions) {
+    questions.push_back({{"question", question.text},
+                         {"answer", question.answer},
+                         {"bytes_back", question.distance}});
+  }
+  nlohmann::json json{{"model", arguments.model},
+                      {"layers", shape.layers},
+                      {"q_heads", shape.q_heads},
+                      {"kv_heads", shape.kv_heads},
+                      {"head_dim", shape.head_dim},
+                      {"parameters", model.parameters()},
+                      {"threads", threads()},
+                      {"seed", arguments.seed},
+                      {"tokens", comparison.text.body.size()},
+                      {"facts", comparison.text.facts},
+                      {"questions", std::move(questions)},
+                      {"plans", std::move(rows)}};
+  if (const ExamPlan* duo = comparison.duo()) {
+    const HeadKinds kinds = kinds_of(duo->plan);
+    const HeadGates gates = gates_of(arguments.model);
+    nlohmann::json heads = nlohmann::json::array();
+    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+        heads.push_back({{"layer", layer},
+                         {"head", head},
+                         {"gate", gates(layer, head)},
+                         {"keeps_all", kinds(layer, head) == HeadKind::retrieval}});
+      }
+    }
+    json["duo_heads"] = std::move(heads);
+  }
+  return json;
+}
+
+void print_table(const Comparison& comparison) {
+  Table table;
+  table.add_column("plan", "", Align::left);
+  table.add_column("KV cache");
+  table.add_column("smaller");
+  table.add_column("read", "per token");
+  table.add_column("prefill", "ms");
+  table.add_column("decode", "ms/token");
+  table.add_column("answers", "right");
+  table.add_column("same bytes", "as full");
+  const ExamResult* full = comparison.full();
+  for (const ExamResult& result : comparison.results) {
+    table.add_row({result.plan, megabytes(static_cast<std::size_t>(result.bytes)),
+                   full == nullptr ? "-" : fixed(full->bytes / result.bytes, 1) + " x",
+                   megabytes(static_cast<std::size_t>(result.bytes_read)),
+                   fixed(result.prefill_ms, 0), fixed(result.decode_ms, 2),
+                   fmt::format("{} of {}", result.right_count(), result.right.size()),
+                   full == nullptr ? "-" : percent(agreement(result, *full))});
+  }
+  fmt::print("\n{}\n", table.text(wants_colour(stdout)));
+  for (const ExamPlan& plan : comparison.plans) {
+    fmt::print("  {:<13}{}\n", plan.name, describe(plan.plan));
+  }
+}
+
+// What the plans say to one question: the first that not all of them answer alike.
+void print_answers(const Comparison& comparison) {
+  const auto& questions = comparison.text.questions;
+  std::size_t shown = 0;
+  for (std::size_t q = questions.size(); q-- > 0;) {
+    const auto differs = [&](const ExamResult& r) {
+      return r.answers[q] != comparison.results.front().answers[q];
+    };
+    if (std::ranges::any_of(comparison.results, differs)) shown = q;
+  }
+  const Question& question = questions[shown];
+  const bool colour = wants_colour(stdout);
+  fmt::print("\nOne of the questions, about a fact {} tokens back: {}\n",
+             thousands(question.distance), one_line(question.text.substr(1), 70));
+  for (const ExamResult& result : comparison.results) {
+    const bool right = result.right[shown];
+    fmt::print("  {:<13}{}{} {}{}\n", result.plan, !colour ? "" : right ? "\033[32m" : "\033[31m",
+               right ? "✓" : "✗", one_line(result.answers[shown], 60), colour ? "\033[0m" : "");
+  }
+}
+
+void print_heat_map(const ExamPlan& duo, const std::string& model) {
+  fmt::print("\nWhich heads the plan {} lets keep the whole text: [framed].\n"
+             "The darker a head, the more answers go wrong without it.\n{}", duo.name,
+             heat_map(gates_of(model), kinds_of(duo.plan), wants_colour(stdout)));
+}
+
+void run(const Arguments& arguments, bool plans_chosen) {
+  require_model_folder(arguments.model);
+  set_threads(arguments.threads);
+  const auto model = reference::Llama::load(arguments.model);
+  require_bytes(model);
+  const ModelShape shape = model.config().shape();
+  if (!arguments.json) {
+    fmt::print("{}: {} layers, {} query and {} KV heads of {} channels, {} thousand parameters; "
+               "{} threads\n", arguments.model, shape.layers, shape.q_heads, shape.kv_heads,
+               shape.head_dim, thousands((model.parameters() + 500) / 1000), threads());
+    std::fflush(stdout);
+  }
+  const Comparison comparison = compare(arguments, model, plans_chosen);
+  if (arguments.json) {
+    constexpr auto replace = nlohmann::json::error_handler_t::replace;
+    fmt::print("{}\n", as_json(arguments, model, comparison).dump(-1, ' ', false, replace));
+    return;
+  }
+  fmt::print("A text of {} tokens (bytes) with {} facts hidden in it; {} questions, each to a fork "
+             "of the read text\n", thousands(comparison.text.body.size()), comparison.text.facts,
+             comparison.text.questions.size());
+  print_table(comparison);
+  print_answers(comparison);
+  if (const ExamPlan* duo = comparison.duo()) print_heat_map(*duo, arguments.model);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  arguments.model = repository_path(shipped_model);
+  CLI::App app{description, "compare"};
+  app.footer(footer());
+  app.get_formatter()->column_width(26);
+  app.add_option("--model", arguments.model, "Folder of a byte-level model")
+      ->type_name("DIR")
+      ->capture_default_str();
+  auto* plans = app.add_option("--plans", arguments.plans, "Plans to compare, see below")
+                    ->type_name("PLAN...")
+                    ->default_str(spaced(arguments.plans));
+  app.add_option("--tokens", arguments.tokens, "Bytes of text, a question and its answer included")
+      ->type_name("N")
+      ->check(whole_number(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--questions", arguments.questions,
+                 "Questions, at most one per hidden fact (a fact per 128 bytes, 4 to 32)")
+      ->type_name("N")
+      ->check(whole_number(1, 1000))
+      ->capture_default_str();
+  app.add_flag("--two-step", arguments.two_step, "Ask for the key of the older of two names");
+  app.add_option("--compress", arguments.compress,
+                 "When headkv drops rows: behind the question, or behind the text, before a "
+                 "question is known")
+      ->check(CLI::IsMember({"question", "text"}))
+      ->type_name("WHEN")
+      ->capture_default_str();
+  app.add_option("--seed", arguments.seed, "Another text and other questions")
+      ->type_name("N")
+      ->check(any_whole_number())
+      ->capture_default_str();
+  app.add_option("--threads", arguments.threads, "Threads; 0: all that OpenMP offers")
+      ->type_name("N")
+      ->check(whole_number(0, most_threads))
+      ->capture_default_str();
+  app.add_flag("--json", arguments.json, "Print JSON");
+  return run_tool(app, argc, argv, [&] { run(arguments, plans->count() > 0); });
+}

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Continues a prompt under one plan, and says what its KV cache cost.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/text_file.hpp>
+#include <reference_model/llama.hpp>
+#include <reference_model/sampler.hpp>
+
+#include "common/exam.hpp"
+#include "common/files.hpp"
+#include "common/progress.hpp"
+#include "common/run_tool.hpp"
+#include "common/sequence.hpp"
+#include "common/stopwatch.hpp"
+#include "common/terminal.hpp"
+#include "tool_plan.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+struct Arguments {
+  std::string model;
+  PlanArguments plan;
+  std::string dtype = "bfloat16";
+  std::string prompt;
+  std::string file;
+  std::vector<int> tokens;
+  std::size_t most_new = 64;
+  std::string stop;
+  reference::SamplerConfig sampler;
+  std::size_t chunk = 512;
+  std::size_t threads = 0;
+  bool stream = false;
+  bool json = false;
+};
+
+constexpr const char* description =
+    R"(Continues a prompt with a model of the Llama family under a plan for its KV cache.
+
+The text goes to stdout; what the cache took in memory and time goes to stderr behind it. Models
+with a vocabulary of 256 read and write bytes, as the shipped one does; for others give --tokens.)";
+
+std::string footer() {
+  return std::string{"Plans (--plan):\n"} + plan_help() + R"(
+Examples:
+  generate --prompt 'The key of Bamelo is 48213. What is the key of Bamelo? ' --stop .
+  generate --file chapter.txt --plan duo --max-new 200 --stream
+  generate --file chapter.txt --temperature 0.8 --top-p 0.95 --seed 7
+  echo 'In the beginning' | generate --file - --plan int4
+  generate --model path/to/Llama-3.2-1B --tokens 128000,791,1893 --plan kivi2 --json)";
+}
+
+std::vector<int> read_prompt(const Arguments& arguments, std::size_t vocabulary) {
+  if (!arguments.tokens.empty()) return arguments.tokens;
+  require(!arguments.prompt.empty() || !arguments.file.empty(),
+          "there is no prompt; give one of --prompt TEXT, --file PATH, --tokens N,N,...");
+  require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
+          ", not of bytes, and this program has no tokenizer: give the prompt as --tokens N,N,...");
+  if (!arguments.prompt.empty()) return tokens_of(arguments.prompt);
+  if (arguments.file != "-") return tokens_of(io::read_text_file(arguments.file));
+  const std::string text{std::istreambuf_iterator<char>{std::cin}, {}};
+  require(!text.empty(), "stdin is empty, expected a prompt");
+  return tokens_of(text);
+}
+
+std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference::Llama& model,
+                                     PlanNeeds& needs) {
+  const auto make = [&]<Element E>() {
+    auto plan = make_plan<E>(arguments.plan, model.config().shape(), arguments.model);
+    needs = needs_of(plan);
+    return make_sequence(model, std::move(plan));
+  };
+  return arguments.dtype == "float32" ? make.operator()<float>()
+                                              : make.operator()<bfloat16>();
+}
+
+// Tokens for people: bytes as they are, others by number. A terminal gets no control characters.
+std::string shown(int token, bool bytes, bool to_terminal) {
+  if (!bytes) return fmt::format("{} ", token);
+  const char c = static_cast<char>(token);
+  const bool control = static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t';
+  return std::string(1, control && to_terminal ? '?' : c);
+}
+
+struct Generated {
+  std::size_t prompt_tokens = 0;
+  std::vector<int> tokens;
+  std::string text;  // of a model that writes bytes
+  const char* ended_by = "max-new";
+  double prefill_ms = 0;
+  double compress_ms = 0;
+  double decode_ms = 0;  // of a token; 0 for a single one
+  std::size_t bytes = 0;
+  std::size_t bytes_read = 0;
+};
+
+Generated generate(const Arguments& arguments, const reference::Llama& model) {
+  const bool bytes = model.config().vocabulary == 256;
+  const std::vector<int> prompt = read_prompt(arguments, model.config().vocabulary);
+  reference::Sampler sampler{arguments.sampler};
+  PlanNeeds needs;
+  const auto cache = make_cache(arguments, model, needs);
+  const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
+
+  Generated result;
+  result.prompt_tokens = prompt.size();
+  const Stopwatch prefill;
+  std::vector<float> logits;
+  {
+    Progress progress;
+    logits = cache->prefill(prompt, arguments.chunk, [&](std::size_t done, std::size_t total) {
+      progress.update(static_cast<double>(done) / static_cast<double>(total),
+                      fmt::format("reads token {} of {}", thousands(done), thousands(total)));
+    });
+  }
+  result.prefill_ms = prefill.milliseconds();
+  if (needs.compress) {
+    const Stopwatch compress;
+    cache->compress();
+    result.compress_ms = compress.milliseconds();
+  }
+
+  const bool stream = arguments.stream && !arguments.json;
+  const bool terminal = is_terminal(stdout);
+  const auto& ends = model.config().eos_tokens;
+  const Stopwatch decode;
+  while (result.tokens.size() < arguments.most_new) {
+    if (!result.tokens.empty()) logits = cache->decode(result.tokens.back(), reading);
+    const int token = sampler.next(logits);
+    if (std::ranges::find(ends, token) != ends.end()) {
+      result.ended_by = "end of text";
+      break;
+    }
+    result.tokens.push_back(token);
+    if (bytes) result.text += static_cast<char>(token);
+    if (stream) {
+      fmt::print("{}", shown(token, bytes, terminal));
+      std::fflush(stdout);
+    }
+    if (!arguments.stop.empty() && result.text.ends_with(arguments.stop)) {
+      result.ended_by = "stop";
+      break;
+    }
+  }
+  const std::size_t steps = cache->tokens() - prompt.size();
+  if (steps > 0) result.decode_ms = decode.milliseconds() / static_cast<double>(steps);
+  result.bytes = cache->bytes();
+  result.bytes_read = cache->bytes_read(reading);
+  if (!stream && !arguments.json) {
+    for (const int token : result.tokens) fmt::print("{}", shown(token, bytes, terminal));
+  }
+  return result;
+}
+
+void print_json(const Arguments& arguments, const Generated& result) {
+  const nlohmann::json json{{"model", arguments.model},
+                            {"plan", arguments.plan.plan},
+                            {"dtype", arguments.dtype},
+                            {"threads", threads()},
+                            {"temperature", arguments.sampler.temperature},
+                            {"seed", arguments.sampler.seed},
+                            {"prompt_tokens", result.prompt_tokens},
+                            {"tokens", result.tokens},
+                            {"text", result.text},
+                            {"ended_by", result.ended_by},
+                            {"kv_bytes", result.bytes},
+                            {"kv_bytes_read_per_token", result.bytes_read},
+                            {"prefill_ms", result.prefill_ms},
+                            {"compress_ms", result.compress_ms},
+                            {"decode_ms_per_token", result.decode_ms}};
+  constexpr auto replace = nlohmann::json::error_handler_t::replace;
+  fmt::print("{}\n", json.dump(-1, ' ', false, replace));
+}
+
+void print_costs(const Arguments& arguments, const Generated& result) {
+  fmt::print(stderr,
+             "\n  plan {}: {} prompt tokens, {} new ones\n"
+             "  KV cache  {}, of which a token reads {}\n"
+             "  prefill   {} ms\n"
+             "  decode    {} ms/token\n",
+             arguments.plan.plan, thousands(result.prompt_tokens), thousands(result.tokens.size()),
+             megabytes(result.bytes), megabytes(result.bytes_read), fixed(result.prefill_ms, 0),
+             fixed(result.decode_ms, 2));
+  if (result.compress_ms > 0) {
+    fmt::print(stderr, "  compress  {} ms, once behind the prompt\n", fixed(result.compress_ms, 0));
+  }
+}
+
+void run(const Arguments& arguments) {
+  require_model_folder(arguments.model);
+  set_threads(arguments.threads);
+  const auto model = reference::Llama::load(arguments.model);
+  require(arguments.stop.empty() || model.config().vocabulary == 256,
+          "--stop is a text, but the model does not write bytes: its vocabulary is ",
+          model.config().vocabulary);
+  const Generated result = generate(arguments, model);
+  if (arguments.json) return print_json(arguments, result);
+  fmt::print("\n");
+  std::fflush(stdout);
+  print_costs(arguments, result);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  arguments.model = repository_path(shipped_model);
+  CLI::App app{description, "generate"};
+  app.footer(footer());
+  app.get_formatter()->column_width(26);
+  app.add_option("--model", arguments.model, "Hugging Face folder of the model")
+      ->type_name("DIR")
+      ->capture_default_str();
+  auto* source = app.add_option_group("Prompt", "one of");
+  source->add_option("--prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
+  source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")
+      ->type_name("PATH");
+  source->add_option("--tokens", arguments.tokens, "The prompt as numbers of tokens")
+      ->delimiter(',')
+      ->type_name("N,N,...");
+  source->require_option(0, 1);
+  add_plan_options(app, arguments.plan);
+  app.add_option("--dtype", arguments.dtype, "Of cached rows")
+      ->check(CLI::IsMember({"bfloat16", "float32"}))
+      ->type_name("TYPE")
+      ->capture_default_str();
+  app.add_option("--max-new", arguments.most_new, "New tokens at most")
+      ->type_name("N")
+      ->check(whole_number(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--stop", arguments.stop, "Ends behind this text")->type_name("TEXT");
+  app.add_option("--temperature", arguments.sampler.temperature, "0: always the likeliest token")
+      ->type_name("X")
+      ->capture_default_str();
+  app.add_option("--top-k", arguments.sampler.top_k, "Only the N likeliest; 0: all")
+      ->type_name("N")
+      ->check(whole_number(0, 1'000'000'000))
+      ->capture_default_str();
+  app.add_option("--top-p", arguments.sampler.top_p, "Only the likeliest that reach this share")
+      ->type_name("X")
+      ->capture_default_str();
+  app.add_option("--seed", arguments.sampler.seed, "Of what temperature leaves to chance")
+      ->type_name("N")
+      ->check(any_whole_number())
+      ->capture_default_str();
+  app.add_option("--chunk", arguments.chunk, "Prompt tokens read at once")
+      ->type_name("N")
+      ->check(whole_number(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--threads", arguments.threads, "Threads; 0: all that OpenMP offers")
+      ->type_name("N")
+      ->check(whole_number(0, most_threads))
+      ->capture_default_str();
+  app.add_flag("--stream", arguments.stream, "Print each token as it comes");
+  app.add_flag("--json", arguments.json, "Print JSON");
+  return run_tool(app, argc, argv, [&] { run(arguments); });
+}

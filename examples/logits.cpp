@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Prints what the reference Llama says about some tokens, so that anyone can hold it against
+// another implementation: as text, or as JSON that keeps every digit.
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <kvpolicy/core/error.hpp>
+#include <reference_model/llama.hpp>
+
+#include "common/files.hpp"
+#include "common/run_tool.hpp"
+#include "common/sequence.hpp"
+#include "tool_plan.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+struct Arguments {
+  std::string model;
+  std::vector<int> tokens;
+  PlanArguments plan;
+  std::size_t chunk = 512;
+  bool all = false;
+  bool json = false;
+};
+
+constexpr const char* description =
+    R"(Prints the logits that a model of the Llama family computes for given tokens, in float32.
+
+The model is a Hugging Face folder as it is downloaded: config.json with model.safetensors, or
+shards with their index; LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM.)";
+
+constexpr const char* examples = R"(Examples:
+  # the logits behind the third token
+  logits --model tests/model/goldens/gqa2_d80 --tokens 1,2,3
+  # of every token, fed one at a time, as JSON for another program
+  logits --model tests/model/goldens/gqa2_d80 --tokens 1,2,3 --all --chunk 1 --json
+  # the same where each head reads the first token and the latest alone
+  logits --model tests/model/goldens/gqa2_d80 --tokens 1,2,3 --plan sink_recent:1,1
+
+In PyTorch, to compare with the plan `full`:
+  model = AutoModelForCausalLM.from_pretrained(DIR, dtype=torch.float32)
+  model(torch.tensor([[1, 2, 3]])).logits)";
+
+/// Of every token, or of the last one.
+std::vector<float> compute(const reference::Llama& model, Sequence& sequence,
+                           const Arguments& arguments) {
+  if (!arguments.all) return sequence.prefill(arguments.tokens, arguments.chunk);
+  const std::span tokens{arguments.tokens};
+  std::vector<float> logits;
+  logits.reserve(tokens.size() * model.config().vocabulary);
+  for (std::size_t first = 0; first < tokens.size(); first += arguments.chunk) {
+    const std::size_t count = std::min(arguments.chunk, tokens.size() - first);
+    const std::vector<float> some = sequence.score(tokens.subspan(first, count));
+    logits.insert(logits.end(), some.begin(), some.end());
+  }
+  return logits;
+}
+
+void run(const Arguments& arguments) {
+  require(arguments.chunk > 0, "--chunk is 0, must be at least 1");
+  const std::string folder = repository_path(arguments.model);
+  require_model_folder(folder);
+  const auto model = reference::Llama::load(folder);
+  const auto sequence =
+      make_sequence(model, make_plan<float>(arguments.plan, model.config().shape(), folder));
+  const std::vector<float> logits = compute(model, *sequence, arguments);
+
+  const std::size_t vocabulary = model.config().vocabulary;
+  const std::size_t rows = logits.size() / vocabulary;
+  nlohmann::json printed = nlohmann::json::array();
+  for (std::size_t row = 0; row < rows; ++row) {
+    const std::span values = std::span(logits).subspan(row * vocabulary, vocabulary);
+    const std::size_t position = arguments.tokens.size() - rows + row;
+    const int token = arguments.tokens[position];
+    if (arguments.json) {
+      printed.push_back({{"position", position}, {"token", token}, {"logits", values}});
+    } else {
+      fmt::print("position {}, token {}: {:.6g}\n", position, token, fmt::join(values, " "));
+    }
+  }
+  if (!arguments.json) return;
+  const nlohmann::json result{{"model", arguments.model},      {"plan", arguments.plan.plan},
+                              {"chunk", arguments.chunk},      {"vocabulary", vocabulary},
+                              {"kv_bytes", sequence->bytes()}, {"rows", printed}};
+  fmt::print("{}\n", result.dump());
+}
+
+}  // namespace
+}  // namespace kvpolicy::tools
+
+int main(int argc, char** argv) {
+  using namespace kvpolicy::tools;
+  Arguments arguments;
+  CLI::App app{description, "logits"};
+  app.footer(std::string("Plans:\n") + plan_help() + "\n" + examples);
+  app.add_option("--model", arguments.model, "Folder with config.json and the weights")
+      ->required()
+      ->type_name("DIR");
+  app.add_option("--tokens", arguments.tokens, "The tokens, by number")
+      ->required()
+      ->delimiter(',')
+      ->type_name("1,2,3");
+  add_plan_options(app, arguments.plan);
+  app.add_option("--chunk", arguments.chunk,
+                 "Tokens fed per step; exact plans give the same for every chunk")
+      ->capture_default_str()
+      ->type_name("N");
+  app.add_flag("--all", arguments.all, "Logits of every token, not only of the last");
+  app.add_flag("--json", arguments.json, "Print JSON");
+  return run_tool(app, argc, argv, [&] { run(arguments); });
+}

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shows plans, sizes them for a model, and turns published patterns and scores into plan files and
+// back. Loads no weights: a plan knows what its cache will cost before there is one.
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <kvpolicy/io/duo_pattern.hpp>
+#include <kvpolicy/io/head_scores.hpp>
+#include <kvpolicy/io/plan_json.hpp>
+
+#include "common/model_sizes.hpp"
+#include "common/plan_view.hpp"
+#include "common/run_tool.hpp"
+#include "common/table.hpp"
+#include "common/terminal.hpp"
+#include "tool_plan.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+namespace fs = std::filesystem;
+using Plan = AnyPlan<bfloat16>;
+using io::OrderedJson;
+
+struct Arguments {
+  PlanArguments plan;
+  std::string shape;
+  std::string weights;
+  std::string dtype = "bf16";
+  std::size_t context = 131072;
+  std::string memory = "80GB";
+  std::size_t page_rows = 64;
+  bool published = false;
+  std::string output;
+  bool json = false;
+
+  [[nodiscard]] CacheOptions options() const { return {.page_rows = page_rows}; }
+};
+
+constexpr const char* examples = R"(Examples:
+  # which heads of a published DuoAttention pattern keep the whole text, at half of them
+  plan show attn_patterns/Llama-3-8B-Instruct-Gradient-1048k --sparsity 0.5
+
+  # how many rows HeadKV gives each head of a model with 8 KV heads
+  plan budgets Meta-Llama-3-8B-Instruct_retrieval_heads.json --kv-heads 8 --capacity 128
+
+  # what a cache takes at 128 Ki tokens, policy by policy, and how far 40 GB go
+  plan memory --shape llama-3-8b --plan int4 --context 131072
+  plan max-context --memory 40GB --shape llama-3-8b --plan sink_recent:128,256
+
+  # a published pattern as a plan file, and back
+  plan convert PATTERN_FOLDER duo.json --shape llama-3-8b --sparsity 0.5
+  plan convert duo.json NEW_FOLDER
+
+'plan COMMAND --help' says more about each.)";
+
+// ---- where a plan and its shape come from
+
+// The shape that a file implies; what it leaves open (head_dim, say) does not show in a picture.
+std::optional<ModelShape> implied_shape(const std::string& path) {
+  if (!fs::exists(path)) return std::nullopt;
+  if (fs::is_directory(path)) {
+    const HeadGates gates = io::load_duo_pattern(path).gates;
+    return ModelShape{gates.layers(), gates.heads(), gates.heads(), 128};
+  }
+  const std::string text = io::read_text_file(path);
+  const io::Json json = io::parse_json(text, path);
+  if (json.is_object() && json.contains("format")) return io::parse_plan<Plan>(text, path).shape();
+  const HeadScores scores = io::parse_head_scores(text, path);
+  return ModelShape{scores.layers(), scores.heads(), scores.heads(), 128};
+}
+
+bool is_plan_file(const std::string& path) {
+  if (!fs::is_regular_file(path)) return false;
+  const io::Json json = io::parse_json(io::read_text_file(path), path);
+  return json.is_object() && json.contains("format");
+}
+
+ModelShape shape_of(const Arguments& a) {
+  require_plan_source(a.plan.plan);
+  if (!a.shape.empty()) return parse_shape(a.shape);
+  if (is_plan_file(a.plan.plan)) return *implied_shape(a.plan.plan);
+  require(!a.weights.empty(), "--shape is needed: a model's name, layers,q_heads,kv_heads,head_dim "
+                              "or a model folder; only a plan file has one of its own. Known:\n",
+          known_shapes());
+  return parse_shape(a.weights);
+}
+
+Plan plan_of(const Arguments& a) { return make_plan<bfloat16>(a.plan, shape_of(a), a.weights); }
+
+// ---- show
+
+void show(const Arguments& a) {
+  Arguments own = a;
+  std::string note;
+  if (own.shape.empty() && own.weights.empty()) {
+    if (const auto implied = implied_shape(own.plan.plan)) {
+      own.shape = fmt::format("{},{},{},{}", implied->layers, implied->q_heads, implied->kv_heads,
+                              implied->head_dim);
+      if (!is_plan_file(own.plan.plan) && !fs::is_directory(own.plan.plan)) {
+        note = "each query head is taken for a KV head; --shape says otherwise";
+      }
+    }
+  }
+  const Plan plan = plan_of(own);
+  const ModelShape& shape = plan.shape();
+  const std::string text = io::format_plan(plan);
+  if (a.json) {
+    fmt::print("{}", text);
+    return;
+  }
+  fmt::print("{}: {} layers, {} KV heads each\n\n{}", own.plan.plan, shape.layers, shape.kv_heads,
+             plan_map(plan, wants_colour(stdout)));
+  if (!note.empty()) fmt::print("\nnote: {}\n", note);
+}
+
+// ---- budgets
+
+void budgets(const Arguments& a, std::size_t kv_heads) {
+  const HeadScores scores = io::load_head_scores(a.plan.plan);
+  const HeadKvBudgetConfig config = a.plan.headkv.budgets();
+  if (!a.shape.empty()) kv_heads = parse_shape(a.shape).kv_heads;
+  const HeadBudgets made =
+      a.published ? published_headkv_budgets(scores, config)
+                  : headkv_budgets(scores, kv_heads == 0 ? scores.heads() : kv_heads, config);
+  std::size_t sum = 0;
+  for (const std::size_t budget : made.values()) sum += budget;
+  const auto [least, most] = std::ranges::minmax(made.values());
+  if (a.json) {
+    OrderedJson json = {{"capacity", config.capacity}, {"window", config.window},
+                        {"beta", config.beta},         {"published", a.published},
+                        {"sum", sum},                  {"min", least},
+                        {"max", most},                 {"budgets", OrderedJson::array()}};
+    for (std::size_t layer = 0; layer < made.layers(); ++layer) {
+      const auto row = made.layer(layer);
+      json["budgets"].push_back(std::vector<std::size_t>(row.begin(), row.end()));
+    }
+    fmt::print("{}\n", json.dump());
+    return;
+  }
+  const std::size_t width = std::max<std::size_t>(thousands(most).size(), 2);
+  for (std::size_t layer = 0; layer < made.layers(); ++layer) {
+    fmt::print("  layer{:>4} ", layer);
+    for (const std::size_t budget : made.layer(layer)) fmt::print(" {:>{}}", thousands(budget), width);
+    fmt::print("\n");
+  }
+  fmt::print("\n  {} rows for {} {} heads besides the window of {}: {} to {}, {:.2f} on average\n",
+             thousands(sum), thousands(made.values().size()), a.published ? "query" : "KV",
+             config.window, thousands(least), thousands(most),
+             static_cast<double>(sum) / static_cast<double>(made.values().size()));
+}
+
+// ---- memory, max-context
+
+// Calls f(plan, full) with the plan in the element type asked for, and one that keeps everything.
+template <class F>
+void with_dtype(const Arguments& a, F f) {
+  const Plan plan = plan_of(a);
+  if (a.dtype == "f32") {
+    // The file does not know the element type, which makes it the way from one to another.
+    return f(io::parse_plan<AnyPlan<float>>(io::format_plan(plan)), AnyPlan<float>{plan.shape()});
+  }
+  f(plan, Plan{plan.shape()});
+}
+
+void memory(const Arguments& a) {
+  with_dtype(a, [&]<class P>(const P& plan, const P& full) {
+    const auto shares = policy_shares(plan, a.context, a.options());
+    const MemoryEstimate estimate = plan.memory(a.context, a.options(), true);
+    const std::size_t before = plan.memory(a.context, a.options()).total();
+    const std::size_t total = estimate.total();
+    const std::size_t whole = full.memory(a.context, a.options()).total();
+    const double smaller = static_cast<double>(whole) / static_cast<double>(total);
+    if (a.json) {
+      OrderedJson json = {{"plan", a.plan.plan},    {"context", a.context}, {"dtype", a.dtype},
+                          {"bytes", total},         {"bytes_before_compress", before},
+                          {"bytes_full", whole},    {"times_smaller", smaller},
+                          {"tail", estimate.tail},  {"queries", estimate.queries},
+                          {"policies", OrderedJson::array()}};
+      for (const auto& share : shares) {
+        json["policies"].push_back(
+            {{"policy", share.name}, {"heads", share.heads}, {"bytes", share.bytes}});
+      }
+      fmt::print("{}\n", json.dump());
+      return;
+    }
+    Table table;
+    table.add_column("what", "", Align::left);
+    table.add_column("heads");
+    table.add_column("bytes");
+    table.add_column("per head");
+    for (const auto& share : shares) {
+      table.add_row({share.name, thousands(share.heads), bytes_text(share.bytes),
+                     bytes_text(share.bytes / share.heads)});
+    }
+    if (estimate.queries > 0) table.add_row({"queries kept", "", bytes_text(estimate.queries), ""});
+    table.add_row({"tail", "", bytes_text(estimate.tail), ""});
+    table.add_row({"all", thousands(plan.shape().kv_head_count()), bytes_text(total), ""});
+    fmt::print("{} at {} tokens, {}\n\n{}\n", a.plan.plan, thousands(a.context), a.dtype,
+               table.text(wants_colour(stdout)));
+    fmt::print("a full cache takes {}: {:.2f}x smaller\n", bytes_text(whole), smaller);
+    if (before != total) {
+      fmt::print("before its heads are compressed this one takes {}\n", bytes_text(before));
+    }
+  });
+}
+
+void max_context(const Arguments& a) {
+  const std::size_t bytes = parse_bytes(a.memory);
+  with_dtype(a, [&]<class P>(const P& plan, const P& full) {
+    const auto own = plan.max_context(bytes, a.options());
+    const auto whole = full.max_context(bytes, a.options());
+    constexpr std::size_t endless = std::size_t{1} << 38;
+    const bool unlimited = own.value_or(0) >= endless;
+    if (a.json) {
+      OrderedJson json = {{"plan", a.plan.plan}, {"memory", bytes}, {"dtype", a.dtype}};
+      json["tokens"] = unlimited ? OrderedJson{} : OrderedJson(own.value_or(0));
+      json["unlimited"] = unlimited;
+      json["tokens_full"] = whole.value_or(0);
+      fmt::print("{}\n", json.dump());
+      return;
+    }
+    const std::string tokens = unlimited ? "text of any length" : fmt::format("{} tokens", thousands(own.value_or(0)));
+    fmt::print("{} fits {} into {}; a full cache {} tokens", a.plan.plan, tokens, bytes_text(bytes),
+               thousands(whole.value_or(0)));
+    if (own && whole && !unlimited) {
+      fmt::print(": {:.2f}x", static_cast<double>(*own) / static_cast<double>(*whole));
+    }
+    fmt::print("\n");
+    if (needs_of(plan).compress) {
+      fmt::print("heads with a budget count as compressed: the prompt itself needs more\n");
+    }
+  });
+}
+
+// ---- convert
+
+// Full heads to gates of 1, streaming heads to gates of 0.
+io::DuoPattern pattern_of(const Plan& plan) {
+  io::DuoPattern pattern{HeadGates{plan.shape().layers, plan.shape().kv_heads}};
+  bool met = false;
+  plan.for_each_head([&]<class Config>(std::size_t layer, std::size_t head, const Config& config) {
+    if constexpr (std::is_same_v<Config, FullCache<DenseStorage<bfloat16>>::Config>) {
+      pattern.gates(layer, head) = 1.0;
+    } else if constexpr (requires { config.sinks; }) {
+      require(!met || (pattern.sinks == config.sinks && pattern.recent == config.recent),
+              "a DuoAttention pattern has one window for all heads; KV head ", head, " of layer ",
+              layer, " has another than the heads before it");
+      pattern.sinks = config.sinks;
+      pattern.recent = config.recent;
+      met = true;
+    } else {
+      throw ConfigError(message("a DuoAttention pattern knows full and sink_recent heads alone; KV ",
+                                "head ", head, " of layer ", layer, " is another: ",
+                                setting_text(Plan::Config{config})));
+    }
+  });
+  return pattern;
+}
+
+// Scores in proportion to the budgets: with beta = 1 they bring the budgets back.
+HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
+  const ModelShape& shape = plan.shape();
+  HeadScores scores{shape.layers, shape.q_heads};
+  std::size_t sum = 0;
+  plan.for_each_head([&](std::size_t layer, std::size_t head, const auto& own) {
+    if constexpr (requires { own.scorer; }) {
+      for (std::size_t i = 0; i < shape.group(); ++i) {
+        scores(layer, head * shape.group() + i) = static_cast<double>(own.budget);
+      }
+      sum += own.budget;
+      config.window = own.scorer.window;
+    } else {
+      throw ConfigError(message("head scores stand for heads with a budget alone; KV head ", head,
+                                " of layer ", layer, " has none"));
+    }
+  });
+  config.capacity = sum / shape.kv_head_count() + config.window;
+  return scores;
+}
+
+void convert(const Arguments& a) {
+  const fs::path output{a.output};
+  if (!is_plan_file(a.plan.plan)) {
+    io::save_plan(output, plan_of(a));
+    fmt::print("wrote the plan {}\n", a.output);
+    return;
+  }
+  const Plan plan = plan_of(a);
+  if (output.extension() != ".json") {
+    const io::DuoPattern pattern = pattern_of(plan);
+    io::save_duo_pattern(output, pattern);
+    const double kept = static_cast<double>(std::ranges::count(pattern.gates.values(), 1.0)) /
+                        static_cast<double>(pattern.gates.values().size());
+    fmt::print("wrote the pattern {}; read it with --sparsity {}\n", a.output, 1.0 - kept);
+    return;
+  }
+  HeadKvConfig config;
+  io::save_head_scores(output, scores_of(plan, config));
+  fmt::print("wrote the head scores {}; read them with --capacity {} --window {} --beta 1\n",
+             a.output, config.capacity, config.window);
+}
+
+// ---- the command line
+
+void add_shape(CLI::App& app, Arguments& a) {
+  app.add_option("--shape", a.shape, "The model: a known name, layers,q_heads,kv_heads,head_dim, or "
+                                     "its folder")->type_name("SHAPE");
+  app.add_option("--weights", a.weights, "Model folder with the gates and scores that names such as "
+                                         "duo:0.5 need (and the shape, without --shape)")
+      ->type_name("DIR");
+}
+
+void add_source(CLI::App& app, Arguments& a) {
+  app.add_option("PLAN", a.plan.plan, "What --plan takes: a name, file or folder")->required();
+}
+
+CLI::App* add_command(CLI::App& app, const char* name, const char* about, Arguments& a) {
+  CLI::App* command = app.add_subcommand(name, about);
+  command->add_flag("--json", a.json, "Print JSON");
+  return command;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments a;
+  std::size_t kv_heads = 0;
+  CLI::App app{"Shows, sizes and converts plans: what each KV head of a model keeps.", "plan"};
+  app.footer(examples);
+  app.require_subcommand(1);
+  const std::string forms = fmt::format("A plan is one of\n{}", plan_help());
+  const std::string models = fmt::format("{}\nKnown shapes\n{}", forms, known_shapes());
+
+  CLI::App* show_command = add_command(app, "show", "Draws which head keeps what", a);
+  add_source(*show_command, a);
+  add_shape(*show_command, a);
+  add_plan_options(*show_command, a.plan);
+  show_command->remove_option(show_command->get_option("--plan"));
+  show_command->footer(forms);
+
+  CLI::App* budgets_command = add_command(app, "budgets", "Rows per head from HeadKV head scores", a);
+  budgets_command->add_option("SCORES", a.plan.plan, "Head scores, as HeadKV publishes them")
+      ->required()->type_name("FILE");
+  budgets_command->add_option("--capacity", a.plan.headkv.capacity,
+                              "Rows per head on average, window included")->capture_default_str();
+  budgets_command->add_option("--window", a.plan.headkv.window, "Latest rows, always kept")
+      ->capture_default_str();
+  budgets_command->add_option("--beta", a.plan.headkv.beta, "1 / beta of the rows go by score")
+      ->capture_default_str();
+  budgets_command->add_option("--temp", a.plan.headkv.temp, "Scores are raised to this power first")
+      ->capture_default_str();
+  budgets_command->add_option("--kv-heads", kv_heads,
+                              "KV heads of a layer (default: as many as query heads)");
+  budgets_command->add_option("--shape", a.shape, "Or the model, by name")->type_name("SHAPE");
+  budgets_command->add_flag("--published", a.published,
+                            "The published integers, per query head, which sum to nearly the same");
+
+  CLI::App* memory_command = add_command(app, "memory", "Bytes of a cache, policy by policy", a);
+  CLI::App* context_command =
+      add_command(app, "max-context", "The longest text that fits into memory", a);
+  for (CLI::App* command : {memory_command, context_command}) {
+    add_shape(*command, a);
+    add_plan_options(*command, a.plan);
+    command->add_option("--dtype", a.dtype, "Element type of exact rows")
+        ->check(CLI::IsMember({"bf16", "f16", "f32"}))->capture_default_str();
+    command->add_option("--page-rows", a.page_rows, "Rows of a page")->capture_default_str();
+    command->footer(models);
+  }
+  memory_command->add_option("--context", a.context, "Tokens in the cache")->capture_default_str();
+  context_command->add_option("--memory", a.memory, "Memory for the cache: 80GB, 24GiB, …")
+      ->capture_default_str();
+
+  CLI::App* convert_command = add_command(
+      app, "convert", "Anything to a plan file; a plan file to a pattern folder or head scores", a);
+  add_source(*convert_command, a);
+  convert_command->add_option("OUTPUT", a.output,
+                              "From a plan file: NAME.json for head scores, else a pattern folder")
+      ->required();
+  add_shape(*convert_command, a);
+  add_plan_options(*convert_command, a.plan);
+  convert_command->remove_option(convert_command->get_option("--plan"));
+  convert_command->footer(models);
+
+  return run_tool(app, argc, argv, [&] {
+    if (*show_command) show(a);
+    if (*budgets_command) budgets(a, kv_heads);
+    if (*memory_command) memory(a);
+    if (*context_command) max_context(a);
+    if (*convert_command) convert(a);
+  });
+}

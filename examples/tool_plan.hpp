@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The `--plan` of every tool: a plan file, a published pattern or score file, or a name with
+// settings, made into a plan for the model at hand.
+//
+//     tools::PlanArguments arguments;
+//     tools::add_plan_options(app, arguments);
+//     …
+//     const auto plan = tools::make_plan<bfloat16>(arguments, config.shape(), weights_folder);
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/headkv.hpp>
+#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/duo_gates.hpp>
+
+namespace kvpolicy::tools {
+
+struct PlanArguments {
+  std::string plan = "full";         ///< see `plan_help`
+  double sparsity = 0.5;             ///< DuoAttention patterns: share of streaming heads
+  DuoRule rule = DuoRule::exact_count;
+  std::optional<std::size_t> sinks;  ///< default: what the pattern says
+  std::optional<std::size_t> recent;
+  HeadKvConfig headkv;               ///< HeadKV scores
+};
+
+/// Adds --plan, and the options that go with patterns and scores.
+void add_plan_options(CLI::App& app, PlanArguments& arguments);
+
+/// The forms that `--plan` takes, a line each.
+[[nodiscard]] const char* plan_help();
+
+/// @throws ConfigError unless `plan` is a name or something that exists.
+void require_plan_source(const std::string& plan);
+
+/// The plan that the arguments mean. Names that need trained gates or head scores find them in
+/// `weights`: duo/full_attention_heads.tsv with config.json, headkv/retrieval_heads.json.
+/// @throws ConfigError, FormatError
+template <Element E>
+[[nodiscard]] AnyPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
+                                   const std::filesystem::path& weights = {});
+
+extern template AnyPlan<float> make_plan(const PlanArguments&, const ModelShape&,
+                                         const std::filesystem::path&);
+extern template AnyPlan<half> make_plan(const PlanArguments&, const ModelShape&,
+                                        const std::filesystem::path&);
+extern template AnyPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&,
+                                            const std::filesystem::path&);
+
+/// What a tool has to do for a plan to show what it can: call `compress()` behind the prompt, read
+/// `Read::selected` when it decodes.
+struct PlanNeeds {
+  bool compress = false;
+  bool selected_reads = false;
+};
+
+template <class Plan>
+[[nodiscard]] PlanNeeds needs_of(const Plan& plan) {
+  PlanNeeds needs;
+  for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) {
+    for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
+      Plan::visit(plan.at(layer, head), [&]<class P>(const typename P::Config&) {
+        needs.compress = needs.compress || CompressingPolicy<P>;
+        needs.selected_reads = needs.selected_reads || SelectingPolicy<P>;
+      });
+    }
+  }
+  return needs;
+}
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The KV cache with the fast CPU engine. Needs Highway (target kvpolicy::cpu); compile with the
+// instruction set of the machine it shall run on (-march=native, -march=x86-64-v3), or it uses
+// what every machine has.
+#pragma once
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/cpu/engine.hpp>
+
+namespace kvpolicy::cpu {
+
+/// `cpu::KvCache<Plan, cpu::Engine<MyPool>>` runs on the caller's own threads.
+template <class Plan, class CpuEngine = Engine<>>
+using KvCache = kvpolicy::KvCache<Plan, CpuEngine>;
+
+}  // namespace kvpolicy::cpu

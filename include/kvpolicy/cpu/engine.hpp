@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CPU attention engine: the same results as ScalarEngine to rounding, with vectors and threads.
+// A call is cut into tiles of queries of one KV head; where these are too few to keep every thread
+// busy, as in decoding, a tile's rows are cut into parts of equal weight, whose partial states are
+// merged in order. The cut depends on the segments and the number of threads, never on timing, so
+// equal calls give equal bits.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/cpu/parallel_for.hpp>
+#include <kvpolicy/cpu/worker-inl.hpp>
+
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+
+/// An AttentionEngine; head_dim may be any multiple of 16, a group any size. Calls on one engine
+/// must not overlap, as they share scratch memory; all of it is obtained before anything is
+/// written. A copy has its own scratch memory and a copy of the ParallelFor.
+template <ParallelFor Parallel = DefaultParallelFor, class Tuning = DefaultTuning>
+class Engine {
+ public:
+  Engine() = default;
+  explicit Engine(Parallel parallel) : parallel_{std::move(parallel)} {}
+  Engine(const Engine& other) : parallel_{other.parallel_} {}
+  Engine(Engine&&) noexcept = default;
+  Engine& operator=(const Engine& other) {
+    parallel_ = other.parallel_;
+    return *this;
+  }
+  Engine& operator=(Engine&&) noexcept = default;
+  ~Engine() = default;
+
+  /// @throws ShapeError for a head_dim that 16 does not divide, std::bad_alloc
+  void attend(const LayerAttention& work) {
+    if (work.queries.tokens == 0 || work.heads.empty()) return;
+    const std::size_t head_dim = checked(work.queries.head_dim);
+    const std::size_t most_queries = plan(work);
+    const std::size_t partial = Partial::floats(TilePass::padded(most_queries), head_dim);
+    float* partials = partials_.resize(partial_count_ * partial);
+    const auto partial_of = [&](const Task& task) {
+      return Partial{partials + task.partial * partial, TilePass::padded(task.tile.rows)};
+    };
+    reserve(tasks_.size(), most_queries, head_dim);
+    for_each(tasks_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
+      const Task& task = tasks_[i];
+      const bool whole = task.parts == 1;
+      const Partial result = whole ? worker.own_partial(task.tile) : partial_of(task);
+      worker.attend(work.heads[task.tile.kv_head], task.tile, task.from, task.to, result);
+      if (whole) result.finish(work, task.tile);
+    });
+    for (std::size_t first = 0; first < tasks_.size(); first += tasks_[first].parts) {
+      const Task& task = tasks_[first];
+      if (task.parts == 1) continue;
+      const Partial total = partial_of(task);
+      for (std::size_t i = 1; i < task.parts; ++i) {
+        total.merge_with(partial_of(tasks_[first + i]), task.tile.rows, head_dim);
+      }
+      total.finish(work, task.tile);
+    }
+  }
+
+  /// @throws ShapeError for a head_dim that 16 does not divide, std::bad_alloc
+  void observe(const LayerObservation& work) {
+    if (work.heads.empty()) return;
+    const std::size_t group = work.group();
+    const std::size_t rows = work.queries.tokens * group;
+    reserve(work.heads.size(), Tuning::tile_queries, checked(work.queries.head_dim));
+    for_each(work.heads.size(), [&](std::size_t head, Worker<Tuning>& worker) {
+      if (work.heads[head].empty()) return;
+      std::ranges::fill(work.sums[head], 0.0F);
+      for (std::size_t first = 0; first < rows; first += Tuning::tile_queries) {
+        const QueryTile tile{work.queries, work.first_position, group, head, first,
+                             std::min(Tuning::tile_queries, rows - first), work.scale(),
+                             work.options.softcap};
+        worker.observe(work.heads[head], tile, work.options.sink_logits, work.sums[head]);
+      }
+    });
+  }
+
+  /// @throws ShapeError for a query length that 16 does not divide, std::bad_alloc
+  void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
+    if (out.empty()) return;
+    // Rows that a query behind them sees all of.
+    const Segment segment{.keys = rows, .values = rows, .rows = out.size()};
+    QueryTile tile;
+    tile.queries.head_dim = checked(query.size());
+    tile.first_position = static_cast<std::int64_t>(out.size());
+    tile.rows = 1;
+    const std::size_t weight = seen_weight({&segment, 1}, tile);
+    const std::size_t parts = std::clamp<std::size_t>(weight / Tuning::task_weight, 1, threads());
+    reserve(parts, 1, query.size());
+    for_each(parts, [&](std::size_t part, Worker<Tuning>& worker) {
+      worker.score(segment, tile, query, part_begin(weight, part, parts),
+                   part_begin(weight, part + 1, parts), out);
+    });
+  }
+
+ private:
+  // The rows that a tile sees, or a part of them by cumulated weight.
+  struct Task {
+    QueryTile tile;
+    std::size_t from, to;
+    std::size_t parts;    // of the tile; they follow one another
+    std::size_t partial;  // its place among the partial states, where parts > 1
+  };
+
+  [[nodiscard]] std::size_t threads() const {
+    return std::max<std::size_t>(static_cast<std::size_t>(parallel_.threads()), 1);
+  }
+
+  static std::size_t checked(std::size_t head_dim) {
+    require<ShapeError>(head_dim > 0 && head_dim % 16 == 0, "cpu::Engine: head_dim is ", head_dim,
+                        ", must be a positive multiple of 16");
+    return head_dim;
+  }
+
+  [[nodiscard]] static std::size_t part_begin(std::size_t weight, std::size_t part,
+                                              std::size_t parts) {
+    // Not weight * part / parts, which may not fit.
+    return weight / parts * part + weight % parts * part / parts;
+  }
+
+  // Lists the tasks; returns the most query rows that one of them has.
+  std::size_t plan(const LayerAttention& work) {
+    const std::size_t group = work.group();
+    const std::size_t rows = work.queries.tokens * group;
+    std::size_t most = rows;
+    if (rows > Tuning::stream_queries && rows > Tuning::tile_queries) {
+      most = Tuning::tile_queries;
+      if (group < most) most -= most % group;  // whole tokens
+    }
+    tasks_.clear();
+    partial_count_ = 0;
+    std::size_t total = 0;
+    for (std::size_t head = 0; head < work.heads.size(); ++head) {
+      // Late tokens see most: they come first, so that the last tasks to end are short.
+      for (std::size_t end = rows; end > 0;) {
+        const std::size_t first = (end - 1) / most * most;
+        const QueryTile tile{work.queries, work.first_position, group, head, first, end - first,
+                             work.scale(), work.options.softcap};
+        const std::size_t weight = seen_weight(work.heads[head], tile);
+        tasks_.push_back({tile, 0, weight, 1, 0});
+        total += weight;
+        end = first;
+      }
+    }
+    const std::size_t wanted = threads() * Tuning::tasks_per_thread;
+    if (threads() > 1 && tasks_.size() < wanted) cut_tasks(total / wanted + 1);
+    return most;
+  }
+
+  void cut_tasks(std::size_t share) {
+    share = std::max(share, Tuning::task_weight);
+    whole_.swap(tasks_);
+    tasks_.clear();
+    for (const Task& task : whole_) {
+      const std::size_t parts = std::max<std::size_t>((task.to + share / 2) / share, 1);
+      for (std::size_t part = 0; part < parts; ++part) {
+        tasks_.push_back({task.tile, part_begin(task.to, part, parts),
+                          part_begin(task.to, part + 1, parts), parts, partial_count_});
+        if (parts > 1) ++partial_count_;
+      }
+    }
+  }
+
+  // Workers for `count` pieces of work.
+  void reserve(std::size_t count, std::size_t queries, std::size_t head_dim) {
+    active_ = std::min(threads(), count);
+    if (workers_.size() < active_) workers_.resize(active_);
+    for (std::size_t i = 0; i < active_; ++i) workers_[i].reserve(queries, head_dim);
+  }
+
+  // Every worker takes the next index until none is left.
+  template <class Run>
+  void for_each(std::size_t count, Run run) {
+    std::atomic<std::size_t> next{0};
+    parallel_(active_, [&](std::size_t worker) {
+      for (std::size_t i = next++; i < count; i = next++) run(i, workers_[worker]);
+    });
+  }
+
+  Parallel parallel_;
+  std::vector<Task> tasks_;
+  std::vector<Task> whole_;  // before they are cut
+  std::size_t partial_count_ = 0;
+  AlignedFloats partials_;
+  std::vector<Worker<Tuning>> workers_;
+  std::size_t active_ = 0;
+};
+
+static_assert(AttentionEngine<Engine<SerialFor>>);
+
+}  // namespace HWY_NAMESPACE
+
+using HWY_NAMESPACE::Engine;
+
+}  // namespace kvpolicy::cpu

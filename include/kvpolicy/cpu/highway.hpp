@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Highway as the CPU engine uses it: static dispatch, so the instruction set is whatever the
+// including translation unit is compiled for. Everything that depends on it lives in
+// HWY_NAMESPACE: units compiled with different flags then hold different functions, not two
+// versions of one.
+#pragma once
+
+// Highway 1.0 takes AVX2 and AVX-512 only together with AES, which x86-64-v3 and v4 do not name,
+// and falls back to SSSE3 without a word. Nothing here needs AES.
+#if !defined(HIGHWAY_HWY_BASE_H_) && defined(__AVX2__) && !defined(__AES__) && \
+    !defined(HWY_DISABLE_PCLMUL_AES)
+#define HWY_DISABLE_PCLMUL_AES
+#endif
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#if HWY_HAVE_SCALABLE
+#error "kvpolicy::cpu keeps vectors in arrays: define HWY_DISABLED_TARGETS to leave out SVE and RVV"
+#endif

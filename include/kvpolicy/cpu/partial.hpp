@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of a query tile over some of the rows: one SoftmaxState and unnormalised values per
+// query, as arrays that kernels fill.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/attention_state.hpp>
+#include <kvpolicy/cpu/row_block.hpp>
+
+namespace kvpolicy::cpu {
+
+/// Arrays of a tile's queries; `rows` counts padding that kernels may write to.
+struct Partial {
+  float* max;     // [rows]
+  float* sum;     // [rows]
+  float* values;  // [rows, head_dim]
+
+  [[nodiscard]] static std::size_t floats(std::size_t rows, std::size_t head_dim) {
+    return rows * (2 + head_dim);
+  }
+  Partial(float* memory, std::size_t rows)
+      : max{memory}, sum{memory + rows}, values{memory + 2 * rows} {}
+
+  void clear(std::size_t rows, std::size_t head_dim) const {
+    std::fill_n(max, rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(sum, rows, 0.0F);
+    std::fill_n(values, rows * head_dim, 0.0F);
+  }
+  [[nodiscard]] SoftmaxState state(std::size_t m) const { return {max[m], sum[m]}; }
+
+  /// Merges another part of the same tile into this one.
+  void merge_with(const Partial& part, std::size_t rows, std::size_t head_dim) const {
+    for (std::size_t m = 0; m < rows; ++m) {
+      SoftmaxState total = state(m);
+      merge(total, {values + m * head_dim, head_dim}, part.state(m),
+            {part.values + m * head_dim, head_dim});
+      max[m] = total.max;
+      sum[m] = total.sum;
+    }
+  }
+
+  /// Writes the tile's outputs; the values are normalised in place.
+  void finish(const LayerAttention& work, const QueryTile& tile) const {
+    const std::size_t head_dim = work.queries.head_dim;
+    const AttendOptions& options = work.options;
+    for (std::size_t m = 0; m < tile.rows; ++m) {
+      const std::span<float> own{values + m * head_dim, head_dim};
+      const std::size_t token = tile.token(m);
+      const std::size_t head = tile.head(m);
+      SoftmaxState total = state(m);
+      if (!options.sink_logits.empty()) {
+        const SoftmaxState sink{options.sink_logits[head], 1.0F};
+        const float top = std::max(total.max, sink.max);
+        const float keep = rescale_factor(total.max, top);
+        for (float& value : own) value *= keep;
+        total = {top, total.sum * keep + rescale_factor(sink.max, top)};
+      }
+      normalize(total, own);
+      store_dense(work.out.encoding, own, work.out.row(token, head));
+      if (!options.log_sum_exp.empty()) {
+        options.log_sum_exp[token * work.queries.heads + head] = total.log_sum_exp();
+      }
+    }
+  }
+};
+
+/// exp(logit - max) where one of them is not finite: a row of logit -infinity weighs nothing,
+/// infinities weigh the same among each other, NaN stays.
+[[nodiscard]] inline float special_weight(float logit, float max) {
+  if (logit == -std::numeric_limits<float>::infinity()) return 0.0F;
+  return rescale_factor(logit, max);
+}
+
+/// values += weights x rows of the block, row by row, for the queries that see the row. For blocks
+/// with infinite values or NaN: a weight of zero does not hide them, so no weight may meet a row
+/// that its query does not see. `rows` is [block.rows, head_dim].
+inline void add_seen_values(const QueryTile& tile, const RowBlock& block, const float* rows,
+                            const float* weights, std::size_t query_stride,
+                            std::size_t row_stride, float* values) {
+  const std::size_t head_dim = tile.queries.head_dim;
+  for (std::size_t row = 0; row < block.rows; ++row) {
+    const auto seeing = tile.seeing(block.positions[row], block.segment->reach);
+    for (std::size_t m = seeing.begin; m < seeing.end; ++m) {
+      const float weight = weights[m * query_stride + row * row_stride];
+      for (std::size_t channel = 0; channel < head_dim; ++channel) {
+        values[m * head_dim + channel] += weight * rows[row * head_dim + channel];
+      }
+    }
+  }
+}
+
+}  // namespace kvpolicy::cpu

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A few neighbouring queries of one KV head: all its query heads of a token, then those of the
+// next one. The unit that shares every key and value it reads.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <kvpolicy/core/row.hpp>
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/core/tensor_view.hpp>
+
+namespace kvpolicy::cpu {
+
+/// Query row m of the tile is query head `(first + m) % group` of the KV head's group at token
+/// `(first + m) / group`.
+struct QueryTile {
+  ConstTensor queries;
+  std::int64_t first_position = 0;  // of token 0
+  std::size_t group = 1;
+  std::size_t kv_head = 0;
+  std::size_t first = 0;
+  std::size_t rows = 0;
+  float scale = 1.0F;
+  float softcap = 0.0F;
+
+  [[nodiscard]] std::size_t token(std::size_t m) const { return (first + m) / group; }
+  [[nodiscard]] std::size_t head(std::size_t m) const {
+    return kv_head * group + (first + m) % group;
+  }
+  [[nodiscard]] std::int64_t position(std::size_t m) const {
+    return first_position + static_cast<std::int64_t>(token(m));
+  }
+  [[nodiscard]] std::int64_t earliest() const { return position(0); }
+  [[nodiscard]] std::int64_t latest() const { return position(rows - 1); }
+
+  struct Range {
+    std::size_t begin, end;
+  };
+  /// The queries that see a row at `row_position`: their positions ascend, so these are neighbours.
+  [[nodiscard]] Range seeing(std::int64_t row_position, std::int64_t reach) const {
+    const auto tokens = latest() - earliest() + 1;
+    const std::int64_t from = row_position - earliest();
+    const std::int64_t to =
+        reach >= unlimited_reach - std::max<std::int64_t>(from, 0) ? tokens : from + reach;
+    const auto row_of = [&](std::int64_t tile_token) {
+      const auto at = static_cast<std::size_t>(std::clamp<std::int64_t>(tile_token, 0, tokens)) * group;
+      return std::min(rows, at - std::min(at, first % group));
+    };
+    return {row_of(from), row_of(to)};
+  }
+  /// Whether every query of the tile sees every row at the positions [oldest, newest].
+  [[nodiscard]] bool all_see(std::int64_t oldest, std::int64_t newest, std::int64_t reach) const {
+    return newest <= earliest() && (reach == unlimited_reach || oldest > latest() - reach);
+  }
+
+  /// Whether a segment's rotation changes any query of the tile.
+  [[nodiscard]] bool is_turned_by(const QueryRotation& rotation) const {
+    return rotation.inverse_frequencies != nullptr && latest() > rotation.latest_position;
+  }
+
+  /// All queries as float, scaled, turned where `rotation` says so: [rows, head_dim].
+  void load(const QueryRotation& rotation, float* out) const {
+    const std::size_t head_dim = queries.head_dim;
+    for (std::size_t m = 0; m < rows; ++m) {
+      const std::span<float> query{out + m * head_dim, head_dim};
+      load_dense(queries.encoding, queries.row(token(m), head(m)), query);
+      for (float& number : query) number *= scale;
+    }
+    if (!is_turned_by(rotation)) return;
+    // One angle serves the whole group: sines are the dear part.
+    const std::size_t pairs = head_dim / 2;
+    for (std::size_t m = 0; m < rows;) {
+      const std::size_t next = std::min(rows, m + group - (first + m) % group);
+      const std::int64_t turn = rotation.latest_position - position(m);
+      for (std::size_t pair = 0; pair < pairs && turn < 0; ++pair) {
+        const double angle = static_cast<double>(turn) *
+                             static_cast<double>(rotation.inverse_frequencies[pair]);
+        const auto cosine = static_cast<float>(std::cos(angle));
+        const auto sine = static_cast<float>(std::sin(angle));
+        for (std::size_t i = m; i < next; ++i) {
+          float* query = out + i * head_dim + pair;
+          const float low = query[0];
+          const float high = query[pairs];
+          query[0] = low * cosine - high * sine;
+          query[pairs] = high * cosine + low * sine;
+        }
+      }
+      m = next;
+    }
+  }
+};
+
+}  // namespace kvpolicy::cpu

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Segments cut into blocks of up to 64 rows, each row as a pointer: pages, runs and strides end
+// here. A block's rows need not be neighbours, so many short runs fill blocks as one long one does.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/cpu/query_tile.hpp>
+
+namespace kvpolicy::cpu {
+
+inline constexpr std::size_t max_block_rows = 64;
+
+/// Where each row of one side of a block lies. Scales and zeros only for quantised formats.
+struct BlockSide {
+  RowFormat format = {};
+  std::array<const std::byte*, max_block_rows> codes;
+  std::array<const half*, max_block_rows> scales;
+  std::array<const half*, max_block_rows> zeros;
+};
+
+/// Rows of one segment, in its order, each seen by at least one query of the tile, as far as the
+/// positions of its run say.
+struct RowBlock {
+  const Segment* segment = nullptr;
+  std::size_t rows = 0;
+  bool cut = false;  // some query does not see some row
+  BlockSide keys;
+  BlockSide values;
+  std::array<std::int64_t, max_block_rows> positions;
+  std::array<std::size_t, max_block_rows> ordinals;  // among all rows that the segments show
+};
+
+/// What one row costs: bytes read, and a little for the arithmetic, which is the same for all
+/// formats. A share of the work, not a time.
+[[nodiscard]] inline std::size_t row_weight(const Segment& segment, std::size_t head_dim) {
+  const auto bits = bits_of(segment.keys.format.encoding) + bits_of(segment.values.format.encoding);
+  return head_dim * bits / 8 + 2 * head_dim;
+}
+
+/// The part of a run that some query of the tile may see.
+[[nodiscard]] inline RowRun seen_part(const Segment& segment, const RowRun& run,
+                                      const QueryTile& tile) {
+  if (segment.positions != nullptr) return run;  // in any order: judged row by row
+  const auto first = static_cast<std::int64_t>(run.first);
+  const auto last = static_cast<std::int64_t>(run.first + run.rows);
+  const std::int64_t oldest = segment.reach >= unlimited_reach - segment.position - tile.earliest()
+                                  ? first
+                                  : tile.earliest() - segment.reach + 1 - segment.position;
+  const std::int64_t from = std::clamp(oldest, first, last);
+  const std::int64_t to = std::clamp(tile.latest() + 1 - segment.position, from, last);
+  return {static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)};
+}
+
+/// The weight of all rows that some query of the tile may see.
+[[nodiscard]] inline std::size_t seen_weight(std::span<const Segment> segments,
+                                             const QueryTile& tile) {
+  std::size_t total = 0;
+  for (const Segment& segment : segments) {
+    const std::size_t weight = row_weight(segment, tile.queries.head_dim);
+    segment.for_each_run(
+        [&](const RowRun& run) { total += weight * seen_part(segment, run, tile).rows; });
+  }
+  return total;
+}
+
+/// Walks the rows that a tile sees, of those whose cumulated weight begins in [from, to): any cut
+/// of the weights is a cut of the rows.
+class BlockReader {
+ public:
+  BlockReader(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
+              std::size_t to)
+      : segments_{segments}, tile_{tile}, from_{from}, to_{to} {
+    if (!segments_.empty()) enter_segment();
+  }
+
+  /// Fills `block` with the next rows, at most `limit`; with none when there are no more.
+  void read(RowBlock& block, std::size_t limit) {
+    block.rows = 0;
+    block.cut = false;
+    while (block.rows < limit) {
+      if (row_ < end_) {
+        take(block, limit);
+      } else if (!enter_run()) {
+        if (block.rows > 0 || segment_ == segments_.size()) break;
+        if (++segment_ < segments_.size()) enter_segment();
+      }
+    }
+    if (block.rows > 0) block.cut = !tile_.all_see(oldest_, newest_, block.segment->reach);
+  }
+
+ private:
+  void enter_segment() {
+    const Segment& segment = segments_[segment_];
+    run_ = 0;
+    weight_ = row_weight(segment, tile_.queries.head_dim);
+    key_layout_ = PageLayout{segment.keys.format, tile_.queries.head_dim, segment.keys.page_rows};
+    value_layout_ =
+        PageLayout{segment.values.format, tile_.queries.head_dim, segment.values.page_rows};
+  }
+
+  // To the next run of this segment, cut to what the tile sees and to the share of weight.
+  bool enter_run() {
+    if (segment_ == segments_.size()) return false;
+    const Segment& segment = segments_[segment_];
+    if (run_ == std::max<std::size_t>(segment.runs.size(), 1)) return false;
+    const RowRun run = segment.runs.empty() ? RowRun{0, segment.rows} : segment.runs[run_];
+    ++run_;
+    const RowRun seen = seen_part(segment, run, tile_);
+    const auto rows_before = [&](std::size_t bound) {
+      return std::min(seen.rows, (bound - std::min(bound, passed_) + weight_ - 1) / weight_);
+    };
+    row_ = seen.first + rows_before(from_);
+    end_ = seen.first + rows_before(to_);
+    ordinal_ = shown_ + (row_ - run.first);
+    passed_ += seen.rows * weight_;
+    shown_ += run.rows;
+    return true;
+  }
+
+  // As many rows as lie one behind the other in both planes.
+  void take(RowBlock& block, std::size_t limit) {
+    const Segment& segment = segments_[segment_];
+    if (block.rows == 0) {
+      block.segment = &segment;
+      block.keys.format = segment.keys.format;
+      block.values.format = segment.values.format;
+      oldest_ = std::numeric_limits<std::int64_t>::max();
+      newest_ = std::numeric_limits<std::int64_t>::min();
+    }
+    const auto keys = segment.keys.place(row_);
+    const auto values = segment.values.place(row_);
+    const std::size_t count = std::min({limit - block.rows, end_ - row_, keys.contiguous_rows,
+                                        values.contiguous_rows});
+    for (std::size_t i = 0; i < count; ++i, ++row_, ++ordinal_) {
+      const std::int64_t position = segment.position_of(row_);
+      if (segment.positions != nullptr) {
+        const auto seeing = tile_.seeing(position, segment.reach);
+        if (seeing.begin == seeing.end) continue;
+      }
+      const std::size_t at = block.rows++;
+      place_row(segment.keys, keys, i, key_layout_, block.keys, at);
+      place_row(segment.values, values, i, value_layout_, block.values, at);
+      block.positions[at] = position;
+      block.ordinals[at] = ordinal_;
+      oldest_ = std::min(oldest_, position);
+      newest_ = std::max(newest_, position);
+    }
+  }
+
+  static void place_row(const Plane& plane, const Plane::Place& place, std::size_t i,
+                        const PageLayout& layout, BlockSide& side, std::size_t at) {
+    const std::size_t step = plane.pages == nullptr ? plane.row_stride : layout.row_bytes;
+    const std::size_t row = place.row + i;
+    side.codes[at] = place.page + row * step;
+    if (!is_quantized(plane.format.encoding)) return;
+    const bool per_token = plane.format.granularity == Granularity::per_token;
+    const std::size_t first = (per_token ? row : row / plane.format.group) * layout.params_per_row;
+    side.scales[at] = reinterpret_cast<const half*>(place.page + layout.scales_offset) + first;
+    side.zeros[at] = reinterpret_cast<const half*>(place.page + layout.zeros_offset) + first;
+  }
+
+  std::span<const Segment> segments_;
+  const QueryTile& tile_;
+  std::size_t from_, to_;
+  std::size_t segment_ = 0;
+  std::size_t run_ = 0;
+  std::size_t row_ = 0, end_ = 0;  // what is left of the run
+  std::size_t ordinal_ = 0;        // of row_
+  std::size_t shown_ = 0;          // rows of all runs entered
+  std::size_t passed_ = 0;         // weight of all rows seen in them
+  std::size_t weight_ = 0;
+  std::int64_t oldest_ = 0, newest_ = 0;
+  PageLayout key_layout_;
+  PageLayout value_layout_;
+};
+
+}  // namespace kvpolicy::cpu

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of few queries, as in decoding: bound by memory, so every key and value byte is read
+// once, in its stored format, for all queries of the tile. While the keys of a block are read its
+// values are fetched, and while they are read the next block's keys are: two streams that each
+// arrive half a block ahead.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include <kvpolicy/cpu/decode_rows-inl.hpp>
+#include <kvpolicy/cpu/partial.hpp>
+#include <kvpolicy/cpu/row_block.hpp>
+#include <kvpolicy/cpu/vector-inl.hpp>
+
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+
+/// Rows to bring into cache, a few at a time, while others are worked on.
+struct Prefetch {
+  const std::byte* const* rows = nullptr;
+  std::size_t count = 0;
+  std::size_t bytes = 0;
+
+  HWY_INLINE void row(std::size_t i) const {
+    if (i >= count) return;
+    for (std::size_t at = 0; at < bytes; at += 64) hwy::Prefetch(rows[i] + at);
+  }
+};
+
+[[nodiscard]] inline Prefetch prefetch_of(const BlockSide& side, std::size_t rows,
+                                          std::size_t head_dim) {
+  return {side.codes.data(), rows, head_dim * bits_of(side.format.encoding) / 8};
+}
+
+/// logits[q * stride + row] = queries[q] . rows[row] for Q queries; four rows at once, so that `rows`
+/// must hold pointers, and `logits` room, up to a multiple of four.
+template <Encoding E, std::size_t Q>
+HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const float* queries,
+                         std::size_t head_dim, float* logits, std::size_t stride,
+                         const Prefetch& prefetch) {
+  for (std::size_t row = 0; row < count; row += 4) {
+    unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { prefetch.row(row + j); });
+    const std::byte* row0 = rows[row];
+    const std::byte* row1 = rows[row + 1];
+    const std::byte* row2 = rows[row + 2];
+    const std::byte* row3 = rows[row + 3];
+    FloatVector sums[Q][4];
+    unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+      unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { sums[q][j] = zero_vector(); });
+    });
+    for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
+      const auto key0 = load_numbers<E>(row0, channel);
+      const auto key1 = load_numbers<E>(row1, channel);
+      const auto key2 = load_numbers<E>(row2, channel);
+      const auto key3 = load_numbers<E>(row3, channel);
+      unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+        const auto query = hn::LoadU(floats, queries + q * head_dim + channel);
+        sums[q][0] = hn::MulAdd(query, key0, sums[q][0]);
+        sums[q][1] = hn::MulAdd(query, key1, sums[q][1]);
+        sums[q][2] = hn::MulAdd(query, key2, sums[q][2]);
+        sums[q][3] = hn::MulAdd(query, key3, sums[q][3]);
+      });
+    }
+    unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+      store_sums(sums[q][0], sums[q][1], sums[q][2], sums[q][3], logits + q * stride + row);
+    });
+  }
+}
+
+/// values[q] = factors[q] * values[q] + sum over rows of weights[q * stride + row] * rows[row], for
+/// Q queries and N vectors of channels that stay in registers throughout.
+template <Encoding E, std::size_t Q, std::size_t N>
+HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const float* weights,
+                         std::size_t stride, const float* factors, float* values,
+                         std::size_t channel, std::size_t head_dim, const Prefetch& prefetch) {
+  FloatVector sums[Q][N];
+  unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+    const auto factor = hn::Set(floats, factors[q]);
+    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+      sums[q][n] = hn::Mul(hn::LoadU(floats, values + q * head_dim + channel + n * lanes), factor);
+    });
+  });
+  for (std::size_t row = 0; row < count; ++row) {
+    prefetch.row(row);
+    FloatVector numbers[N];
+    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+      numbers[n] = load_numbers<E>(rows[row], channel + n * lanes);
+    });
+    unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+      const auto weight = hn::Set(floats, weights[q * stride + row]);
+      unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+        sums[q][n] = hn::MulAdd(weight, numbers[n], sums[q][n]);
+      });
+    });
+  }
+  unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+      hn::StoreU(sums[q][n], floats, values + q * head_dim + channel + n * lanes);
+    });
+  });
+}
+
+/// The queries of a tile, in portions that fill the registers: visit.operator()<Q>(first query).
+template <class Visit>
+HWY_INLINE void for_each_query_portion(std::size_t queries, Visit&& visit) {
+  constexpr std::size_t most = many_registers ? 4 : 2;
+  std::size_t q = 0;
+  for (; q + most <= queries; q += most) visit.template operator()<most>(q);
+  if constexpr (most == 4) {
+    if (queries - q == 3) return visit.template operator()<3>(q);
+    if (queries - q == 2) return visit.template operator()<2>(q);
+  }
+  if (queries - q == 1) visit.template operator()<1>(q);
+}
+
+/// softcap * tanh(logit / softcap).
+inline void cap_logits(float softcap, float* logits, std::size_t count) {
+  const auto cap = hn::Set(floats, softcap);
+  const auto inverse = hn::Set(floats, 1.0F / softcap);
+  for (std::size_t i = 0; i < count; i += lanes) {
+    const auto x = hn::LoadU(floats, logits + i);
+    hn::StoreU(hn::Mul(cap, tanh(hn::Mul(x, inverse))), floats, logits + i);
+  }
+}
+
+/// Whether all numbers of the block are finite.
+[[nodiscard]] inline bool all_finite(const float* numbers, std::size_t count) {
+  auto sum = zero_vector();
+  for (std::size_t i = 0; i < count; i += lanes) {
+    const auto x = hn::LoadU(floats, numbers + i);
+    sum = hn::Add(sum, hn::Sub(x, x));  // 0, or NaN
+  }
+  return hn::AllTrue(floats, hn::Eq(sum, zero_vector()));
+}
+
+/// One tile of queries over a sequence of blocks.
+class StreamPass {
+ public:
+  static constexpr std::size_t stride = max_block_rows;
+
+  [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
+    return queries * (stride + 1) + max_block_rows * head_dim + 2 * head_dim;
+  }
+
+  StreamPass(const QueryTile& tile, const Partial& partial, float* scratch)
+      : tile_{tile}, partial_{partial}, head_dim_{tile.queries.head_dim}, logits_{scratch},
+        rows_{logits_ + tile.rows * stride}, params_{rows_ + max_block_rows * head_dim_},
+        factors_{params_ + 2 * head_dim_} {}
+
+  /// `queries` are [tile.rows, head_dim], loaded for the block's segment; `next` is what comes
+  /// then, to be fetched.
+  void add(const RowBlock& block, const RowBlock& next, const float* queries) {
+    compute_logits(block, queries);
+    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, tile_.rows * stride);
+    if (block.cut) hide_unseen(block);
+    for (std::size_t m = 0; m < tile_.rows; ++m) update_softmax(m, block.rows);
+    add_values(block, next);
+  }
+
+  /// Of one query with each row; for a block of any format.
+  const float* compute_logits(const RowBlock& block, const float* queries) {
+    const Prefetch ahead = prefetch_of(block.values, block.rows, head_dim_);
+    const auto keys = readable_rows(block.keys, block.rows, true);
+    with_dense_encoding(keys.encoding, [&]<Encoding E>() {
+      for_each_query_portion(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
+        dot_rows<E, Q>(keys.rows.data(), block.rows, queries + q * head_dim_, head_dim_,
+                       logits_ + q * stride, stride, q == 0 ? ahead : Prefetch{});
+      });
+    });
+    return logits_;
+  }
+
+ private:
+  struct Rows {
+    Encoding encoding;
+    std::array<const std::byte*, max_block_rows + 3> rows;
+  };
+
+  // Pointers to dense rows: the stored ones, or, where they are quantised, decoded ones.
+  [[nodiscard]] Rows readable_rows(const BlockSide& side, std::size_t count, bool padded) {
+    Rows result;
+    if (is_quantized(side.format.encoding)) {
+      decode_side(side, count, head_dim_, params_, rows_);
+      result.encoding = Encoding::float32;
+      for (std::size_t i = 0; i < count; ++i) {
+        result.rows[i] = reinterpret_cast<const std::byte*>(rows_ + i * head_dim_);
+      }
+    } else {
+      result.encoding = side.format.encoding;
+      std::copy_n(side.codes.begin(), count, result.rows.begin());
+    }
+    if (padded) std::fill_n(result.rows.begin() + static_cast<std::ptrdiff_t>(count), 3, result.rows[0]);
+    return result;
+  }
+
+  void hide_unseen(const RowBlock& block) {
+    for (std::size_t row = 0; row < block.rows; ++row) {
+      const auto seeing = tile_.seeing(block.positions[row], block.segment->reach);
+      for (std::size_t m = 0; m < tile_.rows; ++m) {
+        if (m < seeing.begin || m >= seeing.end) {
+          logits_[m * stride + row] = -std::numeric_limits<float>::infinity();
+        }
+      }
+    }
+  }
+
+  // Query m's logits become weights beside its new maximum.
+  void update_softmax(std::size_t m, std::size_t rows) {
+    float* logits = logits_ + m * stride;
+    const std::size_t padded = (rows + lanes - 1) / lanes * lanes;
+    std::fill(logits + rows, logits + padded, -std::numeric_limits<float>::infinity());
+    auto highest = hn::Set(floats, partial_.max[m]);
+    for (std::size_t i = 0; i < padded; i += lanes) {
+      const auto x = hn::LoadU(floats, logits + i);
+      highest = hn::IfThenElse(hn::Gt(x, highest), x, highest);  // passes NaN by
+    }
+    const float max = hn::GetLane(hn::MaxOfLanes(floats, highest));
+    factors_[m] = rescale_factor(partial_.max[m], max);
+    partial_.max[m] = max;
+    float sum = 0.0F;
+    if (std::isfinite(max)) {
+      const auto top = hn::Set(floats, max);
+      auto sums = zero_vector();
+      for (std::size_t i = 0; i < padded; i += lanes) {
+        const auto weights = exp_nonpositive(hn::Sub(hn::LoadU(floats, logits + i), top));
+        sums = hn::Add(sums, weights);
+        hn::StoreU(weights, floats, logits + i);
+      }
+      sum = hn::GetLane(hn::SumOfLanes(floats, sums));
+    } else {
+      for (std::size_t i = 0; i < rows; ++i) {
+        logits[i] = special_weight(logits[i], max);
+        sum += logits[i];
+      }
+    }
+    partial_.sum[m] = partial_.sum[m] * factors_[m] + sum;
+  }
+
+  void add_values(const RowBlock& block, const RowBlock& next) {
+    if (block.cut) {
+      decode_side(block.values, block.rows, head_dim_, params_, rows_);
+      if (!all_finite(rows_, block.rows * head_dim_)) {
+        for (std::size_t i = 0; i < tile_.rows * head_dim_; ++i) {
+          partial_.values[i] *= factors_[i / head_dim_];
+        }
+        return add_seen_values(tile_, block, rows_, logits_, stride, 1, partial_.values);
+      }
+    }
+    const Prefetch ahead = prefetch_of(next.keys, next.rows, head_dim_);
+    const auto values = readable_rows(block.values, block.rows, false);
+    with_dense_encoding(values.encoding, [&]<Encoding E>() {
+      for_each_query_portion(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
+        const auto add = [&]<std::size_t N>(std::size_t channel) {
+          add_rows<E, Q, N>(values.rows.data(), block.rows, logits_ + q * stride, stride,
+                            factors_ + q, partial_.values + q * head_dim_, channel, head_dim_,
+                            q == 0 && channel == 0 ? ahead : Prefetch{});
+          return channel + N * lanes;
+        };
+        std::size_t channel = 0;
+        while (channel + 4 * lanes <= head_dim_) channel = add.template operator()<4>(channel);
+        if (channel + 2 * lanes <= head_dim_) channel = add.template operator()<2>(channel);
+        if (channel < head_dim_) add.template operator()<1>(channel);
+      });
+    });
+  }
+
+  const QueryTile& tile_;
+  Partial partial_;
+  std::size_t head_dim_;
+  float* logits_;   // [queries, stride]
+  float* rows_;     // [max_block_rows, head_dim]
+  float* params_;   // [2, head_dim]
+  float* factors_;  // [queries]
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu

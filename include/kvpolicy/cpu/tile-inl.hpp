@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of many queries, as in prefill: bound by arithmetic. A block's keys and values become
+// float once for the whole tile; then both products are register-blocked matrix products. Logits
+// are kept [row, query]: the queries are the lanes, turned round once per tile, so neither the
+// products nor the softmax ever sum across lanes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include <kvpolicy/cpu/decode_rows-inl.hpp>
+#include <kvpolicy/cpu/partial.hpp>
+#include <kvpolicy/cpu/row_block.hpp>
+#include <kvpolicy/cpu/stream-inl.hpp>
+#include <kvpolicy/cpu/vector-inl.hpp>
+
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+
+/// Rows and vectors of a product's result that registers hold.
+inline constexpr std::size_t product_rows = many_registers ? 8 : 4;
+inline constexpr std::size_t product_vectors = 3;
+
+/// c[i, x] = sum over k of a[i * a_row + k * a_step] * b[k * b_step + x] for product_rows rows i and
+/// N vectors x; with `factors`, on top of factors[i] * c[i, x].
+template <std::size_t N>
+HWY_INLINE void product_block(const float* a, std::size_t a_row, std::size_t a_step, const float* b,
+                              std::size_t b_step, std::size_t steps, float* c, std::size_t c_row,
+                              const float* factors) {
+  FloatVector sums[product_rows][N];
+  unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+      sums[i][n] = factors == nullptr ? zero_vector()
+                                      : hn::Mul(hn::Set(floats, factors[i]),
+                                                hn::LoadU(floats, c + i * c_row + n * lanes));
+    });
+  });
+  for (std::size_t k = 0; k < steps; ++k) {
+    FloatVector numbers[N];
+    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+      numbers[n] = hn::LoadU(floats, b + k * b_step + n * lanes);
+    });
+    unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+      const auto factor = hn::Set(floats, a[i * a_row + k * a_step]);
+      unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+        sums[i][n] = hn::MulAdd(factor, numbers[n], sums[i][n]);
+      });
+    });
+  }
+  unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+      hn::StoreU(sums[i][n], floats, c + i * c_row + n * lanes);
+    });
+  });
+}
+
+/// The same for `rows` rows, rounded up to product_rows, and `width` columns, a multiple of the lanes.
+inline void product(const float* a, std::size_t a_row, std::size_t a_step, const float* b,
+                    std::size_t b_step, std::size_t steps, float* c, std::size_t c_row,
+                    std::size_t rows, std::size_t width, const float* factors) {
+  for (std::size_t i = 0; i < rows; i += product_rows) {
+    const float* row_factors = factors == nullptr ? nullptr : factors + i;
+    for (std::size_t x = 0; x < width;) {
+      const std::size_t left = (width - x) / lanes;
+      const auto block = [&]<std::size_t N>() {
+        product_block<N>(a + i * a_row, a_row, a_step, b + x, b_step, steps, c + i * c_row + x,
+                         c_row, row_factors);
+        x += N * lanes;
+      };
+      if (left >= 3 && left != 4) {
+        block.template operator()<3>();
+      } else if (left >= 2) {
+        block.template operator()<2>();
+      } else {
+        block.template operator()<1>();
+      }
+    }
+  }
+}
+
+/// One tile of queries over a sequence of blocks.
+class TilePass {
+ public:
+  /// Queries are padded to whole vectors and whole blocks of the product.
+  [[nodiscard]] static constexpr std::size_t padded(std::size_t queries) {
+    constexpr std::size_t unit = std::max(lanes, product_rows);
+    return (queries + unit - 1) / unit * unit;
+  }
+  [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
+    return padded(queries) * (head_dim + max_block_rows + 1) + max_block_rows * head_dim +
+           2 * head_dim;
+  }
+
+  TilePass(const QueryTile& tile, const Partial& partial, float* scratch)
+      : tile_{tile}, partial_{partial}, head_dim_{tile.queries.head_dim}, width_{padded(tile.rows)},
+        queries_{scratch}, logits_{queries_ + width_ * head_dim_},
+        rows_{logits_ + width_ * max_block_rows}, params_{rows_ + max_block_rows * head_dim_},
+        factors_{params_ + 2 * head_dim_} {}
+
+  [[nodiscard]] std::size_t width() const { return width_; }
+
+  /// Takes the queries [tile.rows, head_dim] of the blocks that follow.
+  void set_queries(const float* queries) {
+    for (std::size_t channel = 0; channel < head_dim_; ++channel) {
+      float* column = queries_ + channel * width_;
+      for (std::size_t m = 0; m < tile_.rows; ++m) column[m] = queries[m * head_dim_ + channel];
+      std::fill(column + tile_.rows, column + width_, 0.0F);
+    }
+  }
+
+  void add(const RowBlock& block) {
+    compute_logits(block);
+    update_softmax(block.rows);
+    add_values(block);
+  }
+  /// Only the softmax's state: for sums of exponentials without values.
+  void add_keys(const RowBlock& block) {
+    compute_logits(block);
+    update_softmax(block.rows);
+  }
+
+  /// Of each row with each query: [block.rows, width()], -infinity where unseen.
+  const float* compute_logits(const RowBlock& block) {
+    decode_side(block.keys, block.rows, head_dim_, params_, rows_);
+    product(rows_, head_dim_, 1, queries_, width_, head_dim_, logits_, width_, block.rows, width_,
+            nullptr);
+    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, block.rows * width_);
+    if (block.cut) {
+      for (std::size_t row = 0; row < block.rows; ++row) {
+        const auto seeing = tile_.seeing(block.positions[row], block.segment->reach);
+        float* logits = logits_ + row * width_;
+        std::fill(logits, logits + seeing.begin, -std::numeric_limits<float>::infinity());
+        // Not the padding behind them: queries that see nothing take a slow path.
+        std::fill(logits + seeing.end, logits + tile_.rows, -std::numeric_limits<float>::infinity());
+      }
+    }
+    return logits_;
+  }
+
+  /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
+  const float* compute_probabilities(const RowBlock& block, const float* log_sum_exp) {
+    compute_logits(block);
+    for (std::size_t m = 0; m < width_; m += lanes) {
+      const auto total = hn::LoadU(floats, log_sum_exp + m);
+      for (std::size_t row = 0; row < block.rows; ++row) {
+        float* logits = logits_ + row * width_ + m;
+        const auto x = hn::LoadU(floats, logits);
+        const auto nothing = hn::Eq(x, hn::Set(floats, -std::numeric_limits<float>::infinity()));
+        hn::StoreU(hn::IfThenZeroElse(nothing, exp_nonpositive(hn::Sub(x, total))), floats, logits);
+      }
+    }
+    return logits_;
+  }
+
+ private:
+  void update_softmax(std::size_t rows) {
+    for (std::size_t m = 0; m < width_; m += lanes) {
+      const auto old = hn::LoadU(floats, partial_.max + m);
+      auto max = old;
+      for (std::size_t row = 0; row < rows; ++row) {
+        const auto x = hn::LoadU(floats, logits_ + row * width_ + m);
+        max = hn::IfThenElse(hn::Gt(x, max), x, max);  // passes NaN by
+      }
+      hn::StoreU(max, floats, partial_.max + m);
+      auto sums = zero_vector();
+      if (all_finite_vector(max)) {
+        for (std::size_t row = 0; row < rows; ++row) {
+          float* logits = logits_ + row * width_ + m;
+          const auto weights = exp_nonpositive(hn::Sub(hn::LoadU(floats, logits), max));
+          sums = hn::Add(sums, weights);
+          hn::StoreU(weights, floats, logits);
+        }
+        // A first block comes with a maximum of -infinity: a factor of 0.
+        hn::StoreU(exp_nonpositive(hn::Sub(old, max)), floats, factors_ + m);
+      } else {
+        sums = special_weights(rows, m, old, max);
+      }
+      const auto sum = hn::LoadU(floats, partial_.sum + m);
+      hn::StoreU(hn::MulAdd(sum, hn::LoadU(floats, factors_ + m), sums), floats, partial_.sum + m);
+    }
+  }
+
+  [[nodiscard]] static bool all_finite_vector(FloatVector x) {
+    return hn::AllTrue(floats, hn::Eq(hn::Sub(x, x), zero_vector()));
+  }
+
+  // Queries that have seen no row yet, or a logit that is infinite.
+  HWY_NOINLINE FloatVector special_weights(std::size_t rows, std::size_t m, FloatVector old,
+                                           FloatVector max) {
+    HWY_ALIGN float old_lanes[lanes];
+    HWY_ALIGN float max_lanes[lanes];
+    HWY_ALIGN float sums[lanes] = {};
+    hn::Store(old, floats, old_lanes);
+    hn::Store(max, floats, max_lanes);
+    for (std::size_t row = 0; row < rows; ++row) {
+      float* logits = logits_ + row * width_ + m;
+      for (std::size_t i = 0; i < lanes; ++i) {
+        logits[i] = special_weight(logits[i], max_lanes[i]);
+        sums[i] += logits[i];
+      }
+    }
+    for (std::size_t i = 0; i < lanes; ++i) {
+      factors_[m + i] = rescale_factor(old_lanes[i], max_lanes[i]);
+    }
+    return hn::Load(floats, sums);
+  }
+
+  void add_values(const RowBlock& block) {
+    decode_side(block.values, block.rows, head_dim_, params_, rows_);
+    if (block.cut && !all_finite(rows_, block.rows * head_dim_)) {
+      for (std::size_t i = 0; i < tile_.rows * head_dim_; ++i) {
+        partial_.values[i] *= factors_[i / head_dim_];
+      }
+      return add_seen_values(tile_, block, rows_, logits_, 1, width_, partial_.values);
+    }
+    product(logits_, 1, width_, rows_, head_dim_, block.rows, partial_.values, head_dim_,
+            tile_.rows, head_dim_, factors_);
+  }
+
+  const QueryTile& tile_;
+  Partial partial_;
+  std::size_t head_dim_;
+  std::size_t width_;   // queries with padding
+  float* queries_;      // [head_dim, width]
+  float* logits_;       // [max_block_rows, width]
+  float* rows_;         // [max_block_rows, head_dim]
+  float* params_;       // [2, head_dim]
+  float* factors_;      // [width]
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu

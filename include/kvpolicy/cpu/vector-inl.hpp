@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Small vector functions: stored numbers to float, exp, tanh, sums across lanes.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cpu/highway.hpp>
+
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using FloatVector = hn::Vec<Floats>;
+inline constexpr Floats floats;
+inline constexpr std::size_t lanes = hn::MaxLanes(floats);
+
+/// With 32 registers, blocks of 24 accumulators fit; with 16, of 12.
+inline constexpr bool many_registers =
+    HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64 != 0;
+
+/// Calls f(integral_constant<0>) to f(integral_constant<N - 1>). Arrays of vectors only become
+/// registers if every index is a constant before the optimiser first looks.
+template <std::size_t N, class F>
+HWY_INLINE void unroll(F&& f) {
+  [&]<std::size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<std::size_t, I>{}), ...);
+  }(std::make_index_sequence<N>{});
+}
+#define KVPOLICY_CPU_INLINE_LAMBDA __attribute__((always_inline))
+
+[[nodiscard]] HWY_INLINE FloatVector zero_vector() { return hn::Zero(floats); }
+
+/// `lanes` half numbers to float, exactly, infinities and NaN included.
+[[nodiscard]] HWY_INLINE FloatVector load_half(const void* source) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
+    (HWY_TARGET == HWY_AVX2 && !defined(HWY_DISABLE_F16C))
+  const hn::Rebind<hwy::float16_t, Floats> halves;
+  return hn::PromoteTo(floats, hn::LoadU(halves, static_cast<const hwy::float16_t*>(source)));
+#else
+  const hn::Rebind<std::uint16_t, Floats> shorts;
+  const hn::Rebind<std::uint32_t, Floats> words;
+  const auto bits = hn::PromoteTo(words, hn::LoadU(shorts, static_cast<const std::uint16_t*>(source)));
+  const auto magnitude = hn::And(bits, hn::Set(words, 0x7fffU));
+  const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
+  // In float's place for the exponent, half's is too small by 112: a product puts it right, for
+  // subnormal numbers as well.
+  const auto finite = hn::Mul(hn::BitCast(floats, hn::ShiftLeft<13>(magnitude)),
+                              hn::Set(floats, 0x1p112F));
+  const auto special = hn::Gt(hn::BitCast(hn::Rebind<std::int32_t, Floats>{}, magnitude),
+                              hn::Set(hn::Rebind<std::int32_t, Floats>{}, 0x7bff));
+  const auto exponent = hn::IfThenElseZero(hn::RebindMask(words, special),
+                                           hn::Set(words, 0x7f800000U));
+  return hn::BitCast(floats, hn::Or(hn::BitCast(words, finite), hn::Or(sign, exponent)));
+#endif
+}
+
+/// `lanes` numbers of a dense row, from channel `channel` on.
+template <Encoding E>
+[[nodiscard]] HWY_INLINE FloatVector load_numbers(const std::byte* row, std::size_t channel) {
+  static_assert(!is_quantized(E));
+  if constexpr (E == Encoding::float32) {
+    return hn::LoadU(floats, reinterpret_cast<const float*>(row) + channel);
+  } else if constexpr (E == Encoding::float16) {
+    return load_half(row + channel * sizeof(half));
+  } else {
+    const hn::Rebind<std::uint16_t, Floats> shorts;
+    const hn::Rebind<std::uint32_t, Floats> words;
+    const auto bits = hn::LoadU(shorts, reinterpret_cast<const std::uint16_t*>(row) + channel);
+    return hn::BitCast(floats, hn::ShiftLeft<16>(hn::PromoteTo(words, bits)));
+  }
+}
+
+/// exp(x) for x <= 0 to 2 units in the last place; 0 below -87 (half of float's smallest normal
+/// number is no weight beside a largest of 1), NaN for NaN.
+[[nodiscard]] HWY_INLINE FloatVector exp_nonpositive(FloatVector x) {
+  const hn::Rebind<std::int32_t, Floats> ints;
+  const auto vanishes = hn::Lt(x, hn::Set(floats, -87.0F));
+  const auto power = hn::NearestInt(hn::Mul(x, hn::Set(floats, 1.44269504F)));
+  const auto turns = hn::ConvertTo(floats, power);
+  // x - power * ln 2, with ln 2 in two parts; then a polynomial on [-ln 2 / 2, ln 2 / 2].
+  auto r = hn::NegMulAdd(turns, hn::Set(floats, 0.693145751953125F), x);
+  r = hn::NegMulAdd(turns, hn::Set(floats, 1.428606765330187e-6F), r);
+  auto y = hn::MulAdd(r, hn::Set(floats, 1.98527617612853646e-4F),
+                      hn::Set(floats, 1.39304355252534151e-3F));
+  y = hn::MulAdd(y, r, hn::Set(floats, 8.33336077630519866e-3F));
+  y = hn::MulAdd(y, r, hn::Set(floats, 4.16664853692054748e-2F));
+  y = hn::MulAdd(y, r, hn::Set(floats, 1.66666671633720398e-1F));
+  y = hn::MulAdd(y, r, hn::Set(floats, 0.5F));
+  y = hn::Add(hn::MulAdd(y, hn::Mul(r, r), r), hn::Set(floats, 1.0F));
+  const auto scale = hn::BitCast(floats, hn::ShiftLeft<23>(hn::Add(power, hn::Set(ints, 127))));
+  return hn::IfThenZeroElse(vanishes, hn::Mul(y, scale));
+}
+
+[[nodiscard]] HWY_INLINE FloatVector tanh(FloatVector x) {
+  const auto magnitude = hn::Abs(x);
+  // Near zero 1 - exp(-2x) would cancel: Taylor's polynomial instead.
+  const auto square = hn::Mul(x, x);
+  auto y = hn::MulAdd(square, hn::Set(floats, 62.0F / 2835.0F), hn::Set(floats, -17.0F / 315.0F));
+  y = hn::MulAdd(y, square, hn::Set(floats, 2.0F / 15.0F));
+  y = hn::MulAdd(y, square, hn::Set(floats, -1.0F / 3.0F));
+  const auto near_zero = hn::MulAdd(hn::Mul(y, square), magnitude, magnitude);
+  const auto e = exp_nonpositive(hn::Mul(magnitude, hn::Set(floats, -2.0F)));
+  const auto one = hn::Set(floats, 1.0F);
+  const auto far = hn::Div(hn::Sub(one, e), hn::Add(one, e));
+  const auto y_abs =
+      hn::IfThenElse(hn::Lt(magnitude, hn::Set(floats, 0.25F)), near_zero, far);
+  return hn::CopySignToAbs(y_abs, x);
+}
+
+/// Adds the lanes of each of four vectors and writes the four sums.
+HWY_INLINE void store_sums(FloatVector a, FloatVector b, FloatVector c, FloatVector d, float* out) {
+#if HWY_TARGET == HWY_SCALAR
+  out[0] = hn::GetLane(a);
+  out[1] = hn::GetLane(b);
+  out[2] = hn::GetLane(c);
+  out[3] = hn::GetLane(d);
+#else
+  // Within each 16-byte block (a, b, c, d); then the blocks are added.
+  const auto ac = hn::Add(hn::InterleaveLower(floats, a, c), hn::InterleaveUpper(floats, a, c));
+  const auto bd = hn::Add(hn::InterleaveLower(floats, b, d), hn::InterleaveUpper(floats, b, d));
+  const auto sums =
+      hn::Add(hn::InterleaveLower(floats, ac, bd), hn::InterleaveUpper(floats, ac, bd));
+  const auto fold = []<class Tag>(auto self, Tag, auto v) KVPOLICY_CPU_INLINE_LAMBDA {
+    if constexpr (hn::MaxLanes(Tag{}) == 4) {
+      return v;
+    } else {
+      const hn::Half<Tag> low;
+      return self(self, low, hn::Add(hn::LowerHalf(low, v), hn::UpperHalf(low, v)));
+    }
+  };
+  hn::StoreU(fold(fold, floats, sums), hn::CappedTag<float, 4>{}, out);
+#endif
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu

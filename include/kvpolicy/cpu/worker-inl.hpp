@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one thread of the engine does: walk the blocks of a task with the kernels that fit the
+// number of queries. Owns the memory that takes.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/cpu/aligned_buffer.hpp>
+#include <kvpolicy/cpu/partial.hpp>
+#include <kvpolicy/cpu/query_tile.hpp>
+#include <kvpolicy/cpu/row_block.hpp>
+#include <kvpolicy/cpu/stream-inl.hpp>
+#include <kvpolicy/cpu/tile-inl.hpp>
+
+namespace kvpolicy::cpu {
+
+/// Sizes that decide speed, not results. Derive and override to try others.
+struct DefaultTuning {
+  static constexpr std::size_t stream_rows = 32;     ///< of a block that few queries read; <= 64
+  static constexpr std::size_t tile_rows = 64;       ///< of a block that a tile reads; <= 64
+  static constexpr std::size_t stream_queries = 12;  ///< with more, a call works in tiles
+  static constexpr std::size_t tile_queries = 64;
+  static constexpr std::size_t tasks_per_thread = 4;  ///< evens out what else the machine does
+  static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< no part of a tile is less
+};
+
+namespace HWY_NAMESPACE {
+
+template <class Tuning>
+class Worker {
+  static_assert(Tuning::stream_rows >= 1 && Tuning::stream_rows <= max_block_rows);
+  static_assert(Tuning::tile_rows >= 1 && Tuning::tile_rows <= max_block_rows);
+  static_assert(Tuning::stream_queries >= 1 && Tuning::tile_queries >= 1);
+
+ public:
+  /// Memory for tiles of at most `queries` rows. Everything else neither allocates nor throws.
+  /// @throws std::bad_alloc
+  void reserve(std::size_t queries, std::size_t head_dim) {
+    const std::size_t partial = Partial::floats(TilePass::padded(queries), head_dim);
+    floats_.resize(partial + queries * head_dim +
+                   std::max(StreamPass::scratch_floats(queries, head_dim),
+                            TilePass::scratch_floats(queries, head_dim)));
+    queries_ = floats_.data() + partial;
+    scratch_ = queries_ + queries * head_dim;
+    if (blocks_ == nullptr) blocks_ = std::make_unique<std::array<RowBlock, 2>>();
+  }
+
+  /// A partial state in the worker's own memory, overwritten by its next task.
+  [[nodiscard]] Partial own_partial(const QueryTile& tile) const {
+    return {floats_.data(), TilePass::padded(tile.rows)};
+  }
+
+  /// Attention of `tile` over the rows whose cumulated weight begins in [from, to).
+  void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
+              std::size_t to, const Partial& partial) {
+    partial.clear(TilePass::padded(tile.rows), tile.queries.head_dim);
+    BlockReader reader{segments, tile, from, to};
+    Queries queries{tile, queries_};
+    if (tile.rows <= Tuning::stream_queries) {
+      StreamPass pass{tile, partial, scratch_};
+      RowBlock* block = blocks_->data();
+      RowBlock* next = block + 1;
+      for (reader.read(*block, Tuning::stream_rows); block->rows > 0; std::swap(block, next)) {
+        reader.read(*next, Tuning::stream_rows);
+        queries.load_for(*block->segment);
+        pass.add(*block, *next, queries_);
+      }
+    } else {
+      TilePass pass{tile, partial, scratch_};
+      for_each_block(reader, queries, pass, [&](const RowBlock& block) { pass.add(block); });
+    }
+  }
+
+  /// Adds, for each row shown, the probabilities that the tile's queries give it: to
+  /// sums [group, rows].
+  void observe(std::span<const Segment> segments, const QueryTile& tile,
+               std::span<const float> sink_logits, std::span<float> sums) {
+    const std::size_t weight = seen_weight(segments, tile);
+    const std::size_t rows = sums.size() / tile.group;
+    const Partial partial = own_partial(tile);
+    partial.clear(TilePass::padded(tile.rows), 0);
+    TilePass pass{tile, partial, scratch_};
+    {
+      BlockReader reader{segments, tile, 0, weight};
+      Queries queries{tile, queries_};
+      for_each_block(reader, queries, pass, [&](const RowBlock& block) { pass.add_keys(block); });
+    }
+    float* log_sum_exp = partial.max;  // its place
+    for (std::size_t m = 0; m < tile.rows; ++m) {
+      SoftmaxState total = partial.state(m);
+      if (!sink_logits.empty()) merge(total, {}, {sink_logits[tile.head(m)], 1.0F}, {});
+      log_sum_exp[m] = total.log_sum_exp();
+    }
+    BlockReader reader{segments, tile, 0, weight};
+    Queries queries{tile, queries_};
+    for_each_block(reader, queries, pass, [&](const RowBlock& block) {
+      const float* probabilities = pass.compute_probabilities(block, log_sum_exp);
+      for (std::size_t row = 0; row < block.rows; ++row) {
+        for (std::size_t m = 0; m < tile.rows; ++m) {
+          sums[(tile.first + m) % tile.group * rows + block.ordinals[row]] +=
+              probabilities[row * pass.width() + m];
+        }
+      }
+    });
+  }
+
+  /// out[i] = query . row i, for the rows whose cumulated weight begins in [from, to).
+  void score(const Segment& rows, const QueryTile& tile, std::span<const float> query,
+             std::size_t from, std::size_t to, std::span<float> out) {
+    BlockReader reader{{&rows, 1}, tile, from, to};
+    StreamPass pass{tile, own_partial(tile), scratch_};
+    RowBlock& block = blocks_->front();
+    for (reader.read(block, Tuning::stream_rows); block.rows > 0;
+         reader.read(block, Tuning::stream_rows)) {
+      const float* scores = pass.compute_logits(block, query.data());
+      for (std::size_t i = 0; i < block.rows; ++i) out[block.ordinals[i]] = scores[i];
+    }
+  }
+
+ private:
+  // The tile's queries as the segment at hand wants them turned.
+  class Queries {
+   public:
+    Queries(const QueryTile& tile, float* rows) : tile_{tile}, rows_{rows} {}
+
+    /// Whether they are others than before.
+    bool load_for(const Segment& segment) {
+      const QueryRotation rotation =
+          tile_.is_turned_by(segment.rotation) ? segment.rotation : QueryRotation{};
+      if (loaded_ && rotation.inverse_frequencies == rotation_.inverse_frequencies &&
+          rotation.latest_position == rotation_.latest_position) {
+        return false;
+      }
+      tile_.load(rotation, rows_);
+      rotation_ = rotation;
+      return loaded_ = true;
+    }
+
+   private:
+    const QueryTile& tile_;
+    float* rows_;
+    QueryRotation rotation_ = {};
+    bool loaded_ = false;
+  };
+
+  template <class Visit>
+  void for_each_block(BlockReader& reader, Queries& queries, TilePass& pass, Visit visit) {
+    RowBlock& block = blocks_->front();
+    for (reader.read(block, Tuning::tile_rows); block.rows > 0;
+         reader.read(block, Tuning::tile_rows)) {
+      if (queries.load_for(*block.segment)) pass.set_queries(queries_);
+      visit(block);
+    }
+  }
+
+  AlignedFloats floats_;
+  float* queries_ = nullptr;
+  float* scratch_ = nullptr;
+  std::unique_ptr<std::array<RowBlock, 2>> blocks_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// DuoAttention: some heads look things up anywhere in the text and keep all of it, the others read
+// only its opening and its latest rows. For long texts on models whose heads were told apart by
+// training (published gates) or by trying them one by one; it halves a cache at equal answers
+// where about half of the heads are streaming heads.
+//
+//     auto plan = kvpolicy::duo_plan<kvpolicy::half>(shape, gates, {.sparsity = 0.5});
+//     kvpolicy::DuoCache<kvpolicy::half> cache{plan};
+//
+// Method: Xiao et al., arXiv:2410.10819. Where we differ: ties between gates are broken by place
+// instead of by noise (plan/duo_gates.hpp); a streaming head's window belongs to each query and
+// not to its chunk, unless `mask` says so (policy/sink_recent_cache.hpp); weights need no
+// reordering, for every head has its own segments (plan/reorder.hpp does it for other engines).
+#pragma once
+
+#include <cstddef>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/plan/duo_gates.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+#include <kvpolicy/plan/plan_for.hpp>
+#include <kvpolicy/policy/full_cache.hpp>
+#include <kvpolicy/policy/quantized_residual_cache.hpp>
+#include <kvpolicy/policy/sink_recent_cache.hpp>
+
+namespace kvpolicy {
+
+template <Element E = float>
+using DuoPlan = HeadPlan<FullCache<DenseStorage<E>>, SinkRecentCache<DenseStorage<E>>>;
+template <Element E = float, AttentionEngine Engine = ScalarEngine>
+using DuoCache = KvCache<DuoPlan<E>, Engine>;
+
+/// Retrieval heads quantised, streaming heads, which are small, exact.
+template <Element E = float>
+using QuantizedDuoPlan =
+    HeadPlan<QuantizedResidualCache<E>, SinkRecentCache<DenseStorage<E>>>;
+template <Element E = float, AttentionEngine Engine = ScalarEngine>
+using QuantizedDuoCache = KvCache<QuantizedDuoPlan<E>, Engine>;
+
+struct DuoConfig {
+  double sparsity = 0.5;     ///< Share of streaming heads.
+  std::size_t sinks = 128;   ///< Opening rows that a streaming head keeps.
+  std::size_t recent = 256;  ///< Latest rows that it keeps; the paper's accuracy runs use 64/256.
+  Mask mask = Mask::exact;
+  DuoRule rule = DuoRule::exact_count;
+};
+
+/// A plan with `retrieval` for the retrieval heads and `streaming` for the others: any two settings
+/// of policies that the plan has.
+/// @throws ConfigError if `kinds` does not fit the shape, or a setting does not work.
+template <class Plan>
+[[nodiscard]] Plan plan_of_kinds(const ModelShape& shape, const HeadKinds& kinds,
+                                 const typename Plan::Config& retrieval,
+                                 const typename Plan::Config& streaming) {
+  Plan plan{shape, streaming};
+  require_fits(kinds, shape, "plan_of_kinds");
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      if (kinds(layer, head) == HeadKind::retrieval) plan.set(layer, head, retrieval);
+    }
+  }
+  return plan;
+}
+
+/// `T` is an element type, or a plan type with the policies of DuoPlan (AnyPlan, for one).
+/// @throws ConfigError if the gates do not fit the shape, a gate or the sparsity is not a number,
+/// or `recent` is 0.
+template <class T = float>
+[[nodiscard]] plan_for<T, DuoPlan> duo_plan(const ModelShape& shape, const HeadGates& gates,
+                                            const DuoConfig& config = {}) {
+  using Dense = DenseStorage<element_of<T>>;
+  require_fits(gates, shape, "duo_plan");
+  return plan_of_kinds<plan_for<T, DuoPlan>>(
+      shape, head_kinds(gates, config.sparsity, config.rule), typename FullCache<Dense>::Config{},
+      typename SinkRecentCache<Dense>::Config{
+          .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
+}
+
+/// The same with quantised retrieval heads, keys and values per token.
+template <class T = float>
+[[nodiscard]] plan_for<T, QuantizedDuoPlan> quantized_duo_plan(
+    const ModelShape& shape, const HeadGates& gates, const DuoConfig& config = {},
+    const ResidualConfig& quantized = {}) {
+  using E = element_of<T>;
+  require_fits(gates, shape, "quantized_duo_plan");
+  return plan_of_kinds<plan_for<T, QuantizedDuoPlan>>(
+      shape, head_kinds(gates, config.sparsity, config.rule),
+      typename QuantizedResidualCache<E>::Config{.storage = {quantized}},
+      typename SinkRecentCache<DenseStorage<E>>::Config{
+          .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// HeadKV: after the prompt each head keeps a budget of rows, larger for heads that retrieve and
+// reason, and in each head the rows that the prompt's last queries attend to most. For long
+// prompts with short answers: the cache shrinks to a fixed size, once, when told to.
+//
+//     auto plan = kvpolicy::headkv_plan<kvpolicy::half>(shape, scores, {.capacity = 128});
+//     kvpolicy::HeadKvCache<kvpolicy::half> cache{plan};
+//     …prefill…  cache.compress();  …decode…
+//
+// Method: Fu et al., arXiv:2410.19258, over SnapKV, arXiv:2404.14469. Where we differ: budgets and
+// rows are chosen per KV head, so the cache is never expanded to query heads, and budgets sum to
+// the capacity exactly (plan/headkv_budgets.hpp, which also has the published numbers).
+#pragma once
+
+#include <cstddef>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+#include <kvpolicy/plan/headkv_budgets.hpp>
+#include <kvpolicy/plan/plan_for.hpp>
+#include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/storage/residual_storage.hpp>
+
+namespace kvpolicy {
+
+template <Element E = float>
+using HeadKvPlan = HeadPlan<HeadBudgetCache<DenseStorage<E>>>;
+template <Element E = float, AttentionEngine Engine = ScalarEngine>
+using HeadKvCache = KvCache<HeadKvPlan<E>, Engine>;
+
+/// The survivors quantised, once they are chosen.
+template <Element E = float>
+using QuantizedHeadKvPlan =
+    HeadPlan<HeadBudgetCache<ResidualStorage<E, Granularity::per_token>>>;
+template <Element E = float, AttentionEngine Engine = ScalarEngine>
+using QuantizedHeadKvCache = KvCache<QuantizedHeadKvPlan<E>, Engine>;
+
+struct HeadKvConfig {
+  std::size_t capacity = 128;  ///< Rows per head on average, window included.
+  std::size_t window = 8;      ///< Latest rows, whose queries vote.
+  double beta = 1.005;         ///< 1 / beta of the rows are shared out by score.
+  double temp = 1.0;           ///< Scores are raised to this power first.
+  Pooling pooling = Pooling::max;
+  std::size_t kernel = 7;
+  std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
+
+  [[nodiscard]] HeadKvBudgetConfig budgets() const { return {capacity, window, beta, temp}; }
+  [[nodiscard]] SnapKvScorer::Config scorer() const { return {window, pooling, kernel}; }
+};
+
+/// Every head gets `budgets(layer, head)` rows besides the window; all else is as in `settings`.
+/// @throws ConfigError if `budgets` does not fit the shape, or a setting does not work.
+template <class Plan, class Config>
+[[nodiscard]] Plan plan_of_budgets(const ModelShape& shape, const HeadBudgets& budgets,
+                                   Config settings) {
+  Plan plan{shape, settings};
+  require_fits(budgets, shape, "plan_of_budgets");
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      settings.budget = budgets(layer, head);
+      plan.set(layer, head, settings);
+    }
+  }
+  return plan;
+}
+
+/// `scores` are [layers, q_heads]. `T` is an element type, or a plan type with the policy of
+/// HeadKvPlan (AnyPlan, for one).
+/// @throws ConfigError if the scores do not fit the shape or are negative, not finite or all zero,
+/// or a setting does not work.
+template <class T = float>
+[[nodiscard]] plan_for<T, HeadKvPlan> headkv_plan(const ModelShape& shape, const HeadScores& scores,
+                                                  const HeadKvConfig& config = {}) {
+  using Budget = HeadBudgetCache<DenseStorage<element_of<T>>>;
+  return plan_of_budgets<plan_for<T, HeadKvPlan>>(
+      shape, headkv_budgets(checked_scores(scores, shape), shape.kv_heads, config.budgets()),
+      typename Budget::Config{.compress_every = config.compress_every, .scorer = config.scorer()});
+}
+
+/// The same with quantised survivors, keys and values per token.
+template <class T = float>
+[[nodiscard]] plan_for<T, QuantizedHeadKvPlan> quantized_headkv_plan(
+    const ModelShape& shape, const HeadScores& scores, const HeadKvConfig& config = {},
+    const ResidualConfig& quantized = {.residual = 0}) {
+  using Budget = HeadBudgetCache<ResidualStorage<element_of<T>, Granularity::per_token>>;
+  return plan_of_budgets<plan_for<T, QuantizedHeadKvPlan>>(
+      shape, headkv_budgets(checked_scores(scores, shape), shape.kv_heads, config.budgets()),
+      typename Budget::Config{.compress_every = config.compress_every,
+                              .scorer = config.scorer(),
+                              .storage = {quantized}});
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reads and writes the head scores published with HeadKV (arXiv:2410.19258): a JSON object that
+// gives each query head, "layer-head", a list of scores, one for each time it was tried. A head's
+// score is their mean. The published code takes heads in the order of the file; here the key
+// decides, so any order will do.
+#pragma once
+
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/io/json_text.hpp>
+#include <kvpolicy/io/text_file.hpp>
+#include <kvpolicy/plan/headkv_budgets.hpp>
+
+namespace kvpolicy::io {
+
+/// The two numbers of a key such as "31-7".
+/// @throws FormatError for anything else, a number with a leading zero included.
+[[nodiscard]] inline std::pair<std::size_t, std::size_t> parse_head_key(std::string_view key,
+                                                                        std::string_view origin) {
+  constexpr std::size_t most = (std::size_t{1} << 20) - 1;
+  const auto number = [&](std::string_view digits) {
+    std::size_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    const bool canonical = digits == "0" || (!digits.empty() && digits.front() != '0');
+    require<FormatError>(error == std::errc{} && end == digits.data() + digits.size() &&
+                             canonical && value <= most,
+                         origin, ": the key ", in_quotes(key),
+                         " must name a head as layer-head, like '0-0' or '31-7'");
+    return value;
+  };
+  const std::size_t dash = std::min(key.find('-'), key.size());
+  const std::size_t layer = number(key.substr(0, dash));
+  return {layer, number(key.substr(std::min(dash + 1, key.size())))};
+}
+
+/// @throws FormatError if a head is missing, has no scores, or has a score that is no number.
+[[nodiscard]] inline HeadScores parse_head_scores(std::string_view text,
+                                                  std::string_view origin = "head scores") {
+  const Json json = parse_json(text, origin);
+  require<FormatError>(json.is_object() && !json.empty(), origin, ": must be an object that gives ",
+                       "each head, 'layer-head', a list of scores, is ", shown(json));
+  std::size_t layers = 0;
+  std::size_t heads = 0;
+  for (const auto& item : json.items()) {
+    const auto [layer, head] = parse_head_key(item.key(), origin);
+    layers = std::max(layers, layer + 1);
+    heads = std::max(heads, head + 1);
+  }
+  // Keys are distinct and written in one way only, so the count says whether one is missing.
+  require<FormatError>(json.size() == layers * heads, origin, ": has ", json.size(),
+                       " heads, but the largest numbers mean ", layers, " layers x ", heads,
+                       " heads");
+  HeadScores scores{layers, heads};
+  for (const auto& item : json.items()) {
+    const auto [layer, head] = parse_head_key(item.key(), origin);
+    const Json& list = item.value();
+    require<FormatError>(list.is_array() && !list.empty(), origin, ", key '", item.key(),
+                         "': must be a list of at least one score, is ", shown(list));
+    double sum = 0.0;
+    for (const Json& score : list) {
+      require<FormatError>(score.is_number(), origin, ", key '", item.key(),
+                           "': every score must be a number, one is ", shown(score));
+      sum += score.get<double>();
+    }
+    const double mean = sum / static_cast<double>(list.size());
+    require<FormatError>(std::isfinite(mean), origin, ", key '", item.key(),
+                         "': the scores sum to more than a double holds");
+    scores(layer, head) = mean;
+  }
+  return scores;
+}
+
+/// @throws FormatError
+[[nodiscard]] inline HeadScores load_head_scores(const std::filesystem::path& path) {
+  return parse_head_scores(read_text_file(path), path.string());
+}
+
+/// One line, as the published code reads it, with one score in each list.
+[[nodiscard]] inline std::string format_head_scores(const HeadScores& scores) {
+  std::string text = "{";
+  for (std::size_t layer = 0; layer < scores.layers(); ++layer) {
+    for (std::size_t head = 0; head < scores.heads(); ++head) {
+      require(std::isfinite(scores(layer, head)), "HeadScores: the score of layer ", layer,
+              ", head ", head, " is ", scores(layer, head), ", must be finite");
+      if (text.size() > 1) text += ", ";
+      text += message('"', layer, '-', head, "\": [", Json(scores(layer, head)).dump(), ']');
+    }
+  }
+  return text + "}\n";
+}
+
+/// @throws ConfigError for a score that is not finite, FormatError if the file cannot be written.
+inline void save_head_scores(const std::filesystem::path& path, const HeadScores& scores) {
+  write_text_file(path, format_head_scores(scores));
+}
+
+}  // namespace kvpolicy::io

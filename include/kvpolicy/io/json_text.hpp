@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// JSON from files that may be damaged or hostile: what nlohmann::json lets through and a plan must
+// not (a key given twice, nesting without end) is an error here, and every error says where.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <kvpolicy/core/error.hpp>
+
+namespace kvpolicy::io {
+
+using Json = nlohmann::json;
+
+/// "line 3, column 14" of the byte at `offset`.
+[[nodiscard]] inline std::string place_in_text(std::string_view text, std::size_t offset) {
+  const std::string_view before = text.substr(0, offset);
+  std::size_t line = 1;
+  for (const char c : before) line += c == '\n' ? 1 : 0;
+  const std::size_t newline = before.rfind('\n');
+  const std::size_t column =
+      newline == std::string_view::npos ? before.size() + 1 : before.size() - newline;
+  return message("line ", line, ", column ", column);
+}
+
+/// `text` in quotes, fit for a terminal and an error message: shortened, control bytes replaced.
+[[nodiscard]] inline std::string in_quotes(std::string_view text) {
+  constexpr std::size_t most = 60;
+  std::string out = "'";
+  for (const char c : text.substr(0, most)) {
+    const auto byte = static_cast<unsigned char>(c);
+    out += byte < 0x20 || byte == 0x7f ? '?' : c;
+  }
+  return out + (text.size() > most ? "…'" : "'");
+}
+
+/// What a JSON value is, for an error message: its kind and, where short, itself.
+[[nodiscard]] inline std::string shown(const Json& value) {
+  if (value.is_string()) return "the string " + in_quotes(value.get_ref<const std::string&>());
+  if (value.is_array()) return message("an array of ", value.size());
+  if (value.is_object()) return message("an object of ", value.size());
+  return value.dump();
+}
+
+/// Walks over a text and lets its owner see how far it has come: the parser itself does not say
+/// where it met a key.
+class TrackedPlace {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  TrackedPlace(const char* at, const char** latest) : at_{at}, latest_{latest} {}
+  reference operator*() const { return *at_; }
+  TrackedPlace& operator++() {
+    *latest_ = ++at_;
+    return *this;
+  }
+  TrackedPlace operator++(int) {
+    const TrackedPlace old = *this;
+    ++*this;
+    return old;
+  }
+  friend bool operator==(const TrackedPlace& a, const TrackedPlace& b) { return a.at_ == b.at_; }
+  friend bool operator!=(const TrackedPlace& a, const TrackedPlace& b) { return !(a == b); }
+
+ private:
+  const char* at_;
+  const char** latest_;
+};
+
+/// @throws FormatError, beginning with `origin` (a path, most often), for a text that is empty or
+/// not JSON, a number that a double cannot hold, a key given twice in one object, or values nested
+/// deeper than `deepest`.
+[[nodiscard]] inline Json parse_json(std::string_view text, std::string_view origin,
+                                     std::size_t deepest = 16) {
+  require<FormatError>(text.find_first_not_of(" \t\r\n") != std::string_view::npos, origin,
+                       ": is empty, must be JSON");
+  const char* latest = text.data();
+  const auto place = [&] {
+    return place_in_text(text, static_cast<std::size_t>(latest - text.data()));
+  };
+  std::vector<std::set<std::string>> keys;  // met so far, of each object that is open
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    using Event = Json::parse_event_t;
+    if (event == Event::object_start || event == Event::array_start) {
+      require<FormatError>(static_cast<std::size_t>(depth) < deepest, origin, ": ", place(),
+                           ": values are nested deeper than ", deepest);
+    }
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      require<FormatError>(keys.back().insert(key).second, origin, ": ", place(), ": the key ",
+                           in_quotes(key), " is given twice");
+    }
+    return true;
+  };
+  try {
+    return Json::parse(TrackedPlace{text.data(), &latest},
+                       TrackedPlace{text.data() + text.size(), &latest}, watch);
+  } catch (const Json::exception& error) {
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: …": the name is noise.
+    const std::string_view what = error.what();
+    const std::size_t end = what.find("] ");
+    throw FormatError(message(origin, ": ", place(), ": ",
+                              what.substr(end == std::string_view::npos ? 0 : end + 2)));
+  }
+}
+
+/// One object of a file, read by key. Names the path to a value in its errors, and can refuse keys
+/// that nobody asked for: a misspelt setting must not silently become a default.
+class JsonObject {
+ public:
+  /// @throws FormatError if `value` is not an object.
+  JsonObject(const Json& value, std::string where) : value_{&value}, where_{std::move(where)} {
+    require<FormatError>(value.is_object(), where_, ": must be an object, is ", shown(value));
+  }
+
+  [[nodiscard]] const std::string& where() const { return where_; }
+  [[nodiscard]] std::string where(std::string_view key) const { return message(where_, ", ", key); }
+
+  /// The value of a key, or null if it is not there.
+  [[nodiscard]] const Json* find(const char* key) {
+    asked_.insert(key);
+    const auto found = value_->find(key);
+    return found == value_->end() ? nullptr : &*found;
+  }
+  [[nodiscard]] const Json& at(const char* key) {
+    const Json* found = find(key);
+    require<FormatError>(found != nullptr, where_, ": the key '", key, "' is missing");
+    return *found;
+  }
+
+  /// A whole number of at most `most`.
+  [[nodiscard]] std::size_t count(const char* key,
+                                  std::size_t most = std::numeric_limits<std::size_t>::max()) {
+    return as_count(at(key), where(key), most);
+  }
+  [[nodiscard]] std::size_t count_or(const char* key, std::size_t otherwise) {
+    const Json* found = find(key);
+    return found == nullptr
+               ? otherwise
+               : as_count(*found, where(key), std::numeric_limits<std::size_t>::max());
+  }
+  [[nodiscard]] double number_or(const char* key, double otherwise) {
+    const Json* found = find(key);
+    if (found == nullptr) return otherwise;
+    require<FormatError>(found->is_number(), where(key), ": must be a number, is ", shown(*found));
+    return found->get<double>();
+  }
+  [[nodiscard]] const std::string& text(const char* key) {
+    const Json& found = at(key);
+    require<FormatError>(found.is_string(), where(key), ": must be a string, is ", shown(found));
+    return found.get_ref<const std::string&>();
+  }
+
+  /// @throws FormatError if there is a key that was not asked for.
+  void refuse_others() const {
+    for (const auto& item : value_->items()) {
+      require<FormatError>(asked_.contains(item.key()), where_, ": unknown key ",
+                           in_quotes(item.key()), "; known here: ", known());
+    }
+  }
+
+  [[nodiscard]] static std::size_t as_count(const Json& value, const std::string& where,
+                                            std::size_t most) {
+    require<FormatError>(value.is_number_unsigned(), where, ": must be a whole number, is ",
+                         shown(value));
+    const auto number = value.get<std::uint64_t>();
+    require<FormatError>(number <= most, where, ": is ", number, ", must be at most ", most);
+    return static_cast<std::size_t>(number);
+  }
+
+ private:
+  [[nodiscard]] std::string known() const {
+    std::string list;
+    for (const std::string& key : asked_) list += (list.empty() ? "" : ", ") + key;
+    return list;
+  }
+
+  const Json* value_;
+  std::string where_;
+  std::set<std::string> asked_;
+};
+
+}  // namespace kvpolicy::io

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans as files: what each KV head of a model gets, in JSON of our own. The distinct settings
+// stand once, in a table; `heads` has, for each layer, the numbers of its heads' settings.
+//
+//     {"format": "kvpolicy plan", "version": 1,
+//      "shape": {"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64},
+//      "settings": [{"policy": "full", "storage": {"type": "dense"}},
+//                   {"policy": "sink_recent", "sinks": 4, "recent": 64}],
+//      "heads": [[0, 1], [1, 1]]}
+//
+// A setting that is left out has its default; a key that is unknown is an error. The element type
+// is not part of a plan: one file serves float, half and bfloat16 caches.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <kvpolicy/io/json_text.hpp>
+#include <kvpolicy/io/policy_json.hpp>
+#include <kvpolicy/io/text_file.hpp>
+#include <kvpolicy/plan/any_plan.hpp>
+
+namespace kvpolicy::io {
+
+inline constexpr std::string_view plan_format = "kvpolicy plan";
+inline constexpr std::size_t plan_version = 1;
+/// Most KV heads of a plan file, all layers together.
+inline constexpr std::size_t largest_plan = std::size_t{1} << 20;
+
+/// The policies of a plan type, to look one up by its names.
+template <class Policies>
+struct PolicyList;
+template <class... Ps>
+struct PolicyList<std::variant<Ps...>> {
+  /// Calls f.template operator()<P>() for the policy of these names; false if there is none.
+  template <class F>
+  static bool find(const PolicyNames& names, F f) {
+    return ((PolicyNames::of<Ps>() == names && (f.template operator()<Ps>(), true)) || ...);
+  }
+  [[nodiscard]] static std::string shown() {
+    std::string list;
+    ((list += (list.empty() ? "" : ", ") + PolicyNames::of<Ps>().shown()), ...);
+    return list;
+  }
+};
+
+/// @throws ConfigError for more than `largest_plan` heads.
+template <class Plan>
+[[nodiscard]] std::string format_plan(const Plan& plan) {
+  const ModelShape& shape = plan.shape();
+  require(shape.kv_head_count() <= largest_plan, "format_plan: the plan has ",
+          shape.kv_head_count(), " heads, must be at most ", largest_plan);
+  std::vector<typename Plan::Config> settings;
+  std::string heads;
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    heads += layer == 0 ? "\n    [" : ",\n    [";
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      const auto& config = plan.at(layer, head);
+      std::size_t number = 0;
+      while (number < settings.size() && !(settings[number] == config)) ++number;
+      if (number == settings.size()) settings.push_back(config);
+      heads += message(head == 0 ? "" : ", ", number);
+    }
+    heads += ']';
+  }
+  std::string table;
+  for (const auto& config : settings) {
+    Plan::visit(config, [&]<class P>(const typename P::Config& own) {
+      table += (table.empty() ? "\n    " : ",\n    ") + write_setting<P>(own).dump();
+    });
+  }
+  const OrderedJson shape_json = {{"layers", shape.layers},
+                                  {"q_heads", shape.q_heads},
+                                  {"kv_heads", shape.kv_heads},
+                                  {"head_dim", shape.head_dim}};
+  return message("{\n  \"format\": \"", plan_format, "\",\n  \"version\": ", plan_version,
+                 ",\n  \"shape\": ", shape_json.dump(), ",\n  \"settings\": [", table,
+                 "\n  ],\n  \"heads\": [", heads, "\n  ]\n}\n");
+}
+
+/// One entry of the table. @throws FormatError
+template <class Plan>
+[[nodiscard]] typename Plan::Config parse_setting(const Json& json, const std::string& where,
+                                                  const ModelShape& shape) {
+  using Policies = PolicyList<typename Plan::Policy>;
+  JsonObject setting{json, where};
+  const PolicyNames names = read_names(setting);
+  std::optional<typename Plan::Config> config;
+  const bool known = Policies::find(names, [&]<class P>() { config = read_setting<P>(setting); });
+  require<FormatError>(known, where, ": there is no policy ", in_quotes(names.shown()),
+                       "; this plan can have: ", Policies::shown());
+  try {
+    const Plan checked{ModelShape{1, 1, 1, shape.head_dim}, *config};
+    return checked.at(0, 0);
+  } catch (const ConfigError& error) {
+    throw FormatError(message(where, ": ", error.what()));
+  }
+}
+
+/// A plan of any type whose policies include those of the file.
+/// @throws FormatError
+template <class Plan = AnyPlan<float>>
+[[nodiscard]] Plan parse_plan(std::string_view text, std::string_view origin = "plan") {
+  const Json json = parse_json(text, origin);
+  JsonObject object{json, std::string{origin}};
+  const std::string& format = object.text("format");
+  require<FormatError>(format == plan_format, object.where("format"), ": is ", in_quotes(format),
+                       ", must be '", plan_format, "'");
+  const std::size_t version = object.count("version");
+  require<FormatError>(version == plan_version, object.where("version"), ": is ", version,
+                       ", this program reads version ", plan_version);
+
+  JsonObject shape_object{object.at("shape"), object.where("shape")};
+  const ModelShape shape{.layers = shape_object.count("layers"),
+                         .q_heads = shape_object.count("q_heads"),
+                         .kv_heads = shape_object.count("kv_heads"),
+                         .head_dim = shape_object.count("head_dim")};
+  shape_object.refuse_others();
+  try {
+    shape.validate();
+  } catch (const ConfigError& error) {
+    throw FormatError(message(object.where("shape"), ": ", error.what()));
+  }
+  require<FormatError>(shape.kv_head_count() <= largest_plan, object.where("shape"), ": has ",
+                       shape.kv_head_count(), " KV heads in all, must be at most ", largest_plan);
+
+  const Json& table = object.at("settings");
+  require<FormatError>(table.is_array() && !table.empty(), object.where("settings"),
+                       ": must be an array of at least one setting, is ", shown(table));
+  std::vector<typename Plan::Config> settings;
+  for (const Json& entry : table) {
+    settings.push_back(parse_setting<Plan>(
+        entry, message(origin, ", settings[", settings.size(), ']'), shape));
+  }
+
+  const Json& layers = object.at("heads");
+  require<FormatError>(layers.is_array() && layers.size() == shape.layers, object.where("heads"),
+                       ": must be an array of ", shape.layers, " layers, is ", shown(layers));
+  object.refuse_others();
+  Plan plan{shape, settings.front()};
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    const std::string where = message(origin, ", heads[", layer, ']');
+    const Json& row = layers[layer];
+    require<FormatError>(row.is_array() && row.size() == shape.kv_heads, where,
+                         ": must be an array of ", shape.kv_heads, " KV heads, is ", shown(row));
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      const std::size_t number = JsonObject::as_count(row[head], where, settings.size() - 1);
+      plan.set(layer, head, settings[number]);
+    }
+  }
+  return plan;
+}
+
+/// @throws FormatError
+template <class Plan = AnyPlan<float>>
+[[nodiscard]] Plan load_plan(const std::filesystem::path& path) {
+  return parse_plan<Plan>(read_text_file(path), path.string());
+}
+
+/// @throws FormatError if the file cannot be written
+template <class Plan>
+void save_plan(const std::filesystem::path& path, const Plan& plan) {
+  write_text_file(path, format_plan(plan));
+}
+
+}  // namespace kvpolicy::io

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which heads must see the whole text: from DuoAttention's trained gates (Xiao et al.,
+// arXiv:2410.10819), one number for each KV head, to retrieval heads and streaming heads.
+//
+// Published gates are full of ties (94 distinct numbers for 256 heads), which the published code
+// breaks with random noise. `DuoRule::exact_count` breaks them by place, so that a sparsity always
+// gives the same heads and the same number of them; `DuoRule::threshold` is the published
+// arithmetic without the noise, which keeps every head of a tie.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/plan/head_table.hpp>
+#include <kvpolicy/plan/rounding.hpp>
+
+namespace kvpolicy {
+
+/// [layers, kv_heads]: about 0 for a head that can do without the middle of the text, 1 for one
+/// that cannot. Training leaves gates a little outside of [0, 1]; they are clipped to it.
+using HeadGates = HeadTable<double>;
+
+enum class HeadKind : std::uint8_t {
+  streaming,  ///< reads the sinks and the latest rows
+  retrieval   ///< reads every row
+};
+using HeadKinds = HeadTable<HeadKind>;  ///< [layers, kv_heads]
+
+enum class DuoRule : std::uint8_t {
+  /// The round((1 - sparsity) * heads) largest gates, halves to even; ties go to the lower layer,
+  /// then to the lower head.
+  exact_count,
+  /// Every gate that is at least the `sparsity` quantile of all gates.
+  threshold
+};
+
+/// @throws ConfigError for a gate that is not finite, or no gates.
+inline void check_gates(const HeadGates& gates) {
+  require(!gates.values().empty(), "HeadGates: there are none");
+  for (std::size_t layer = 0; layer < gates.layers(); ++layer) {
+    for (std::size_t head = 0; head < gates.heads(); ++head) {
+      require(std::isfinite(gates(layer, head)), "HeadGates: the gate of layer ", layer, ", head ",
+              head, " is ", gates(layer, head), ", must be a number");
+    }
+  }
+}
+
+/// The gate from which a head counts as a retrieval head: the linear quantile of the clipped gates
+/// (the default of numpy), below every gate for sparsity <= 0, above every gate for sparsity >= 1.
+/// @throws ConfigError for a sparsity or a gate that is not a number.
+[[nodiscard]] inline double gate_threshold(const HeadGates& gates, double sparsity) {
+  require(!std::isnan(sparsity), "gate_threshold: sparsity is NaN, must be a number, 0 to 1");
+  check_gates(gates);
+  if (sparsity <= 0.0) return -1.0;
+  if (sparsity >= 1.0) return 2.0;
+  std::vector<double> sorted(gates.values().begin(), gates.values().end());
+  for (double& gate : sorted) gate = std::clamp(gate, 0.0, 1.0);
+  std::ranges::sort(sorted);
+  const double place = sparsity * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(place);
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  const double share = place - static_cast<double>(below);
+  const double step = sorted[above] - sorted[below];
+  // From the nearer end, as numpy does it: a quantile that falls on a gate must be that gate.
+  return share < 0.5 ? sorted[below] + step * share : sorted[above] - step * (1.0 - share);
+}
+
+/// How many of `heads` heads are retrieval heads at `sparsity`, the share of streaming heads.
+/// @throws ConfigError for a NaN.
+[[nodiscard]] inline std::size_t retrieval_head_count(std::size_t heads, double sparsity) {
+  require(!std::isnan(sparsity), "retrieval_head_count: sparsity is NaN, must be a number, 0 to 1");
+  return round_half_even((1.0 - std::clamp(sparsity, 0.0, 1.0)) * static_cast<double>(heads));
+}
+
+/// @throws ConfigError for a sparsity or a gate that is not a number.
+[[nodiscard]] inline HeadKinds head_kinds(const HeadGates& gates, double sparsity,
+                                          DuoRule rule = DuoRule::exact_count) {
+  check_gates(gates);
+  HeadKinds kinds{gates.layers(), gates.heads(), HeadKind::streaming};
+  const auto gate = [&](std::size_t i) { return std::clamp(gates.values()[i], 0.0, 1.0); };
+  if (rule == DuoRule::threshold) {
+    const double threshold = gate_threshold(gates, sparsity);
+    for (std::size_t i = 0; i < gates.values().size(); ++i) {
+      if (gate(i) >= threshold) kinds.values()[i] = HeadKind::retrieval;
+    }
+    return kinds;
+  }
+  std::vector<std::size_t> ranked(gates.values().size());
+  std::iota(ranked.begin(), ranked.end(), std::size_t{0});
+  // Stable, and the table is in order of layer and head: that is the rule for ties.
+  std::ranges::stable_sort(ranked, [&](std::size_t a, std::size_t b) { return gate(a) > gate(b); });
+  ranked.resize(retrieval_head_count(ranked.size(), sparsity));
+  for (const std::size_t i : ranked) kinds.values()[i] = HeadKind::retrieval;
+  return kinds;
+}
+
+}  // namespace kvpolicy

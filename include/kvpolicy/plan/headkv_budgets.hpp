@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many rows each head may keep: from HeadKV's head scores (Fu et al., arXiv:2410.19258) to
+// budgets. Every head gets a little, and what is left is shared out by score:
+//
+//     budget(h) = (b - b / beta) + score(h) * (b / beta) * heads        b = capacity - window
+//
+// The published code gives budgets to query heads, after expanding the cache to them.
+// `headkv_budgets` gives them to KV heads, the heads that are stored: a group's score is the mean
+// of its query heads, and budgets sum to b per KV head exactly. `published_headkv_budgets`
+// reproduces the published integers. Neither hands on what a short text leaves unused.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/plan/head_table.hpp>
+#include <kvpolicy/plan/rounding.hpp>
+
+namespace kvpolicy {
+
+using HeadScores = HeadTable<double>;        ///< [layers, q_heads], not negative, any scale
+using HeadBudgets = HeadTable<std::size_t>;  ///< rows besides the window
+
+struct HeadKvBudgetConfig {
+  std::size_t capacity = 128;  ///< Rows per head on average, window included.
+  std::size_t window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
+  double beta = 1.005;         ///< b / beta is shared out by score: 1 all of it, infinity nothing.
+  double temp = 1.0;           ///< Scores are raised to this power first; 0 makes all heads equal.
+
+  void validate() const {
+    constexpr std::size_t most = std::size_t{1} << 40;
+    require(capacity >= 1 && capacity <= most, "HeadKvBudgetConfig: capacity is ", capacity,
+            ", must be 1 to 2^40");
+    require(window <= capacity, "HeadKvBudgetConfig: window is ", window,
+            ", must be at most capacity = ", capacity);
+    // Written so that NaN fails.
+    require(beta >= 1.0, "HeadKvBudgetConfig: beta is ", beta, ", must be at least 1");
+    require(temp >= 0.0 && std::isfinite(temp), "HeadKvBudgetConfig: temp is ", temp,
+            ", must be 0 or positive");
+  }
+};
+
+/// @throws ConfigError for a score that is negative or not finite, or no scores.
+inline void check_scores(const HeadScores& scores) {
+  require(!scores.values().empty(), "HeadScores: there are none");
+  for (std::size_t layer = 0; layer < scores.layers(); ++layer) {
+    for (std::size_t head = 0; head < scores.heads(); ++head) {
+      const double score = scores(layer, head);
+      require(score >= 0.0 && std::isfinite(score), "HeadScores: the score of layer ", layer,
+              ", head ", head, " is ", score, ", must be 0 or positive and finite");
+    }
+  }
+}
+
+/// Scores as shares of 1, after the power `temp`.
+/// @throws ConfigError if all are zero, or as `check_scores` does.
+[[nodiscard]] inline HeadScores normalized_scores(HeadScores scores, double temp = 1.0) {
+  check_scores(scores);
+  const auto scale = [&] {
+    const double sum = std::accumulate(scores.values().begin(), scores.values().end(), 0.0);
+    require(sum > 0.0 && std::isfinite(sum), "HeadScores: the scores sum to ", sum,
+            ", must be positive and finite");
+    for (double& score : scores.values()) score /= sum;
+  };
+  scale();
+  if (temp == 1.0) return scores;
+  for (double& score : scores.values()) score = std::pow(score, temp);
+  scale();
+  return scores;
+}
+
+/// Scores of query heads to scores of the KV heads that they read: the mean of each group.
+/// @throws ConfigError unless kv_heads divides the heads of the table, or as `check_scores` does.
+[[nodiscard]] inline HeadScores group_scores(const HeadScores& scores, std::size_t kv_heads) {
+  check_scores(scores);
+  require(kv_heads > 0 && scores.heads() % kv_heads == 0,
+          "HeadScores: scores for ", scores.heads(), " query heads do not fit ", kv_heads,
+          " KV heads, which must divide them");
+  const std::size_t group = scores.heads() / kv_heads;
+  HeadScores means{scores.layers(), kv_heads};
+  for (std::size_t layer = 0; layer < scores.layers(); ++layer) {
+    for (std::size_t head = 0; head < scores.heads(); ++head) {
+      means(layer, head / group) += scores(layer, head) / static_cast<double>(group);
+    }
+  }
+  return means;
+}
+
+/// `scores`, if they are [shape.layers, shape.q_heads].
+/// @throws ConfigError
+[[nodiscard]] inline const HeadScores& checked_scores(const HeadScores& scores,
+                                                      const ModelShape& shape) {
+  require(scores.layers() == shape.layers && scores.heads() == shape.q_heads,
+          "HeadScores: scores for ", scores.layers(), " layers x ", scores.heads(),
+          " query heads do not fit a model of ", shape.layers, " layers x ", shape.q_heads,
+          " query heads");
+  return scores;
+}
+
+/// The published integers, for query heads: what is shared out is b // beta, the floor division of
+/// Python's floats, and budgets are rounded one by one, halves to even, so their sum is near
+/// b per head but not it.
+/// @throws ConfigError
+[[nodiscard]] inline HeadBudgets published_headkv_budgets(const HeadScores& scores,
+                                                          const HeadKvBudgetConfig& config = {}) {
+  config.validate();
+  const HeadScores shares = normalized_scores(scores, config.temp);
+  const auto rows = static_cast<double>(config.capacity - config.window);
+  // By the remainder, not the quotient: 110 / 1.1 rounds to 100, but 1.1 is held as a little more.
+  const double remainder = std::isinf(config.beta) ? rows : std::fmod(rows, config.beta);
+  const double per_head = std::round((rows - remainder) / config.beta);
+  const double pool = per_head * static_cast<double>(shares.values().size());
+  HeadBudgets budgets{scores.layers(), scores.heads()};
+  std::ranges::transform(shares.values(), budgets.values().begin(), [&](double share) {
+    return round_half_even(share * pool + (rows - per_head));
+  });
+  return budgets;
+}
+
+/// Budgets [layers, kv_heads] that sum to exactly (capacity - window) x layers x kv_heads: each is
+/// rounded down, then the largest remainders are rounded up; ties go to the lower layer, then head.
+/// @throws ConfigError
+[[nodiscard]] inline HeadBudgets headkv_budgets(const HeadScores& scores, std::size_t kv_heads,
+                                                const HeadKvBudgetConfig& config = {}) {
+  config.validate();
+  const HeadScores shares = normalized_scores(group_scores(scores, kv_heads), config.temp);
+  const std::size_t heads = shares.values().size();
+  const std::size_t mean = config.capacity - config.window;
+  const auto rows = static_cast<double>(mean);
+  const double shared = rows / config.beta;
+  HeadBudgets budgets{scores.layers(), kv_heads};
+  std::vector<double> remainders(heads);
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < heads; ++i) {
+    const double budget =
+        (rows - shared) + shares.values()[i] * shared * static_cast<double>(heads);
+    const double floor = std::floor(std::max(budget, 0.0));
+    budgets.values()[i] = static_cast<std::size_t>(floor);
+    remainders[i] = budget - floor;
+    total += budgets.values()[i];
+  }
+  std::vector<std::size_t> ranked(heads);
+  std::iota(ranked.begin(), ranked.end(), std::size_t{0});
+  std::ranges::stable_sort(
+      ranked, [&](std::size_t a, std::size_t b) { return remainders[a] > remainders[b]; });
+  for (std::size_t i = 0; total < mean * heads; i = (i + 1) % heads, ++total) {
+    ++budgets.values()[ranked[i]];
+  }
+  // Rounding of the sum above may have gone one row too far, on the smallest remainder then.
+  for (std::size_t i = heads; total > mean * heads; i = i == 0 ? heads : i) {
+    std::size_t& budget = budgets.values()[ranked[--i]];
+    if (budget == 0) continue;
+    --budget;
+    --total;
+  }
+  return budgets;
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <reference_model/llama.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/rotary.hpp>
+
+namespace kvpolicy::reference {
+namespace {
+
+/// Every row [width] to unit mean square, times a learned weight.
+void normalise(const float* x, std::size_t rows, const std::vector<float>& weight, float eps,
+               float* out) {
+  const std::size_t width = weight.size();
+  for (std::size_t row = 0; row < rows; ++row, x += width, out += width) {
+    float squares = 0.0F;
+    for (std::size_t i = 0; i < width; ++i) squares += x[i] * x[i];
+    const float scale = 1.0F / std::sqrt(squares / static_cast<float>(width) + eps);
+    for (std::size_t i = 0; i < width; ++i) out[i] = x[i] * scale * weight[i];
+  }
+}
+
+/// gate = silu(gate) * up.
+void swiglu(float* gate, const float* up, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) gate[i] *= up[i] / (1.0F + std::exp(-gate[i]));
+}
+
+/// cos and sin of every token's angles, the same for all heads and layers.
+class Rotation {
+ public:
+  Rotation(std::span<const std::size_t> positions, std::span<const float> frequencies)
+      : pairs_{frequencies.size()},
+        cosine_(positions.size() * pairs_),
+        sine_(positions.size() * pairs_) {
+    for_each_row_block(positions.size(), [&](std::size_t first, std::size_t count) {
+      for (std::size_t i = first * pairs_; i < (first + count) * pairs_; ++i) {
+        // The product in double, as kvpolicy::rotate does, which turns sinks by the same angles.
+        const double angle = static_cast<double>(positions[i / pairs_]) *
+                             static_cast<double>(frequencies[i % pairs_]);
+        cosine_[i] = static_cast<float>(std::cos(angle));
+        sine_[i] = static_cast<float>(std::sin(angle));
+      }
+    });
+  }
+
+  /// Turns the rows [first, first + count) of x [tokens, heads, head_dim]: channel i together with
+  /// channel i + head_dim / 2.
+  void apply(std::vector<float>& x, std::size_t heads, std::size_t first, std::size_t count) const {
+    for (std::size_t token = first; token < first + count; ++token) {
+      const float* c = cosine_.data() + token * pairs_;
+      const float* s = sine_.data() + token * pairs_;
+      for (std::size_t head = 0; head < heads; ++head) {
+        float* low = x.data() + (token * heads + head) * 2 * pairs_;
+        float* high = low + pairs_;
+        for (std::size_t i = 0; i < pairs_; ++i) {
+          const float a = low[i];
+          const float b = high[i];
+          low[i] = a * c[i] - b * s[i];
+          high[i] = b * c[i] + a * s[i];
+        }
+      }
+    }
+  }
+
+ private:
+  std::size_t pairs_;
+  std::vector<float> cosine_, sine_;  // [tokens, pairs]
+};
+
+/// What the layers of one forward pass hand on. All work but attention is row by row.
+struct Activations {
+  Activations(const LlamaConfig& c, std::size_t rows_)
+      : rows{rows_},
+        x(rows * c.hidden),
+        normed(x.size()),
+        q(rows * c.q_heads * c.head_dim),
+        k(rows * c.kv_heads * c.head_dim),
+        v(k.size()),
+        attended(q.size()),
+        gate(rows * c.intermediate),
+        up(gate.size()) {}
+
+  std::size_t rows;
+  std::vector<float> x;  // the residual stream
+  std::vector<float> normed, q, k, v, attended, gate, up;
+};
+
+void before_attention(const LlamaConfig& c, const LlamaLayer& layer, const Rotation& rotation,
+                      Activations& a) {
+  for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
+    float* normed = a.normed.data() + first * c.hidden;
+    normalise(a.x.data() + first * c.hidden, count, layer.attention_norm, c.norm_eps, normed);
+    layer.q.apply(normed, count, a.q.data() + first * layer.q.outputs);
+    layer.k.apply(normed, count, a.k.data() + first * layer.k.outputs);
+    layer.v.apply(normed, count, a.v.data() + first * layer.v.outputs);
+    rotation.apply(a.q, c.q_heads, first, count);
+    rotation.apply(a.k, c.kv_heads, first, count);
+  });
+}
+
+void after_attention(const LlamaConfig& c, const LlamaLayer& layer, Activations& a) {
+  for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
+    float* x = a.x.data() + first * c.hidden;
+    float* normed = a.normed.data() + first * c.hidden;
+    float* gate = a.gate.data() + first * c.intermediate;
+    float* up = a.up.data() + first * c.intermediate;
+    layer.o.add_to(a.attended.data() + first * layer.o.inputs, count, x);
+    normalise(x, count, layer.mlp_norm, c.norm_eps, normed);
+    layer.gate.apply(normed, count, gate);
+    layer.up.apply(normed, count, up);
+    swiglu(gate, up, count * c.intermediate);
+    layer.down.add_to(gate, count, x);
+  });
+}
+
+void check_linear(const Linear& layer, const char* name, std::size_t inputs, std::size_t outputs,
+                  bool bias) {
+  require<ShapeError>(
+      layer.inputs == inputs && layer.outputs == outputs && layer.weight.size() == inputs * outputs,
+      "Llama: ", name, " is [", layer.outputs, ", ", layer.inputs, "] with ", layer.weight.size(),
+      " weights, config needs [", outputs, ", ", inputs, "]");
+  require<ShapeError>(layer.bias.size() == (bias ? outputs : 0), "Llama: ", name, " has ",
+                      layer.bias.size(), " biases, config needs ", bias ? outputs : 0);
+}
+
+void check_norm(const std::vector<float>& norm, const char* name, std::size_t hidden) {
+  require<ShapeError>(norm.size() == hidden, "Llama: ", name, " has ", norm.size(),
+                      " weights, config needs ", hidden);
+}
+
+}  // namespace
+
+Llama::Llama(LlamaConfig config, LlamaWeights weights)
+    : config_{std::move(config)}, weights_{std::move(weights)} {
+  config_.validate();
+  check_weights();
+  frequencies_ = inverse_frequencies(config_.rotary, config_.head_dim);
+}
+
+void Llama::check_weights() const {
+  const LlamaConfig& c = config_;
+  const std::size_t q_width = c.q_heads * c.head_dim;
+  const std::size_t kv_width = c.kv_heads * c.head_dim;
+  check_linear(weights_.embedding, "embedding", c.hidden, c.vocabulary, false);
+  if (!c.tied_embeddings) check_linear(weights_.head, "head", c.hidden, c.vocabulary, false);
+  check_norm(weights_.norm, "norm", c.hidden);
+  require<ShapeError>(weights_.layers.size() == c.layers, "Llama: has weights of ",
+                      weights_.layers.size(), " layers, config needs ", c.layers);
+  for (const LlamaLayer& layer : weights_.layers) {
+    check_norm(layer.attention_norm, "attention_norm", c.hidden);
+    check_linear(layer.q, "q", c.hidden, q_width, c.qkv_bias);
+    check_linear(layer.k, "k", c.hidden, kv_width, c.qkv_bias);
+    check_linear(layer.v, "v", c.hidden, kv_width, c.qkv_bias);
+    check_linear(layer.o, "o", q_width, c.hidden, c.o_bias);
+    check_norm(layer.mlp_norm, "mlp_norm", c.hidden);
+    check_linear(layer.gate, "gate", c.hidden, c.intermediate, c.mlp_bias);
+    check_linear(layer.up, "up", c.hidden, c.intermediate, c.mlp_bias);
+    check_linear(layer.down, "down", c.intermediate, c.hidden, c.mlp_bias);
+  }
+}
+
+std::size_t Llama::parameters() const noexcept {
+  const auto of = [](const Linear& layer) { return layer.weight.size() + layer.bias.size(); };
+  std::size_t count = of(weights_.embedding) + of(weights_.head) + weights_.norm.size();
+  for (const LlamaLayer& layer : weights_.layers) {
+    count += layer.attention_norm.size() + layer.mlp_norm.size();
+    for (const Linear* part :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      count += of(*part);
+    }
+  }
+  return count;
+}
+
+std::vector<float> Llama::forward(std::span<const int> tokens, std::size_t first_position,
+                                  const AttendFn& attend, LogitsOf logits) const {
+  std::vector<std::size_t> positions(tokens.size());
+  std::iota(positions.begin(), positions.end(), first_position);
+  return forward(tokens, positions, attend, logits);
+}
+
+std::vector<float> Llama::forward(std::span<const int> tokens,
+                                  std::span<const std::size_t> positions, const AttendFn& attend,
+                                  LogitsOf logits) const {
+  const LlamaConfig& c = config_;
+  const std::size_t rows = tokens.size();
+  require<ShapeError>(rows > 0, "Llama: no tokens, expected at least 1");
+  require<ShapeError>(positions.size() == rows, "Llama: ", positions.size(), " positions for ",
+                      rows, " tokens");
+  // All are looked at before any work, so that a bad token leaves the caller's cache unchanged.
+  for (std::size_t row = 0; row < rows; ++row) {
+    require<ShapeError>(tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < c.vocabulary,
+                        "Llama: token ", tokens[row], " at place ", row,
+                        " is outside the vocabulary of ", c.vocabulary);
+  }
+
+  Activations a(c, rows);
+  for (std::size_t row = 0; row < rows; ++row) {
+    const auto token = static_cast<std::size_t>(tokens[row]);
+    std::copy_n(weights_.embedding.weight.data() + token * c.hidden, c.hidden,
+                a.x.data() + row * c.hidden);
+  }
+  const Rotation rotation{positions, frequencies_};
+  for (std::size_t i = 0; i < c.layers; ++i) {
+    before_attention(c, weights_.layers[i], rotation, a);
+    attend(i, TensorView<const float>{a.q.data(), rows, c.q_heads, c.head_dim},
+           TensorView<const float>{a.k.data(), rows, c.kv_heads, c.head_dim},
+           TensorView<const float>{a.v.data(), rows, c.kv_heads, c.head_dim},
+           TensorView<float>{a.attended.data(), rows, c.q_heads, c.head_dim});
+    after_attention(c, weights_.layers[i], a);
+  }
+
+  if (logits == LogitsOf::none) return {};
+  const std::size_t wanted = logits == LogitsOf::all ? rows : 1;
+  const Linear& head = c.tied_embeddings ? weights_.embedding : weights_.head;
+  std::vector<float> result(wanted * c.vocabulary);
+  for_each_row_block(wanted, [&](std::size_t first, std::size_t count) {
+    float* normed = a.normed.data() + first * c.hidden;
+    normalise(a.x.data() + (rows - wanted + first) * c.hidden, count, weights_.norm, c.norm_eps,
+              normed);
+    head.apply(normed, count, result.data() + first * c.vocabulary);
+  });
+  return result;
+}
+
+}  // namespace kvpolicy::reference

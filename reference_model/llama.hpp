@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward pass of the Llama family in float on a CPU: RMSNorm, rotary positions, grouped-query
+// attention, SwiGLU. It holds weights and no cache: attention is a callback, so that one model
+// runs over every plan, engine and test oracle. run.hpp joins it to a KvCache.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kvpolicy/core/tensor_view.hpp>
+#include <reference_model/config.hpp>
+#include <reference_model/linear.hpp>
+
+namespace kvpolicy::reference {
+
+struct LlamaLayer {
+  std::vector<float> attention_norm;  // [hidden]
+  Linear q, k, v, o;
+  std::vector<float> mlp_norm;  // [hidden]
+  Linear gate, up, down;
+};
+
+struct LlamaWeights {
+  Linear embedding;  // [vocabulary, hidden]; also the output layer where embeddings are tied
+  std::vector<LlamaLayer> layers;
+  std::vector<float> norm;  // [hidden]
+  Linear head;              // empty where embeddings are tied
+};
+
+/// One layer's attention: q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim],
+/// turned to their text positions; the result goes to out, shaped like q. Called once per layer,
+/// from 0 up; what it throws leaves forward().
+using AttendFn =
+    std::function<void(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                       TensorView<const float> v, TensorView<float> out)>;
+
+/// Of which tokens logits are wanted. `none` spares the product with the vocabulary, for the
+/// chunks of a prompt before its last.
+enum class LogitsOf : std::uint8_t { none, last, all };
+
+class Llama {
+ public:
+  /// Loads a Hugging Face folder as it is.
+  /// @throws FormatError for a damaged file or one that does not fit config.json, ConfigError for
+  /// a model that this class cannot compute.
+  [[nodiscard]] static Llama load(const std::string& folder);
+
+  /// @throws ConfigError, ShapeError if the weights do not have the config's shapes.
+  Llama(LlamaConfig config, LlamaWeights weights);
+
+  [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
+  [[nodiscard]] const LlamaWeights& weights() const noexcept { return weights_; }
+  [[nodiscard]] std::size_t parameters() const noexcept;
+
+  /// Logits [0, 1 or tokens, vocabulary] of tokens that stand at first_position, + 1, ...
+  /// May run on several threads at once, each with its own `attend`.
+  /// @throws ShapeError for no tokens, or one outside the vocabulary.
+  [[nodiscard]] std::vector<float> forward(std::span<const int> tokens, std::size_t first_position,
+                                           const AttendFn& attend,
+                                           LogitsOf logits = LogitsOf::last) const;
+
+  /// The same for tokens at any positions, as in a tree of guesses.
+  /// @throws ShapeError also if there are not as many positions as tokens.
+  [[nodiscard]] std::vector<float> forward(std::span<const int> tokens,
+                                           std::span<const std::size_t> positions,
+                                           const AttendFn& attend,
+                                           LogitsOf logits = LogitsOf::last) const;
+
+ private:
+  void check_weights() const;
+
+  LlamaConfig config_;
+  LlamaWeights weights_;
+  std::vector<float> frequencies_;  // [head_dim / 2]
+};
+
+}  // namespace kvpolicy::reference

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Llama over a KvCache of any plan and engine:
+//
+//   auto plan = ...;                                  // HeadPlan or AnyPlan of
+//   model.config().shape() reference::limit_windows(plan, model.config());   // sliding-window
+//   layers, if there are any KvCache cache{plan}; auto logits = reference::prefill(model, cache,
+//   prompt, 512); int token = sampler.next(logits); logits = reference::step(model, cache,
+//   std::array{token});
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/tensor_view.hpp>
+#include <reference_model/llama.hpp>
+
+namespace kvpolicy::reference {
+
+/// Narrows the heads of layers that the model itself reads through a sliding window.
+template <class Plan>
+void limit_windows(Plan& plan, const LlamaConfig& config) {
+  for (std::size_t layer = 0; layer < config.layers; ++layer) {
+    if (config.windows[layer] > 0) plan.limit_window(layer, config.windows[layer]);
+  }
+}
+
+/// Feeds tokens behind those that the cache has seen; returns their logits.
+/// @throws ShapeError if the cache's plan is of another shape; RollbackError if an earlier step
+/// failed half-way through the layers and was not truncated; whatever forward and the cache throw.
+template <class Cache>
+std::vector<float> step(const Llama& model, Cache& cache, std::span<const int> tokens,
+                        LogitsOf logits = LogitsOf::last, const AttendOptions& options = {}) {
+  const ModelShape shape = model.config().shape();
+  const ModelShape& planned = cache.plan().shape();
+  require<ShapeError>(planned == shape, "the plan is for ", planned.layers, " layers of ",
+                      planned.q_heads, " query and ", planned.kv_heads, " KV heads of ",
+                      planned.head_dim, " channels, the model has ", shape.layers, ", ",
+                      shape.q_heads, ", ", shape.kv_heads, " and ", shape.head_dim);
+  const std::size_t first = cache.tokens();
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    require<RollbackError>(cache.tokens(layer) == first, "layer ", layer, " of the cache has seen ",
+                           cache.tokens(layer), " tokens, another only ", first,
+                           ": a step failed half-way, truncate to ", first, " before the next");
+  }
+  const auto attend = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                          TensorView<const float> v,
+                          TensorView<float> out) { cache.step(layer, q, k, v, out, options); };
+  return model.forward(tokens, first, attend, logits);
+}
+
+/// Called after each chunk with the tokens done and the tokens in all.
+using Progress = std::function<void(std::size_t done, std::size_t total)>;
+
+/// Feeds a prompt in chunks of at most `chunk` tokens; returns the logits of its last token.
+/// `options` go to every chunk. @throws ConfigError for a chunk of 0; else as step.
+template <class Cache>
+std::vector<float> prefill(const Llama& model, Cache& cache, std::span<const int> tokens,
+                           std::size_t chunk, const Progress& progress = {},
+                           const AttendOptions& options = {}) {
+  require(chunk > 0, "prefill: chunk is 0, must be at least 1");
+  require<ShapeError>(!tokens.empty(), "prefill: no tokens, expected at least 1");
+  std::vector<float> logits;
+  for (std::size_t done = 0; done < tokens.size();) {
+    const std::size_t count = std::min(chunk, tokens.size() - done);
+    const bool last = done + count == tokens.size();
+    logits = step(model, cache, tokens.subspan(done, count), last ? LogitsOf::last : LogitsOf::none,
+                  options);
+    done += count;
+    if (progress) progress(done, tokens.size());
+  }
+  return logits;
+}
+
+}  // namespace kvpolicy::reference

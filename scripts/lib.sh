@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+#
+# What the commands in scripts/ share: missing packages, configure and build by preset, a timed
+# stage. Source it after `set -euo pipefail`.
+
+KVPOLICY_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$KVPOLICY_ROOT" || exit
+JOBS=${JOBS:-$(nproc)}
+LOGS=build/logs
+STAGES=()  # "seconds name", in order
+
+say() { printf '%s\n' "$*"; }
+heading() { printf '\n== %s\n' "$*"; }
+die() {
+  printf '\nerror: %s\n' "$*" >&2
+  exit 1
+}
+
+# ---- packages --------------------------------------------------------------------------------
+# name | why | a command that, if it is already on PATH, stands for the package
+BASE_PACKAGES='
+g++|the C++20 compiler|command g++
+cmake|configures the build (3.25 or newer)|command cmake
+ninja-build|runs the build|command ninja
+ccache|keeps compiled objects, so that rebuilds are quick|command ccache
+pkg-config|finds libraries|command pkg-config
+libhwy-dev|Highway: SIMD for the CPU engine|
+nlohmann-json3-dev|reads plans, patterns and checkpoints|
+libcli11-dev|command lines of the tools|
+libfmt-dev|prints their tables|
+libdnnl-dev|oneDNN: matrix products of the reference model|
+libopenblas-dev|OpenBLAS: the same, where oneDNN is missing|'
+TEST_PACKAGES='
+doctest-dev|the test framework|
+libbenchmark-dev|Google Benchmark: the benches|'
+
+# The clang that the system has: 14 on Debian 12, else 18, else whichever is installed.
+clang_version() {
+  local preferred=18 version
+  if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then preferred=14; fi
+  for version in "$preferred" 21 20 19 18 17 16 15 14; do
+    if command -v "clang++-$version" >/dev/null; then
+      echo "$version"
+      return
+    fi
+  done
+  echo "$preferred"
+}
+
+# clang_packages: lines as above.
+clang_packages() {
+  local version
+  version=$(clang_version)
+  cat <<EOT
+clang-$version|the second compiler, and libFuzzer|command clang++-$version
+libclang-rt-$version-dev|its sanitizer and fuzzer runtimes|
+libomp-$version-dev|its OpenMP|
+EOT
+}
+
+# missing_packages < lines: those lines of which the package is not there.
+missing_packages() {
+  local name why probe installed
+  installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' 2>/dev/null |
+    sed -n 's/^installed //p')
+  while IFS='|' read -r name why probe; do
+    [ -n "$name" ] || continue
+    case $probe in
+      "command "*) command -v "${probe#command }" >/dev/null && continue ;;
+    esac
+    grep -qxF -- "$name" <<<"$installed" || printf '%s|%s|\n' "$name" "$why"
+  done
+}
+
+# need_packages [--clang]: installs what is missing, or says how.
+need_packages() {
+  local wanted=$BASE_PACKAGES$TEST_PACKAGES missing name why
+  if [ "${KVPOLICY_SKIP_PACKAGES:-0}" = 1 ]; then return; fi
+  if ! command -v dpkg-query >/dev/null; then
+    say "packages: not a Debian or Ubuntu system; if the build stops, see CONTRIBUTING.md for the list"
+    return
+  fi
+  if [ "${1:-}" = --clang ]; then wanted+=$'\n'$(clang_packages); fi
+  missing=$(missing_packages <<<"$wanted")
+  if [ -z "$missing" ]; then return; fi
+
+  heading "Packages that are missing"
+  local names=()
+  while IFS='|' read -r name why _; do
+    printf '  %-22s %s\n' "$name" "$why"
+    names+=("$name")
+  done <<<"$missing"
+  local line="apt-get install -y --no-install-recommends ${names[*]}"
+  if [ "$(id -u)" != 0 ]; then
+    say ""
+    say "They come from the system's own packages, and installing them needs root. Please run"
+    say "  sudo apt-get update && sudo $line"
+    say "and start this command again. (KVPOLICY_SKIP_PACKAGES=1 goes on without them.)"
+    exit 1
+  fi
+  mkdir -p "$LOGS"
+  say "installing them (log: $LOGS/packages.log)"
+  if ! { apt-get update && DEBIAN_FRONTEND=noninteractive $line; } 2>&1 |
+    tee "$LOGS/packages.log" | grep --line-buffered -E '^(Setting up|E:|Err:)' | sed -u 's/^/  /'; then
+    die "packages could not be installed; the end of $LOGS/packages.log says why:
+$(tail -n 5 "$LOGS/packages.log")"
+  fi
+}
+
+# ---- stages ----------------------------------------------------------------------------------
+# stage NAME COMMAND...: runs it, remembers how long it took, returns its status.
+stage() {
+  local name=$1 start=$SECONDS status=0
+  shift
+  heading "$name"
+  "$@" || status=$?
+  STAGES+=("$((SECONDS - start)) $name$([ $status = 0 ] || echo ' (failed)')")
+  return $status
+}
+
+stage_times() {
+  local entry
+  heading "Time"
+  for entry in "${STAGES[@]}"; do
+    printf '  %5d s  %s\n' "${entry%% *}" "${entry#* }"
+  done
+}
+
+# ---- building --------------------------------------------------------------------------------
+# configure PRESET [cmake arguments...]: quiet unless it fails.
+configure() {
+  local preset=$1 log
+  shift
+  mkdir -p "$LOGS"
+  log=$LOGS/$preset-configure.log
+  case $preset in
+    clang | fuzz)
+      local version
+      version=$(clang_version)
+      [ "$version" = 14 ] || set -- "$@" "-DCMAKE_CXX_COMPILER=clang++-$version"
+      ;;
+  esac
+  if ! cmake --preset "$preset" "$@" >"$log" 2>&1; then
+    tail -n 25 "$log"
+    say "configuring preset '$preset' failed (all of it: $log)"
+    return 1
+  fi
+  grep -E 'kvpolicy: |Warning' "$log" | sed 's/^-- /  /' || true
+}
+
+# build PRESET [targets...]: ninja's own progress; on a terminal it stays on one line.
+build() {
+  local preset=$1
+  shift
+  NINJA_STATUS='  [%f/%t] ' cmake --build --preset "$preset" -j "$JOBS" ${1:+--target "$@"}
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory runs out at every single allocation of every call, the resource's and the program's own:
+// the call throws std::bad_alloc, the cache is as it was and goes on as if nothing had happened.
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <vector>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/policy/chunk_retrieval_cache.hpp>
+#include <kvpolicy/policy/full_cache.hpp>
+#include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/quantized_residual_cache.hpp>
+#include <kvpolicy/policy/sink_recent_cache.hpp>
+
+#include "cache/dump.hpp"
+#include "support/failing_new.hpp"
+#include "support/memory.hpp"
+
+using namespace kvpolicy;
+
+namespace {
+
+using Residual = ResidualStorage<bfloat16, Granularity::per_token>;
+using Quantized = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
+using Window = SinkRecentCache<Residual>;
+using Budget = HeadBudgetCache<DenseStorage<bfloat16>>;
+using Retrieval = ChunkRetrievalCache<DenseStorage<bfloat16>, MinMaxKey>;
+using Plan = HeadPlan<FullCache<DenseStorage<bfloat16>>, Quantized, Window, Budget, Retrieval>;
+using Cache = KvCache<Plan>;
+
+Plan mixed_plan(std::size_t compress_every) {
+  Plan plan{ModelShape{2, 5, 5, 64}};
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    plan.set(layer, 1, Quantized::Config{.storage = {{.bits = 4, .key_group = 16, .residual = 10}}});
+    plan.set(layer, 2, Window::Config{.sinks = 3, .recent = 20, .storage = {{.bits = 8, .residual = 4}}});
+    plan.set(layer, 3, Budget::Config{.budget = 10, .compress_every = compress_every, .scorer = {.window = 4}});
+    plan.set(layer, 4, Retrieval::Config{.chunk = 4, .budget = 8});
+  }
+  return plan;
+}
+
+enum class Failing { resource, any_new };
+
+struct State {
+  test::CountingResource memory;
+  test::Random random{7};
+  std::unique_ptr<Cache> cache;
+
+  explicit State(CacheOptions options, std::size_t compress_every = 0) {
+    options.memory = &memory;
+    options.page_rows = 16;
+    cache = std::make_unique<Cache>(mixed_plan(compress_every), options);
+    test::feed(*cache, random, {33, 1, 9}, {.read = Read::selected});
+  }
+};
+
+// `prepare(state)` makes what `call` needs, and `call(state)` is what fails.
+template <class Prepare, class Call>
+void survive(const char* what, const CacheOptions& options, Prepare prepare, Call call,
+             std::size_t compress_every = 0) {
+  CAPTURE(what);
+  for (const Failing failing : {Failing::resource, Failing::any_new}) {
+    CAPTURE(failing == Failing::resource);
+    std::size_t failures = 0;
+    for (std::size_t n = 0;; n += n < 24 ? 1 : n / 8) {
+      CAPTURE(n);
+      REQUIRE(n < 20000);
+      State state{options, compress_every};
+      State control{options, compress_every};
+      auto prepared = prepare(state);
+      auto control_prepared = prepare(control);
+      const auto before = test::dump(*state.cache);
+      bool failed = false;
+      bool untouched = false;
+      try {
+        if (failing == Failing::resource) {
+          state.memory.fail_after(n);
+          call(state, prepared);
+          untouched = state.memory.failures() == 0;
+        } else {
+          const test::FailNew guard{n};
+          call(state, prepared);
+          untouched = test::failed_news == 0;
+        }
+      } catch (const std::bad_alloc&) {
+        failed = true;
+      }
+      state.memory.fail_after(test::never);
+      if (failed) {
+        ++failures;
+        CHECK(test::dump(*state.cache) == before);
+        CHECK(state.memory.live_bytes() == state.cache->bytes());
+        call(state, prepared);  // and now it works
+      }
+      call(control, control_prepared);
+      CHECK(state.memory.live_bytes() == state.cache->bytes());
+      if (failed || untouched) {
+        CHECK(test::dump(*state.cache) == test::dump(*control.cache));
+        for (std::size_t layer = 0; layer < 2; ++layer) {
+          // Layers may have come to different lengths; the next step must not mind.
+          test::Random one{3}, same{3};
+          test::Chunk<> next{one, state.cache->plan().shape(), 5};
+          test::Chunk<> control_next{same, state.cache->plan().shape(), 5};
+          next.step(*state.cache, layer, {.read = Read::selected});
+          control_next.step(*control.cache, layer, {.read = Read::selected});
+          CHECK(test::same_bits(next.out.numbers(), control_next.out.numbers()));
+          CHECK(test::same_bits(next.log_sum_exp, control_next.log_sum_exp));
+        }
+      } else {
+        // What fails behind a step (a compression, a refresh) waits for the next one.
+        CHECK(state.cache->tokens(0) == control.cache->tokens(0));
+      }
+      CHECK(state.memory.faults() == 0);
+      state.cache.reset();
+      CHECK(state.memory.live_blocks() == 0);
+      if (untouched) break;
+    }
+    if (failing == Failing::any_new) CHECK(failures > 0);
+  }
+}
+
+auto chunk_of(std::size_t tokens) {
+  return [tokens](State& state) { return test::Chunk<>{state.random, state.cache->plan().shape(), tokens}; };
+}
+
+}  // namespace
+
+TEST_CASE("allocation failure: step") {
+  CacheOptions options;
+  for (const std::size_t max_rollback : {0, 6}) {
+    options.max_rollback = max_rollback;
+    options.max_append = 3;
+    survive("one token", options, chunk_of(1), [](State& s, auto& chunk) { chunk.step(*s.cache, 0); });
+    survive("many tokens", options, chunk_of(37), [](State& s, auto& chunk) { chunk.step(*s.cache, 1); });
+    survive("a selected read that chooses", options, chunk_of(2), [](State& s, auto& chunk) {
+      chunk.step(*s.cache, 0, {.read = Read::selected, .refresh = true});
+    });
+    survive("with sinks", options, chunk_of(2), [](State& s, auto& chunk) {
+      static const std::vector<float> sinks{1, 2, 3, 4, 5};
+      chunk.step(*s.cache, 0, {.sink_logits = sinks});
+    });
+  }
+}
+
+TEST_CASE("allocation failure: what follows a step") {
+  CacheOptions options;
+  survive("a refresh for later reads", options, chunk_of(9), [](State& s, auto& chunk) {
+    chunk.step(*s.cache, 0, {.refresh = true});
+  });
+  survive("a compression that is due", options, chunk_of(30), [](State& s, auto& chunk) {
+    chunk.step(*s.cache, 0);
+  }, 40);
+}
+
+TEST_CASE("allocation failure: append, attend") {
+  CacheOptions options;
+  options.max_append = 20;
+  options.max_rollback = 2;
+  survive("append", options, [](State& state) {
+    test::Chunk<> first{state.random, state.cache->plan().shape(), 20};
+    first.append(*state.cache, 0);
+    return test::Chunk<>{state.random, state.cache->plan().shape(), 20};
+  }, [](State& s, auto& chunk) { chunk.append(*s.cache, 0); });
+  survive("attend", options, [](State& state) {
+    test::Chunk<> chunk{state.random, state.cache->plan().shape(), 12};
+    chunk.append(*state.cache, 0);
+    return chunk;
+  }, [](State& s, auto& chunk) { chunk.attend(*s.cache, 0, {.read = Read::selected, .refresh = true}); });
+}
+
+TEST_CASE("allocation failure: commit, compress") {
+  CacheOptions options;
+  options.max_rollback = 40;
+  const auto nothing = [](State&) { return 0; };
+  survive("commit", options, nothing, [](State& s, int) { s.cache->commit(); });
+  const auto commit = [](State& s) { s.cache->commit(); return 0; };
+  survive("compress", options, commit, [](State& s, int) { s.cache->compress(); });
+  survive("compress one layer", options, commit, [](State& s, int) { s.cache->compress(1); });
+  // From tentative rows: committed at most.
+  for (std::size_t n = 0; n < 60; ++n) {
+    State state{options};
+    State control{options};
+    control.cache->commit();
+    const auto before = test::dump(*state.cache);
+    state.memory.fail_after(n);
+    try {
+      state.cache->compress();
+      break;
+    } catch (const std::bad_alloc&) {
+      const auto now = test::dump(*state.cache);
+      CHECK((now == before || now == test::dump(*control.cache)));
+      CHECK(state.memory.live_bytes() == state.cache->bytes());
+    }
+  }
+}
+
+TEST_CASE("allocation failure: fork, construction") {
+  CacheOptions options;
+  survive("fork", options, [](State&) { return 0; }, [](State& s, int) {
+    const Cache fork = s.cache->fork();
+    CHECK(fork.bytes() == s.cache->bytes());
+  });
+  std::size_t failures = 0;
+  for (std::size_t n = 0;; ++n) {
+    test::CountingResource memory;
+    memory.fail_after(n);
+    options.memory = &memory;
+    try {
+      const Cache cache{mixed_plan(0), options};
+      CHECK(memory.live_bytes() == cache.bytes());
+      break;
+    } catch (const std::bad_alloc&) {
+      ++failures;
+    }
+    CHECK(memory.live_blocks() == 0);
+  }
+  CHECK(failures == 4);  // two layers, each a tail and a window of queries
+  options.memory = std::pmr::get_default_resource();
+  const Plan plan = mixed_plan(0);
+  for (std::size_t n = 0, done = 0; done == 0; ++n) {
+    REQUIRE(n < 10000);
+    const std::size_t live = test::live_news;
+    try {
+      const test::FailNew guard{n};
+      const Cache cache{plan, options};
+      done = 1;
+    } catch (const std::bad_alloc&) {
+    }
+    CHECK(test::live_news == live);
+  }
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls and settings that cannot work: a named error that carries the value and what would fit, and
+// a cache that is as it was.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/policy/full_cache.hpp>
+#include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/quantized_residual_cache.hpp>
+#include <kvpolicy/policy/sink_recent_cache.hpp>
+
+#include "cache/dump.hpp"
+#include "support/memory.hpp"
+
+using namespace kvpolicy;
+using test::contains;
+using test::thrown;
+
+namespace {
+
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr float inf = std::numeric_limits<float>::infinity();
+
+using Quantized = QuantizedResidualCache<float, Granularity::per_channel>;
+using Window = SinkRecentCache<DenseStorage<float>>;
+using Budget = HeadBudgetCache<DenseStorage<float>>;
+using Plan = HeadPlan<FullCache<DenseStorage<float>>, Quantized, Window, Budget>;
+using Cache = KvCache<Plan>;
+
+constexpr ModelShape shape{2, 6, 3, 64};
+
+struct Fixture {
+  test::CountingResource memory;
+  Cache cache;
+  Cache control;
+
+  static Plan make_plan() {
+    Plan plan{shape};
+    plan.set(0, 1, Quantized::Config{.storage = {{.bits = 4, .key_group = 8, .residual = 5}}});
+    plan.set(1, 2, Window::Config{.sinks = 2, .recent = 9});
+    return plan;
+  }
+  CacheOptions options() {
+    CacheOptions options;
+    options.max_rollback = 4;
+    options.max_append = 5;
+    options.max_tokens = 60;
+    options.page_rows = 16;
+    options.memory = &memory;
+    return options;
+  }
+  Fixture() : cache{make_plan(), options()}, control{make_plan(), options()} {
+    test::Random random{1}, same{1};
+    test::feed(cache, random, {21, 3});
+    test::feed(control, same, {21, 3});
+  }
+
+  // The call throws an E whose text has all these parts, and changes nothing.
+  template <class E, class Call>
+  void refuses(Call call, const std::vector<std::string>& parts) {
+    const auto before = test::dump(cache);
+    const std::size_t live = memory.live_bytes();
+    const std::string text = thrown<E>(call);
+    CAPTURE(text);
+    CHECK(!text.empty());
+    for (const std::string& part : parts) {
+      CAPTURE(part);
+      CHECK(contains(text, part));
+    }
+    CHECK(test::dump(cache) == before);
+    CHECK(memory.live_bytes() == live);
+  }
+
+  // And the next step is the next step of a cache that never saw the bad call.
+  void goes_on() {
+    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      test::Random random{2}, same{2};
+      test::Chunk<> chunk{random, shape, 5}, control_chunk{same, shape, 5};
+      chunk.step(cache, layer);
+      control_chunk.step(control, layer);
+      CHECK(test::same_bits(chunk.out.numbers(), control_chunk.out.numbers()));
+      CHECK(test::same_bits(chunk.log_sum_exp, control_chunk.log_sum_exp));
+    }
+    CHECK(test::dump(cache) == test::dump(control));
+  }
+};
+
+// A step with views that a test may spoil.
+struct Step {
+  test::Random random{5};
+  test::Chunk<> chunk{random, shape, 3};
+  TensorView<const float> q = std::as_const(chunk.q).view();
+  TensorView<const float> k = std::as_const(chunk.k).view();
+  TensorView<const float> v = std::as_const(chunk.v).view();
+  TensorView<float> out = chunk.out.view();
+  AttendOptions options = {};
+  std::size_t layer = 0;
+};
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "step refuses shapes, strides and null") {
+  const auto refused = [&](auto spoil, const std::vector<std::string>& parts) {
+    Step s;
+    spoil(s);
+    refuses<ShapeError>([&] { cache.step(s.layer, s.q, s.k, s.v, s.out, s.options); }, parts);
+  };
+  refused([](Step& s) { s.layer = 2; }, {"layer 2", "has 2"});
+  refused([](Step& s) { s.q.heads = 5; }, {"q is [3, 5, 64]", "[3, 6, 64]"});
+  refused([](Step& s) { s.q.head_dim = 80; }, {"q is [3, 6, 80]", "[3, 6, 64]"});
+  refused([](Step& s) { s.k.tokens = 2; }, {"k is [2, 3, 64]", "[3, 3, 64]"});
+  refused([](Step& s) { s.k.heads = 6; }, {"k is [3, 6, 64]", "[3, 3, 64]"});
+  refused([](Step& s) { s.v.tokens = 4; }, {"v is [4, 3, 64]", "[3, 3, 64]"});
+  refused([](Step& s) { s.out.tokens = 0; }, {"out is [0, 6, 64]", "[3, 6, 64]"});
+  refused([](Step& s) { s.q.data = nullptr; }, {"q is null"});
+  refused([](Step& s) { s.k.data = nullptr; }, {"k is null"});
+  refused([](Step& s) { s.v.data = nullptr; }, {"v is null"});
+  refused([](Step& s) { s.out.data = nullptr; }, {"out is null"});
+  refused([](Step& s) { s.k.token_stride = 63; }, {"k has", "63", "at least head_dim = 64"});
+  refused([](Step& s) { s.v.head_stride = 0; }, {"v has", "0", "64"});
+  refused([](Step& s) { s.out.token_stride = 64; }, {"out has", "overlap", "384"});
+  goes_on();
+}
+
+TEST_CASE_FIXTURE(Fixture, "step refuses options that are not numbers") {
+  const auto refused = [&](auto spoil, const std::vector<std::string>& parts) {
+    Step s;
+    spoil(s);
+    refuses<ShapeError>([&] { cache.step(0, s.q, s.k, s.v, s.out, s.options); }, parts);
+  };
+  refused([](Step& s) { s.options.softcap = not_a_number; }, {"softcap is nan"});
+  refused([](Step& s) { s.options.softcap = -1.5F; }, {"softcap is -1.5"});
+  refused([](Step& s) { s.options.softcap = inf; }, {"softcap is inf"});
+  refused([](Step& s) { s.options.scale = not_a_number; }, {"scale is nan"});
+  refused([](Step& s) { s.options.scale = -inf; }, {"scale is -inf"});
+  std::vector<float> sinks(5, 0.0F);
+  refused([&](Step& s) { s.options.sink_logits = sinks; }, {"sink_logits has 5", "q_heads = 6"});
+  sinks.assign(6, 0.0F);
+  sinks[4] = not_a_number;
+  refused([&](Step& s) { s.options.sink_logits = sinks; }, {"sink logit is NaN"});
+  std::vector<float> lse(17);
+  refused([&](Step& s) { s.options.log_sum_exp = lse; }, {"log_sum_exp has 17", "= 18"});
+  goes_on();
+}
+
+TEST_CASE_FIXTURE(Fixture, "numbers that cannot be quantised are refused, in the layer that would have to") {
+  for (const float bad : {not_a_number, inf, -inf, 1e6F, -65505.0F}) {
+    for (const bool is_key : {true, false}) {
+      test::Random random{5};
+      test::Chunk<> chunk{random, shape, 3};
+      (is_key ? chunk.k : chunk.v).at(2, 1, 17) = bad;
+      refuses<ShapeError>([&] { chunk.step(cache, 0); },
+                          {is_key ? "key" : "value", "position 26", "channel 17", message(bad), "65504"});
+      refuses<ShapeError>([&] { chunk.append(cache, 0); }, {is_key ? "key" : "value"});
+    }
+  }
+  // On a dense head they are the caller's business, in another head of this layer or another layer.
+  test::Random random{5};
+  test::Chunk<> chunk{random, shape, 1};
+  chunk.k.at(0, 0, 0) = 1e6F;
+  CHECK_NOTHROW(chunk.step(cache, 0));
+  chunk.k.at(0, 1, 0) = 1e6F;
+  CHECK_NOTHROW(chunk.step(cache, 1));
+}
+
+TEST_CASE("finite numbers beyond the cache's element type are refused, not turned to infinity") {
+  using HalfPlan = HeadPlan<FullCache<DenseStorage<half>>>;
+  KvCache<HalfPlan> cache{HalfPlan{ModelShape{1, 1, 1, 64}}};
+  test::Random random{5};
+  test::Chunk<> chunk{random, ModelShape{1, 1, 1, 64}, 2};
+  chunk.v.at(1, 0, 3) = -70000.0F;
+  CHECK(contains(thrown<ShapeError>([&] { chunk.step(cache, 0); }), "v holds -70000 at token 1, head 0"));
+  CHECK(cache.tokens() == 0);
+  chunk.v.at(1, 0, 3) = 65519.0F;  // rounds to the largest half
+  CHECK_NOTHROW(chunk.step(cache, 0));
+}
+
+TEST_CASE_FIXTURE(Fixture, "capacity, append and attend") {
+  test::Random random{5};
+  test::Chunk<> six{random, shape, 6};
+  refuses<CapacityError>([&] { six.append(cache, 0); }, {"6 rows", "max_append = 5"});
+  test::Chunk<> many{random, shape, 37};
+  refuses<CapacityError>([&] { many.step(cache, 0); }, {"37 more", "after 24", "max_tokens = 60"});
+  refuses<ShapeError>([&] { six.attend(cache, 0); }, {"6 queries", "latest 4"});
+  test::Chunk<> three{random, shape, 3};
+  refuses<ShapeError>([&] { cache.append(0, std::as_const(three.k).view(), std::as_const(six.v).view()); },
+                      {"v is [6, 3, 64]"});
+  refuses<ShapeError>([&] { cache.attend(0, std::as_const(three.q).view(), six.out.view()); }, {"out is [6"});
+  refuses<ShapeError>([&] { three.append(cache, 9); }, {"layer 9"});
+  refuses<ShapeError>([&] { three.attend(cache, 9); }, {"layer 9"});
+  goes_on();
+  test::Chunk<> rest{random, shape, 31};
+  CHECK_NOTHROW(rest.step(cache, 0));  // exactly full
+  test::Chunk<> one{random, shape, 1};
+  refuses<CapacityError>([&] { one.append(cache, 0); }, {"1 more", "after 60"});
+}
+
+TEST_CASE_FIXTURE(Fixture, "rollback too far, and to what was never seen") {
+  refuses<RollbackError>([&] { cache.truncate(19); }, {"19", "20 to 24", "max_rollback is 4"});
+  refuses<RollbackError>([&] { cache.truncate(25); }, {"25", "20 to 24"});
+  goes_on();
+  // Half-way through the layers: back to where all of them were.
+  test::Random random{5};
+  test::Chunk<> chunk{random, shape, 3};
+  chunk.step(cache, 0);
+  CHECK(cache.tokens() == 29);
+  CHECK(cache.tokens(0) == 32);
+  refuses<RollbackError>([&] { cache.truncate(32); }, {"layer 1", "25 to 29"});
+  cache.truncate(29);
+  CHECK(cache.tokens(0) == 29);
+  cache.commit();
+  refuses<RollbackError>([&] { cache.truncate(28); }, {"29 to 29"});
+}
+
+TEST_CASE("no tokens at all is nothing, not an error") {
+  Fixture f;
+  test::Random random{5};
+  test::Chunk<> none{random, shape, 0};
+  const auto before = test::dump(f.cache);
+  none.step(f.cache, 0);
+  none.append(f.cache, 0);
+  none.attend(f.cache, 0);
+  CHECK(test::dump(f.cache) == before);
+  f.goes_on();
+}
+
+TEST_CASE("compress needs the latest queries") {
+  test::CountingResource memory;
+  CacheOptions options;
+  options.max_append = 8;
+  options.max_rollback = 8;
+  options.memory = &memory;
+  Plan plan{shape, Budget::Config{.budget = 4, .scorer = {.window = 3}}};
+  Cache cache{plan, options};
+  test::Random random{1};
+  test::feed(cache, random, {20});
+  for (std::size_t l = 0; l < 2; ++l) test::Chunk<>{random, shape, 2}.append(cache, l);
+  const auto before = test::dump(cache);
+  const std::string text = thrown<ShapeError>([&] { cache.compress(); });
+  CHECK(contains(text, "latest 3"));
+  CHECK(contains(text, "token 20 of 22"));
+  CHECK(!thrown<ShapeError>([&] { cache.compress(1); }).empty());
+  CHECK(test::dump(cache) == before);
+  for (std::size_t l = 0; l < 2; ++l) test::Chunk<>{random, shape, 2}.attend(cache, l);
+  CHECK_NOTHROW(cache.compress());
+  CHECK(std::get<Budget>(cache.policy(0, 0)).rows() == 7);
+
+  // A head that compresses by itself waits until it knows them.
+  options.max_rollback = 0;
+  Cache own{Plan{shape, Budget::Config{.budget = 4, .compress_every = 5, .scorer = {.window = 3}}}, options};
+  test::Chunk<>{random, shape, 8}.append(own, 0);
+  test::Chunk<>{random, shape, 8}.append(own, 0);
+  test::Chunk<>{random, shape, 1}.step(own, 0);
+  CHECK(std::get<Budget>(own.policy(0, 0)).rows() == 17);
+  test::Chunk<>{random, shape, 1}.step(own, 0);
+  test::Chunk<>{random, shape, 1}.step(own, 0);
+  CHECK(std::get<Budget>(own.policy(0, 0)).rows() == 7);
+}
+
+TEST_CASE("settings that cannot work") {
+  const auto shape_error = [](ModelShape s) { return thrown<ConfigError>([&] { Plan{s}; }); };
+  CHECK(contains(shape_error({0, 4, 2, 64}), "layers is 0"));
+  CHECK(contains(shape_error({1, 4, 0, 64}), "kv_heads is 0"));
+  CHECK(contains(shape_error({1, 0, 2, 64}), "q_heads is 0"));
+  CHECK(contains(shape_error({1, 5, 2, 64}), "q_heads is 5, must be a positive multiple of kv_heads = 2"));
+  CHECK(contains(shape_error({1, 4, 2, 72}), "head_dim is 72, must be 64, 80, 96, 128 or 256"));
+  CHECK(contains(shape_error({std::numeric_limits<std::size_t>::max(), 4, 2, 64}), "layers is 18446744073709551615"));
+
+  const auto option_error = [](auto change) {
+    CacheOptions options;
+    change(options);
+    return thrown<ConfigError>([&] { Cache{Plan{shape}, options}; });
+  };
+  CHECK(option_error([](CacheOptions&) {}).empty());
+  CHECK(contains(option_error([](CacheOptions& o) { o.page_rows = 48; }), "page_rows is 48, must be a power of two"));
+  CHECK(contains(option_error([](CacheOptions& o) { o.page_rows = 8; }), "page_rows is 8"));
+  CHECK(contains(option_error([](CacheOptions& o) { o.page_rows = 8192; }), "page_rows is 8192"));
+  CHECK(contains(option_error([](CacheOptions& o) { o.max_append = 0; }), "max_append is 0"));
+  CHECK(contains(option_error([](CacheOptions& o) { o.max_rollback = std::size_t{1} << 40; }), "max_rollback is"));
+  CHECK(contains(option_error([](CacheOptions& o) { o.memory = nullptr; }), "memory is null"));
+
+  const auto plan_error = [](const Plan::Config& config) { return thrown<ConfigError>([&] { Plan{shape, config}; }); };
+  const auto residual = [&](ResidualConfig c) { return plan_error(Quantized::Config{.storage = {c}}); };
+  CHECK(residual({}).empty());
+  CHECK(contains(residual({.bits = 3}), "bits is 3, must be 2, 4 or 8"));
+  CHECK(contains(residual({.key_group = 24}), "key_group is 24"));
+  CHECK(contains(residual({.value_group = 48}), "value_group is 48, must divide head_dim = 64"));
+  CHECK(contains(residual({.residual = 40, .flush = Flush::kivi}), "multiple of 32, not 40"));
+  CHECK(contains(residual({.residual = 0, .flush = Flush::kivi}), "not 0"));
+  CHECK(contains(plan_error(Window::Config{.recent = 0}), "recent is 0"));
+  CHECK(contains(plan_error(Window::Config{.in_cache = RotaryConfig{.theta = -1}}), "theta is -1"));
+  CHECK(contains(plan_error(Window::Config{.sinks = std::size_t{1} << 60}), "sinks is"));
+  CHECK(contains(plan_error(Budget::Config{.budget = std::size_t{1} << 60}), "budget is"));
+  CHECK(contains(plan_error(Budget::Config{.scorer = {.window = 0}}), "window is 0"));
+  CHECK(contains(plan_error(Budget::Config{.scorer = {.kernel = 4}}), "kernel is 4, must be odd"));
+
+  // Groups of rows that fit the widest page may not fit this cache's.
+  CacheOptions small;
+  small.page_rows = 16;
+  const Plan grouped{shape, Quantized::Config{.storage = {{.key_group = 32}}}};
+  CHECK(contains(thrown<ConfigError>([&] { Cache{grouped, small}; }), "key_group is 32, must divide the rows of a page = 16"));
+  CHECK(!thrown<ConfigError>([&] { static_cast<void>(grouped.memory(100, small)); }).empty());
+  CHECK(thrown<ConfigError>([&] { Cache{grouped, CacheOptions{}}; }).empty());
+
+  CacheOptions rollback;
+  rollback.max_rollback = 1;
+  CHECK(contains(thrown<ConfigError>([&] { Cache{Plan{shape, Budget::Config{.compress_every = 9}}, rollback}; }),
+                 "max_rollback is 1, must be 0"));
+  const Plan plan{shape};
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(plan.at(2, 0)); }), "no KV head 0 in layer 2"));
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(plan.at(0, 3)); }), "no KV head 3"));
+}

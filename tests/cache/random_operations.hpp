@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Random operations on a Sequence and on forks of it, with every byte accounted for.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cache/sequence.hpp"
+
+namespace test {
+
+inline std::vector<std::pair<std::string, HeadSpec>> all_heads() {
+  return {
+      {"full", {}},
+      {"full, 4 bits per token", {.bits = 4, .residual = 20}},
+      {"full, 8 bits per token, no residual", {.bits = 8, .key_group = 32, .value_group = 16}},
+      {"full, 2 bits per channel", {.bits = 2, .key_group = 8, .value_group = 32, .residual = 13, .per_channel = true}},
+      {"full, kivi", {.bits = 4, .key_group = 16, .residual = 32, .per_channel = true, .kivi = true}},
+      {"full, kivi's flush per token", {.bits = 8, .residual = 24, .kivi = true}},
+      {"window", {.kind = Kind::window, .sinks = 4, .recent = 37}},
+      {"window, no sinks", {.kind = Kind::window, .sinks = 0, .recent = 1}},
+      {"window, many sinks, chunk mask", {.kind = Kind::window, .sinks = 33, .recent = 16, .chunk_mask = true}},
+      {"window, positions in the cache", {.kind = Kind::window, .sinks = 5, .recent = 64, .in_cache = true}},
+      {"window, 8 bits", {.kind = Kind::window, .sinks = 3, .recent = 40, .bits = 8, .residual = 9}},
+      {"window, smaller than the residual", {.kind = Kind::window, .sinks = 1, .recent = 17, .chunk_mask = true, .bits = 4, .residual = 50}},
+      {"window, kivi's flush", {.kind = Kind::window, .sinks = 2, .recent = 70, .bits = 4, .value_group = 32, .residual = 16, .kivi = true}},
+      {"budget", {.kind = Kind::budget, .budget = 30, .window = 8}},
+      {"budget of nothing, average", {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true}},
+      {"budget, compresses by itself", {.kind = Kind::budget, .budget = 24, .window = 3, .kernel = 1, .compress_every = 40}},
+      {"budget, 8 bits", {.kind = Kind::budget, .budget = 40, .window = 6, .kernel = 3, .bits = 8, .residual = 7}},
+      {"budget, kivi's flush", {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10, .kivi = true}},
+      {"retrieval", {.kind = Kind::retrieval, .budget = 32, .chunk = 8}},
+      {"retrieval, min/max", {.kind = Kind::retrieval, .budget = 15, .chunk = 5, .refresh_every = 1, .min_max = true}},
+      {"retrieval, 4 bits", {.kind = Kind::retrieval, .budget = 14, .chunk = 7, .refresh_every = 20, .bits = 4, .residual = 11}},
+      {"retrieval, per channel", {.kind = Kind::retrieval, .budget = 32, .chunk = 16, .bits = 8, .key_group = 8, .residual = 19, .per_channel = true}},
+      {"retrieval, min/max, kivi", {.kind = Kind::retrieval, .budget = 16, .chunk = 16, .refresh_every = 33, .min_max = true, .bits = 4, .key_group = 16, .residual = 16, .per_channel = true, .kivi = true}},
+      {"retrieval, min/max, 4 bits", {.kind = Kind::retrieval, .budget = 64, .chunk = 32, .min_max = true, .bits = 4, .residual = 3}},
+  };
+}
+
+/// What the plan's storages can hold, cut to `layers * kv_heads` heads from `first` on, in a circle.
+inline std::vector<HeadSpec> some_heads(std::size_t first, std::size_t count, bool compress_by_itself) {
+  std::vector<HeadSpec> heads;
+  const auto all = all_heads();
+  for (std::size_t i = first; heads.size() < count; ++i) {
+    const HeadSpec& spec = all[i % all.size()].second;
+    if (spec.compress_every > 0 && !compress_by_itself) continue;
+    heads.push_back(spec);
+  }
+  return heads;
+}
+
+/// Live bytes of the resource are the bytes of the caches on it; a page that two hold counts once.
+template <class Plan>
+void check_bytes(const CountingResource& memory, std::vector<Sequence<Plan>>& sequences) {
+  std::size_t total = 0;
+  for (auto& sequence : sequences) total += sequence.cache().bytes();
+  if (sequences.size() == 2) {
+    const std::size_t shared = sequences[0].cache().shared_bytes();
+    CHECK(shared == sequences[1].cache().shared_bytes());
+    total -= shared;
+  } else {
+    CHECK(sequences[0].cache().shared_bytes() == 0);
+  }
+  CHECK(memory.live_bytes() == total);
+  CHECK(memory.faults() == 0);
+}
+
+template <class Plan, class In>
+void random_call(Random& random, Sequence<Plan>& sequence, std::size_t max_append) {
+  Call call;
+  call.tokens = one_of(random, std::vector<std::size_t>{1, 1, 1, 1, 2, 3, 5, 7, 17, 31});
+  if (below(random, 12) == 0) call.tokens = one_of(random, std::vector<std::size_t>{63, 64, 65, 101, 150});
+  call.layout = one_of(random, std::vector<Layout>{Layout::contiguous, Layout::padded, Layout::heads_first});
+  call.apart = below(random, 4) == 0;
+  if (call.apart) call.tokens = std::min(call.tokens, max_append);
+  call.read = below(random, 2) == 0 ? Read::selected : Read::all;
+  call.refresh = below(random, 4) == 0;
+  sequence.template run<In>(random, call);
+}
+
+template <class Plan, class In>
+void random_operations(std::uint64_t seed, const ModelShape& shape, const std::vector<HeadSpec>& heads,
+                       CacheOptions options, const Logits& logits, std::size_t operations) {
+  CAPTURE(seed);
+  Random random{seed};
+  CountingResource memory;
+  options.memory = &memory;
+  {
+    std::vector<Sequence<Plan>> sequences;
+    sequences.emplace_back(shape, heads, options, logits);
+    check_bytes(memory, sequences);
+    for (std::size_t i = 0; i < operations; ++i) {
+      CAPTURE(i);
+      Sequence<Plan>& sequence = sequences[below(random, sequences.size())];
+      const std::size_t what = below(random, 40);
+      if (what < 8 && sequence.tokens() > sequence.commit_point()) {
+        const std::size_t span = sequence.tokens() - sequence.commit_point();
+        sequence.truncate(sequence.tokens() - below(random, span + 1));
+      } else if (what == 8) {
+        sequence.commit();
+      } else if (what == 9) {
+        sequence.compress();
+      } else if (what == 10) {
+        if (sequences.size() == 1) {
+          sequences.push_back(sequences[0].fork());
+        } else {
+          sequences.erase(sequences.begin() + static_cast<std::ptrdiff_t>(below(random, 2)));
+        }
+      } else if (what == 11) {
+        random_call<Plan, typename Plan::element_type>(random, sequence, options.max_append);
+      } else {
+        random_call<Plan, In>(random, sequence, options.max_append);
+      }
+      check_bytes(memory, sequences);
+    }
+    for (auto& sequence : sequences) sequence.check();
+  }
+  CHECK(memory.live_bytes() == 0);
+  CHECK(memory.live_blocks() == 0);
+}
+
+/// Several sequences that between them have every head, rollback, page size and group.
+template <class Plan, class In>
+void random_sequences(std::uint64_t seed, std::size_t operations) {
+  struct Case {
+    std::size_t group, kv_heads, layers, max_rollback, max_append, page_rows;
+  };
+  const std::vector<Case> cases{
+      {1, 13, 1, 0, 1, 16}, {2, 6, 2, 0, 40, 16}, {7, 3, 1, 1, 1, 64},   {1, 12, 1, 5, 9, 16},
+      {2, 7, 1, 5, 1, 64},  {1, 12, 1, 70, 3, 16}, {2, 5, 1, 70, 70, 64}, {7, 2, 1, 0, 5, 16},
+      {1, 11, 1, 1, 2, 16}, {1, 8, 1, 0, 100, 64},
+  };
+  std::size_t first = seed;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const Case& one = cases[i];
+    CAPTURE(i);
+    const ModelShape shape{one.layers, one.group * one.kv_heads, one.kv_heads, 64};
+    const auto heads = some_heads(first, shape.kv_head_count(), one.max_rollback == 0);
+    first += shape.kv_head_count();
+    Logits logits;
+    if (i % 2 == 1) logits.scale = 0.2F;
+    if (i % 3 == 1) logits.softcap = 5.0F;
+    if (i % 3 == 2) {
+      for (std::size_t h = 0; h < shape.q_heads; ++h) logits.sinks.push_back(0.1F * static_cast<float>(h) - 1.0F);
+    }
+    CacheOptions options;
+    options.max_rollback = one.max_rollback;
+    options.max_append = one.max_append;
+    options.page_rows = one.page_rows;
+    random_operations<Plan, In>(seed * 1000 + i, shape, heads, options, logits, operations);
+  }
+}
+
+}  // namespace test

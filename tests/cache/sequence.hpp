@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A cache beside the slow models of its heads: every call goes to both, and everything that can be
+// seen of the cache is compared with what the models say.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/kvpolicy.hpp>
+
+#include "support/compare.hpp"
+#include "support/memory.hpp"
+#include "support/oracle.hpp"
+#include "support/plans.hpp"
+#include "support/policy_model.hpp"
+#include "support/tensors.hpp"
+
+namespace test {
+
+using kvpolicy::CacheOptions;
+using kvpolicy::Read;
+using oracle::HeadModel;
+
+/// Rows that a policy shows, by position.
+using Rows = std::map<std::int64_t, oracle::Row>;
+
+/// The rows of segments, as the library reads them; fails for a position shown twice.
+inline Rows rows_of_segments(const kvpolicy::SegmentList& list, std::size_t head_dim) {
+  Rows rows;
+  std::vector<float> row(head_dim);
+  bool once = true;
+  for (const kvpolicy::Segment& segment : list) {
+    segment.for_each_run([&](const kvpolicy::RowRun& run) {
+      for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
+        oracle::Row& shown = rows[segment.position_of(i)];
+        once = once && shown.key.empty();
+        shown.position = segment.position_of(i);
+        kvpolicy::load_row(segment.keys, i, row);
+        shown.key.assign(row.begin(), row.end());
+        kvpolicy::load_row(segment.values, i, row);
+        shown.value.assign(row.begin(), row.end());
+      }
+    });
+  }
+  CHECK(once);
+  return rows;
+}
+
+/// One way a model makes its logits; the same for a whole sequence.
+struct Logits {
+  std::optional<float> scale = {};
+  float softcap = 0.0F;
+  std::vector<float> sinks = {};  // of each query head
+};
+
+struct Call {
+  std::size_t tokens = 1;
+  Read read = Read::all;
+  bool refresh = false;
+  bool apart = false;   // append, then attend
+  Layout layout = Layout::contiguous;
+};
+
+template <class Plan>
+class Sequence {
+ public:
+  using E = typename Plan::element_type;
+  using Cache = kvpolicy::KvCache<Plan>;
+
+  Sequence(const ModelShape& shape, const std::vector<HeadSpec>& heads, const CacheOptions& options,
+           Logits logits)
+      : shape_{shape}, options_{options}, logits_{std::move(logits)},
+        cache_{plan_of(std::type_identity<Plan>{}, shape, heads), options} {
+    for (std::size_t l = 0; l < shape.layers; ++l) {
+      Layer& layer = layers_.emplace_back();
+      for (std::size_t h = 0; h < shape.kv_heads; ++h) {
+        layer.heads.push_back(Head{HeadModel{heads[l * shape.kv_heads + h]}, {}, {}, {}});
+      }
+    }
+  }
+
+  [[nodiscard]] Cache& cache() { return cache_; }
+  [[nodiscard]] Sequence fork() const {
+    return Sequence{shape_, options_, logits_, cache_.fork(), layers_};
+  }
+  [[nodiscard]] std::size_t tokens() const { return layers_.front().queries.size(); }
+  [[nodiscard]] std::size_t commit_point() const { return layers_.front().committed; }
+
+  /// The same call on every layer, with numbers of this type.
+  template <class In>
+  void run(Random& random, const Call& call) {
+    for (std::size_t l = 0; l < shape_.layers; ++l) run_layer<In>(random, l, call);
+    check();
+  }
+
+  void truncate(std::size_t tokens) {
+    cache_.truncate(tokens);
+    for (Layer& layer : layers_) {
+      layer.queries.resize(tokens);
+      for (Head& head : layer.heads) {
+        head.text.resize(tokens);
+        head.model.truncate(tokens);
+      }
+    }
+    check();
+  }
+
+  void commit() {
+    cache_.commit();
+    for (Layer& layer : layers_) commit_model(layer, layer.queries.size());
+    check();
+  }
+
+  void compress() {
+    commit();
+    std::vector<std::vector<Rows>> before(shape_.layers);
+    for (std::size_t l = 0; l < shape_.layers; ++l) {
+      for (std::size_t h = 0; h < shape_.kv_heads; ++h) before[l].push_back(held(l, h));
+    }
+    cache_.compress();
+    for (std::size_t l = 0; l < shape_.layers; ++l) {
+      for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+        if (layers_[l].heads[h].model.spec().kind == Kind::budget) follow_compress(l, h, before[l][h]);
+      }
+    }
+    check();
+  }
+
+  /// Everything that can be seen between two calls.
+  void check() {
+    for (std::size_t l = 0; l < shape_.layers; ++l) {
+      const Layer& layer = layers_[l];
+      CHECK(cache_.tokens(l) == layer.queries.size());
+      for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+        CAPTURE(l);
+        CAPTURE(h);
+        check_held(l, h);
+        check_shown(l, h);
+      }
+    }
+    CHECK(cache_.commit_point() == commit_point());
+  }
+
+ private:
+  struct Head {
+    HeadModel model;
+    std::vector<oracle::Row> text;  // every row, rounded to the cache's type
+    // As first read once quantised: a row is quantised once and never again.
+    std::map<std::int64_t, std::vector<double>> quantized_keys, quantized_values;
+  };
+  struct Layer {
+    std::vector<Head> heads;
+    std::vector<std::vector<std::vector<double>>> queries;  // [token][query head], rounded
+    std::size_t committed = 0;
+  };
+
+  Sequence(const ModelShape& shape, const CacheOptions& options, const Logits& logits, Cache cache,
+           const std::vector<Layer>& layers)
+      : shape_{shape}, options_{options}, logits_{logits}, cache_{std::move(cache)}, layers_{layers} {}
+
+  static std::vector<double> rounded(const std::vector<float>& row) {
+    std::vector<double> result;
+    for (const float x : row) result.push_back(static_cast<double>(static_cast<float>(E{x})));
+    return result;
+  }
+
+  [[nodiscard]] oracle::Options oracle_options(std::size_t q_head) const {
+    oracle::Options options;
+    options.scale = logits_.scale ? static_cast<double>(*logits_.scale)
+                                  : 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
+    options.softcap = static_cast<double>(logits_.softcap);
+    if (!logits_.sinks.empty()) options.sink_logit = static_cast<double>(logits_.sinks[q_head]);
+    return options;
+  }
+
+  void commit_model(Layer& layer, std::size_t tokens) {
+    layer.committed = std::max(layer.committed, tokens);
+    for (Head& head : layer.heads) head.model.commit(layer.committed);
+  }
+
+  // All rows that a policy holds, whoever asks.
+  [[nodiscard]] Rows held(std::size_t l, std::size_t h, Read read = Read::all) const {
+    kvpolicy::SegmentList list;
+    std::visit([&](const auto& policy) { policy.segments({0, 1, read}, list); }, cache_.policy(l, h));
+    return rows_of_segments(list, shape_.head_dim);
+  }
+
+  void check_held(std::size_t l, std::size_t h) {
+    Head& head = layers_[l].heads[h];
+    const Rows rows = held(l, h);
+    std::vector<std::int64_t> positions;
+    for (const auto& [position, row] : rows) positions.push_back(position);
+    REQUIRE(positions == head.model.kept());
+    CHECK(std::visit([](const auto& p) { return p.rows(); }, cache_.policy(l, h)) == rows.size());
+    bool exact = true;
+    bool again = true;
+    for (const auto& [position, row] : rows) {
+      const oracle::Row& original = head.text[static_cast<std::size_t>(position)];
+      const auto side = [&](bool quantized, const std::vector<double>& now,
+                            const std::vector<double>& then, auto& seen, bool is_key) {
+        if (!quantized) {
+          exact = exact && same_bits(now, then);
+          return;
+        }
+        const auto [place, first] = seen.emplace(position, now);
+        again = again && same_bits(place->second, now);
+        if (first) check_bound(head, position, now, then, is_key);
+      };
+      side(head.model.key_is_quantized(position), row.key, original.key, head.quantized_keys, true);
+      side(head.model.value_is_quantized(position), row.value, original.value, head.quantized_values, false);
+    }
+    CHECK(exact);
+    CHECK(again);
+  }
+
+  void check_bound(const Head& head, std::int64_t position, const std::vector<double>& now,
+                   const std::vector<double>& then, bool is_key) const {
+    const HeadSpec& spec = head.model.spec();
+    bool inside = true;
+    bool lossy = false;
+    const std::size_t wanted = is_key ? spec.key_group : spec.value_group;
+    const std::size_t group = wanted == 0 ? shape_.head_dim : wanted;
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      std::vector<double> block;
+      if (is_key && spec.per_channel) {
+        const auto [first, last] = head.model.key_block(position);
+        for (auto p = first; p < last; ++p) block.push_back(head.text[static_cast<std::size_t>(p)].key[i]);
+      } else {
+        const auto first = then.begin() + static_cast<std::ptrdiff_t>(i - i % group);
+        block.assign(first, first + static_cast<std::ptrdiff_t>(group));
+      }
+      inside = inside && std::abs(now[i] - then[i]) <= oracle::quantization_bound(block, spec.bits);
+      lossy = lossy || now[i] != then[i];
+    }
+    CHECK(inside);
+    CHECK(lossy);  // random numbers do not lie on the grid: a row that is called quantised must be
+  }
+
+  // What the next query would read.
+  void check_shown(std::size_t l, std::size_t h) const {
+    const Layer& layer = layers_[l];
+    const auto next = static_cast<std::int64_t>(layer.queries.size());
+    for (const Read read : {Read::all, Read::selected}) {
+      std::set<std::int64_t> expected;
+      for (std::int64_t p = 0; p < next; ++p) {
+        if (layer.heads[h].model.reads(p, next, next, read == Read::selected)) expected.insert(p);
+      }
+      std::set<std::int64_t> shown;
+      for (const auto& [position, row] : rows_of_segments(cache_.segments(l, h, read), shape_.head_dim)) {
+        shown.insert(position);
+      }
+      CHECK(shown == expected);
+    }
+  }
+
+  template <class In>
+  void run_layer(Random& random, std::size_t l, const Call& call) {
+    Layer& layer = layers_[l];
+    const std::size_t tokens = call.tokens;
+    const std::size_t before = layer.queries.size();
+    const std::size_t head_dim = shape_.head_dim;
+    Tensor<In> q{tokens, shape_.q_heads, head_dim, call.layout};
+    Tensor<In> k{tokens, shape_.kv_heads, head_dim, call.layout};
+    Tensor<In> v{tokens, shape_.kv_heads, head_dim, call.layout};
+    Tensor<float> out{tokens, shape_.q_heads, head_dim, call.layout};
+    q.randomize(random);
+    k.randomize(random);
+    v.randomize(random);
+    std::vector<float> log_sum_exp(tokens * shape_.q_heads, NAN);
+    kvpolicy::AttendOptions options;
+    options.scale = logits_.scale;
+    options.softcap = logits_.softcap;
+    options.sink_logits = logits_.sinks;
+    options.log_sum_exp = log_sum_exp;
+    options.read = call.read;
+    options.refresh = call.refresh;
+
+    const std::size_t rollback = options_.max_rollback;
+    const auto behind = [&](std::size_t end) { return end - std::min(end, rollback); };
+    if (call.apart) {
+      cache_.append(l, std::as_const(k).view(), std::as_const(v).view());
+      commit_model(layer, behind(before));
+    }
+    std::vector<Rows> rows;
+    std::vector<bool> refreshed(shape_.kv_heads, false);
+    for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+      rows.push_back(held(l, h));
+      const HeadModel& model = layer.heads[h].model;
+      refreshed[h] = model.spec().kind == Kind::retrieval &&
+                     (call.read == Read::selected ? call.refresh || model.selection_is_stale() : false);
+    }
+    if (call.apart) {
+      cache_.attend(l, std::as_const(q).view(), out.view(), options);
+    } else {
+      cache_.step(l, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(),
+                  out.view(), options);
+    }
+    CHECK(out.guards_intact());
+
+    for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+      Head& head = layer.heads[h];
+      // Rows of the tail are exact, rows of the chunk as the caller gave them, or as the tail keeps
+      // them if they were appended before.
+      for (std::size_t p = layer.committed; p < before; ++p) rows[h][static_cast<std::int64_t>(p)] = head.text[p];
+      for (std::size_t i = 0; i < tokens; ++i) {
+        const auto position = static_cast<std::int64_t>(before + i);
+        head.text.push_back({position, rounded(k.row(i, h)), rounded(v.row(i, h))});
+        rows[h][position] = call.apart ? head.text.back()
+                                       : oracle::Row{position, k.row_of_doubles(i, h), v.row_of_doubles(i, h)};
+      }
+      if (refreshed[h]) follow_refresh(l, h, q, before + tokens);
+    }
+    check_outputs(random, layer, q, out, log_sum_exp, rows, before, call.read);
+
+    for (std::size_t i = 0; i < tokens; ++i) {
+      auto& query = layer.queries.emplace_back();
+      for (std::size_t h = 0; h < shape_.q_heads; ++h) query.push_back(rounded(q.row(i, h)));
+    }
+    if (!call.apart) commit_model(layer, behind(before + tokens));
+    for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+      HeadModel& model = layer.heads[h].model;
+      if (model.spec().kind == Kind::retrieval && call.read == Read::all && call.refresh) {
+        follow_refresh(l, h, q, before + tokens);
+      }
+    }
+    // One head that is due commits its layer.
+    const auto due = [](const Head& head) { return head.model.wants_compress(); };
+    if (std::ranges::any_of(layer.heads, due)) {
+      commit_model(layer, before + tokens);
+      for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+        if (due(layer.heads[h])) follow_compress(l, h, text_rows(layer.heads[h]));
+      }
+    }
+  }
+
+  // The kept rows where none is quantised.
+  static Rows text_rows(const Head& head) {
+    Rows rows;
+    for (const std::int64_t p : head.model.kept()) rows[p] = head.text[static_cast<std::size_t>(p)];
+    return rows;
+  }
+
+  template <class In>
+  void check_outputs(Random& random, const Layer& layer, const Tensor<In>& q, const Tensor<float>& out,
+                     const std::vector<float>& log_sum_exp, const std::vector<Rows>& rows,
+                     std::size_t before, Read read) const {
+    std::set<std::size_t> sample{0, q.tokens() - 1};
+    for (int i = 0; i < 3; ++i) sample.insert(below(random, q.tokens()));
+    double error = 0;
+    double lse_error = 0;
+    for (const std::size_t token : sample) {
+      const auto t = static_cast<std::int64_t>(before + token);
+      for (std::size_t q_head = 0; q_head < shape_.q_heads; ++q_head) {
+        const std::size_t h = q_head / shape_.group();
+        const HeadModel& model = layer.heads[h].model;
+        std::vector<const oracle::Row*> read_rows;
+        std::vector<oracle::Row> turned;
+        turned.reserve(model.spec().sinks);
+        for (const auto& [p, row] : rows[h]) {
+          if (!model.reads(p, t, static_cast<std::int64_t>(before), read == Read::selected)) continue;
+          const auto latest = static_cast<std::int64_t>(model.spec().sinks + model.spec().recent) - 1;
+          if (model.spec().in_cache && p < static_cast<std::int64_t>(model.spec().sinks) && t > latest) {
+            turned.push_back(row);
+            turned.back().key = oracle::turn(row.key, static_cast<double>(t - latest), rotary_theta);
+            read_rows.push_back(&turned.back());
+          } else {
+            read_rows.push_back(&row);
+          }
+        }
+        const auto expected = oracle::attend(q.row_of_doubles(token, q_head), read_rows, oracle_options(q_head));
+        const double one = largest_difference(expected.out, out.row(token, q_head));
+        const double lse = std::abs(expected.log_sum_exp -
+                                    static_cast<double>(log_sum_exp[token * shape_.q_heads + q_head]));
+        error = !(one <= error) ? one : error;
+        lse_error = !(lse <= lse_error) ? lse : lse_error;
+      }
+    }
+    CHECK(error <= 2e-5);
+    CHECK(lse_error <= 2e-5);
+  }
+
+  template <class In>
+  void follow_refresh(std::size_t l, std::size_t h, const Tensor<In>& q, std::size_t tokens) {
+    Head& head = layers_[l].heads[h];
+    const HeadSpec& spec = head.model.spec();
+    std::vector<double> scores;
+    for (std::int64_t chunk = 0; chunk < head.model.full_chunks(); ++chunk) {
+      std::vector<double> mean(shape_.head_dim, 0.0), min = mean, max = mean;
+      for (std::size_t i = 0; i < spec.chunk; ++i) {
+        const auto& key = head.text[static_cast<std::size_t>(chunk) * spec.chunk + i].key;
+        for (std::size_t c = 0; c < key.size(); ++c) {
+          mean[c] += key[c] / static_cast<double>(spec.chunk);
+          min[c] = i == 0 ? key[c] : std::min(min[c], key[c]);
+          max[c] = i == 0 ? key[c] : std::max(max[c], key[c]);
+        }
+      }
+      double score = 0;
+      for (std::size_t g = 0; g < shape_.group(); ++g) {
+        const auto query = q.row_of_doubles(q.tokens() - 1, h * shape_.group() + g);
+        for (std::size_t c = 0; c < query.size(); ++c) {
+          score += spec.min_max ? std::max(query[c] * min[c], query[c] * max[c]) : query[c] * mean[c];
+        }
+      }
+      scores.push_back(score);
+    }
+    const std::int64_t until = head.model.full_chunks() * static_cast<std::int64_t>(spec.chunk);
+    std::set<std::int64_t> chosen;
+    for (const auto& [position, row] : held(l, h, Read::selected)) {
+      if (position < until) chosen.insert(position / static_cast<std::int64_t>(spec.chunk));
+    }
+    // A mean is rounded to the cache's type, a bound of rounded keys is not.
+    const double slack = std::same_as<E, float> || spec.min_max ? 1e-3 : 0.2;
+    CHECK(head.model.may_select(chosen, scores, slack));
+    head.model.select(chosen, tokens);
+  }
+
+  void follow_compress(std::size_t l, std::size_t h, const Rows& before) {
+    Layer& layer = layers_[l];
+    HeadModel& model = layer.heads[h].model;
+    if (!model.is_compressible()) return model.release();
+    const std::size_t tokens = layer.queries.size();
+    std::vector<std::vector<std::vector<double>>> attention;
+    for (std::size_t g = 0; g < shape_.group(); ++g) {
+      auto& of_head = attention.emplace_back();
+      const std::size_t q_head = h * shape_.group() + g;
+      for (std::size_t t = tokens - std::min(tokens, model.spec().window); t < tokens; ++t) {
+        std::vector<const oracle::Row*> visible;
+        for (const auto& [p, row] : before) {
+          if (p <= static_cast<std::int64_t>(t)) visible.push_back(&row);
+        }
+        of_head.push_back(oracle::probabilities(layer.queries[t][q_head], visible, oracle_options(q_head)));
+        of_head.back().resize(before.size(), 0.0);
+      }
+    }
+    std::vector<std::int64_t> survivors;
+    for (const auto& [position, row] : held(l, h)) survivors.push_back(position);
+    CHECK(model.may_survive(survivors, model.scores(attention), 2e-6));
+    model.compress(survivors);
+  }
+
+  ModelShape shape_;
+  CacheOptions options_;
+  Logits logits_;
+  Cache cache_;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace test

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// half and bfloat16 against the compiler's own half and against bit arithmetic in double.
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include <kvpolicy/core/dtype.hpp>
+
+using kvpolicy::bfloat16;
+using kvpolicy::half;
+
+namespace {
+
+template <class T>
+T from_bits(unsigned bits) {
+  T value;
+  value.bits = static_cast<std::uint16_t>(bits);
+  return value;
+}
+
+float as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+
+// What a 16-bit pattern of so many mantissa bits stands for, from its definition.
+double meaning(unsigned bits, int mantissa_bits, int bias) {
+  const int exponent_bits = 15 - mantissa_bits;
+  const unsigned exponent = bits >> mantissa_bits & ((1U << exponent_bits) - 1U);
+  const double mantissa = static_cast<double>(bits & ((1U << mantissa_bits) - 1U));
+  const double sign = (bits & 0x8000U) != 0 ? -1.0 : 1.0;
+  if (exponent == (1U << exponent_bits) - 1U) {
+    return mantissa == 0 ? sign * std::numeric_limits<double>::infinity()
+                         : std::numeric_limits<double>::quiet_NaN();
+  }
+  if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
+  return sign * std::ldexp(mantissa + std::ldexp(1.0, mantissa_bits),
+                           static_cast<int>(exponent) - bias - mantissa_bits);
+}
+
+// Decoding of all patterns, and of the floats beside and between neighbours: a tie goes to the even
+// pattern, everything else to the nearer one.
+template <class T>
+int wrong_conversions(int mantissa_bits, int bias) {
+  int wrong = 0;
+  for (unsigned bits = 0; bits < 0x10000U; ++bits) {
+    const double expected = meaning(bits, mantissa_bits, bias);
+    const auto decoded = static_cast<float>(from_bits<T>(bits));
+    if (std::isnan(expected)) {
+      wrong += std::isnan(decoded) && std::isnan(static_cast<float>(T{decoded})) ? 0 : 1;
+      continue;
+    }
+    wrong += static_cast<double>(decoded) == expected && T{decoded}.bits == bits ? 0 : 1;
+    const double next = meaning(bits + 1, mantissa_bits, bias);
+    if ((bits & 0x7fffU) == 0x7fffU || !std::isfinite(expected) || !std::isfinite(next)) continue;
+    const auto middle = static_cast<float>((expected + next) / 2);  // exact: floats are finer
+    const unsigned even = bits % 2 == 0 ? bits : bits + 1;
+    wrong += T{middle}.bits == even ? 0 : 1;
+    const bool negative = (bits & 0x8000U) != 0;
+    const float away = std::nextafter(middle, negative ? -INFINITY : INFINITY);
+    const float towards = std::nextafter(middle, 0.0F);
+    wrong += T{away}.bits == bits + 1 ? 0 : 1;
+    wrong += T{towards}.bits == bits ? 0 : 1;
+  }
+  return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("half: every pattern, every tie") { CHECK(wrong_conversions<half>(10, 15) == 0); }
+TEST_CASE("bfloat16: every pattern, every tie") { CHECK(wrong_conversions<bfloat16>(7, 127) == 0); }
+
+TEST_CASE("half: the ends of its range") {
+  CHECK(half{65504.0F}.bits == 0x7bffU);
+  CHECK(half{std::nextafter(65520.0F, 0.0F)}.bits == 0x7bffU);
+  CHECK(half{65520.0F}.bits == 0x7c00U);
+  CHECK(half{-1e30F}.bits == 0xfc00U);
+  CHECK(half{INFINITY}.bits == 0x7c00U);
+  CHECK(half{0x1p-24F}.bits == 1U);
+  CHECK(half{0x1p-25F}.bits == 0U);  // a tie, to even
+  CHECK(half{std::nextafter(0x1p-25F, 1.0F)}.bits == 1U);
+  CHECK(half{-0.0F}.bits == 0x8000U);
+  CHECK(half{as_float(1U)}.bits == 0U);
+}
+
+TEST_CASE("bfloat16: the ends of its range") {
+  CHECK(bfloat16{std::numeric_limits<float>::max()}.bits == 0x7f80U);
+  CHECK(bfloat16{as_float(0x7f7f7fffU)}.bits == 0x7f7fU);
+  CHECK(bfloat16{as_float(0x7f7f8000U)}.bits == 0x7f80U);
+  CHECK(bfloat16{-INFINITY}.bits == 0xff80U);
+  // NaNs whose payload lies in the lower half alone must not round to infinity, nor wrap around.
+  for (const std::uint32_t nan : {0x7f800001U, 0xff800001U, 0x7fffffffU, 0xffffffffU}) {
+    CHECK(std::isnan(static_cast<float>(bfloat16{as_float(nan)})));
+    CHECK(std::isnan(static_cast<float>(half{as_float(nan)})));
+    CHECK((bfloat16{as_float(nan)}.bits & 0x8000U) == (nan >> 16 & 0x8000U));
+  }
+}
+
+#ifdef __FLT16_MAX__
+TEST_CASE("half: the compiler's own half agrees on every 257th float") {
+  int wrong = 0;
+  for (std::uint64_t bits = 0; bits <= 0xffffffffU; bits += 257) {
+    const float value = as_float(static_cast<std::uint32_t>(bits));
+    if (std::isnan(value)) continue;
+    const auto expected = std::bit_cast<std::uint16_t>(static_cast<_Float16>(value));
+    wrong += half{value}.bits == expected ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+}
+#endif
+
+TEST_CASE("encodings know their bits") {
+  using kvpolicy::Encoding;
+  static_assert(kvpolicy::bits_of(Encoding::float32) == 32 && kvpolicy::bits_of(Encoding::uint2) == 2);
+  static_assert(kvpolicy::encoding_of<half> == Encoding::float16);
+  static_assert(kvpolicy::encoding_of<bfloat16> == Encoding::bfloat16);
+  static_assert(!kvpolicy::is_quantized(Encoding::bfloat16) && kvpolicy::is_quantized(Encoding::uint8));
+  static_assert(sizeof(half) == 2 && sizeof(bfloat16) == 2);
+  static_assert(half{1.5F}.bits == 0x3e00U && bfloat16{1.5F}.bits == 0x3fc0U);  // also when compiling
+  CHECK(kvpolicy::name_of(Encoding::uint4) == "uint4");
+}

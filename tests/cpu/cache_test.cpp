@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Whole caches under every policy: the same random calls through the CPU engine and ScalarEngine.
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/cpu.hpp>
+#include <kvpolicy/plan/any_plan.hpp>
+
+#include "support/compare.hpp"
+#include "support/tensors.hpp"
+
+namespace {
+using namespace kvpolicy;
+using test::below;
+using test::Random;
+using test::Tensor;
+
+// A random config of each policy of AnyPlan in turn.
+template <class E>
+typename AnyPlan<E>::Config random_config(Random& random, std::size_t which, std::size_t head_dim) {
+  const std::vector<std::size_t> bit_counts{2, 4, 8};
+  const auto residual = [&](auto& storage) {
+    if constexpr (requires { storage.bits; }) {
+      storage.bits = test::one_of(random, bit_counts);
+      storage.residual = below(random, 40);
+      if (below(random, 2) == 0) storage.key_group = 16;
+      if (below(random, 2) == 0) storage.value_group = head_dim / 2;
+    }
+  };
+  typename AnyPlan<E>::Config config;
+  std::size_t index = 0;
+  const auto fill = [&]<class Own>(Own own) {
+    if (index++ != which) return;
+    if constexpr (requires { own.mask; }) {
+      own.sinks = below(random, 20);
+      own.recent = 1 + below(random, 90);
+      own.mask = below(random, 2) == 0 ? Mask::exact : Mask::chunk;
+      if (below(random, 2) == 0) own.in_cache = RotaryConfig{};
+    }
+    if constexpr (requires { own.chunk; own.refresh_every; }) {
+      own.chunk = 32;
+      own.budget = 64;
+      own.refresh_every = 20;
+    }
+    if constexpr (requires { own.storage; }) {
+      residual(own.storage);
+    } else {
+      residual(own);
+    }
+    config = own;
+  };
+  [&]<class... Own>(std::variant<Own...>*) { (fill(Own{}), ...); }(
+      static_cast<typename AnyPlan<E>::Config*>(nullptr));
+  return config;
+}
+
+template <class E, class Q>
+void run(std::uint64_t seed, double tolerance) {
+  Random random{seed};
+  const std::vector<std::size_t> head_dims{64, 80, 96, 128};
+  const std::vector<std::size_t> groups{1, 2, 4, 7};
+  constexpr std::size_t policies = std::variant_size_v<typename AnyPlan<E>::Config>;
+  ModelShape shape;
+  shape.layers = 2;
+  shape.kv_heads = policies;
+  shape.q_heads = policies * test::one_of(random, groups);
+  shape.head_dim = test::one_of(random, head_dims);
+  AnyPlan<E> plan{shape};
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      plan.set(layer, head, random_config<E>(random, head, shape.head_dim));
+    }
+  }
+  CacheOptions options;
+  options.max_rollback = below(random, 2) == 0 ? 0 : 9;
+  options.page_rows = 32;
+  KvCache<AnyPlan<E>> scalar{plan, options};
+  cpu::KvCache<AnyPlan<E>> fast{plan, options};
+
+  double largest = 0;
+  for (int step = 0; step < 25; ++step) {
+    CAPTURE(step);
+    const std::size_t action = below(random, 10);
+    if (action == 0 && scalar.tokens() > scalar.commit_point()) {
+      const std::size_t to =
+          scalar.commit_point() + below(random, scalar.tokens() - scalar.commit_point() + 1);
+      scalar.truncate(to);
+      fast.truncate(to);
+    } else if (action == 1) {
+      fast = fast.fork();
+    }
+    const std::size_t tokens = step % 3 == 0 ? 1 + below(random, 60) : 1;
+    AttendOptions attend;
+    attend.read = below(random, 3) == 0 ? Read::selected : Read::all;
+    if (below(random, 4) == 0) attend.softcap = 20.0F;
+    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      CAPTURE(layer);
+      Tensor<Q> q{tokens, shape.q_heads, shape.head_dim};
+      Tensor<Q> k{tokens, shape.kv_heads, shape.head_dim, test::Layout::padded};
+      Tensor<Q> v{tokens, shape.kv_heads, shape.head_dim, test::Layout::heads_first};
+      q.randomize(random);
+      k.randomize(random);
+      v.randomize(random);
+      Tensor<float> expected{tokens, shape.q_heads, shape.head_dim};
+      Tensor<float> out{tokens, shape.q_heads, shape.head_dim, test::Layout::padded};
+      scalar.step(layer, q.view(), k.view(), v.view(), expected.view(), attend);
+      fast.step(layer, q.view(), k.view(), v.view(), out.view(), attend);
+      REQUIRE(out.guards_intact());
+      for (std::size_t token = 0; token < tokens; ++token) {
+        for (std::size_t head = 0; head < shape.q_heads; ++head) {
+          CAPTURE(head);
+          const double difference =
+              test::largest_difference(out.row(token, head), expected.row(token, head));
+          REQUIRE(difference <= tolerance);
+          largest = std::max(largest, difference);
+        }
+      }
+    }
+  }
+  CHECK(scalar.bytes() == fast.bytes());
+  MESSAGE("largest difference ", largest);
+}
+
+TEST_CASE("random steps under every policy give what ScalarEngine gives") {
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    CAPTURE(seed);
+    run<float, float>(seed, 1e-5);
+    run<bfloat16, float>(seed + 100, 1e-5);
+    run<half, half>(seed + 200, 1e-5);
+  }
+}
+
+TEST_CASE("compressing chooses the same rows") {
+  Random random{5};
+  const ModelShape shape{.layers = 1, .q_heads = 8, .kv_heads = 2, .head_dim = 64};
+  using Plan = HeadPlan<HeadBudgetCache<DenseStorage<float>>>;
+  Plan::Config config;
+  std::get<0>(config).budget = 40;
+  std::get<0>(config).scorer.window = 8;
+  KvCache<Plan> scalar{Plan{shape, config}};
+  cpu::KvCache<Plan> fast{Plan{shape, config}};
+  for (const std::size_t tokens : {300, 1, 40, 1, 1}) {
+    Tensor<float> q{tokens, 8, 64};
+    Tensor<float> k{tokens, 2, 64};
+    Tensor<float> v{tokens, 2, 64};
+    q.randomize(random);
+    k.randomize(random);
+    v.randomize(random);
+    Tensor<float> expected{tokens, 8, 64};
+    Tensor<float> out{tokens, 8, 64};
+    scalar.step(0, q.view(), k.view(), v.view(), expected.view());
+    fast.step(0, q.view(), k.view(), v.view(), out.view());
+    REQUIRE(test::largest_difference(out.numbers(), expected.numbers()) <= 1e-5);
+    if (tokens > 1) {
+      scalar.compress();
+      fast.compress();
+    }
+    REQUIRE(scalar.bytes() == fast.bytes());
+  }
+}
+
+}  // namespace

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Threads: any pool, any number, the same bits each time; and nothing lost when memory runs out.
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/cpu/engine.hpp>
+
+#include "cpu/random_layer.hpp"
+#include "support/compare.hpp"
+
+namespace {
+using namespace kvpolicy;
+using test::Random;
+using test::Tensor;
+
+// A caller's own threads, behind a std::function as pools tend to be; a new thread for each call.
+class ThreadPerCall {
+ public:
+  explicit ThreadPerCall(std::size_t threads) : threads_{threads} {}
+  [[nodiscard]] std::size_t threads() const { return threads_; }
+  void operator()(std::size_t count, const std::function<void(std::size_t)>& body) const {
+    std::vector<std::jthread> threads;
+    // The last one first: nothing may count on an order.
+    for (std::size_t i = count; i > 0; --i) threads.emplace_back([&body, i] { body(i - 1); });
+  }
+
+ private:
+  std::size_t threads_;
+};
+static_assert(cpu::ParallelFor<ThreadPerCall>);
+
+// Claims many threads and has one.
+struct Pretender {
+  [[nodiscard]] std::size_t threads() const { return 5; }
+  template <class Body>
+  void operator()(std::size_t count, const Body& body) const {
+    for (std::size_t i = count; i > 0; --i) body(i - 1);
+  }
+};
+
+// No part of a tile is too small to be cut off.
+struct SmallParts : cpu::DefaultTuning {
+  static constexpr std::size_t task_weight = 1;
+};
+struct OneRowParts : SmallParts {
+  static constexpr std::size_t tasks_per_thread = 1000;
+};
+struct OddSizes : SmallParts {
+  static constexpr std::size_t stream_rows = 5;
+  static constexpr std::size_t tile_rows = 7;
+  static constexpr std::size_t stream_queries = 3;
+  static constexpr std::size_t tile_queries = 10;
+};
+
+struct Result {
+  std::vector<float> out;
+  std::vector<float> log_sum_exp;
+};
+
+template <class Engine, class Call>
+Result attend(Engine engine, Call& call, std::size_t head_dim) {
+  const std::size_t q_heads = call.heads.size() * call.group;
+  Tensor<float> out{call.queries.tokens(), q_heads, head_dim};
+  Result result{{}, std::vector<float>(call.queries.tokens() * q_heads)};
+  call.attend(engine, out, result.log_sum_exp);
+  CHECK(out.guards_intact());
+  result.out = out.numbers();
+  return result;
+}
+
+template <class Tuning, class Pool, class Call>
+Result with_pool(const Pool& pool, Call& call, std::size_t head_dim) {
+  return attend(cpu::Engine<Pool, Tuning>{pool}, call, head_dim);
+}
+
+TEST_CASE("any number of threads and any cut: equal to rounding, bit-equal when repeated") {
+  Random random{31};
+  for (int round = 0; round < 60; ++round) {
+    CAPTURE(round);
+    const std::size_t head_dim = round % 2 == 0 ? 64 : 80;
+    const std::size_t tokens = round % 3 == 0 ? 1 : 1 + test::below(random, 20);
+    test::RandomCall<float> call{random, 2, round % 5 == 0 ? 7UL : 4UL, head_dim, tokens};
+    const Result one = attend(cpu::Engine<cpu::SerialFor>{}, call, head_dim);
+    const auto check = [&](const Result& other) {
+      REQUIRE(test::largest_difference(other.out, one.out) <= 3e-5);
+      REQUIRE(test::largest_difference(other.log_sum_exp, one.log_sum_exp) <= 5e-5);
+    };
+    for (const std::size_t threads : {1, 2, 3, 4}) {
+      CAPTURE(threads);
+      const ThreadPerCall pool{threads};
+      const Result many = with_pool<SmallParts>(pool, call, head_dim);
+      check(many);
+      const Result again = with_pool<SmallParts>(pool, call, head_dim);
+      REQUIRE(test::same_bits(many.out, again.out));
+      REQUIRE(test::same_bits(many.log_sum_exp, again.log_sum_exp));
+      if (threads == 1) REQUIRE(test::same_bits(many.out, one.out));
+    }
+    check(with_pool<OneRowParts>(ThreadPerCall{2}, call, head_dim));
+    check(with_pool<OddSizes>(ThreadPerCall{3}, call, head_dim));
+    check(with_pool<OneRowParts>(Pretender{}, call, head_dim));
+  }
+}
+
+TEST_CASE("an engine may be reused for calls of any size, and copied in between") {
+  Random random{37};
+  cpu::Engine<ThreadPerCall, SmallParts> engine{ThreadPerCall{2}};
+  for (int round = 0; round < 30; ++round) {
+    CAPTURE(round);
+    const std::size_t head_dim = 16 * (1 + test::below(random, 8));
+    test::RandomCall<float> call{random, 1 + test::below(random, 3), 1 + test::below(random, 9),
+                                 head_dim, 1 + test::below(random, 30)};
+    const auto attend_with = [&](auto& own) {
+      Tensor<float> out{call.queries.tokens(), call.heads.size() * call.group, head_dim};
+      std::vector<float> lse(call.queries.tokens() * call.heads.size() * call.group);
+      call.attend(own, out, lse);
+      return out.numbers();
+    };
+    auto fresh = cpu::Engine<ThreadPerCall, SmallParts>{ThreadPerCall{2}};
+    auto copy = engine;
+    const auto expected = attend_with(fresh);
+    REQUIRE(test::same_bits(attend_with(engine), expected));
+    REQUIRE(test::same_bits(attend_with(copy), expected));
+    engine = copy;
+  }
+}
+
+TEST_CASE("observe gives the same bits with any number of threads") {
+  Random random{41};
+  test::RandomCall<half> call{random, 5, 4, 64, 24};
+  const auto observe = [&](std::size_t threads) {
+    std::vector<std::vector<float>> sums;
+    for (const auto& head : call.heads) sums.emplace_back(head.rows_shown() * 4);
+    std::vector<std::span<float>> views{sums.begin(), sums.end()};
+    cpu::Engine<ThreadPerCall> engine{ThreadPerCall{threads}};
+    engine.observe({ConstTensor{call.queries.view()}, call.first_position, call.segments, views,
+                    call.options});
+    return sums;
+  };
+  const auto one = observe(1);
+  for (const std::size_t threads : {2, 3, 8}) {
+    const auto many = observe(threads);
+    for (std::size_t head = 0; head < one.size(); ++head) {
+      REQUIRE(test::same_bits(one[head], many[head]));
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Layers that no policy would show: any mix of formats, pages, strides, runs, positions, reaches
+// and turned segments in one head.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/rotary.hpp>
+#include <kvpolicy/core/row.hpp>
+
+#include "support/oracle.hpp"
+#include "support/tensors.hpp"
+
+namespace test {
+
+inline constexpr double theta = 10000.0;
+
+inline const std::vector<kvpolicy::Encoding> dense_encodings{
+    kvpolicy::Encoding::float32, kvpolicy::Encoding::float16, kvpolicy::Encoding::bfloat16};
+
+/// Every format for a head_dim: dense, per token with each sensible group, per channel.
+inline std::vector<kvpolicy::RowFormat> all_formats(std::size_t head_dim) {
+  using kvpolicy::Encoding;
+  using kvpolicy::Granularity;
+  std::vector<kvpolicy::RowFormat> formats;
+  for (const Encoding encoding : dense_encodings) formats.push_back({.encoding = encoding});
+  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+    for (std::size_t group = 1; group <= head_dim; ++group) {
+      const bool telling = group <= 5 || group >= 16;
+      if (head_dim % group == 0 && telling) {
+        formats.push_back({encoding, Granularity::per_token, group});
+      }
+    }
+    for (const std::size_t group : {1, 2, 16}) {
+      formats.push_back({encoding, Granularity::per_channel, group});
+    }
+  }
+  return formats;
+}
+
+/// Owns the bytes of one side of a segment.
+class RandomPlane {
+ public:
+  RandomPlane(Random& random, const kvpolicy::RowFormat& format, std::size_t rows,
+              std::size_t head_dim) {
+    plane_.format = format;
+    const bool quantized = kvpolicy::is_quantized(format.encoding);
+    if (!quantized && below(random, 3) == 0) {  // strided
+      const std::size_t bytes = kvpolicy::bits_of(format.encoding) / 8;
+      plane_.row_stride = (head_dim + below(random, 3)) * bytes;
+      plane_.first_row = below(random, 3);
+      auto& memory = pages_.emplace_back((plane_.first_row + rows) * plane_.row_stride + 1);
+      for (std::size_t at = 0; at + bytes <= memory.size(); at += bytes) {
+        write(random, format.encoding, memory.data() + at);
+      }
+      plane_.base = memory.data();
+      return;
+    }
+    plane_.page_rows = std::size_t{16} << below(random, 3);
+    plane_.first_row = below(random, plane_.page_rows);
+    const kvpolicy::PageLayout layout{format, head_dim, plane_.page_rows};
+    for (std::size_t row = 0; row < plane_.first_row + rows; row += plane_.page_rows) {
+      auto& page = pages_.emplace_back(layout.page_bytes);
+      if (!quantized) {
+        const std::size_t bytes = kvpolicy::bits_of(format.encoding) / 8;
+        for (std::size_t at = 0; at < page.size(); at += bytes) {
+          write(random, format.encoding, page.data() + at);
+        }
+        continue;
+      }
+      for (std::size_t at = 0; at < layout.scales_offset; ++at) {
+        page[at] = static_cast<std::byte>(random() & 0xff);
+      }
+      const auto levels = static_cast<float>((1U << kvpolicy::bits_of(format.encoding)) - 1U);
+      for (std::size_t at = layout.scales_offset; at < layout.page_bytes; at += 2) {
+        // Codes times scale about 3 wide, zero about -1.5.
+        const float number = at < layout.zeros_offset ? (2.5F + 0.3F * normal(random)) / levels
+                                                      : -1.3F + 0.3F * normal(random);
+        kvpolicy::store_dense(kvpolicy::Encoding::float16, {&number, 1}, page.data() + at);
+      }
+    }
+    // Pages lie in the order of the table; nothing may count on it.
+    for (const auto& page : pages_) table_.push_back(page.data());
+    table_.push_back(nullptr);
+    plane_.pages = table_.data();
+  }
+  RandomPlane(RandomPlane&&) = default;
+  RandomPlane& operator=(RandomPlane&&) = default;
+  RandomPlane(const RandomPlane&) = delete;
+  RandomPlane& operator=(const RandomPlane&) = delete;
+  ~RandomPlane() = default;
+
+  [[nodiscard]] const kvpolicy::Plane& plane() const { return plane_; }
+
+  /// Row `row` of a dense plane becomes `number` in every channel.
+  void overwrite(std::size_t row, std::size_t head_dim, float number) {
+    const auto place = plane_.place(row);
+    const std::vector<float> numbers(head_dim, number);
+    const std::size_t row_bytes = head_dim * kvpolicy::bits_of(plane_.format.encoding) / 8;
+    kvpolicy::store_dense(plane_.format.encoding, numbers,
+                          const_cast<std::byte*>(place.page) + place.row * row_bytes);
+  }
+
+ private:
+  static void write(Random& random, kvpolicy::Encoding encoding, std::byte* out) {
+    const float number = normal(random);
+    kvpolicy::store_dense(encoding, {&number, 1}, out);
+  }
+
+  kvpolicy::Plane plane_;
+  std::vector<std::vector<std::byte>> pages_;
+  std::vector<const std::byte*> table_;
+};
+
+/// What a random segment may have besides rows.
+struct Traits {
+  bool runs = true;
+  bool positions = true;
+  bool reach = true;
+  bool rotation = true;
+};
+
+/// One KV head: its segments, and all they point to.
+class RandomHead {
+ public:
+  explicit RandomHead(std::size_t head_dim)
+      : head_dim_{head_dim},
+        frequencies_{std::make_unique<std::vector<float>>(kvpolicy::inverse_frequencies({}, head_dim))} {}
+
+  /// Rows at positions from about `position` on.
+  void add(Random& random, const kvpolicy::RowFormat& keys, const kvpolicy::RowFormat& values,
+           std::size_t rows, std::int64_t position, std::int64_t queries_at, const Traits& traits) {
+    keys_.emplace_back(random, keys, rows, head_dim_);
+    values_.emplace_back(random, values, rows, head_dim_);
+    kvpolicy::Segment segment;
+    segment.keys = keys_.back().plane();
+    segment.values = values_.back().plane();
+    segment.rows = rows;
+    segment.position = position;
+    auto& positions = positions_.emplace_back();
+    if (traits.positions && below(random, 3) == 0) {
+      for (std::size_t i = 0; i < rows; ++i) {
+        positions.push_back(position + static_cast<std::int64_t>(below(random, rows + 8)));
+      }
+      segment.positions = positions.data();
+    }
+    auto& runs = runs_.emplace_back();
+    if (traits.runs && rows > 0 && below(random, 3) == 0) {
+      for (std::size_t at = below(random, 5); at < rows;) {
+        const std::size_t count = std::min(rows - at, 1 + below(random, 20));
+        runs.push_back({at, count});
+        at += count + 1 + below(random, 9);
+      }
+      if (runs.empty()) runs.push_back({rows - 1, 1});
+      segment.runs = runs;
+    }
+    if (traits.reach && below(random, 3) == 0) {
+      segment.reach = static_cast<std::int64_t>(1 + below(random, rows + 20));
+    }
+    if (traits.rotation && below(random, 4) == 0) {
+      segment.rotation = {frequencies_->data(),
+                          queries_at + static_cast<std::int64_t>(below(random, 20)) - 10};
+    }
+    segments_.push_back(segment);
+  }
+
+  [[nodiscard]] std::span<const kvpolicy::Segment> segments() const { return segments_; }
+  [[nodiscard]] RandomPlane& keys(std::size_t segment) { return keys_[segment]; }
+  [[nodiscard]] RandomPlane& values(std::size_t segment) { return values_[segment]; }
+  [[nodiscard]] kvpolicy::Segment& segment(std::size_t i) { return segments_[i]; }
+
+  [[nodiscard]] std::size_t rows_shown() const {
+    std::size_t rows = 0;
+    for (const auto& segment : segments_) {
+      segment.for_each_run([&](const kvpolicy::RowRun& run) { rows += run.rows; });
+    }
+    return rows;
+  }
+
+  /// Attention in double. Turned segments have their keys turned back instead of the query.
+  [[nodiscard]] oracle::Result attend(const std::vector<double>& query, std::int64_t t,
+                                      const oracle::Options& options) const {
+    std::vector<oracle::Row> rows;
+    std::vector<float> row(head_dim_);
+    for (const kvpolicy::Segment& segment : segments_) {
+      segment.for_each_run([&](const kvpolicy::RowRun& run) {
+        for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
+          const std::int64_t position =
+              segment.positions != nullptr ? segment.positions[i]
+                                           : segment.position + static_cast<std::int64_t>(i);
+          const bool reached = segment.reach == kvpolicy::unlimited_reach ||
+                               position > t - segment.reach;
+          if (position > t || !reached) continue;
+          oracle::Row& seen = rows.emplace_back();
+          kvpolicy::load_row(segment.keys, i, row);
+          seen.key.assign(row.begin(), row.end());
+          kvpolicy::load_row(segment.values, i, row);
+          seen.value.assign(row.begin(), row.end());
+          const std::int64_t latest = segment.rotation.latest_position;
+          if (segment.rotation.inverse_frequencies != nullptr && t > latest) {
+            seen.key = oracle::turn(seen.key, static_cast<double>(t - latest), theta);
+          }
+        }
+      });
+    }
+    std::vector<const oracle::Row*> list;
+    for (const auto& seen : rows) list.push_back(&seen);
+    return oracle::attend(query, list, options);
+  }
+
+ private:
+  std::size_t head_dim_;
+  std::unique_ptr<std::vector<float>> frequencies_;
+  std::vector<RandomPlane> keys_;
+  std::vector<RandomPlane> values_;
+  std::vector<std::vector<std::int64_t>> positions_;
+  std::vector<std::vector<kvpolicy::RowRun>> runs_;
+  std::vector<kvpolicy::Segment> segments_;
+};
+
+/// Row counts on either side of vectors, blocks and pages, and primes.
+inline const std::vector<std::size_t> hard_sizes{0,  1,  2,  3,  5,   7,   15,  16,  17,  31, 32,
+                                                 33, 63, 64, 65, 101, 127, 128, 129, 257, 509};
+
+/// Some segments, ending about where the queries are.
+inline RandomHead random_head(Random& random, std::size_t head_dim, std::int64_t queries_at,
+                              std::size_t tokens, const Traits& traits = {}) {
+  RandomHead head{head_dim};
+  const auto formats = all_formats(head_dim);
+  const std::size_t segments = below(random, 5);
+  for (std::size_t i = 0; i < segments; ++i) {
+    const std::size_t rows = one_of(random, hard_sizes);
+    const auto start = std::max<std::int64_t>(
+        0, queries_at + static_cast<std::int64_t>(below(random, tokens + 4)) -
+               static_cast<std::int64_t>(rows));
+    head.add(random, one_of(random, formats), one_of(random, formats), rows, start, queries_at,
+             traits);
+  }
+  return head;
+}
+
+/// A whole call: heads, queries and places for results.
+template <class Q>
+struct RandomCall {
+  std::size_t group;
+  std::vector<RandomHead> heads;
+  Tensor<Q> queries;
+  std::vector<float> sink_logits;
+  kvpolicy::AttendOptions options;
+  std::int64_t first_position;
+  std::vector<std::span<const kvpolicy::Segment>> segments;
+
+  RandomCall(Random& random, std::size_t kv_heads, std::size_t group_, std::size_t head_dim,
+             std::size_t tokens, const Traits& traits = {})
+      : group{group_}, queries{tokens, kv_heads * group_, head_dim,
+                               static_cast<Layout>(below(random, 3))},
+        first_position{static_cast<std::int64_t>(below(random, 600))} {
+    for (std::size_t head = 0; head < kv_heads; ++head) {
+      heads.push_back(random_head(random, head_dim, first_position, tokens, traits));
+    }
+    queries.randomize(random, 1.0F);
+    if (below(random, 3) == 0) options.scale = 0.3F * normal(random);
+    if (below(random, 3) == 0) options.softcap = 0.2F + 10.0F * static_cast<float>(below(random, 4));
+    if (below(random, 3) == 0) {
+      for (std::size_t head = 0; head < kv_heads * group; ++head) {
+        sink_logits.push_back(2.0F * normal(random));
+      }
+    }
+    bind();
+  }
+  void bind() {
+    segments.clear();
+    for (const auto& head : heads) segments.push_back(head.segments());
+    options.sink_logits = sink_logits;
+  }
+
+  template <class Engine, class Out>
+  void attend(Engine& engine, Tensor<Out>& out, std::vector<float>& log_sum_exp) {
+    kvpolicy::LayerAttention work;
+    work.queries = kvpolicy::ConstTensor{queries.view()};
+    work.out = kvpolicy::MutableTensor{out.view()};
+    work.first_position = first_position;
+    work.heads = segments;
+    work.options = options;
+    work.options.log_sum_exp = log_sum_exp;
+    engine.attend(work);
+  }
+};
+
+}  // namespace test

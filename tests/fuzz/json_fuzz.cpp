@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Head scores and plans from any bytes: either they are refused, or what was read can be used and
+// comes back the same.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+#include <kvpolicy/io/head_scores.hpp>
+#include <kvpolicy/io/plan_json.hpp>
+
+namespace {
+
+using namespace kvpolicy;
+
+void read_scores(std::string_view text) {
+  HeadScores scores;
+  try {
+    scores = io::parse_head_scores(text);
+  } catch (const FormatError&) {
+    return;
+  }
+  if (io::parse_head_scores(io::format_head_scores(scores)) != scores) std::abort();
+  try {
+    const HeadBudgets budgets = headkv_budgets(scores, 1, {.capacity = 64, .window = 8});
+    std::size_t sum = 0;
+    for (const std::size_t budget : budgets.values()) sum += budget;
+    if (sum != 56 * scores.layers()) std::abort();
+  } catch (const ConfigError&) {  // a negative score, say
+  }
+}
+
+void read_plan(std::string_view text) {
+  try {
+    const auto plan = io::parse_plan(text);
+    if (io::parse_plan(io::format_plan(plan)) != plan) std::abort();
+  } catch (const FormatError&) {
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view text{reinterpret_cast<const char*>(data), size};
+  read_scores(text);
+  read_plan(text);
+  return 0;
+}

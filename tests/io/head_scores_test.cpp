@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <limits>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/io/head_scores.hpp>
+
+#include "says.hpp"
+#include "shared_data.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace kvpolicy;
+using namespace kvpolicy::test;
+
+namespace {
+
+std::string refusal(std::string_view text) {
+  try {
+    (void)io::parse_head_scores(text, "scores.json");
+  } catch (const FormatError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("the shipped sample is read: a head's score is the mean of its list") {
+  const HeadScores scores = io::load_head_scores(sample_data() / "head_scores.json");
+  CHECK(scores.layers() == 4);
+  CHECK(scores.heads() == 8);
+  const HeadBudgets budgets = headkv_budgets(scores, 4, {.capacity = 64, .window = 8});
+  std::size_t sum = 0;
+  for (const std::size_t budget : budgets.values()) sum += budget;
+  CHECK(sum == 56 * 16);
+  CHECK(io::parse_head_scores(R"({"0-0": [0.25, 0.5, 0]})")(0, 0) == 0.25);
+}
+
+TEST_CASE("the key says which head it is, in any order") {
+  const HeadScores scores =
+      io::parse_head_scores(R"({"1-1": [4], "0-0": [1], "1-0": [2, 4], "0-1": [1, 3]})");
+  CHECK(scores == HeadScores{2, 2, {1, 2, 3, 4}});
+  // Two digits sort in front of one.
+  std::string text = "{";
+  for (int head = 11; head >= 0; --head) {
+    text += message('"', "0-", head, "\": [", head, ']', head > 0 ? "," : "}");
+  }
+  for (std::size_t head = 0; head < 12; ++head) {
+    CHECK(io::parse_head_scores(text)(0, head) == static_cast<double>(head));
+  }
+}
+
+TEST_CASE("what is no score file is refused with its key") {
+  CHECK(refusal("") == Says{"scores.json: is empty"});
+  CHECK(refusal("{}") == Says{"must be an object"});
+  CHECK(refusal("[1]") == Says{"must be an object"});
+  CHECK(refusal(R"({"0-0": []})") == Says{"key '0-0': must be a list of at least one score"});
+  CHECK(refusal(R"({"0-0": 1})") == Says{"key '0-0': must be a list"});
+  CHECK(refusal(R"({"0-0": [1, "2"]})") == Says{"one is the string '2'"});
+  CHECK(refusal(R"({"0-0": [1, null]})") == Says{"one is null"});
+  CHECK(refusal(R"({"0-0": [1], "0-0": [2]})") == Says{"line 1, column 19: the key '0-0' is given twice"});
+  CHECK(refusal(R"({"0-0": [1], "0-2": [2]})") == Says{"has 2 heads, but the largest numbers mean 1 layers x 3 heads"});
+  CHECK(refusal("{\"0-0\": [1],\n \"0-1\": [NaN]}") == Says{"line 2, column 1"});
+  CHECK(refusal(R"({"0-0": [1e999]})") == Says{"number overflow"});
+  CHECK(refusal(R"({"0-0": [1e308, 1e308]})") == Says{"more than a double holds"});
+  for (const char* key : {"", "-", "0", "0-", "-0", "00-0", "0-01", "0-0-0", "a-0", "0-+1", " 0-0",
+                          "0-1048576", "99999999999999999999-0"}) {
+    CAPTURE(key);
+    CHECK(refusal(message("{\"", key, "\": [1]}")) == Says{"must name a head as layer-head"});
+  }
+  CHECK(refusal("{\"0-0\": [1]") == Says{"line 1, column"});
+  CHECK(refusal("{\"0-0\": [1]} x") != "");
+}
+
+TEST_CASE("nesting is refused before it can use up the stack") {
+  const std::size_t deep = 5'000'000;
+  CHECK(refusal("{\"0-0\":" + std::string(deep, '[') + std::string(deep, ']') + "}") ==
+        Says{"nested deeper than 16"});
+  std::string objects;
+  for (std::size_t i = 0; i < 200'000; ++i) objects += "{\"a\":";
+  CHECK(refusal(objects) == Says{"nested deeper than 16"});
+  CHECK(refusal(std::string(deep, '[')) == Says{"nested deeper than 16"});
+}
+
+TEST_CASE("scores are the same after they were written and read, on one line as published") {
+  const TemporaryFolder folder;
+  const HeadScores scores{2, 3, {0.1, 1.0 / 3.0, 5e-324, 1e300, 0.0, -0.25}};
+  io::save_head_scores(folder.path() / "scores.json", scores);
+  const std::string text = io::read_text_file(folder.path() / "scores.json");
+  CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+  CHECK(io::parse_head_scores(text) == scores);
+  HeadScores broken = scores;
+  broken(1, 1) = std::numeric_limits<double>::infinity();
+  CHECK_THROWS_AS((void)io::format_head_scores(broken), ConfigError);
+  CHECK_THROWS_WITH_AS((void)io::load_head_scores(folder.path() / "none.json"),
+                       doctest::Contains("there is no such file"), FormatError);
+  CHECK_THROWS_AS(io::save_head_scores(folder.path() / "no" / "such" / "folder.json", scores),
+                  FormatError);
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the published patterns and scores lie that the tests compare with: a folder beside the
+// repository, or the one that KVPOLICY_SHARED_DATA names. Tests say so and pass where it is absent.
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+
+namespace kvpolicy::test {
+
+inline std::filesystem::path shared_data() {
+  if (const char* folder = std::getenv("KVPOLICY_SHARED_DATA")) return folder;
+#ifdef KVPOLICY_SHARED_DATA
+  return KVPOLICY_SHARED_DATA;
+#else
+  return std::filesystem::path{KVPOLICY_SOURCE_DIR} / ".." / "shared" / "data";
+#endif
+}
+
+inline bool has_shared_data() {
+  if (std::filesystem::is_directory(shared_data() / "golden")) return true;
+  std::cout << "skipped: there is no " << shared_data().string()
+            << " (set KVPOLICY_SHARED_DATA to the folder of published data)\n";
+  return false;
+}
+
+inline std::filesystem::path sample_data() {
+  return std::filesystem::path{KVPOLICY_SOURCE_DIR} / "examples" / "data";
+}
+
+}  // namespace kvpolicy::test

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A folder of a test's own, removed with all that is in it.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <string_view>
+
+namespace kvpolicy::reference {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder()
+      : path_{std::filesystem::temp_directory_path() /
+              ("kvpolicy-test-" + std::to_string(std::random_device{}()) +
+               std::to_string(std::random_device{}()))} {
+    std::filesystem::create_directory(path_);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+
+  [[nodiscard]] std::string path() const { return path_.string(); }
+  [[nodiscard]] std::string operator/(const std::string& name) const {
+    return (path_ / name).string();
+  }
+  void write(const std::string& name, std::string_view contents) const {
+    std::ofstream(path_ / name, std::ios::binary) << contents;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace kvpolicy::reference

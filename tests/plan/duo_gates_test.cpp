@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Thresholds and kept heads are what numpy.quantile and a comparison give for the same gates.
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/plan/duo_gates.hpp>
+
+using namespace kvpolicy;
+
+namespace {
+
+const HeadGates gates{3, 4, {0.3, -0.02, 1.0, 0.7, 0.7, 0.7, 1.1, 0.1, 0.05, 0.9, 0.25, 0.0}};
+constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+std::string text_of(const HeadKinds& kinds) {
+  std::string text;
+  for (std::size_t layer = 0; layer < kinds.layers(); ++layer) {
+    for (const HeadKind kind : kinds.layer(layer)) text += kind == HeadKind::retrieval ? '1' : '0';
+    text += ' ';
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("threshold is numpy's linear quantile of the clipped gates") {
+  struct Case {
+    double sparsity, threshold;
+    const char* kept;
+  };
+  const Case cases[]{{0.1, 0.0050000000000000044, "1011 1111 1110 "},
+                     {0.25, 0.08750000000000001, "1011 1111 0110 "},
+                     {1.0 / 3.0, 0.19999999999999998, "1011 1110 0110 "},
+                     {0.5, 0.5, "0011 1110 0100 "},
+                     {0.7, 0.7, "0011 1110 0100 "},
+                     {0.9, 0.99, "0010 0010 0000 "},
+                     {0.999, 1.0, "0010 0010 0000 "}};
+  for (const Case& c : cases) {
+    CAPTURE(c.sparsity);
+    CHECK(gate_threshold(gates, c.sparsity) == doctest::Approx(c.threshold).epsilon(1e-15));
+    CHECK(text_of(head_kinds(gates, c.sparsity, DuoRule::threshold)) == c.kept);
+  }
+}
+
+TEST_CASE("a sparsity at or beyond its ends keeps all heads or none") {
+  for (const DuoRule rule : {DuoRule::exact_count, DuoRule::threshold}) {
+    for (const double sparsity : {0.0, -0.5, -std::numeric_limits<double>::infinity()}) {
+      CHECK(text_of(head_kinds(gates, sparsity, rule)) == "1111 1111 1111 ");
+    }
+    for (const double sparsity : {1.0, 1.5, std::numeric_limits<double>::infinity()}) {
+      CHECK(text_of(head_kinds(gates, sparsity, rule)) == "0000 0000 0000 ");
+    }
+  }
+}
+
+TEST_CASE("exact count: ties go to the lower layer, then the lower head") {
+  // The gates of 1.0 and 1.1 are one tie once clipped, as are the three of 0.7.
+  CHECK(text_of(head_kinds(gates, 1.0 - 1.0 / 12)) == "0010 0000 0000 ");
+  CHECK(text_of(head_kinds(gates, 1.0 - 2.0 / 12)) == "0010 0010 0000 ");
+  CHECK(text_of(head_kinds(gates, 1.0 - 4.0 / 12)) == "0011 0010 0100 ");
+  CHECK(text_of(head_kinds(gates, 1.0 - 5.0 / 12)) == "0011 1010 0100 ");
+  CHECK(text_of(head_kinds(gates, 0.5)) == "0011 1110 0100 ");
+}
+
+TEST_CASE("the count of retrieval heads is rounded, halves to even") {
+  CHECK(retrieval_head_count(5, 0.5) == 2);   // 2.5
+  CHECK(retrieval_head_count(7, 0.5) == 4);   // 3.5
+  CHECK(retrieval_head_count(1, 0.5) == 0);   // 0.5
+  CHECK(retrieval_head_count(3, 0.5) == 2);   // 1.5
+  CHECK(retrieval_head_count(256, 0.5) == 128);
+  CHECK(retrieval_head_count(10, 0.73) == 3);  // 2.7
+  CHECK(retrieval_head_count(10, 0.77) == 2);  // 2.3
+  CHECK(retrieval_head_count(0, 0.5) == 0);
+}
+
+TEST_CASE("the exact count never depends on how many gates are equal") {
+  for (const std::size_t heads : {1U, 2U, 3U, 7U, 8U, 31U}) {
+    const HeadGates equal{2, heads, 0.5};
+    for (int tenths = 0; tenths <= 10; ++tenths) {
+      const HeadKinds kinds = head_kinds(equal, tenths / 10.0);
+      std::size_t kept = 0;
+      for (const HeadKind kind : kinds.values()) kept += kind == HeadKind::retrieval;
+      CHECK(kept == retrieval_head_count(2 * heads, tenths / 10.0));
+    }
+  }
+}
+
+TEST_CASE("what is not a number is refused by name") {
+  CHECK_THROWS_WITH_AS((void)head_kinds(gates, not_a_number), doctest::Contains("sparsity is NaN"),
+                       ConfigError);
+  CHECK_THROWS_AS((void)head_kinds(gates, not_a_number, DuoRule::threshold), ConfigError);
+  CHECK_THROWS_AS((void)gate_threshold(gates, not_a_number), ConfigError);
+  HeadGates broken = gates;
+  broken(1, 2) = not_a_number;
+  CHECK_THROWS_WITH_AS((void)head_kinds(broken, 0.5), doctest::Contains("layer 1, head 2 is nan"),
+                       ConfigError);
+  broken(1, 2) = std::numeric_limits<double>::infinity();
+  CHECK_THROWS_AS((void)gate_threshold(broken, 0.5), ConfigError);
+  CHECK_THROWS_AS((void)head_kinds(HeadGates{}, 0.5), ConfigError);
+}
+
+TEST_CASE("a head table has one value for each head") {
+  CHECK_THROWS_AS((HeadGates{2, 3, std::vector<double>(5)}), ShapeError);
+  const HeadGates table{2, 3, {1, 2, 3, 4, 5, 6}};
+  CHECK(table(1, 0) == 4);
+  CHECK(table.layer(1)[2] == 6);
+  CHECK(table.values().size() == 6);
+}

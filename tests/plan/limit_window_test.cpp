@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A model layer with a sliding window of its own overrules the plan where it is narrower.
+#include <cstddef>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/plan/any_plan.hpp>
+
+using namespace kvpolicy;
+
+namespace {
+
+using Plan = AnyPlan<float>;
+using Window = SinkRecentCache<DenseStorage<float>>;
+using CodedWindow = SinkRecentCache<PerTokenStorage<float>>;
+constexpr ModelShape shape{.layers = 2, .q_heads = 6, .kv_heads = 6, .head_dim = 64};
+
+}  // namespace
+
+TEST_CASE("heads become sliding windows unless they keep no more than that") {
+  Plan plan{shape};
+  const Window::Config narrow{.sinks = 10, .recent = 90};
+  const Window::Config wide{.sinks = 11, .recent = 90};
+  const CodedWindow::Config coded{.sinks = 0, .recent = 100};
+  plan.set(0, 1, narrow);
+  plan.set(0, 2, wide);
+  plan.set(0, 3, coded);
+  plan.set(0, 4, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 5});
+  plan.set(0, 5, Window::Config{.sinks = 0, .recent = 5000});
+  const Plan before = plan;
+  plan.limit_window(0, 100);
+  const Plan::Config limited = Window::Config{.sinks = 0, .recent = 100};
+  CHECK(plan.at(0, 0) == limited);
+  CHECK(plan.at(0, 1) == Plan::Config{narrow});  // 10 + 90 rows: no more than the window
+  CHECK(plan.at(0, 2) == limited);
+  CHECK(plan.at(0, 3) == Plan::Config{coded});
+  CHECK(plan.at(0, 4) == limited);
+  CHECK(plan.at(0, 5) == limited);
+  for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+    CHECK(plan.at(1, head) == before.at(1, head));  // another layer stays as it is
+  }
+  const Plan once = plan;
+  plan.limit_window(0, 100);
+  CHECK(plan == once);
+  plan.limit_window(0, 101);
+  CHECK(plan == once);
+}
+
+TEST_CASE("a window of nothing and a layer that is not there are refused") {
+  Plan plan{shape};
+  const Plan before = plan;
+  CHECK_THROWS_AS(plan.limit_window(0, 0), ConfigError);
+  CHECK_THROWS_AS(plan.limit_window(2, 100), ConfigError);
+  CHECK(plan == before);
+}
+
+TEST_CASE("plans refuse heads that are not there and settings that do not work, unchanged") {
+  Plan plan{shape};
+  const Plan before = plan;
+  CHECK_THROWS_AS((void)plan.at(2, 0), ConfigError);
+  CHECK_THROWS_AS((void)plan.at(0, 6), ConfigError);
+  CHECK_THROWS_AS(plan.set(0, 6, Window::Config{}), ConfigError);
+  CHECK_THROWS_AS(plan.set(0, 0, Window::Config{.recent = 0}), ConfigError);
+  CHECK_THROWS_AS((Plan{{.layers = 0, .q_heads = 1, .kv_heads = 1, .head_dim = 64}}), ConfigError);
+  CHECK_THROWS_AS((Plan{{.layers = 1, .q_heads = 3, .kv_heads = 2, .head_dim = 64}}), ConfigError);
+  CHECK_THROWS_AS((Plan{{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 72}}), ConfigError);
+  CHECK(plan == before);
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a plan predicts is what a cache asks of its memory resource, byte for byte, for any policy,
+// chunking, page size and rollback; and what max_context allows is all that fits.
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/plan/any_plan.hpp>
+
+#include "limited_resource.hpp"
+#include "random_plan.hpp"
+
+using namespace kvpolicy;
+using namespace kvpolicy::test;
+
+namespace {
+
+/// Reads nothing: memory does not depend on what attention finds. Rows score by their number, so
+/// that a compression has a choice to make.
+struct IdleEngine {
+  void attend(const LayerAttention&) {}
+  void observe(const LayerObservation& observation) {
+    for (const std::span<float> sums : observation.sums) {
+      for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = static_cast<float>(i * 7919 % 997);
+    }
+  }
+  void score(const Plane&, std::span<const float>, std::span<float> out) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(i * 7919 % 997);
+  }
+};
+static_assert(AttentionEngine<IdleEngine>);
+
+using Plan = AnyPlan<half>;
+using Cache = KvCache<Plan, IdleEngine>;
+constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
+
+/// Feeds tokens whose numbers do not matter.
+class Feeder {
+ public:
+  void step(Cache& cache, std::size_t tokens) {
+    const ModelShape& own = cache.plan().shape();
+    const std::size_t row = own.q_heads * own.head_dim;
+    if (rows_.size() < tokens * row) rows_.assign(tokens * row, half{0.25F});
+    out_.resize(std::max(out_.size(), tokens * row));
+    const TensorView<const half> q{rows_.data(), tokens, own.q_heads, own.head_dim};
+    const TensorView<const half> kv{rows_.data(), tokens, own.kv_heads, own.head_dim};
+    const TensorView<half> out{out_.data(), tokens, own.q_heads, own.head_dim};
+    for (std::size_t layer = 0; layer < own.layers; ++layer) cache.step(layer, q, kv, kv, out);
+  }
+
+ private:
+  std::vector<half> rows_;
+  std::vector<half> out_;
+};
+
+CacheOptions random_options(Random& random, std::pmr::memory_resource* memory) {
+  return {.max_rollback = pick(random, 0, 1) == 0 ? 0 : pick(random, 1, 40),
+          .max_append = pick(random, 1, 5),
+          .page_rows = std::size_t{32} << pick(random, 0, 2),
+          .memory = memory};
+}
+
+std::size_t random_chunk(Random& random) {
+  switch (pick(random, 0, 3)) {
+    case 0: return 1;
+    case 1: return pick(random, 1, 9);
+    case 2: return pick(random, 10, 70);
+    default: return pick(random, 70, 300);
+  }
+}
+
+template <class Config>
+constexpr bool is_budget = requires(Config config) { config.scorer; };
+
+bool compresses(const Plan& plan) {
+  bool any = false;
+  plan.for_each_head([&]<class Config>(std::size_t, std::size_t, const Config&) {
+    any = any || is_budget<Config>;
+  });
+  return any;
+}
+
+}  // namespace
+
+TEST_CASE("a cache holds what its plan predicts, for every policy and any chunking") {
+  Random random{2024};
+  Feeder feeder;
+  for (int round = 0; round < 150; ++round) {
+    CAPTURE(round);
+    LimitedResource memory;
+    const CacheOptions options = random_options(random, &memory);
+    // Each policy alone in turn, then mixtures.
+    const Plan plan = round < 39
+                          ? Plan{shape, random_config<Plan>(random, static_cast<std::size_t>(round) %
+                                                                        policy_count<Plan>)}
+                          : random_plan<Plan>(shape, random);
+    {
+      Cache cache{plan, options};
+      std::size_t tokens = 0;
+      CHECK(cache.bytes() == plan.memory(0, options).total());
+      while (tokens < 700) {
+        const std::size_t chunk = random_chunk(random);
+        feeder.step(cache, chunk);
+        tokens += chunk;
+        CAPTURE(tokens);
+        CAPTURE(chunk);
+        REQUIRE(cache.bytes() == memory.live());
+        REQUIRE(plan.memory(tokens, options).total() == memory.live());
+      }
+    }
+    CHECK(memory.live() == 0);
+  }
+}
+
+TEST_CASE("the parts of an estimate are what they say") {
+  const Plan plan{shape, FullCache<DenseStorage<half>>::Config{}};
+  const CacheOptions options{.max_rollback = 7, .max_append = 3, .page_rows = 32};
+  const MemoryEstimate estimate = plan.memory(100, options);
+  const std::size_t row = 64 * sizeof(half);
+  CHECK(estimate.heads == 2 * 2 * 2 * 96 * row);  // 93 rows: 3 pages of 32, keys and values
+  CHECK(estimate.tail == 2 * 2 * 2 * 10 * row);
+  CHECK(estimate.queries == 0);
+  CHECK(estimate.total() == estimate.heads + estimate.tail);
+
+  HeadBudgetCache<DenseStorage<half>>::Config budget{.budget = 20};
+  budget.scorer.window = 4;
+  Plan mixed = plan;
+  mixed.set(1, 0, budget);
+  CHECK(mixed.memory(100, options).queries == (4 + 10) * 4 * row);  // one layer observes
+  CHECK(mixed.memory(100, options, true).heads == (3 * 2 * 96 + 2 * 32) * row);
+}
+
+TEST_CASE("a compressed cache holds what its plan predicts") {
+  Random random{99};
+  Feeder feeder;
+  for (int round = 0; round < 80; ++round) {
+    CAPTURE(round);
+    LimitedResource memory;
+    CacheOptions options = random_options(random, &memory);
+    options.max_rollback = 0;
+    Plan plan = random_plan<Plan>(shape, random);
+    const std::size_t budget_policy = pick(random, 5, 6);
+    plan.set(0, 0, random_config<Plan>(random, budget_policy));
+    REQUIRE(compresses(plan));
+    Cache cache{plan, options};
+    const std::size_t tokens = pick(random, 1, 500);
+    for (std::size_t fed = 0; fed < tokens;) {
+      const std::size_t chunk = std::min(random_chunk(random), tokens - fed);
+      feeder.step(cache, chunk);
+      fed += chunk;
+    }
+    CAPTURE(tokens);
+    cache.compress();
+    CHECK(cache.bytes() == memory.live());
+    CHECK(plan.memory(tokens, options, true).total() == memory.live());
+  }
+}
+
+TEST_CASE("max_context: so many tokens fit on the way, one more does not") {
+  Random random{5};
+  Feeder feeder;
+  int limited = 0;
+  for (int round = 0; round < 120; ++round) {
+    CAPTURE(round);
+    LimitedResource unlimited;
+    CacheOptions options = random_options(random, &unlimited);
+    Plan plan{shape};
+    do {
+      plan = round % 2 == 0 ? Plan{shape, random_config<Plan>(
+                                              random, pick(random, 0, policy_count<Plan> - 1))}
+                            : random_plan<Plan>(shape, random);
+    } while (compresses(plan));
+    const std::size_t aim = pick(random, 1, 500);
+    const std::size_t bytes =
+        plan.memory(aim, options).total() + pick(random, 0, 3) * 1000;
+    const std::optional<std::size_t> most = plan.max_context(bytes, options);
+    if (!most) {
+      CHECK(plan.memory(1, options).total() > bytes);
+      continue;
+    }
+    CAPTURE(bytes);
+    CAPTURE(*most);
+    const std::size_t last = std::min<std::size_t>(*most, 900);
+    limited += *most < 900;
+
+    // A cache with so much memory and no more comes that far, token by token, and no further: what
+    // counts is what it asks for while rows come and go, not only what it holds afterwards.
+    LimitedResource memory{bytes};
+    options.memory = &memory;
+    Cache cache{plan, options};
+    std::size_t fed = 0;
+    bool failed = false;
+    while (fed < last && !failed) {
+      try {
+        feeder.step(cache, 1);
+        ++fed;
+      } catch (const std::bad_alloc&) {
+        failed = true;
+      }
+    }
+    CHECK(fed == last);
+    CHECK(memory.peak() <= bytes);
+    if (*most < 900 && !failed) CHECK_THROWS_AS(feeder.step(cache, 1), std::bad_alloc);
+  }
+  CHECK(limited > 60);
+}
+
+TEST_CASE("max_context is quick however long the periods of a plan") {
+  QuantizedResidualCache<half>::Config config;
+  config.storage = {{.bits = 4, .residual = (std::size_t{1} << 39) + 7, .flush = Flush::kivi}};
+  const Plan plan{shape, config};
+  const auto most = plan.max_context(std::size_t{80} << 30);
+  REQUIRE(most.has_value());
+  CHECK(plan.memory(*most).total() <= std::size_t{80} << 30);
+  CHECK(plan.memory(*most + 64).total() > std::size_t{80} << 30);
+}
+
+TEST_CASE("max_context knows its ends") {
+  const Plan full{shape, FullCache<DenseStorage<half>>::Config{}};
+  const std::size_t page = 2 * 2 * 2 * 64 * 64 * sizeof(half);  // one page for every plane
+  const std::size_t tail = full.memory(0).total();
+  CHECK_FALSE(full.max_context(0).has_value());
+  CHECK_FALSE(full.max_context(tail + page - 1).has_value());
+  CHECK(full.max_context(tail + page) == 64);
+  CHECK(full.max_context(tail + 10 * page - 1) == 9 * 64);
+  const Plan bounded{shape, SinkRecentCache<DenseStorage<half>>::Config{.sinks = 4, .recent = 60}};
+  CHECK(bounded.max_context(tail + 4 * page) == std::size_t{1} << 40);
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans over every shipped policy and storage with settings at random, small enough that pages,
+// windows, groups and residuals are all crossed within a few hundred tokens.
+#pragma once
+
+#include <cstddef>
+#include <random>
+#include <variant>
+
+#include <kvpolicy/plan/any_plan.hpp>
+
+namespace kvpolicy::test {
+
+using Random = std::mt19937;
+
+inline std::size_t pick(Random& random, std::size_t first, std::size_t last) {
+  return std::uniform_int_distribution<std::size_t>{first, last}(random);
+}
+
+template <class Config>
+void randomize(Config& config, Random& random) {
+  if constexpr (requires { config.bits; }) {
+    config.bits = std::size_t{2} << pick(random, 0, 2);
+    config.key_group = std::size_t{16} << pick(random, 0, 1);
+    config.value_group = std::size_t{16} << pick(random, 0, 2);
+    config.flush = pick(random, 0, 1) == 0 ? Flush::steady : Flush::kivi;
+    config.residual = config.flush == Flush::kivi ? 32 * pick(random, 1, 4) : pick(random, 0, 100);
+  }
+  if constexpr (requires { config.sinks; }) {
+    config.sinks = pick(random, 0, 40);
+    config.recent = pick(random, 1, 150);
+    config.mask = pick(random, 0, 1) == 0 ? Mask::exact : Mask::chunk;
+    if (pick(random, 0, 2) == 0) {
+      config.in_cache = RotaryConfig{.theta = 500000.0,
+                                     .scaling = RotaryConfig::Scaling::llama3,
+                                     .factor = 8.0 + 1.0 / 3.0,
+                                     .low_freq_factor = 1.0,
+                                     .high_freq_factor = 4.0,
+                                     .original_max_position = 8192.0};
+    }
+  }
+  if constexpr (requires { config.scorer; }) {
+    config.budget = pick(random, 0, 120);
+    config.scorer = {.window = pick(random, 1, 20),
+                     .pooling = pick(random, 0, 1) == 0 ? Pooling::max : Pooling::average,
+                     .kernel = 2 * pick(random, 0, 4) + 1};
+  }
+  if constexpr (requires { config.refresh_every; }) {
+    config.chunk = 32 * pick(random, 1, 2);
+    config.budget = config.chunk * pick(random, 1, 5);
+    config.refresh_every = pick(random, 0, 50);
+  }
+  if constexpr (requires { config.storage; }) randomize(config.storage, random);
+}
+
+/// Alternative `index` of `Plan::Config`, with settings at random.
+template <class Plan, std::size_t I = 0>
+typename Plan::Config random_config(Random& random, std::size_t index) {
+  using Config = typename Plan::Config;
+  if constexpr (I + 1 < std::variant_size_v<Config>) {
+    if (index != I) return random_config<Plan, I + 1>(random, index);
+  }
+  std::variant_alternative_t<I, Config> config;
+  randomize(config, random);
+  return config;
+}
+
+template <class Plan>
+constexpr std::size_t policy_count = std::variant_size_v<typename Plan::Config>;
+
+template <class Plan>
+Plan random_plan(const ModelShape& shape, Random& random) {
+  Plan plan{shape};
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      plan.set(layer, head,
+               random_config<Plan>(random, pick(random, 0, policy_count<Plan> - 1)));
+    }
+  }
+  return plan;
+}
+
+}  // namespace kvpolicy::test

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What ranks rows and chunks: top_rows, SnapKV's scorer, chunk summaries.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <kvpolicy/policy/chunk_summary.hpp>
+#include <kvpolicy/policy/snapkv_scorer.hpp>
+#include <kvpolicy/policy/top_rows.hpp>
+
+#include "support/compare.hpp"
+#include "support/tensors.hpp"
+
+using namespace kvpolicy;
+using Places = std::vector<std::size_t>;
+
+namespace {
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr float inf = std::numeric_limits<float>::infinity();
+
+Places top(std::vector<float> scores, std::size_t count) { return top_rows(scores, count); }
+}  // namespace
+
+TEST_CASE("top_rows: ties to the lower place, NaN last") {
+  CHECK(top({1, 3, 2}, 2) == Places{1, 2});
+  CHECK(top({1, 1, 1, 1}, 2) == Places{0, 1});
+  CHECK(top({0, 5, 5, 5, 9}, 3) == Places{1, 2, 4});
+  CHECK(top({1, 2}, 5) == Places{0, 1});
+  CHECK(top({1, 2}, 0) == Places{});
+  CHECK(top({}, 3) == Places{});
+  CHECK(top({not_a_number, -inf, not_a_number, -3}, 2) == Places{1, 3});
+  CHECK(top({not_a_number, not_a_number, not_a_number}, 2) == Places{0, 1});
+  CHECK(top({not_a_number, 1, inf, not_a_number}, 3) == Places{0, 1, 2});
+  CHECK(top({-0.0F, 0.0F, -0.0F}, 1) == Places{0});
+}
+
+TEST_CASE("top_rows: against sorting") {
+  test::Random random{1};
+  for (int round = 0; round < 300; ++round) {
+    std::vector<float> scores(test::below(random, 40));
+    for (float& s : scores) s = static_cast<float>(test::below(random, 6));  // many ties
+    const std::size_t count = test::below(random, 45);
+    Places order;
+    for (std::size_t i = 0; i < scores.size(); ++i) order.push_back(i);
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return scores[a] > scores[b]; });
+    order.resize(std::min(count, order.size()));
+    std::ranges::sort(order);
+    CHECK(top_rows(scores, count) == order);
+  }
+}
+
+TEST_CASE("SnapKV's scores by hand") {
+  // Two query heads, five rows of which three are candidates; two queries.
+  const std::vector<float> sums{0.2F, 0.6F, 0.4F, 5, 9, /**/ 1.0F, 0.0F, 0.2F, 7, 8};
+  std::vector<float> out(3);
+  SnapKvScorer::score({.kernel = 1}, sums, 2, 2, out);
+  CHECK(test::largest_difference(out, std::vector<float>{0.3F, 0.15F, 0.15F}) < 1e-6);
+  SnapKvScorer::score({.kernel = 3}, sums, 2, 2, out);
+  CHECK(test::largest_difference(out, std::vector<float>{0.4F, 0.4F, 0.2F}) < 1e-6);
+  SnapKvScorer::score({.pooling = Pooling::average, .kernel = 3}, sums, 2, 2, out);
+  CHECK(test::largest_difference(out, std::vector<float>{1.8F / 12, 2.4F / 12, 1.2F / 12}) < 1e-6);
+  SnapKvScorer::score({.kernel = 101}, sums, 2, 2, out);
+  CHECK(test::largest_difference(out, std::vector<float>{0.4F, 0.4F, 0.4F}) < 1e-6);
+  SnapKvScorer::score({}, sums, 2, 2, {});
+}
+
+namespace {
+
+template <Element E>
+void check_bounds() {
+  test::Random random{2};
+  MinMaxKey bounds{64};
+  std::vector<std::vector<float>> keys;
+  for (int i = 0; i < 9; ++i) {
+    std::vector<float> key(64);
+    for (float& x : key) x = std::ldexp(test::normal(random), static_cast<int>(test::below(random, 30)) - 20);
+    key[3] = 1e-30F;   // beneath half's least, on either side of zero
+    key[4] = -1e-30F;
+    bounds.add(key);
+    keys.push_back(key);
+  }
+  std::vector<float> low(64), high(64);
+  bounds.finish<E>(0, low);
+  bounds.finish<E>(1, high);
+  int wrong = 0;
+  for (std::size_t c = 0; c < 64; ++c) {
+    float min = inf, max = -inf;
+    for (const auto& key : keys) min = std::min(min, key[c]), max = std::max(max, key[c]);
+    wrong += low[c] <= min && high[c] >= max ? 0 : 1;
+    // What is stored is stored exactly, and next to the true bound.
+    wrong += static_cast<float>(E{low[c]}) == low[c] && static_cast<float>(E{high[c]}) == high[c] ? 0 : 1;
+    wrong += std::abs(low[c] - min) <= std::max(std::abs(min) * 0x1p-7F, 0x1p-24F) ? 0 : 1;
+    wrong += std::abs(high[c] - max) <= std::max(std::abs(max) * 0x1p-7F, 0x1p-24F) ? 0 : 1;
+  }
+  CHECK(wrong == 0);
+  // The score bounds every logit.
+  std::vector<float> query(64), positive(64, 0.0F), negative(64, 0.0F);
+  for (float& x : query) x = test::normal(random);
+  MinMaxKey::split(0, query, negative);
+  MinMaxKey::split(1, query, positive);
+  double score = 0;
+  for (std::size_t c = 0; c < 64; ++c) {
+    CHECK(positive[c] + negative[c] == query[c]);
+    score += static_cast<double>(negative[c]) * static_cast<double>(low[c]) + static_cast<double>(positive[c]) * static_cast<double>(high[c]);
+  }
+  for (const auto& key : keys) {
+    double logit = 0;
+    for (std::size_t c = 0; c < 64; ++c) logit += static_cast<double>(query[c]) * static_cast<double>(key[c]);
+    CHECK(logit <= score);
+  }
+  bounds.clear();
+  bounds.add(keys[1]);
+  bounds.finish<float>(0, low);
+  bounds.finish<float>(1, high);
+  CHECK(test::same_bits(low, keys[1]));
+  CHECK(test::same_bits(high, keys[1]));
+}
+
+}  // namespace
+
+TEST_CASE("smallest and largest keys bound every logit, in every element type") {
+  check_bounds<float>();
+  check_bounds<half>();
+  check_bounds<bfloat16>();
+}
+
+TEST_CASE("mean keys") {
+  MeanKey mean{2};
+  std::vector<float> out(2);
+  mean.add(std::vector<float>{1, 2});
+  mean.add(std::vector<float>{3, -4});
+  mean.finish<float>(0, out);
+  CHECK(out == std::vector<float>{2, -1});
+  mean.clear();
+  mean.add(std::vector<float>{5, 6});
+  mean.finish<float>(0, out);
+  CHECK(out == std::vector<float>{5, 6});
+  MeanKey::split(0, std::vector<float>{1, 1}, out);
+  CHECK(out == std::vector<float>{6, 7});
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// No number of a group is off by more than half a step, whatever the group holds.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <kvpolicy/storage/plane_store.hpp>
+#include <kvpolicy/storage/quantize.hpp>
+
+#include "support/memory.hpp"
+#include "support/policy_model.hpp"
+#include "support/tensors.hpp"
+
+using namespace kvpolicy;
+
+namespace {
+
+const std::vector<Encoding> encodings{Encoding::uint2, Encoding::uint4, Encoding::uint8};
+
+// Whether all of them come back within scale / 2, up to the rounding of the float arithmetic.
+bool is_bounded(const std::vector<float>& numbers, Encoding encoding) {
+  const auto [min, max] = std::ranges::minmax(numbers);
+  const auto grid = AffineGrid::covering(min, max, encoding);
+  const auto scale = static_cast<double>(static_cast<float>(grid.scale));
+  const auto zero = static_cast<double>(static_cast<float>(grid.zero));
+  if (!std::isfinite(scale) || !std::isfinite(zero)) return false;
+  for (const float x : numbers) {
+    const double back = scale * grid.encode(x, encoding) + zero;
+    const double slack = 1e-6 * std::max({std::abs(static_cast<double>(min)), std::abs(static_cast<double>(max)), scale});
+    if (!(std::abs(back - static_cast<double>(x)) <= scale / 2 + slack)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("halves that bound a number from below and above") {
+  test::Random random{1};
+  int wrong = 0;
+  for (int i = 0; i < 200000; ++i) {
+    // All magnitudes that half has, and below.
+    const float x = std::ldexp(test::normal(random), static_cast<int>(test::below(random, 44)) - 30);
+    if (std::abs(x) > half::largest) continue;
+    const auto low = static_cast<float>(half_at_most(x));
+    const auto high = static_cast<float>(half_at_least(x));
+    wrong += low <= x && x <= high ? 0 : 1;
+    // Neighbours, or the number itself.
+    wrong += low == high ? (x == low ? 0 : 1) : (static_cast<float>(neighbour(half{low}, true)) == high ? 0 : 1);
+  }
+  CHECK(wrong == 0);
+  CHECK(static_cast<float>(neighbour(half{0.0F}, true)) == 0x1p-24F);
+  CHECK(static_cast<float>(neighbour(half{-0.0F}, false)) == -0x1p-24F);
+  CHECK(static_cast<float>(neighbour(half{0x1p-24F}, false)) == 0.0F);
+}
+
+TEST_CASE("a group of numbers comes back within half a step") {
+  for (const Encoding encoding : encodings) {
+    CHECK(is_bounded({0, 0, 0}, encoding));
+    CHECK(is_bounded({3.14159F, 3.14159F}, encoding));  // constant, and no half
+    CHECK(is_bounded({-65504, 65504, 0, 1}, encoding));
+    CHECK(is_bounded({65504, 65503.5F}, encoding));
+    CHECK(is_bounded({-65504, -65503.9F}, encoding));
+    CHECK(is_bounded({1e-9F, -1e-9F, 0}, encoding));
+    CHECK(is_bounded({0x1p-24F, 0x1p-23F}, encoding));
+    CHECK(is_bounded({-0.0F, 0.0F}, encoding));
+    CHECK(is_bounded({1000, 1000.25F, 1000.7F}, encoding));  // a narrow range far from zero
+    test::Random random{2};
+    int wrong = 0;
+    for (int round = 0; round < 3000; ++round) {
+      std::vector<float> numbers;
+      const float shift = std::ldexp(test::normal(random), static_cast<int>(test::below(random, 20)) - 8);
+      const float spread = std::ldexp(1.0F, static_cast<int>(test::below(random, 24)) - 14);
+      for (int i = 0; i < 12; ++i) numbers.push_back(shift + spread * test::normal(random));
+      wrong += is_bounded(numbers, encoding) ? 0 : 1;
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("packed rows: every head dimension, width, granularity and group") {
+  test::Random random{3};
+  test::CountingResource memory;
+  for (const std::size_t head_dim : {64, 80, 96, 128, 256}) {
+    for (const Encoding encoding : encodings) {
+      for (const std::size_t group : {head_dim, head_dim / 2, std::size_t{16}, std::size_t{1}}) {
+        for (const Granularity granularity : {Granularity::per_token, Granularity::per_channel}) {
+          const bool per_token = granularity == Granularity::per_token;
+          const std::size_t unit = per_token ? group : std::min<std::size_t>(std::bit_ceil(group), 16);
+          const StorageContext context{head_dim, 16, &memory};
+          PlaneStore store{{encoding, granularity, unit}, context};
+          test::Tensor<float> rows{32, 1, head_dim, test::Layout::padded};
+          rows.randomize(random, 3.0F);
+          const auto view = std::as_const(rows).view();
+          const Plane source{.base = reinterpret_cast<const std::byte*>(view.data),
+                             .row_stride = view.token_stride * sizeof(float)};
+          store.append(source, 32);
+          REQUIRE(store.end() == 32);
+          CHECK(store.bytes() == PlaneStore::bytes_of_rows(store.format(), context, 0, 32));
+          std::vector<float> back(head_dim);
+          int wrong = 0;
+          for (std::size_t r = 0; r < 32; ++r) {
+            load_row(store.plane(0), r, back);
+            for (std::size_t c = 0; c < head_dim; ++c) {
+              std::vector<double> block;
+              for (std::size_t i = 0; i < unit; ++i) {
+                block.push_back(static_cast<double>(per_token ? rows.number(r, 0, c - c % unit + i)
+                                                              : rows.number(r - r % unit + i, 0, c)));
+              }
+              const double off = std::abs(static_cast<double>(back[c]) - static_cast<double>(rows.number(r, 0, c)));
+              wrong += off <= oracle::quantization_bound(block, bits_of(encoding)) ? 0 : 1;
+            }
+          }
+          CAPTURE(head_dim);
+          CAPTURE(unit);
+          CHECK(wrong == 0);
+        }
+      }
+    }
+  }
+  CHECK(memory.live_bytes() == 0);
+  CHECK(memory.faults() == 0);
+}
+
+// The layout that PageLayout documents, byte by byte, for kernels are written against it.
+TEST_CASE("packed rows: channels lie half or a quarter of a row apart") {
+  const StorageContext context{64, 16};
+  for (const Encoding encoding : encodings) {
+    PlaneStore store{{encoding, Granularity::per_token, 64}, context};
+    const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
+    std::vector<float> row(64, 0.0F);
+    row[63] = levels;  // scale 1, zero 0: the code of a number is the number
+    row[5] = 1;
+    row[37] = 2;
+    row[21] = 3;
+    store.append({.base = reinterpret_cast<const std::byte*>(row.data()), .row_stride = 256}, 1);
+    const auto* bytes = reinterpret_cast<const unsigned char*>(store.plane(0).pages[0]);
+    if (encoding == Encoding::uint8) {
+      CHECK(bytes[5] == 1);
+      CHECK(bytes[37] == 2);
+      CHECK(bytes[63] == 255);
+    } else if (encoding == Encoding::uint4) {
+      CHECK(bytes[5] == (1 | 2 << 4));
+      CHECK(bytes[21] == 3);
+      CHECK(bytes[31] == 15 << 4);
+    } else {
+      CHECK(bytes[5] == (1 | 3 << 2 | 2 << 4));
+      CHECK(bytes[15] == 3 << 6);
+    }
+    const PageLayout layout{store.format(), 64, 16};
+    CHECK(layout.row_bytes == 64 * bits_of(encoding) / 8);
+    CHECK(layout.scales_offset == 16 * layout.row_bytes);
+    CHECK(layout.zeros_offset == layout.scales_offset + 16 * 2);
+    CHECK(layout.page_bytes == layout.zeros_offset + 16 * 2);
+    CHECK(reinterpret_cast<const half*>(bytes + layout.scales_offset)[0].bits == half{1.0F}.bits);
+    CHECK(reinterpret_cast<const half*>(bytes + layout.zeros_offset)[0].bits == half{0.0F}.bits);
+  }
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Lets any `new` of the program fail. Include it in exactly one file of an executable: it replaces
+// the global operators.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <limits>
+#include <new>
+
+namespace test {
+
+inline std::size_t news_left = std::numeric_limits<std::size_t>::max();
+inline std::size_t live_news = 0;
+inline std::size_t failed_news = 0;
+
+/// While it lives, the `new` after `successes` more fails, and all behind it.
+struct FailNew {
+  explicit FailNew(std::size_t successes) {
+    news_left = successes;
+    failed_news = 0;
+  }
+  FailNew(const FailNew&) = delete;
+  FailNew& operator=(const FailNew&) = delete;
+  ~FailNew() { news_left = std::numeric_limits<std::size_t>::max(); }
+};
+
+}  // namespace test
+
+void* operator new(std::size_t bytes) {
+  if (test::news_left == 0) {
+    ++test::failed_news;
+    throw std::bad_alloc{};
+  }
+  if (test::news_left != std::numeric_limits<std::size_t>::max()) --test::news_left;
+  void* start = std::malloc(bytes == 0 ? 1 : bytes);
+  if (start == nullptr) throw std::bad_alloc{};
+  ++test::live_news;
+  return start;
+}
+void operator delete(void* start) noexcept {
+  if (start != nullptr) --test::live_news;
+  std::free(start);
+}
+void operator delete(void* start, std::size_t) noexcept { operator delete(start); }

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the models' description of a head to the library's plans.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <concepts>
+#include <type_traits>
+#include <vector>
+
+#include <kvpolicy/kvpolicy.hpp>
+
+#include "support/policy_model.hpp"
+
+namespace test {
+
+using kvpolicy::ModelShape;
+using oracle::HeadSpec;
+using oracle::Kind;
+
+inline constexpr double rotary_theta = 10000.0;
+
+template <class Config>
+Config storage_config(const HeadSpec& spec) {
+  Config config;
+  if constexpr (std::derived_from<Config, kvpolicy::ResidualConfig>) {
+    config.bits = spec.bits;
+    config.key_group = spec.key_group;
+    config.value_group = spec.value_group;
+    config.residual = spec.residual;
+    config.flush = spec.kivi ? kvpolicy::Flush::kivi : kvpolicy::Flush::steady;
+  }
+  return config;
+}
+
+template <class P>
+typename P::Config policy_config(const HeadSpec& spec) {
+  typename P::Config config;
+  config.storage = storage_config<typename P::storage_type::Config>(spec);
+  if constexpr (requires { config.recent; }) {
+    config.sinks = spec.sinks;
+    config.recent = spec.recent;
+    config.mask = spec.chunk_mask ? kvpolicy::Mask::chunk : kvpolicy::Mask::exact;
+    if (spec.in_cache) config.in_cache = kvpolicy::RotaryConfig{.theta = rotary_theta};
+  }
+  if constexpr (requires { config.scorer; }) {
+    config.budget = spec.budget;
+    config.compress_every = spec.compress_every;
+    config.scorer = {spec.window, spec.average ? kvpolicy::Pooling::average : kvpolicy::Pooling::max,
+                     spec.kernel};
+  }
+  if constexpr (requires { config.chunk; }) {
+    config.chunk = spec.chunk;
+    config.budget = spec.budget;
+    config.refresh_every = spec.refresh_every;
+  }
+  return config;
+}
+
+/// The policy of the plan that is what the spec describes.
+template <class P>
+bool is_policy_of(const HeadSpec& spec) {
+  using Storage = typename P::storage_type;
+  bool storage = spec.bits == 0;
+  if constexpr (requires { Storage::key_granularity; }) {
+    storage = spec.bits > 0 &&
+              spec.per_channel == (Storage::key_granularity == kvpolicy::Granularity::per_channel);
+  }
+  if constexpr (requires(typename P::Config c) { c.recent; }) return storage && spec.kind == Kind::window;
+  if constexpr (requires(typename P::Config c) { c.scorer; }) return storage && spec.kind == Kind::budget;
+  if constexpr (requires { typename P::summary_type; }) {
+    return storage && spec.kind == Kind::retrieval && spec.min_max == (P::summary_type::vectors == 2);
+  }
+  return storage && spec.kind == Kind::full && P::name == "full";
+}
+
+template <class... Policies>
+kvpolicy::HeadPlan<Policies...> plan_of(std::type_identity<kvpolicy::HeadPlan<Policies...>>,
+                                        const ModelShape& shape, const std::vector<HeadSpec>& heads) {
+  using Plan = kvpolicy::HeadPlan<Policies...>;
+  Plan plan{shape};
+  for (std::size_t i = 0; i < heads.size(); ++i) {
+    int found = 0;
+    const auto set = [&]<class P>() {
+      if (!is_policy_of<P>(heads[i])) return;
+      ++found;
+      plan.set(i / shape.kv_heads, i % shape.kv_heads, typename Plan::Config{policy_config<P>(heads[i])});
+    };
+    (set.template operator()<Policies>(), ...);
+    REQUIRE(found == 1);
+  }
+  return plan;
+}
+
+}  // namespace test

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each policy promises, as slow sets of text positions: which rows live, which of them are
+// exact, which a query reads. One model is one KV head. Shares no header with the library.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <vector>
+
+namespace oracle {
+
+enum class Kind { full, window, budget, retrieval };
+
+/// The settings of a head, as the library's configs have them.
+struct HeadSpec {
+  Kind kind = Kind::full;
+  // window
+  std::size_t sinks = 0, recent = 0;
+  bool chunk_mask = false;
+  bool in_cache = false;
+  // budget
+  std::size_t budget = 0, window = 8, kernel = 7, compress_every = 0;
+  bool average = false;
+  // retrieval (`budget` as well)
+  std::size_t chunk = 8, refresh_every = 0;
+  bool min_max = false;
+  // storage; bits 0: not quantised
+  std::size_t bits = 0, key_group = 0, value_group = 0, residual = 0;
+  bool per_channel = false;
+  bool kivi = false;
+
+  [[nodiscard]] std::size_t key_rows() const {
+    return !per_channel ? 1 : key_group == 0 ? 32 : key_group;
+  }
+};
+
+class HeadModel {
+ public:
+  explicit HeadModel(const HeadSpec& spec) : spec_{spec} {}
+
+  [[nodiscard]] const HeadSpec& spec() const { return spec_; }
+  [[nodiscard]] std::size_t committed() const { return committed_; }
+
+  /// The text's rows up to `tokens` were handed to the policy.
+  void commit(std::size_t tokens) {
+    for (; committed_ < tokens; ++committed_) {
+      kept_.push_back(static_cast<std::int64_t>(committed_));
+      const bool is_sink = spec_.kind == Kind::window && committed_ < spec_.sinks;
+      if (spec_.kind == Kind::window && !is_sink && kept_.size() > spec_.sinks + spec_.recent) {
+        kept_.erase(kept_.begin() + static_cast<std::ptrdiff_t>(spec_.sinks));
+        ++evicted_;
+      }
+    }
+    quantize();
+  }
+
+  /// Positions that the policy holds, ascending.
+  [[nodiscard]] const std::vector<std::int64_t>& kept() const { return kept_; }
+
+  [[nodiscard]] bool key_is_quantized(std::int64_t position) const {
+    return quantized_keys_.contains(position);
+  }
+  [[nodiscard]] bool value_is_quantized(std::int64_t position) const {
+    return quantized_values_.contains(position);
+  }
+  /// The rows whose keys share a scale with this one's: [first, last).
+  [[nodiscard]] std::pair<std::int64_t, std::int64_t> key_block(std::int64_t position) const {
+    const auto rows = static_cast<std::int64_t>(spec_.key_rows());
+    return {position - position % rows, position - position % rows + rows};
+  }
+
+  /// Whether the query at `t` of a call that begins at `call` reads the row at `p`.
+  [[nodiscard]] bool reads(std::int64_t p, std::int64_t t, std::int64_t call, bool selected) const {
+    if (p > t) return false;
+    switch (spec_.kind) {
+      case Kind::full: return true;
+      case Kind::window: {
+        const auto recent = static_cast<std::int64_t>(spec_.recent);
+        if (p < static_cast<std::int64_t>(spec_.sinks)) return true;
+        return spec_.chunk_mask ? p >= call - recent : p > t - recent;
+      }
+      case Kind::budget:
+        return p >= static_cast<std::int64_t>(committed_) || std::ranges::binary_search(kept_, p);
+      case Kind::retrieval: {
+        if (!selected || selections_.empty()) return true;
+        const Selection& now = selections_.back();
+        return p >= now.until || now.chunks.contains(p / static_cast<std::int64_t>(spec_.chunk));
+      }
+    }
+    return false;
+  }
+
+  // ---- a budget
+
+  [[nodiscard]] bool is_compressible() const { return kept_.size() > spec_.budget + spec_.window; }
+  [[nodiscard]] bool wants_compress() const {
+    return spec_.compress_every > 0 &&
+           kept_.size() >= spec_.budget + spec_.window + spec_.compress_every;
+  }
+
+  /// From the attention that each kept row gets from each observed query of each query head,
+  /// [heads][queries][kept rows], to the score of each candidate.
+  [[nodiscard]] std::vector<double> scores(
+      const std::vector<std::vector<std::vector<double>>>& attention) const {
+    const std::size_t candidates = kept_.size() - spec_.window;
+    const auto width = static_cast<std::ptrdiff_t>(spec_.kernel / 2);
+    std::vector<double> total(candidates, 0.0);
+    for (const auto& head : attention) {
+      std::vector<double> mean(candidates, 0.0);
+      for (const auto& query : head) {
+        for (std::size_t i = 0; i < candidates; ++i) {
+          mean[i] += query[i] / static_cast<double>(head.size());
+        }
+      }
+      for (std::size_t i = 0; i < candidates; ++i) {
+        double pooled = spec_.average ? 0.0 : -1.0;
+        for (std::ptrdiff_t d = -width; d <= width; ++d) {
+          const auto at = static_cast<std::ptrdiff_t>(i) + d;
+          if (at < 0 || at >= static_cast<std::ptrdiff_t>(candidates)) continue;
+          const double near = mean[static_cast<std::size_t>(at)];
+          pooled = spec_.average ? pooled + near / static_cast<double>(spec_.kernel)
+                                 : std::max(pooled, near);
+        }
+        total[i] += pooled / static_cast<double>(attention.size());
+      }
+    }
+    return total;
+  }
+
+  /// Whether `survivors` is what compressing by these scores leaves: the window, and the `budget`
+  /// highest candidates, the lower position among equals; differences below `slack` are no difference.
+  [[nodiscard]] bool may_survive(const std::vector<std::int64_t>& survivors,
+                                 const std::vector<double>& scores, double slack) const {
+    const std::set<std::int64_t> chosen(survivors.begin(), survivors.end());
+    if (chosen.size() != survivors.size() || chosen.size() != spec_.budget + spec_.window) return false;
+    for (std::size_t i = scores.size(); i < kept_.size(); ++i) {
+      if (!chosen.contains(kept_[i])) return false;
+    }
+    for (std::size_t in = 0; in < scores.size(); ++in) {
+      if (!chosen.contains(kept_[in])) continue;
+      for (std::size_t out = 0; out < scores.size(); ++out) {
+        if (chosen.contains(kept_[out])) continue;
+        if (scores[in] < scores[out] - slack) return false;
+        if (scores[in] == scores[out] && kept_[in] > kept_[out]) return false;
+      }
+    }
+    return std::ranges::all_of(survivors, [&](std::int64_t p) { return std::ranges::binary_search(kept_, p); });
+  }
+
+  void compress(const std::vector<std::int64_t>& survivors) {
+    kept_ = survivors;
+    released_ = true;
+    erase_dead(quantized_keys_);
+    erase_dead(quantized_values_);
+    quantize();
+  }
+  /// A compression that evicts nothing lets rows leave the residual from then on.
+  void release() { released_ = true; }
+
+  // ---- retrieval
+
+  [[nodiscard]] std::int64_t full_chunks() const {
+    return static_cast<std::int64_t>(committed_ / spec_.chunk);
+  }
+  [[nodiscard]] bool selection_is_stale() const {
+    if (selections_.empty()) return true;
+    return spec_.refresh_every > 0 && committed_ - selections_.back().committed >= spec_.refresh_every;
+  }
+  /// Rows from here on are read whatever was chosen.
+  [[nodiscard]] std::int64_t selected_until() const { return selections_.back().until; }
+
+  /// Whether these chunks are the best ones for queries whose sum scores chunks like this.
+  [[nodiscard]] bool may_select(const std::set<std::int64_t>& chosen,
+                                const std::vector<double>& scores, double slack) const {
+    const auto chunks = static_cast<std::size_t>(full_chunks());
+    if (chosen.size() != std::min(chunks, spec_.budget / spec_.chunk)) return false;
+    if (chunks > 0 && !chosen.contains(0)) return false;
+    for (const std::int64_t in : chosen) {
+      if (in < 0 || in >= full_chunks()) return false;
+      for (std::int64_t out = 1; out < full_chunks() && in > 0; ++out) {
+        if (!chosen.contains(out) && scores[static_cast<std::size_t>(in)] <
+                                         scores[static_cast<std::size_t>(out)] - slack) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+  /// `tokens`: the text with the query that chose.
+  void select(const std::set<std::int64_t>& chunks, std::size_t tokens) {
+    selections_.push_back({chunks, full_chunks() * static_cast<std::int64_t>(spec_.chunk), committed_, tokens});
+  }
+  void truncate(std::size_t tokens) {
+    while (!selections_.empty() && selections_.back().tokens > tokens) selections_.pop_back();
+  }
+
+ private:
+  struct Selection {
+    std::set<std::int64_t> chunks;
+    std::int64_t until = 0;
+    std::size_t committed = 0;
+    std::size_t tokens = 0;
+  };
+
+  void erase_dead(std::set<std::int64_t>& positions) const {
+    std::erase_if(positions, [&](std::int64_t p) { return !std::ranges::binary_search(kept_, p); });
+  }
+
+  // Rows leave the residual by their number behind the sinks, counted from the first row that
+  // ever came (or, after a compression, from the first survivor).
+  void quantize() {
+    if (spec_.bits == 0 || (spec_.kind == Kind::budget && !released_)) return;
+    const std::size_t sinks = spec_.kind == Kind::window ? std::min(spec_.sinks, kept_.size()) : 0;
+    const std::size_t end = evicted_ + kept_.size() - sinks;
+    const std::size_t beyond = end > spec_.residual ? end - spec_.residual : 0;
+    std::size_t keys = beyond;
+    if (spec_.kivi) keys = end / spec_.residual * spec_.residual;
+    keys -= keys % spec_.key_rows();
+    for (std::size_t i = sinks; i < kept_.size(); ++i) {
+      const std::size_t number = evicted_ + i - sinks;
+      if (number < keys) quantized_keys_.insert(kept_[i]);
+      if (number < beyond) quantized_values_.insert(kept_[i]);
+    }
+    erase_dead(quantized_keys_);
+    erase_dead(quantized_values_);
+  }
+
+  HeadSpec spec_;
+  std::size_t committed_ = 0;
+  std::size_t evicted_ = 0;  // of a window
+  std::vector<std::int64_t> kept_;
+  std::set<std::int64_t> quantized_keys_;
+  std::set<std::int64_t> quantized_values_;
+  bool released_ = false;
+  std::vector<Selection> selections_;
+};
+
+/// How far a number may be from its quantised value, if these numbers share a scale: half a step,
+/// and what half precision adds to scale and zero.
+inline double quantization_bound(const std::vector<double>& block, std::size_t bits) {
+  const auto [min, max] = std::ranges::minmax(block);
+  const auto levels = static_cast<double>((1U << bits) - 1U);
+  const auto half_step = [](double x) { return std::max(std::abs(x) * 0x1p-10, 0x1p-24); };
+  const double scale = (max - min + half_step(min)) / levels;
+  return 0.5 * (scale + half_step(scale)) + 1e-5 * std::max({std::abs(min), std::abs(max), 1e-3});
+}
+
+}  // namespace oracle

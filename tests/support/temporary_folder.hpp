@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A folder of a test's own, removed with all that is in it.
+#pragma once
+
+#include <filesystem>
+#include <random>
+#include <string>
+#include <system_error>
+
+namespace kvpolicy::test {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder()
+      : path_{std::filesystem::temp_directory_path() /
+              ("kvpolicy-test-" + std::to_string(std::random_device{}()) +
+               std::to_string(std::random_device{}()))} {
+    std::filesystem::create_directory(path_);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace kvpolicy::test
