@@ -41,6 +41,7 @@ struct Arguments {
   std::uint64_t seed = 1;
   std::size_t threads = 0;
   std::string compress = "question";
+  bool whole_answers = false;
   bool two_step = false;
   bool json = false;
 };
@@ -83,12 +84,22 @@ struct Comparison {
   }
 };
 
+// A plan's name, as wide as the widest.
+std::string padded_name(const Comparison& comparison, std::string name) {
+  std::size_t width = 0;
+  for (const ExamPlan& plan : comparison.plans) width = std::max(width, plan.name.size());
+  name.resize(width + 2, ' ');
+  return name;
+}
+
 HeadGates gates_of(const std::string& model) { return io::load_duo_pattern(model + "/duo").gates; }
 
-Comparison compare(const Arguments& arguments, const reference::Llama& model, bool plans_chosen) {
+// The text and the plans; what cannot work is found before anything is printed.
+Comparison prepare(const Arguments& arguments, const reference::Llama& model, bool plans_chosen) {
   Comparison comparison;
   comparison.text = draw_text(held_out_text(), {.length = arguments.tokens,
                                                 .questions = arguments.questions,
+                                                .lead_in = !arguments.whole_answers,
                                                 .two_step = arguments.two_step,
                                                 .seed = arguments.seed});
   const Compress compress =
@@ -103,6 +114,12 @@ Comparison compare(const Arguments& arguments, const reference::Llama& model, bo
       fmt::print(stderr, "compare: without {}: {}\n", name, missing.what());
     }
   }
+  return comparison;
+}
+
+// Each plan reads the text once, into a cache of its own, for what a cache holds is its plan's; all
+// of its questions go to forks of that.
+void examine_plans(const reference::Llama& model, Comparison& comparison) {
   const std::size_t length = comparison.text.body.size();
   const auto plans = static_cast<double>(comparison.plans.size());
   Progress progress;
@@ -113,11 +130,10 @@ Comparison compare(const Arguments& arguments, const reference::Llama& model, bo
       const std::string doing =
           done < length ? fmt::format("reads token {} of {}", thousands(done), thousands(length))
                         : "answers";
-      progress.update((before + share) / plans, fmt::format("{:<13}{}", plan.name, doing));
+      progress.update((before + share) / plans, padded_name(comparison, plan.name) + doing);
     };
     comparison.results.push_back(examine(model, plan, {&comparison.text, 1}, report));
   }
-  return comparison;
 }
 
 nlohmann::json as_json(const Arguments& arguments, const reference::Llama& model,
@@ -199,7 +215,7 @@ void print_table(const Comparison& comparison) {
   }
   fmt::print("\n{}\n", table.text(wants_colour(stdout)));
   for (const ExamPlan& plan : comparison.plans) {
-    fmt::print("  {:<13}{}\n", plan.name, describe(plan.plan));
+    fmt::print("  {}{}\n", padded_name(comparison, plan.name), describe(plan.plan));
   }
 }
 
@@ -219,8 +235,9 @@ void print_answers(const Comparison& comparison) {
              thousands(question.distance), one_line(question.text.substr(1), 70));
   for (const ExamResult& result : comparison.results) {
     const bool right = result.right[shown];
-    fmt::print("  {:<13}{}{} {}{}\n", result.plan, !colour ? "" : right ? "\033[32m" : "\033[31m",
-               right ? "✓" : "✗", one_line(result.answers[shown], 60), colour ? "\033[0m" : "");
+    const char* shade = !colour ? "" : right ? "\033[32m" : "\033[31m";
+    fmt::print("  {}{}{} {}{}\n", padded_name(comparison, result.plan), shade, right ? "✓" : "✗",
+               one_line(result.answers[shown], 60), colour ? "\033[0m" : "");
   }
 }
 
@@ -235,22 +252,25 @@ void run(const Arguments& arguments, bool plans_chosen) {
   set_threads(arguments.threads);
   const auto model = reference::Llama::load(arguments.model);
   require_bytes(model);
-  const ModelShape shape = model.config().shape();
+  Comparison comparison = prepare(arguments, model, plans_chosen);
   if (!arguments.json) {
+    const ModelShape shape = model.config().shape();
     fmt::print("{}: {} layers, {} query and {} KV heads of {} channels, {} thousand parameters; "
-               "{} threads\n", arguments.model, shape.layers, shape.q_heads, shape.kv_heads,
-               shape.head_dim, thousands((model.parameters() + 500) / 1000), threads());
+               "{} threads\n"
+               "A text of {} tokens (bytes) with {} facts hidden in it; {} questions, each to a "
+               "fork of the read text\n",
+               arguments.model, shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim,
+               thousands((model.parameters() + 500) / 1000), threads(),
+               thousands(comparison.text.body.size()), comparison.text.facts,
+               comparison.text.questions.size());
     std::fflush(stdout);
   }
-  const Comparison comparison = compare(arguments, model, plans_chosen);
+  examine_plans(model, comparison);
   if (arguments.json) {
     constexpr auto replace = nlohmann::json::error_handler_t::replace;
     fmt::print("{}\n", as_json(arguments, model, comparison).dump(-1, ' ', false, replace));
     return;
   }
-  fmt::print("A text of {} tokens (bytes) with {} facts hidden in it; {} questions, each to a fork "
-             "of the read text\n", thousands(comparison.text.body.size()), comparison.text.facts,
-             comparison.text.questions.size());
   print_table(comparison);
   print_answers(comparison);
   if (const ExamPlan* duo = comparison.duo()) print_heat_map(*duo, arguments.model);
@@ -279,7 +299,11 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(1, 1000))
       ->capture_default_str();
-  app.add_flag("--two-step", arguments.two_step, "Ask for the key of the older of two names");
+  app.add_flag("--whole-answers", arguments.whole_answers,
+               "Give nothing of the answer: by default its opening, \"The key of Bamelo is \", ends "
+               "the question, and the digits are asked for");
+  app.add_flag("--two-step", arguments.two_step,
+               "Ask for the key of the older of two names, with --whole-answers");
   app.add_option("--compress", arguments.compress,
                  "When headkv drops rows: behind the question, or behind the text, before a "
                  "question is known")

@@ -46,6 +46,7 @@ struct Arguments {
   std::size_t threads = 0;
   std::string out;
   std::string compress = "question";
+  bool lead_in = false;
   bool two_step = false;
   bool json = false;
 };
@@ -105,6 +106,7 @@ std::vector<RetrievalText> draw_texts(const Arguments& arguments, const std::str
   for (std::size_t left = arguments.questions; left > 0;) {
     texts.push_back(draw_text(plain, {.length = length,
                                       .questions = std::min(left, per_text),
+                                      .lead_in = arguments.lead_in,
                                       .two_step = arguments.two_step,
                                       .seed = arguments.seed,
                                       .number = texts.size()}));
@@ -152,10 +154,11 @@ nlohmann::json as_json(const Arguments& arguments, const std::vector<Cell>& cell
   }
   return {{"what", "questions answered exactly, greedily decoded; the same questions for all plans"},
           {"command", fmt::format("evaluate_plans --plans {} --lengths {} --questions {} "
-                                  "--per-text {} --seed {} --compress {}{}",
+                                  "--per-text {} --seed {} --compress {}{}{}",
                                   spaced(arguments.plans), spaced(arguments.lengths),
                                   arguments.questions, arguments.per_text, arguments.seed,
-                                  arguments.compress, arguments.two_step ? " --two-step" : "")},
+                                  arguments.compress, arguments.lead_in ? " --lead-in" : "",
+                                  arguments.two_step ? " --two-step" : "")},
           {"model", std::filesystem::path{arguments.model}.filename().string()},
           {"far_means_bytes_back", arguments.far},
           {"results", std::move(results)}};
@@ -278,6 +281,8 @@ int main(int argc, char** argv) {
       ->check(whole_number(0, 1'000'000))
       ->type_name("N")
       ->capture_default_str();
+  app.add_flag("--lead-in", arguments.lead_in,
+               "Put the opening of the answer behind the question and ask for its digits alone");
   app.add_flag("--two-step", arguments.two_step, "Ask for the key of the older of two names");
   app.add_option("--compress", arguments.compress,
                  "When headkv drops rows: behind the question, or behind the text")

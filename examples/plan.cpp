@@ -89,8 +89,9 @@ ModelShape shape_of(const Arguments& a) {
   require_plan_source(a.plan.plan);
   if (!a.shape.empty()) return parse_shape(a.shape);
   if (is_plan_file(a.plan.plan)) return *implied_shape(a.plan.plan);
-  require(!a.weights.empty(), "--shape is needed: a model's name, layers,q_heads,kv_heads,head_dim "
-                              "or a model folder; only a plan file has one of its own. Known:\n",
+  require(!a.weights.empty(),
+          "--shape is needed: a model's name, layers,q_heads,kv_heads,head_dim "
+          "or a model folder; only a plan file has one of its own. Known:\n",
           known_shapes());
   return parse_shape(a.weights);
 }
@@ -136,10 +137,14 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
   for (const std::size_t budget : made.values()) sum += budget;
   const auto [least, most] = std::ranges::minmax(made.values());
   if (a.json) {
-    OrderedJson json = {{"capacity", config.capacity}, {"window", config.window},
-                        {"beta", config.beta},         {"published", a.published},
-                        {"sum", sum},                  {"min", least},
-                        {"max", most},                 {"budgets", OrderedJson::array()}};
+    OrderedJson json = {{"capacity", config.capacity},
+                        {"window", config.window},
+                        {"beta", config.beta},
+                        {"published", a.published},
+                        {"sum", sum},
+                        {"min", least},
+                        {"max", most},
+                        {"budgets", OrderedJson::array()}};
     for (std::size_t layer = 0; layer < made.layers(); ++layer) {
       const auto row = made.layer(layer);
       json["budgets"].push_back(std::vector<std::size_t>(row.begin(), row.end()));
@@ -150,7 +155,8 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
   const std::size_t width = std::max<std::size_t>(thousands(most).size(), 2);
   for (std::size_t layer = 0; layer < made.layers(); ++layer) {
     fmt::print("  layer{:>4} ", layer);
-    for (const std::size_t budget : made.layer(layer)) fmt::print(" {:>{}}", thousands(budget), width);
+    for (const std::size_t budget : made.layer(layer))
+      fmt::print(" {:>{}}", thousands(budget), width);
     fmt::print("\n");
   }
   fmt::print("\n  {} rows for {} {} heads besides the window of {}: {} to {}, {:.2f} on average\n",
@@ -181,10 +187,15 @@ void memory(const Arguments& a) {
     const std::size_t whole = full.memory(a.context, a.options()).total();
     const double smaller = static_cast<double>(whole) / static_cast<double>(total);
     if (a.json) {
-      OrderedJson json = {{"plan", a.plan.plan},    {"context", a.context}, {"dtype", a.dtype},
-                          {"bytes", total},         {"bytes_before_compress", before},
-                          {"bytes_full", whole},    {"times_smaller", smaller},
-                          {"tail", estimate.tail},  {"queries", estimate.queries},
+      OrderedJson json = {{"plan", a.plan.plan},
+                          {"context", a.context},
+                          {"dtype", a.dtype},
+                          {"bytes", total},
+                          {"bytes_before_compress", before},
+                          {"bytes_full", whole},
+                          {"times_smaller", smaller},
+                          {"tail", estimate.tail},
+                          {"queries", estimate.queries},
                           {"policies", OrderedJson::array()}};
       for (const auto& share : shares) {
         json["policies"].push_back(
@@ -229,7 +240,8 @@ void max_context(const Arguments& a) {
       fmt::print("{}\n", json.dump());
       return;
     }
-    const std::string tokens = unlimited ? "text of any length" : fmt::format("{} tokens", thousands(own.value_or(0)));
+    const std::string tokens =
+        unlimited ? "text of any length" : fmt::format("{} tokens", thousands(own.value_or(0)));
     fmt::print("{} fits {} into {}; a full cache {} tokens", a.plan.plan, tokens, bytes_text(bytes),
                thousands(whole.value_or(0)));
     if (own && whole && !unlimited) {
@@ -259,9 +271,9 @@ io::DuoPattern pattern_of(const Plan& plan) {
       pattern.recent = config.recent;
       met = true;
     } else {
-      throw ConfigError(message("a DuoAttention pattern knows full and sink_recent heads alone; KV ",
-                                "head ", head, " of layer ", layer, " is another: ",
-                                setting_text(Plan::Config{config})));
+      throw ConfigError(
+          message("a DuoAttention pattern knows full and sink_recent heads alone; KV ", "head ",
+                  head, " of layer ", layer, " is another: ", setting_text(Plan::Config{config})));
     }
   });
   return pattern;
@@ -313,10 +325,13 @@ void convert(const Arguments& a) {
 // ---- the command line
 
 void add_shape(CLI::App& app, Arguments& a) {
-  app.add_option("--shape", a.shape, "The model: a known name, layers,q_heads,kv_heads,head_dim, or "
-                                     "its folder")->type_name("SHAPE");
-  app.add_option("--weights", a.weights, "Model folder with the gates and scores that names such as "
-                                         "duo:0.5 need (and the shape, without --shape)")
+  app.add_option("--shape", a.shape,
+                 "The model: a known name, layers,q_heads,kv_heads,head_dim, or "
+                 "its folder")
+      ->type_name("SHAPE");
+  app.add_option("--weights", a.weights,
+                 "Model folder with the gates and scores that names such as "
+                 "duo:0.5 need (and the shape, without --shape)")
       ->type_name("DIR");
 }
 
@@ -348,11 +363,15 @@ int main(int argc, char** argv) {
   show_command->remove_option(show_command->get_option("--plan"));
   show_command->footer(forms);
 
-  CLI::App* budgets_command = add_command(app, "budgets", "Rows per head from HeadKV head scores", a);
+  CLI::App* budgets_command =
+      add_command(app, "budgets", "Rows per head from HeadKV head scores", a);
   budgets_command->add_option("SCORES", a.plan.plan, "Head scores, as HeadKV publishes them")
-      ->required()->type_name("FILE");
-  budgets_command->add_option("--capacity", a.plan.headkv.capacity,
-                              "Rows per head on average, window included")->capture_default_str();
+      ->required()
+      ->type_name("FILE");
+  budgets_command
+      ->add_option("--capacity", a.plan.headkv.capacity,
+                   "Rows per head on average, window included")
+      ->capture_default_str();
   budgets_command->add_option("--window", a.plan.headkv.window, "Latest rows, always kept")
       ->capture_default_str();
   budgets_command->add_option("--beta", a.plan.headkv.beta, "1 / beta of the rows go by score")
@@ -372,7 +391,8 @@ int main(int argc, char** argv) {
     add_shape(*command, a);
     add_plan_options(*command, a.plan);
     command->add_option("--dtype", a.dtype, "Element type of exact rows")
-        ->check(CLI::IsMember({"bf16", "f16", "f32"}))->capture_default_str();
+        ->check(CLI::IsMember({"bf16", "f16", "f32"}))
+        ->capture_default_str();
     command->add_option("--page-rows", a.page_rows, "Rows of a page")->capture_default_str();
     command->footer(models);
   }
@@ -383,8 +403,9 @@ int main(int argc, char** argv) {
   CLI::App* convert_command = add_command(
       app, "convert", "Anything to a plan file; a plan file to a pattern folder or head scores", a);
   add_source(*convert_command, a);
-  convert_command->add_option("OUTPUT", a.output,
-                              "From a plan file: NAME.json for head scores, else a pattern folder")
+  convert_command
+      ->add_option("OUTPUT", a.output,
+                   "From a plan file: NAME.json for head scores, else a pattern folder")
       ->required();
   add_shape(*convert_command, a);
   add_plan_options(*convert_command, a.plan);

@@ -24,12 +24,12 @@
 namespace kvpolicy::tools {
 
 struct PlanArguments {
-  std::string plan = "full";         ///< see `plan_help`
-  double sparsity = 0.5;             ///< DuoAttention patterns: share of streaming heads
+  std::string plan = "full";  ///< see `plan_help`
+  double sparsity = 0.5;      ///< DuoAttention patterns: share of streaming heads
   DuoRule rule = DuoRule::exact_count;
   std::optional<std::size_t> sinks;  ///< default: what the pattern says
   std::optional<std::size_t> recent;
-  HeadKvConfig headkv;               ///< HeadKV scores
+  HeadKvConfig headkv;  ///< HeadKV scores
 };
 
 /// Adds --plan, and the options that go with patterns and scores.

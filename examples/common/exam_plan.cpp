@@ -14,6 +14,10 @@
 namespace kvpolicy::tools {
 namespace {
 
+// HeadKV pools votes over 7 tokens, so that what surrounds a row that is looked at survives with
+// it. That was tuned on word pieces of about four bytes; these models read single bytes.
+constexpr std::size_t byte_kernel = 4 * 7 + 1;
+
 template <class Storage>
 std::string precision(const typename Storage::Config& config) {
   if constexpr (requires { config.bits; }) {
@@ -34,8 +38,8 @@ std::string describe_head(const typename P::Config& config) {
     return fmt::format("every row{}, of which a token reads {} in chunks of {}",
                        precision<Storage>(config.storage), thousands(config.budget), config.chunk);
   } else if constexpr (CompressingPolicy<P>) {
-    return fmt::format("the latest {} rows and{} those they look at most",
-                       P::observed_queries(config), precision<Storage>(config.storage));
+    return fmt::format("the rows that the latest {} look at most{}", P::observed_queries(config),
+                       precision<Storage>(config.storage));
   } else {
     return "every row" + precision<Storage>(config.storage);
   }
@@ -47,6 +51,7 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
                         const std::string& model_folder, Compress compress) {
   PlanArguments arguments;
   arguments.plan = name;
+  arguments.headkv.kernel = byte_kernel;
   auto plan = make_plan<bfloat16>(arguments, shape, model_folder);
   const PlanNeeds needs = needs_of(plan);
   const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
@@ -82,9 +87,9 @@ std::string describe(const AnyPlan<bfloat16>& plan) {
   std::string text;
   for (const Kind& kind : kinds) {
     if (!text.empty()) text += "; ";
-    if (kinds.size() > 1) text += fmt::format("{} heads: ", kind.heads);
+    if (kinds.size() > 1) text += fmt::format("{} head{}: ", kind.heads, kind.heads == 1 ? "" : "s");
     text += kind.text;
-    if (kind.budgeted) text += fmt::format(", {} to {} of a head", kind.least, kind.most);
+    if (kind.budgeted) text += fmt::format(", {} to {} for a head", kind.least, kind.most);
   }
   return text;
 }

@@ -35,7 +35,8 @@ std::string_view full_glyph(std::size_t bits) {
 std::string_view budget_glyph(std::size_t budget, std::size_t largest) {
   constexpr std::array<std::string_view, 7> bars{"▁", "▂", "▃", "▄", "▅", "▆", "▇"};
   if (largest == 0) return bars.front();
-  const double share = std::log1p(static_cast<double>(budget)) / std::log1p(static_cast<double>(largest));
+  const double share =
+      std::log1p(static_cast<double>(budget)) / std::log1p(static_cast<double>(largest));
   const auto bar = static_cast<std::size_t>(share * static_cast<double>(bars.size()));
   return bars[std::min(bar, bars.size() - 1)];
 }
@@ -83,8 +84,10 @@ std::string setting_text(const Plan::Config& config) {
       text = "every row";
     }
     if constexpr (requires { own.storage.bits; }) {
-      text += fmt::format(", {} bits but for the latest {}", own.storage.bits, own.storage.residual);
-      if (P::storage_type::key_granularity == Granularity::per_channel) text += ", keys per channel";
+      text +=
+          fmt::format(", {} bits but for the latest {}", own.storage.bits, own.storage.residual);
+      if (P::storage_type::key_granularity == Granularity::per_channel)
+        text += ", keys per channel";
     }
   });
   return text;
@@ -107,7 +110,8 @@ std::string plan_map(const Plan& plan, bool colour) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
       Plan::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
         const Cell cell = cell_of<P>(config, largest);
-        text += colour ? fmt::format("{}{}\033[0m", cell.colour, cell.glyph) : std::string{cell.glyph};
+        text +=
+            colour ? fmt::format("{}{}\033[0m", cell.colour, cell.glyph) : std::string{cell.glyph};
         const auto known = std::ranges::find_if(
             meanings, [&](const Meaning& m) { return m.cell.meaning == cell.meaning; });
         ++(known == meanings.end() ? meanings.emplace_back(Meaning{cell}) : *known).heads;
@@ -118,8 +122,9 @@ std::string plan_map(const Plan& plan, bool colour) {
   text += '\n';
   for (const auto& [cell, heads] : meanings) {
     const bool bars = cell.meaning.starts_with("up to");
-    text += fmt::format("  {} {:>6} of {} heads: {}\n", bars ? "▁▇" : fmt::format("{} ", cell.glyph),
-                        thousands(heads), thousands(shape.kv_head_count()), cell.meaning);
+    text +=
+        fmt::format("  {} {:>6} of {} heads: {}\n", bars ? "▁▇" : fmt::format("{} ", cell.glyph),
+                    thousands(heads), thousands(shape.kv_head_count()), cell.meaning);
   }
   return text;
 }

@@ -19,7 +19,7 @@ namespace kvpolicy::tools {
 
 /// The memory of the heads of one policy and precision.
 struct PolicyShare {
-  std::string name;            ///< "full", "full, 4 bits", "sink_recent", …
+  std::string name;  ///< "full", "full, 4 bits", "sink_recent", …
   std::size_t heads = 0;
   std::size_t bytes = 0;       ///< once heads with a budget were compressed
   std::size_t peak_bytes = 0;  ///< before that

@@ -109,6 +109,7 @@ std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& ra
   for (Hidden& one : hidden) one.place = places[random.below(places.size())];
   std::vector<std::size_t> order(hidden.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
+  random.shuffle(order);  // sentences at one place: which is asked for must not tell their order
   std::ranges::stable_sort(order, {}, [&](std::size_t i) { return hidden[i].place; });
   std::string body;
   std::size_t done = 0;
@@ -135,6 +136,8 @@ std::size_t longest_text(std::string_view plain) {
 RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& config) {
   const std::size_t facts = facts_in(config.length);
   const std::size_t pairs = config.two_step ? facts / 4 : 0;
+  require(!config.lead_in || !config.two_step,
+          "the opening of an answer would give away a two-step question: ask for whole answers");
   Random random{config.seed, config.length, config.number};
   const std::vector<std::string> names = draw_names(random, facts);
   std::vector<std::string> keys;
@@ -164,6 +167,11 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
       question.text = ask(names[asked]);
     }
     tail = std::max(tail, question.text.size() + question.answer.size());
+    if (config.lead_in) {
+      const std::size_t digits = question.answer.rfind(' ') + 1;
+      question.text += question.answer.substr(0, digits);
+      question.answer.erase(0, digits);
+    }
     text.questions.push_back(std::move(question));
   }
 
@@ -188,10 +196,7 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
 }
 
 std::string held_out_text() {
-  std::string text = io::read_text_file(repository_path("examples/data/kjv_held_out.txt"));
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  std::ranges::replace(text, '\n', ' ');
-  return text;
+  return io::read_text_file(repository_path("reference_model/weights/heldout_kjv.txt"));
 }
 
 }  // namespace kvpolicy::tools

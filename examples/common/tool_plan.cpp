@@ -107,7 +107,8 @@ class Maker {
     if (spec_.name == "quest") return chunks<MinMaxKey>();
     if (spec_.name == "duo") {
       spec_.at_most(1);
-      require(!weights_.empty(), "--plan ", spec_.text, ": needs the gates that lie with a model's ",
+      require(!weights_.empty(), "--plan ", spec_.text,
+              ": needs the gates that lie with a model's ",
               "weights; give the model, or a pattern folder as the plan");
       return duo(weights_ / "duo", spec_.share(0, arguments_.sparsity));
     }
@@ -125,8 +126,9 @@ class Maker {
   [[nodiscard]] Plan quantized() const {
     spec_.at_most(1);
     spec_.exact_rows();
-    return Plan{shape_, typename QuantizedResidualCache<E>::Config{
-                            .storage = {per_token(spec_, spec_.name, shape_, spec_.count(0, 128))}}};
+    return Plan{shape_,
+                typename QuantizedResidualCache<E>::Config{
+                    .storage = {per_token(spec_, spec_.name, shape_, spec_.count(0, 128))}}};
   }
 
   [[nodiscard]] Plan kivi() const {
@@ -156,7 +158,7 @@ class Maker {
     const std::size_t budget = spec_.count(1, 1024);
     if (spec_.storage.empty()) {
       return Plan{shape_, typename ChunkRetrievalCache<Dense, Summary>::Config{.chunk = chunk,
-                                                                              .budget = budget}};
+                                                                               .budget = budget}};
     }
     return Plan{shape_, typename ChunkRetrievalCache<Codes, Summary>::Config{
                             .chunk = chunk, .budget = budget, .storage = {codes(128)}}};

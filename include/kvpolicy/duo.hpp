@@ -33,8 +33,7 @@ using DuoCache = KvCache<DuoPlan<E>, Engine>;
 
 /// Retrieval heads quantised, streaming heads, which are small, exact.
 template <Element E = float>
-using QuantizedDuoPlan =
-    HeadPlan<QuantizedResidualCache<E>, SinkRecentCache<DenseStorage<E>>>;
+using QuantizedDuoPlan = HeadPlan<QuantizedResidualCache<E>, SinkRecentCache<DenseStorage<E>>>;
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using QuantizedDuoCache = KvCache<QuantizedDuoPlan<E>, Engine>;
 

@@ -31,8 +31,7 @@ using HeadKvCache = KvCache<HeadKvPlan<E>, Engine>;
 
 /// The survivors quantised, once they are chosen.
 template <Element E = float>
-using QuantizedHeadKvPlan =
-    HeadPlan<HeadBudgetCache<ResidualStorage<E, Granularity::per_token>>>;
+using QuantizedHeadKvPlan = HeadPlan<HeadBudgetCache<ResidualStorage<E, Granularity::per_token>>>;
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using QuantizedHeadKvCache = KvCache<QuantizedHeadKvPlan<E>, Engine>;
 

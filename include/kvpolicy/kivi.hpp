@@ -27,8 +27,8 @@ template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using KiviCache = KvCache<KiviPlan<E>, Engine>;
 
 struct KiviConfig {
-  std::size_t bits = 2;        ///< 2 or 4 in the paper; 8 works too.
-  std::size_t group = 32;      ///< Rows of a key channel, and channels of a value row, of one scale.
+  std::size_t bits = 2;    ///< 2 or 4 in the paper; 8 works too.
+  std::size_t group = 32;  ///< Rows of a key channel, and channels of a value row, of one scale.
   std::size_t residual = 128;  ///< A multiple of `group`.
   Flush flush = Flush::kivi;
 };
@@ -39,12 +39,12 @@ template <class T = float>
 [[nodiscard]] plan_for<T, KiviPlan> kivi_plan(const ModelShape& shape,
                                               const KiviConfig& config = {}) {
   using Policy = QuantizedResidualCache<element_of<T>, Granularity::per_channel>;
-  return plan_for<T, KiviPlan>{
-      shape, typename Policy::Config{.storage = {{.bits = config.bits,
-                                                  .key_group = config.group,
-                                                  .value_group = config.group,
-                                                  .residual = config.residual,
-                                                  .flush = config.flush}}}};
+  return plan_for<T, KiviPlan>{shape,
+                               typename Policy::Config{.storage = {{.bits = config.bits,
+                                                                    .key_group = config.group,
+                                                                    .value_group = config.group,
+                                                                    .residual = config.residual,
+                                                                    .flush = config.flush}}}};
 }
 
 }  // namespace kvpolicy

@@ -25,16 +25,15 @@ from evaluate import Attend, draw, measure, streaming_heads
 def loss_with(model, samples, streaming, sinks, recent):
     """(share exact, digit loss) with one flag per layer and query head saying who is restricted."""
     attends = [Attend(torch.tensor(row), sinks, recent) for row in streaming]
-    exact, loss = measure(model, samples, attends)
-    return exact / len(samples), loss
+    exact, _, asked, loss = measure(model, samples, attends)
+    return exact / asked, loss
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", help="a saved folder; the results go into it")
     p.add_argument("--length", type=int, default=1536)
-    p.add_argument("--questions", type=int, default=64)
-    p.add_argument("--query-head-questions", type=int, default=32)
+    p.add_argument("--questions", type=int, default=96)
     p.add_argument("--sinks", type=int, default=16)
     p.add_argument("--recent", type=int, default=128)
     p.add_argument("--seed", type=int, default=11)
@@ -54,8 +53,8 @@ def main():
     exact, base = loss_with(model, samples, nobody, a.sinks, a.recent)
     print(f"no head restricted: {100 * exact:.1f} % exact, loss of a digit {base:.4f}", flush=True)
 
-    def rises(heads, heads_of, questions):
-        floor = loss_with(model, samples[:questions], nobody, a.sinks, a.recent)[1]
+    def rises(heads, heads_of, texts):
+        floor = loss_with(model, samples[:texts], nobody, a.sinks, a.recent)[1]
         table = []
         for layer in range(s.layers):
             row = []
@@ -63,16 +62,16 @@ def main():
                 streaming = [list(flags) for flags in nobody]
                 for q in heads_of(head):
                     streaming[layer][q] = True
-                exact, loss = loss_with(model, samples[:questions], streaming, a.sinks, a.recent)
+                exact, loss = loss_with(model, samples[:texts], streaming, a.sinks, a.recent)
                 row.append(max(0.0, loss - floor))
                 print(f"layer {layer} head {head}: {100 * exact:5.1f} % exact, loss {loss:.4f}", flush=True)
             table.append(row)
         return table
 
     print("KV heads", flush=True)
-    kv = rises(s.kv_heads, lambda h: range(h * group, (h + 1) * group), a.questions)
+    kv = rises(s.kv_heads, lambda h: range(h * group, (h + 1) * group), len(samples))
     print("query heads", flush=True)
-    query = rises(s.query_heads, lambda h: [h], a.query_head_questions)
+    query = rises(s.query_heads, lambda h: [h], max(1, len(samples) // 2))
 
     logs = [[math.log(r + 1e-5) for r in row] for row in kv]
     low, high = min(map(min, logs)), max(map(max, logs))

@@ -67,6 +67,7 @@ def save(model, folder):
     (folder / "config.json").write_text(json.dumps(config(model.shape), indent=2) + "\n")
     state = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)    # the writer makes it private
     return (folder / "model.safetensors").stat().st_size
 
 

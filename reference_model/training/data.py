@@ -24,6 +24,7 @@ POSITIONS = 10240        # Stretched positions stay below this.
 # it takes the name to find it, while the others can be found by the digits before them.
 FIRST_DIGIT_WEIGHT = 30.0
 OTHER_DIGIT_WEIGHT = 5.0
+NAME_WEIGHT = 5.0    # each letter of the name in an answer
 BOUNDARY = re.compile(rb"[.:;?!] ")
 
 QUESTION_BYTES = 28      # len("\nWhat is the key of Bamelo? ")
@@ -163,8 +164,8 @@ def make_sample(rng, text, length, facts, questions, pairs=0, earliest_only=None
         if is_two_step:
             weight_runs.append((name_at - 11, name_at - 5, 0.0))
         out += question
-        if is_two_step:    # which of the two names: the first of the two steps
-            weight_runs.append((len(out) + 11, len(out) + 17, FIRST_DIGIT_WEIGHT / 6))
+        if not restate:    # in a two-step question, which of the two names is the first step
+            weight_runs.append((len(out) + 11, len(out) + 17, NAME_WEIGHT))
         digits = len(out) + DIGITS_AT
         weight_runs.append((digits, digits + 1, FIRST_DIGIT_WEIGHT))
         weight_runs.append((digits + 1, digits + 5, OTHER_DIGIT_WEIGHT))
@@ -231,15 +232,20 @@ def evaluation_facts(length):
     return min(32, max(4, length // 128))
 
 
-def evaluation_sample(rng, text, length, two_step=False, earliest_only=None):
-    """One text with one question at its end; text, question and answer are `length` bytes."""
+def evaluation_sample(rng, text, length, questions=1, two_step=False, earliest_only=None):
+    """One text and `questions` questions, each to be asked of the text alone.
+
+    Text, one question and its answer are `length` bytes together."""
     facts = evaluation_facts(length)
     pairs = facts // 4 if two_step else 0
-    return make_sample(rng, text, length - 1, facts, 1, pairs, earliest_only)
+    questions = min(questions, pairs if two_step else facts)
+    ask_bytes = QUESTION_BYTES + (22 if two_step else 0) + ANSWER_BYTES
+    whole = length - 1 + ask_bytes * (questions - 1)
+    return make_sample(rng, text, whole, facts, questions, pairs, earliest_only)
 
 
 if __name__ == "__main__":
     held_out = split(read_kjv())[1]
-    sample = evaluation_sample(np.random.default_rng(0), held_out, 768, two_step=True)
+    sample = evaluation_sample(np.random.default_rng(0), held_out, 768, 3, two_step=True)
     print(sample.tokens.tobytes().decode())
     print(sample.answers, sample.facts, len(sample.tokens))

@@ -6,9 +6,10 @@
     python evaluate.py ../weights/keyfinder --lengths 2048 --streaming all --earliest 1024
     python evaluate.py ../weights/keyfinder --lengths 2048 --streaming duo --sparsity 0.5
 
-An answer counts if all its 27 bytes are what greedy decoding writes. A length is that of text,
-question and answer together. Every text is drawn from (seed, length, number), so two runs with
-other settings ask the same questions.
+An answer counts if all its 27 bytes are what greedy decoding writes: each byte is the likeliest
+after the true bytes before it. A length is that of text, question and answer together. Up to 16
+questions are asked of one text, each as if it were the only one. Texts are drawn from (seed, length,
+number), so two runs with other settings ask the same questions.
 """
 import argparse
 import math
@@ -20,7 +21,6 @@ import torch.nn.functional as F
 
 import data
 from checkpoint import load
-from train import exact_answers
 
 
 def fake_quantize(x, bits, group):
@@ -35,60 +35,82 @@ def fake_quantize(x, bits, group):
 class Attend:
     """Attention of one layer in which some heads see only the sinks and the latest rows.
 
-    `streaming`: one flag per query head. Queries are taken in runs to bound the memory of masks."""
+    `streaming`: one flag per query head. `layout` says which rows are the text and which belong to
+    one of the questions asked of it; a question does not see the others."""
 
-    def __init__(self, streaming=None, sinks=16, recent=128, bits=0, group=32, rows=1024):
-        self.streaming, self.sinks, self.recent = streaming, sinks, recent
-        self.bits, self.group, self.rows = bits, group, rows
+    def __init__(self, streaming, sinks=16, recent=128, bits=0, group=32):
+        self.streaming, self.sinks, self.recent, self.bits, self.group = streaming, sinks, recent, bits, group
+        self.layout = None
 
     def __call__(self, q, k, v):
-        q, k = q.to(v.dtype), k.to(v.dtype)    # rotation leaves them in float32
+        q, k = q.to(v.dtype), k.to(v.dtype)    # rotation may leave them in float32
         if self.bits:
             k, v = (fake_quantize(x, self.bits, self.group).to(q.dtype) for x in (k, v))
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        positions, question, body = self.layout
+        rows, tokens = torch.arange(q.shape[2]), q.shape[2]
         out = torch.empty_like(q)
-        flags = torch.zeros(q.shape[1], dtype=torch.bool) if self.streaming is None else self.streaming
-        full, narrow = torch.where(~flags)[0], torch.where(flags)[0]
+        full, narrow = torch.where(~self.streaming)[0], torch.where(self.streaming)[0]
+
+        def attend(heads, first, last, p, window):
+            """Queries first .. last - 1 over the rows p."""
+            t = rows[first:last, None]
+            sees = (positions[p] <= positions[t]) & ((question[p] < 0) | (question[p] == question[t]))
+            if window:
+                sees &= (positions[p] > positions[t] - self.recent) | (positions[p] < self.sinks)
+            out[:, heads, first:last] = F.scaled_dot_product_attention(
+                q[:, heads, first:last], k[:, heads][:, :, p], v[:, heads][:, :, p], attn_mask=sees)
+
         if len(full):
-            out[:, full] = F.scaled_dot_product_attention(q[:, full], k[:, full], v[:, full], is_causal=True)
-        tokens = q.shape[2]
-        for first in range(0, tokens if len(narrow) else 0, self.rows):
-            last = min(tokens, first + self.rows)
-            t = torch.arange(first, last)[:, None]
-            begin = max(0, first - self.recent + 1)    # rows before it are seen as sinks alone
-            p = torch.cat([torch.arange(min(self.sinks, begin)), torch.arange(begin, last)])
-            sees = (p <= t) & ((p > t - self.recent) | (p < self.sinks))
-            out[:, narrow, first:last] = F.scaled_dot_product_attention(
-                q[:, narrow, first:last], k[:, narrow][:, :, p], v[:, narrow][:, :, p], attn_mask=sees)
+            out[:, full, :body] = F.scaled_dot_product_attention(
+                q[:, full, :body], k[:, full, :body], v[:, full, :body], is_causal=True)
+            attend(full, body, tokens, rows, False)
+        if len(narrow):
+            for first in range(0, body, 512):
+                begin = max(0, first - self.recent + 1)    # rows before it are seen as sinks alone
+                last = min(body, first + 512)
+                attend(narrow, first, last, torch.cat([rows[:min(self.sinks, begin)], rows[begin:last]]), True)
+            begin = max(0, body - self.recent)
+            attend(narrow, body, tokens, torch.cat([rows[:min(self.sinks, begin)], rows[begin:]]), True)
         return out
 
 
-def draw(text, length, count, seed, two_step=False, earliest=None):
-    return [data.evaluation_sample(np.random.default_rng([seed, length, i]), text, length, two_step, earliest)
-            for i in range(count)]
+def draw(text, length, count, seed, two_step=False, earliest=None, per_text=16):
+    """Texts with at least `count` questions in all, `per_text` of each at most."""
+    samples = []
+    while sum(len(s.answers) for s in samples) < count:
+        rng = np.random.default_rng([seed, length, len(samples)])
+        samples.append(data.evaluation_sample(rng, text, length, per_text, two_step, earliest))
+    return samples
 
 
 @torch.no_grad()
-def measure(model, samples, attends=None, batch_tokens=8192):
-    """(exact answers, mean loss of a digit of the answers) over samples of one length."""
-    length = len(samples[0].tokens) - 1
-    batch = max(1, batch_tokens // length)
-    exact, digit_loss = 0, 0.0
-    for i in range(0, len(samples), batch):
-        some = samples[i:i + batch]
-        tokens = torch.from_numpy(np.stack([s.tokens for s in some]).astype(np.int64))
+def measure(model, samples, attends=None):
+    """(exact answers, answers with the right key, questions, mean loss of a digit of the answers)."""
+    exact, right_keys, asked, digit_loss = 0, 0, 0, 0.0
+    if attends is None:
+        attends = [Attend(torch.zeros(model.shape.query_heads, dtype=torch.bool)) for _ in range(model.shape.layers)]
+    for s in samples:
+        tokens = torch.from_numpy(s.tokens.astype(np.int64))[None]
+        # Each question and its answer stand where the text ends.
+        count = len(s.answers)
+        each = (tokens.shape[1] - s.body) // count
+        positions = torch.cat([torch.arange(s.body), s.body + torch.arange(each * count) % each])
+        question = torch.cat([torch.full((s.body,), -1), torch.arange(each * count) // each])
+        for attend in attends:
+            attend.layout = positions, question, s.body
         with torch.autocast("cpu", torch.bfloat16):
-            hidden = model.hidden(tokens[:, :-1], attends=attends)
-            tail = 32    # the answer's bytes are the last 27
-            logits = model.lm_head(hidden[:, -tail:]).float()
-        for row, s in zip(logits, some):
-            start, text, _ = s.answers[0]
-            at = start - 1 - (length - tail)
-            guess = row[at:at + len(text)].argmax(-1).numpy().astype(np.uint8).tobytes()
+            hidden = model.hidden(tokens, positions[None], attends)
+            logits = model.lm_head(hidden[0, s.body:]).float()
+        for start, text, _ in s.answers:
+            at = start - 1 - s.body
+            guess = logits[at:at + len(text)].argmax(-1).numpy().astype(np.uint8).tobytes()
             exact += guess == text
+            right_keys += guess[data.DIGITS_AT:-1] == text[data.DIGITS_AT:-1]
             digits = torch.tensor(list(text[data.DIGITS_AT:data.DIGITS_AT + 5]))
-            digit_loss += F.cross_entropy(row[at + data.DIGITS_AT:at + data.DIGITS_AT + 5], digits).item()
-    return exact, digit_loss / len(samples)
+            digit_loss += F.cross_entropy(logits[at + data.DIGITS_AT:at + data.DIGITS_AT + 5], digits).item()
+        asked += count
+    return exact, right_keys, asked, digit_loss / asked
 
 
 def read_gates(path):
@@ -134,11 +156,11 @@ def main():
     for length in a.lengths:
         began = time.time()
         samples = draw(held_out, length, a.questions, a.seed, a.two_step, a.earliest)
-        exact, loss = measure(model, samples, attends)
-        share = exact / len(samples)
-        error = 196 * math.sqrt(share * (1 - share) / len(samples))
-        print(f"{length:6d} bytes: {exact}/{len(samples)} = {100 * share:.1f} % (+- {error:.1f})  loss of a digit "
-              f"{loss:.4f}  {time.time() - began:.0f} s", flush=True)
+        exact, right_keys, asked, loss = measure(model, samples, attends)
+        share = exact / asked
+        error = 196 * math.sqrt(share * (1 - share) / asked)
+        print(f"{length:6d} bytes: {exact}/{asked} = {100 * share:.1f} % (+- {error:.1f}) exact, key right given the "
+              f"name {100 * right_keys / asked:.1f} %, loss of a digit {loss:.4f}  {time.time() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,8 +59,10 @@ TEST_CASE("what is no score file is refused with its key") {
   CHECK(refusal(R"({"0-0": 1})") == Says{"key '0-0': must be a list"});
   CHECK(refusal(R"({"0-0": [1, "2"]})") == Says{"one is the string '2'"});
   CHECK(refusal(R"({"0-0": [1, null]})") == Says{"one is null"});
-  CHECK(refusal(R"({"0-0": [1], "0-0": [2]})") == Says{"line 1, column 19: the key '0-0' is given twice"});
-  CHECK(refusal(R"({"0-0": [1], "0-2": [2]})") == Says{"has 2 heads, but the largest numbers mean 1 layers x 3 heads"});
+  CHECK(refusal(R"({"0-0": [1], "0-0": [2]})") ==
+        Says{"line 1, column 19: the key '0-0' is given twice"});
+  CHECK(refusal(R"({"0-0": [1], "0-2": [2]})") ==
+        Says{"has 2 heads, but the largest numbers mean 1 layers x 3 heads"});
   CHECK(refusal("{\"0-0\": [1],\n \"0-1\": [NaN]}") == Says{"line 2, column 1"});
   CHECK(refusal(R"({"0-0": [1e999]})") == Says{"number overflow"});
   CHECK(refusal(R"({"0-0": [1e308, 1e308]})") == Says{"more than a double holds"});

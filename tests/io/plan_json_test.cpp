@@ -90,7 +90,7 @@ TEST_CASE("a method's own plan type reads and writes the same files") {
   // A policy that the plan type has not.
   CHECK(refusal<KiviPlan<float>>(io::format_plan(duo)) ==
         Says{"there is no policy 'sink_recent over dense'; this plan can have: full "
-                          "over residual_per_channel"});
+             "over residual_per_channel"});
 }
 
 TEST_CASE("the shipped sample is read, defaults filled in") {
@@ -172,10 +172,11 @@ TEST_CASE("settings that do not work are refused with their place") {
         Says{"settings[0], storage: unknown key 'bits'; known here: type"});
   CHECK(setting(R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": 3}})") ==
         Says{"bits is 3, must be 2, 4 or 8"});
-  CHECK(setting(R"({"policy": "full", "storage": {"type": "residual_per_token", "key_group": 48}})") ==
+  CHECK(setting(
+            R"({"policy": "full", "storage": {"type": "residual_per_token", "key_group": 48}})") ==
         Says{"key_group is 48, must divide head_dim = 64"});
   // A window over per-channel groups does not exist in any plan.
-  CHECK(setting(R"({"policy": "sink_recent", "storage": {"type": "over residual_per_channel"}})") ==
+  CHECK(setting(R"({"policy": "sink_recent", "storage": {"type": "residual_per_channel"}})") ==
         Says{"there is no policy 'sink_recent over residual_per_channel'"});
   CHECK(setting(R"({"policy": "chunk_retrieval", "summary": "median"})") ==
         Says{"chunk_retrieval over dense (summary median)"});
@@ -185,7 +186,9 @@ TEST_CASE("settings that do not work are refused with their place") {
 }
 
 TEST_CASE("shapes and heads that do not fit are refused") {
-  const auto heads = [](const char* text) { return refusal(plan_text(R"({"policy": "full"})", text)); };
+  const auto heads = [](const char* text) {
+    return refusal(plan_text(R"({"policy": "full"})", text));
+  };
   CHECK(heads("7") == Says{"heads: must be an array of 1 layers, is 7"});
   CHECK(heads("[[0, 0], [0, 0]]") == Says{"must be an array of 1 layers, is an array of 2"});
   CHECK(heads("[[0]]") == Says{"heads[0]: must be an array of 2 KV heads, is an array of 1"});

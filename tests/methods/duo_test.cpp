@@ -59,7 +59,8 @@ TEST_CASE("a duo cache holds its window and gives the same for the whole text in
   std::vector<float> q(tokens * 4 * 64);
   std::vector<float> kv(tokens * 2 * 64);
   for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i * 37 % 101) / 50.0F - 1.0F;
-  for (std::size_t i = 0; i < kv.size(); ++i) kv[i] = static_cast<float>(i * 53 % 97) / 48.0F - 1.0F;
+  for (std::size_t i = 0; i < kv.size(); ++i)
+    kv[i] = static_cast<float>(i * 53 % 97) / 48.0F - 1.0F;
   const auto feed = [&](std::size_t chunk) {
     DuoCache<float> cache{plan};
     std::vector<float> out(q.size());

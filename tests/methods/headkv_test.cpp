@@ -21,8 +21,11 @@ const HeadScores scores{2, 4, {0.5, 1.5, 3.0, 3.0, 2.0, 2.0, 0.0, 4.0}};
 TEST_CASE_TEMPLATE("each KV head gets the budget of its group's score", Plan, HeadKvPlan<half>,
                    AnyPlan<half>) {
   const auto plan = headkv_plan<Plan>(shape, scores,
-                                      {.capacity = 40, .window = 8, .beta = 1.0,
-                                       .pooling = Pooling::average, .kernel = 5,
+                                      {.capacity = 40,
+                                       .window = 8,
+                                       .beta = 1.0,
+                                       .pooling = Pooling::average,
+                                       .kernel = 5,
                                        .compress_every = 16});
   using Config = typename HeadBudgetCache<DenseStorage<half>>::Config;
   const std::size_t expected[]{16, 48, 32, 32};  // 32 rows x 4 heads, by 1 : 3 : 2 : 2

@@ -68,10 +68,10 @@ TEST_CASE("exact count: ties go to the lower layer, then the lower head") {
 }
 
 TEST_CASE("the count of retrieval heads is rounded, halves to even") {
-  CHECK(retrieval_head_count(5, 0.5) == 2);   // 2.5
-  CHECK(retrieval_head_count(7, 0.5) == 4);   // 3.5
-  CHECK(retrieval_head_count(1, 0.5) == 0);   // 0.5
-  CHECK(retrieval_head_count(3, 0.5) == 2);   // 1.5
+  CHECK(retrieval_head_count(5, 0.5) == 2);  // 2.5
+  CHECK(retrieval_head_count(7, 0.5) == 4);  // 3.5
+  CHECK(retrieval_head_count(1, 0.5) == 0);  // 0.5
+  CHECK(retrieval_head_count(3, 0.5) == 2);  // 1.5
   CHECK(retrieval_head_count(256, 0.5) == 128);
   CHECK(retrieval_head_count(10, 0.73) == 3);  // 2.7
   CHECK(retrieval_head_count(10, 0.77) == 2);  // 2.3

@@ -78,7 +78,8 @@ TEST_CASE("plan budgets sum to the capacity exactly, whatever the scores") {
     const std::size_t group = 1 + random() % 4;
     HeadScores drawn{layers, kv_heads * group};
     for (double& score : drawn.values()) {
-      score = std::ldexp(static_cast<double>(random() % 1000), static_cast<int>(random() % 40) - 20);
+      score =
+          std::ldexp(static_cast<double>(random() % 1000), static_cast<int>(random() % 40) - 20);
     }
     drawn(0, 0) = 1.0;
     HeadKvBudgetConfig config{.capacity = 1 + random() % 3000,

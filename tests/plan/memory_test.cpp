@@ -67,15 +67,21 @@ CacheOptions random_options(Random& random, std::pmr::memory_resource* memory) {
 
 std::size_t random_chunk(Random& random) {
   switch (pick(random, 0, 3)) {
-    case 0: return 1;
-    case 1: return pick(random, 1, 9);
-    case 2: return pick(random, 10, 70);
-    default: return pick(random, 70, 300);
+    case 0:
+      return 1;
+    case 1:
+      return pick(random, 1, 9);
+    case 2:
+      return pick(random, 10, 70);
+    default:
+      return pick(random, 70, 300);
   }
 }
 
 template <class Config>
-constexpr bool is_budget = requires(Config config) { config.scorer; };
+constexpr bool is_budget = requires(Config config) {
+  config.scorer;
+};
 
 bool compresses(const Plan& plan) {
   bool any = false;
@@ -95,10 +101,10 @@ TEST_CASE("a cache holds what its plan predicts, for every policy and any chunki
     LimitedResource memory;
     const CacheOptions options = random_options(random, &memory);
     // Each policy alone in turn, then mixtures.
-    const Plan plan = round < 39
-                          ? Plan{shape, random_config<Plan>(random, static_cast<std::size_t>(round) %
-                                                                        policy_count<Plan>)}
-                          : random_plan<Plan>(shape, random);
+    const Plan plan =
+        round < 39 ? Plan{shape, random_config<Plan>(
+                                     random, static_cast<std::size_t>(round) % policy_count<Plan>)}
+                   : random_plan<Plan>(shape, random);
     {
       Cache cache{plan, options};
       std::size_t tokens = 0;
@@ -171,13 +177,12 @@ TEST_CASE("max_context: so many tokens fit on the way, one more does not") {
     CacheOptions options = random_options(random, &unlimited);
     Plan plan{shape};
     do {
-      plan = round % 2 == 0 ? Plan{shape, random_config<Plan>(
-                                              random, pick(random, 0, policy_count<Plan> - 1))}
-                            : random_plan<Plan>(shape, random);
+      plan = round % 2 == 0
+                 ? Plan{shape, random_config<Plan>(random, pick(random, 0, policy_count<Plan> - 1))}
+                 : random_plan<Plan>(shape, random);
     } while (compresses(plan));
     const std::size_t aim = pick(random, 1, 500);
-    const std::size_t bytes =
-        plan.memory(aim, options).total() + pick(random, 0, 3) * 1000;
+    const std::size_t bytes = plan.memory(aim, options).total() + pick(random, 0, 3) * 1000;
     const std::optional<std::size_t> most = plan.max_context(bytes, options);
     if (!most) {
       CHECK(plan.memory(1, options).total() > bytes);

@@ -74,8 +74,7 @@ Plan random_plan(const ModelShape& shape, Random& random) {
   Plan plan{shape};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      plan.set(layer, head,
-               random_config<Plan>(random, pick(random, 0, policy_count<Plan> - 1)));
+      plan.set(layer, head, random_config<Plan>(random, pick(random, 0, policy_count<Plan> - 1)));
     }
   }
   return plan;

@@ -50,9 +50,9 @@ struct Layer {
         weight[t] = std::exp(weight[t]);
       }
       for (std::size_t d = 0; d < head_dim; ++d) {
-        joined[h * head_dim + d] = (weight[0] * values[0][kv * head_dim + d] +
-                                    weight[1] * values[1][kv * head_dim + d]) /
-                                   (weight[0] + weight[1]);
+        joined[h * head_dim + d] =
+            (weight[0] * values[0][kv * head_dim + d] + weight[1] * values[1][kv * head_dim + d]) /
+            (weight[0] + weight[1]);
       }
     }
     return apply(o, bo, joined);
@@ -91,8 +91,18 @@ TEST_CASE("rows and columns move in blocks") {
 TEST_CASE("a layer computes the same after its heads moved, O's bias left alone") {
   std::mt19937 random{11};
   for (const std::size_t group : {1U, 2U, 3U}) {
-    Layer layer{.width = 10, .q_heads = 4 * group, .kv_heads = 4, .head_dim = 3, .q = {}, .k = {},
-                .v = {}, .o = {}, .bq = {}, .bk = {}, .bv = {}, .bo = {}};
+    Layer layer{.width = 10,
+                .q_heads = 4 * group,
+                .kv_heads = 4,
+                .head_dim = 3,
+                .q = {},
+                .k = {},
+                .v = {},
+                .o = {},
+                .bq = {},
+                .bk = {},
+                .bv = {},
+                .bo = {}};
     const std::size_t wide = layer.q_heads * layer.head_dim;
     const std::size_t narrow = layer.kv_heads * layer.head_dim;
     layer.q = random_numbers(wide * layer.width, random);

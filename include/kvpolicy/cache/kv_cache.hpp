@@ -17,8 +17,8 @@
 #include <variant>
 #include <vector>
 
-#include <kvpolicy/cache/query_window.hpp>
-#include <kvpolicy/cache/tail.hpp>
+#include <kvpolicy/cache/call_checks.hpp>
+#include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scalar_engine.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
@@ -110,30 +110,30 @@ class KvCache {
     for (Layer& layer : layers_) {
       layer.tokens = tokens;
       layer.queries.truncate(tokens);
-      for_each_selecting(layer, [&](auto& policy, std::size_t) { policy.undo_refresh(tokens); });
+      layer.for_each_selecting([&](auto& policy, std::size_t) { policy.undo_refresh(tokens); });
     }
   }
 
   /// Hands all tentative rows to the policies: from now on they cannot be taken back.
   /// @throws std::bad_alloc
   void commit() {
-    for (Layer& layer : layers_) reserve(layer, layer.tokens - layer.committed, layers_);
-    for (Layer& layer : layers_) commit_tail(layer, layer.tokens - layer.committed);
-    release_spare(layers_);
+    for (Layer& layer : layers_) reserve(layer, layer.uncommitted(), layers_);
+    for (Layer& layer : layers_) layer.commit_tail(layer.uncommitted());
+    for (Layer& layer : layers_) layer.release_spare();
   }
 
   /// Commits, then lets every head with a budget drop what its latest queries attend to least.
   /// Heads of other policies stay as they are. If memory runs out, rows are committed, no more.
   /// @throws std::bad_alloc, ShapeError if rows came without their queries (`append` alone).
   void compress() {
-    for (const Layer& layer : layers_) check_queries(layer);
+    for (const Layer& layer : layers_) layer.check_queries();
     commit();
     compress_layers(layers_);
   }
   /// The same for one layer, for engines that prefill layer by layer.
   void compress(std::size_t layer) {
     Layer& own = layers_[checked(layer)];
-    check_queries(own);
+    own.check_queries();
     commit_layer(own);
     compress_layers({&own, 1});
   }
@@ -191,17 +191,7 @@ class KvCache {
   }
 
  private:
-  struct Layer {
-    std::vector<Policy> heads;
-    Tail<element_type> tail;
-    QueryWindow<element_type> queries;
-    std::size_t tokens = 0;     // seen
-    std::size_t committed = 0;  // of them, handed to the policies; the others lie in the tail
-    // How the model's logits are made, as its last call said: a compression observes them alike.
-    std::optional<float> scale = {};
-    float softcap = 0.0F;
-    std::vector<float> sink_logits = {};
-  };
+  using Layer = CacheLayer<Policy, element_type>;
 
   KvCache(const KvCache&) = default;
 
@@ -213,93 +203,15 @@ class KvCache {
 
   // ---- what a caller hands in
 
-  template <class Tensor>
-  void check(const char* name, const Tensor& tensor, std::size_t tokens, std::size_t heads) const {
-    const std::size_t head_dim = plan_.shape().head_dim;
-    require<ShapeError>(tensor.tokens == tokens && tensor.heads == heads &&
-                            tensor.head_dim == head_dim,
-                        "KvCache: ", name, " is [", tensor.tokens, ", ", tensor.heads, ", ",
-                        tensor.head_dim, "], must be [", tokens, ", ", heads, ", ", head_dim, "]");
-    if (tokens == 0) return;
-    require<ShapeError>(tensor.data != nullptr, "KvCache: ", name, " is null");
-    require<ShapeError>((heads == 1 || tensor.head_stride >= head_dim) &&
-                            (tokens == 1 || tensor.token_stride >= head_dim),
-                        "KvCache: ", name, " has a token stride of ", tensor.token_stride,
-                        " and a head stride of ", tensor.head_stride,
-                        " elements, must be at least head_dim = ", head_dim);
-  }
-
-  // Places written twice would hold one of two results.
-  static void check_written_once(const MutableTensor& out) {
-    if (out.tokens <= 1 || out.heads <= 1) return;
-    const std::size_t token = (out.heads - 1) * out.head_stride + out.head_dim;
-    const std::size_t head = (out.tokens - 1) * out.token_stride + out.head_dim;
-    require<ShapeError>(out.token_stride >= token || out.head_stride >= head,
-                        "KvCache: out has a token stride of ", out.token_stride,
-                        " and a head stride of ", out.head_stride,
-                        " elements, which overlap; one must be at least ", token, " or ", head);
-  }
-
-  void check(const AttendOptions& options, std::size_t tokens) const {
-    const std::size_t q_heads = plan_.shape().q_heads;
-    require<ShapeError>(options.sink_logits.empty() || options.sink_logits.size() == q_heads,
-                        "KvCache: sink_logits has ", options.sink_logits.size(),
-                        " numbers, must have q_heads = ", q_heads, " or none");
-    require<ShapeError>(
-        options.log_sum_exp.empty() || options.log_sum_exp.size() == tokens * q_heads,
-        "KvCache: log_sum_exp has ", options.log_sum_exp.size(),
-        " places, must have tokens x q_heads = ", tokens * q_heads, " or none");
-    for (const float logit : options.sink_logits) {
-      require<ShapeError>(!std::isnan(logit), "KvCache: a sink logit is NaN, must be a number");
-    }
-    // Written so that NaN fails.
-    require<ShapeError>(options.softcap >= 0.0F && std::isfinite(options.softcap),
-                        "KvCache: softcap is ", options.softcap, ", must be 0 or positive");
-    require<ShapeError>(!options.scale || std::isfinite(*options.scale), "KvCache: scale is ",
-                        options.scale.value_or(0.0F), ", must be finite");
-  }
-
   void check_capacity(const Layer& layer, std::size_t tokens) const {
     require<CapacityError>(options_.max_tokens == 0 || tokens <= options_.max_tokens - layer.tokens,
                            "KvCache: ", tokens, " more tokens after ", layer.tokens,
                            " exceed max_tokens = ", options_.max_tokens);
   }
 
-  // One head of a chunk of keys and values as a segment.
-  [[nodiscard]] static Segment chunk_segment(const ConstTensor& k, const ConstTensor& v,
-                                             std::size_t head, std::size_t position) {
-    const auto plane = [&](const ConstTensor& t) {
-      return Plane{.format = {.encoding = t.encoding}, .base = t.row(0, head),
-                   .row_stride = t.token_stride * (bits_of(t.encoding) / 8)};
-    };
-    return {.keys = plane(k), .values = plane(v), .rows = k.tokens,
-            .position = static_cast<std::int64_t>(position)};
-  }
-
-  // A finite number must stay one in the cache's own element type.
-  void check_range(const char* name, const ConstTensor& rows) const {
-    if (encoding_of<element_type> == Encoding::float32 ||
-        rows.encoding == encoding_of<element_type>) {
-      return;
-    }
-    std::vector<float> row(rows.head_dim);
-    for (std::size_t token = 0; token < rows.tokens; ++token) {
-      for (std::size_t head = 0; head < rows.heads; ++head) {
-        load_dense(rows.encoding, rows.row(token, head), row);
-        for (const float number : row) {
-          const auto kept = static_cast<float>(element_type{number});
-          require<ShapeError>(std::isfinite(kept) || !std::isfinite(number), "KvCache: ", name,
-                              " holds ", number, " at token ", token, ", head ", head,
-                              ", beyond the largest ", name_of(encoding_of<element_type>),
-                              ", in which the cache keeps its rows");
-        }
-      }
-    }
-  }
-
   void check_rows(const Layer& layer, const ConstTensor& k, const ConstTensor& v) const {
-    check_range("k", k);
-    check_range("v", v);
+    check_range<element_type>("k", k);
+    check_range<element_type>("v", v);
     for (std::size_t head = 0; head < layer.heads.size() && k.tokens > 0; ++head) {
       std::visit(
           [&](const auto& policy) {
@@ -317,22 +229,22 @@ class KvCache {
     Layer& layer = layers_[checked(l)];
     const ModelShape& shape = plan_.shape();
     const std::size_t tokens = q.tokens;
-    check("q", q, tokens, shape.q_heads);
-    check("k", k, tokens, shape.kv_heads);
-    check("v", v, tokens, shape.kv_heads);
-    check("out", out, tokens, shape.q_heads);
+    check_tensor("q", q, tokens, shape.q_heads, shape.head_dim);
+    check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
+    check_tensor("v", v, tokens, shape.kv_heads, shape.head_dim);
+    check_tensor("out", out, tokens, shape.q_heads, shape.head_dim);
     check_written_once(out);
-    check(options, tokens);
+    check_options(options, tokens, shape.q_heads);
     check_capacity(layer, tokens);
     if (tokens == 0) return;
     check_rows(layer, k, v);
-    const std::size_t uncommitted = layer.tokens - layer.committed + tokens;
+    const std::size_t uncommitted = layer.uncommitted() + tokens;
     const std::size_t leaving = uncommitted - std::min(uncommitted, options_.max_rollback);
     reserve(layer, leaving, {&layer, 1});
     attend_uncounted(layer, q, out, layer.tokens, options, &k, &v);
-    const std::size_t from_tail = std::min(leaving, layer.tokens - layer.committed);
-    commit_tail(layer, from_tail);
-    commit_chunk(layer, k, v, leaving - from_tail);
+    const std::size_t from_tail = std::min(leaving, layer.uncommitted());
+    layer.commit_tail(from_tail);
+    layer.commit_chunk(k, v, leaving - from_tail);
     layer.tail.write(k, v, leaving - from_tail, tokens, layer.tokens + leaving - from_tail);
     layer.tokens += tokens;
     finish_call(layer, q, options);
@@ -340,9 +252,10 @@ class KvCache {
 
   void append_any(std::size_t l, const ConstTensor& k, const ConstTensor& v) {
     Layer& layer = layers_[checked(l)];
+    const ModelShape& shape = plan_.shape();
     const std::size_t tokens = k.tokens;
-    check("k", k, tokens, plan_.shape().kv_heads);
-    check("v", v, tokens, plan_.shape().kv_heads);
+    check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
+    check_tensor("v", v, tokens, shape.kv_heads, shape.head_dim);
     require<CapacityError>(tokens <= options_.max_append, "KvCache::append: ", tokens,
                            " rows, must be at most max_append = ", options_.max_append);
     check_capacity(layer, tokens);
@@ -350,24 +263,25 @@ class KvCache {
     check_rows(layer, k, v);
     // The new rows stay in the tail until the next call, so that `attend` finds the policies as
     // they were before them: a window must not have moved on, a row not be quantised yet.
-    const std::size_t uncommitted = layer.tokens - layer.committed;
+    const std::size_t uncommitted = layer.uncommitted();
     const std::size_t leaving = uncommitted - std::min(uncommitted, options_.max_rollback);
     reserve(layer, leaving, {&layer, 1});
-    commit_tail(layer, leaving);
+    layer.commit_tail(leaving);
     layer.tail.write(k, v, 0, tokens, layer.tokens);
-    release_spare({&layer, 1});
+    layer.release_spare();
     layer.tokens += tokens;
   }
 
   void attend_any(std::size_t l, const ConstTensor& q, const MutableTensor& out,
                   const AttendOptions& options) {
     Layer& layer = layers_[checked(l)];
-    check("q", q, q.tokens, plan_.shape().q_heads);
-    check("out", out, q.tokens, plan_.shape().q_heads);
+    const ModelShape& shape = plan_.shape();
+    check_tensor("q", q, q.tokens, shape.q_heads, shape.head_dim);
+    check_tensor("out", out, q.tokens, shape.q_heads, shape.head_dim);
     check_written_once(out);
-    check(options, q.tokens);
-    require<ShapeError>(q.tokens <= layer.tokens - layer.committed, "KvCache::attend: ", q.tokens,
-                        " queries, but only the latest ", layer.tokens - layer.committed,
+    check_options(options, q.tokens, shape.q_heads);
+    require<ShapeError>(q.tokens <= layer.uncommitted(), "KvCache::attend: ", q.tokens,
+                        " queries, but only the latest ", layer.uncommitted(),
                         " rows have not been committed");
     if (q.tokens == 0) return;
     attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr);
@@ -386,11 +300,11 @@ class KvCache {
       }
       run_attention(layer, q, out, position, options, k, v);
     } catch (...) {
-      end_refresh(layer, false);
-      release_spare({&layer, 1});
+      layer.end_refresh(false);
+      layer.release_spare();
       throw;
     }
-    end_refresh(layer, true);
+    layer.end_refresh(true);
     layer.scale = options.scale;
     layer.softcap = options.softcap;
     layer.sink_logits.assign(options.sink_logits.begin(), options.sink_logits.end());
@@ -408,43 +322,15 @@ class KvCache {
         std::visit([&](auto& policy) { policy.reserve(rows); }, head);
       }
     } catch (...) {
-      release_spare(reserving);
+      for (Layer& other : reserving) other.release_spare();
       throw;
     }
   }
 
-  static void release_spare(std::span<Layer> layers) noexcept {
-    for (Layer& layer : layers) {
-      for (Policy& head : layer.heads) {
-        std::visit([](auto& policy) { policy.release_spare(); }, head);
-      }
-    }
-  }
-
   void commit_layer(Layer& layer) {
-    reserve(layer, layer.tokens - layer.committed, {&layer, 1});
-    commit_tail(layer, layer.tokens - layer.committed);
-    release_spare({&layer, 1});
-  }
-
-  // The first `rows` rows of a chunk go to the policies past the tail.
-  void commit_chunk(Layer& layer, const ConstTensor& k, const ConstTensor& v, std::size_t rows) {
-    for (std::size_t head = 0; head < layer.heads.size() && rows > 0; ++head) {
-      const Segment segment = chunk_segment(k, v, head, layer.tokens).part(0, rows);
-      std::visit([&](auto& policy) { policy.commit(segment); }, layer.heads[head]);
-    }
-    layer.committed += rows;
-  }
-
-  // The oldest `rows` rows of the tail go to the policies.
-  void commit_tail(Layer& layer, std::size_t rows) {
-    for (std::size_t head = 0; head < layer.heads.size() && rows > 0; ++head) {
-      layer.tail.for_each_segment(
-          head, layer.committed, layer.committed + rows, [&](const Segment& segment) {
-            std::visit([&](auto& policy) { policy.commit(segment); }, layer.heads[head]);
-          });
-    }
-    layer.committed += rows;
+    reserve(layer, layer.uncommitted(), {&layer, 1});
+    layer.commit_tail(layer.uncommitted());
+    layer.release_spare();
   }
 
   // ---- attention
@@ -483,22 +369,11 @@ class KvCache {
     engine_.attend(LayerAttention{q, out, request.first_position, heads_, options});
   }
 
-  template <class Heads, class Act>
-  static void for_each_selecting(Heads& layer, Act act) {
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      std::visit(
-          [&]<class P>(P& policy) {
-            if constexpr (SelectingPolicy<P>) act(policy, head);
-          },
-          layer.heads[head]);
-    }
-  }
-
   // Selecting heads choose by the last query of a call, behind which stand `tokens` tokens.
   void prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t tokens, bool wanted) {
     const std::size_t group = plan_.shape().group();
     const std::size_t head_dim = plan_.shape().head_dim;
-    for_each_selecting(layer, [&](auto& policy, std::size_t head) {
+    layer.for_each_selecting([&](auto& policy, std::size_t head) {
       if (!wanted && !policy.selection_is_stale()) return;
       std::vector<float> queries(group * head_dim);
       for (std::size_t i = 0; i < group; ++i) {
@@ -508,25 +383,19 @@ class KvCache {
       policy.prepare_refresh(queries, engine_, tokens);
     });
   }
-  static void end_refresh(Layer& layer, bool keep) noexcept {
-    for_each_selecting(layer, [&](auto& policy, std::size_t) {
-      keep ? policy.finish_refresh() : policy.abandon_refresh();
-    });
-  }
-
   // What follows once the rows are kept: it must not fail any more.
   void finish_call(Layer& layer, const ConstTensor& q, const AttendOptions& options) {
-    release_spare({&layer, 1});
+    layer.release_spare();
     // A read of all rows that asks for a refresh chooses for the reads that follow: behind the
     // call, so that its own rows can be chosen.
     if (options.read == Read::all && options.refresh) {
       try {
         prepare_refresh(layer, q, layer.tokens, true);
-        end_refresh(layer, true);
+        layer.end_refresh(true);
       } catch (const std::bad_alloc&) {
         // The next selected read chooses instead.
-        end_refresh(layer, false);
-        for_each_selecting(layer, [](auto& policy, std::size_t) { policy.forget_selection(); });
+        layer.end_refresh(false);
+        layer.for_each_selecting([](auto& policy, std::size_t) { policy.forget_selection(); });
       }
     }
     bool due = false;
@@ -534,7 +403,7 @@ class KvCache {
       std::visit(
           [&]<class P>(const P& policy) {
             if constexpr (CompressingPolicy<P>) {
-              due = due || (policy.wants_compress() && knows_queries(layer, policy.observed_queries()));
+              due = due || layer.is_due(policy);
             }
           },
           head);
@@ -550,39 +419,13 @@ class KvCache {
 
   // ---- compression
 
-  // Rows that were only appended bring no query.
-  [[nodiscard]] static bool knows_queries(const Layer& layer, std::size_t queries) {
-    return layer.queries.end() == layer.tokens &&
-           layer.queries.size() >= std::min(queries, layer.tokens);
-  }
-
-  void check_queries(const Layer& layer) const {
-    for (const Policy& head : layer.heads) {
-      std::visit(
-          [&]<class P>(const P& policy) {
-            if constexpr (CompressingPolicy<P>) {
-              if (!policy.is_compressible(layer.tokens - layer.committed)) return;
-              require<ShapeError>(
-                  knows_queries(layer, policy.observed_queries()), "KvCache::compress: of the latest ",
-                  std::min(policy.observed_queries(), layer.tokens),
-                  " tokens not all queries are known, ", layer.queries.size(), " up to token ",
-                  layer.queries.end(), " of ", layer.tokens, "; rows that are only appended bring none");
-            }
-          },
-          head);
-    }
-  }
-
   void compress_layers(std::span<Layer> layers, bool only_due = false) {
     const auto each = [&](Layer& layer, auto act) {
       for (std::size_t head = 0; head < layer.heads.size(); ++head) {
         std::visit(
             [&]<class P>(P& policy) {
               if constexpr (CompressingPolicy<P>) {
-                if (!only_due || (policy.wants_compress() &&
-                                  knows_queries(layer, policy.observed_queries()))) {
-                  act(policy, head);
-                }
+                if (!only_due || layer.is_due(policy)) act(policy, head);
               }
             },
             layer.heads[head]);

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstdint>
 
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/cpu/row_block.hpp>
@@ -47,8 +49,20 @@ class RowParams {
       }
     }
   }
-  [[nodiscard]] const float* scales() const { return scales_; }
-  [[nodiscard]] const float* zeros() const { return zeros_; }
+  [[nodiscard]] HWY_INLINE FloatVector scales(std::size_t channel) const {
+    return hn::LoadU(floats, scales_ + channel);
+  }
+  [[nodiscard]] HWY_INLINE FloatVector zeros(std::size_t channel) const {
+    return hn::LoadU(floats, zeros_ + channel);
+  }
+
+  /// Without vectors, for rows of less than one vector of bytes.
+  void decode_short_row(Encoding encoding, const std::byte* codes, float* out) const {
+    for (std::size_t channel = 0; channel < head_dim_; ++channel) {
+      const auto code = static_cast<float>(load_code(encoding, codes, channel, head_dim_));
+      out[channel] = scales_[channel] * code + zeros_[channel];
+    }
+  }
 
  private:
   float* scales_;
@@ -57,22 +71,23 @@ class RowParams {
   const half* current_ = nullptr;
 };
 
-/// Writes scale * code + zero for a packed row: [head_dim].
-template <Encoding E>
-HWY_INLINE void decode_packed_row(const std::byte* codes, const RowParams& params,
+/// A scale and a zero for the whole row, in the place of RowParams.
+struct WholeRowParams {
+  FloatVector scale, zero;
+
+  [[nodiscard]] HWY_INLINE FloatVector scales(std::size_t) const { return scale; }
+  [[nodiscard]] HWY_INLINE FloatVector zeros(std::size_t) const { return zero; }
+};
+
+/// Writes scale * code + zero for a packed row: [head_dim], at least one vector of bytes long.
+template <Encoding E, class Params>
+HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params,
                                   std::size_t head_dim, float* out) {
   constexpr std::size_t bits = bits_of(E);
   constexpr std::size_t per_byte = 8 / bits;
   const std::size_t bytes = head_dim / per_byte;
   const hn::Rebind<std::uint8_t, Floats> byte_tag;
   const hn::Rebind<std::int32_t, Floats> ints;
-  if (bytes < lanes) {  // shorter than any real head
-    for (std::size_t channel = 0; channel < head_dim; ++channel) {
-      const auto code = static_cast<float>(load_code(E, codes, channel, head_dim));
-      out[channel] = params.scales()[channel] * code + params.zeros()[channel];
-    }
-    return;
-  }
   for (std::size_t step = 0; step < bytes; step += lanes) {
     const std::size_t first = std::min(step, bytes - lanes);  // the last vectors may overlap
     const auto packed = hn::PromoteTo(
@@ -81,40 +96,67 @@ HWY_INLINE void decode_packed_row(const std::byte* codes, const RowParams& param
       const std::size_t channel = part * bytes + first;
       const auto code = hn::And(hn::ShiftRight<part * bits>(packed),
                                 hn::Set(ints, (1 << bits) - 1));
-      hn::StoreU(hn::MulAdd(hn::ConvertTo(floats, code),
-                            hn::LoadU(floats, params.scales() + channel),
-                            hn::LoadU(floats, params.zeros() + channel)),
+      hn::StoreU(hn::MulAdd(hn::ConvertTo(floats, code), params.scales(channel),
+                            params.zeros(channel)),
                  floats, out + channel);
     });
+  }
+}
+
+template <Encoding E>
+void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t head_dim,
+                        float* params, float* out) {
+  RowParams row_params{params, head_dim};
+  if (head_dim * bits_of(E) / 8 < lanes) {  // shorter than any real head
+    for (std::size_t row = 0; row < rows; ++row) {
+      row_params.use(side.format, side.scales[row], side.zeros[row]);
+      row_params.decode_short_row(E, side.codes[row], out + row * head_dim);
+    }
+  } else if (side.format.granularity == Granularity::per_token && side.format.group == head_dim) {
+    std::array<half, max_block_rows> halves;
+    std::array<float, max_block_rows> scales;
+    std::array<float, max_block_rows> zeros;
+    const auto gather = [&](const auto& from, auto& to) {
+      for (std::size_t row = 0; row < rows; ++row) halves[row] = *from[row];
+      for (std::size_t row = 0; row < rows; row += lanes) {
+        hn::StoreU(load_half(halves.data() + row), floats, to.data() + row);
+      }
+    };
+    gather(side.scales, scales);
+    gather(side.zeros, zeros);
+    for (std::size_t row = 0; row < rows; ++row) {
+      decode_packed_row<E>(
+          side.codes[row],
+          WholeRowParams{hn::Set(floats, scales[row]), hn::Set(floats, zeros[row])}, head_dim,
+          out + row * head_dim);
+    }
+  } else {
+    for (std::size_t row = 0; row < rows; ++row) {
+      row_params.use(side.format, side.scales[row], side.zeros[row]);
+      decode_packed_row<E>(side.codes[row], row_params, head_dim, out + row * head_dim);
+    }
   }
 }
 
 /// The block's rows as float: [rows, head_dim]. `params` holds 2 * head_dim floats.
 inline void decode_side(const BlockSide& side, std::size_t rows, std::size_t head_dim,
                         float* params, float* out) {
-  const Encoding encoding = side.format.encoding;
-  if (!is_quantized(encoding)) {
-    with_dense_encoding(encoding, [&]<Encoding E>() {
-      for (std::size_t row = 0; row < rows; ++row) {
-        for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
-          hn::StoreU(load_numbers<E>(side.codes[row], channel), floats,
-                     out + row * head_dim + channel);
+  switch (side.format.encoding) {
+    case Encoding::uint8:
+      return decode_packed_side<Encoding::uint8>(side, rows, head_dim, params, out);
+    case Encoding::uint4:
+      return decode_packed_side<Encoding::uint4>(side, rows, head_dim, params, out);
+    case Encoding::uint2:
+      return decode_packed_side<Encoding::uint2>(side, rows, head_dim, params, out);
+    default:
+      with_dense_encoding(side.format.encoding, [&]<Encoding E>() {
+        for (std::size_t row = 0; row < rows; ++row) {
+          for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
+            hn::StoreU(load_numbers<E>(side.codes[row], channel), floats,
+                       out + row * head_dim + channel);
+          }
         }
-      }
-    });
-    return;
-  }
-  RowParams row_params{params, head_dim};
-  const auto decode = [&]<Encoding E>() {
-    for (std::size_t row = 0; row < rows; ++row) {
-      row_params.use(side.format, side.scales[row], side.zeros[row]);
-      decode_packed_row<E>(side.codes[row], row_params, head_dim, out + row * head_dim);
-    }
-  };
-  switch (encoding) {
-    case Encoding::uint8: return decode.template operator()<Encoding::uint8>();
-    case Encoding::uint4: return decode.template operator()<Encoding::uint4>();
-    default: return decode.template operator()<Encoding::uint2>();
+      });
   }
 }
 

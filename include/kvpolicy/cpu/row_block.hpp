@@ -138,32 +138,53 @@ class BlockReader {
     const auto values = segment.values.place(row_);
     const std::size_t count = std::min({limit - block.rows, end_ - row_, keys.contiguous_rows,
                                         values.contiguous_rows});
-    for (std::size_t i = 0; i < count; ++i, ++row_, ++ordinal_) {
+    const std::size_t first = block.rows;
+    if (segment.positions == nullptr) {
+      place_rows(segment.keys, keys, count, key_layout_, block.keys, first);
+      place_rows(segment.values, values, count, value_layout_, block.values, first);
       const std::int64_t position = segment.position_of(row_);
-      if (segment.positions != nullptr) {
+      for (std::size_t i = 0; i < count; ++i) {
+        block.positions[first + i] = position + static_cast<std::int64_t>(i);
+        block.ordinals[first + i] = ordinal_ + i;
+      }
+      oldest_ = std::min(oldest_, position);
+      newest_ = std::max(newest_, position + static_cast<std::int64_t>(count) - 1);
+      block.rows += count;
+    } else {
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::int64_t position = segment.positions[row_ + i];
         const auto seeing = tile_.seeing(position, segment.reach);
         if (seeing.begin == seeing.end) continue;
+        place_rows(segment.keys, segment.keys.place(row_ + i), 1, key_layout_, block.keys, block.rows);
+        place_rows(segment.values, segment.values.place(row_ + i), 1, value_layout_, block.values,
+                   block.rows);
+        block.positions[block.rows] = position;
+        block.ordinals[block.rows] = ordinal_ + i;
+        oldest_ = std::min(oldest_, position);
+        newest_ = std::max(newest_, position);
+        ++block.rows;
       }
-      const std::size_t at = block.rows++;
-      place_row(segment.keys, keys, i, key_layout_, block.keys, at);
-      place_row(segment.values, values, i, value_layout_, block.values, at);
-      block.positions[at] = position;
-      block.ordinals[at] = ordinal_;
-      oldest_ = std::min(oldest_, position);
-      newest_ = std::max(newest_, position);
     }
+    row_ += count;
+    ordinal_ += count;
   }
 
-  static void place_row(const Plane& plane, const Plane::Place& place, std::size_t i,
-                        const PageLayout& layout, BlockSide& side, std::size_t at) {
+  // Places of `count` rows that lie one behind the other, from row `first` of the block on.
+  static void place_rows(const Plane& plane, const Plane::Place& place, std::size_t count,
+                         const PageLayout& layout, BlockSide& side, std::size_t first) {
     const std::size_t step = plane.pages == nullptr ? plane.row_stride : layout.row_bytes;
-    const std::size_t row = place.row + i;
-    side.codes[at] = place.page + row * step;
+    const std::byte* codes = place.page + place.row * step;
+    for (std::size_t i = 0; i < count; ++i) side.codes[first + i] = codes + i * step;
     if (!is_quantized(plane.format.encoding)) return;
+    const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset);
+    const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset);
     const bool per_token = plane.format.granularity == Granularity::per_token;
-    const std::size_t first = (per_token ? row : row / plane.format.group) * layout.params_per_row;
-    side.scales[at] = reinterpret_cast<const half*>(place.page + layout.scales_offset) + first;
-    side.zeros[at] = reinterpret_cast<const half*>(place.page + layout.zeros_offset) + first;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t row = place.row + i;
+      const std::size_t at = (per_token ? row : row / plane.format.group) * layout.params_per_row;
+      side.scales[first + i] = scales + at;
+      side.zeros[first + i] = zeros + at;
+    }
   }
 
   std::span<const Segment> segments_;

@@ -31,10 +31,10 @@ namespace kvpolicy::io {
     std::size_t value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     const bool canonical = digits == "0" || (!digits.empty() && digits.front() != '0');
-    require<FormatError>(error == std::errc{} && end == digits.data() + digits.size() &&
-                             canonical && value <= most,
-                         origin, ": the key ", in_quotes(key),
-                         " must name a head as layer-head, like '0-0' or '31-7'");
+    require<FormatError>(
+        error == std::errc{} && end == digits.data() + digits.size() && canonical && value <= most,
+        origin, ": the key ", in_quotes(key),
+        " must name a head as layer-head, like '0-0' or '31-7'");
     return value;
   };
   const std::size_t dash = std::min(key.find('-'), key.size());

@@ -151,9 +151,8 @@ class JsonObject {
   }
   [[nodiscard]] std::size_t count_or(const char* key, std::size_t otherwise) {
     const Json* found = find(key);
-    return found == nullptr
-               ? otherwise
-               : as_count(*found, where(key), std::numeric_limits<std::size_t>::max());
+    return found == nullptr ? otherwise
+                            : as_count(*found, where(key), std::numeric_limits<std::size_t>::max());
   }
   [[nodiscard]] double number_or(const char* key, double otherwise) {
     const Json* found = find(key);

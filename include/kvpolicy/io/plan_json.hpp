@@ -136,8 +136,8 @@ template <class Plan = AnyPlan<float>>
                        ": must be an array of at least one setting, is ", shown(table));
   std::vector<typename Plan::Config> settings;
   for (const Json& entry : table) {
-    settings.push_back(parse_setting<Plan>(
-        entry, message(origin, ", settings[", settings.size(), ']'), shape));
+    settings.push_back(
+        parse_setting<Plan>(entry, message(origin, ", settings[", settings.size(), ']'), shape));
   }
 
   const Json& layers = object.at("heads");

@@ -43,7 +43,8 @@ struct EnumNames {
       if (name == text) return value;
       list += (list.empty() ? "" : ", ") + std::string{name};
     }
-    throw FormatError(message(object.where(key), ": is ", in_quotes(text), ", must be one of ", list));
+    throw FormatError(
+        message(object.where(key), ": is ", in_quotes(text), ", must be one of ", list));
   }
 };
 

@@ -80,9 +80,8 @@ inline void check_scores(const HeadScores& scores) {
 /// @throws ConfigError unless kv_heads divides the heads of the table, or as `check_scores` does.
 [[nodiscard]] inline HeadScores group_scores(const HeadScores& scores, std::size_t kv_heads) {
   check_scores(scores);
-  require(kv_heads > 0 && scores.heads() % kv_heads == 0,
-          "HeadScores: scores for ", scores.heads(), " query heads do not fit ", kv_heads,
-          " KV heads, which must divide them");
+  require(kv_heads > 0 && scores.heads() % kv_heads == 0, "HeadScores: scores for ", scores.heads(),
+          " query heads do not fit ", kv_heads, " KV heads, which must divide them");
   const std::size_t group = scores.heads() / kv_heads;
   HeadScores means{scores.layers(), kv_heads};
   for (std::size_t layer = 0; layer < scores.layers(); ++layer) {

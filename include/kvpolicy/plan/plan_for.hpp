@@ -43,7 +43,8 @@ void require_fits(const HeadTable<T>& table, const ModelShape& shape, const char
           shape.layers, " layers x ", shape.kv_heads, " KV heads");
 }
 
-/// The same policy and settings for every head: `uniform_plan<FullCache<DenseStorage<float>>>(shape)`.
+/// The same policy and settings for every head:
+/// `uniform_plan<FullCache<DenseStorage<float>>>(shape)`.
 template <KvPolicy P>
 [[nodiscard]] HeadPlan<P> uniform_plan(const ModelShape& shape,
                                        const typename P::Config& config = {}) {

@@ -70,7 +70,8 @@ inline void check_order(const HeadOrder& order) {
 
 /// Moves the output rows of a weight [order.size() * head_dim, columns], row-major, in blocks of
 /// `head_dim` rows. A bias is a weight of one column.
-/// @throws ConfigError for an order that is no permutation, ShapeError for a weight of another size.
+/// @throws ConfigError for an order that is no permutation, ShapeError for a weight of another
+/// size.
 template <class T>
 void reorder_rows(std::span<T> weight, const HeadOrder& order, std::size_t head_dim,
                   std::size_t columns) {
@@ -88,7 +89,8 @@ void reorder_rows(std::span<T> weight, const HeadOrder& order, std::size_t head_
 
 /// Moves the input columns of a weight [rows, order.size() * head_dim], row-major, in blocks of
 /// `head_dim` columns.
-/// @throws ConfigError for an order that is no permutation, ShapeError for a weight of another size.
+/// @throws ConfigError for an order that is no permutation, ShapeError for a weight of another
+/// size.
 template <class T>
 void reorder_columns(std::span<T> weight, const HeadOrder& order, std::size_t head_dim,
                      std::size_t rows) {

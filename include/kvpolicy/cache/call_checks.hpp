@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a cache checks of a call before it changes anything. Shapes, strides and options cost a few
+// comparisons; numbers are only looked at where they are narrowed.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/row.hpp>
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/core/tensor_view.hpp>
+
+namespace kvpolicy {
+
+/// @throws ShapeError, as all of them.
+template <class Tensor>
+void check_tensor(const char* name, const Tensor& tensor, std::size_t tokens, std::size_t heads,
+                  std::size_t head_dim) {
+  require<ShapeError>(tensor.tokens == tokens && tensor.heads == heads &&
+                          tensor.head_dim == head_dim,
+                      "KvCache: ", name, " is [", tensor.tokens, ", ", tensor.heads, ", ",
+                      tensor.head_dim, "], must be [", tokens, ", ", heads, ", ", head_dim, "]");
+  if (tokens == 0) return;
+  require<ShapeError>(tensor.data != nullptr, "KvCache: ", name, " is null");
+  require<ShapeError>((heads == 1 || tensor.head_stride >= head_dim) &&
+                          (tokens == 1 || tensor.token_stride >= head_dim),
+                      "KvCache: ", name, " has a token stride of ", tensor.token_stride,
+                      " and a head stride of ", tensor.head_stride,
+                      " elements, must be at least head_dim = ", head_dim);
+}
+
+/// Places written twice would hold one of two results.
+inline void check_written_once(const MutableTensor& out) {
+  if (out.tokens <= 1 || out.heads <= 1) return;
+  const std::size_t token = (out.heads - 1) * out.head_stride + out.head_dim;
+  const std::size_t head = (out.tokens - 1) * out.token_stride + out.head_dim;
+  require<ShapeError>(out.token_stride >= token || out.head_stride >= head,
+                      "KvCache: out has a token stride of ", out.token_stride,
+                      " and a head stride of ", out.head_stride,
+                      " elements, which overlap; one must be at least ", token, " or ", head);
+}
+
+inline void check_options(const AttendOptions& options, std::size_t tokens, std::size_t q_heads) {
+  require<ShapeError>(options.sink_logits.empty() || options.sink_logits.size() == q_heads,
+                      "KvCache: sink_logits has ", options.sink_logits.size(),
+                      " numbers, must have q_heads = ", q_heads, " or none");
+  require<ShapeError>(
+      options.log_sum_exp.empty() || options.log_sum_exp.size() == tokens * q_heads,
+      "KvCache: log_sum_exp has ", options.log_sum_exp.size(),
+      " places, must have tokens x q_heads = ", tokens * q_heads, " or none");
+  for (const float logit : options.sink_logits) {
+    require<ShapeError>(!std::isnan(logit), "KvCache: a sink logit is NaN, must be a number");
+  }
+  // Written so that NaN fails.
+  require<ShapeError>(options.softcap >= 0.0F && std::isfinite(options.softcap),
+                      "KvCache: softcap is ", options.softcap, ", must be 0 or positive");
+  require<ShapeError>(!options.scale || std::isfinite(*options.scale), "KvCache: scale is ",
+                      options.scale.value_or(0.0F), ", must be finite");
+}
+
+/// A finite number must stay one in the cache's own element type E.
+template <Element E>
+void check_range(const char* name, const ConstTensor& rows) {
+  if (encoding_of<E> == Encoding::float32 || rows.encoding == encoding_of<E>) return;
+  std::vector<float> row(rows.head_dim);
+  for (std::size_t token = 0; token < rows.tokens; ++token) {
+    for (std::size_t head = 0; head < rows.heads; ++head) {
+      load_dense(rows.encoding, rows.row(token, head), row);
+      for (const float number : row) {
+        const auto kept = static_cast<float>(E{number});
+        require<ShapeError>(std::isfinite(kept) || !std::isfinite(number), "KvCache: ", name,
+                            " holds ", number, " at token ", token, ", head ", head,
+                            ", beyond the largest ", name_of(encoding_of<E>),
+                            ", in which the cache keeps its rows");
+      }
+    }
+  }
+}
+
+/// One head of a chunk of keys and values as a segment.
+[[nodiscard]] inline Segment chunk_segment(const ConstTensor& k, const ConstTensor& v,
+                                           std::size_t head, std::size_t position) {
+  const auto plane = [&](const ConstTensor& t) {
+    return Plane{.format = {.encoding = t.encoding}, .base = t.row(0, head),
+                 .row_stride = t.token_stride * (bits_of(t.encoding) / 8)};
+  };
+  return {.keys = plane(k), .values = plane(v), .rows = k.tokens,
+          .position = static_cast<std::int64_t>(position)};
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One layer of a cache: its heads' policies, and what no policy has seen yet.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include <kvpolicy/cache/call_checks.hpp>
+#include <kvpolicy/cache/query_window.hpp>
+#include <kvpolicy/cache/tail.hpp>
+#include <kvpolicy/policy/policy.hpp>
+
+namespace kvpolicy {
+
+/// The parts of KvCache that concern a single layer. `Policy` is a variant of policies.
+template <class Policy, Element E>
+struct CacheLayer {
+  std::vector<Policy> heads;
+  Tail<E> tail;
+  QueryWindow<E> queries;
+  std::size_t tokens = 0;     // seen
+  std::size_t committed = 0;  // of them, handed to the policies; the others lie in the tail
+  // How the model's logits are made, as its last call said: a compression observes them alike.
+  std::optional<float> scale = {};
+  float softcap = 0.0F;
+  std::vector<float> sink_logits = {};
+
+  [[nodiscard]] std::size_t uncommitted() const { return tokens - committed; }
+
+  void release_spare() noexcept {
+    for (Policy& head : heads) {
+      std::visit([](auto& policy) { policy.release_spare(); }, head);
+    }
+  }
+
+  /// The oldest `rows` rows of the tail go to the policies, which have reserved for them.
+  void commit_tail(std::size_t rows) {
+    for (std::size_t head = 0; head < heads.size() && rows > 0; ++head) {
+      tail.for_each_segment(head, committed, committed + rows, [&](const Segment& segment) {
+        std::visit([&](auto& policy) { policy.commit(segment); }, heads[head]);
+      });
+    }
+    committed += rows;
+  }
+
+  /// The first `rows` rows of a chunk go to the policies past the tail, which is empty then.
+  void commit_chunk(const ConstTensor& k, const ConstTensor& v, std::size_t rows) {
+    for (std::size_t head = 0; head < heads.size() && rows > 0; ++head) {
+      const Segment segment = chunk_segment(k, v, head, tokens).part(0, rows);
+      std::visit([&](auto& policy) { policy.commit(segment); }, heads[head]);
+    }
+    committed += rows;
+  }
+
+  /// act(policy, head) for each head that selects.
+  template <class Act>
+  void for_each_selecting(Act act) {
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      std::visit(
+          [&]<class P>(P& policy) {
+            if constexpr (SelectingPolicy<P>) act(policy, head);
+          },
+          heads[head]);
+    }
+  }
+  void end_refresh(bool keep) noexcept {
+    for_each_selecting([&](auto& policy, std::size_t) {
+      keep ? policy.finish_refresh() : policy.abandon_refresh();
+    });
+  }
+
+  /// Rows that were only appended bring no query.
+  [[nodiscard]] bool knows_queries(std::size_t count) const {
+    return queries.end() == tokens && queries.size() >= std::min(count, tokens);
+  }
+
+  /// @throws ShapeError if a head that would drop rows lacks queries to choose by.
+  void check_queries() const {
+    for (const Policy& head : heads) {
+      std::visit(
+          [&]<class P>(const P& policy) {
+            if constexpr (CompressingPolicy<P>) {
+              const std::size_t wanted = std::min(policy.observed_queries(), tokens);
+              require<ShapeError>(!policy.is_compressible(uncommitted()) || knows_queries(wanted),
+                                  "KvCache::compress: of the latest ", wanted,
+                                  " tokens not all queries are known, ", queries.size(),
+                                  " up to token ", queries.end(), " of ", tokens,
+                                  "; rows that are only appended bring none");
+            }
+          },
+          head);
+    }
+  }
+
+  /// Whether a head's config asks for a compression now, and it can be done.
+  template <class P>
+  [[nodiscard]] bool is_due(const P& policy) const {
+    return policy.wants_compress() && knows_queries(policy.observed_queries());
+  }
+};
+
+}  // namespace kvpolicy

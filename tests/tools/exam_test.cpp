@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <common/exam.hpp>
+#include <common/exam_plan.hpp>
+
+#include <cstddef>
+#include <random>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/core/error.hpp>
+#include <reference_model/llama.hpp>
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+namespace {
+
+// Two layers of a byte model with random weights: its answers are nonsense, but always the same.
+reference::Llama random_model(std::size_t vocabulary = 256) {
+  reference::LlamaConfig config;
+  config.vocabulary = vocabulary;
+  config.hidden = 32;
+  config.intermediate = 48;
+  config.layers = 2;
+  config.q_heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 64;
+  config.max_positions = 4096;
+  config.rotary.theta = 1e4F;
+  config.windows = {0, 0};
+  std::mt19937 bits{7};
+  const auto numbers = [&](std::size_t count) {
+    std::vector<float> drawn(count);
+    for (float& x : drawn) x = static_cast<float>(bits() % 2001) / 1000.0F - 1.0F;
+    return drawn;
+  };
+  const auto linear = [&](std::size_t inputs, std::size_t outputs) {
+    return reference::Linear{inputs, outputs, numbers(inputs * outputs), {}};
+  };
+  reference::LlamaWeights weights;
+  weights.embedding = linear(32, vocabulary);
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    weights.layers.push_back({std::vector<float>(32, 1.0F), linear(32, 256), linear(32, 128),
+                              linear(32, 128), linear(256, 32), std::vector<float>(32, 1.0F),
+                              linear(32, 48), linear(32, 48), linear(48, 32)});
+  }
+  weights.norm.assign(32, 1.0F);
+  weights.head = linear(32, vocabulary);
+  return {config, weights};
+}
+
+std::vector<RetrievalText> texts(std::size_t count) {
+  std::vector<RetrievalText> drawn;
+  for (std::size_t i = 0; i < count; ++i) {
+    drawn.push_back(draw_text(held_out_text(), {.length = 512, .questions = 2, .number = i}));
+  }
+  return drawn;
+}
+
+}  // namespace
+
+TEST_CASE("questions of one text do not disturb each other") {
+  const auto model = random_model();
+  const ExamPlan plan = make_exam_plan("full", model.config().shape(), "");
+  std::vector<RetrievalText> both = texts(1);
+  const ExamResult together = examine(model, plan, both);
+  REQUIRE(together.answers.size() == 2);
+  CHECK(together.answers[0].size() == 27);
+  both[0].questions.erase(both[0].questions.begin());
+  CHECK(examine(model, plan, both).answers[0] == together.answers[1]);
+}
+
+TEST_CASE("threads may share the texts") {
+  const auto model = random_model();
+  const ExamPlan plan = make_exam_plan("sink_recent:16,64", model.config().shape(), "");
+  const auto drawn = texts(3);
+  std::size_t reported = 0;
+  const auto report = [&](std::size_t done, std::size_t total) {
+    CHECK(done <= total);
+    reported = done == total ? total : reported;
+  };
+  const ExamResult one = examine(model, plan, drawn);
+  const ExamResult many = examine(model, plan, drawn, report, Threads::texts);
+  CHECK(reported > 3 * 400);
+  CHECK(one.answers == many.answers);
+  CHECK(one.right == many.right);
+  CHECK(one.bytes == many.bytes);
+  CHECK(agreement(one, many) == 1.0);
+}
+
+TEST_CASE("a plan that reads everything after all answers like the full one") {
+  const auto model = random_model();
+  const ModelShape shape = model.config().shape();
+  const auto drawn = texts(2);
+  const ExamResult full = examine(model, make_exam_plan("full", shape, ""), drawn);
+  for (const char* name : {"quest:16,1024", "chunk:16,1024", "sink_recent:16,1000"}) {
+    CAPTURE(name);
+    CHECK(agreement(examine(model, make_exam_plan(name, shape, ""), drawn), full) == 1.0);
+  }
+  const ExamResult window = examine(model, make_exam_plan("sink_recent:4,8", shape, ""), drawn);
+  CHECK(agreement(window, full) < 1.0);
+  CHECK(window.bytes < full.bytes);
+  CHECK(window.bytes_read < full.bytes_read / 10);
+}
+
+TEST_CASE("bytes read are those of the rows that are shown") {
+  const auto model = random_model();
+  const ModelShape shape = model.config().shape();
+  const auto drawn = texts(1);
+  const std::size_t rows = 512 - 1;  // the last byte of the answer is not fed back
+  const std::size_t row = 2 * 64 * sizeof(bfloat16);
+  const auto read = [&](const char* name) {
+    return examine(model, make_exam_plan(name, shape, ""), drawn).bytes_read;
+  };
+  CHECK(read("full") == static_cast<double>(4 * rows * row));
+  CHECK(read("sink_recent:16,64") == doctest::Approx(4.0 * 79 * static_cast<double>(row)).epsilon(0.02));
+  CHECK(read("quest:16,64") < read("full") / 2);
+  CHECK(read("int4:32") < read("full") / 2);
+}
+
+TEST_CASE("plans describe themselves") {
+  const ModelShape shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
+  AnyPlan<bfloat16> plan = make_exam_plan("full", shape, "").plan;
+  CHECK(describe(plan) == "every row");
+  plan.set(0, 0, SinkRecentCache<DenseStorage<bfloat16>>::Config{.sinks = 4, .recent = 32});
+  CHECK(describe(plan) == "1 head: every row; 1 head: the first 4 rows and the latest 32");
+  CHECK(kinds_of(plan)(0, 0) == HeadKind::streaming);
+  CHECK(kinds_of(plan)(0, 1) == HeadKind::retrieval);
+  CHECK(describe(make_exam_plan("int4", shape, "").plan) ==
+        "every row in 4 bits but for the latest 128");
+}
+
+TEST_CASE("a model that does not write bytes is refused") {
+  const auto model = random_model(300);
+  CHECK_THROWS_AS(require_bytes(model), ConfigError);
+}

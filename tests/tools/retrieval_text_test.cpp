@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <common/retrieval_text.hpp>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/core/error.hpp>
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+namespace {
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++found;
+  }
+  return found;
+}
+
+// The text without the sentences "The key of ...... is 12345. " and "...... is older than ....... ".
+std::string without_facts(std::string text) {
+  for (std::size_t at = 0; (at = text.find("The key of ", at)) != std::string::npos;) {
+    text.erase(at, 28);
+  }
+  for (std::size_t at = 0; (at = text.find(" is older than ", at)) != std::string::npos;) {
+    text.erase(at - 6, 29);
+  }
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("text, one question and its answer are as long as asked for") {
+  const std::string plain = held_out_text();
+  for (const std::size_t length : {640UL, 1024UL, 8192UL}) {
+    for (const bool lead_in : {false, true}) {
+      const auto text = draw_text(
+          plain, {.length = length, .questions = 5, .lead_in = lead_in, .seed = 3, .number = 2});
+      for (const Question& question : text.questions) {
+        CHECK(text.body.size() + question.text.size() + question.answer.size() == length);
+      }
+    }
+  }
+}
+
+TEST_CASE("a question asks for a fact that is hidden once, as far back as it says") {
+  const std::string plain = held_out_text();
+  const auto text = draw_text(plain, {.length = 4096, .questions = 32, .seed = 1});
+  CHECK(text.facts == 32);
+  REQUIRE(text.questions.size() == 32);
+  for (const Question& question : text.questions) {
+    const std::string name = question.answer.substr(11, 6);
+    CHECK(question.text == "\nWhat is the key of " + name + "? ");
+    CHECK(count(text.body, question.answer + ' ') == 1);
+    CHECK(count(text.body, name) == 1);
+    CHECK(text.body.find(question.answer) + 28 + question.distance == text.body.size());
+  }
+  CHECK(plain.find(without_facts(text.body)) != std::string::npos);
+}
+
+TEST_CASE("a two-step question names a pair whose older has the key") {
+  const std::string plain = held_out_text();
+  const auto text = draw_text(plain, {.length = 2048, .questions = 9, .two_step = true, .seed = 1});
+  REQUIRE(text.questions.size() == questions_per_text(2048, true));
+  for (const Question& question : text.questions) {
+    const std::string elder = question.answer.substr(11, 6);
+    const std::size_t pair = question.text.find(" of ", 20) + 4;
+    const std::string first = question.text.substr(pair, 6);
+    const std::string second = question.text.substr(pair + 11, 6);
+    CHECK((first == elder) != (second == elder));
+    CHECK(count(text.body, elder + " is older than " + (first == elder ? second : first)) == 1);
+    CHECK(count(text.body, question.answer) == 1);
+  }
+  CHECK(plain.find(without_facts(text.body)) != std::string::npos);
+}
+
+TEST_CASE("a seed and a number give one text, others another") {
+  const std::string plain = held_out_text();
+  const auto draw = [&](std::uint64_t seed, std::uint64_t number) {
+    return draw_text(plain, {.length = 1024, .questions = 1, .seed = seed, .number = number});
+  };
+  CHECK(draw(5, 0).body == draw(5, 0).body);
+  CHECK(draw(5, 0).body != draw(5, 1).body);
+  CHECK(draw(5, 0).body != draw(6, 0).body);
+}
+
+TEST_CASE("what is asked for does not stand first where sentences meet") {
+  // 200 texts with one boundary: all facts lie at one place, in random order.
+  const std::string plain = "Amen. " + std::string(4000, 'x') + std::string(4000, 'y');
+  std::size_t first = 0;
+  for (std::uint64_t number = 0; number < 200; ++number) {
+    const auto text = draw_text(plain, {.length = 512, .questions = 1, .number = number});
+    first += text.body.find(text.questions[0].answer) < 28 ? 1 : 0;
+  }
+  CHECK(first > 20);
+  CHECK(first < 90);  // 4 facts: 50 expected
+}
+
+TEST_CASE("lengths that cannot be are refused") {
+  const std::string plain = held_out_text();
+  CHECK_THROWS_AS(draw_text(plain, {.length = 100}), ConfigError);
+  CHECK_THROWS_AS(draw_text(plain, {.length = plain.size()}), ConfigError);
+  CHECK_THROWS_AS(draw_text(plain, {.lead_in = true, .two_step = true}), ConfigError);
+  CHECK_NOTHROW(draw_text(plain, {.length = longest_text(plain)}));
+}
