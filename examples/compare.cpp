@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
@@ -34,8 +34,8 @@ using namespace kvpolicy::tools;
 
 struct Arguments {
   std::string model;
-  std::vector<std::string> plans{"full",         "sink_recent", "duo",     "headkv",
-                                 "quest:16,512", "int4",        "duo+int4"};
+  std::vector<std::string> plans{"full",  "sink_recent", "duo",     "headkv",
+                                 "quest", "int4",        "duo+int4"};
   std::size_t tokens = 8192;
   std::size_t questions = 12;
   std::uint64_t seed = 1;
@@ -242,9 +242,10 @@ void print_answers(const Comparison& comparison) {
 }
 
 void print_heat_map(const ExamPlan& duo, const std::string& model) {
-  fmt::print("\nWhich heads the plan {} lets keep the whole text: [framed].\n"
-             "The darker a head, the more answers go wrong without it.\n{}", duo.name,
-             heat_map(gates_of(model), kinds_of(duo.plan), wants_colour(stdout)));
+  fmt::print(
+      "\nWhich heads the plan {} lets keep the whole text: [framed].\n"
+      "The darker a head, the more answers go wrong without it.\n{}",
+      duo.name, heat_map(gates_of(model), kinds_of(duo.plan), wants_colour(stdout)));
 }
 
 void run(const Arguments& arguments, bool plans_chosen) {
@@ -255,14 +256,15 @@ void run(const Arguments& arguments, bool plans_chosen) {
   Comparison comparison = prepare(arguments, model, plans_chosen);
   if (!arguments.json) {
     const ModelShape shape = model.config().shape();
-    fmt::print("{}: {} layers, {} query and {} KV heads of {} channels, {} thousand parameters; "
-               "{} threads\n"
-               "A text of {} tokens (bytes) with {} facts hidden in it; {} questions, each to a "
-               "fork of the read text\n",
-               arguments.model, shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim,
-               thousands((model.parameters() + 500) / 1000), threads(),
-               thousands(comparison.text.body.size()), comparison.text.facts,
-               comparison.text.questions.size());
+    fmt::print(
+        "{}: {} layers, {} query and {} KV heads of {} channels, {} thousand parameters; "
+        "{} threads\n"
+        "A text of {} tokens (bytes) with {} facts hidden in it; {} questions, each to a "
+        "fork of the read text\n",
+        arguments.model, shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim,
+        thousands((model.parameters() + 500) / 1000), threads(),
+        thousands(comparison.text.body.size()), comparison.text.facts,
+        comparison.text.questions.size());
     std::fflush(stdout);
   }
   examine_plans(model, comparison);
@@ -299,9 +301,10 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(1, 1000))
       ->capture_default_str();
-  app.add_flag("--whole-answers", arguments.whole_answers,
-               "Give nothing of the answer: by default its opening, \"The key of Bamelo is \", ends "
-               "the question, and the digits are asked for");
+  app.add_flag(
+      "--whole-answers", arguments.whole_answers,
+      "Give nothing of the answer: by default its opening, \"The key of Bamelo is \", ends "
+      "the question, and the digits are asked for");
   app.add_flag("--two-step", arguments.two_step,
                "Ask for the key of the older of two names, with --whole-answers");
   app.add_option("--compress", arguments.compress,

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
@@ -152,19 +152,21 @@ nlohmann::json as_json(const Arguments& arguments, const std::vector<Cell>& cell
                        {"kv_bytes_read_per_token", std::llround(cell.exam.bytes_read)}};
     results.push_back(std::move(row));
   }
-  return {{"what", "questions answered exactly, greedily decoded; the same questions for all plans"},
-          {"command", fmt::format("evaluate_plans --plans {} --lengths {} --questions {} "
-                                  "--per-text {} --seed {} --compress {}{}{}",
-                                  spaced(arguments.plans), spaced(arguments.lengths),
-                                  arguments.questions, arguments.per_text, arguments.seed,
-                                  arguments.compress, arguments.lead_in ? " --lead-in" : "",
-                                  arguments.two_step ? " --two-step" : "")},
-          {"model", std::filesystem::path{arguments.model}.filename().string()},
-          {"far_means_bytes_back", arguments.far},
-          {"results", std::move(results)}};
+  return {
+      {"what", "questions answered exactly, greedily decoded; the same questions for all plans"},
+      {"command",
+       fmt::format("evaluate_plans --plans {} --lengths {} --questions {} "
+                   "--per-text {} --seed {} --compress {}{}{}",
+                   spaced(arguments.plans), spaced(arguments.lengths), arguments.questions,
+                   arguments.per_text, arguments.seed, arguments.compress,
+                   arguments.lead_in ? " --lead-in" : "", arguments.two_step ? " --two-step" : "")},
+      {"model", std::filesystem::path{arguments.model}.filename().string()},
+      {"far_means_bytes_back", arguments.far},
+      {"results", std::move(results)}};
 }
 
-std::string markdown(const Arguments& arguments, const std::vector<Cell>& cells, Score Cell::*score) {
+std::string markdown(const Arguments& arguments, const std::vector<Cell>& cells,
+                     Score Cell::*score) {
   Table table;
   table.add_column("plan", "", Align::left);
   for (const std::size_t length : arguments.lengths) table.add_column(thousands(length));
@@ -204,10 +206,13 @@ std::vector<Cell> evaluate(const Arguments& arguments, const reference::Llama& m
       const std::string doing = fmt::format("{} at {}", plan.name, thousands(arguments.lengths[l]));
       const Stopwatch took;
       Cell cell{plan.name, arguments.lengths[l], {}, {}, {}};
-      cell.exam = examine(model, plan, texts[l], [&](std::size_t read, std::size_t all) {
-        const double share = static_cast<double>(read) / static_cast<double>(all);
-        progress.update((done + own * share) / total, doing);
-      }, Threads::texts);
+      cell.exam = examine(
+          model, plan, texts[l],
+          [&](std::size_t read, std::size_t all) {
+            const double share = static_cast<double>(read) / static_cast<double>(all);
+            progress.update((done + own * share) / total, doing);
+          },
+          Threads::texts);
       done += own;
       std::size_t q = 0;
       for (const RetrievalText& text : texts[l]) {
@@ -222,7 +227,8 @@ std::vector<Cell> evaluate(const Arguments& arguments, const reference::Llama& m
                                 percent(cell.far.share()), duration(took.seconds())));
       cells.push_back(std::move(cell));
       // As it stands, so that a run that is stopped has not been for nothing.
-      if (!arguments.out.empty()) write_result(arguments.out, as_json(arguments, cells).dump(2) + "\n");
+      if (!arguments.out.empty())
+        write_result(arguments.out, as_json(arguments, cells).dump(2) + "\n");
     }
   }
   return cells;
@@ -245,10 +251,11 @@ void run(Arguments arguments) {
     fmt::print("{}\n", as_json(arguments, cells).dump());
     return;
   }
-  fmt::print("{} questions at each length, right answers with the 95 % margin:\n\n{}\n"
-             "Of them, those about facts more than {} tokens back:\n\n{}",
-             thousands(arguments.questions), markdown(arguments, cells, &Cell::all),
-             thousands(arguments.far), markdown(arguments, cells, &Cell::far));
+  fmt::print(
+      "{} questions at each length, right answers with the 95 % margin:\n\n{}\n"
+      "Of them, those about facts more than {} tokens back:\n\n{}",
+      thousands(arguments.questions), markdown(arguments, cells, &Cell::all),
+      thousands(arguments.far), markdown(arguments, cells, &Cell::far));
 }
 
 }  // namespace

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
@@ -87,8 +87,7 @@ std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference
     needs = needs_of(plan);
     return make_sequence(model, std::move(plan));
   };
-  return arguments.dtype == "float32" ? make.operator()<float>()
-                                              : make.operator()<bfloat16>();
+  return arguments.dtype == "float32" ? make.operator()<float>() : make.operator()<bfloat16>();
 }
 
 // Tokens for people: bytes as they are, others by number. A terminal gets no control characters.

@@ -9,6 +9,8 @@ cd "$KVPOLICY_ROOT" || exit
 JOBS=${JOBS:-$(nproc)}
 LOGS=build/logs
 STAGES=()  # "seconds name", in order
+# OpenMP's threads wait by spinning, which is ruinous where cores are shared: give up soon.
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-10000}
 
 say() { printf '%s\n' "$*"; }
 heading() { printf '\n== %s\n' "$*"; }

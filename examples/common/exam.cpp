@@ -32,7 +32,8 @@ double agreement(const ExamResult& one, const ExamResult& other) {
 
 std::vector<int> tokens_of(std::string_view text) {
   std::vector<int> tokens(text.size());
-  std::ranges::transform(text, tokens.begin(), [](char c) { return static_cast<unsigned char>(c); });
+  std::ranges::transform(text, tokens.begin(),
+                         [](char c) { return static_cast<unsigned char>(c); });
   return tokens;
 }
 
@@ -112,7 +113,8 @@ ExamResult joined(const std::string& name, std::span<const ExamResult> parts) {
     whole.prefill_ms += part.prefill_ms;
     whole.compress_ms += part.compress_ms;
     whole.decode_ms += part.decode_ms;
-    for (const std::string& answer : part.answers) decoded += static_cast<double>(answer.size()) - 1;
+    for (const std::string& answer : part.answers)
+      decoded += static_cast<double>(answer.size()) - 1;
     whole.answers.insert(whole.answers.end(), part.answers.begin(), part.answers.end());
     whole.right.insert(whole.right.end(), part.right.begin(), part.right.end());
   }

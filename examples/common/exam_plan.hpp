@@ -22,13 +22,14 @@ enum class Compress : std::uint8_t { behind_question, behind_text };
 struct ExamPlan {
   std::string name;  ///< as the command line has it: "duo+int4"
   AnyPlan<bfloat16> plan;
-  Reading reading;         ///< of the tokens that it answers with
+  Reading reading;  ///< of the tokens that it answers with
   bool compresses = false;
   Compress compress = Compress::behind_question;
 };
 
 /// `name` is a `--plan` (tool_plan.hpp); gates and scores lie beside the model's weights.
-/// Heads that select read what they select, and select anew for every token.
+/// Heads that select read what they select, and select anew for every token. HeadKV's settings are
+/// those for a small model of bytes.
 /// @throws ConfigError, FormatError
 [[nodiscard]] ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
                                       const std::string& model_folder,

@@ -26,8 +26,8 @@ constexpr std::size_t slack = 2000;  // so that a sentence begins before the tex
 class Random {
  public:
   Random(std::uint64_t seed, std::uint64_t length, std::uint64_t number) {
-    std::seed_seq sequence{low(seed), high(seed), low(length), high(length), low(number),
-                           high(number)};
+    std::seed_seq sequence{low(seed),    high(seed),  low(length),
+                           high(length), low(number), high(number)};
     bits_.seed(sequence);
   }
 
@@ -90,14 +90,12 @@ bool is_boundary(std::string_view text, std::size_t at) {
   return at >= 2 && text[at - 1] == ' ' && ends.find(text[at - 2]) != std::string_view::npos;
 }
 
-std::size_t facts_in(std::size_t length) {
-  return std::clamp<std::size_t>(length / 128, 4, 32);
-}
+std::size_t facts_in(std::size_t length) { return std::clamp<std::size_t>(length / 128, 4, 32); }
 
 struct Hidden {
   std::string sentence;
-  std::size_t place = 0;    // in the plain slice
-  std::size_t end = 0;      // in the body, behind the sentence
+  std::size_t place = 0;  // in the plain slice
+  std::size_t end = 0;    // in the body, behind the sentence
 };
 
 // The slice with its sentences hidden in it.

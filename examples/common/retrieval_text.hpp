@@ -26,16 +26,16 @@ struct RetrievalText {
 };
 
 struct RetrievalTextConfig {
-  std::size_t length = 8192;   ///< Bytes of text, one question and its answer together.
-  std::size_t questions = 8;   ///< As many at most; a text hides one fact per 128 bytes, 4 to 32.
+  std::size_t length = 8192;  ///< Bytes of text, one question and its answer together.
+  std::size_t questions = 8;  ///< As many at most; a text hides one fact per 128 bytes, 4 to 32.
   /// The question ends with the opening of its answer, "The key of Bamelo is ", and five digits
   /// answer it. It takes less, and a question that is followed by its answer's opening shows what
   /// the model looks at: benchmarks such as RULER ask so. Not for two-step questions, whose answer
   /// it would give away.
   bool lead_in = false;
-  bool two_step = false;       ///< "the key of the older of A and B": two facts lead to the answer.
+  bool two_step = false;  ///< "the key of the older of A and B": two facts lead to the answer.
   std::uint64_t seed = 1;
-  std::uint64_t number = 0;    ///< Which of a seed's texts.
+  std::uint64_t number = 0;  ///< Which of a seed's texts.
 };
 
 /// The questions that a text of this length can take.

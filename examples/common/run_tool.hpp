@@ -13,8 +13,8 @@
 #include <string>
 #include <system_error>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "terminal.hpp"
 

@@ -4,4 +4,9 @@
 #pragma once
 
 #include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/duo.hpp>
+#include <kvpolicy/headkv.hpp>
+#include <kvpolicy/kivi.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/reorder.hpp>
+#include <kvpolicy/version.hpp>

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <vector>
 
 #include <kvpolicy/cache/kv_cache.hpp>
@@ -77,7 +78,7 @@ std::vector<float> next_step(Cache& cache, std::uint64_t seed, std::size_t token
 
 TEST_CASE("rollback: bit for bit a cache of the same commit point that never saw the rows") {
   for (const Read read : {Read::all, Read::selected}) {
-    for (const std::size_t dropped : {1, 4, 9, 16}) {
+    for (const std::size_t dropped : std::initializer_list<std::size_t>{1, 4, 9, 16}) {
       CAPTURE(dropped);
       // 70 rows are kept of 70 + dropped; the commit point has moved to 54 + dropped.
       Run run{16};
@@ -123,11 +124,11 @@ TEST_CASE("rollback: again and again, over the same rows") {
 }
 
 TEST_CASE("append and attend are a step in two halves") {
-  for (const std::size_t max_rollback : {0, 5, 30}) {
+  for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 5, 30}) {
     Run whole{max_rollback};
     Run halves{max_rollback};
     test::Random random{1};
-    for (const std::size_t tokens : {8, 1, 8, 7, 1, 8, 8, 3, 8, 8, 1, 1, 8}) {
+    for (const std::size_t tokens : std::initializer_list<std::size_t>{8, 1, 8, 7, 1, 8, 8, 3, 8, 8, 1, 1, 8}) {
       for (std::size_t l = 0; l < shape.layers; ++l) {
         // In the cache's own type, for the tail keeps what it is given no finer than that.
         test::Chunk<E> chunk{random, shape, tokens};
@@ -147,8 +148,8 @@ TEST_CASE("append and attend are a step in two halves") {
 }
 
 TEST_CASE("forks go their own ways, the original does not notice") {
-  for (const std::size_t tokens : {0, 5, 16, 45, 64, 80}) {
-    for (const std::size_t max_rollback : {0, 7}) {
+  for (const std::size_t tokens : std::initializer_list<std::size_t>{0, 5, 16, 45, 64, 80}) {
+    for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 7}) {
       Run run{max_rollback};
       Run control{max_rollback};
       if (tokens > 0) {
@@ -203,7 +204,7 @@ TEST_CASE("the cut into chunks does not matter to dense heads") {
   test::Chunk<E> whole{random, plan.shape(), tokens};
   KvCache<Dense> at_once{plan};
   whole.step(at_once, 0);
-  for (const std::size_t max_rollback : {0, 3, 200}) {
+  for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 3, 200}) {
     for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{1}, {7}, {64}, {65, 63, 2}, {149}}) {
       KvCache<Dense> cut{plan, {.max_rollback = max_rollback, .page_rows = 16}};
       test::Tensor<float> out{tokens, 6, 64};
@@ -219,8 +220,8 @@ TEST_CASE("the cut into chunks does not matter to dense heads") {
 }
 
 TEST_CASE("a plan predicts the bytes") {
-  for (const std::size_t page_rows : {16, 64}) {
-    for (const std::size_t max_rollback : {0, 1, 20}) {
+  for (const std::size_t page_rows : std::initializer_list<std::size_t>{16, 64}) {
+    for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 1, 20}) {
       Run run{max_rollback, page_rows};
       const Plan plan = mixed_plan();
       CHECK(run.cache.bytes() == plan.memory(0, run.options).total());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -46,7 +47,7 @@ TEST_CASE("the latest queries, over many turns of the ring") {
   CHECK(w.memory.live_bytes() == w.queries.bytes());
   CHECK(w.latest(3) == Positions{});
   std::size_t position = 0;
-  for (const std::size_t tokens : {1, 1, 5, 100, 2, 7, 1}) {
+  for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 1, 5, 100, 2, 7, 1}) {
     w.push(position, tokens);
     position += tokens;
     CHECK(w.queries.end() == position);

@@ -202,7 +202,9 @@ class Sequence {
     CHECK(std::visit([](const auto& p) { return p.rows(); }, cache_.policy(l, h)) == rows.size());
     bool exact = true;
     bool again = true;
-    for (const auto& [position, row] : rows) {
+    for (const auto& entry : rows) {  // lambdas below cannot hold parts of a binding in clang 14
+      const std::int64_t position = entry.first;
+      const oracle::Row& row = entry.second;
       const oracle::Row& original = head.text[static_cast<std::size_t>(position)];
       const auto side = [&](bool quantized, const std::vector<double>& now,
                             const std::vector<double>& then, auto& seen, bool is_key) {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <vector>
 
@@ -44,7 +45,7 @@ Part random_part(test::Random& random, std::size_t rows, float spread) {
 
 TEST_CASE("an empty part merges to nothing, from both sides") {
   test::Random random{1};
-  for (const std::size_t rows : {0, 1, 9}) {
+  for (const std::size_t rows : std::initializer_list<std::size_t>{0, 1, 9}) {
     const Part part = random_part(random, rows, 3);
     Part left = part;
     left.add(Part{});

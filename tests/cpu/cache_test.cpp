@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Whole caches under every policy: the same random calls through the CPU engine and ScalarEngine.
+#include <initializer_list>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -80,7 +81,7 @@ void run(std::uint64_t seed, double tolerance) {
   cpu::KvCache<AnyPlan<E>> fast{plan, options};
 
   double largest = 0;
-  for (int step = 0; step < 25; ++step) {
+  for (int step = 0; step < 16; ++step) {
     CAPTURE(step);
     const std::size_t action = below(random, 10);
     if (action == 0 && scalar.tokens() > scalar.commit_point()) {
@@ -91,7 +92,7 @@ void run(std::uint64_t seed, double tolerance) {
     } else if (action == 1) {
       fast = fast.fork();
     }
-    const std::size_t tokens = step % 3 == 0 ? 1 + below(random, 60) : 1;
+    const std::size_t tokens = step % 3 == 0 ? 1 + below(random, 40) : 1;
     AttendOptions attend;
     attend.read = below(random, 3) == 0 ? Read::selected : Read::all;
     if (below(random, 4) == 0) attend.softcap = 20.0F;
@@ -124,7 +125,7 @@ void run(std::uint64_t seed, double tolerance) {
 }
 
 TEST_CASE("random steps under every policy give what ScalarEngine gives") {
-  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+  for (std::uint64_t seed = 1; seed <= 2; ++seed) {
     CAPTURE(seed);
     run<float, float>(seed, 1e-5);
     run<bfloat16, float>(seed + 100, 1e-5);
@@ -141,7 +142,7 @@ TEST_CASE("compressing chooses the same rows") {
   std::get<0>(config).scorer.window = 8;
   KvCache<Plan> scalar{Plan{shape, config}};
   cpu::KvCache<Plan> fast{Plan{shape, config}};
-  for (const std::size_t tokens : {300, 1, 40, 1, 1}) {
+  for (const std::size_t tokens : std::initializer_list<std::size_t>{300, 1, 40, 1, 1}) {
     Tensor<float> q{tokens, 8, 64};
     Tensor<float> k{tokens, 2, 64};
     Tensor<float> v{tokens, 2, 64};

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <vector>
@@ -38,7 +39,7 @@ inline std::vector<kvpolicy::RowFormat> all_formats(std::size_t head_dim) {
         formats.push_back({encoding, Granularity::per_token, group});
       }
     }
-    for (const std::size_t group : {1, 2, 16}) {
+    for (const std::size_t group : std::initializer_list<std::size_t>{1, 2, 16}) {
       formats.push_back({encoding, Granularity::per_channel, group});
     }
   }

@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -18,7 +19,7 @@
 
 using namespace kvpolicy;
 
-namespace {
+namespace user {
 
 // A policy that keeps every n-th row of the text and nothing else.
 class EveryNth {
@@ -120,7 +121,9 @@ static_assert(!KvPolicy<Nothing> && !KvPolicy<int> && !KvPolicy<NoBytes>);
 static_assert(!KvStorage<Nothing> && !KvStorage<EveryNth>);
 static_assert(!AttentionEngine<Nothing>);
 
-}  // namespace
+}  // namespace user
+
+using namespace user;
 
 TEST_CASE("a policy and a storage of the user's own, in one plan with ours") {
   using Plan = HeadPlan<FullCache<DenseStorage<float>>, EveryNth, SinkRecentCache<FlatStorage>>;
@@ -131,7 +134,7 @@ TEST_CASE("a policy and a storage of the user's own, in one plan with ours") {
   KvCache<Plan> cache{plan, {.max_rollback = 4, .page_rows = 16}};
   test::Random random{1};
   std::vector<std::vector<oracle::Row>> text(3);
-  for (const std::size_t tokens : {20, 1, 1, 9, 1}) {
+  for (const std::size_t tokens : std::initializer_list<std::size_t>{20, 1, 1, 9, 1}) {
     test::Tensor<float> q{tokens, 6, 64}, k{tokens, 3, 64}, v{tokens, 3, 64}, out{tokens, 6, 64};
     q.randomize(random);
     k.randomize(random);

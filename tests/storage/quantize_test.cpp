@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <vector>
 
 #include <kvpolicy/storage/plane_store.hpp>
@@ -83,7 +84,7 @@ TEST_CASE("a group of numbers comes back within half a step") {
 TEST_CASE("packed rows: every head dimension, width, granularity and group") {
   test::Random random{3};
   test::CountingResource memory;
-  for (const std::size_t head_dim : {64, 80, 96, 128, 256}) {
+  for (const std::size_t head_dim : std::initializer_list<std::size_t>{64, 80, 96, 128, 256}) {
     for (const Encoding encoding : encodings) {
       for (const std::size_t group : {head_dim, head_dim / 2, std::size_t{16}, std::size_t{1}}) {
         for (const Granularity granularity : {Granularity::per_token, Granularity::per_channel}) {

@@ -4,6 +4,7 @@
 // reservation promises is enough, however the rows then come in pieces.
 #include <doctest/doctest.h>
 
+#include <initializer_list>
 #include <vector>
 
 #include <kvpolicy/storage/residual_storage.hpp>
@@ -122,10 +123,10 @@ TEST_CASE("residual, per token: pieces of a reservation") {
   using Storage = ResidualStorage<half, Granularity::per_token>;
   std::uint64_t seed = 0;
   for (const std::size_t window : {std::size_t{1}, std::size_t{16}, std::size_t{45}, unlimited_rows}) {
-    for (const std::size_t residual : {0, 1, 16, 30, 100}) {
+    for (const std::size_t residual : std::initializer_list<std::size_t>{0, 1, 16, 30, 100}) {
       for (int i = 0; i < 3; ++i) reserved_pieces<Storage>({{.bits = 4, .residual = residual}}, window, ++seed);
     }
-    for (const std::size_t residual : {1, 16, 30}) {
+    for (const std::size_t residual : std::initializer_list<std::size_t>{1, 16, 30}) {
       reserved_pieces<Storage>({{.bits = 8, .residual = residual, .flush = Flush::kivi}}, window, ++seed);
     }
     reserved_pieces<Storage>({{.residual = 4}}, window, ++seed, /*held=*/true);
@@ -135,8 +136,8 @@ TEST_CASE("residual, per token: pieces of a reservation") {
 TEST_CASE("residual, per channel: pieces of a reservation") {
   using Storage = ResidualStorage<float, Granularity::per_channel>;
   std::uint64_t seed = 0;
-  for (const std::size_t group : {1, 4, 16}) {
-    for (const std::size_t residual : {0, 1, 16, 30, 100}) {
+  for (const std::size_t group : std::initializer_list<std::size_t>{1, 4, 16}) {
+    for (const std::size_t residual : std::initializer_list<std::size_t>{0, 1, 16, 30, 100}) {
       for (int i = 0; i < 3; ++i) {
         reserved_pieces<Storage>({{.bits = 2, .key_group = group, .residual = residual}}, unlimited_rows, ++seed);
       }

@@ -71,7 +71,12 @@ class CountingResource : public std::pmr::memory_resource {
     std::memset(base, 0x5A, total);
     std::byte* start = base + front;
     std::memset(start, 0xA5, bytes);
-    blocks_[start] = {base, bytes, alignment};
+    try {
+      blocks_[start] = {base, bytes, alignment};
+    } catch (...) {  // tests let `new` fail as well
+      std::free(base);
+      throw;
+    }
     live_ += bytes;
     peak_ = live_ > peak_ ? live_ : peak_;
     ++allocations_;

@@ -114,7 +114,8 @@ TEST_CASE("bytes read are those of the rows that are shown") {
     return examine(model, make_exam_plan(name, shape, ""), drawn).bytes_read;
   };
   CHECK(read("full") == static_cast<double>(4 * rows * row));
-  CHECK(read("sink_recent:16,64") == doctest::Approx(4.0 * 79 * static_cast<double>(row)).epsilon(0.02));
+  CHECK(read("sink_recent:16,64") ==
+        doctest::Approx(4.0 * 79 * static_cast<double>(row)).epsilon(0.02));
   CHECK(read("quest:16,64") < read("full") / 2);
   CHECK(read("int4:32") < read("full") / 2);
 }

@@ -12,8 +12,8 @@
 #include <limits>
 
 #include <kvpolicy/cpu/decode_rows-inl.hpp>
-#include <kvpolicy/cpu/partial.hpp>
-#include <kvpolicy/cpu/row_block.hpp>
+#include <kvpolicy/cpu/partial-inl.hpp>
+#include <kvpolicy/cpu/row_block-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
 namespace kvpolicy::cpu {

@@ -13,9 +13,9 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/cpu/aligned_buffer.hpp>
-#include <kvpolicy/cpu/partial.hpp>
-#include <kvpolicy/cpu/query_tile.hpp>
-#include <kvpolicy/cpu/row_block.hpp>
+#include <kvpolicy/cpu/partial-inl.hpp>
+#include <kvpolicy/cpu/query_tile-inl.hpp>
+#include <kvpolicy/cpu/row_block-inl.hpp>
 #include <kvpolicy/cpu/stream-inl.hpp>
 #include <kvpolicy/cpu/tile-inl.hpp>
 

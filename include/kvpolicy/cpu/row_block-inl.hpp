@@ -8,12 +8,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include <kvpolicy/core/segment.hpp>
-#include <kvpolicy/cpu/query_tile.hpp>
+#include <kvpolicy/cpu/highway.hpp>
+#include <kvpolicy/cpu/query_tile-inl.hpp>
 
 namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
 
 inline constexpr std::size_t max_block_rows = 64;
 
@@ -202,4 +205,5 @@ class BlockReader {
   PageLayout value_layout_;
 };
 
+}  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

@@ -13,8 +13,10 @@
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/cpu/highway.hpp>
 
 namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
 
 /// Query row m of the tile is query head `(first + m) % group` of the KV head's group at token
 /// `(first + m) / group`.
@@ -95,4 +97,5 @@ struct QueryTile {
   }
 };
 
+}  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

@@ -8,12 +8,16 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <span>
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/attention_state.hpp>
-#include <kvpolicy/cpu/row_block.hpp>
+#include <kvpolicy/cpu/highway.hpp>
+#include <kvpolicy/cpu/query_tile-inl.hpp>
+#include <kvpolicy/cpu/row_block-inl.hpp>
 
 namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
 
 /// Arrays of a tile's queries; `rows` counts padding that kernels may write to.
 struct Partial {
@@ -95,4 +99,5 @@ inline void add_seen_values(const QueryTile& tile, const RowBlock& block, const 
   }
 }
 
+}  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu
