@@ -78,8 +78,9 @@ struct Comparison {
   }
   // The first plan that goes by the model's gates.
   [[nodiscard]] const ExamPlan* duo() const {
-    const auto found = std::ranges::find_if(
-        plans, [](const ExamPlan& plan) { return plan.name.starts_with("duo"); });
+    const auto found = std::ranges::find_if(plans, [](const ExamPlan& plan) {
+      return plan.name.substr(0, plan.name.find_first_of(":+")) == "duo";
+    });
     return found == plans.end() ? nullptr : &*found;
   }
 };
