@@ -150,7 +150,9 @@ void decode(benchmark::State& state, Cache& cache, std::size_t rows) {
     benchmark::DoNotOptimize(out.data());
   });
   times.report(state);
-  const double bytes = static_cast<double>(cache.bytes()) / static_cast<double>(shape.layers);
+  // What a step reads: the heads' rows, not the tail that filled them.
+  const MemoryEstimate memory = cache.plan().memory(cache.tokens(), cache.options());
+  const double bytes = static_cast<double>(memory.heads) / static_cast<double>(shape.layers);
   state.counters["layer_MiB"] = bytes / 0x1p20;
   state.counters["best_GB/s"] = bytes / times.at(0) * 1e-9;
   state.counters["median_GB/s"] = bytes / times.at(0.5) * 1e-9;
