@@ -35,6 +35,7 @@ libdnnl-dev|oneDNN: matrix products of the reference model|
 libopenblas-dev|OpenBLAS: the same, where oneDNN is missing|'
 TEST_PACKAGES='
 doctest-dev|the test framework|
+libboost-context-dev|Boost.Context: threads of the kernels that run without a GPU|
 libbenchmark-dev|Google Benchmark: the benches|'
 
 # The clang that the system has: 14 on Debian 12, else 18, else whichever is installed.

@@ -52,27 +52,24 @@ inline std::vector<HeadSpec> some_heads(std::size_t first, std::size_t count, bo
 }
 
 /// Live bytes of the resource are the bytes of the caches on it; a page that two hold counts once.
-template <class Plan>
-void check_bytes(const CountingResource& memory, std::vector<Sequence<Plan>>& sequences) {
-  std::size_t total = 0;
-  for (auto& sequence : sequences) total += sequence.cache().bytes();
-  if (sequences.size() == 2) {
-    const std::size_t shared = sequences[0].cache().shared_bytes();
-    CHECK(shared == sequences[1].cache().shared_bytes());
-    total -= shared;
-  } else {
-    CHECK(sequences[0].cache().shared_bytes() == 0);
+template <class Plan, class Backend>
+void check_bytes(const typename Backend::Memory& memory, std::vector<Sequence<Plan, Backend>>& sequences) {
+  std::vector<const typename Backend::Cache*> caches;
+  for (auto& sequence : sequences) {
+    CHECK(sequence.cache().shared_bytes() ==
+          (sequences.size() == 2 ? sequences[0].cache().shared_bytes() : 0));
+    caches.push_back(&sequence.cache());
   }
-  CHECK(memory.live_bytes() == total);
+  CHECK(memory.live_bytes() == Backend::live_bytes(caches));
   CHECK(memory.faults() == 0);
 }
 
-template <class Plan, class In>
-void random_call(Random& random, Sequence<Plan>& sequence, std::size_t max_append) {
+template <class In, class Plan, class Backend>
+void random_call(Random& random, Sequence<Plan, Backend>& sequence, std::size_t max_append) {
   Call call;
   call.tokens = one_of(random, std::vector<std::size_t>{1, 1, 1, 1, 2, 3, 5, 7, 17, 31});
   if (below(random, 12) == 0) call.tokens = one_of(random, std::vector<std::size_t>{63, 64, 65, 101, 150});
-  call.layout = one_of(random, std::vector<Layout>{Layout::contiguous, Layout::padded, Layout::heads_first});
+  call.layout = one_of(random, std::vector<Layout>{Layout::contiguous, Backend::odd_layout, Layout::heads_first});
   call.apart = below(random, 4) == 0;
   if (call.apart) call.tokens = std::min(call.tokens, max_append);
   call.read = below(random, 2) == 0 ? Read::selected : Read::all;
@@ -80,20 +77,20 @@ void random_call(Random& random, Sequence<Plan>& sequence, std::size_t max_appen
   sequence.template run<In>(random, call);
 }
 
-template <class Plan, class In>
+template <class Plan, class In, class Backend = HostBackend<Plan>>
 void random_operations(std::uint64_t seed, const ModelShape& shape, const std::vector<HeadSpec>& heads,
-                       CacheOptions options, const Logits& logits, std::size_t operations) {
+                       typename Backend::Options options, const Logits& logits, std::size_t operations) {
   CAPTURE(seed);
   Random random{seed};
-  CountingResource memory;
+  typename Backend::Memory memory;
   options.memory = &memory;
   {
-    std::vector<Sequence<Plan>> sequences;
+    std::vector<Sequence<Plan, Backend>> sequences;
     sequences.emplace_back(shape, heads, options, logits);
     check_bytes(memory, sequences);
     for (std::size_t i = 0; i < operations; ++i) {
       CAPTURE(i);
-      Sequence<Plan>& sequence = sequences[below(random, sequences.size())];
+      Sequence<Plan, Backend>& sequence = sequences[below(random, sequences.size())];
       const std::size_t what = below(random, 40);
       if (what < 8 && sequence.tokens() > sequence.commit_point()) {
         const std::size_t span = sequence.tokens() - sequence.commit_point();
@@ -109,9 +106,9 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
           sequences.erase(sequences.begin() + static_cast<std::ptrdiff_t>(below(random, 2)));
         }
       } else if (what == 11) {
-        random_call<Plan, typename Plan::element_type>(random, sequence, options.max_append);
+        random_call<typename Plan::element_type>(random, sequence, options.max_append);
       } else {
-        random_call<Plan, In>(random, sequence, options.max_append);
+        random_call<In>(random, sequence, options.max_append);
       }
       check_bytes(memory, sequences);
     }

@@ -32,6 +32,9 @@ struct HeadSpec {
   std::size_t bits = 0, key_group = 0, value_group = 0, residual = 0;
   bool per_channel = false;
   bool kivi = false;
+  std::size_t flush_rows = 1;  // that leave the residual together, keys and values
+  // A compression may bring quantised rows back into the residual, as what they had become.
+  bool returns_rows = false;
 
   [[nodiscard]] std::size_t key_rows() const {
     return !per_channel ? 1 : key_group == 0 ? 32 : key_group;
@@ -154,6 +157,10 @@ class HeadModel {
   void compress(const std::vector<std::int64_t>& survivors) {
     kept_ = survivors;
     released_ = true;
+    if (spec_.returns_rows) {
+      quantized_keys_.clear();
+      quantized_values_.clear();
+    }
     erase_dead(quantized_keys_);
     erase_dead(quantized_values_);
     quantize();
@@ -216,7 +223,8 @@ class HeadModel {
     if (spec_.bits == 0 || (spec_.kind == Kind::budget && !released_)) return;
     const std::size_t sinks = spec_.kind == Kind::window ? std::min(spec_.sinks, kept_.size()) : 0;
     const std::size_t end = evicted_ + kept_.size() - sinks;
-    const std::size_t beyond = end > spec_.residual ? end - spec_.residual : 0;
+    std::size_t beyond = end > spec_.residual ? end - spec_.residual : 0;
+    beyond -= beyond % spec_.flush_rows;
     std::size_t keys = beyond;
     if (spec_.kivi) keys = end / spec_.residual * spec_.residual;
     keys -= keys % spec_.key_rows();

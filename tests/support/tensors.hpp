@@ -31,7 +31,8 @@ inline float normal(Random& random) {
   return static_cast<float>(sum);
 }
 
-enum class Layout { contiguous, padded, heads_first };
+/// `padded` rows begin anywhere, `aligned` ones on 8 numbers, with room between.
+enum class Layout { contiguous, padded, heads_first, aligned };
 
 /// Owns [tokens, heads, head_dim] of T.
 template <class T>
@@ -43,6 +44,7 @@ class Tensor {
     switch (layout) {
       case Layout::contiguous: head_stride_ = head_dim, token_stride_ = heads * head_dim; break;
       case Layout::padded: head_stride_ = head_dim + 3, token_stride_ = heads * head_stride_ + 5; break;
+      case Layout::aligned: head_stride_ = head_dim + 8, token_stride_ = heads * head_stride_ + 16; break;
       case Layout::heads_first: token_stride_ = head_dim, head_stride_ = (tokens + 1) * head_dim; break;
     }
     const std::size_t span = tokens * heads == 0 ? 0

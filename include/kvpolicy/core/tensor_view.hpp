@@ -34,11 +34,11 @@ struct TensorView {
         token_stride{token_stride_}, head_stride{head_stride_} {}
 
   /// A view to change is a view to read.
-  constexpr operator TensorView<const T>() const
-    requires(!std::is_const_v<T>)
-  {
-    return {data, tokens, heads, head_dim, token_stride, head_stride};
-  }
+  template <class U>
+    requires(!std::is_same_v<U, T> && std::is_same_v<const U, T>)
+  constexpr TensorView(const TensorView<U>& other)
+      : TensorView{other.data,     other.tokens,       other.heads,
+                   other.head_dim, other.token_stride, other.head_stride} {}
 
   [[nodiscard]] constexpr T* row(std::size_t token, std::size_t head) const {
     return data + token * token_stride + head * head_stride;

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Launches the kernels for one model shape on one device: which instance, how many blocks, which
+// workspace. A cache asks it for whole operations on a layer; an engine with caches of its own can
+// call `attend` with descriptions of heads that it made itself (kernels/head.cuh).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/kernels/append.cuh>
+#include <kvpolicy/cuda/kernels/compact.cuh>
+#include <kvpolicy/cuda/kernels/decode.cuh>
+#include <kvpolicy/cuda/kernels/observe.cuh>
+#include <kvpolicy/cuda/kernels/prefill.cuh>
+#include <kvpolicy/cuda/kernels/score.cuh>
+#include <kvpolicy/cuda/kernels/select.cuh>
+#include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/runtime.hpp>
+
+/// The head dimensions that kernels are compiled for: fewer compile faster. Define it alike in
+/// every translation unit of a program.
+#ifndef KVPOLICY_CUDA_HEAD_DIMS
+#define KVPOLICY_CUDA_HEAD_DIMS 64, 80, 96, 128, 256
+#endif
+
+namespace kvpolicy::cuda {
+
+/// Calls `f.template operator()<HeadDim>()`. @throws ConfigError for one that is not compiled.
+template <class F>
+void dispatch_head_dim(std::size_t head_dim, F f) {
+  const auto among = [&]<int... Dims>(std::integer_sequence<int, Dims...>) {
+    const bool found =
+        ((head_dim == static_cast<std::size_t>(Dims) && (f.template operator()<Dims>(), true)) || ...);
+    if (found) return;
+    std::string known;
+    ((known += (known.empty() ? "" : ", ") + std::to_string(Dims)), ...);
+    throw ConfigError{message("cuda::Engine: head_dim is ", head_dim, ", kernels were compiled for ",
+                              known, " (KVPOLICY_CUDA_HEAD_DIMS)")};
+  };
+  among(std::integer_sequence<int, KVPOLICY_CUDA_HEAD_DIMS>{});
+}
+
+/// Not synchronised: its workspace serves one stream at a time.
+template <Element E>
+class Engine {
+ public:
+  /// Sequences x KV heads that one call may bring.
+  static constexpr std::size_t most_heads = 4096;
+
+  /// @throws ConfigError for a head_dim that is not compiled or a group of more than 16 query heads,
+  /// DeviceError without a fitting device, std::bad_alloc
+  explicit Engine(const ModelShape& shape, MemoryResource* memory = default_memory(),
+                  cudaStream_t stream = nullptr)
+      : shape_{shape}, device_{Device::current()}, memory_{memory} {
+    shape.validate();
+    require(shape.group() <= 16, "cuda::Engine: ", shape.group(),
+            " query heads share a KV head, the kernels serve 1 to 16");
+    require(shape.kv_heads <= most_heads, "cuda::Engine: kv_heads is ", shape.kv_heads,
+            ", must be at most ", most_heads);
+    dispatch_head_dim(shape.head_dim, [&]<int D>() { lay_out<D>(); });
+    workspace_ = allocate(memory_, workspace_bytes(), stream);
+    // Tickets are zero between calls; what blocks leave for each other needs no beginning.
+    check(cudaMemsetAsync(workspace_.get(), 0, tickets_ * sizeof(std::uint32_t), stream),
+          "cudaMemsetAsync");
+  }
+
+  [[nodiscard]] const ModelShape& shape() const { return shape_; }
+  [[nodiscard]] const Device& device() const { return device_; }
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    return tickets_ * sizeof(std::uint32_t) + states_ * sizeof(PartialState) + values_ * sizeof(float);
+  }
+
+  /// Attention of one layer (kernels/attend.cuh says what `params` are; workspace and splits are the
+  /// engine's to fill in). `packs`: some head may have quantised rows. `longest`: about the most
+  /// rows that a query reads of a head, by which the work of few query tiles is split.
+  /// @throws DeviceError
+  void attend(AttendParams params, bool packs, std::size_t longest, cudaStream_t stream) const {
+    params.workspace = workspace();
+    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
+      const int columns = params.request.queries * params.group;
+      if constexpr (can_quantize<D>) {
+        if (packs) return attend_with<D, true>(params, columns, longest, stream);
+      }
+      attend_with<D, false>(params, columns, longest, stream);
+    });
+  }
+
+  /// New rows and what they commit. `jobs`: about how many blocks and chunks are committed at most.
+  /// @throws DeviceError
+  void append(AppendParams params, std::size_t jobs, cudaStream_t stream) const {
+    params.tickets = tickets();
+    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
+      if (params.rows <= most_rows_at_once && jobs <= most_jobs_at_once) {
+        launch(append_kernel<E, D>,
+               {.grid_x = params.kv_heads, .grid_y = params.sequences, .threads = write_threads,
+                .shared_bytes = append_shared_bytes<D>()},
+               stream, params, "append_kernel");
+        return;
+      }
+      const int heads = params.kv_heads * params.sequences;
+      const int wave = quotient_up(4 * device_.multiprocessors, heads);
+      if (jobs > 0) {
+        launch(commit_kernel<E, D>,
+               {.grid_x = std::clamp(static_cast<int>(jobs), 1, wave), .grid_y = heads,
+                .threads = write_threads, .shared_bytes = append_shared_bytes<D>()},
+               stream, params, "commit_kernel");
+      }
+      launch(write_kernel<E, D>,
+             {.grid_x = std::clamp(quotient_up(params.rows, write_tile_rows), 1, wave),
+              .grid_y = heads, .threads = write_threads},
+             stream, params, "write_kernel");
+    });
+  }
+
+  /// Sets counters of `count` layers or sequences back; choices made behind them go.
+  /// @throws DeviceError
+  void set_states(LayerState* states, const HeadView* heads, std::size_t count, LayerState to,
+                  cudaStream_t stream) const {
+    const SetStateParams params{.heads = heads, .states = states, .count = static_cast<int>(count),
+                                .kv_heads = static_cast<int>(shape_.kv_heads), .state = to};
+    launch(set_state_kernel<>,
+           {.grid_x = quotient_up(params.count * params.kv_heads, set_state_threads),
+            .threads = set_state_threads},
+           stream, params, "set_state_kernel");
+  }
+
+  /// Of `count` heads of one sequence, those that select choose their chunks by the last of the
+  /// call's queries. `call_rows`: how many rows of the call the counters lack.
+  /// @throws DeviceError
+  void refresh(const HeadView* heads, const LayerState* states, std::size_t count, const Tensor& q,
+               int queries, int call_rows, std::size_t page_rows, cudaStream_t stream) const {
+    const int kv_heads = static_cast<int>(count);
+    const ScoreParams scoring{.heads = heads, .states = states, .kv_heads = kv_heads,
+                              .group = static_cast<int>(shape_.group()),
+                              .page_rows = static_cast<int>(page_rows), .queries = queries, .q = q};
+    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
+      launch(score_kernel<E, D>,
+             {.grid_x = quotient_up(4 * device_.multiprocessors, kv_heads), .grid_y = kv_heads,
+              .threads = score_threads, .shared_bytes = score_shared_bytes<D>()},
+             stream, scoring, "score_kernel");
+    });
+    const RefreshParams choosing{.heads = heads, .states = states, .kv_heads = kv_heads,
+                                 .call_rows = call_rows};
+    launch(refresh_select_kernel<>,
+           {.grid_x = kv_heads, .threads = select_threads, .shared_bytes = select_shared_bytes()},
+           stream, choosing, "refresh_select_kernel");
+  }
+
+  /// Blocks that share the rows of a head that is observed, and so its places for partial states.
+  [[nodiscard]] int observe_blocks() const {
+    return quotient_up(4 * device_.multiprocessors, static_cast<int>(shape_.kv_heads));
+  }
+  /// Scores the rows of heads that are compressed. @throws DeviceError
+  void observe(const ObserveParams& params, bool packs, cudaStream_t stream) const {
+    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
+      if constexpr (can_quantize<D>) {
+        if (packs) return observe_with<D, true>(params, stream);
+      }
+      observe_with<D, false>(params, stream);
+    });
+  }
+  /// The rows that survive. @throws DeviceError
+  void keep(const KeepParams& params, cudaStream_t stream) const {
+    launch(keep_select_kernel<>,
+           {.grid_x = static_cast<int>(shape_.kv_heads), .threads = select_threads,
+            .shared_bytes = select_shared_bytes()},
+           stream, params, "keep_select_kernel");
+  }
+  /// Moves them; `longest`: the most rows that survive in a head. @throws DeviceError
+  void compact(const CompactParams& params, std::size_t longest, cudaStream_t stream) const {
+    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
+      launch(compact_kernel<E, D>,
+             {.grid_x = std::max(1, compact_tiles(static_cast<int>(longest), 0)),
+              .grid_y = params.kv_heads, .threads = write_threads,
+              .shared_bytes = compact_shared_bytes<D>()},
+             stream, params, "compact_kernel");
+    });
+  }
+
+ private:
+  // Beyond these a call is worth the whole device and two launches.
+  static constexpr int most_rows_at_once = 64;
+  static constexpr std::size_t most_jobs_at_once = 4;
+
+  template <int D>
+  void lay_out() {
+    decode_grid_ = device_.multiprocessors * decode_blocks_per_multiprocessor;
+    prefill_slots_ = static_cast<std::size_t>(2 * device_.multiprocessors);
+    tickets_ = std::max(most_heads, prefill_slots_);
+    const auto decode_rows =
+        static_cast<std::size_t>(decode_workspace_slots(decode_grid_)) * decode_most_columns;
+    const std::size_t prefill_rows = prefill_slots_ * prefill_tile_rows<D>;
+    states_ = std::max(decode_rows, prefill_rows);
+    values_ = states_ * D;
+  }
+
+  [[nodiscard]] std::uint32_t* tickets() const {
+    return reinterpret_cast<std::uint32_t*>(workspace_.get());
+  }
+  [[nodiscard]] Workspace workspace() const {
+    auto* states = reinterpret_cast<PartialState*>(tickets() + tickets_);
+    return {.values = reinterpret_cast<float*>(states + states_), .states = states,
+            .tickets = tickets()};
+  }
+
+  template <int D, bool Packed>
+  void attend_with(AttendParams& params, int columns, std::size_t longest,
+                   cudaStream_t stream) const {
+    if (columns <= 8) return decode_with<D, 1, Packed>(params, stream);
+    if (columns <= decode_most_columns) return decode_with<D, 2, Packed>(params, stream);
+    const auto items = static_cast<std::size_t>(prefill_items<D>(params));
+    // Few tiles of queries over many rows: several blocks share a tile, as long as one block has
+    // some work (a tile of keys is 64 rows).
+    constexpr std::size_t least_rows = 512;
+    params.splits = static_cast<int>(std::max<std::size_t>(
+        1, std::min(prefill_slots_ / std::max<std::size_t>(items, 1), longest / least_rows)));
+    launch(prefill_kernel<E, D, Packed>,
+           {.grid_x = static_cast<int>(items) * params.splits, .threads = prefill_threads,
+            .shared_bytes = prefill_shared_bytes<D>()},
+           stream, params, "prefill_kernel");
+  }
+
+  template <int D, bool Packed>
+  void observe_with(const ObserveParams& params, cudaStream_t stream) const {
+    const Shape shape{.grid_x = observe_blocks(), .grid_y = params.kv_heads,
+                      .threads = observe_threads,
+                      .shared_bytes = observe_shared_bytes<D>(params.group, params.window)};
+    launch(observe_lse_kernel<E, D, Packed>, shape, stream, params, "observe_lse_kernel");
+    launch(observe_score_kernel<E, D, Packed>, shape, stream, params, "observe_score_kernel");
+  }
+
+  template <int D, int ColumnTiles, bool Packed>
+  void decode_with(const AttendParams& params, cudaStream_t stream) const {
+    launch(decode_kernel<E, D, ColumnTiles, Packed>,
+           {.grid_x = decode_grid_, .threads = decode_threads<D, ColumnTiles, Packed>,
+            .shared_bytes = decode_shared_bytes<E, D, ColumnTiles, Packed>(params.sequences * params.kv_heads)},
+           stream, params, "decode_kernel");
+  }
+
+  ModelShape shape_;
+  Device device_;
+  MemoryResource* memory_;
+  int decode_grid_ = 1;
+  std::size_t prefill_slots_ = 0;
+  std::size_t tickets_ = 0;
+  std::size_t states_ = 0;
+  std::size_t values_ = 0;
+  Block workspace_;  // tickets, then states, then values
+};
+
+}  // namespace kvpolicy::cuda

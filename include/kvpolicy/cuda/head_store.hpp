@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One KV head's memory on the device: which pages it needs for a text of a given length, and the
+// HeadView that describes them to the kernels. Rows are written by kernels; nothing here waits.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/pages.hpp>
+
+namespace kvpolicy::cuda {
+
+/// What all heads of a cache have in common.
+struct StoreContext {
+  std::size_t head_dim = 0;
+  std::size_t page_rows = 64;
+  std::size_t tail_rows = 1;  ///< rows that may be taken back or wait for their `attend`
+  std::size_t selection_slots = 2;
+  MemoryResource* memory = nullptr;
+};
+
+/// How many pages of each kind a head needs, and how its slots are laid out.
+class HeadGeometry {
+ public:
+  /// `held`: rows stay exact until the first compression.
+  HeadGeometry(const HeadSettings& settings, const StoreContext& context, bool held)
+      : settings_{settings}, context_{context}, held_{held} {}
+
+  [[nodiscard]] bool packs() const { return settings_.is_packed() && !held_; }
+  [[nodiscard]] std::size_t exact_origin() const { return up(settings_.sinks); }
+  /// Slots of the ring of exact rows; 0 where they lie in a line.
+  [[nodiscard]] std::size_t exact_ring() const {
+    if (packs()) return up(settings_.residual + block_rows + context_.tail_rows);
+    return settings_.recent > 0 ? up(settings_.recent + context_.tail_rows) : 0;
+  }
+  [[nodiscard]] std::size_t packed_ring() const {
+    return settings_.recent > 0 ? up(settings_.recent + context_.tail_rows + block_rows) : 0;
+  }
+
+  [[nodiscard]] std::size_t exact_pages(std::size_t rows) const {
+    if (rows <= settings_.sinks) return up(rows) / context_.page_rows;
+    const std::size_t main = up(rows - settings_.sinks);
+    const std::size_t ring = exact_ring();
+    return (exact_origin() + (ring > 0 ? std::min(main, ring) : main)) / context_.page_rows;
+  }
+  [[nodiscard]] std::size_t packed_pages(std::size_t rows) const {
+    if (!packs()) return 0;
+    const std::size_t exact = settings_.sinks + settings_.residual;
+    const std::size_t main = up((rows - std::min(rows, exact)) / block_rows * block_rows);
+    const std::size_t ring = packed_ring();
+    return (ring > 0 ? std::min(main, ring) : main) / context_.page_rows;
+  }
+  [[nodiscard]] std::size_t summary_pages(std::size_t rows) const {
+    return settings_.chunk == 0 ? 0 : up(rows / settings_.chunk) / context_.page_rows;
+  }
+
+  [[nodiscard]] std::size_t exact_page_bytes() const {
+    return 2 * context_.page_rows * context_.head_dim * 2;
+  }
+  [[nodiscard]] std::size_t packed_page_bytes() const {
+    if (!settings_.is_packed()) return 0;
+    const PackedLayout layout{code_bits(settings_.encoding), static_cast<int>(context_.head_dim),
+                              static_cast<int>(context_.page_rows), settings_.key_per_channel,
+                              static_cast<int>(settings_.key_group),
+                              static_cast<int>(settings_.value_group)};
+    return static_cast<std::size_t>(layout.page_bytes);
+  }
+  [[nodiscard]] std::size_t summary_page_bytes() const {
+    return (settings_.min_max ? 2 : 1) * context_.page_rows * context_.head_dim * 2;
+  }
+  [[nodiscard]] std::size_t bytes(std::size_t rows) const {
+    return exact_pages(rows) * exact_page_bytes() + packed_pages(rows) * packed_page_bytes() +
+           summary_pages(rows) * summary_page_bytes();
+  }
+
+ private:
+  [[nodiscard]] std::size_t up(std::size_t rows) const {
+    return (rows + context_.page_rows - 1) / context_.page_rows * context_.page_rows;
+  }
+
+  HeadSettings settings_;
+  StoreContext context_;
+  bool held_;
+};
+
+/// Rows of one head. Not synchronised; every member puts its work on the stream of `writes`.
+class HeadStore {
+ public:
+  /// `frequencies`: [head_dim / 2] on the device, for a head with in-cache positions.
+  HeadStore(const HeadSettings& settings, const StoreContext& context, const float* frequencies,
+            DeviceWrites& writes)
+      : HeadStore{settings, context, frequencies, settings.compresses && settings.is_packed(), 0,
+                  writes} {}
+
+  [[nodiscard]] const HeadSettings& settings() const { return settings_; }
+  [[nodiscard]] const HeadView& view() const { return view_; }
+  /// Whether rows stay exact until the first compression.
+  [[nodiscard]] bool is_held() const { return held_; }
+  [[nodiscard]] std::size_t evicted() const { return static_cast<std::size_t>(view_.evicted); }
+  [[nodiscard]] const Pages& exact() const { return exact_; }
+  [[nodiscard]] const Pages& packed() const { return packed_; }
+  [[nodiscard]] const Pages& summaries() const { return summaries_; }
+  /// Text positions of the rows that survived the last compression, [survivors]; null before.
+  [[nodiscard]] const Block& positions() const { return positions_; }
+  [[nodiscard]] std::size_t survivors() const { return survivors_; }
+
+  [[nodiscard]] std::size_t bytes() const {
+    return exact_.bytes() + packed_.bytes() + summaries_.bytes();
+  }
+  [[nodiscard]] std::size_t shared_bytes() const {
+    return exact_.shared_bytes() + packed_.shared_bytes() + summaries_.shared_bytes();
+  }
+  /// Page tables, positions, selections and scores: bookkeeping, not in `bytes`.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    return exact_.table_bytes() + packed_.table_bytes() + summaries_.table_bytes() +
+           survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float);
+  }
+
+  /// Pages for a text of `tokens`. The view is then to be written again.
+  /// @throws std::bad_alloc, with rows and view as they were
+  void reserve(std::size_t tokens, DeviceWrites& writes) {
+    const std::size_t rows = tokens - std::min(tokens, evicted());
+    const HeadGeometry geometry{settings_, context_, held_};
+    exact_.grow(geometry.exact_pages(rows), writes);
+    packed_.grow(geometry.packed_pages(rows), writes);
+    summaries_.grow(geometry.summary_pages(rows), writes);
+    reserve_scores(settings_.chunk == 0 ? 0 : rows / settings_.chunk, writes);
+    describe_pages();
+  }
+
+  /// An independent store with the same rows: full pages of committed rows are shared.
+  [[nodiscard]] HeadStore fork(std::size_t tokens, std::size_t committed, const float* frequencies,
+                               DeviceWrites& writes) const {
+    const HeadGeometry geometry{settings_, context_, held_};
+    const std::size_t rows = tokens - evicted();
+    const std::size_t firm = committed - std::min(committed, evicted());
+    const std::size_t page_rows = context_.page_rows;
+    HeadStore other{settings_, context_, frequencies, held_, evicted(), writes};
+    // A ring is written in place, so nothing of it can be shared.
+    const std::size_t sinks = std::min(firm, settings_.sinks) / page_rows;
+    other.exact_ = exact_.fork(geometry.exact_ring() > 0 ? sinks : firm / page_rows,
+                               geometry.exact_pages(rows), writes);
+    const auto packed_rows =
+        static_cast<std::size_t>(view_.packed_end(static_cast<int>(committed)) - view_.sinks);
+    other.packed_ = packed_.fork(geometry.packed_ring() > 0 ? 0 : packed_rows / page_rows,
+                                 geometry.packed_pages(rows), writes);
+    const std::size_t chunks = settings_.chunk == 0 ? 0 : firm / settings_.chunk;
+    other.summaries_ = summaries_.fork(chunks / page_rows, geometry.summary_pages(rows), writes);
+    if (survivors_ > 0) {
+      other.survivors_ = survivors_;
+      other.positions_ = allocate(context_.memory, survivors_ * sizeof(long long), writes.stream());
+      check(cudaMemcpyAsync(other.positions_.get(), positions_.get(), survivors_ * sizeof(long long),
+                            cudaMemcpyDeviceToDevice, writes.stream()),
+            "cudaMemcpyAsync");
+    }
+    if (selections_ != nullptr) {
+      // What the choices are, but not where they lie, which the new store has written already.
+      writes.flush();
+      check(cudaMemcpyAsync(other.selections_.get() + sizeof(Selections),
+                            selections_.get() + sizeof(Selections),
+                            selection_bytes() - sizeof(Selections), cudaMemcpyDeviceToDevice,
+                            writes.stream()),
+            "cudaMemcpyAsync");
+      constexpr std::size_t counters = offsetof(Selections, slots);
+      check(cudaMemcpyAsync(other.selections_.get(), selections_.get(), counters,
+                            cudaMemcpyDeviceToDevice, writes.stream()),
+            "cudaMemcpyAsync");
+    }
+    other.reserve_scores(scored_chunks_, writes);
+    other.describe_pages();
+    return other;
+  }
+
+  /// An empty store for the `survivors` rows of a text of `tokens`, with room for `capacity` tokens;
+  /// compact.cuh fills rows and `positions`.
+  [[nodiscard]] HeadStore compacted(std::size_t survivors, std::size_t tokens,
+                                    std::size_t capacity, DeviceWrites& writes) const {
+    HeadStore other{settings_, context_, view_.inverse_frequencies, false, tokens - survivors, writes};
+    other.survivors_ = survivors;
+    if (survivors > 0) {
+      other.positions_ = allocate(context_.memory, survivors * sizeof(long long), writes.stream());
+    }
+    other.reserve(std::max(tokens, capacity), writes);
+    return other;
+  }
+
+ private:
+  HeadStore(const HeadSettings& settings, const StoreContext& context, const float* frequencies,
+            bool held, std::size_t evicted, DeviceWrites& writes)
+      : settings_{settings}, context_{context}, held_{held},
+        exact_{context.memory, HeadGeometry{settings, context, held}.exact_page_bytes()},
+        packed_{context.memory, HeadGeometry{settings, context, held}.packed_page_bytes()},
+        summaries_{context.memory, HeadGeometry{settings, context, held}.summary_page_bytes()} {
+    const HeadGeometry geometry{settings, context, held};
+    const auto number = [](std::size_t n) { return static_cast<int>(std::min<std::size_t>(n, INT_MAX)); };
+    view_.sinks = number(settings.sinks);
+    view_.recent = number(settings.recent);
+    view_.chunk_mask = settings.chunk_mask;
+    view_.evicted = number(evicted);
+    view_.exact_origin = number(geometry.exact_origin());
+    view_.exact_ring = number(geometry.exact_ring());
+    view_.packed_ring = number(geometry.packed_ring());
+    view_.encoding = settings.encoding;
+    view_.key_per_channel = settings.key_per_channel;
+    view_.key_group = number(settings.key_group);
+    view_.value_group = number(settings.value_group);
+    view_.residual = geometry.packs() ? number(settings.residual) : unlimited;
+    view_.inverse_frequencies = frequencies;
+    view_.rotation_limit = number(settings.sinks + settings.recent) - 1;
+    view_.chunk_rows = number(settings.chunk);
+    view_.budget_chunks = settings.chunk == 0 ? 0 : number(settings.chosen_rows / settings.chunk);
+    view_.min_max = settings.min_max;
+    make_selections(writes);
+  }
+
+  [[nodiscard]] std::size_t selection_bytes() const {
+    if (settings_.chunk == 0) return 0;
+    const std::size_t slots = context_.selection_slots;
+    const std::size_t budget = settings_.chosen_rows / settings_.chunk;
+    return sizeof(Selections) + (3 * slots + slots * budget) * sizeof(int);
+  }
+  void make_selections(DeviceWrites& writes) {
+    if (settings_.chunk == 0) return;
+    selections_ = allocate(context_.memory, selection_bytes(), writes.stream());
+    auto* numbers = reinterpret_cast<int*>(selections_.get() + sizeof(Selections));
+    const auto slots = static_cast<int>(context_.selection_slots);
+    auto* place = reinterpret_cast<Selections*>(selections_.get());
+    writes.write(place, Selections{.latest = 0, .valid = 0, .slots = slots, .tokens = numbers,
+                                   .ends = numbers + slots, .counts = numbers + 2 * slots,
+                                   .chunks = numbers + 3 * slots});
+    view_.selections = place;
+  }
+  // Nothing to keep: scores live from one kernel to the next.
+  void reserve_scores(std::size_t chunks, DeviceWrites& writes) {
+    if (chunks <= scored_chunks_) return;
+    scores_ = allocate(context_.memory, chunks * sizeof(float), writes.stream());
+    scored_chunks_ = chunks;
+  }
+  void describe_pages() {
+    view_.scores = reinterpret_cast<float*>(scores_.get());
+    view_.exact_pages = exact_.table();
+    view_.packed_pages = packed_.table();
+    view_.summary_pages = summaries_.table();
+  }
+
+  HeadSettings settings_;
+  StoreContext context_;
+  bool held_;
+  Pages exact_;
+  Pages packed_;
+  Pages summaries_;
+  Block selections_;
+  Block scores_;
+  std::size_t scored_chunks_ = 0;
+  Block positions_;
+  std::size_t survivors_ = 0;
+  HeadView view_;
+};
+
+}  // namespace kvpolicy::cuda

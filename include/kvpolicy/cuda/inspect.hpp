@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A head's rows, read back from the device: for tests, for looking at what a policy kept, and for
+// moving rows elsewhere. Waits for the stream; not for the hot path.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/head_store.hpp>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+
+namespace kvpolicy::cuda {
+
+struct CachedRows {
+  std::vector<std::int64_t> positions;  ///< of each row in the text, ascending
+  std::vector<bool> quantized;
+  std::vector<float> keys;    ///< [rows, head_dim], dequantised where they must be
+  std::vector<float> values;  ///< [rows, head_dim]
+};
+
+/// One row of a page of quantised rows as numbers: the host's way through the fragment order.
+inline void load_packed_row(const std::byte* page, const HeadView& head, int head_dim, int page_rows,
+                            int row, bool key, float* out) {
+  const int bits = code_bits(head.encoding);
+  const PackedLayout layout{bits, head_dim, page_rows, head.key_per_channel, head.key_group,
+                            head.value_group};
+  const std::byte* tile = page + (key ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes;
+  const auto param = [&](int offset, int index) {
+    half number;
+    std::memcpy(&number, page + offset + 2 * index, sizeof number);
+    return static_cast<float>(number);
+  };
+  for (int channel = 0; channel < head_dim; ++channel) {
+    const TilePlace at = key ? place_of_key(row % tile_rows, channel, head_dim)
+                             : place_of_value(row % tile_rows, channel, head_dim);
+    const int bit = bit_of_code(at, bits, head_dim);
+    const auto code = (static_cast<unsigned>(tile[bit / 8]) >> (bit % 8)) & ((1U << bits) - 1U);
+    const int index = key ? key_param(row, channel, head_dim, page_rows, head.key_per_channel,
+                                      head.key_group)
+                          : value_param(row, channel, page_rows, head.value_group);
+    const float scale = param(key ? layout.key_scales_offset : layout.value_scales_offset, index);
+    const float zero = param(key ? layout.key_zeros_offset : layout.value_zeros_offset, index);
+    out[channel] = scale * static_cast<float>(code) + zero;
+  }
+}
+
+/// The rows that a call reads of a head, besides its own.
+template <Element E>
+[[nodiscard]] CachedRows download_rows(const HeadStore& store, const LayerState& state,
+                                       const Request& request, std::size_t head_dim, std::size_t page_rows,
+                                       cudaStream_t stream) {
+  const auto fetch = [&](void* to, const void* from, std::size_t bytes) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  };
+  HeadView view = store.view();
+  Selections choice;
+  std::vector<int> numbers;
+  if (request.selected && view.selections != nullptr) {
+    fetch(&choice, view.selections, sizeof choice);
+    numbers.resize(static_cast<std::size_t>(choice.slots * (3 + view.budget_chunks)));
+    fetch(numbers.data(), choice.tokens, numbers.size() * sizeof(int));
+    choice.tokens = numbers.data();
+    choice.ends = choice.tokens + choice.slots;
+    choice.counts = choice.ends + choice.slots;
+    choice.chunks = choice.counts + choice.slots;
+    view.selections = &choice;
+  }
+  std::vector<long long> survivors(store.survivors());
+  if (!survivors.empty()) {
+    fetch(survivors.data(), store.positions().get(), survivors.size() * sizeof(long long));
+  }
+  std::map<const std::byte*, std::vector<std::byte>> fetched;
+  const auto page = [&](const Pages& pages, std::size_t index, std::size_t bytes) -> const std::byte* {
+    auto& copy = fetched[pages.page(index)];
+    if (copy.empty()) {
+      copy.resize(bytes);
+      fetch(copy.data(), pages.page(index), bytes);
+    }
+    return copy.data();
+  };
+
+  CachedRows rows;
+  const SegmentList list = segments_of(view, state, request);
+  const auto dim = static_cast<int>(head_dim);
+  const auto rows_of_page = static_cast<int>(page_rows);
+  const HeadGeometry geometry{store.settings(), {.head_dim = head_dim, .page_rows = page_rows},
+                              store.is_held()};
+  std::vector<float> row(head_dim);
+  for (int s = 0; s < list.count; ++s) {
+    const Segment& segment = list.segment[s];
+    if (segment.source == Segment::Source::call) continue;
+    const bool packed = segment.source == Segment::Source::packed;
+    for (int i = 0; i < segment.rows; ++i) {
+      const int number = segment.row(i);
+      const int slot = packed ? view.packed_slot(number) : view.exact_slot(number);
+      rows.positions.push_back(static_cast<std::size_t>(number) < survivors.size()
+                                   ? survivors[static_cast<std::size_t>(number)]
+                                   : number + view.evicted);
+      rows.quantized.push_back(packed);
+      const std::byte* start =
+          packed ? page(store.packed(), static_cast<std::size_t>(slot / rows_of_page),
+                        geometry.packed_page_bytes())
+                 : page(store.exact(), static_cast<std::size_t>(slot / rows_of_page),
+                        geometry.exact_page_bytes());
+      for (const bool key : {true, false}) {
+        if (packed) {
+          load_packed_row(start, view, dim, rows_of_page, slot % rows_of_page, key, row.data());
+        } else {
+          const auto* numbers16 = reinterpret_cast<const E*>(start) +
+                                  ((key ? 0 : rows_of_page) + slot % rows_of_page) * dim;
+          for (std::size_t c = 0; c < head_dim; ++c) row[c] = static_cast<float>(numbers16[c]);
+        }
+        auto& side = key ? rows.keys : rows.values;
+        side.insert(side.end(), row.begin(), row.end());
+      }
+    }
+  }
+  return rows;
+}
+
+}  // namespace kvpolicy::cuda

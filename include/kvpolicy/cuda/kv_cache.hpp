@@ -1,0 +1,573 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The KV cache of one sequence on a GPU: the interface and the semantics of kvpolicy::KvCache, with
+// every call put on a stream. A decode step is one attention launch for all heads of a layer,
+// whatever their policies, and one that keeps the new rows; both read the length of the text from
+// the device, so a captured step can be replayed while the text grows.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/cuda/call_checks.hpp>
+#include <kvpolicy/cuda/compression.hpp>
+#include <kvpolicy/cuda/engine.hpp>
+#include <kvpolicy/cuda/inspect.hpp>
+#include <kvpolicy/cuda/layer.hpp>
+#include <kvpolicy/cuda/options.hpp>
+
+namespace kvpolicy::cuda {
+
+/// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], in device
+/// memory, of the plan's element type (half or bfloat16), each row aligned to 16 bytes, any token
+/// and head stride; keys already rotated to their text position. `out` must not overlap the inputs.
+/// The spans of AttendOptions are device memory as well.
+///
+/// Calls are checked before anything is launched: whatever throws, but for a DeviceError, leaves
+/// rows, tokens and bytes as they were. Nothing waits for the device but what says so. Memory is
+/// asked for when the text passes what `reserve` made room for, and never otherwise.
+///
+/// Not synchronised, and meant for one stream at a time: to go on with another, let that stream
+/// wait for this one. The same holds for destruction and for forks that share an engine. A cache
+/// belongs to the device that was current when it was made.
+template <class Plan>
+class KvCache {
+ public:
+  using plan_type = Plan;
+  using element_type = typename Plan::element_type;
+  static_assert(!std::same_as<element_type, float>,
+                "cuda::KvCache: the kernels compute with half or bfloat16 rows; make the plan over "
+                "DenseStorage<half> or <bfloat16>");
+
+  /// Caches may share an engine, and with it its workspace, if they are used on one stream.
+  /// @throws ConfigError for options that do not work, alone or with the plan, DeviceError without
+  /// a fitting device, std::bad_alloc
+  explicit KvCache(Plan plan, const CacheOptions& options = {}, cudaStream_t stream = nullptr,
+                   std::shared_ptr<Engine<element_type>> engine = nullptr)
+      : plan_{std::move(plan)}, options_{options}, engine_{std::move(engine)} {
+    options_.validate();
+    if (engine_ == nullptr) {
+      engine_ = std::make_shared<Engine<element_type>>(plan_.shape(), options_.memory, stream);
+    }
+    require(engine_->shape() == plan_.shape(),
+            "cuda::KvCache: the engine was made for another model shape");
+    make_layers(stream);
+  }
+
+  KvCache(KvCache&&) noexcept = default;
+  KvCache& operator=(KvCache&&) noexcept = default;
+  ~KvCache() = default;
+
+  /// An independent cache with the same rows: full pages are shared, open ones and windows copied.
+  /// @throws std::bad_alloc, DeviceError
+  [[nodiscard]] KvCache fork(cudaStream_t stream = nullptr,
+                             std::shared_ptr<Engine<element_type>> engine = nullptr) const {
+    KvCache other{plan_, options_, engine == nullptr ? engine_ : std::move(engine)};
+    other.allocate_state(stream);
+    DeviceWrites writes{stream};
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      other.layers_.push_back(layers_[l].fork(
+          writes, [&](const HeadSettings& head) { return other.frequencies(head, writes); }));
+      other.write_views(l, writes);
+      writes.write(other.states() + l, layers_[l].state());
+    }
+    writes.flush();
+    return other;
+  }
+
+  /// Makes room for a text of `tokens`: as long as it grows no further, no call asks for memory.
+  /// Graphs that were captured before stay valid.
+  /// @throws CapacityError beyond max_tokens, std::bad_alloc (with the room made so far)
+  void reserve(std::size_t tokens, cudaStream_t stream = nullptr) {
+    require<CapacityError>(options_.max_tokens == 0 || tokens <= options_.max_tokens,
+                           "cuda::KvCache::reserve: ", tokens, " tokens, must be at most max_tokens = ",
+                           options_.max_tokens);
+    require<CapacityError>(!is_capturing(stream),
+                           "cuda::KvCache::reserve: memory cannot be asked for inside a graph");
+    for (std::size_t l = 0; l < layers_.size(); ++l) grow(l, tokens, stream);
+  }
+  /// Tokens that there is room for in every layer.
+  [[nodiscard]] std::size_t reserved() const {
+    return std::ranges::min_element(layers_, {}, &Layer::reserved)->reserved;
+  }
+
+  /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
+  /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`.
+  ///
+  /// On a stream that captures, the call is recorded and nothing else: the text grows when the
+  /// graph is launched, and `replayed` must say so. A recorded call that refreshes, refreshes each
+  /// time.
+  /// @throws ShapeError, CapacityError, std::bad_alloc, DeviceError
+  template <class Q, class K, class V>
+  void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k,
+            const TensorView<V>& v, const TensorView<element_type>& out,
+            const AttendOptions& options = {}, cudaStream_t stream = nullptr) {
+    step_checked(layer, q, k, v, out, options, stream);
+  }
+
+  /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
+  /// `max_append` rows, `attend` reads with the queries of the latest `q.tokens` of them.
+  /// @throws ShapeError, CapacityError, std::bad_alloc, DeviceError
+  template <class K, class V>
+  void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v,
+              cudaStream_t stream = nullptr) {
+    append_checked(layer, k, v, stream);
+  }
+  template <class Q>
+  void attend(std::size_t layer, const TensorView<Q>& q, const TensorView<element_type>& out,
+              const AttendOptions& options = {}, cudaStream_t stream = nullptr) {
+    attend_checked(layer, q, out, options, stream);
+  }
+
+  /// Tells the cache that a captured step of `tokens` tokens through all layers is about to be
+  /// launched `times` times. Call it first: what it refuses must not be launched.
+  /// @throws CapacityError if the text would pass what is reserved
+  void replayed(std::size_t times = 1, std::size_t tokens = 1, bool refreshes = false) {
+    const std::size_t more = times * tokens;
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      const Layer& layer = layers_[l];
+      require<CapacityError>(layer.tokens + more <= layer.reserved, "cuda::KvCache::replayed: ", more,
+                             " more tokens after ", layer.tokens, " exceed the ", layer.reserved,
+                             " that layer ", l, " has room for; reserve more first");
+    }
+    for (Layer& layer : layers_) {
+      for (std::size_t i = 0; i < times; ++i) {
+        layer.queries.push(layer.tokens, tokens);
+        if (refreshes) {
+          layer.note_refresh(0, layer.heads.size(), layer.tokens + tokens, options_.max_rollback);
+        }
+        layer.advance(tokens, tokens, options_.max_rollback);
+      }
+    }
+  }
+
+  /// Takes back the rows from text position `tokens` on, in every layer; also after a step that
+  /// failed half-way through the layers.
+  /// @throws RollbackError if a layer has committed that far, or has not come that far; DeviceError
+  void truncate(std::size_t tokens, cudaStream_t stream = nullptr) {
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      require<RollbackError>(tokens >= layers_[l].committed && tokens <= layers_[l].tokens,
+                             "cuda::KvCache::truncate: to ", tokens, " tokens, but layer ", l,
+                             " can go back to ", layers_[l].committed, " to ", layers_[l].tokens,
+                             " (max_rollback is ", options_.max_rollback, ")");
+    }
+    engine_->set_states(states(), views(0), layers_.size(),
+                        {.tokens = static_cast<int>(tokens), .committed = -1}, stream);
+    for (Layer& layer : layers_) layer.truncate(tokens);
+  }
+
+  /// Hands all tentative rows to the policies: from now on they cannot be taken back.
+  /// @throws DeviceError
+  void commit(cudaStream_t stream = nullptr) {
+    for (std::size_t l = 0; l < layers_.size(); ++l) commit_layer(l, stream);
+  }
+
+  /// Commits, then lets every head with a budget drop what its latest queries attend to least.
+  /// Heads of other policies stay as they are. Asks for memory; graphs stay valid.
+  /// @throws std::bad_alloc, DeviceError; ShapeError if rows came without their queries
+  void compress(cudaStream_t stream = nullptr) {
+    for (const Layer& layer : layers_) layer.check_queries();
+    for (std::size_t l = 0; l < layers_.size(); ++l) compress_checked(l, false, stream);
+  }
+  /// The same for one layer, for engines that prefill layer by layer.
+  void compress(std::size_t layer, cudaStream_t stream = nullptr) {
+    layers_[checked(layer)].check_queries();
+    compress_checked(layer, false, stream);
+  }
+
+  /// Tokens that every layer has seen; `tokens(layer)` differs only inside a step.
+  [[nodiscard]] std::size_t tokens() const {
+    return std::ranges::min_element(layers_, {}, &Layer::tokens)->tokens;
+  }
+  [[nodiscard]] std::size_t tokens(std::size_t layer) const { return layers_[checked(layer)].tokens; }
+  /// `truncate` goes back no further than this.
+  [[nodiscard]] std::size_t commit_point() const {
+    return std::ranges::max_element(layers_, {}, &Layer::committed)->committed;
+  }
+
+  /// Device bytes of rows, summaries and kept queries; pages shared with forks count in full.
+  [[nodiscard]] std::size_t bytes() const {
+    std::size_t total = 0;
+    for (const Layer& layer : layers_) {
+      total += layer.queries.bytes();
+      for (const HeadStore& head : layer.heads) total += head.bytes();
+    }
+    return total;
+  }
+  /// Of them, bytes that a fork holds too.
+  [[nodiscard]] std::size_t shared_bytes() const {
+    std::size_t total = 0;
+    for (const Layer& layer : layers_) {
+      for (const HeadStore& head : layer.heads) total += head.shared_bytes();
+    }
+    return total;
+  }
+  /// Device bytes besides: page tables, descriptions, selections. The engine's workspace is its own.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    std::size_t total = state_bytes() + frequency_bytes_;
+    for (const Layer& layer : layers_) {
+      total += layer.overhead_bytes();
+      for (const HeadStore& head : layer.heads) total += head.overhead_bytes();
+    }
+    return total;
+  }
+
+  [[nodiscard]] const Plan& plan() const { return plan_; }
+  [[nodiscard]] const CacheOptions& options() const { return options_; }
+  [[nodiscard]] const std::shared_ptr<Engine<element_type>>& engine() const { return engine_; }
+
+  /// The cached rows that the next query of a head would read, or, with `appended` > 0, that an
+  /// `attend` with so many queries would; brought to the host. Waits for the stream.
+  [[nodiscard]] CachedRows rows(std::size_t layer, std::size_t head, Read read = Read::all,
+                                std::size_t appended = 0, cudaStream_t stream = nullptr) const {
+    const ModelShape& shape = plan_.shape();
+    require(head < shape.kv_heads, "cuda::KvCache: there is no KV head ", head, ", the shape has ",
+            shape.kv_heads);
+    const Layer& own = layers_[checked(layer)];
+    const Request request{.queries = static_cast<int>(std::max<std::size_t>(appended, 1)),
+                          .own_rows = appended == 0, .selected = read == Read::selected};
+    return download_rows<element_type>(own.heads[head], own.state(), request, shape.head_dim,
+                                       options_.page_rows, stream);
+  }
+
+  /// A layer's heads [kv_heads] and its counters on the device, for launches of the caller's own
+  /// (Engine::attend). Valid as long as the cache; what they say changes with every call.
+  [[nodiscard]] const HeadView* device_heads(std::size_t layer) const { return views(checked(layer)); }
+  [[nodiscard]] const LayerState* device_state(std::size_t layer) const {
+    return states() + checked(layer);
+  }
+
+  /// Numbers that were not finite, or beyond what a scale in half can hold, when they were
+  /// quantised: they were clamped. Waits for the stream.
+  [[nodiscard]] std::size_t clamped_numbers(cudaStream_t stream = nullptr) const {
+    int count = 0;
+    check(cudaMemcpyAsync(&count, out_of_range(), sizeof count, cudaMemcpyDeviceToHost, stream),
+          "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    return static_cast<std::size_t>(count);
+  }
+
+ private:
+  using E = element_type;
+
+  KvCache(const Plan& plan, const CacheOptions& options, std::shared_ptr<Engine<E>> engine)
+      : plan_{plan}, options_{options}, engine_{std::move(engine)} {}
+
+  // ---- device memory besides rows: [states][out of range, padded][views]
+
+  [[nodiscard]] std::size_t state_bytes() const {
+    const ModelShape& shape = plan_.shape();
+    return (shape.layers + 1) * sizeof(LayerState) + shape.kv_head_count() * sizeof(HeadView);
+  }
+  [[nodiscard]] LayerState* states() const { return reinterpret_cast<LayerState*>(device_.get()); }
+  [[nodiscard]] int* out_of_range() const {
+    return reinterpret_cast<int*>(states() + plan_.shape().layers);
+  }
+  [[nodiscard]] HeadView* views(std::size_t layer) const {
+    return reinterpret_cast<HeadView*>(states() + plan_.shape().layers + 1) +
+           layer * plan_.shape().kv_heads;
+  }
+  void allocate_state(cudaStream_t stream) {
+    device_ = allocate(options_.memory, state_bytes(), stream);
+    check(cudaMemsetAsync(device_.get(), 0, state_bytes(), stream), "cudaMemsetAsync");
+  }
+  void write_views(std::size_t l, DeviceWrites& writes) {
+    for (std::size_t head = 0; head < layers_[l].heads.size(); ++head) {
+      writes.write(views(l) + head, layers_[l].heads[head].view());
+    }
+  }
+
+  void make_layers(cudaStream_t stream) {
+    const ModelShape& shape = plan_.shape();
+    std::vector<std::vector<HeadSettings>> settings(shape.layers);
+    for (std::size_t l = 0; l < shape.layers; ++l) {
+      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+        settings[l].push_back(describe(plan_, l, head));
+        require(options_.max_rollback == 0 || settings[l].back().compress_every == 0,
+                "cuda::KvCache: KV head ", head, " of layer ", l,
+                " compresses by itself, which cannot be rolled back; max_rollback is ",
+                options_.max_rollback, ", must be 0");
+      }
+    }
+    allocate_state(stream);
+    DeviceWrites writes{stream};
+    for (std::size_t l = 0; l < shape.layers; ++l) {
+      layers_.emplace_back(Layer::Shape{shape, options_}, plan_.observed_queries(l), stream);
+      for (const HeadSettings& head : settings[l]) {
+        layers_[l].heads.emplace_back(head, store_context(), frequencies(head, writes), writes);
+      }
+      write_views(l, writes);
+    }
+    writes.flush();
+  }
+  [[nodiscard]] StoreContext store_context() const {
+    // More choices than these are not returned to: the next selected read behind such a rollback
+    // chooses anew.
+    return {.head_dim = plan_.shape().head_dim, .page_rows = options_.page_rows,
+            .tail_rows = options_.tail_rows(),
+            .selection_slots = Layer::selection_slots(options_.max_rollback),
+            .memory = options_.memory};
+  }
+  // Heads with equal rotary settings share one table.
+  const float* frequencies(const HeadSettings& head, DeviceWrites& writes) {
+    if (!head.in_cache) return nullptr;
+    for (const auto& [config, table] : frequencies_) {
+      if (config == *head.in_cache) return reinterpret_cast<const float*>(table.get());
+    }
+    std::vector<float> numbers = inverse_frequencies(*head.in_cache, plan_.shape().head_dim);
+    const std::size_t bytes = numbers.size() * sizeof(float);
+    const Block table = allocate(options_.memory, bytes, writes.stream());
+    struct Pair {
+      float number[2];
+    };
+    for (std::size_t i = 0; i < numbers.size(); i += 2) {
+      writes.write(reinterpret_cast<Pair*>(table.get()) + i / 2, Pair{{numbers[i], numbers[i + 1]}});
+    }
+    frequency_bytes_ += bytes;
+    frequencies_.emplace_back(*head.in_cache, table);
+    return reinterpret_cast<const float*>(table.get());
+  }
+
+  // ---- room
+
+  void grow(std::size_t l, std::size_t tokens, cudaStream_t stream) {
+    Layer& layer = layers_[l];
+    if (tokens <= layer.reserved) return;
+    require<CapacityError>(tokens < (std::size_t{1} << 30), "cuda::KvCache: ", tokens,
+                           " tokens, must be fewer than 2^30");
+    DeviceWrites writes{stream};
+    for (HeadStore& head : layer.heads) head.reserve(tokens, writes);
+    write_views(l, writes);
+    writes.flush();
+    layer.reserved = tokens;
+  }
+  // Whole pages, so that a step asks once for the tokens of a page.
+  void make_room(std::size_t l, std::size_t tokens, bool capturing, cudaStream_t stream) {
+    const Layer& layer = layers_[l];
+    require<CapacityError>(
+        options_.max_tokens == 0 || tokens <= options_.max_tokens - layer.tokens, "cuda::KvCache: ",
+        tokens, " more tokens after ", layer.tokens, " exceed max_tokens = ", options_.max_tokens);
+    const std::size_t end = layer.tokens + tokens;
+    if (end <= layer.reserved) return;
+    require<CapacityError>(!capturing, "cuda::KvCache: ", tokens, " more tokens after ", layer.tokens,
+                           " need more room than the ", layer.reserved,
+                           " tokens reserved, and a graph cannot ask for it; reserve first");
+    std::size_t pages = (end + options_.page_rows - 1) / options_.page_rows * options_.page_rows;
+    if (options_.max_tokens != 0) pages = std::min(pages, options_.max_tokens);
+    grow(l, pages, stream);
+  }
+
+  [[nodiscard]] std::size_t checked(std::size_t layer) const {
+    require<ShapeError>(layer < layers_.size(), "cuda::KvCache: there is no layer ", layer,
+                        ", the plan has ", layers_.size());
+    return layer;
+  }
+
+  // ---- the three calls
+
+  using Rows = TensorView<const E>;
+
+  void step_checked(std::size_t l, const Rows& q, const Rows& k, const Rows& v,
+                    const TensorView<E>& out, const AttendOptions& options, cudaStream_t stream) {
+    Layer& layer = layers_[checked(l)];
+    const ModelShape& shape = plan_.shape();
+    check_rows("q", q, q.tokens, shape.q_heads, shape.head_dim);
+    check_rows("k", k, q.tokens, shape.kv_heads, shape.head_dim);
+    check_rows("v", v, q.tokens, shape.kv_heads, shape.head_dim);
+    check_rows("out", Rows{out}, q.tokens, shape.q_heads, shape.head_dim);
+    check_written_once(MutableTensor{out});
+    check_spans(options, q.tokens, shape.q_heads);
+    const bool capturing = is_capturing(stream);
+    require<CapacityError>(!capturing || !layer.compresses_by_itself(),
+                           "cuda::KvCache: layer ", l,
+                           " compresses by itself, for which it asks for memory: not in a graph");
+    make_room(l, q.tokens, capturing, stream);
+    if (q.tokens == 0) return;
+    const Request request{.queries = static_cast<int>(q.tokens), .own_rows = true,
+                          .selected = options.read == Read::selected};
+    attend_layer(l, request, q, &k, &v, out, options, capturing, stream);
+    write_rows(l, &k, &v, q.tokens, q.tokens, stream);
+    if (!capturing) {
+      layer.queries.push(layer.tokens, q.tokens);
+      layer.advance(q.tokens, q.tokens, options_.max_rollback);
+    }
+    finish_call(l, q, options, capturing, stream);
+  }
+
+  void append_checked(std::size_t l, const Rows& k, const Rows& v, cudaStream_t stream) {
+    Layer& layer = layers_[checked(l)];
+    const ModelShape& shape = plan_.shape();
+    check_rows("k", k, k.tokens, shape.kv_heads, shape.head_dim);
+    check_rows("v", v, k.tokens, shape.kv_heads, shape.head_dim);
+    require<CapacityError>(k.tokens <= options_.max_append, "cuda::KvCache::append: ", k.tokens,
+                           " rows, must be at most max_append = ", options_.max_append);
+    const bool capturing = is_capturing(stream);
+    make_room(l, k.tokens, capturing, stream);
+    if (k.tokens == 0) return;
+    // The new rows stay tentative until the next call, so that `attend` finds every head as it was
+    // before them: a row must not be quantised yet.
+    write_rows(l, &k, &v, k.tokens, 0, stream);
+    if (!capturing) layer.advance(k.tokens, 0, options_.max_rollback);
+  }
+
+  void attend_checked(std::size_t l, const Rows& q, const TensorView<E>& out,
+                      const AttendOptions& options, cudaStream_t stream) {
+    Layer& layer = layers_[checked(l)];
+    const ModelShape& shape = plan_.shape();
+    check_rows("q", q, q.tokens, shape.q_heads, shape.head_dim);
+    check_rows("out", Rows{out}, q.tokens, shape.q_heads, shape.head_dim);
+    check_written_once(MutableTensor{out});
+    check_spans(options, q.tokens, shape.q_heads);
+    const bool capturing = is_capturing(stream);
+    require<CapacityError>(!capturing || !layer.compresses_by_itself(),
+                           "cuda::KvCache: layer ", l,
+                           " compresses by itself, for which it asks for memory: not in a graph");
+    // While a graph is captured, the `append` in front was only recorded.
+    require<ShapeError>(capturing ? q.tokens <= options_.tail_rows()
+                                  : q.tokens <= layer.tokens - layer.committed,
+                        "cuda::KvCache::attend: ", q.tokens, " queries, but only the latest ",
+                        layer.tokens - layer.committed, " rows have not been committed");
+    if (q.tokens == 0) return;
+    const Request request{.queries = static_cast<int>(q.tokens), .own_rows = false,
+                          .selected = options.read == Read::selected};
+    attend_layer(l, request, q, nullptr, nullptr, out, options, capturing, stream);
+    if (!capturing) layer.queries.push(layer.tokens - q.tokens, q.tokens);
+    finish_call(l, q, options, capturing, stream);
+  }
+
+  void attend_layer(std::size_t l, const Request& request, const Rows& q, const Rows* k,
+                    const Rows* v, const TensorView<E>& out, const AttendOptions& options,
+                    bool capturing, cudaStream_t stream) {
+    Layer& layer = layers_[l];
+    if (request.selected) {
+      layer.for_each_stale(options.refresh, [&](std::size_t first, std::size_t count) {
+        refresh(l, first, count, q, request.own_rows ? q.tokens : 0, capturing, stream);
+      });
+    }
+    AttendParams params{.heads = views(l), .states = states() + l,
+                        .kv_heads = static_cast<int>(layer.heads.size()),
+                        .group = static_cast<int>(plan_.shape().group()),
+                        .page_rows = static_cast<int>(options_.page_rows), .request = request,
+                        .q = tensor_of(q), .out = tensor_of(Rows{out})};
+    if (k != nullptr) params.k = tensor_of(*k);
+    if (v != nullptr) params.v = tensor_of(*v);
+    params.log_sum_exp = options.log_sum_exp.empty() ? nullptr : options.log_sum_exp.data();
+    params.sink_logits = options.sink_logits.empty() ? nullptr : options.sink_logits.data();
+    params.scale_log2 =
+        options.scale.value_or(1.0F / std::sqrt(static_cast<float>(q.head_dim))) * log2_e;
+    params.softcap = options.softcap;
+    const std::size_t longest = layer.longest_read(request);
+    if (options_.launches == Launches::joint) {
+      engine_->attend(params, layer.packs(), longest, stream);
+    } else {
+      layer.for_each_kind([&](std::size_t first, std::size_t count, bool packs) {
+        engine_->attend(heads_of(params, first, count), packs, longest, stream);
+      });
+    }
+    layer.queries.copy(params.states, request, params.q, stream);
+    if (!capturing) layer.remember_logits(options, stream);
+  }
+
+  // The rows of a call, or none and a commit; the device's counters move behind them.
+  void write_rows(std::size_t l, const Rows* k, const Rows* v, std::size_t rows,
+                  std::size_t commit_rows, cudaStream_t stream, bool commit_all = false) {
+    const Layer& layer = layers_[l];
+    AppendParams params{.heads = views(l), .states = states() + l, .sequences = 1,
+                        .kv_heads = static_cast<int>(layer.heads.size()),
+                        .page_rows = static_cast<int>(options_.page_rows),
+                        .rows = static_cast<int>(rows), .commit_rows = static_cast<int>(commit_rows),
+                        .max_rollback = commit_all ? 0 : static_cast<int>(options_.max_rollback)};
+    if (k != nullptr) params.k = tensor_of(*k);
+    if (v != nullptr) params.v = tensor_of(*v);
+    params.out_of_range = out_of_range();
+    engine_->append(params, layer.most_commit_jobs(rows), stream);
+  }
+
+  void commit_layer(std::size_t l, cudaStream_t stream) {
+    Layer& layer = layers_[l];
+    if (layer.tokens == layer.committed) return;
+    write_rows(l, nullptr, nullptr, 0, 0, stream, /*commit_all=*/true);
+    layer.committed = layer.tokens;
+  }
+
+  // ---- choosing
+
+  // Of these heads, those that select choose by the call's last query. `own_rows`: rows of the call
+  // that the device's counters lack.
+  void refresh(std::size_t l, std::size_t first, std::size_t count, const Rows& q,
+               std::size_t own_rows, bool capturing, cudaStream_t stream) {
+    Tensor queries = tensor_of(q);
+    queries.data += static_cast<long long>(first * plan_.shape().group() * q.head_stride * sizeof(E));
+    engine_->refresh(views(l) + first, states() + l, count, queries, static_cast<int>(q.tokens),
+                     static_cast<int>(own_rows), options_.page_rows, stream);
+    if (capturing) return;
+    layers_[l].note_refresh(first, count, layers_[l].tokens + own_rows, options_.max_rollback);
+  }
+
+  void finish_call(std::size_t l, const Rows& q, const AttendOptions& options, bool capturing,
+                   cudaStream_t stream) {
+    Layer& layer = layers_[l];
+    // A read of all rows that asks for a refresh chooses for the reads that follow: behind the
+    // call, so that its own rows can be chosen.
+    if (options.read == Read::all && options.refresh && layer.selects()) {
+      refresh(l, 0, layer.heads.size(), q, 0, capturing, stream);
+    }
+    if (!capturing && layer.wants_compress()) compress_checked(l, /*only_due=*/true, stream);
+  }
+
+  void compress_checked(std::size_t l, bool only_due, cudaStream_t stream) {
+    Layer& layer = layers_[l];
+    require<CapacityError>(!is_capturing(stream),
+                           "cuda::KvCache::compress: memory cannot be asked for inside a graph");
+    commit_layer(l, stream);
+    std::vector<bool> wanted(layer.heads.size());
+    for (std::size_t head = 0; head < wanted.size(); ++head) {
+      wanted[head] = layer.is_compressible(head) && (!only_due || layer.is_due(head));
+    }
+    if (std::ranges::count(wanted, true) == 0) return;
+    compress_layer(*engine_, layer, wanted, views(l), states() + l, options_, out_of_range(), stream);
+    DeviceWrites writes{stream};
+    write_views(l, writes);
+    writes.flush();
+  }
+
+  // The same call for some neighbouring heads.
+  [[nodiscard]] static AttendParams heads_of(AttendParams params, std::size_t first,
+                                             std::size_t count) {
+    const auto skip = [](Tensor& tensor, std::size_t heads) {
+      if (tensor.data != nullptr) {
+        tensor.data += static_cast<long long>(heads) * tensor.head_stride *
+                       static_cast<long long>(sizeof(E));
+      }
+    };
+    const auto group = static_cast<std::size_t>(params.group);
+    params.log_sum_exp_heads = params.state_heads();
+    params.heads += first;
+    params.kv_heads = static_cast<int>(count);
+    skip(params.q, first * group);
+    skip(params.out, first * group);
+    skip(params.k, first);
+    skip(params.v, first);
+    if (params.log_sum_exp != nullptr) params.log_sum_exp += first * group;
+    if (params.sink_logits != nullptr) params.sink_logits += first * group;
+    return params;
+  }
+
+  Plan plan_;
+  CacheOptions options_;
+  std::shared_ptr<Engine<E>> engine_;
+  std::vector<std::pair<RotaryConfig, Block>> frequencies_;
+  std::size_t frequency_bytes_ = 0;
+  Block device_;
+  std::vector<Layer> layers_;
+};
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One layer of a device cache: its heads, and what the host knows of how far its text has come. The
+// counters here are the device's own, foreseen: nothing is ever read back.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/cuda/head_store.hpp>
+#include <kvpolicy/cuda/options.hpp>
+#include <kvpolicy/cuda/query_ring.hpp>
+
+namespace kvpolicy::cuda {
+
+class Layer {
+ public:
+  struct Shape {
+    ModelShape model;
+    CacheOptions options;
+  };
+
+  Layer(const Shape& shape, std::size_t observed_queries, cudaStream_t stream)
+      : queries{observed_queries, shape.options.tail_rows(), shape.model.q_heads,
+                shape.model.head_dim, shape.options.memory, stream},
+        q_heads_{shape.model.q_heads}, memory_{shape.options.memory} {
+    heads.reserve(shape.model.kv_heads);
+  }
+
+  std::vector<HeadStore> heads;
+  QueryRing queries;
+  std::size_t tokens = 0;
+  std::size_t committed = 0;
+  std::size_t reserved = 0;
+  std::optional<float> scale = {};  ///< of the latest call, for a compression
+  float softcap = 0.0F;
+
+  /// Choices of chunks that a head remembers: one for each length that a rollback can return to, one
+  /// for the committed text, one that is being made. Behind longer rollbacks it chooses anew.
+  [[nodiscard]] static std::size_t selection_slots(std::size_t max_rollback) {
+    return std::min<std::size_t>(max_rollback, 254) + 2;
+  }
+
+  [[nodiscard]] LayerState state() const {
+    return {static_cast<int>(tokens), static_cast<int>(committed)};
+  }
+  void advance(std::size_t rows, std::size_t commit_rows, std::size_t max_rollback) {
+    const std::size_t end = tokens + commit_rows;
+    committed = std::max(committed, end - std::min(end, max_rollback));
+    tokens += rows;
+  }
+  void truncate(std::size_t to) {
+    tokens = to;
+    queries.truncate(to);
+    for (auto& choices : choices_) {
+      while (!choices.empty() && choices.back().tokens > to) choices.pop_back();
+    }
+  }
+
+  /// Whether any head has quantised rows, now or once it is compressed.
+  [[nodiscard]] bool packs() const {
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().is_packed(); });
+  }
+  /// Most rows that a call reads of one head.
+  [[nodiscard]] std::size_t longest_read(const Request& request) const {
+    std::size_t longest = 0;
+    for (const HeadStore& head : heads) {
+      const HeadSettings& settings = head.settings();
+      std::size_t rows = tokens - head.evicted();
+      if (settings.recent > 0) rows = std::min(rows, settings.sinks + settings.recent);
+      if (request.selected && settings.chunk > 0) rows = std::min(rows, settings.chosen_rows);
+      longest = std::max(longest, rows);
+    }
+    return longest + (request.own_rows ? static_cast<std::size_t>(request.queries) : 0);
+  }
+  /// About how many blocks are quantised and chunks closed by a call of `rows` rows, in a head.
+  [[nodiscard]] std::size_t most_commit_jobs(std::size_t rows) const {
+    const std::size_t more = rows + tokens - committed;
+    std::size_t most = 0;
+    for (const HeadStore& head : heads) {
+      std::size_t jobs = head.settings().is_packed() ? more / block_rows + 1 : 0;
+      if (head.settings().chunk > 0) jobs += more / head.settings().chunk + 1;
+      most = std::max(most, jobs);
+    }
+    return most;
+  }
+  /// visit(first head, count, whether their rows are quantised) for each run of neighbouring heads
+  /// with equal settings.
+  template <class Visit>
+  void for_each_kind(Visit visit) const {
+    for (std::size_t first = 0; first < heads.size();) {
+      std::size_t last = first + 1;
+      while (last < heads.size() && heads[last].settings() == heads[first].settings()) ++last;
+      visit(first, last - first, heads[first].settings().is_packed());
+      first = last;
+    }
+  }
+
+  // ---- choosing chunks
+
+  [[nodiscard]] bool selects() const {
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().chunk > 0; });
+  }
+  /// visit(first head, count) for each run of neighbouring heads that must choose before a selected
+  /// read.
+  template <class Visit>
+  void for_each_stale(bool asked, Visit visit) const {
+    for (std::size_t first = 0; first < heads.size();) {
+      if (!must_refresh(first, asked)) {
+        ++first;
+        continue;
+      }
+      std::size_t last = first + 1;
+      while (last < heads.size() && must_refresh(last, asked)) ++last;
+      visit(first, last - first);
+      first = last;
+    }
+  }
+  /// The heads [first, first + count) chose when the text, with the query that chose, had `at` tokens.
+  void note_refresh(std::size_t first, std::size_t count, std::size_t at, std::size_t max_rollback) {
+    choices_.resize(heads.size());
+    for (std::size_t head = first; head < first + count; ++head) {
+      if (heads[head].settings().chunk == 0) continue;
+      auto& choices = choices_[head];
+      // As the device does it (select.cuh).
+      if (!choices.empty() && choices.back().tokens == at) choices.pop_back();
+      choices.push_back({at, committed});
+      if (choices.size() > selection_slots(max_rollback)) choices.erase(choices.begin());
+    }
+  }
+
+  // ---- compression
+
+  /// Whether compressing changes a head: it has rows to drop, or exact rows that only waited.
+  [[nodiscard]] bool is_compressible(std::size_t head) const {
+    const HeadSettings& settings = heads[head].settings();
+    if (!settings.compresses) return false;
+    return has_rows_to_drop(head) || heads[head].is_held();
+  }
+  [[nodiscard]] bool is_due(std::size_t head) const {
+    const HeadSettings& settings = heads[head].settings();
+    return settings.compress_every > 0 && knows_queries(settings.window) &&
+           committed >= heads[head].evicted() + settings.budget + settings.window +
+                            settings.compress_every;
+  }
+  [[nodiscard]] bool compresses_by_itself() const {
+    return std::ranges::any_of(heads,
+                               [](const HeadStore& h) { return h.settings().compress_every > 0; });
+  }
+  [[nodiscard]] bool wants_compress() const {
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      if (is_due(head)) return true;
+    }
+    return false;
+  }
+  /// @throws ShapeError if a head that would drop rows lacks queries to choose by.
+  void check_queries() const {
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      if (!has_rows_to_drop(head)) continue;
+      const std::size_t wanted = std::min(heads[head].settings().window, tokens);
+      require<ShapeError>(knows_queries(wanted), "cuda::KvCache::compress: of the latest ", wanted,
+                          " tokens not all queries are known, ", queries.size(), " up to token ",
+                          queries.end(), " of ", tokens, "; rows that are only appended bring none");
+    }
+  }
+
+  /// Keeps how the call made its logits. The sink logits are copied: they are the caller's.
+  void remember_logits(const AttendOptions& options, cudaStream_t stream) {
+    scale = options.scale;
+    softcap = options.softcap;
+    has_sink_logits_ = !options.sink_logits.empty();
+    if (!queries.is_kept() || !has_sink_logits_) return;
+    if (sink_logits_ == nullptr) sink_logits_ = allocate(memory_, sink_bytes(), stream);
+    check(cudaMemcpyAsync(sink_logits_.get(), options.sink_logits.data(), sink_bytes(),
+                          cudaMemcpyDeviceToDevice, stream),
+          "cudaMemcpyAsync");
+  }
+  /// Of the latest call, on the device; null if it had none.
+  [[nodiscard]] const float* sink_logits() const {
+    return has_sink_logits_ ? reinterpret_cast<const float*>(sink_logits_.get()) : nullptr;
+  }
+
+  [[nodiscard]] std::size_t overhead_bytes() const { return sink_logits_ == nullptr ? 0 : sink_bytes(); }
+
+  /// `frequencies(settings)`: the new cache's own table for a head.
+  template <class Frequencies>
+  [[nodiscard]] Layer fork(DeviceWrites& writes, Frequencies frequencies) const {
+    Layer other{*this, queries.fork(writes.stream())};
+    for (const HeadStore& head : heads) {
+      other.heads.push_back(head.fork(tokens, committed, frequencies(head.settings()), writes));
+    }
+    other.reserved = tokens;
+    if (sink_logits_ != nullptr) {
+      other.sink_logits_ = allocate(memory_, sink_bytes(), writes.stream());
+      check(cudaMemcpyAsync(other.sink_logits_.get(), sink_logits_.get(), sink_bytes(),
+                            cudaMemcpyDeviceToDevice, writes.stream()),
+            "cudaMemcpyAsync");
+    }
+    return other;
+  }
+
+ private:
+  struct Choice {
+    std::size_t tokens;
+    std::size_t committed;
+  };
+
+  // Everything but heads and sink logits.
+  Layer(const Layer& other, QueryRing own_queries)
+      : queries{std::move(own_queries)}, tokens{other.tokens}, committed{other.committed},
+        scale{other.scale}, softcap{other.softcap}, q_heads_{other.q_heads_},
+        memory_{other.memory_}, choices_{other.choices_},
+        has_sink_logits_{other.has_sink_logits_} {}
+
+  [[nodiscard]] bool knows_queries(std::size_t count) const {
+    return queries.end() == tokens && queries.size() >= std::min(count, tokens);
+  }
+  [[nodiscard]] bool has_rows_to_drop(std::size_t head) const {
+    const HeadSettings& settings = heads[head].settings();
+    return settings.compresses && tokens - heads[head].evicted() > settings.budget + settings.window;
+  }
+  [[nodiscard]] bool must_refresh(std::size_t head, bool asked) const {
+    const HeadSettings& settings = heads[head].settings();
+    if (settings.chunk == 0) return false;
+    if (asked || head >= choices_.size() || choices_[head].empty()) return true;
+    return settings.refresh_every > 0 &&
+           committed - choices_[head].back().committed >= settings.refresh_every;
+  }
+  [[nodiscard]] std::size_t sink_bytes() const { return q_heads_ * sizeof(float); }
+
+  std::size_t q_heads_;
+  MemoryResource* memory_;
+  std::vector<std::vector<Choice>> choices_;  // of each head; empty where none ever chose
+  Block sink_logits_;
+  bool has_sink_logits_ = false;
+};
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The little that the library needs of the CUDA runtime: errors by name, the device's size, and
+// launches that are checked.
+#pragma once
+
+#include <cstddef>
+#include <new>
+
+#include <cuda_runtime_api.h>
+
+#include <kvpolicy/core/error.hpp>
+#if !defined(__CUDACC__)
+#include <simt/launch.hpp>  // the host emulation of the test suite
+#endif
+
+namespace kvpolicy::cuda {
+
+/// @throws std::bad_alloc if the device's memory ran out, DeviceError for everything else.
+inline void check(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // the next call must not find it
+  if (status == cudaErrorMemoryAllocation) throw std::bad_alloc{};
+  throw DeviceError{message("kvpolicy::cuda: ", what, " failed: ", cudaGetErrorName(status), " (",
+                            cudaGetErrorString(status), ")")};
+}
+
+/// The current device.
+struct Device {
+  int id = 0;
+  int multiprocessors = 1;
+  std::size_t shared_bytes_of_block = 0;  ///< the most that one block may ask for
+
+  /// @throws DeviceError where there is no device, or one older than the kernels are written for.
+  [[nodiscard]] static Device current() {
+    int count = 0;
+    const cudaError_t found = cudaGetDeviceCount(&count);
+    if (found != cudaSuccess || count == 0) {
+      static_cast<void>(cudaGetLastError());
+      throw DeviceError{message("kvpolicy::cuda: no CUDA device: ",
+                                found == cudaSuccess ? "none is installed" : cudaGetErrorString(found),
+                                "; kvpolicy::cpu serves the same plans without one")};
+    }
+    Device device;
+    check(cudaGetDevice(&device.id), "cudaGetDevice");
+    const auto attribute = [&](cudaDeviceAttr which) {
+      int value = 0;
+      check(cudaDeviceGetAttribute(&value, which, device.id), "cudaDeviceGetAttribute");
+      return value;
+    };
+    const int major = attribute(cudaDevAttrComputeCapabilityMajor);
+    require<DeviceError>(major >= 8, "kvpolicy::cuda: device ", device.id, " has compute capability ",
+                         major, ".", attribute(cudaDevAttrComputeCapabilityMinor),
+                         ", the kernels need 8.0 or newer (A100, RTX 30 and later)");
+    device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+    device.shared_bytes_of_block =
+        static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+    return device;
+  }
+};
+
+[[nodiscard]] inline bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+/// How a kernel is spread over the device.
+struct Shape {
+  int grid_x = 1;
+  int grid_y = 1;
+  int threads = 128;
+  std::size_t shared_bytes = 0;
+};
+
+/// Launches `kernel(params)` on `stream`. @throws DeviceError if the launch is refused.
+template <class Params>
+void launch(void (*kernel)(const Params), const Shape& shape, cudaStream_t stream,
+            const Params& params, const char* name) {
+#if defined(__CUDACC__)
+  constexpr std::size_t without_asking = 48 * 1024;
+  const void* function = reinterpret_cast<const void*>(kernel);
+  if (shape.shared_bytes > without_asking) {
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shape.shared_bytes)),
+          name);
+  }
+  void* arguments[] = {const_cast<Params*>(&params)};
+  check(cudaLaunchKernel(function,
+                         dim3{static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)},
+                         dim3{static_cast<unsigned>(shape.threads)}, arguments, shape.shared_bytes,
+                         stream),
+        name);
+#else
+  check(simt::launch(kernel, static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
+                     static_cast<unsigned>(shape.threads), shape.shared_bytes, stream, params),
+        name);
+#endif
+}
+
+}  // namespace kvpolicy::cuda

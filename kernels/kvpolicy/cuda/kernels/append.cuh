@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// New rows join the cache: they are written to their slots, and what leaves the reach of rollbacks
+// is committed, that is quantised by blocks and summarised by chunks. A row is written, quantised
+// and read for its summary once each; nothing is ever laid out anew.
+//
+// A call of few rows is one kernel (append_kernel, one block of threads for each head); a long one
+// two, which spread over the device: commit_kernel reads what it needs of the rows before, then
+// write_kernel may overwrite them in their ring. The counters in LayerState advance last.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/quantize.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+#include <kvpolicy/cuda/kernels/summarize.cuh>
+
+namespace kvpolicy::cuda {
+
+/// A step appends `rows` and commits them (`commit_rows` = rows) but for the last `max_rollback`;
+/// an append alone commits nothing new (0); a commit brings no rows and leaves none to roll back.
+struct AppendParams {
+  const HeadView* heads = nullptr;  ///< [sequences, kv_heads]
+  LayerState* states = nullptr;     ///< [sequences]
+  int sequences = 1;
+  int kv_heads = 0;
+  int page_rows = 64;
+  int rows = 0;  ///< new ones, of each sequence
+  int commit_rows = 0;
+  int max_rollback = 0;
+  Tensor k = {};  ///< [sequences, rows, kv_heads, head_dim]; rows begin on 16 bytes
+  Tensor v = {};
+  std::uint32_t* tickets = nullptr;  ///< [sequences]; 0 before and after a call
+  int* out_of_range = nullptr;       ///< counts numbers that had to be clamped; or null
+};
+
+/// The counters after a call, for the host to keep its own.
+KVPOLICY_HOST_DEVICE LayerState state_after(const LayerState& before, int rows, int commit_rows,
+                                            int max_rollback) {
+  return {.tokens = before.tokens + rows,
+          .committed = larger(before.committed, before.tokens + commit_rows - max_rollback)};
+}
+
+template <int HeadDim>
+inline constexpr bool can_quantize = HeadDim == 64 || HeadDim == 128;
+
+/// Shared memory of append_kernel and commit_kernel; write_kernel needs none.
+template <int HeadDim>
+constexpr std::size_t append_shared_bytes() {
+  if constexpr (can_quantize<HeadDim>) {
+    return QuantizerMemory<HeadDim>::bytes;
+  } else {
+    return 0;
+  }
+}
+
+/// One head's share of a call.
+template <Element E, int HeadDim>
+struct HeadAppend {
+  const AppendParams& params;
+  const HeadView& head;
+  int sequence;
+  int kv_head;
+  LayerState before;
+  LayerState after;
+
+  KVPOLICY_DEVICE HeadAppend(const AppendParams& p, int of_sequence, int of_head)
+      : params{p},
+        head{p.heads[of_sequence * p.kv_heads + of_head]},
+        sequence{of_sequence},
+        kv_head{of_head},
+        before{p.states[of_sequence]},
+        after{state_after(before, p.rows, p.commit_rows, p.max_rollback)} {}
+
+  /// Rows that lay in the cache before the call.
+  KVPOLICY_DEVICE int stored() const { return before.tokens - head.evicted; }
+
+  /// Where a row lies that is not packed yet.
+  KVPOLICY_DEVICE const std::uint16_t* exact(int row, bool key) const {
+    const int own = row - stored();
+    if (own >= 0) return (key ? params.k : params.v).row(sequence, own, kv_head);
+    return exact_row<HeadDim>(head, params.page_rows, row, key);
+  }
+
+  /// Does every `stride`th job of quantising blocks and closing chunks, from `first` on.
+  KVPOLICY_DEVICE void commit(int first, int stride) const {
+    int blocks = 0;
+    if constexpr (can_quantize<HeadDim>) {
+      const int end = head.packed_end(after.committed);
+      int begin = head.packed_end(before.committed);
+      // What a ring of packed rows would lose again at once.
+      if (head.packed_ring > 0) begin = larger(begin, end - head.packed_ring);
+      blocks = (end - begin) / block_rows;
+      for (; first < blocks; first += stride) {
+        quantize_block<E, HeadDim>(
+            head, params.page_rows, begin + first * block_rows,
+            [&](int row) { return exact(row, true); }, [&](int row) { return exact(row, false); },
+            shared_memory(), params.out_of_range);
+      }
+    }
+    if (head.chunk_rows == 0) return;
+    const int at_a_time = chunks_at_a_time<HeadDim>(write_threads);
+    const int end = head.closed_chunks(after.committed);
+    int chunk = head.closed_chunks(before.committed) + (first - blocks) * at_a_time;
+    for (; chunk < end; chunk += stride * at_a_time) {
+      close_chunks<E, HeadDim>(head, params.page_rows, chunk, smaller(chunk + at_a_time, end),
+                               [&](int row) { return exact(row, true); });
+    }
+  }
+
+  /// Writes those of the call's rows [first, last) that live on, and of them the sinks and those
+  /// from row `needed` on.
+  KVPOLICY_DEVICE void write(int first, int last, int needed) const {
+    constexpr int vectors = HeadDim / 8;
+    if (head.exact_ring > 0) needed = larger(needed, after.tokens - head.evicted - head.exact_ring);
+    for (int i = first * vectors + thread_index(); i < last * vectors; i += thread_count()) {
+      const int own = i / vectors;
+      const int row = stored() + own;
+      if (row >= head.sinks && row < needed) continue;
+      const int channel = i % vectors * 8;
+      KVPOLICY_UNROLL
+      for (int side = 0; side < 2; ++side) {
+        const bool key = side == 0;
+        *reinterpret_cast<Words4*>(exact_row<HeadDim>(head, params.page_rows, row, key) + channel) =
+            *reinterpret_cast<const Words4*>(
+                (key ? params.k : params.v).row(sequence, own, kv_head) + channel);
+      }
+    }
+  }
+
+  /// Of `blocks` blocks of threads that call this for a sequence, the last one moves the counters.
+  KVPOLICY_DEVICE void arrive(int blocks) const {
+    sync_block();  // every thread has read the counters
+    if (thread_index() > 0) return;
+    fence_device();
+    if (atomic_add(params.tickets + sequence, 1U) == static_cast<std::uint32_t>(blocks) - 1U) {
+      params.states[sequence] = after;
+      params.tickets[sequence] = 0;
+    }
+  }
+};
+
+/// A call of few rows: grid (kv_heads, sequences), append_shared_bytes<HeadDim>().
+template <Element E, int HeadDim>
+KVPOLICY_KERNEL(write_threads, 4)
+append_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  const HeadAppend<E, HeadDim> task{params, block_y(), block_x()};
+  task.commit(0, 1);
+  sync_block();  // a new row may take the slot of one that was quantised just now
+  task.write(0, params.rows, 0);
+  task.arrive(params.kv_heads);
+}
+
+/// A long call, first half: grid (any, kv_heads * sequences), append_shared_bytes<HeadDim>().
+template <Element E, int HeadDim>
+KVPOLICY_KERNEL(write_threads, 4)
+commit_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads,
+                                    block_y() % params.kv_heads};
+  task.commit(block_x(), grid_x());
+}
+
+/// Rows that a block of write_kernel takes at a time.
+inline constexpr int write_tile_rows = 64;
+
+/// A long call, second half, after the first: grid (any, kv_heads * sequences), no shared memory.
+template <Element E, int HeadDim>
+KVPOLICY_KERNEL(write_threads, 4)
+write_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads,
+                                    block_y() % params.kv_heads};
+  // Rows that are packed by now are never read exact again, unless a chunk of them is still open.
+  const HeadView& head = task.head;
+  int needed = head.packed_end(task.after.committed);
+  if (head.chunk_rows > 0) {
+    needed = smaller(needed, head.closed_chunks(task.after.committed) * head.chunk_rows);
+  }
+  for (int first = block_x() * write_tile_rows; first < params.rows;
+       first += grid_x() * write_tile_rows) {
+    task.write(first, smaller(first + write_tile_rows, params.rows), needed);
+  }
+  task.arrive(grid_x() * params.kv_heads);
+}
+
+/// Moves counters, back for a rollback: texts of `count` layers or sequences get the same length.
+struct SetStateParams {
+  const HeadView* heads = nullptr;  ///< [count, kv_heads]
+  LayerState* states = nullptr;     ///< [count]
+  int count = 0;
+  int kv_heads = 0;
+  LayerState state;  ///< committed < 0: each keeps its own
+};
+
+inline constexpr int set_state_threads = 128;
+
+/// A thread for each head: grid (quotient_up(count * kv_heads, set_state_threads)).
+template <int Threads = set_state_threads>
+KVPOLICY_KERNEL(Threads, 1)
+set_state_kernel(const KVPOLICY_GRID_CONSTANT SetStateParams params) {
+  const int i = block_x() * thread_count() + thread_index();
+  if (i >= params.count * params.kv_heads) return;
+  if (i % params.kv_heads == 0) {
+    LayerState& state = params.states[i / params.kv_heads];
+    state.tokens = params.state.tokens;
+    if (params.state.committed >= 0) state.committed = params.state.committed;
+  }
+  Selections* choices = params.heads[i].selections;
+  if (choices == nullptr) return;
+  // A choice by a query that was taken back goes with it; the one before returns.
+  while (choices->valid > 0 && choices->tokens[choices->latest] > params.state.tokens) {
+    choices->latest = (choices->latest > 0 ? choices->latest : choices->slots) - 1;
+    --choices->valid;
+  }
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the two attention kernels share: decode.cuh for few queries, prefill.cuh for many.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+inline constexpr float log2_e = 1.4426950408889634F;
+inline constexpr float ln_2 = 0.6931471805599453F;
+
+KVPOLICY_HOST_DEVICE float minus_infinity() {
+#if defined(__CUDA_ARCH__)
+  return float_of_bits(0xff800000U);
+#else
+  return -__builtin_inff();
+#endif
+}
+
+/// Softmax over some rows, for one query of one head; logits in units of log 2.
+struct PartialState {
+  float max;
+  float sum;  ///< of 2^(logit - max)
+};
+
+/// Where partial results of blocks meet. Of the heads or tiles that several blocks share, the block
+/// that arrives last merges them in the order of their rows, so results do not depend on timing.
+struct Workspace {
+  float* values = nullptr;         ///< [slots, columns, head_dim], not normalised
+  PartialState* states = nullptr;  ///< [slots, columns]
+  std::uint32_t* tickets = nullptr;  ///< one for each shared head or tile; 0 before and after a call
+};
+
+/// Attention of one layer, for any number of sequences. All pointers are the device's.
+struct AttendParams {
+  const HeadView* heads = nullptr;      ///< [sequences, kv_heads]
+  const LayerState* states = nullptr;   ///< [sequences]
+  int sequences = 1;
+  int kv_heads = 0;
+  int group = 1;       ///< query heads of a KV head
+  int page_rows = 64;
+  Request request = {};  ///< the same for every sequence
+  Tensor q = {};       ///< [sequences, queries, kv_heads * group, head_dim]
+  Tensor k = {};       ///< the call's own rows [sequences, queries, kv_heads, head_dim], or nothing
+  Tensor v = {};
+  Tensor out = {};     ///< as q
+  float* log_sum_exp = nullptr;        ///< [sequences, queries, log_sum_exp_heads] or null
+  int log_sum_exp_heads = 0;           ///< 0: kv_heads * group; more where a call serves part of them
+  const float* sink_logits = nullptr;  ///< [kv_heads * group] or null
+  float scale_log2 = 0.0F;             ///< of a dot product, times log2(e)
+  float softcap = 0.0F;                ///< natural logit -> cap * tanh(logit / cap); 0: none
+  Workspace workspace = {};
+  int splits = 1;      ///< prefill.cuh: blocks that share a tile of queries
+
+  /// Numbers of a token in log_sum_exp.
+  KVPOLICY_HOST_DEVICE int state_heads() const {
+    return log_sum_exp_heads > 0 ? log_sum_exp_heads : kv_heads * group;
+  }
+};
+
+/// A scaled dot product (units of log 2) through the soft cap.
+KVPOLICY_DEVICE float capped(float logit, float softcap) {
+  if (softcap == 0.0F) return logit;
+  const float cap = softcap * log2_e;
+  return cap * tanh_exact(logit / cap);
+}
+
+/// 2^(from - to), and 1 where both are -infinity: an empty part merges to nothing, never to NaN.
+KVPOLICY_DEVICE float rescale_factor(float from, float to) {
+  return from == to ? 1.0F : exp2_exact(from - to);
+}
+
+/// The final state of a query head and what its unnormalised values are to be multiplied with; with
+/// a sink logit (natural units) as one more weight without a value.
+struct FinishedRow {
+  float factor;
+  float log_sum_exp;
+};
+KVPOLICY_DEVICE FinishedRow finish_row(PartialState state, const float* sink_logit) {
+  float factor = 1.0F;
+  if (sink_logit != nullptr) {
+    const float sink = *sink_logit * log2_e;
+    const float max = sink > state.max ? sink : state.max;
+    factor = rescale_factor(state.max, max);
+    state.sum = state.sum * factor + (sink == minus_infinity() ? 0.0F : exp2_exact(sink - max));
+    state.max = max;
+  }
+  if (state.sum == 0.0F) return {0.0F, minus_infinity()};
+  return {factor / state.sum, (state.max + log2_exact(state.sum)) * ln_2};
+}
+
+}  // namespace kvpolicy::cuda

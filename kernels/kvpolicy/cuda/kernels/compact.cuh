@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Moves the survivors of a compression into fresh pages of their head, in the order of the text.
+// Quantised rows are copied as they are, code by code with their scales and zeros; exact ones stay
+// exact or are quantised, as the new head says. Out of place: the old pages serve until the host
+// gives them back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <kvpolicy/cuda/kernels/append.cuh>
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/quantize.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+/// The heads of one layer of one sequence. Every row is committed. A head that compresses keeps its
+/// sinks, and is quantised per token: a key that shares its scale with others cannot move.
+struct CompactParams {
+  const HeadView* from = nullptr;  ///< [kv_heads]
+  /// [kv_heads], with fresh pages; evicted + counts[head] is the length of the text.
+  const HeadView* to = nullptr;
+  int kv_heads = 0;
+  int page_rows = 64;
+  const int* const* kept = nullptr;  ///< [kv_heads]: ascending rows of `from`; null: not this head
+  const int* counts = nullptr;       ///< [kv_heads]
+  /// Text positions of rows, where earlier compressions made them irregular: those of the first
+  /// old_counts[head] rows; later ones stand at row + evicted. Null: no row was evicted before.
+  const long long* const* old_positions = nullptr;  ///< [kv_heads]
+  const int* old_counts = nullptr;                  ///< [kv_heads]
+  long long* const* new_positions = nullptr;        ///< [kv_heads], each [counts]; or null
+  int* out_of_range = nullptr;                      ///< as AppendParams
+};
+
+template <int HeadDim>
+constexpr std::size_t compact_shared_bytes() {
+  return append_shared_bytes<HeadDim>();
+}
+
+/// Tiles of 64 rows for the grid: `sinks` rows shift the blocks that are quantised together.
+KVPOLICY_HOST_DEVICE constexpr int compact_tiles(int rows, int sinks) {
+  return quotient_up(rows + (block_rows - sinks % block_rows) % block_rows, block_rows);
+}
+
+/// Eight neighbouring numbers of a packed row.
+template <int HeadDim>
+struct PackedVector {
+  std::uint32_t code[8];
+  std::uint32_t grid;  ///< scale in the low half, zero in the high
+
+  KVPOLICY_DEVICE PackedVector(const HeadView& head, int page_rows, int row, int channel,
+                               bool key) {
+    const PackedBlock block{head, HeadDim, page_rows, row - (row - head.sinks) % tile_rows};
+    const int in_tile = (row - head.sinks) % tile_rows;
+    const int bits = code_bits(head.encoding);
+    const auto* words = reinterpret_cast<const std::uint32_t*>(block.codes(key));
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      const TilePlace at = key ? place_of_key(in_tile, channel + j, HeadDim)
+                               : place_of_value(in_tile, channel + j, HeadDim);
+      const int bit = bit_of_code(at, bits, HeadDim);
+      code[j] = words[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
+    }
+    const int param = value_param(block.row + in_tile, channel, page_rows,
+                                  key ? head.key_group : head.value_group);
+    grid = block.scales(key)[param] | static_cast<std::uint32_t>(block.zeros(key)[param]) << 16;
+  }
+
+  template <Element E>
+  KVPOLICY_DEVICE Words4 numbers() const {
+    const float scale = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU));
+    const float zero = to_float<half>(static_cast<std::uint16_t>(grid >> 16));
+    Words4 out;
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      out.word[j] = pack<E>(scale * static_cast<float>(code[2 * j]) + zero,
+                            scale * static_cast<float>(code[2 * j + 1]) + zero);
+    }
+    return out;
+  }
+};
+
+/// Rows [first, last) of the new head, all of them exact there.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void compact_to_exact(const HeadView& from, const HeadView& to, int page_rows,
+                                      const int* kept, int from_packed_end, int first, int last) {
+  constexpr int vectors = HeadDim / 8;
+  for (int i = first * vectors + thread_index(); i < last * vectors; i += thread_count()) {
+    const int row = kept[i / vectors];
+    const int channel = i % vectors * 8;
+    KVPOLICY_UNROLL
+    for (int side = 0; side < 2; ++side) {
+      const bool key = side == 0;
+      Words4 numbers;
+      if (row >= from.sinks && row < from_packed_end) {
+        if constexpr (can_quantize<HeadDim>) {
+          numbers = PackedVector<HeadDim>{from, page_rows, row, channel, key}.template numbers<E>();
+        }
+      } else {
+        numbers = *reinterpret_cast<const Words4*>(exact_row<HeadDim>(from, page_rows, row, key) +
+                                                   channel);
+      }
+      *reinterpret_cast<Words4*>(exact_row<HeadDim>(to, page_rows, i / vectors, key) + channel) =
+          numbers;
+    }
+  }
+}
+
+/// One side of the 64 rows from `first` on, a whole block of the new head's packed rows.
+template <Element E, int HeadDim, bool Keys>
+KVPOLICY_DEVICE void compact_side(const HeadView& from, const HeadView& to, int page_rows,
+                                  const int* kept, int from_packed_end, int first, int& refused) {
+  constexpr int vectors = HeadDim / 8;
+  const QuantizerMemory<HeadDim> memory{shared_memory()};
+  const int group = Keys ? to.key_group : to.value_group;
+  // Survivors come in the order of the text: packed ones before exact ones, but for the sinks.
+  int packed = 0;
+  for (int step = block_rows; step > 0; step /= 2) {
+    if (packed + step <= block_rows && kept[first + packed + step - 1] < from_packed_end) {
+      packed += step;
+    }
+  }
+  sync_block();
+  stage_rows(memory, packed, [&](int i) -> const std::uint16_t* {
+    return exact_row<HeadDim>(from, page_rows, kept[first + i], Keys);
+  });
+  for (int i = thread_index(); i < packed * vectors; i += thread_count()) {
+    const int row = i / vectors;
+    const int channel = i % vectors * 8;
+    const PackedVector<HeadDim> vector{from, page_rows, kept[first + row], channel, Keys};
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      memory.numbers[row * memory.pitch + channel + j] = static_cast<std::uint16_t>(vector.code[j]);
+    }
+    if (channel % group == 0) {
+      memory.grids[value_param(row, channel, block_rows, group)] = vector.grid;
+    }
+  }
+  cp_async_wait<0>();
+  sync_block();
+  const auto levels = static_cast<float>((1 << code_bits(to.encoding)) - 1);
+  quantize_per_token<E>(memory, packed, group, levels, refused);
+  sync_block();
+  write_side<HeadDim, Keys>(memory, to, PackedBlock{to, HeadDim, page_rows, first}, page_rows);
+}
+
+/// Grid (compact_tiles of the longest head, kv_heads), compact_shared_bytes<HeadDim>().
+template <Element E, int HeadDim>
+KVPOLICY_KERNEL(write_threads, 4)
+compact_kernel(const KVPOLICY_GRID_CONSTANT CompactParams params) {
+  const int head = block_y();
+  const int* kept = params.kept[head];
+  if (kept == nullptr) return;
+  const HeadView& from = params.from[head];
+  const HeadView& to = params.to[head];
+  const int count = params.counts[head];
+  const int tokens = to.evicted + count;
+  const int from_packed_end = from.packed_end(tokens);
+  const int to_packed_end = to.packed_end(tokens);
+  const int shift = (block_rows - to.sinks % block_rows) % block_rows;
+  for (int tile = block_x(); tile * block_rows - shift < count; tile += grid_x()) {
+    const int first = larger(tile * block_rows - shift, 0);
+    const int last = smaller((tile + 1) * block_rows - shift, count);
+    if (first >= to.sinks && first < to_packed_end) {
+      if constexpr (can_quantize<HeadDim>) {
+        int refused = 0;
+        compact_side<E, HeadDim, true>(from, to, params.page_rows, kept, from_packed_end, first,
+                                       refused);
+        compact_side<E, HeadDim, false>(from, to, params.page_rows, kept, from_packed_end, first,
+                                        refused);
+        if (refused > 0 && params.out_of_range != nullptr) {
+          atomic_add(reinterpret_cast<std::uint32_t*>(params.out_of_range),
+                     static_cast<std::uint32_t>(refused));
+        }
+      }
+    } else {
+      compact_to_exact<E, HeadDim>(from, to, params.page_rows, kept, from_packed_end, first, last);
+    }
+    if (params.new_positions == nullptr || params.new_positions[head] == nullptr) continue;
+    const int old_count = params.old_positions != nullptr ? params.old_counts[head] : 0;
+    for (int i = first + thread_index(); i < last; i += thread_count()) {
+      const int row = kept[i];
+      params.new_positions[head][i] = row < old_count ? params.old_positions[head][row]
+                                                      : static_cast<long long>(row) + from.evicted;
+    }
+  }
+}
+
+}  // namespace kvpolicy::cuda

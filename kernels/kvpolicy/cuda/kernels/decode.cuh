@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of a few queries over all heads of all sequences of a layer, in one launch, whatever the
+// heads' policies, lengths and formats. Decoding reads each cached number once and does little with
+// it, so the kernel is built to keep loads under way:
+//
+// - Keys and values go from memory to registers in the order in which matrix products want them
+//   (fragments.cuh), 16 bytes a lane, with no shared memory and no barrier between; the queries of
+//   a group of heads are the few columns of the product.
+// - Each warp goes its own way through its block's rows, with a softmax of its own
+//   (online_softmax.cuh, decode_exact.cuh, decode_packed.cuh).
+// - Blocks take equal pieces of one line of all heads' rows (partition.cuh). Of the blocks that
+//   share a head, the last to arrive merges their results (merge.cuh), in the order of the rows.
+//
+// What FlashDecoding, FlashInfer and LeanAttention do differently, and why not so here, is in
+// docs/architecture.md.
+#pragma once
+
+#include <algorithm>
+
+#include <kvpolicy/cuda/kernels/attend.cuh>
+#include <kvpolicy/cuda/kernels/decode_exact.cuh>
+#include <kvpolicy/cuda/kernels/decode_packed.cuh>
+#include <kvpolicy/cuda/kernels/decode_queries.cuh>
+#include <kvpolicy/cuda/kernels/merge.cuh>
+#include <kvpolicy/cuda/kernels/partition.cuh>
+#include <kvpolicy/cuda/kernels/share.cuh>
+
+namespace kvpolicy::cuda {
+
+/// Queries times group must not exceed this (8 for each column tile).
+inline constexpr int decode_most_columns = 16;
+
+/// One block takes a multiprocessor: fewer and larger blocks leave fewer partial results to merge.
+/// It has as many warps as there are registers for, without spills.
+template <int HeadDim, int ColumnTiles, bool Packed>
+inline constexpr int decode_threads =
+    warp_lanes * (HeadDim * (1 + ColumnTiles) > (Packed ? 128 : 256) ? 8 : 12);
+inline constexpr int decode_blocks_per_multiprocessor = 1;
+
+/// Slots that `Workspace` must have for a launch of `grid` blocks, each of 8 * ColumnTiles columns
+/// (values 16-byte aligned), besides a ticket for each head.
+KVPOLICY_HOST_DEVICE constexpr int decode_workspace_slots(int grid) { return 2 * grid; }
+
+/// How a block's shared memory is divided.
+template <Element E, int HeadDim, int ColumnTiles, bool Packed>
+struct DecodeLayout {
+  static constexpr int threads = decode_threads<HeadDim, ColumnTiles, Packed>;
+  static constexpr int warps = threads / warp_lanes;
+  static constexpr int columns = ColumnTiles * tile_columns;
+  using Queries = DecodeQueries<E, HeadDim, ColumnTiles, Packed>;
+  using Merge = WarpMerge<HeadDim, ColumnTiles, warps>;
+
+  static constexpr int aligned(int bytes) { return (bytes + 15) / 16 * 16; }
+  // Queries and the warps' values are never needed at the same time.
+  static constexpr int share_at = aligned(std::max(Queries::bytes, Merge::bytes));
+  static constexpr int states_at = share_at + aligned(sizeof(Share));
+  static constexpr int finished_at = states_at + (warps + 1) * columns * sizeof(PartialState);
+  static constexpr int code_columns_at = finished_at + columns * sizeof(FinishedRow);
+  static constexpr int sums_at = code_columns_at + columns * sizeof(CodeColumn);
+  static constexpr int line_at = sums_at + aligned(warps * sizeof(long long));
+};
+
+/// Dynamic shared memory of a launch over `heads` heads (of all sequences).
+template <Element E, int HeadDim, int ColumnTiles, bool Packed>
+KVPOLICY_HOST_DEVICE constexpr std::size_t decode_shared_bytes(int heads) {
+  return DecodeLayout<E, HeadDim, ColumnTiles, Packed>::line_at +
+         sizeof(long long) * (static_cast<std::size_t>(heads) + 2);
+}
+
+template <Element E, int HeadDim, int ColumnTiles, bool Packed>
+class DecodeBlock {
+  using Layout = DecodeLayout<E, HeadDim, ColumnTiles, Packed>;
+  static constexpr int columns = Layout::columns;
+
+ public:
+  KVPOLICY_DEVICE explicit DecodeBlock(const AttendParams& params)
+      : p{params},
+        shared{shared_memory()},
+        heads{params.sequences * params.kv_heads},
+        used_columns{params.request.queries * params.group} {}
+
+  KVPOLICY_DEVICE void run() {
+    lay_line();
+    const long long* const place = line();
+    for (int head = block_x(); head < heads; head += grid_x()) {
+      if (place[head] == place[head + 1]) write_nothing(head);
+    }
+    const Partition partition{place[heads], grid_x(), Layout::warps};
+    if (partition.total == 0 || block_x() >= partition.blocks) return;
+    const long long from = partition.begin(block_x());
+    const long long to = partition.begin(block_x() + 1);
+    int head = 0;
+    for (int step = 1 << 30; step > 0; step /= 2) {  // the last that begins at or before `from`
+      if (head + step < heads && place[head + step] <= from) head += step;
+    }
+    for (; head < heads && place[head] < to; ++head) attend(head, partition, from, to);
+  }
+
+ private:
+  KVPOLICY_DEVICE long long* line() const {
+    return reinterpret_cast<long long*>(shared + Layout::line_at);
+  }
+  KVPOLICY_DEVICE Share& share() const {
+    return *reinterpret_cast<Share*>(shared + Layout::share_at);
+  }
+  KVPOLICY_DEVICE FinishedRow* finished() const {
+    return reinterpret_cast<FinishedRow*>(shared + Layout::finished_at);
+  }
+
+  /// line()[head] becomes where the head begins; line()[heads] is the line's length.
+  KVPOLICY_DEVICE void lay_line() const {
+    long long* const place = line();
+    auto* const sums = reinterpret_cast<long long*>(shared + Layout::sums_at);
+    const int share_of_thread = quotient_up(heads, Layout::threads);
+    const int first = smaller(thread_index() * share_of_thread, heads);
+    const int last = smaller(first + share_of_thread, heads);
+    long long mine = 0;
+    for (int head = first; head < last; ++head) {
+      place[head] = weight_of(p.heads[head], p.states[head / p.kv_heads], p.request);
+      mine += place[head];
+    }
+    long long before = mine;
+    KVPOLICY_UNROLL
+    for (int delta = 1; delta < warp_lanes; delta *= 2) {
+      const long long below = shuffle_up(before, delta);
+      if (lane_index() >= delta) before += below;
+    }
+    if (lane_index() == warp_lanes - 1) sums[warp_index()] = before;
+    before -= mine;
+    sync_block();
+    for (int warp = 0; warp < warp_index(); ++warp) before += sums[warp];
+    for (int head = first; head < last; ++head) {
+      const long long weight = place[head];
+      place[head] = before;
+      before += weight;
+    }
+    if (first < last && last == heads) place[heads] = before;
+    sync_block();
+  }
+
+  /// This block's share of a head.
+  KVPOLICY_DEVICE void attend(int head, const Partition& partition, long long from,
+                              long long to) const {
+    if (line()[head] == line()[head + 1]) return;
+    using Queries = typename Layout::Queries;
+    const Queries queries{.plain = shared,
+                          .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at)};
+    const int sequence = head / p.kv_heads;
+    const int kv_head = head % p.kv_heads;
+    sync_block();  // the head before is done with shared memory
+    if (thread_index() == 0) share().describe(p, head, line()[head], from, to);
+    queries.load(p, sequence, kv_head);
+    sync_block();
+    if (share().units[0] + share().units[1] == 0) return;
+    const bool packed = Packed && share().units[1] > 0;
+    if (share().rotated) queries.turn(p, share());
+    if constexpr (Packed) {
+      if (packed) queries.convert(p);
+    }
+    if (share().rotated || packed) sync_block();
+
+    OnlineSoftmax<HeadDim, ColumnTiles> softmax;
+    softmax.clear();
+    if constexpr (Packed) {
+      if (packed) {
+        attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, share(), queries.halves(),
+                                                           queries.code_columns, softmax);
+      }
+    }
+    attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, share(), head, queries.plain,
+                                                         queries.turned(), softmax);
+    const typename Layout::Merge warps{
+        .values = reinterpret_cast<float*>(shared),
+        .states = reinterpret_cast<PartialState*>(shared + Layout::states_at)};
+    warps.merge(softmax, used_columns);
+
+    if (share().begins && share().ends) {
+      if (thread_index() < used_columns) finish(head, thread_index(), warps.state(thread_index()));
+      sync_block();
+      for (int i = thread_index(); i < used_columns * HeadDim; i += thread_count()) {
+        const int column = i / HeadDim;
+        out(head, column)[i % HeadDim] =
+            from_float<E>(warps.value(column, i % HeadDim) * finished()[column].factor);
+      }
+      return;
+    }
+    const long long slot = Parts::slot(block_x(), share().begins);
+    for (int i = thread_index(); i < used_columns * HeadDim; i += thread_count()) {
+      p.workspace.values[slot * columns * HeadDim + i] = warps.value(i / HeadDim, i % HeadDim);
+    }
+    if (thread_index() < used_columns) {
+      p.workspace.states[slot * columns + thread_index()] = warps.state(thread_index());
+    }
+    const long long begin = line()[head] + weight_of_head;
+    merge_if_last(head, partition.block_of(begin),
+                  partition.block_of(line()[head + 1] - share().last_weight));
+  }
+
+  /// Of the blocks first_block .. last_block, which share a head, the last one here merges.
+  KVPOLICY_DEVICE void merge_if_last(int head, int first_block, int last_block) const {
+    const Parts parts{p.workspace, first_block, last_block - first_block + 1};
+    auto* const arrived = reinterpret_cast<std::uint32_t*>(shared);
+    fence_device();
+    sync_block();
+    if (thread_index() == 0) *arrived = atomic_add(&p.workspace.tickets[head], 1) + 1;
+    sync_block();
+    if (*arrived != static_cast<std::uint32_t>(parts.count)) return;
+    fence_device();
+    auto* const maxima = reinterpret_cast<float*>(shared + 16);
+    for (int column = warp_index(); column < used_columns; column += Layout::warps) {
+      const PartialState state = state_of_parts<columns>(parts, column);
+      if (lane_index() == 0) {
+        maxima[column] = state.max;
+        finish(head, column, state);
+      }
+    }
+    sync_block();
+    for (int i = thread_index(); i < used_columns * HeadDim / 4; i += thread_count()) {
+      const int column = i / (HeadDim / 4);
+      const int channel = i % (HeadDim / 4) * 4;
+      const Words4 sum = values_of_parts<columns, HeadDim>(parts, column, channel, maxima[column]);
+      const float factor = finished()[column].factor;
+      KVPOLICY_UNROLL
+      for (int c = 0; c < 4; ++c) {
+        out(head, column)[channel + c] = from_float<E>(float_of_bits(sum.word[c]) * factor);
+      }
+    }
+    if (thread_index() == 0) p.workspace.tickets[head] = 0;
+  }
+
+  /// The state of a column becomes what its values are multiplied with, and its log-sum-exp.
+  KVPOLICY_DEVICE void finish(int head, int column, const PartialState& state) const {
+    const int q_head = query_head(head, column);
+    finished()[column] =
+        finish_row(state, p.sink_logits == nullptr ? nullptr : p.sink_logits + q_head);
+    if (p.log_sum_exp == nullptr) return;
+    const long long query =
+        static_cast<long long>(head / p.kv_heads) * p.request.queries + column / p.group;
+    p.log_sum_exp[query * p.state_heads() + q_head] = finished()[column].log_sum_exp;
+  }
+  /// For a head of which nothing is read.
+  KVPOLICY_DEVICE void write_nothing(int head) const {
+    if (thread_index() < used_columns) finish(head, thread_index(), {minus_infinity(), 0.0F});
+    for (int i = thread_index(); i < used_columns * HeadDim; i += thread_count()) {
+      out(head, i / HeadDim)[i % HeadDim] = 0;
+    }
+  }
+
+  KVPOLICY_DEVICE int query_head(int head, int column) const {
+    return head % p.kv_heads * p.group + column % p.group;
+  }
+  KVPOLICY_DEVICE std::uint16_t* out(int head, int column) const {
+    return p.out.row(head / p.kv_heads, column / p.group, query_head(head, column));
+  }
+
+  const AttendParams& p;
+  std::byte* shared;
+  int heads;
+  int used_columns;
+};
+
+/// For request.queries * group <= 8 * ColumnTiles, in `decode_threads` threads and any number of
+/// blocks; one for each multiprocessor is meant. Packed: heads may be quantised.
+template <Element E, int HeadDim, int ColumnTiles, bool Packed>
+KVPOLICY_KERNEL((decode_threads<HeadDim, ColumnTiles, Packed>), 1)
+decode_kernel(const KVPOLICY_GRID_CONSTANT AttendParams p) {
+  DecodeBlock<E, HeadDim, ColumnTiles, Packed>{p}.run();
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One warp over a share's units of exact rows, cached or the caller's own. Used by decode.cuh.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/fragments.cuh>
+#include <kvpolicy/cuda/kernels/online_softmax.cuh>
+#include <kvpolicy/cuda/kernels/share.cuh>
+
+namespace kvpolicy::cuda {
+
+/// Addresses of a row's key and value. Lane i has those of row i % 16 of a unit; who loads them asks
+/// for them by shuffle. So pages, rings, strides and lists of chunks cost the same, and no branch.
+struct RowAddress {
+  unsigned long long key;
+  unsigned long long value;
+};
+
+template <int HeadDim>
+KVPOLICY_DEVICE RowAddress address_of_row(const AttendParams& p, const Share& share, int index,
+                                          const UnitCursor& at) {
+  const Segment& segment = share.list.segment[at.segment];
+  // Rows beyond the end are the last one once more: somebody sees it, so it is a number.
+  const int i = smaller(at.unit * tile_rows + lane_index() % tile_rows, segment.rows - 1);
+  const int row = segment.row(i);
+  if (segment.source == Segment::Source::call) {
+    const int sequence = index / p.kv_heads;
+    const int kv_head = index % p.kv_heads;
+    return {reinterpret_cast<unsigned long long>(p.k.row(sequence, row, kv_head)),
+            reinterpret_cast<unsigned long long>(p.v.row(sequence, row, kv_head))};
+  }
+  const int slot = share.head.exact_slot(row);
+  const auto page =
+      reinterpret_cast<unsigned long long>(share.head.exact_pages[page_of(slot, p.page_rows)]);
+  const auto key = page + static_cast<unsigned>((slot & (p.page_rows - 1)) * HeadDim * 2);
+  return {key, key + static_cast<unsigned>(p.page_rows * HeadDim * 2)};
+}
+
+KVPOLICY_DEVICE const std::byte* address_from(unsigned long long address, int lane) {
+  return reinterpret_cast<const std::byte*>(shuffle(address, lane));
+}
+
+/// `offset`: bytes to the first of the channels.
+template <int Channels>
+KVPOLICY_DEVICE void load_keys(KeyTile<Channels>& keys, const RowAddress& address, int offset = 0) {
+  const int g = lane_index() / 4;
+  keys.load(address_from(address.key, g) + offset, address_from(address.key, g + 8) + offset);
+}
+template <int HeadDim>
+KVPOLICY_DEVICE void load_values(ValueTile<HeadDim>& values, const RowAddress& address) {
+  const int t = lane_index() % 4;
+  const std::byte* const rows[4] = {
+      address_from(address.value, 2 * t), address_from(address.value, 2 * t + 1),
+      address_from(address.value, 2 * t + 8), address_from(address.value, 2 * t + 9)};
+  values.load(rows);
+}
+
+/// `index`: of the head among all sequences' heads. The keys of the next unit are asked for as soon
+/// as the products with these are done, its values as soon as these are added: loads are always
+/// under way. Where registers do not suffice for that, one half of the keys, the other, and the values
+/// follow each other, and only other warps' loads are under way meanwhile.
+template <Element E, int HeadDim, int ColumnTiles, int Warps>
+KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const Share& share, int index,
+                                  const std::byte* plain, const std::byte* turned,
+                                  OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
+  constexpr bool overlaps = HeadDim * (1 + ColumnTiles) < 768;
+  UnitCursor at = UnitCursor::first(share);
+  bool more = at.skip(share, false, warp_index());
+  if (!more) return;
+  RowAddress address = address_of_row<HeadDim>(p, share, index, at);
+  constexpr int key_channels = overlaps ? HeadDim : HeadDim / 2;
+  constexpr int key_step = QueryOperands<key_channels, ColumnTiles>::bytes;
+  KeyTile<key_channels> keys;
+  ValueTile<HeadDim> values;
+  if constexpr (overlaps) {
+    load_keys(keys, address);
+    load_values(values, address);
+  }
+  while (more) {
+    const UnitCursor now = at;
+    more = at.skip(share, false, Warps);
+    if (overlaps && more) address = address_of_row<HeadDim>(p, share, index, at);
+
+    float logits[1][ColumnTiles][4] = {};
+    const std::byte* queries = share.list.segment[now.segment].rotated ? turned : plain;
+    if constexpr (overlaps) {
+      keys.template multiply<E>(logits[0], queries);
+      if (more) load_keys(keys, address);
+    } else {
+      load_keys(keys, address);
+      keys.template multiply<E>(logits[0], queries);
+      load_keys(keys, address, 2 * key_channels);
+      keys.template multiply<E>(logits[0], queries + key_step);
+    }
+    KVPOLICY_UNROLL
+    for (int n = 0; n < ColumnTiles; ++n) {
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 4; ++i) logits[0][n][i] *= p.scale_log2;
+    }
+    cap_and_mask(logits, p, share, now.segment, now.unit * tile_rows);
+    softmax.weigh(logits);
+    std::uint32_t weights[ColumnTiles][2];
+    weight_operands<E>(weights, logits[0]);
+    if constexpr (!overlaps) {
+      load_values(values, address);
+      if (more) address = address_of_row<HeadDim>(p, share, index, at);
+    }
+    KVPOLICY_UNROLL
+    for (int step = 0; step < HeadDim / 16; ++step) {
+      std::uint32_t a[4];
+      values.operand(a, step);
+      softmax.template add<E>(step, a, weights);
+    }
+    if (overlaps && more) load_values(values, address);
+  }
+}
+
+}  // namespace kvpolicy::cuda

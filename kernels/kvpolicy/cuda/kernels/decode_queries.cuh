@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The queries of a head in the forms that its segments need: as they came, turned (for sinks that
+// seem to stand right before the window), and in half (for quantised rows). Column c is query
+// c / group of query head c % group. Used by decode.cuh.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/fragments.cuh>
+#include <kvpolicy/cuda/kernels/share.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+/// What turns a product of codes with a column of halves into a logit.
+struct CodeColumn {
+  float scale;  ///< to units of log 2
+  float sum;    ///< of the column's halves
+};
+
+template <Element E, int HeadDim, int ColumnTiles, bool Packed>
+struct DecodeQueries {
+  using Operands = QueryOperands<HeadDim, ColumnTiles>;
+  static constexpr int columns = Operands::columns;
+  static constexpr int vectors = HeadDim / 8;  // of 16 bytes, in a column
+  // bfloat16 queries meet codes in half, for bfloat16 cannot hold them.
+  static constexpr bool converts = Packed && encoding_of<E> == Encoding::bfloat16;
+  static constexpr int bytes = (converts ? 3 : 2) * Operands::bytes;
+
+  std::byte* plain;
+  CodeColumn* code_columns;  ///< [columns]
+
+  KVPOLICY_DEVICE std::byte* turned() const { return plain + Operands::bytes; }
+  KVPOLICY_DEVICE std::byte* halves() const {
+    return converts ? plain + 2 * Operands::bytes : plain;
+  }
+
+  KVPOLICY_DEVICE void load(const AttendParams& p, int sequence, int kv_head) const {
+    for (int i = thread_index(); i < columns * vectors; i += thread_count()) {
+      const int column = i / vectors;
+      const int channel = i % vectors * 8;
+      Words4 q{};
+      if (column < p.request.queries * p.group) {
+        q = *reinterpret_cast<const Words4*>(
+            p.q.row(sequence, column / p.group, kv_head * p.group + column % p.group) + channel);
+      }
+      *Operands::place(plain, column, channel) = q;
+    }
+  }
+
+  /// From the queries as loaded; a thread turns 8 channels and their partners.
+  KVPOLICY_DEVICE void turn(const AttendParams& p, const Share& share) const {
+    for (int i = thread_index(); i < columns * vectors / 2; i += thread_count()) {
+      const int column = i / (vectors / 2);
+      const int channel = i % (vectors / 2) * 8;
+      const int position = share.list.first_position + column / p.group;
+      const int steps = smaller(share.head.rotation_limit - position, 0);
+      Words4 low = *Operands::place(plain, column, channel);
+      Words4 high = *Operands::place(plain, column, channel + HeadDim / 2);
+      KVPOLICY_UNROLL
+      for (int w = 0; w < 4; ++w) {
+        float a[2], b[2];
+        KVPOLICY_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          const float x = to_float<E>(static_cast<std::uint16_t>(low.word[w] >> 16 * j));
+          const float y = to_float<E>(static_cast<std::uint16_t>(high.word[w] >> 16 * j));
+          float sine, cosine;
+          sine_cosine(static_cast<double>(steps) *
+                          static_cast<double>(share.head.inverse_frequencies[channel + 2 * w + j]),
+                      sine, cosine);
+          a[j] = x * cosine - y * sine;
+          b[j] = y * cosine + x * sine;
+        }
+        low.word[w] = pack<E>(a[0], a[1]);
+        high.word[w] = pack<E>(b[0], b[1]);
+      }
+      *Operands::place(turned(), column, channel) = low;
+      *Operands::place(turned(), column, channel + HeadDim / 2) = high;
+    }
+  }
+
+  /// From the queries as loaded; a warp does a column, a lane 8 channels.
+  KVPOLICY_DEVICE void convert(const AttendParams& p) const {
+    static_assert(Packed && vectors <= warp_lanes);
+    const int warps = thread_count() / warp_lanes;
+    for (int column = warp_index(); column < columns; column += warps) {
+      Words4 q{};
+      if (lane_index() < vectors) q = *Operands::place(plain, column, lane_index() * 8);
+      float scale = 1.0F;
+      if constexpr (converts) {
+        // A power of two that brings the largest number just below 2^15. Nothing overflows, and of
+        // bfloat16's 8 bits none is lost down to 2^-29 of it.
+        float largest = 0.0F;
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 8; ++i) largest = greater(largest, magnitude(number(q, i)));
+        KVPOLICY_UNROLL
+        for (int mask = 1; mask < vectors; mask *= 2) {
+          largest = greater(largest, shuffle_xor(largest, mask));
+        }
+        const int exponent = static_cast<int>(bits_of_float(largest) >> 23);
+        scale = float_of_bits(static_cast<std::uint32_t>(smaller(268 - exponent, 254)) << 23);
+        KVPOLICY_UNROLL
+        for (int w = 0; w < 4; ++w) {
+          q.word[w] = pack<half>(number(q, 2 * w) * scale, number(q, 2 * w + 1) * scale);
+        }
+        if (lane_index() < vectors) *Operands::place(halves(), column, lane_index() * 8) = q;
+      }
+      float sum = 0.0F;
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        sum += to_float<half>(static_cast<std::uint16_t>(q.word[i / 2] >> 16 * (i % 2)));
+      }
+      KVPOLICY_UNROLL
+      for (int mask = 1; mask < vectors; mask *= 2) sum += shuffle_xor(sum, mask);
+      if (lane_index() == 0) code_columns[column] = {p.scale_log2 / scale, sum};
+    }
+  }
+
+ private:
+  KVPOLICY_DEVICE static float number(const Words4& q, int i) {
+    return to_float<E>(static_cast<std::uint16_t>(q.word[i / 2] >> 16 * (i % 2)));
+  }
+  KVPOLICY_DEVICE static float magnitude(float x) { return x < 0.0F ? -x : x; }
+  KVPOLICY_DEVICE static float greater(float a, float b) { return a > b ? a : b; }
+};
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Operands of matrix products straight from memory: rows of the cache as the first operand (16 rows
+// of keys as 16 matrix rows, 16 channels of values as 16 matrix rows), queries as the second.
+// Tokens meet the few columns of queries that way, S^T = K q^T and O^T = V^T P^T, so a warp needs
+// no shared memory to bring its rows into order: which lane loads what is packing.cuh's place_of_key
+// and place_of_value, for exact rows as for quantised ones.
+//
+// In this file g = lane / 4 and t = lane % 4.
+#pragma once
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+inline constexpr int tile_columns = 8;  ///< Columns of a product: query heads of some queries.
+
+// ---- queries -----------------------------------------------------------------------------------
+/// Queries in shared memory, [columns, head_dim] in the order in which lanes need them: 16 bytes a
+/// lane for two steps of 16 channels, 8 bytes for the last step of a head_dim that 32 does not
+/// divide.
+template <int HeadDim, int ColumnTiles>
+struct QueryOperands {
+  static constexpr int columns = ColumnTiles * tile_columns;
+  static constexpr int step_pairs = HeadDim / 32;
+  static constexpr int tail_offset = step_pairs * ColumnTiles * warp_lanes * 16;
+  static constexpr int bytes = columns * HeadDim * 2;
+
+  /// Where channels channel .. channel + 7 of a column lie, `channel` a multiple of 8.
+  KVPOLICY_DEVICE static Words4* place(std::byte* operands, int column, int channel) {
+    const int tile = column / tile_columns;
+    const int lane = column % tile_columns * 4;
+    const int block = channel / 32;
+    const int offset = block < step_pairs
+                           ? ((block * ColumnTiles + tile) * warp_lanes + lane + channel % 32 / 8) * 16
+                           : tail_offset + (tile * warp_lanes + lane + channel % 32 / 4) * 8;
+    return reinterpret_cast<Words4*>(operands + offset);
+  }
+  KVPOLICY_DEVICE static Words4 of_steps(const std::byte* operands, int pair, int tile) {
+    return reinterpret_cast<const Words4*>(
+        operands)[(pair * ColumnTiles + tile) * warp_lanes + lane_index()];
+  }
+  KVPOLICY_DEVICE static Words2 of_tail(const std::byte* operands, int tile) {
+    return reinterpret_cast<const Words2*>(operands +
+                                           tail_offset)[tile * warp_lanes + lane_index()];
+  }
+};
+
+// ---- exact rows --------------------------------------------------------------------------------
+/// Keys of 16 rows.
+template <int HeadDim>
+struct KeyTile {
+  static constexpr int step_pairs = HeadDim / 32;
+  static constexpr bool has_tail = HeadDim % 32 != 0;
+  static_assert(HeadDim % 32 == 0 || HeadDim % 32 == 16);
+  Words4 block[step_pairs][2];
+  Words2 tail[2];
+
+  /// `low` and `high`: this lane's rows g and g + 8.
+  KVPOLICY_DEVICE void load(const std::byte* low, const std::byte* high) {
+    const int t = lane_index() % 4;
+    KVPOLICY_UNROLL
+    for (int pair = 0; pair < step_pairs; ++pair) {
+      block[pair][0] = load_once(reinterpret_cast<const Words4*>(low) + pair * 4 + t);
+      block[pair][1] = load_once(reinterpret_cast<const Words4*>(high) + pair * 4 + t);
+    }
+    if constexpr (has_tail) {
+      tail[0] = load_once(reinterpret_cast<const Words2*>(low + step_pairs * 64) + t);
+      tail[1] = load_once(reinterpret_cast<const Words2*>(high + step_pairs * 64) + t);
+    }
+  }
+
+  /// Adds dot products with the queries: products[n] is [16 rows, columns 8n .. 8n + 7].
+  template <Element E, int ColumnTiles>
+  KVPOLICY_DEVICE void multiply(float (&products)[ColumnTiles][4], const std::byte* operands) const {
+    using Queries = QueryOperands<HeadDim, ColumnTiles>;
+    KVPOLICY_UNROLL
+    for (int pair = 0; pair < step_pairs; ++pair) {
+      KVPOLICY_UNROLL
+      for (int n = 0; n < ColumnTiles; ++n) {
+        const Words4 q = Queries::of_steps(operands, pair, n);
+        KVPOLICY_UNROLL
+        for (int step = 0; step < 2; ++step) {
+          const std::uint32_t a[4] = {
+              block[pair][0].word[2 * step], block[pair][1].word[2 * step],
+              block[pair][0].word[2 * step + 1], block[pair][1].word[2 * step + 1]};
+          multiply_add<E>(products[n], a, q.word[2 * step], q.word[2 * step + 1]);
+        }
+      }
+    }
+    if constexpr (has_tail) {
+      const std::uint32_t a[4] = {tail[0].word[0], tail[1].word[0], tail[0].word[1],
+                                  tail[1].word[1]};
+      KVPOLICY_UNROLL
+      for (int n = 0; n < ColumnTiles; ++n) {
+        const Words2 q = Queries::of_tail(operands, n);
+        multiply_add<E>(products[n], a, q.word[0], q.word[1]);
+      }
+    }
+  }
+};
+
+/// Values of 16 rows. A lane's rows are 2t, 2t + 1, 2t + 8 and 2t + 9, in this order.
+template <int HeadDim>
+struct ValueTile {
+  static constexpr int blocks = HeadDim / 64;
+  static constexpr int left = HeadDim % 64;
+  static_assert(left == 0 || left == 16 || left == 32);
+  Words4 block[blocks][4];
+  Words2 half_block[4];
+  Words1 quarter_block[4];
+
+  KVPOLICY_DEVICE void load(const std::byte* const (&row)[4]) {
+    const int g = lane_index() / 4;
+    KVPOLICY_UNROLL
+    for (int b = 0; b < blocks; ++b) {
+      KVPOLICY_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        block[b][r] = load_once(reinterpret_cast<const Words4*>(row[r]) + b * 8 + g);
+      }
+    }
+    KVPOLICY_UNROLL
+    for (int r = 0; r < 4; ++r) {
+      const std::byte* rest = row[r] + blocks * 128;
+      if constexpr (left == 32) half_block[r] = load_once(reinterpret_cast<const Words2*>(rest) + g);
+      if constexpr (left == 16) {
+        quarter_block[r] = load_once(reinterpret_cast<const Words1*>(rest) + g);
+      }
+    }
+  }
+
+  /// The operand of step `step`: two channels of this lane's four rows.
+  KVPOLICY_DEVICE void operand(std::uint32_t (&a)[4], int step) const {
+    KVPOLICY_UNROLL
+    for (int pair = 0; pair < 2; ++pair) {
+      const std::uint32_t even = word(2 * pair, step);
+      const std::uint32_t odd = word(2 * pair + 1, step);
+      a[2 * pair] = permute_bytes(even, odd, 0x5410);
+      a[2 * pair + 1] = permute_bytes(even, odd, 0x7632);
+    }
+  }
+
+ private:
+  KVPOLICY_DEVICE std::uint32_t word(int r, int step) const {
+    if (step < blocks * 4) return block[step / 4][r].word[step % 4];
+    if constexpr (left == 32) return half_block[r].word[step % 4];
+    return quarter_block[r].word[0];
+  }
+};
+
+// ---- quantised rows ----------------------------------------------------------------------------
+/// A number twice, as two halves.
+KVPOLICY_DEVICE std::uint32_t twice(std::uint32_t bits) { return permute_bytes(bits, bits, 0x1010); }
+
+/// Codes of 16 rows, keys or values, as one lane has them.
+template <int Bits, int HeadDim>
+struct CodeTile {
+  static constexpr int words = HeadDim * Bits / 64;
+  static constexpr int vector_words = words < 4 ? words : 4;
+  static constexpr int bytes = tile_rows * HeadDim * Bits / 8;
+  std::uint32_t word[words];
+
+  KVPOLICY_DEVICE void load(const std::byte* tile) {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < words; i += vector_words) {
+      const std::byte* at = tile + (i * warp_lanes + lane_index() * vector_words) * 4;
+      if constexpr (vector_words == 4) {
+        take(i, load_once(reinterpret_cast<const Words4*>(at)).word);
+      } else {
+        take(i, load_once(reinterpret_cast<const Words2*>(at)).word);
+      }
+    }
+  }
+
+  /// The operand of step `step`, its codes as halves. With a code's bits OR-ed into the mantissa of
+  /// 1024 a half is 1024 + code * 2^shift; both terms come off exactly in one multiply-add.
+  KVPOLICY_DEVICE void operand(std::uint32_t (&a)[4], int step) const {
+    KVPOLICY_UNROLL
+    for (int reg = 0; reg < 4; ++reg) {
+      std::uint32_t biased = 0;
+      std::uint32_t shift = 0;
+      if constexpr (Bits == 8) {
+        biased = permute_bytes(word[step * 2 + reg / 2], 0x64646464U, reg % 2 == 0 ? 0x4140 : 0x4342);
+      } else if constexpr (Bits == 4) {
+        shift = reg % 2 * 4;
+        biased = (word[step] >> reg / 2 * 8 & 0x000f000fU << shift) | 0x64006400U;
+      } else {
+        shift = reg * 2;
+        biased = (word[step / 2] >> step % 2 * 8 & 0x00030003U << shift) | 0x64006400U;
+      }
+      // 2^-shift, and -1024 * 2^-shift: a unit of the exponent is 0x0400.
+      a[reg] = half2_multiply_add(biased, 0x3c003c00U - shift * 0x04000400U,
+                                  0xe400e400U - shift * 0x04000400U);
+    }
+  }
+
+ private:
+  template <int Count>
+  KVPOLICY_DEVICE void take(int at, const std::uint32_t (&vector)[Count]) {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < Count; ++i) word[at + i] = vector[i];
+  }
+};
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What kernels know of a KV head: where its rows lie, and which of them a query reads. Everything
+// that changes from token to token follows from two counters that live on the device, so a captured
+// step can be replayed while the text grows.
+//
+// Rows of a head are numbered in the order they came. Row r was token r + evicted; the first
+// `sinks` rows never go. The others lie in exact pages, as a line or as a ring, or, in whole blocks
+// of block_rows, in packed pages. A row that may still be rolled back already lies at its place:
+// taking it back is setting the counter back.
+#pragma once
+
+#include <climits>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+inline constexpr int unlimited = INT_MAX;
+
+/// How far the text of one sequence has come in one layer.
+struct LayerState {
+  int tokens = 0;     ///< Rows appended, tentative ones included.
+  int committed = 0;  ///< Of them, those that cannot be taken back: quantised, summarised, evicted.
+};
+
+/// The chunks that a selecting head reads, and the choices before, for a rollback returns to them.
+/// A ring of `slots` choices; `chunks` is [slots, budget_chunks], ascending in each choice.
+struct Selections {
+  int latest = 0;
+  int valid = 0;  ///< choices that can be returned to, the latest included
+  int slots = 0;
+  int* tokens = nullptr;  ///< [slots]: how long the text was, with the query that chose
+  int* ends = nullptr;    ///< [slots]: rows that could be chosen; those behind are read on top
+  int* counts = nullptr;  ///< [slots]: chunks chosen
+  int* chunks = nullptr;
+};
+
+/// One KV head of one sequence, resident on the device. Plain numbers and addresses: which policy
+/// they describe is the host's affair (include/kvpolicy/cuda/describe.hpp).
+struct HeadView {
+  // Which rows live.
+  int sinks = 0;
+  int recent = 0;          ///< Latest rows that a query reads besides the sinks; 0: all.
+  bool chunk_mask = false; ///< `recent` counts from the call's first query, not from each.
+  int evicted = 0;         ///< Tokens whose rows were dropped by compression.
+  // Exact rows: sinks from slot 0, the others from slot `exact_origin`, a multiple of page_rows.
+  std::byte* const* exact_pages = nullptr;
+  int exact_origin = 0;
+  int exact_ring = 0;  ///< Slots from the origin on, in whole pages; 0: a line.
+  // Quantised rows, from slot 0.
+  std::byte* const* packed_pages = nullptr;
+  int packed_ring = 0;
+  Encoding encoding = Encoding::float32;  ///< float32: nothing is quantised.
+  bool key_per_channel = false;
+  int key_group = 0;
+  int value_group = 0;
+  int residual = unlimited;  ///< Latest rows that stay exact, at least.
+  // Sinks that seem to stand right before the window.
+  const float* inverse_frequencies = nullptr;  ///< [head_dim / 2] or null
+  int rotation_limit = 0;                      ///< latest position a query is read at
+  // Chunks to choose from.
+  int chunk_rows = 0;  ///< 0: the head reads all its rows.
+  int budget_chunks = 0;
+  bool min_max = false;                         ///< summaries are min and max keys, not means
+  std::byte* const* summary_pages = nullptr;    ///< page_rows summaries each, [vectors, rows, dim]
+  Selections* selections = nullptr;
+  float* scores = nullptr;  ///< room for one of each closed chunk; between score.cuh and select.cuh
+
+  KVPOLICY_HOST_DEVICE bool is_packed() const { return encoding >= Encoding::uint8; }
+
+  /// Where row `row` lies among the exact slots.
+  KVPOLICY_HOST_DEVICE int exact_slot(int row) const {
+    if (row < sinks) return row;
+    const int at = row - sinks;
+    return exact_origin + (exact_ring > 0 ? at % exact_ring : at);
+  }
+  KVPOLICY_HOST_DEVICE int packed_slot(int row) const {
+    const int at = row - sinks;
+    return packed_ring > 0 ? at % packed_ring : at;
+  }
+  /// The first row that is not packed once `committed` tokens are.
+  KVPOLICY_HOST_DEVICE int packed_end(int committed) const {
+    if (!is_packed() || residual == unlimited) return sinks;
+    const int beyond = committed - evicted - sinks - residual;
+    return sinks + (beyond > 0 ? beyond / block_rows * block_rows : 0);
+  }
+  /// Chunks whose rows are all committed.
+  KVPOLICY_HOST_DEVICE int closed_chunks(int committed) const {
+    return (committed - evicted) / chunk_rows;
+  }
+};
+
+/// Consecutive rows of a head that a call reads. Where `chunks` is set, the rows of those chunks
+/// instead. A row at text position p is visible to a query at t if p <= t and p > t - reach.
+struct Segment {
+  enum class Source : std::uint8_t { exact, packed, call };
+  Source source = Source::exact;
+  bool rotated = false;  ///< the query is read at min(its position, HeadView::rotation_limit)
+  int rows = 0;
+  int first = 0;         ///< row number; of the call's own rows their index
+  int position = 0;      ///< text position of row `first` (of a chunk list: of row 0 of the head)
+  int reach = unlimited;
+  const int* chunks = nullptr;
+  int chunk_rows = 0;
+
+  /// Row number (or index, see `first`) of the segment's i-th row.
+  KVPOLICY_HOST_DEVICE int row(int i) const {
+    return chunks == nullptr ? first + i : chunks[i / chunk_rows] * chunk_rows + i % chunk_rows;
+  }
+  /// Its text position.
+  KVPOLICY_HOST_DEVICE int position_of(int i) const {
+    return chunks == nullptr ? position + i : position + row(i);
+  }
+};
+
+/// What a call asks of every head.
+struct Request {
+  int queries = 1;
+  bool own_rows = true;   ///< the call brings rows of its own; else its queries' rows are appended
+  bool selected = false;  ///< Read::selected
+};
+
+inline constexpr int most_segments = 6;
+
+struct SegmentList {
+  int count = 0;
+  int first_position = 0;  ///< of the first query
+  Segment segment[most_segments];
+
+  KVPOLICY_HOST_DEVICE void add(const Segment& next) {
+    if (next.rows > 0) segment[count++] = next;
+  }
+};
+
+KVPOLICY_HOST_DEVICE int smaller(int a, int b) { return a < b ? a : b; }
+KVPOLICY_HOST_DEVICE int larger(int a, int b) { return a > b ? a : b; }
+KVPOLICY_HOST_DEVICE constexpr int quotient_up(int a, int b) { return (a + b - 1) / b; }
+
+/// Adds the segments that a call reads of a head, in the order of the text, to a list: a SegmentList,
+/// or whatever else has its `first_position` and `add`.
+template <class List>
+KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& state,
+                                        const Request& request, List& list) {
+  using Source = Segment::Source;
+  const int first = request.own_rows ? state.tokens : state.tokens - request.queries;
+  list.first_position = first;
+  const int stored = state.tokens - head.evicted;
+  const int reach = head.recent > 0 && !head.chunk_mask ? head.recent : unlimited;
+  const bool rotated = head.inverse_frequencies != nullptr;
+  list.add({.rotated = rotated, .rows = smaller(head.sinks, stored)});
+
+  int from = head.sinks;
+  if (head.recent > 0) {
+    // The oldest row that the first query sees; with the chunk's mask `recent` rows precede it.
+    from = larger(from, first + (head.chunk_mask ? 0 : 1) - head.recent);
+  }
+  const int packed_end = smaller(head.packed_end(state.committed), stored);
+  if (request.selected && head.chunk_rows > 0 && head.selections->valid > 0) {
+    const Selections& choice = *head.selections;
+    const int* chunks = choice.chunks + choice.latest * head.budget_chunks;
+    const int count = choice.counts[choice.latest];
+    int packed = 0;  // chunks in packed pages: a chunk never lies in both
+    for (int step = 1 << 30; step > 0; step /= 2) {
+      if (packed + step <= count && chunks[packed + step - 1] * head.chunk_rows < packed_end) {
+        packed += step;
+      }
+    }
+    const int rows = head.chunk_rows;
+    list.add({.source = Source::packed, .rows = packed * rows, .position = head.evicted,
+              .chunks = chunks, .chunk_rows = rows});
+    list.add({.rows = (count - packed) * rows, .position = head.evicted, .chunks = chunks + packed,
+              .chunk_rows = rows});
+    from = choice.ends[choice.latest];
+  }
+  list.add({.source = Source::packed, .rows = packed_end - from, .first = from,
+            .position = from + head.evicted, .reach = reach});
+  const int exact_from = larger(from, packed_end);
+  list.add({.rows = stored - exact_from, .first = exact_from,
+            .position = exact_from + head.evicted, .reach = reach});
+  if (request.own_rows) {
+    const int sinks = smaller(larger(head.sinks - first, 0), request.queries);
+    list.add({.source = Source::call, .rotated = rotated, .rows = sinks, .position = first});
+    list.add({.source = Source::call, .rows = request.queries - sinks, .first = sinks,
+              .position = first + sinks, .reach = reach});
+  }
+}
+KVPOLICY_HOST_DEVICE SegmentList segments_of(const HeadView& head, const LayerState& state,
+                                             const Request& request) {
+  SegmentList list;
+  list_segments(head, state, request, list);
+  return list;
+}
+
+/// A caller's tensor of one layer, [sequences, tokens, heads, head_dim]; strides in elements.
+struct Tensor {
+  std::byte* data = nullptr;
+  long long sequence_stride = 0;
+  long long token_stride = 0;
+  long long head_stride = 0;
+
+  /// First element of a row of 16-bit numbers.
+  KVPOLICY_HOST_DEVICE std::uint16_t* row(int sequence, int token, int head) const {
+    return reinterpret_cast<std::uint16_t*>(data) + sequence * sequence_stride +
+           token * token_stride + head * head_stride;
+  }
+};
+
+}  // namespace kvpolicy::cuda

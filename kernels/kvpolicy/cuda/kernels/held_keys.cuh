@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Some rows of keys in a warp's registers, there to meet any number of tiles of queries; for
+// observe.cuh, which asks many queries of the same keys and never reads values.
+#pragma once
+
+#include <type_traits>
+
+#include <kvpolicy/cuda/kernels/fragments.cuh>
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+/// Exact rows: `parts` tiles of 16. Of quantised rows one tile in two parts: the keys as E rounds
+/// them, and what that rounds off, so that the products lose nothing (few rows of a head that is
+/// compressed are quantised, so what this costs does not matter).
+template <Element E, int HeadDim>
+struct HeldKeys {
+  static constexpr int parts = HeadDim <= 128 ? 2 : 1;
+  static constexpr int rows = parts * tile_rows;
+  KeyTile<HeadDim> part[parts];
+
+  /// Row `row + i` from `keys` + i rows; for rows outside [low, high] the nearest inside.
+  KVPOLICY_DEVICE void load_exact(const std::byte* keys, int row, int low, int high) {
+    KVPOLICY_UNROLL
+    for (int i = 0; i < parts; ++i) {
+      const int at = row + i * tile_rows + lane_index() / 4;
+      const int lower = smaller(larger(at, low), high) - row;
+      const int upper = smaller(larger(at + 8, low), high) - row;
+      part[i].load(keys + lower * HeadDim * 2, keys + upper * HeadDim * 2);
+    }
+  }
+
+  /// The tile of quantised rows that begins at `slot`.
+  KVPOLICY_DEVICE void load_packed(const HeadView& head, int page_rows, int slot) {
+    static_assert(parts == 2 && HeadDim % 32 == 0);
+    const int bits = code_bits(head.encoding);
+    const PackedLayout layout{bits,           HeadDim,         page_rows, head.key_per_channel,
+                              head.key_group, head.value_group};
+    const std::byte* page = head.packed_pages[slot / page_rows];
+    const int first = slot % page_rows;
+    const auto* codes =
+        reinterpret_cast<const std::uint32_t*>(page + first / tile_rows * layout.tile_bytes);
+    const auto* scales = reinterpret_cast<const std::uint16_t*>(page + layout.key_scales_offset);
+    const auto* zeros = reinterpret_cast<const std::uint16_t*>(page + layout.key_zeros_offset);
+    KVPOLICY_UNROLL
+    for (int step = 0; step < HeadDim / 16; ++step) {
+      KVPOLICY_UNROLL
+      for (int reg = 0; reg < 4; ++reg) {
+        float key[2];
+        KVPOLICY_UNROLL
+        for (int high = 0; high < 2; ++high) {
+          const TilePlace place{.lane = lane_index(), .step = step, .reg = reg, .high = high};
+          const int bit = bit_of_code(place, bits, HeadDim);
+          const std::uint32_t code = codes[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
+          const RowPlace at = key_at(place, HeadDim);
+          const int grid = key_param(first + at.row, at.channel, HeadDim, page_rows,
+                                     head.key_per_channel, head.key_group);
+          key[high] =
+              to_float<half>(scales[grid]) * static_cast<float>(code) + to_float<half>(zeros[grid]);
+        }
+        const std::uint32_t kept = pack<E>(key[0], key[1]);
+        const int word = step % 2 * 2 + reg / 2;
+        part[0].block[step / 2][reg % 2].word[word] = kept;
+        part[1].block[step / 2][reg % 2].word[word] =
+            pack<E>(key[0] - to_float<E>(static_cast<std::uint16_t>(kept)),
+                    key[1] - to_float<E>(static_cast<std::uint16_t>(kept >> 16)));
+      }
+    }
+  }
+
+  /// products[part][i]: of row 16 part + 8 (i / 2) + lane / 4 with column 2 (lane % 4) + i % 2 of a
+  /// tile of queries, in the order of QueryOperands<HeadDim, 1>. Keys in two parts (`Split`) leave
+  /// their products in the first.
+  template <bool Split>
+  KVPOLICY_DEVICE void multiply(const std::byte* queries, float (&products)[parts][4]) const {
+    using Queries = QueryOperands<HeadDim, 1>;
+    KVPOLICY_UNROLL
+    for (int p = 0; p < parts; ++p) {
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 4; ++i) products[p][i] = 0.0F;
+    }
+    KVPOLICY_UNROLL
+    for (int pair = 0; pair < HeadDim / 32; ++pair) {
+      const Words4 q = Queries::of_steps(queries, pair, 0);  // once for all parts
+      KVPOLICY_UNROLL
+      for (int p = 0; p < parts; ++p) {
+        const auto& block = part[p].block[pair];
+        KVPOLICY_UNROLL
+        for (int step = 0; step < 4; step += 2) {
+          const std::uint32_t a[4] = {block[0].word[step], block[1].word[step],
+                                      block[0].word[step + 1], block[1].word[step + 1]};
+          multiply_add<E>(products[p], a, q.word[step], q.word[step + 1]);
+        }
+      }
+    }
+    if constexpr (HeadDim % 32 != 0) {
+      const Words2 q = Queries::of_tail(queries, 0);
+      KVPOLICY_UNROLL
+      for (int p = 0; p < parts; ++p) {
+        const auto& tail = part[p].tail;
+        const std::uint32_t a[4] = {tail[0].word[0], tail[1].word[0], tail[0].word[1],
+                                    tail[1].word[1]};
+        multiply_add<E>(products[p], a, q.word[0], q.word[1]);
+      }
+    }
+    if constexpr (Split) {
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 4; ++i) products[0][i] += products[1][i];
+    }
+  }
+};
+
+/// Calls `use(keys, row, split)` for the HeldKeys::rows rows of a head from `row` on, which is a
+/// multiple of them: once with all, or tile by tile where they are quantised; `split` is the type
+/// of multiply's argument. Rows outside [low, high], into which some of them fall, are not read:
+/// others stand in their place.
+template <Element E, int HeadDim, bool Packed, class Use>
+KVPOLICY_DEVICE void for_keys(const HeadView& head, int page_rows, int packed_end, int row, int low,
+                              int high, const Use& use) {
+  HeldKeys<E, HeadDim> keys;
+  if constexpr (Packed) {
+    if (row < packed_end) {
+      KVPOLICY_NO_UNROLL
+      for (int at = row; at < row + keys.rows; at += tile_rows) {
+        keys.load_packed(head, page_rows, head.packed_slot(at));
+        use(keys, at, std::true_type{});
+      }
+      return;
+    }
+  }
+  const int slot = head.exact_slot(row);
+  keys.load_exact(head.exact_pages[slot / page_rows] + slot % page_rows * HeadDim * 2, row, low,
+                  high);
+  use(keys, row, std::false_type{});
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Softmax over rows as they come, in the registers of one warp, with its columns (a few queries'
+// heads) along n of the matrix products. Rows are rows of S^T, so a lane has two columns of each
+// column tile, in the logits as in the values: what a new maximum rescales needs no exchange.
+//
+// After Milakov & Gimelshein, arXiv:1805.02867. Two differences: the reference that exponents are
+// taken from stands `lead` below the maximum it was set by, so that half's range serves weights on
+// both sides; and it moves only when a logit is `span` above it, which is rare, so that most steps
+// cost a vote in place of a reduction.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/fragments.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+/// In powers of two. Weights reach 2^span: below half's largest number, 2^16.
+inline constexpr float reference_lead = 7.0F;
+inline constexpr float reference_span = 14.0F;
+/// Before any row was seen. Finite, for -infinity - -infinity is no number.
+inline constexpr float no_reference = -1.0e38F;
+
+template <int HeadDim, int ColumnTiles>
+struct OnlineSoftmax {
+  static constexpr int steps = HeadDim / 16;
+  /// [channels, columns] of O^T, not normalised.
+  float values[steps][ColumnTiles][4];
+  float reference[ColumnTiles][2];
+  float sum[ColumnTiles][2];  ///< of this lane's rows
+
+  KVPOLICY_DEVICE void clear() {
+    KVPOLICY_UNROLL
+    for (int n = 0; n < ColumnTiles; ++n) {
+      KVPOLICY_UNROLL
+      for (int step = 0; step < steps; ++step) {
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 4; ++i) values[step][n][i] = 0.0F;
+      }
+      KVPOLICY_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        reference[n][j] = no_reference;
+        sum[n][j] = 0.0F;
+      }
+    }
+  }
+
+  /// Turns the logits (units of log 2) of some tiles of rows into weights, and counts them.
+  template <int Tiles>
+  KVPOLICY_DEVICE void weigh(float (&logits)[Tiles][ColumnTiles][4]) {
+    bool beyond = false;
+    KVPOLICY_UNROLL
+    for (int n = 0; n < ColumnTiles; ++n) {
+      KVPOLICY_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const float limit = reference[n][j] + reference_span;
+        KVPOLICY_UNROLL
+        for (int tile = 0; tile < Tiles; ++tile) {
+          beyond = beyond || logits[tile][n][j] > limit || logits[tile][n][j + 2] > limit;
+        }
+      }
+    }
+    if (any(beyond)) move_reference(logits);
+    KVPOLICY_UNROLL
+    for (int n = 0; n < ColumnTiles; ++n) {
+      KVPOLICY_UNROLL
+      for (int tile = 0; tile < Tiles; ++tile) {
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          logits[tile][n][i] = exp2_approximate(logits[tile][n][i] - reference[n][i % 2]);
+          sum[n][i % 2] += logits[tile][n][i];
+        }
+      }
+    }
+  }
+
+  /// Adds one step (16 channels, `a`) of the values of 16 rows with weights as `WeightOperands`.
+  template <Element E>
+  KVPOLICY_DEVICE void add(int step, const std::uint32_t (&a)[4],
+                           const std::uint32_t (&weights)[ColumnTiles][2]) {
+    KVPOLICY_UNROLL
+    for (int n = 0; n < ColumnTiles; ++n) {
+      multiply_add<E>(values[step][n], a, weights[n][0], weights[n][1]);
+    }
+  }
+
+  /// The sums over all rows of the warp, in every lane that has the column.
+  KVPOLICY_DEVICE void gather_sums() {
+    KVPOLICY_UNROLL
+    for (int n = 0; n < ColumnTiles; ++n) {
+      KVPOLICY_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        KVPOLICY_UNROLL
+        for (int mask = 4; mask < warp_lanes; mask *= 2) sum[n][j] += shuffle_xor(sum[n][j], mask);
+      }
+    }
+  }
+
+ private:
+  template <int Tiles>
+  KVPOLICY_DEVICE void move_reference(const float (&logits)[Tiles][ColumnTiles][4]) {
+    KVPOLICY_UNROLL
+    for (int n = 0; n < ColumnTiles; ++n) {
+      KVPOLICY_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        float max = logits[0][n][j];
+        KVPOLICY_UNROLL
+        for (int tile = 0; tile < Tiles; ++tile) {
+          max = greater(max, greater(logits[tile][n][j], logits[tile][n][j + 2]));
+        }
+        KVPOLICY_UNROLL
+        for (int mask = 4; mask < warp_lanes; mask *= 2) max = greater(max, shuffle_xor(max, mask));
+        const float next = greater(reference[n][j], max - reference_lead);
+        const float factor = exp2_approximate(reference[n][j] - next);
+        reference[n][j] = next;
+        sum[n][j] *= factor;
+        KVPOLICY_UNROLL
+        for (int step = 0; step < steps; ++step) {
+          values[step][n][j] *= factor;
+          values[step][n][j + 2] *= factor;
+        }
+      }
+    }
+  }
+  KVPOLICY_DEVICE static float greater(float a, float b) { return a > b ? a : b; }
+};
+
+/// Weights [16 rows, columns] as they left `weigh`, as the second operand of O^T = V^T P^T.
+template <Element E, int ColumnTiles>
+KVPOLICY_DEVICE void weight_operands(std::uint32_t (&operands)[ColumnTiles][2],
+                                     const float (&weights)[ColumnTiles][4]) {
+  KVPOLICY_UNROLL
+  for (int n = 0; n < ColumnTiles; ++n) {
+    operands[n][0] = transpose_matrix(pack<E>(weights[n][0], weights[n][1]));
+    operands[n][1] = transpose_matrix(pack<E>(weights[n][2], weights[n][3]));
+  }
+}
+
+}  // namespace kvpolicy::cuda

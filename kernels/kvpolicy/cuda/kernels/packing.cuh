@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How rows lie in the pages of a device cache.
+//
+// A page holds keys and values of `page_rows` rows of one KV head. Exact rows are plain: keys
+// [page_rows, head_dim], then values. Quantised rows lie in fragment order: in tiles of 16 rows,
+// inside a tile so that one 16-byte load hands each lane of a warp the operands of several matrix
+// products, with no exchange between lanes (the idea is BitDecoding's, arXiv:2503.18773; the order
+// is our own). Behind the codes stand the scales and zeros, in half: of the keys, then of the
+// values, each [groups, page_rows] per token or [page_rows / group, head_dim] per channel. A page
+// takes the same bytes as the two pages of core/segment.hpp's PageLayout together.
+//
+// The order follows from multiply_add (simt.cuh), with S^T = K q^T and O^T = V^T P^T: rows of
+// tokens meet the queries' few columns. Which channel stands at which inner index is free as long
+// as both operands agree; it is chosen so that exact rows, too, load 16 bytes at a time.
+#pragma once
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+inline constexpr int tile_rows = 16;   ///< Rows of a matrix tile.
+inline constexpr int block_rows = 64;  ///< Rows that are quantised together; divides page_rows.
+
+KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {
+  return encoding == Encoding::uint8 ? 8 : encoding == Encoding::uint4 ? 4 : 2;
+}
+
+/// One of the numbers that a lane holds of a tile: register `reg` (of multiply_add's a) of step
+/// `step`, its low or high half. Steps are products: along the channels for keys (head_dim / 16),
+/// one for each 16 channels of output for values.
+struct TilePlace {
+  int lane;
+  int step;
+  int reg;
+  int high;
+};
+
+/// Where a tile has the key of row 0..15. A lane's 8 neighbouring channels serve two steps; the last
+/// 16 channels of a head_dim that 32 does not divide serve one, 4 channels a lane.
+KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_key(int row, int channel, int head_dim) {
+  const bool tail = channel >= head_dim / 32 * 32;
+  const int lane_channels = tail ? 4 : 8;
+  const int in_block = channel % 32;
+  const int in_lane = in_block % lane_channels;
+  return {.lane = row % 8 * 4 + in_block / lane_channels,
+          .step = channel / 32 * 2 + in_lane / 4,
+          .reg = row / 8 + in_lane % 4 / 2 * 2,
+          .high = in_lane % 2};
+}
+
+/// Where a tile has the value of row 0..15. A lane has 8 neighbouring channels of 64 (4 of the last
+/// 32, 2 of the last 16): two for each step.
+KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_value(int row, int channel, int head_dim) {
+  const int left = head_dim - channel / 64 * 64;
+  const int lane_channels = left >= 64 ? 8 : left / 8;
+  const int in_block = channel % 64;
+  const int in_lane = in_block % lane_channels;
+  return {.lane = in_block / lane_channels * 4 + row % 8 / 2,
+          .step = channel / 64 * 4 + in_lane / 2,
+          .reg = in_lane % 2 + row / 8 * 2,
+          .high = row % 2};
+}
+
+/// Bit address of a code inside its tile, from the tile's first byte. Each lane's words of a tile
+/// come in vectors of up to four; the vectors of all lanes stand side by side.
+///
+/// In a word, the two numbers of a register are 16 bits apart (8-bit codes: side by side, for a
+/// byte permutation widens them), so that masking leaves both where half's mantissa has them.
+KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TilePlace& at, int bits, int head_dim) {
+  const int lane_words = head_dim * bits / 64;
+  const int vector_words = lane_words < 4 ? lane_words : 4;
+  int word = 0, bit = 0;
+  if (bits == 8) {
+    word = at.step * 2 + at.reg / 2;
+    bit = at.reg % 2 * 16 + at.high * 8;
+  } else if (bits == 4) {
+    word = at.step;
+    bit = at.reg * 4 + at.high * 16;
+  } else {
+    word = at.step / 2;
+    bit = (at.step % 2 * 4 + at.reg) * 2 + at.high * 16;
+  }
+  return ((word / vector_words * warp_lanes + at.lane) * vector_words + word % vector_words) * 32 +
+         bit;
+}
+
+/// The inverse of bit_of_code.
+KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_bit(int address, int bits, int head_dim) {
+  const int lane_words = head_dim * bits / 64;
+  const int vector_words = lane_words < 4 ? lane_words : 4;
+  const int vector = address / 32 / vector_words;  // of all lanes' together
+  const int word = vector / warp_lanes * vector_words + address / 32 % vector_words;
+  const int bit = address % 32;
+  TilePlace at{.lane = vector % warp_lanes, .step = word, .reg = bit % 16 / 4, .high = bit / 16};
+  if (bits == 8) {
+    at.step = word / 2;
+    at.reg = word % 2 * 2 + bit / 16;
+    at.high = bit / 8 % 2;
+  } else if (bits == 2) {
+    at.step = word * 2 + bit % 16 / 8;
+    at.reg = bit % 8 / 2;
+  }
+  return at;
+}
+
+/// A number of a tile.
+struct RowPlace {
+  int row;
+  int channel;
+};
+
+/// The inverse of place_of_key.
+KVPOLICY_HOST_DEVICE constexpr RowPlace key_at(const TilePlace& at, int head_dim) {
+  const int block = at.step / 2 * 32;
+  const int lane_channels = block >= head_dim / 32 * 32 ? 4 : 8;
+  return {.row = at.lane / 4 + at.reg % 2 * 8,
+          .channel =
+              block + at.lane % 4 * lane_channels + at.step % 2 * 4 + at.reg / 2 * 2 + at.high};
+}
+
+/// The inverse of place_of_value.
+KVPOLICY_HOST_DEVICE constexpr RowPlace value_at(const TilePlace& at, int head_dim) {
+  const int block = at.step / 4 * 64;
+  const int left = head_dim - block;
+  const int lane_channels = left >= 64 ? 8 : left / 8;
+  return {.row = at.lane % 4 * 2 + at.reg / 2 * 8 + at.high,
+          .channel = block + at.lane / 4 * lane_channels + at.step % 4 * 2 + at.reg % 2};
+}
+
+/// Byte offsets inside a page of quantised rows.
+struct PackedLayout {
+  int tile_bytes = 0;  ///< codes of 16 rows of one side
+  int values_offset = 0;
+  int key_scales_offset = 0;
+  int key_zeros_offset = 0;
+  int value_scales_offset = 0;
+  int value_zeros_offset = 0;
+  int page_bytes = 0;
+
+  PackedLayout() = default;
+  /// `key_group` counts channels, or rows where `per_channel`; `value_group` channels.
+  KVPOLICY_HOST_DEVICE constexpr PackedLayout(int bits, int head_dim, int page_rows, bool per_channel,
+                                              int key_group, int value_group)
+      : tile_bytes{tile_rows * head_dim * bits / 8},
+        values_offset{page_rows / tile_rows * tile_bytes},
+        key_scales_offset{2 * values_offset} {
+    const int key_params =
+        per_channel ? page_rows / key_group * head_dim : head_dim / key_group * page_rows;
+    const int value_params = head_dim / value_group * page_rows;
+    key_zeros_offset = key_scales_offset + 2 * key_params;
+    value_scales_offset = key_zeros_offset + 2 * key_params;
+    value_zeros_offset = value_scales_offset + 2 * value_params;
+    page_bytes = value_zeros_offset + 2 * value_params;
+  }
+};
+
+/// Index of a key's scale among its page's key scales.
+KVPOLICY_HOST_DEVICE constexpr int key_param(int row, int channel, int head_dim, int page_rows,
+                                             bool per_channel, int group) {
+  return per_channel ? row / group * head_dim + channel : channel / group * page_rows + row;
+}
+KVPOLICY_HOST_DEVICE constexpr int value_param(int row, int channel, int page_rows, int group) {
+  return channel / group * page_rows + row;
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of many queries over the segments of every KV head, in one launch: prompts, chunks of
+// prompts, and whatever has too many query rows for decode.cuh.
+//
+// A block takes a tile of query rows of one KV head and walks the tiles of keys that some of them
+// sees, and no other: the causal end, the reach of a window and the gap behind the sinks are
+// ranges of tiles, not tests. Online softmax in the manner of FlashAttention-2 (Dao,
+// arXiv:2307.08691): keys and values stream through shared memory, logits and probabilities never
+// leave registers. Work is dealt out longest first; with `splits` several blocks share a tile of
+// queries and the last of them merges.
+//
+// Rows of q, k, v and out must be aligned to 16 bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/kernels/attend.cuh>
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/prefill_item.cuh>
+#include <kvpolicy/cuda/kernels/prefill_output.cuh>
+#include <kvpolicy/cuda/kernels/prefill_packed.cuh>
+#include <kvpolicy/cuda/kernels/prefill_softmax.cuh>
+#include <kvpolicy/cuda/kernels/prefill_tile.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+/// What a block keeps in shared memory behind its tiles.
+struct PrefillNotes {
+  LiveTiles live;
+  PrefillItem item;
+  QueryTile queries;
+  std::uint32_t arrived = 0;
+};
+
+template <int HeadDim>
+constexpr std::size_t prefill_shared_bytes() {
+  return PrefillShape<HeadDim>::tiles_bytes + sizeof(PrefillNotes);
+}
+
+/// The warp's rows of q into its part of the shared tile; rows behind the last become zeros.
+template <int HeadDim>
+KVPOLICY_DEVICE void copy_queries(int tile, const Tensor& q, const PrefillItem& item,
+                                  const QueryTile& queries) {
+  using Shape = PrefillShape<HeadDim>;
+  for (int i = lane_index(); i < Shape::warp_rows * Shape::chunks; i += warp_lanes) {
+    const int row = warp_index() * Shape::warp_rows + i / Shape::chunks;
+    const int chunk = i % Shape::chunks;
+    const int head = item.kv_head * queries.group + queries.head(row);
+    cp_async_16(tile_chunk<HeadDim>(tile, row, chunk),
+                q.row(item.sequence, queries.token(row), head) + chunk * 8, row < queries.rows);
+  }
+}
+
+/// Turns the warp's queries to where a rotated segment sees them: position min(t, limit).
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void rotate_queries(int tile, const HeadView& head, const QueryTile& queries) {
+  using Shape = PrefillShape<HeadDim>;
+  constexpr int pairs = HeadDim / 2;
+  const int end = smaller((warp_index() + 1) * Shape::warp_rows, queries.rows);
+  KVPOLICY_NO_UNROLL
+  for (int row = warp_index() * Shape::warp_rows; row < end; ++row) {
+    const int turn = head.rotation_limit - queries.position(row);
+    if (turn >= 0) continue;
+    KVPOLICY_NO_UNROLL
+    for (int pair = lane_index(); pair < pairs; pair += warp_lanes) {
+      float sine, cosine;
+      sine_cosine(static_cast<double>(turn) * static_cast<double>(head.inverse_frequencies[pair]),
+                  sine, cosine);
+      auto* low =
+          reinterpret_cast<std::uint16_t*>(tile_chunk<HeadDim>(tile, row, pair / 8)) + pair % 8;
+      auto* high =
+          reinterpret_cast<std::uint16_t*>(tile_chunk<HeadDim>(tile, row, (pair + pairs) / 8)) +
+          (pair + pairs) % 8;
+      const float a = to_float<E>(*low);
+      const float b = to_float<E>(*high);
+      *low = from_float<E>(a * cosine - b * sine);
+      *high = from_float<E>(b * cosine + a * sine);
+    }
+  }
+}
+
+/// Logits of the warp's query rows against a tile of keys, unscaled.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void multiply_keys(LogitTile<HeadDim>& logits, int queries, int keys) {
+  using Shape = PrefillShape<HeadDim>;
+  // Channels between turns of the loop, which is not unrolled: with addresses that change, the
+  // compiler keeps few of them; with constants it keeps them all, and spills.
+  constexpr int channels = Shape::swizzled ? 64 : HeadDim;
+  const int lane = lane_index();
+  ChunkPlace<HeadDim> query{queries, warp_index() * Shape::warp_rows + lane % 16, lane / 16};
+  ChunkPlace<HeadDim> key{keys, lane / 16 * 8 + lane % 8, lane / 8 % 2};
+  logits.clear();
+  KVPOLICY_NO_UNROLL
+  for (int channel = 0; channel < HeadDim; channel += channels) {
+    KVPOLICY_UNROLL
+    for (int step = 0; step < channels / 16; ++step) {
+      std::uint32_t q[Shape::row_tiles][4];
+      KVPOLICY_UNROLL
+      for (int m = 0; m < Shape::row_tiles; ++m) load_matrix_x4(q[m], query.plus(m * 16, step * 2));
+      KVPOLICY_UNROLL
+      for (int n = 0; n < Shape::key_rows / 8; n += 2) {
+        std::uint32_t k[4];
+        load_matrix_x4(k, key.plus(n * 8, step * 2));
+        KVPOLICY_UNROLL
+        for (int m = 0; m < Shape::row_tiles; ++m) {
+          multiply_add<E>(logits.at[m][n], q[m], k[0], k[1]);
+          multiply_add<E>(logits.at[m][n + 1], q[m], k[2], k[3]);
+        }
+      }
+    }
+    query.offset += channels * 2;
+    key.offset += channels * 2;
+  }
+}
+
+/// Adds a tile of values, weighted.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output,
+                                     const WeightTile<HeadDim>& weights, int values) {
+  using Shape = PrefillShape<HeadDim>;
+  const int lane = lane_index();
+  const ChunkPlace<HeadDim> value{values, lane % 16, lane / 16};
+  KVPOLICY_UNROLL
+  for (int step = 0; step < Shape::key_rows / 16; ++step) {
+    KVPOLICY_UNROLL
+    for (int n = 0; n < HeadDim / 8; n += 2) {
+      std::uint32_t v[4];
+      load_matrix_x4_transposed(v, value.plus(step * 16, n));
+      KVPOLICY_UNROLL
+      for (int m = 0; m < Shape::row_tiles; ++m) {
+        multiply_add<E>(output.at[m][n], weights.at[m][step], v[0], v[1]);
+        multiply_add<E>(output.at[m][n + 1], weights.at[m][step], v[2], v[3]);
+      }
+    }
+  }
+}
+
+/// Grid: prefill_items(params) * params.splits blocks of prefill_threads. `Packed`: some head may
+/// have quantised rows.
+template <Element E, int HeadDim, bool Packed>
+KVPOLICY_KERNEL(prefill_threads, 2)
+prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
+  using Shape = PrefillShape<HeadDim>;
+  constexpr int query_memory = 0;  // offset of the queries' tile in shared memory
+  auto& notes = *reinterpret_cast<PrefillNotes*>(shared_memory() + Shape::tiles_bytes);
+  find_item<HeadDim>(params, shared_memory(), notes.item, notes.queries, notes.live);
+  const PrefillItem& item = notes.item;
+  const QueryTile& queries = notes.queries;
+  const LiveTiles& live = notes.live;
+
+  // This block's share of the item's tiles.
+  const long long all = live.tiles;
+  const int first = static_cast<int>(all * item.split / params.splits);
+  int left = static_cast<int>(all * (item.split + 1) / params.splits) - first;
+
+  OutputTile<HeadDim> output;
+  output.clear();
+  RowStates<HeadDim> states;
+  const LogitScale scale{params};
+
+  if (left > 0) {
+    TileCursor cursor{live, first};
+    TileRing<HeadDim> ring;
+    TileLoader<E, HeadDim, Packed> loader{params, item, live};
+    bool rotated = false;
+    // One group of copies for each tile of keys and of values, empty ones too, so that "all but
+    // the latest" always means what is needed next.
+    loader.find(cursor);
+    copy_queries<HeadDim>(query_memory, params.q, item, queries);
+    loader.load_keys(ring.keys(), cursor);
+    cp_async_commit();
+    loader.load_values(ring.values(), cursor);
+    cp_async_commit();
+    loader.find(cursor.next(live));
+
+    KVPOLICY_NO_UNROLL
+    for (; left > 0; --left) {
+      cp_async_wait<1>();
+      sync_block();  // the keys are there, and nobody reads the spare tile any more
+      if (left > 1) loader.load_keys(ring.spare(), cursor.next(live));
+      cp_async_commit();
+
+      const LiveSegment& segment = live.segment[cursor.segment];
+      if (segment.segment.rotated != rotated) {
+        rotated = !rotated;
+        if (rotated) {
+          rotate_queries<E, HeadDim>(query_memory, item.head(params), queries);
+        } else {
+          copy_queries<HeadDim>(query_memory, params.q, item, queries);
+          cp_async_commit();
+          cp_async_wait<0>();
+        }
+        sync_warp();
+      }
+      LogitTile<HeadDim> logits;
+      multiply_keys<E, HeadDim>(logits, query_memory, ring.keys());
+      scale.prepare(logits);
+      if (segment.cuts(cursor.tile)) hide<HeadDim>(logits, segment, cursor.tile, queries);
+      WeightTile<HeadDim> weights;
+      soften<E>(logits, states, output, weights, scale.factor);
+
+      cp_async_wait<1>();
+      sync_block();  // the values are there, and nobody reads these keys any more
+      if (left > 1) {
+        cursor = cursor.next(live);
+        loader.load_values(ring.keys(), cursor);
+        loader.find(cursor.next(live));
+      }
+      cp_async_commit();
+      multiply_values<E, HeadDim>(output, weights, ring.values());
+      ring.advance();
+    }
+    sync_warp();  // the output passes through the warp's part of the queries' tile
+  }
+
+  states.gather(scale.factor);
+  if (params.splits == 1) {
+    write_rows<E>(output, states, params, item, queries, query_memory);
+  } else {
+    share_rows(output, states, params, item, queries);
+    if (is_last_to_arrive<HeadDim>(params, item, notes.arrived)) {
+      merge_rows<E, HeadDim>(params, item, queries);
+    }
+  }
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which block of the prefill kernel does what: the longest work first, so that short work fills the
+// gaps at the end (a streaming head's tile is a small fraction of a retrieval head's).
+#pragma once
+
+#include <kvpolicy/cuda/kernels/prefill_tile.cuh>
+
+namespace kvpolicy::cuda {
+
+template <int HeadDim>
+KVPOLICY_HOST_DEVICE constexpr int prefill_tiles(const Request& request, int group) {
+  return quotient_up(request.queries * group, prefill_tile_rows<HeadDim>);
+}
+
+/// Tiles of queries of all heads and sequences. The grid has splits times as many blocks; where
+/// there are splits, the workspace needs as many slots of prefill_tile_rows columns as there are
+/// blocks, and a ticket for each item.
+template <int HeadDim>
+KVPOLICY_HOST_DEVICE constexpr int prefill_items(const AttendParams& params) {
+  return params.sequences * params.kv_heads * prefill_tiles<HeadDim>(params.request, params.group);
+}
+
+/// The item's place among all, for tickets and slots.
+template <int HeadDim>
+KVPOLICY_DEVICE int index_of(const AttendParams& params, const PrefillItem& item) {
+  return (item.sequence * params.kv_heads + item.kv_head) *
+             prefill_tiles<HeadDim>(params.request, params.group) +
+         item.tile;
+}
+
+/// Without the text position, which list_segments knows.
+template <int HeadDim>
+KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile) {
+  const int first = tile * prefill_tile_rows<HeadDim>;
+  return {.first = first,
+          .rows = smaller(prefill_tile_rows<HeadDim>, request.queries * group - first),
+          .group = group};
+}
+
+/// Heads that a block can rank: their counts of tiles lie where the tiles will. Of more heads the
+/// order is as they come.
+template <int HeadDim>
+inline constexpr int most_ranked_heads = PrefillShape<HeadDim>::tiles_bytes /
+                                         static_cast<int>(sizeof(int));
+
+/// Finds the block's item and its live tiles; for all threads, ends with a barrier. `scratch` is
+/// free again then.
+///
+/// Heads with at least half of the longest head's tiles come first, then the others; among them the
+/// last queries first, for they see most; among those, the longest head first. Splits of an item
+/// are neighbours. A block finds its head by ranking the heads of its sequence anew, which needs no
+/// planning on the host, so that a captured launch stays right while the text grows.
+template <int HeadDim>
+KVPOLICY_DEVICE void find_item(const AttendParams& params, std::byte* scratch, PrefillItem& item,
+                               QueryTile& queries, LiveTiles& live) {
+  constexpr int key_rows = PrefillShape<HeadDim>::key_rows;
+  int* const tiles = reinterpret_cast<int*>(scratch);  // of each head, for the last queries
+  const int query_tiles = prefill_tiles<HeadDim>(params.request, params.group);
+  const int heads = params.kv_heads;
+  const int blocks = heads * query_tiles * params.splits;  // of a sequence
+  const int sequence = block_x() / blocks;
+  const int block = block_x() % blocks;
+  const HeadView* head = params.heads + sequence * heads;
+  const LayerState& state = params.states[sequence];
+
+  const bool ranked = heads > 1 && heads <= most_ranked_heads<HeadDim>;
+  int heavy = heads;
+  if (ranked) {
+    for (int h = thread_index(); h < heads; h += prefill_threads) {
+      TileCount<key_rows> count{query_tile<HeadDim>(params.request, params.group, query_tiles - 1),
+                                head[h]};
+      list_segments(head[h], state, params.request, count);
+      tiles[h] = count.tiles;
+    }
+    sync_block();
+    int longest = 0;
+    for (int h = 0; h < heads; ++h) longest = larger(longest, tiles[h]);
+    heavy = 0;
+    for (int h = 0; h < heads; ++h) heavy += tiles[h] >= longest - longest / 2 ? 1 : 0;
+  }
+  const int heavy_blocks = heavy * query_tiles * params.splits;
+  const bool light = block >= heavy_blocks;
+  const int in_class = light ? block - heavy_blocks : block;
+  const int of_class = (light ? heads - heavy : heavy) * params.splits;
+  const int rank = (light ? heavy : 0) + in_class % of_class / params.splits;
+  if (!ranked) {
+    if (thread_index() == 0) item.kv_head = rank;
+  } else {
+    for (int h = thread_index(); h < heads; h += prefill_threads) {
+      int before = 0;
+      for (int other = 0; other < heads; ++other) {
+        const int more = tiles[other] - tiles[h];
+        before += more > 0 || (more == 0 && other < h) ? 1 : 0;
+      }
+      if (before == rank) item.kv_head = h;
+    }
+  }
+  sync_block();
+  if (thread_index() == 0) {
+    item.sequence = sequence;
+    item.tile = query_tiles - 1 - in_class / of_class;
+    item.split = in_class % params.splits;
+    live.segments = 0;
+    live.tiles = 0;
+    const HeadView& view = head[item.kv_head];
+    TileList<key_rows> list{query_tile<HeadDim>(params.request, params.group, item.tile), view,
+                            live};
+    list_segments(view, state, params.request, list);
+    queries = list;
+  }
+  sync_block();
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How results leave the prefill kernel: straight to the caller's tensor, or, where several blocks
+// share a tile of queries, as partial states that the last of them merges in the order of the text.
+#pragma once
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/kernels/attend.cuh>
+#include <kvpolicy/cuda/kernels/prefill_item.cuh>
+#include <kvpolicy/cuda/kernels/prefill_softmax.cuh>
+#include <kvpolicy/cuda/kernels/prefill_tile.cuh>
+
+namespace kvpolicy::cuda {
+
+/// Where one query row's results go.
+struct RowTarget {
+  int token;
+  int head;
+
+  KVPOLICY_DEVICE RowTarget(const PrefillItem& item, const QueryTile& queries, int row)
+      : token{queries.token(row)}, head{item.kv_head * queries.group + queries.head(row)} {}
+
+  KVPOLICY_DEVICE void write_log_sum_exp(const AttendParams& params, int sequence,
+                                         float value) const {
+    params.log_sum_exp[(static_cast<long long>(sequence) * params.request.queries + token) *
+                           params.state_heads() +
+                       head] = value;
+  }
+};
+
+/// Normalises the warp's rows and writes them, 16 bytes at a time, by way of its part of `staging`.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStates<HeadDim>& states,
+                                const AttendParams& params, const PrefillItem& item,
+                                const QueryTile& queries, int staging) {
+  using Shape = PrefillShape<HeadDim>;
+  KVPOLICY_UNROLL
+  for (int m = 0; m < Shape::row_tiles; ++m) {
+    KVPOLICY_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = query_row<HeadDim>(m, half);
+      const RowTarget target{item, queries, row};
+      const FinishedRow finished =
+          finish_row(states.of(m, half),
+                     params.sink_logits == nullptr ? nullptr : params.sink_logits + target.head);
+      if (params.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
+        target.write_log_sum_exp(params, item.sequence, finished.log_sum_exp);
+      }
+      const ChunkPlace<HeadDim> place{staging, row, 0};
+      KVPOLICY_UNROLL
+      for (int n = 0; n < HeadDim / 8; ++n) {
+        auto* chunk = reinterpret_cast<std::uint32_t*>(place.plus(0, n));
+        chunk[lane_index() % 4] = pack<E>(output.at[m][n][half * 2] * finished.factor,
+                                          output.at[m][n][half * 2 + 1] * finished.factor);
+      }
+    }
+  }
+  sync_warp();
+  KVPOLICY_NO_UNROLL
+  for (int i = lane_index(); i < Shape::warp_rows * Shape::chunks; i += warp_lanes) {
+    const int row = warp_index() * Shape::warp_rows + i / Shape::chunks;
+    const int chunk = i % Shape::chunks;
+    if (row >= queries.rows) break;
+    const RowTarget target{item, queries, row};
+    *reinterpret_cast<Words4*>(params.out.row(item.sequence, target.token, target.head) +
+                               chunk * 8) =
+        *reinterpret_cast<const Words4*>(tile_chunk<HeadDim>(staging, row, chunk));
+  }
+}
+
+/// Leaves the warp's rows, not normalised, in the block's slot of the workspace.
+template <int HeadDim>
+KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStates<HeadDim>& states,
+                                const AttendParams& params, const PrefillItem& item,
+                                const QueryTile& queries) {
+  using Shape = PrefillShape<HeadDim>;
+  const long long slot =
+      static_cast<long long>(index_of<HeadDim>(params, item)) * params.splits + item.split;
+  KVPOLICY_UNROLL
+  for (int m = 0; m < Shape::row_tiles; ++m) {
+    KVPOLICY_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = query_row<HeadDim>(m, half);
+      if (row >= queries.rows) continue;
+      const long long column = slot * Shape::query_rows + row;
+      if (lane_index() % 4 == 0) params.workspace.states[column] = states.of(m, half);
+      float* values = params.workspace.values + column * HeadDim + lane_index() % 4 * 2;
+      KVPOLICY_UNROLL
+      for (int n = 0; n < HeadDim / 8; ++n) {
+        const float* pair = output.at[m][n] + half * 2;
+        *reinterpret_cast<Words2*>(values + n * 8) =
+            Words2{{bits_of_float(pair[0]), bits_of_float(pair[1])}};
+      }
+    }
+  }
+}
+
+/// Whether all other blocks of the item have left their rows; for all threads. Leaves the ticket as
+/// it was before the call.
+template <int HeadDim>
+KVPOLICY_DEVICE bool is_last_to_arrive(const AttendParams& params, const PrefillItem& item,
+                                       std::uint32_t& arrived) {
+  fence_device();
+  sync_block();
+  std::uint32_t* ticket = params.workspace.tickets + index_of<HeadDim>(params, item);
+  if (thread_index() == 0) arrived = atomic_add(ticket, 1);
+  sync_block();
+  const bool last = arrived + 1 == static_cast<std::uint32_t>(params.splits);
+  if (last) {
+    fence_device();
+    if (thread_index() == 0) *ticket = 0;
+  }
+  return last;
+}
+
+/// Merges what the blocks of the item left, split by split, a warp for each row.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& item,
+                                const QueryTile& queries) {
+  using Shape = PrefillShape<HeadDim>;
+  constexpr int pairs = HeadDim / 2;
+  const long long first_slot =
+      static_cast<long long>(index_of<HeadDim>(params, item)) * params.splits;
+  KVPOLICY_NO_UNROLL
+  for (int row = warp_index(); row < queries.rows; row += prefill_warps) {
+    const auto state_of = [&](int split) {
+      const PartialState* state =
+          params.workspace.states + (first_slot + split) * Shape::query_rows + row;
+      return PartialState{load_shared_by_blocks(&state->max), load_shared_by_blocks(&state->sum)};
+    };
+    PartialState all{minus_infinity(), 0.0F};
+    for (int split = 0; split < params.splits; ++split) {
+      all.max = fmaxf(all.max, state_of(split).max);
+    }
+    for (int split = 0; split < params.splits; ++split) {
+      const PartialState part = state_of(split);
+      all.sum += part.sum * rescale_factor(part.max, all.max);
+    }
+    const RowTarget target{item, queries, row};
+    const FinishedRow finished =
+        finish_row(all, params.sink_logits == nullptr ? nullptr : params.sink_logits + target.head);
+    if (params.log_sum_exp != nullptr && lane_index() == 0) {
+      target.write_log_sum_exp(params, item.sequence, finished.log_sum_exp);
+    }
+    auto* out =
+        reinterpret_cast<std::uint32_t*>(params.out.row(item.sequence, target.token, target.head));
+    KVPOLICY_NO_UNROLL
+    for (int pair = lane_index(); pair < pairs; pair += warp_lanes) {
+      float low = 0.0F;
+      float high = 0.0F;
+      for (int split = 0; split < params.splits; ++split) {
+        const float factor = rescale_factor(state_of(split).max, all.max);
+        const float* values = params.workspace.values +
+                              ((first_slot + split) * Shape::query_rows + row) * HeadDim + pair * 2;
+        low += load_shared_by_blocks(values) * factor;
+        high += load_shared_by_blocks(values + 1) * factor;
+      }
+      out[pair] = pack<E>(low * finished.factor, high * finished.factor);
+    }
+  }
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Quantised rows for the prefill kernel: a tile of codes in fragment order (packing.cuh) becomes a
+// tile of 16-bit rows in shared memory. Against hundreds of query rows the products outweigh the
+// unpacking, so rows are widened once and then treated like any other.
+#pragma once
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/kernels/prefill_tile.cuh>
+
+namespace kvpolicy::cuda {
+
+/// Eight neighbouring channels of one row of E.
+struct alignas(16) RowChunk {
+  std::uint32_t pair[4];
+};
+
+/// Codes of eight neighbouring channels of a row, from channel 8 * chunk on. Their places follow
+/// the first one's by constants, so the first row's serve for every row.
+template <int Bits, int HeadDim, bool Values>
+KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, float (&code)[8]) {
+  constexpr auto bit_of = [](int r, int channel) {
+    return bit_of_code(
+        Values ? place_of_value(r, channel, HeadDim) : place_of_key(r, channel, HeadDim), Bits,
+        HeadDim);
+  };
+  const int first = bit_of(row, chunk * 8);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(tile) + first / 32;
+  const int shift = first % 32;
+  KVPOLICY_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const int apart = bit_of(0, i);
+    code[i] = static_cast<float>(words[apart / 32] >> shift >> (apart % 32) & ((1U << Bits) - 1));
+  }
+}
+
+/// Widens the rows of a packed tile; called by all threads of the block.
+template <Element E, int HeadDim, bool Values>
+struct PackedLoader {
+  using Shape = PrefillShape<HeadDim>;
+  static_assert(Shape::key_rows == block_rows);
+
+  const HeadView& head;
+  int page_rows;
+
+  KVPOLICY_DEVICE void load(int tile_memory, const LiveSegment& live, int tile) const {
+    switch (head.encoding) {
+      case Encoding::uint8:
+        return widen<8>(tile_memory, live, tile);
+      case Encoding::uint4:
+        return widen<4>(tile_memory, live, tile);
+      default:
+        return widen<2>(tile_memory, live, tile);
+    }
+  }
+
+ private:
+  /// A warp takes 16 rows, its lanes the chunks that the lanes' words of the packed tile hold.
+  template <int Bits>
+  KVPOLICY_DEVICE void widen(int tile_memory, const LiveSegment& live, int tile) const {
+    const PackedLayout layout{Bits,           HeadDim,         page_rows, head.key_per_channel,
+                              head.key_group, head.value_group};
+    // By way of a shuffle, so that the compiler does not prepare this loop's many addresses before
+    // the kernel's, and spill them.
+    const int lane = shuffle(lane_index(), lane_index());
+    KVPOLICY_NO_UNROLL
+    for (int step = 0; step < Shape::chunks / 2; ++step) {
+      int row = warp_index() * tile_rows;
+      int chunk = 0;
+      if constexpr (Values) {
+        row += step % 4 / 2 * 8 + lane % 4 * 2 + step % 2;
+        chunk = step / 4 * 8 + lane / 4;
+      } else {
+        row += step % 2 * 8 + lane / 4;
+        chunk = step / 2 * 4 + lane % 4;
+      }
+      // No row of a block is missing, but of a list's last tile.
+      const int column = tile * block_rows + row;
+      const int slot =
+          live.segment.chunks == nullptr
+              ? head.packed_slot(live.segment.first - live.lead + column)
+              : head.packed_slot(live.segment.row(smaller(column, live.segment.rows - 1)));
+      const std::byte* page = head.packed_pages[slot / page_rows];
+      *reinterpret_cast<RowChunk*>(tile_chunk<HeadDim>(tile_memory, row, chunk)) =
+          chunk_of<Bits>(page, layout, slot % page_rows, chunk);
+    }
+  }
+
+  template <int Bits>
+  KVPOLICY_DEVICE RowChunk chunk_of(const std::byte* page, const PackedLayout& layout, int row,
+                                    int chunk) const {
+    float number[8];
+    const std::byte* codes = page + (Values ? layout.values_offset : 0);
+    unpack_chunk<Bits, HeadDim, Values>(codes + row / tile_rows * layout.tile_bytes,
+                                        row % tile_rows, chunk, number);
+    const auto* scales = reinterpret_cast<const std::uint16_t*>(
+        page + (Values ? layout.value_scales_offset : layout.key_scales_offset));
+    const auto* zeros = reinterpret_cast<const std::uint16_t*>(
+        page + (Values ? layout.value_zeros_offset : layout.key_zeros_offset));
+    if (!Values && head.key_per_channel) {
+      const int param = key_param(row, chunk * 8, HeadDim, page_rows, true, head.key_group);
+      const auto scale = *reinterpret_cast<const RowChunk*>(scales + param);
+      const auto zero = *reinterpret_cast<const RowChunk*>(zeros + param);
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        const int at = i % 2 * 16;
+        number[i] =
+            number[i] * to_float<half>(static_cast<std::uint16_t>(scale.pair[i / 2] >> at)) +
+            to_float<half>(static_cast<std::uint16_t>(zero.pair[i / 2] >> at));
+      }
+    } else {
+      const int param = Values
+                            ? value_param(row, chunk * 8, page_rows, head.value_group)
+                            : key_param(row, chunk * 8, HeadDim, page_rows, false, head.key_group);
+      const float scale = to_float<half>(scales[param]);
+      const float zero = to_float<half>(zeros[param]);
+      KVPOLICY_UNROLL
+      for (int i = 0; i < 8; ++i) number[i] = number[i] * scale + zero;
+    }
+    RowChunk out;
+    KVPOLICY_UNROLL
+    for (int i = 0; i < 4; ++i) out.pair[i] = pack<E>(number[2 * i], number[2 * i + 1]);
+    return out;
+  }
+};
+
+/// Brings tiles of any source into shared memory; called by all threads of the block. Exact rows
+/// and the call's arrive with the copies committed next, packed ones at once.
+template <Element E, int HeadDim, bool Packed>
+struct TileLoader {
+  const AttendParams& params;
+  const PrefillItem& item;
+  const LiveTiles& live;
+  RowLoader<HeadDim> rows{params, item};
+
+  /// Before the keys, and the values, of a tile are loaded.
+  KVPOLICY_DEVICE void find(const TileCursor& at) {
+    if (!is_packed(at)) rows.find(live.segment[at.segment], at.tile);
+  }
+  KVPOLICY_DEVICE void load_keys(int tile_memory, const TileCursor& at) const {
+    if (is_packed(at)) {
+      widen<false>(tile_memory, at);
+    } else {
+      rows.load_keys(tile_memory);
+    }
+  }
+  KVPOLICY_DEVICE void load_values(int tile_memory, const TileCursor& at) const {
+    if (is_packed(at)) {
+      widen<true>(tile_memory, at);
+    } else {
+      rows.load_values(tile_memory, live.segment[at.segment], at.tile);
+    }
+  }
+
+ private:
+  KVPOLICY_DEVICE bool is_packed(const TileCursor& at) const {
+    return Packed && live.segment[at.segment].segment.source == Segment::Source::packed;
+  }
+  template <bool Values>
+  KVPOLICY_DEVICE void widen(int tile_memory, const TileCursor& at) const {
+    if constexpr (Packed) {
+      PackedLoader<E, HeadDim, Values>{item.head(params), params.page_rows}.load(
+          tile_memory, live.segment[at.segment], at.tile);
+    }
+  }
+};
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The softmax of the prefill kernel: logits of a tile of keys become weights, in registers. A lane
+// holds, of each 16 query rows of its warp, rows lane / 4 and lane / 4 + 8, and of each 8 keys
+// numbers 2 (lane % 4) and + 1 (multiply_add in simt.cuh).
+#pragma once
+
+#include <cmath>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/kernels/prefill_tile.cuh>
+
+namespace kvpolicy::cuda {
+
+template <int Rows, int Columns>
+struct Accumulators {
+  float at[Rows][Columns][4];
+
+  KVPOLICY_DEVICE void clear() {
+    KVPOLICY_UNROLL
+    for (int m = 0; m < Rows; ++m) {
+      KVPOLICY_UNROLL
+      for (int n = 0; n < Columns; ++n) {
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 4; ++i) at[m][n][i] = 0.0F;
+      }
+    }
+  }
+};
+
+template <int HeadDim>
+using LogitTile =
+    Accumulators<PrefillShape<HeadDim>::row_tiles, PrefillShape<HeadDim>::key_rows / 8>;
+template <int HeadDim>
+using OutputTile = Accumulators<PrefillShape<HeadDim>::row_tiles, HeadDim / 8>;
+
+/// Probabilities, not normalised, as the first operand of products with 16 values each: the lanes
+/// that hold logits of two neighbouring groups of 8 keys hold just what those products want.
+template <int HeadDim>
+struct WeightTile {
+  std::uint32_t at[PrefillShape<HeadDim>::row_tiles][PrefillShape<HeadDim>::key_rows / 16][4];
+};
+
+/// Row of a tile of queries that a lane's half `half` of row tile `m` belongs to.
+template <int HeadDim>
+KVPOLICY_DEVICE int query_row(int m, int half) {
+  return warp_index() * PrefillShape<HeadDim>::warp_rows + m * 16 + half * 8 + lane_index() / 4;
+}
+
+/// Softmax so far: the maximum of a row is known to its four lanes, the sum each lane has of its
+/// own columns until `gather`.
+template <int HeadDim>
+struct RowStates {
+  static constexpr int row_tiles = PrefillShape<HeadDim>::row_tiles;
+  float max[row_tiles][2];  ///< in units of the unscaled logits until `gather`, then of log 2
+  float sum[row_tiles][2];
+
+  KVPOLICY_DEVICE RowStates() {
+    KVPOLICY_UNROLL
+    for (int m = 0; m < row_tiles; ++m) {
+      KVPOLICY_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        max[m][half] = minus_infinity();
+        sum[m][half] = 0.0F;
+      }
+    }
+  }
+
+  KVPOLICY_DEVICE void gather(float scale) {
+    KVPOLICY_UNROLL
+    for (int m = 0; m < row_tiles; ++m) {
+      KVPOLICY_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float& all = sum[m][half];
+        all += shuffle_xor(all, 1);
+        all += shuffle_xor(all, 2);
+        max[m][half] *= scale;
+      }
+    }
+  }
+  KVPOLICY_DEVICE PartialState of(int m, int half) const { return {max[m][half], sum[m][half]}; }
+};
+
+/// Logits stay unscaled where the factor can go into the exponential's multiply-add. A soft cap, or
+/// a factor that would turn maxima into minima, is applied to each logit first.
+struct LogitScale {
+  float factor;  ///< from logits to units of log 2, within the softmax
+  float before;  ///< the same, applied to logits first
+  float softcap;
+  bool early;
+
+  KVPOLICY_DEVICE explicit LogitScale(const AttendParams& params)
+      : before{params.scale_log2},
+        softcap{params.softcap},
+        early{params.softcap != 0.0F || !(params.scale_log2 > 0.0F)} {
+    factor = early ? 1.0F : params.scale_log2;
+  }
+
+  template <int Rows, int Columns>
+  KVPOLICY_DEVICE void prepare(Accumulators<Rows, Columns>& logits) const {
+    if (!early) return;
+    KVPOLICY_UNROLL
+    for (int m = 0; m < Rows; ++m) {
+      KVPOLICY_UNROLL
+      for (int n = 0; n < Columns; ++n) {
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          logits.at[m][n][i] = capped(logits.at[m][n][i] * before, softcap);
+        }
+      }
+    }
+  }
+};
+
+/// Takes from each query the rows that it does not see.
+template <int HeadDim>
+KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
+                          const QueryTile& queries) {
+  using Shape = PrefillShape<HeadDim>;
+  const Segment& segment = live.segment;
+  const int begin = tile * Shape::key_rows - live.lead;
+  KVPOLICY_UNROLL
+  for (int m = 0; m < Shape::row_tiles; ++m) {
+    KVPOLICY_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int position = queries.position(query_row<HeadDim>(m, half));
+      // The segment's rows that the query sees, counted from this lane's first column.
+      int from = 0;
+      int to = segment.rows;
+      if (segment.chunks == nullptr) {
+        to = smaller(to, position - segment.position + 1);
+        if (segment.reach != unlimited) {
+          from = larger(from, position - segment.reach + 1 - segment.position);
+        }
+      }
+      from -= begin + lane_index() % 4 * 2;
+      to -= begin + lane_index() % 4 * 2;
+      KVPOLICY_UNROLL
+      for (int n = 0; n < Shape::key_rows / 8; ++n) {
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const int column = n * 8 + i;
+          bool seen = column >= from && column < to;
+          if (segment.chunks != nullptr && seen) {
+            seen = segment.position_of(begin + lane_index() % 4 * 2 + column) <= position;
+          }
+          if (!seen) logits.at[m][n][half * 2 + i] = minus_infinity();
+        }
+      }
+    }
+  }
+}
+
+/// Weighs a tile of logits against all before, whose sums and output are turned down where the
+/// maximum has grown. A row that has seen nothing yet has maximum -infinity and weights of 0.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void soften(const LogitTile<HeadDim>& logits, RowStates<HeadDim>& states,
+                            OutputTile<HeadDim>& output, WeightTile<HeadDim>& weights,
+                            float scale) {
+  using Shape = PrefillShape<HeadDim>;
+  constexpr int columns = Shape::key_rows / 8;
+  float latest[Shape::row_tiles][2];
+  bool grown = false;
+  KVPOLICY_UNROLL
+  for (int m = 0; m < Shape::row_tiles; ++m) {
+    KVPOLICY_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float max = states.max[m][half];
+      KVPOLICY_UNROLL
+      for (int n = 0; n < columns; ++n) {
+        max = fmaxf(max, fmaxf(logits.at[m][n][half * 2], logits.at[m][n][half * 2 + 1]));
+      }
+      max = fmaxf(max, shuffle_xor(max, 1));
+      max = fmaxf(max, shuffle_xor(max, 2));
+      grown = grown || max > states.max[m][half];
+      latest[m][half] = max;
+    }
+  }
+  if (any(grown)) {
+    KVPOLICY_UNROLL
+    for (int m = 0; m < Shape::row_tiles; ++m) {
+      KVPOLICY_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float before = states.max[m][half];
+        const float factor =
+            before == latest[m][half] ? 1.0F : exp2_approximate((before - latest[m][half]) * scale);
+        states.max[m][half] = latest[m][half];
+        states.sum[m][half] *= factor;
+        KVPOLICY_UNROLL
+        for (int n = 0; n < HeadDim / 8; ++n) {
+          output.at[m][n][half * 2] *= factor;
+          output.at[m][n][half * 2 + 1] *= factor;
+        }
+      }
+    }
+  }
+  KVPOLICY_UNROLL
+  for (int m = 0; m < Shape::row_tiles; ++m) {
+    KVPOLICY_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const float max = latest[m][half];
+      const float base = max == minus_infinity() ? 0.0F : max * scale;
+      float sum = 0.0F;
+      KVPOLICY_UNROLL
+      for (int n = 0; n < columns; ++n) {
+        const float low = exp2_approximate(logits.at[m][n][half * 2] * scale - base);
+        const float high = exp2_approximate(logits.at[m][n][half * 2 + 1] * scale - base);
+        sum += low + high;
+        weights.at[m][n / 2][n % 2 * 2 + half] = pack<E>(low, high);
+      }
+      states.sum[m][half] += sum;
+    }
+  }
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Quantises a block of 64 rows into fragment order, on the device: x ~ scale * code + zero, with
+// zero rounded down and scale rounded up in half, so that no number is off by more than scale / 2.
+// Scales, zeros and codes are bit for bit those of storage/quantize.hpp.
+//
+// One block of threads takes one side (keys, then values) through shared memory: rows arrive by
+// asynchronous copies, every number is replaced by its code where it stands, then whole words are
+// gathered through the inverse of packing.cuh's order. So each row is read once, both ways are
+// coalesced, and no two threads meet in a word.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+/// Threads of the kernels that write rows. Every count of vectors in a block of rows that is
+/// quantised divides by it.
+inline constexpr int write_threads = 128;
+
+/// Numbers beyond this may need a scale or zero that half cannot hold.
+inline constexpr float largest_quantizable_number = 65504.0F;
+
+/// Shared memory of a block of rows on its way to a packed page.
+template <int HeadDim>
+struct QuantizerMemory {
+  /// In 16-bit slots; 16 bytes more than a row keep the gathering of values off each other's banks.
+  static constexpr int pitch = HeadDim + 8;
+  static constexpr int most_grids = block_rows * HeadDim / 8;
+  static constexpr std::size_t bytes =
+      sizeof(std::uint16_t) * block_rows * pitch + sizeof(std::uint32_t) * most_grids;
+
+  KVPOLICY_DEVICE explicit QuantizerMemory(std::byte* memory)
+      : numbers{reinterpret_cast<std::uint16_t*>(memory)},
+        grids{reinterpret_cast<std::uint32_t*>(numbers + block_rows * pitch)} {}
+
+  std::uint16_t* numbers;  ///< [block_rows, pitch]: of E first, then codes
+  std::uint32_t* grids;  ///< scale in the low half, zero in the high; as a page of 64 rows has them
+};
+
+// ---- the arithmetic of storage/quantize.hpp --------------------------------------------------
+/// The next half towards -infinity (`up` false) or +infinity.
+KVPOLICY_DEVICE std::uint16_t neighbouring_half(std::uint16_t bits, bool up) {
+  if ((bits & 0x7fffU) == 0) return up ? 0x0001U : 0x8001U;
+  const bool negative = (bits & 0x8000U) != 0;
+  return static_cast<std::uint16_t>(negative == up ? bits - 1 : bits + 1);
+}
+
+/// A group's scale (low half) and zero (high half).
+KVPOLICY_DEVICE std::uint32_t grid_covering(float min, float max, float levels) {
+  std::uint16_t zero = from_float<half>(min);
+  if (to_float<half>(zero) > min) zero = neighbouring_half(zero, false);
+  const float step = (max - to_float<half>(zero)) / levels;
+  std::uint16_t scale = from_float<half>(step);
+  if (to_float<half>(scale) < step) scale = neighbouring_half(scale, true);
+  return scale | static_cast<std::uint32_t>(zero) << 16;
+}
+
+KVPOLICY_DEVICE std::uint32_t encode(float value, std::uint32_t grid, float levels) {
+  const float step = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU));
+  if (step == 0.0F) return 0;  // every number of the group is `zero`
+  const float code = (value - to_float<half>(static_cast<std::uint16_t>(grid >> 16))) / step;
+  const float clamped = code < 0.0F ? 0.0F : code > levels ? levels : code;
+  // In 1.5 * 2^23 + code the last bit of the mantissa is worth 1: the addition rounds, halves to
+  // even, and the code stands in the low bits.
+  return bits_of_float(clamped + 12582912.0F) & 0xffU;
+}
+
+/// The number that is quantised for `x`; counts those that cannot be.
+KVPOLICY_DEVICE float quantizable(float x, int& refused) {
+  // Adding 0 turns -0 into 0, so that the order of a reduction cannot show in a zero's sign.
+  if (x >= -largest_quantizable_number && x <= largest_quantizable_number) return x + 0.0F;
+  ++refused;
+  return x > 0.0F ? largest_quantizable_number : x < 0.0F ? -largest_quantizable_number : 0.0F;
+}
+
+// ---- rows in shared memory to codes in shared memory -----------------------------------------
+/// Sends rows [first, 64) of a block on their way; `row(i)` is where row i lies.
+template <int HeadDim, class Row>
+KVPOLICY_DEVICE void stage_rows(const QuantizerMemory<HeadDim>& memory, int first, Row row) {
+  constexpr int vectors = HeadDim / 8;
+  for (int i = first * vectors + thread_index(); i < block_rows * vectors; i += thread_count()) {
+    cp_async_16(memory.numbers + i / vectors * memory.pitch + i % vectors * 8,
+                row(i / vectors) + i % vectors * 8, true);
+  }
+  cp_async_commit();
+}
+
+/// Groups of neighbouring channels. Rows before `first` hold codes already.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, int first,
+                                        int group, float levels, int& refused) {
+  constexpr int vectors = HeadDim / 8;
+  static_assert(block_rows * vectors % write_threads == 0 && warp_lanes % vectors == 0);
+  KVPOLICY_NO_UNROLL
+  for (int i = thread_index(); i < block_rows * vectors; i += thread_count()) {
+    const int row = i / vectors;
+    const int channel = i % vectors * 8;
+    auto* place = reinterpret_cast<Words4*>(memory.numbers + row * memory.pitch + channel);
+    const Words4 raw = *place;
+    int unrepresentable = 0;
+    float x[8];
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      const std::uint32_t pair = raw.word[j / 2];
+      x[j] = quantizable(
+          to_float<E>(static_cast<std::uint16_t>(j % 2 == 0 ? pair & 0xffffU : pair >> 16)),
+          unrepresentable);
+    }
+    float min = x[0], max = x[0];
+    KVPOLICY_UNROLL
+    for (int j = 1; j < 8; ++j) {
+      min = x[j] < min ? x[j] : min;
+      max = x[j] > max ? x[j] : max;
+    }
+    // Neighbouring lanes hold neighbouring vectors of a row.
+    for (int mask = 1; mask < group / 8; mask *= 2) {
+      const float other_min = shuffle_xor(min, mask);
+      const float other_max = shuffle_xor(max, mask);
+      min = other_min < min ? other_min : min;
+      max = other_max > max ? other_max : max;
+    }
+    if (row < first) continue;
+    refused += unrepresentable;
+    const std::uint32_t grid = grid_covering(min, max, levels);
+    if (channel % group == 0) memory.grids[value_param(row, channel, block_rows, group)] = grid;
+    Words4 codes;
+    KVPOLICY_UNROLL
+    for (int j = 0; j < 4; ++j) {
+      codes.word[j] = encode(x[2 * j], grid, levels) | encode(x[2 * j + 1], grid, levels) << 16;
+    }
+    *place = codes;
+  }
+}
+
+/// Groups of neighbouring rows of one channel: a thread has two channels of a group.
+template <Element E, int HeadDim>
+KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory, int group,
+                                          float levels, int& refused) {
+  constexpr int pairs = HeadDim / 2;
+  for (int i = thread_index(); i < block_rows / group * pairs; i += thread_count()) {
+    const int row = i / pairs * group;
+    const int channel = i % pairs * 2;
+    auto* column = reinterpret_cast<std::uint32_t*>(memory.numbers + row * memory.pitch + channel);
+    constexpr int step = QuantizerMemory<HeadDim>::pitch / 2;
+    const auto low = [&](int j, int& count) {
+      return quantizable(to_float<E>(static_cast<std::uint16_t>(column[j * step] & 0xffffU)),
+                         count);
+    };
+    const auto high = [&](int j, int& count) {
+      return quantizable(to_float<E>(static_cast<std::uint16_t>(column[j * step] >> 16)), count);
+    };
+    float low_min = low(0, refused), high_min = high(0, refused);
+    float low_max = low_min, high_max = high_min;
+    for (int j = 1; j < group; ++j) {
+      const float a = low(j, refused), b = high(j, refused);
+      low_min = a < low_min ? a : low_min;
+      low_max = a > low_max ? a : low_max;
+      high_min = b < high_min ? b : high_min;
+      high_max = b > high_max ? b : high_max;
+    }
+    const std::uint32_t low_grid = grid_covering(low_min, low_max, levels);
+    const std::uint32_t high_grid = grid_covering(high_min, high_max, levels);
+    std::uint32_t* grids = memory.grids + key_param(row, channel, HeadDim, block_rows, true, group);
+    grids[0] = low_grid;
+    grids[1] = high_grid;
+    int counted = 0;
+    KVPOLICY_NO_UNROLL
+    for (int j = 0; j < group; ++j) {
+      column[j * step] = encode(low(j, counted), low_grid, levels) |
+                         encode(high(j, counted), high_grid, levels) << 16;
+    }
+  }
+}
+
+// ---- codes in shared memory to a page --------------------------------------------------------
+/// Four tiles of one side; each thread gathers whole words.
+template <int HeadDim, int Bits, bool Keys>
+KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, std::uint32_t* out) {
+  constexpr int tile_words = tile_rows * HeadDim * Bits / 32;
+  KVPOLICY_NO_UNROLL
+  for (int i = thread_index(); i < block_rows / tile_rows * tile_words; i += thread_count()) {
+    std::uint32_t word = 0;
+    KVPOLICY_UNROLL
+    for (int bit = 0; bit < 32; bit += Bits) {
+      const TilePlace at = place_of_bit(i % tile_words * 32 + bit, Bits, HeadDim);
+      const RowPlace from = Keys ? key_at(at, HeadDim) : value_at(at, HeadDim);
+      const int row = i / tile_words * tile_rows + from.row;
+      word |= static_cast<std::uint32_t>(memory.numbers[row * memory.pitch + from.channel]) << bit;
+    }
+    out[i] = word;
+  }
+}
+
+template <int HeadDim, bool Keys>
+KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int bits,
+                                 std::uint32_t* out) {
+  if (bits == 8) {
+    write_codes<HeadDim, 8, Keys>(memory, out);
+  } else if (bits == 4) {
+    write_codes<HeadDim, 4, Keys>(memory, out);
+  } else {
+    write_codes<HeadDim, 2, Keys>(memory, out);
+  }
+}
+
+/// Scales and zeros of rows [row, row + 64) of a page.
+template <int HeadDim>
+KVPOLICY_DEVICE void write_grids(const QuantizerMemory<HeadDim>& memory, bool per_channel,
+                                 int group, int row, int page_rows, std::uint16_t* scales,
+                                 std::uint16_t* zeros) {
+  const int count = block_rows * HeadDim / group;
+  for (int i = thread_index(); i < count; i += thread_count()) {
+    const int to =
+        per_channel ? row / group * HeadDim + i : i / block_rows * page_rows + row + i % block_rows;
+    scales[to] = static_cast<std::uint16_t>(memory.grids[i] & 0xffffU);
+    zeros[to] = static_cast<std::uint16_t>(memory.grids[i] >> 16);
+  }
+}
+
+/// Where the exact slot of a row lies.
+template <int HeadDim>
+KVPOLICY_DEVICE std::uint16_t* exact_row(const HeadView& head, int page_rows, int row, bool key) {
+  const int slot = head.exact_slot(row);
+  return reinterpret_cast<std::uint16_t*>(head.exact_pages[slot / page_rows]) +
+         ((key ? 0 : page_rows) + slot % page_rows) * HeadDim;
+}
+
+/// Where a block of a head's packed rows lies.
+struct PackedBlock {
+  std::byte* page;
+  int row;  ///< of the block's first, in the page
+  PackedLayout layout;
+
+  /// The block that begins with head row `first`.
+  KVPOLICY_DEVICE PackedBlock(const HeadView& head, int head_dim, int page_rows, int first)
+      : layout{code_bits(head.encoding), head_dim,       page_rows,
+               head.key_per_channel,     head.key_group, head.value_group} {
+    const int slot = head.packed_slot(first);
+    page = head.packed_pages[slot / page_rows];
+    row = slot % page_rows;
+  }
+  KVPOLICY_DEVICE std::byte* codes(bool keys) const {
+    return page + (keys ? 0 : layout.values_offset) + row / tile_rows * layout.tile_bytes;
+  }
+  KVPOLICY_DEVICE std::uint16_t* scales(bool keys) const {
+    return reinterpret_cast<std::uint16_t*>(
+        page + (keys ? layout.key_scales_offset : layout.value_scales_offset));
+  }
+  KVPOLICY_DEVICE std::uint16_t* zeros(bool keys) const {
+    return reinterpret_cast<std::uint16_t*>(
+        page + (keys ? layout.key_zeros_offset : layout.value_zeros_offset));
+  }
+};
+
+/// Writes one side of a block whose numbers are codes now.
+template <int HeadDim, bool Keys>
+KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const HeadView& head,
+                                const PackedBlock& to, int page_rows) {
+  write_codes<HeadDim, Keys>(memory, code_bits(head.encoding),
+                             reinterpret_cast<std::uint32_t*>(to.codes(Keys)));
+  write_grids(memory, Keys && head.key_per_channel, Keys ? head.key_group : head.value_group,
+              to.row, page_rows, to.scales(Keys), to.zeros(Keys));
+}
+
+/// Quantises the 64 rows from `first` on, all threads of the block together. `key(row)` and
+/// `value(row)` say where the rows of these numbers lie, exact.
+template <Element E, int HeadDim, class Key, class Value>
+KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int first, Key key,
+                                    Value value, std::byte* shared, int* out_of_range) {
+  const QuantizerMemory<HeadDim> memory{shared};
+  const PackedBlock to{head, HeadDim, page_rows, first};
+  const auto levels = static_cast<float>((1 << code_bits(head.encoding)) - 1);
+  int refused = 0;
+  sync_block();  // whatever used the memory before
+  stage_rows(memory, 0, [&](int i) { return key(first + i); });
+  cp_async_wait<0>();
+  sync_block();
+  if (head.key_per_channel) {
+    quantize_per_channel<E>(memory, head.key_group, levels, refused);
+  } else {
+    quantize_per_token<E>(memory, 0, head.key_group, levels, refused);
+  }
+  sync_block();
+  write_side<HeadDim, true>(memory, head, to, page_rows);
+  sync_block();
+  stage_rows(memory, 0, [&](int i) { return value(first + i); });
+  cp_async_wait<0>();
+  sync_block();
+  quantize_per_token<E>(memory, 0, head.value_group, levels, refused);
+  sync_block();
+  write_side<HeadDim, false>(memory, head, to, page_rows);
+  if (refused > 0 && out_of_range != nullptr) {
+    atomic_add(reinterpret_cast<std::uint32_t*>(out_of_range), static_cast<std::uint32_t>(refused));
+  }
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Small writes from the host in the order of a stream: addresses and words travel as kernel
+// parameters, so nothing is staged, waited for or illegal while a graph is captured.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+struct ScatterParams {
+  static constexpr int most = 240;  ///< kernel parameters end at 4 KB
+  int count = 0;
+  unsigned long long* address[most];
+  unsigned long long word[most];
+};
+
+inline constexpr int scatter_threads = 256;
+
+template <int Threads = scatter_threads>
+KVPOLICY_KERNEL(Threads, 1)
+scatter_kernel(const KVPOLICY_GRID_CONSTANT ScatterParams params) {
+  const int i = thread_index();
+  if (i < params.count) *params.address[i] = params.word[i];
+}
+
+}  // namespace kvpolicy::cuda

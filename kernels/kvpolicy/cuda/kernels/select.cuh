@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The places of a head's highest scores, ascending; among equals the lower place wins and NaN ranks
+// below everything, as in policy/top_rows.hpp: which chunks a query reads, which rows survive a
+// compression.
+//
+// Only the set matters, so nothing is sorted. One block for a head finds the lowest chosen score by
+// its digits, eleven bits at a time from the top (radix selection), and then gathers the places of
+// all scores above it, and of the first ones equal to it, in one ordered pass. Scores are read four
+// times; they come from the caches, having just been written.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+inline constexpr int select_threads = 1024;
+inline constexpr int select_items = 4;  ///< Scores that a thread has under way.
+inline constexpr int digit_bits = 11;
+inline constexpr int select_digits = 1 << digit_bits;
+
+struct SelectShared {
+  std::uint32_t counts[select_digits];  ///< of the scores with each digit
+  std::uint32_t warps[2][warp_lanes];
+  std::uint32_t digit;
+  std::uint32_t left;  ///< to be chosen among the scores with this digit
+};
+constexpr std::size_t select_shared_bytes() { return sizeof(SelectShared); }
+
+/// Ordered as scores are: NaN first, the two zeros equal.
+KVPOLICY_DEVICE std::uint32_t rank_of(float score) {
+  const std::uint32_t bits = bits_of_float(score);
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) return 0;
+  if (magnitude == 0) return 0x80000000U;
+  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+}
+
+struct WarpSums {
+  std::uint32_t before;  ///< of the warps below this one
+  std::uint32_t total;
+};
+/// Adds up one number per warp. A call must not use the `sums` of the call before it.
+KVPOLICY_DEVICE WarpSums scan_warps(std::uint32_t of_warp, std::uint32_t* sums) {
+  if (lane_index() == 0) sums[warp_index()] = of_warp;
+  sync_block();
+  std::uint32_t sum = lane_index() < thread_count() / warp_lanes ? sums[lane_index()] : 0;
+  KVPOLICY_UNROLL
+  for (int step = 1; step < warp_lanes; step *= 2) {
+    const std::uint32_t below = shuffle_up(sum, step);
+    if (lane_index() >= step) sum += below;
+  }
+  const std::uint32_t inclusive = shuffle(sum, warp_index());
+  return {inclusive - of_warp, shuffle(sum, warp_lanes - 1)};
+}
+
+/// Counts the digits at `shift` of the ranks that agree with `prefix` above them. `counts` are
+/// zeros before; seen by all threads after the next barrier.
+template <int Threads>
+KVPOLICY_DEVICE void count_digits(const float* scores, int n, std::uint32_t prefix, int shift,
+                                  int bits, std::uint32_t* counts) {
+  for (long long base = 0; base < n; base += Threads * select_items) {
+    std::uint32_t rank[select_items];
+    KVPOLICY_UNROLL
+    for (int j = 0; j < select_items; ++j) {
+      const long long i = base + j * Threads + thread_index();
+      rank[j] = rank_of(i < n ? scores[i] : 0.0F);
+    }
+    KVPOLICY_UNROLL
+    for (int j = 0; j < select_items; ++j) {
+      const long long i = base + j * Threads + thread_index();
+      const bool counts_here =
+          i < n && (shift + bits == 32 || rank[j] >> (shift + bits) == prefix >> (shift + bits));
+      const int digit = counts_here ? static_cast<int>(rank[j] >> shift & (select_digits - 1)) : -1;
+      // Scores of a head are much alike: lanes that agree with the first one add together.
+      const int common = shuffle(digit, 0);
+      const std::uint32_t agreeing = ballot(digit == common);
+      if (digit >= 0) {
+        if (digit != common) {
+          atomic_add(counts + digit, 1);
+        } else if (lane_index() == 0) {
+          atomic_add(counts + digit, count_bits(agreeing));
+        }
+      }
+    }
+  }
+}
+
+/// Calls `emit(i, place)` for the places of the k highest of n scores, i counting them in ascending
+/// order, from any thread. All threads of the block take part.
+template <int Threads, class Emit>
+KVPOLICY_DEVICE void select_top(const float* scores, int n, int k, const Emit& emit) {
+  if (k >= n) {
+    for (int i = thread_index(); i < n; i += Threads) emit(i, i);
+    return;
+  }
+  if (k <= 0) return;
+
+  constexpr int own = select_digits / Threads;  // that a thread looks after, from the highest down
+  static_assert(own * Threads == select_digits && Threads % warp_lanes == 0);
+  auto& shared = *reinterpret_cast<SelectShared*>(shared_memory());
+  const int highest = select_digits - 1 - thread_index() * own;
+  KVPOLICY_UNROLL
+  for (int d = 0; d < own; ++d) shared.counts[highest - d] = 0;
+  sync_block();
+
+  std::uint32_t lowest = 0;                   // rank of the lowest chosen score
+  auto left = static_cast<std::uint32_t>(k);  // to be chosen among its equals
+  int parity = 0;
+  for (int shift = 32 - digit_bits;;) {
+    const int bits = shift > 0 ? digit_bits : 32 - 2 * digit_bits;
+    count_digits<Threads>(scores, n, lowest, shift, bits, shared.counts);
+    sync_block();
+    std::uint32_t count[own];
+    std::uint32_t sum = 0;
+    KVPOLICY_UNROLL
+    for (int d = 0; d < own; ++d) {
+      sum += count[d] = shared.counts[highest - d];
+      shared.counts[highest - d] = 0;
+    }
+    std::uint32_t up_to = sum;
+    KVPOLICY_UNROLL
+    for (int step = 1; step < warp_lanes; step *= 2) {
+      const std::uint32_t below = shuffle_up(up_to, step);
+      if (lane_index() >= step) up_to += below;
+    }
+    const WarpSums warps = scan_warps(shuffle(up_to, warp_lanes - 1), shared.warps[parity]);
+    parity ^= 1;
+    std::uint32_t above = warps.before + up_to - sum;
+    KVPOLICY_UNROLL
+    for (int d = 0; d < own; ++d) {
+      if (above < left && left <= above + count[d]) {
+        shared.digit = static_cast<std::uint32_t>(highest - d);
+        shared.left = left - above;
+      }
+      above += count[d];
+    }
+    sync_block();
+    lowest |= shared.digit << shift;
+    left = shared.left;
+    if (shift == 0) break;
+    shift = shift > digit_bits ? shift - digit_bits : 0;
+  }
+
+  // A warp takes neighbouring scores, so that ballots count those in front of a lane.
+  constexpr int tile = Threads * select_items;
+  static_assert(tile < 1 << 16);  // two counts travel in one word
+  const std::uint32_t lanes_below = (1U << lane_index()) - 1U;
+  std::uint32_t all_higher = 0;
+  std::uint32_t all_equal = 0;
+  for (long long base = 0; base < n; base += tile) {
+    const long long first = base + warp_index() * (warp_lanes * select_items) + lane_index();
+    std::uint32_t higher[select_items];
+    std::uint32_t equal[select_items];
+    std::uint32_t counts = 0;
+    KVPOLICY_UNROLL
+    for (int j = 0; j < select_items; ++j) {
+      const long long i = first + j * warp_lanes;
+      const std::uint32_t rank = i < n ? rank_of(scores[i]) : 0;
+      higher[j] = ballot(i < n && rank > lowest);
+      equal[j] = ballot(i < n && rank == lowest);
+      counts += count_bits(higher[j]) + (count_bits(equal[j]) << 16);
+    }
+    const WarpSums warps = scan_warps(counts, shared.warps[parity]);
+    parity ^= 1;
+    std::uint32_t higher_before = all_higher + (warps.before & 0xffffU);
+    std::uint32_t equal_before = all_equal + (warps.before >> 16);
+    KVPOLICY_UNROLL
+    for (int j = 0; j < select_items; ++j) {
+      const std::uint32_t h = higher_before + count_bits(higher[j] & lanes_below);
+      const std::uint32_t e = equal_before + count_bits(equal[j] & lanes_below);
+      const bool is_higher = (higher[j] >> lane_index() & 1U) != 0;
+      const bool is_equal = (equal[j] >> lane_index() & 1U) != 0;
+      if (is_higher || (is_equal && e < left)) {
+        emit(static_cast<int>(h + (e < left ? e : left)), static_cast<int>(first + j * warp_lanes));
+      }
+      higher_before += count_bits(higher[j]);
+      equal_before += count_bits(equal[j]);
+    }
+    all_higher += warps.total & 0xffffU;
+    all_equal += warps.total >> 16;
+    if (all_higher + (all_equal < left ? all_equal : left) == static_cast<std::uint32_t>(k)) break;
+  }
+}
+
+// ---- chunks ----------------------------------------------------------------------------------
+
+/// A new choice of chunks for each selecting head, by the scores of score.cuh.
+struct RefreshParams {
+  const HeadView* heads = nullptr;     ///< [sequences, kv_heads]
+  const LayerState* states = nullptr;  ///< [sequences]
+  int kv_heads = 0;
+  int call_rows = 0;  ///< of the query that chooses and of those before it that `states` lacks
+};
+
+/// One block for each of the sequences * kv_heads heads.
+template <int Threads = select_threads>
+KVPOLICY_KERNEL(Threads, 1)
+refresh_select_kernel(const KVPOLICY_GRID_CONSTANT RefreshParams p) {
+  const HeadView& head = p.heads[block_x()];
+  if (head.chunk_rows == 0) return;
+  const LayerState state = p.states[block_x() / p.kv_heads];
+  Selections& choices = *head.selections;
+  const int tokens = state.tokens + p.call_rows;
+  // A choice by a text of the same length goes with every rollback that this one goes with.
+  const bool replaces = choices.valid > 0 && choices.tokens[choices.latest] == tokens;
+  const int slot = replaces ? choices.latest : (choices.latest + 1) % choices.slots;
+  const int valid = replaces ? choices.valid : smaller(choices.valid + 1, choices.slots);
+  const int n = head.closed_chunks(state.committed);
+  const int k = smaller(head.budget_chunks, n);
+  int* chunks = choices.chunks + static_cast<long long>(slot) * head.budget_chunks;
+  select_top<Threads>(head.scores, n, k, [&](int i, int chunk) { chunks[i] = chunk; });
+  sync_block();  // every thread has read which choice was the latest
+  if (thread_index() == 0) {
+    choices.tokens[slot] = tokens;
+    choices.ends[slot] = n * head.chunk_rows;
+    choices.counts[slot] = k;
+    choices.latest = slot;
+    choices.valid = valid;
+  }
+}
+
+// ---- rows ------------------------------------------------------------------------------------
+
+/// What a head that is compressed keeps, and how its candidates are scored (observe.cuh). Such a
+/// head has neither sinks nor a window of its own, and its rows are all committed.
+struct Compression {
+  int window = 0;  ///< Latest queries that vote; their own rows are always kept. 0: left as it is.
+  int budget = 0;  ///< Rows kept besides the window.
+  int kernel = 1;  ///< Votes pooled together; odd.
+  bool average = false;  ///< pooled by their mean, not their maximum
+};
+
+/// The rows that survive, for each compressing head of one sequence.
+struct KeepParams {
+  const HeadView* heads = nullptr;  ///< [kv_heads]
+  const LayerState* state = nullptr;
+  const Compression* compressions = nullptr;  ///< [kv_heads]
+  const float* scores = nullptr;              ///< [kv_heads, pitch], of the rows before the window
+  long long pitch = 0;
+  int* const* kept = nullptr;  ///< [kv_heads] of [budget + window]: row numbers, ascending
+  int* counts = nullptr;       ///< [kv_heads]; not written where a head is left as it is
+};
+
+/// One block for each KV head.
+template <int Threads = select_threads>
+KVPOLICY_KERNEL(Threads, 1)
+keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
+  const Compression how = p.compressions[block_x()];
+  if (how.window == 0) return;
+  const int rows = p.state->tokens - p.heads[block_x()].evicted;
+  const int candidates = larger(rows - how.window, 0);
+  const int chosen = smaller(how.budget, candidates);
+  int* kept = p.kept[block_x()];
+  select_top<Threads>(p.scores + block_x() * p.pitch, candidates, chosen,
+                      [&](int i, int row) { kept[i] = row; });
+  for (int row = candidates + thread_index(); row < rows; row += Threads) {
+    kept[chosen + row - candidates] = row;
+  }
+  if (thread_index() == 0) p.counts[block_x()] = chosen + rows - candidates;
+}
+
+}  // namespace kvpolicy::cuda

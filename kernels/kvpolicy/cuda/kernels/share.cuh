@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A block's share of a head: which units of which segments it reads, as its warps find them in
+// shared memory. Used by decode.cuh.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/attend.cuh>
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/partition.cuh>
+
+namespace kvpolicy::cuda {
+
+/// The page of a slot; `page_rows` is a power of two.
+KVPOLICY_DEVICE int page_of(int slot, int page_rows) {
+  return slot >> count_bits(static_cast<std::uint32_t>(page_rows - 1));
+}
+
+struct Share {
+  HeadView head;
+  SegmentList list;
+  UnitRange range[most_segments];
+  int skipped[most_segments];       ///< rows of unit 0 before the segment's first
+  bool may_be_unseen[most_segments];  ///< a chunk list with rows that not every query sees
+  int units[2];                     ///< of exact rows and of packed ones
+  int last_weight;                  ///< of the head's last unit
+  bool rotated;                     ///< some segment is read with turned queries
+  bool begins;                      ///< the head's first unit is among them
+  bool ends;                        ///< its last one is
+
+  /// `place`: where the head stands on the line, of which this block has [from, to).
+  KVPOLICY_DEVICE void describe(const AttendParams& p, int index, long long place, long long from,
+                                long long to) {
+    head = p.heads[index];
+    list.count = 0;
+    list_segments(head, p.states[index / p.kv_heads], p.request, list);
+    units[0] = units[1] = 0;
+    rotated = false;
+    place += weight_of_head;
+    begins = place >= from;
+    for (int s = 0; s < list.count; ++s) {
+      const Segment& segment = list.segment[s];
+      const Units all = units_of(head, segment);
+      range[s] = units_within(all, place, from, to);
+      skipped[s] = all.skipped;
+      may_be_unseen[s] = segment.chunks != nullptr &&
+                         segment.position_of(segment.rows - 1) > list.first_position;
+      units[is_packed(s)] += range[s].end - range[s].begin;
+      rotated = rotated || (segment.rotated && range[s].begin < range[s].end);
+      place += static_cast<long long>(all.count) * all.weight;
+      last_weight = all.weight;
+      ends = range[s].end == all.count;
+    }
+  }
+  KVPOLICY_DEVICE bool is_packed(int s) const {
+    return list.segment[s].source == Segment::Source::packed;
+  }
+};
+
+/// One of a share's units of exact rows, or of its packed ones.
+struct UnitCursor {
+  int segment = 0;
+  int unit = 0;
+
+  KVPOLICY_DEVICE static UnitCursor first(const Share& share) { return {0, share.range[0].begin}; }
+  /// The unit `units` further on, and whether there is one.
+  KVPOLICY_DEVICE bool skip(const Share& share, bool packed, int units) {
+    unit += units;
+    while (segment < share.list.count) {
+      const UnitRange range = share.range[segment];
+      const int end = share.is_packed(segment) == packed ? range.end : range.begin;
+      if (unit < end) return true;
+      unit -= end;
+      if (++segment < share.list.count) unit += share.range[segment].begin;
+    }
+    return false;
+  }
+};
+
+/// Soft cap and mask for the logits of a unit, Tiles of 16 rows, of which row 0 is row
+/// `first` of the segment (negative: rows before the segment come first).
+template <int Tiles, int ColumnTiles>
+KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const AttendParams& p,
+                                  const Share& share, int s, int first) {
+  if (p.softcap != 0.0F) {
+    KVPOLICY_UNROLL
+    for (int tile = 0; tile < Tiles; ++tile) {
+      KVPOLICY_UNROLL
+      for (int n = 0; n < ColumnTiles; ++n) {
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 4; ++i) logits[tile][n][i] = capped(logits[tile][n][i], p.softcap);
+      }
+    }
+  }
+  const Segment& segment = share.list.segment[s];
+  const int query = share.list.first_position;
+  const int last = first + Tiles * tile_rows - 1;
+  bool cut = first < 0 || last >= segment.rows;
+  if (segment.chunks != nullptr) {
+    cut = cut || share.may_be_unseen[s];
+  } else {
+    cut = cut || segment.position + last > query ||
+          segment.position + first <= query + p.request.queries - 1 - segment.reach;
+  }
+  if (!cut) return;
+  const int g = lane_index() / 4;
+  const int t = lane_index() % 4;
+  KVPOLICY_UNROLL
+  for (int tile = 0; tile < Tiles; ++tile) {
+    KVPOLICY_UNROLL
+    for (int upper = 0; upper < 2; ++upper) {
+      const int i = first + tile * tile_rows + upper * 8 + g;
+      const bool inside = i >= 0 && i < segment.rows;
+      const int position = inside ? segment.position_of(i) : 0;
+      KVPOLICY_UNROLL
+      for (int n = 0; n < ColumnTiles; ++n) {
+        KVPOLICY_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          const int seen_from = query + (n * tile_columns + 2 * t + j) / p.group;
+          const bool seen =
+              inside && position <= seen_from && position > seen_from - segment.reach;
+          if (!seen) logits[tile][n][upper * 2 + j] = minus_infinity();
+        }
+      }
+    }
+  }
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/cuda/kernels/decode.cuh>
+#include <simt/launch.hpp>
+
+#include "support/decode_layer.hpp"
+
+namespace {
+
+using kvpolicy::bfloat16;
+using kvpolicy::Element;
+using kvpolicy::Encoding;
+using kvpolicy::half;
+using namespace kvpolicy::cuda;
+using test::CallCase;
+using test::HeadCase;
+
+struct Output {
+  std::vector<double> out;
+  std::vector<double> log_sum_exp;
+};
+
+/// Runs the kernel, with guards round its outputs and NaN in a workspace exactly as large as it may
+/// be; the tickets must be 0 again afterwards.
+template <Element E, int D, int ColumnTiles, bool Packed>
+Output run(AttendParams p, unsigned grid) {
+  constexpr std::uint16_t guard = 0x1234;
+  constexpr std::size_t margin = 64;
+  const auto heads = static_cast<std::size_t>(p.sequences * p.kv_heads);
+  const std::size_t rows = heads * static_cast<std::size_t>(p.request.queries * p.group);
+  const std::size_t numbers = rows * D;
+  std::vector<std::uint16_t> out(numbers + 2 * margin, guard);
+  const long long row = static_cast<long long>(p.kv_heads) * p.group * D;
+  p.out = {reinterpret_cast<std::byte*>(out.data() + margin), p.request.queries * row, row, D};
+  std::vector<float> lse(rows + 2, 42.0F);
+  p.log_sum_exp = lse.data() + 1;
+  const auto slots = static_cast<std::size_t>(decode_workspace_slots(static_cast<int>(grid)));
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> values(slots * 8 * ColumnTiles * D, nan);
+  std::vector<PartialState> states(slots * 8 * ColumnTiles, PartialState{nan, nan});
+  std::vector<std::uint32_t> tickets(heads, 0);
+  p.workspace = {values.data(), states.data(), tickets.data()};
+  const auto error = simt::launch(
+      decode_kernel<E, D, ColumnTiles, Packed>, grid, 1, decode_threads<D, ColumnTiles, Packed>,
+      decode_shared_bytes<E, D, ColumnTiles, Packed>(static_cast<int>(heads)), nullptr, p);
+  REQUIRE(error == cudaSuccess);
+  for (std::size_t i = 0; i < margin; ++i) {
+    REQUIRE(out[i] == guard);
+    REQUIRE(out[margin + numbers + i] == guard);
+  }
+  REQUIRE(lse.front() == 42.0F);
+  REQUIRE(lse.back() == 42.0F);
+  for (const std::uint32_t ticket : tickets) REQUIRE(ticket == 0);
+  Output result;
+  for (std::size_t i = 0; i < numbers; ++i) {
+    E x;
+    x.bits = out[margin + i];
+    result.out.push_back(static_cast<float>(x));
+  }
+  result.log_sum_exp.assign(lse.begin() + 1, lse.end() - 1);
+  return result;
+}
+
+/// The same call over one head of all, [sequences, kv_heads].
+AttendParams only(AttendParams p, int head) {
+  const int sequence = head / p.kv_heads;
+  const int kv_head = head % p.kv_heads;
+  const auto move = [&](Tensor& tensor, int tensor_head) {
+    if (tensor.data != nullptr) {
+      tensor.data = reinterpret_cast<std::byte*>(tensor.row(sequence, 0, tensor_head));
+    }
+  };
+  move(p.q, kv_head * p.group);
+  move(p.k, kv_head);
+  move(p.v, kv_head);
+  p.heads += head;
+  p.states += sequence;
+  if (p.sink_logits != nullptr) p.sink_logits += kv_head * p.group;
+  p.sequences = 1;
+  p.kv_heads = 1;
+  return p;
+}
+std::vector<double> part(const std::vector<double>& all, std::size_t begin, std::size_t count) {
+  const auto first = all.begin() + static_cast<std::ptrdiff_t>(begin);
+  return {first, first + static_cast<std::ptrdiff_t>(count)};
+}
+
+/// NaN counts as infinitely far; equal infinities are equal.
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i]) continue;
+    const double error = std::fabs(a[i] - b[i]);
+    if (!(error <= worst)) worst = std::isnan(error) ? 1e30 : error;
+  }
+  return worst;
+}
+
+template <Element E>
+constexpr double unit = kvpolicy::encoding_of<E> == Encoding::bfloat16 ? 0x1p-8 : 0x1p-11;
+
+double worst_out = 0, worst_lse = 0;
+
+/// Against the oracle.
+///
+/// Tolerances: outputs are below about 5 here, and weights and outputs are rounded to E (quantised
+/// rows: to half), so 4 units of E are four times what rounding the output costs. Measured: at most
+/// WORST. Where heads are quantised by groups, keys and values are rounded to half on the way.
+template <Element E, int D, int ColumnTiles, bool Packed>
+void check_as(const test::DecodeLayer<E>& layer, unsigned grid, double lse_bound) {
+  const auto expected = layer.oracle();
+  const Output got = run<E, D, ColumnTiles, Packed>(layer.params(), grid);
+  const double out = distance(got.out, expected.out);
+  const double lse = distance(got.log_sum_exp, expected.log_sum_exp);
+  worst_out = std::max(worst_out, out / unit<E>);
+  worst_lse = std::max(worst_lse, lse);
+  CAPTURE(D);
+  CAPTURE(grid);
+  CAPTURE(layer.columns());
+  CHECK(out <= 4 * unit<E>);
+  CHECK(lse <= lse_bound);
+}
+
+template <int D, Element E>
+void check(const test::DecodeLayer<E>& layer, unsigned grid, double lse_bound = 1e-4) {
+  REQUIRE(layer.columns() <= decode_most_columns);
+  if constexpr (D == 64 || D == 128) {
+    if (layer.packed()) {
+      if (layer.columns() > 8) return check_as<E, D, 2, true>(layer, grid, lse_bound);
+      return check_as<E, D, 1, true>(layer, grid, lse_bound);
+    }
+  }
+  if (layer.columns() > 8) return check_as<E, D, 2, false>(layer, grid, lse_bound);
+  check_as<E, D, 1, false>(layer, grid, lse_bound);
+}
+
+HeadCase full(int tokens) { return {.view = {}, .tokens = tokens, .committed = tokens}; }
+HeadCase window(int tokens, int sinks, int recent, int ring, bool chunk_mask = false) {
+  return {.view = {.sinks = sinks, .recent = recent, .chunk_mask = chunk_mask, .exact_ring = ring},
+          .tokens = tokens,
+          .committed = tokens};
+}
+struct Grids {
+  int key_group;
+  int value_group;
+  bool per_channel = false;
+};
+HeadCase quantised(int tokens, Encoding encoding, const Grids& grids, int residual) {
+  return {.view = {.encoding = encoding,
+                   .key_per_channel = grids.per_channel,
+                   .key_group = grids.key_group,
+                   .value_group = grids.value_group,
+                   .residual = residual},
+          .tokens = tokens,
+          .committed = tokens};
+}
+HeadCase choosing(HeadCase head, int chunk_rows, std::vector<int> chosen, int end) {
+  head.view.chunk_rows = chunk_rows;
+  head.view.budget_chunks = static_cast<int>(chosen.size()) + 3;
+  head.chosen = std::move(chosen);
+  head.chosen_end = end;
+  return head;
+}
+std::vector<int> every(int step, int begin, int end) {
+  std::vector<int> chunks;
+  for (int c = begin; c < end; c += step) chunks.push_back(c);
+  return chunks;
+}
+
+constexpr int histories[] = {0, 1, 15, 16, 17, 63, 64, 65, 200, 1000};
+constexpr unsigned grids[] = {1, 2, 7, 64};
+
+TEST_CASE_TEMPLATE("decode: all rows and windows, at every length", E, bfloat16, half) {
+  unsigned seed = 1;
+  for (const int tokens : histories) {
+    CAPTURE(tokens);
+    const unsigned grid = grids[seed % 4];
+    const test::DecodeLayer<E> one(128, 4, 3, 64,
+                                   {full(tokens), window(tokens, 4, 100, 192),
+                                    window(tokens, 0, 33, 64, true)},
+                                   {}, seed++);
+    check<128>(one, grid);
+    const test::DecodeLayer<E> some(64, 3, 2, 128, {full(tokens), window(tokens, 17, 64, 128)},
+                                    {.queries = 4, .own_rows = tokens < 4 || seed % 2 == 0}, seed++);
+    check<64>(some, grid);
+  }
+}
+
+TEST_CASE_TEMPLATE("decode: every head_dim, group and number of queries", E, bfloat16, half) {
+  unsigned seed = 100;
+  const auto go = [&]<int D>(std::integral_constant<int, D>) {
+    for (int group = 1; group <= 16; group = group < 8 ? group + 1 : group + 4) {
+      for (int queries = 1; queries <= 4 && queries * group <= 16; ++queries) {
+        if ((group + queries + D / 16) % 3 != 0 && group != 8) continue;
+        const test::DecodeLayer<E> layer(D, group, 2, 64, {full(150), window(150, 5, 40, 128)},
+                                         {.queries = queries}, seed);
+        check<D>(layer, grids[seed++ % 3]);
+      }
+    }
+  };
+  go(std::integral_constant<int, 64>{});
+  go(std::integral_constant<int, 80>{});
+  go(std::integral_constant<int, 96>{});
+  go(std::integral_constant<int, 128>{});
+  go(std::integral_constant<int, 256>{});
+}
+
+TEST_CASE("decode: quantised rows") {
+  constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint4, Encoding::uint2};
+  unsigned seed = 200;
+  const auto go = [&]<class E, int D>(E, std::integral_constant<int, D>) {
+    const Grids all[] = {{D, D}, {32, 32}, {D, 8}, {8, D}, {32, 32, true}, {64, D, true}, {16, 64, true}};
+    for (const Encoding encoding : encodings) {
+      for (const Grids& grid : all) {
+        for (const int tokens : {70, 130, 1000}) {
+          CAPTURE(name_of(encoding));
+          CAPTURE(grid.key_group);
+          CAPTURE(grid.per_channel);
+          const int residual = static_cast<int>(seed % 3) * 50;
+          const bool many = seed % 4 == 0;
+          const test::DecodeLayer<E> layer(
+              D, many ? 5 : 3, 2, tokens == 1000 ? 128 : 64,
+              {quantised(tokens, encoding, grid, residual), full(tokens)},
+              {.queries = many ? 3 : 1 + static_cast<int>(seed % 2)}, seed);
+          check<D>(layer, grids[seed % 4], 5e-3);
+          ++seed;
+        }
+      }
+    }
+  };
+  go(bfloat16{}, std::integral_constant<int, 64>{});
+  go(bfloat16{}, std::integral_constant<int, 128>{});
+  go(half{}, std::integral_constant<int, 64>{});
+  go(half{}, std::integral_constant<int, 128>{});
+}
+
+TEST_CASE_TEMPLATE("decode: quantised windows, rings gone round twice", E, bfloat16, half) {
+  unsigned seed = 300;
+  for (const int tokens : {100, 400, 1000}) {
+    for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+      HeadCase ring = quantised(tokens, encoding, {64, 32}, 64);
+      ring.view.sinks = 4;
+      ring.view.recent = 230;
+      ring.view.exact_ring = 192;
+      ring.view.packed_ring = 256;
+      HeadCase chunk = ring;
+      chunk.view.chunk_mask = true;
+      const test::DecodeLayer<E> layer(64, 4, 2, 64, {ring, chunk}, {.queries = 3}, seed);
+      check<64>(layer, grids[seed++ % 4], 5e-3);
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("decode: chosen chunks", E, bfloat16, half) {
+  unsigned seed = 400;
+  for (const int rows : {8, 16, 24}) {
+    CAPTURE(rows);
+    const int tokens = 500;
+    const int chunks = 480 / rows;
+    const std::vector<HeadCase> heads = {
+        choosing(full(tokens), rows, every(3, 0, chunks), chunks * rows),
+        choosing(full(tokens), rows, {0, chunks - 1}, chunks * rows),
+        choosing(full(tokens), rows, {}, 0)};  // nothing was chosen yet: all is read
+    for (const bool selected : {true, false}) {
+      const test::DecodeLayer<E> layer(80, 2, 3, 64, heads, {.queries = 3, .selected = selected},
+                                       seed);
+      check<80>(layer, grids[seed++ % 4]);
+    }
+  }
+  for (const int rows : {16, 32, 64}) {
+    CAPTURE(rows);
+    for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+      const int tokens = 700;  // of which 640 are quantised
+      const int chunks = 672 / rows;
+      const auto some = every(rows == 64 ? 1 : 3, 0, chunks);
+      const test::DecodeLayer<E> layer(
+          128, 3, 3, 128,
+          {choosing(quantised(tokens, encoding, {128, 128}, 50), rows, some, chunks * rows),
+           choosing(quantised(tokens, encoding, {32, 32}, 50), rows, {0, 2, 7}, chunks * rows),
+           choosing(quantised(tokens, encoding, {16, 128, true}, 50), rows, {1}, chunks * rows)},
+          {.queries = static_cast<int>(seed % 2) + 1, .selected = true}, seed);
+      check<128>(layer, grids[seed++ % 4], 5e-3);
+    }
+  }
+}
+
+TEST_CASE("decode: the caller may append before it attends, also where chunks are chosen") {
+  // Rows that not every query sees are then among the chosen ones.
+  HeadCase head = choosing(full(96), 16, {0, 3, 5}, 96);
+  const test::DecodeLayer<half> layer(64, 2, 1, 64, {head},
+                                      {.queries = 8, .own_rows = false, .selected = true}, 1);
+  check<64>(layer, 2);
+}
+
+TEST_CASE_TEMPLATE("decode: sinks that seem to stand right before the window", E, bfloat16, half) {
+  unsigned seed = 500;
+  for (const int tokens : {0, 2, 5, 60, 1000, 3'000}) {
+    HeadCase head = window(tokens, 4, 60, 128);
+    head.view.rotation_limit = 63;
+    head.turns_sinks = true;
+    HeadCase chunk = head;
+    chunk.view.chunk_mask = true;
+    for (const int queries : {1, 4}) {
+      const test::DecodeLayer<E> layer(queries == 1 ? 128 : 96, 4, 2, 64, {head, chunk},
+                                       {.queries = queries}, seed);
+      // The turned query is rounded to E before it meets the sinks.
+      const double bound = 4 * unit<E>;
+      if (queries == 1) {
+        check<128>(layer, grids[seed++ % 4], bound);
+      } else {
+        check<96>(layer, grids[seed++ % 4], bound);
+      }
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("decode: soft cap, sink logits", E, bfloat16, half) {
+  unsigned seed = 600;
+  for (const float softcap : {0.0F, 2.0F, 50.0F}) {
+    for (const bool sinks : {false, true}) {
+      const CallCase call{.queries = 2, .softcap = softcap, .sink_logits = sinks};
+      const test::DecodeLayer<E> layer(
+          64, 5, 2, 64, {full(300), quantised(300, Encoding::uint4, {64, 64}, 10)}, call, seed);
+      check<64>(layer, grids[seed++ % 4], 5e-3);
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("decode: loud queries move the softmax's reference often", E, bfloat16, half) {
+  for (unsigned seed = 700; seed < 704; ++seed) {
+    const test::DecodeLayer<E> layer(
+        128, 4, 2, 64, {full(700), quantised(700, Encoding::uint8, {128, 128}, 100)},
+        {.queries = 2, .loudness = 40.0F}, seed);
+    check<128>(layer, grids[seed % 4], 2e-2);
+  }
+}
+
+TEST_CASE_TEMPLATE("decode: heads of which nothing is read", E, bfloat16, half) {
+  for (const bool sinks : {false, true}) {
+    const CallCase call{.queries = 2, .own_rows = false, .sink_logits = sinks};
+    // All rows of the second sequence were dropped but those that no query of this call precedes.
+    HeadCase dropped = full(10);
+    dropped.view.evicted = 10;
+    const test::DecodeLayer<E> layer(64, 4, 2, 64, {full(70), full(70), dropped, full(10)}, call, 1);
+    for (const unsigned grid : grids) check<64>(layer, grid);
+    const test::DecodeLayer<E> nothing(64, 4, 1, 64, {dropped}, call, 1);
+    check<64>(nothing, 3);
+  }
+}
+
+/// One layer of everything, over sequences of different lengths.
+template <Element E>
+std::vector<HeadCase> everything(int tokens) {
+  HeadCase ring = quantised(tokens, Encoding::uint8, {128, 128}, 32);
+  ring.view.sinks = 16;
+  ring.view.recent = 128;
+  ring.view.exact_ring = 128;
+  ring.view.packed_ring = 192;
+  HeadCase turned = window(tokens, 4, 60, 128);
+  turned.view.rotation_limit = 63;
+  turned.turns_sinks = true;
+  HeadCase compressed = full(tokens);
+  compressed.view.evicted = tokens / 2;
+  const int chunks = tokens / 16;
+  return {full(tokens),
+          window(tokens, 8, 64, 128),
+          quantised(tokens, Encoding::uint4, {128, 128}, 40),
+          quantised(tokens, Encoding::uint2, {32, 32, true}, 0),
+          ring,
+          turned,
+          compressed,
+          choosing(quantised(tokens, Encoding::uint2, {128, 128}, 0), 16, every(2, 0, chunks),
+                   chunks * 16)};
+}
+
+TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head", E, bfloat16, half) {
+  constexpr int kinds = 8;
+  const CallCase call{.queries = 2, .selected = true, .sink_logits = true};
+  std::vector<HeadCase> heads = everything<E>(700);
+  for (const HeadCase& head : everything<E>(33)) heads.push_back(head);
+  for (const HeadCase& head : everything<E>(256)) heads.push_back(head);
+  const test::DecodeLayer<E> layer(128, 4, kinds, 64, heads, call, 5);
+  for (const unsigned grid : {1U, 5U, 64U}) check<128>(layer, grid, 5e-3);
+
+  // The same, a head at a time.
+  const Output together = run<E, 128, 1, true>(layer.params(), 7);
+  const std::size_t row = 4 * 128;  // numbers of one query of one head's group
+  for (std::size_t h = 0; h < heads.size(); ++h) {
+    const Output alone = run<E, 128, 1, true>(only(layer.params(), static_cast<int>(h)), 3);
+    const std::size_t sequence = h / kinds;
+    for (std::size_t query = 0; query < 2; ++query) {
+      const std::size_t at = (sequence * 2 + query) * kinds + h % kinds;
+      CHECK(distance(part(together.out, at * row, row), part(alone.out, query * row, row)) <=
+            4 * unit<E>);
+      CHECK(distance(part(together.log_sum_exp, at * 4, 4), part(alone.log_sum_exp, query * 4, 4)) <=
+            1e-5);
+    }
+  }
+}
+
+TEST_CASE("decode: results do not depend on the order of threads and blocks") {
+  const test::DecodeLayer<bfloat16> layer(128, 4, 8, 64, everything<bfloat16>(700),
+                                          {.queries = 2, .selected = true}, 6);
+  simt::seed(1);
+  const Output first = run<bfloat16, 128, 1, true>(layer.params(), 9);
+  for (std::uint64_t seed = 2; seed < 5; ++seed) {
+    simt::seed(seed);
+    const Output again = run<bfloat16, 128, 1, true>(layer.params(), 9);
+    CHECK(again.out == first.out);
+    CHECK(again.log_sum_exp == first.log_sum_exp);
+  }
+}
+
+TEST_CASE_TEMPLATE("decode: rows that no query sees may hold anything", E, bfloat16, half) {
+  // Rows before the window, in a line and before it in the window's first quantised block; rows
+  // taken back; and a chunk that was not chosen.
+  test::DecodeLayer<E> layer(
+      64, 4, 3, 64,
+      {window(500, 4, 100, 0), window(500, 0, 64, 0, true),
+       choosing(full(500), 16, {0, 3, 4, 30}, 496)},
+      {.selected = true}, 7);
+  const auto spoil = [&](std::size_t head, int begin, int end) {
+    for (int row = begin; row < end; ++row) {
+      for (const test::Side side : {test::Side::keys, test::Side::values}) {
+        std::fill_n(layer.device(head).exact(side, row), 64, std::uint16_t{0xffff});
+      }
+    }
+  };
+  const auto expected = layer.oracle();
+  spoil(0, 4, 401);
+  spoil(1, 0, 436);
+  spoil(2, 16, 48);
+  spoil(2, 80, 480);
+  const Output got = run<E, 64, 1, false>(layer.params(), 5);
+  CHECK(distance(got.out, expected.out) <= 4 * unit<E>);
+  CHECK(distance(got.log_sum_exp, expected.log_sum_exp) <= 1e-4);
+}
+}  // namespace

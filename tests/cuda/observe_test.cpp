@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The scores of rows that a compression ranks, on the emulated device, against probabilities in
+// double that are all written out; and the rows that follow from them.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include <kvpolicy/cuda/kernels/observe.cuh>
+#include <kvpolicy/policy/snapkv_scorer.hpp>
+#include <simt/launch.hpp>
+
+#include "cuda/support/device_head.hpp"
+#include "cuda/support/forbid.hpp"
+#include "support/oracle.hpp"
+#include "support/tensors.hpp"
+
+using namespace kvpolicy;
+using namespace kvpolicy::cuda;
+
+namespace {
+
+constexpr float untouched = -12345.0F;
+
+struct Head {
+  int rows = 200;     // stored
+  int survivors = 0;  // of them, from an earlier compression: positions not those of the rows
+  Compression how;    // its window 0: left alone
+  Encoding encoding = Encoding::float32;
+  int key_group = 0;
+};
+struct Case {
+  std::vector<Head> heads;
+  int tokens = 0;  // of the text: 0 means as many as the first head has rows
+  int group = 1;
+  int known = 1000;  // latest queries that are known
+  unsigned blocks = 1;
+  int page_rows = 64;
+  float deviation = 1.0F;  // of the queries
+  float softcap = 0.0F;
+  bool sinks = false;
+};
+
+template <Element E>
+double number(std::uint16_t bits) {
+  E value;
+  value.bits = bits;
+  return static_cast<double>(static_cast<float>(value));
+}
+
+// Each query head's votes: probabilities of all rows, summed over the queries.
+template <Element E>
+std::vector<std::vector<double>> votes_of(const Case& c, const Head& head,
+                                          const std::vector<oracle::Row>& rows,
+                                          const std::vector<std::vector<double>>& queries,
+                                          int tokens, int count, const oracle::Options& options,
+                                          const std::vector<float>& sink_logits, int kv_head) {
+  const int q_heads = static_cast<int>(c.heads.size()) * c.group;
+  std::vector<std::vector<double>> votes;
+  for (int member = 0; member < c.group; ++member) {
+    auto& sums = votes.emplace_back(static_cast<std::size_t>(head.rows), 0.0);
+    for (int i = 0; i < count; ++i) {
+      const int position = tokens - count + i;
+      std::vector<const oracle::Row*> visible;
+      for (const oracle::Row& row : rows) {
+        if (row.position <= position) visible.push_back(&row);
+      }
+      oracle::Options own = options;
+      const int q_head = kv_head * c.group + member;
+      if (c.sinks) own.sink_logit = sink_logits[static_cast<std::size_t>(q_head)];
+      const auto shares = oracle::probabilities(
+          queries[static_cast<std::size_t>(position * q_heads + q_head)], visible, own);
+      for (std::size_t r = 0; r < shares.size(); ++r) {
+        sums[static_cast<std::size_t>(visible[r] - rows.data())] += shares[r];
+      }
+    }
+  }
+  return votes;
+}
+
+// The largest error of a score, in parts of the head's largest.
+template <Element E, int HeadDim, bool Packed = false>
+double check(const Case& c) {
+  CAPTURE(HeadDim);
+  CAPTURE(c.group);
+  CAPTURE(c.blocks);
+  const int kv_heads = static_cast<int>(c.heads.size());
+  const int q_heads = kv_heads * c.group;
+  const int tokens = c.tokens > 0 ? c.tokens : c.heads[0].rows;
+  const LayerState state{tokens, tokens};
+  test::Random random{static_cast<std::uint64_t>(tokens * 8 + c.group)};
+
+  int window = 1, most_rows = 1;
+  std::vector<Compression> compressions;
+  std::vector<std::unique_ptr<test::DeviceHead<E>>> device;
+  std::vector<HeadView> views;
+  std::vector<std::vector<oracle::Row>> rows;
+  for (const Head& head : c.heads) {
+    compressions.push_back(head.how);
+    window = std::max(window, head.how.window);
+    most_rows = std::max(most_rows, head.rows);
+    HeadView view;
+    view.evicted = tokens - head.rows;
+    if (head.encoding != Encoding::float32) {
+      view.encoding = head.encoding;
+      view.key_group = head.key_group;
+      view.value_group = head.key_group;
+      view.residual = 70;
+      view.exact_ring = 256;
+    }
+    device.push_back(std::make_unique<test::DeviceHead<E>>(view, HeadDim, c.page_rows, head.rows));
+    views.push_back(device.back()->view());
+    std::vector<float> keys(static_cast<std::size_t>(head.rows) * HeadDim);
+    for (float& x : keys) x = test::normal(random);
+    device.back()->store(keys, keys, state);
+    for (int r = 0; r < head.rows; ++r) {
+      if (r >= views.back().packed_end(tokens)) {
+        test::forbid(device.back()->exact(test::Side::values, r), HeadDim);
+      }
+    }
+    for (int r = head.rows; r % c.page_rows != 0; ++r) {
+      test::forbid(device.back()->exact(test::Side::keys, r), HeadDim);
+    }
+    auto& own = rows.emplace_back();
+    for (int r = 0; r < head.rows; ++r) {
+      // Survivors came from anywhere before the rows that followed.
+      own.push_back(
+          {.position = r < head.survivors ? r : r + view.evicted, .key = {}, .value = {}});
+      for (int d = 0; d < HeadDim; ++d) {
+        own.back().key.push_back(device.back()->number(test::Side::keys, r, d, state));
+      }
+    }
+  }
+
+  // The ring holds a few queries more than the window, and NaN where none is known.
+  const int slots = window + 5;
+  const int first_query = std::max(0, tokens - c.known);
+  std::vector<std::uint16_t> ring(static_cast<std::size_t>(slots * q_heads * HeadDim), 0xffff);
+  std::vector<std::vector<double>> queries(static_cast<std::size_t>(tokens * q_heads));
+  for (int p = std::max(first_query, tokens - slots); p < tokens; ++p) {
+    for (int h = 0; h < q_heads; ++h) {
+      for (int d = 0; d < HeadDim; ++d) {
+        auto& place = ring[static_cast<std::size_t>((p % slots * q_heads + h) * HeadDim + d)];
+        place = E{c.deviation * test::normal(random)}.bits;
+        queries[static_cast<std::size_t>(p * q_heads + h)].push_back(number<E>(place));
+      }
+    }
+  }
+  std::vector<float> sink_logits;
+  for (int h = 0; h < q_heads; ++h) sink_logits.push_back(3.0F * test::normal(random));
+
+  const auto columns = static_cast<std::size_t>(observe_columns(c.group, window));
+  const auto heads = static_cast<std::size_t>(kv_heads);
+  std::vector<PartialState> partial(heads * c.blocks * columns, {NAN, NAN});
+  std::vector<std::uint32_t> tickets(heads, 0);
+  std::vector<float> lse(heads * columns, NAN);
+  const long long pitch = most_rows;
+  std::vector<float> scores(heads * static_cast<std::size_t>(pitch), untouched);
+  ObserveParams params;
+  params.heads = views.data();
+  params.state = &state;
+  params.compressions = compressions.data();
+  params.kv_heads = kv_heads;
+  params.group = c.group;
+  params.page_rows = c.page_rows;
+  params.window = window;
+  params.queries = ring.data();
+  params.query_slots = slots;
+  params.first_query = first_query;
+  params.sink_logits = c.sinks ? sink_logits.data() : nullptr;
+  const double scale = 1.0 / std::sqrt(static_cast<double>(HeadDim));
+  params.scale_log2 = static_cast<float>(scale) * log2_e;
+  params.softcap = c.softcap;
+  params.partial = partial.data();
+  params.tickets = tickets.data();
+  params.log_sum_exp = lse.data();
+  params.scores = scores.data();
+  params.pitch = pitch;
+  const auto launch = [&](auto kernel) {
+    REQUIRE(simt::launch(kernel, c.blocks, static_cast<unsigned>(kv_heads), observe_threads,
+                         observe_shared_bytes<HeadDim>(c.group, window), nullptr,
+                         params) == cudaSuccess);
+  };
+  launch(observe_lse_kernel<E, HeadDim, Packed>);
+  CHECK(std::all_of(tickets.begin(), tickets.end(), [](auto ticket) { return ticket == 0; }));
+  launch(observe_score_kernel<E, HeadDim, Packed>);
+
+  double worst = 0;
+  for (int h = 0; h < kv_heads; ++h) {
+    CAPTURE(h);
+    const Head& head = c.heads[static_cast<std::size_t>(h)];
+    CAPTURE(head.rows);
+    CAPTURE(head.how.window);
+    CAPTURE(head.how.kernel);
+    const float* own = scores.data() + h * pitch;
+    const int candidates = head.how.window == 0 ? 0 : std::max(0, head.rows - head.how.window);
+    for (int r = candidates; r < pitch; ++r) REQUIRE(own[r] == untouched);
+    if (candidates == 0) continue;
+
+    const int count = std::min(head.how.window, tokens - first_query);
+    const auto votes =
+        votes_of<E>(c, head, rows[static_cast<std::size_t>(h)], queries, tokens, count,
+                    {.scale = scale, .softcap = c.softcap, .sink_logit = {}}, sink_logits, h);
+    std::vector<double> expected(static_cast<std::size_t>(candidates), 0.0);
+    std::vector<float> sums;
+    for (const auto& of_head : votes) {
+      for (const double sum : of_head) sums.push_back(static_cast<float>(sum));
+      for (int r = 0; r < candidates; ++r) {
+        double pooled = 0;
+        for (int at = r - head.how.kernel / 2; at <= r + head.how.kernel / 2; ++at) {
+          if (at < 0 || at >= candidates) continue;
+          const double vote = of_head[static_cast<std::size_t>(at)];
+          pooled = head.how.average ? pooled + vote / head.how.kernel : std::max(pooled, vote);
+        }
+        expected[static_cast<std::size_t>(r)] += pooled / (count * c.group);
+      }
+    }
+    // The oracle's pooling is the host's.
+    std::vector<float> of_host(static_cast<std::size_t>(candidates));
+    SnapKvScorer::score({.window = static_cast<std::size_t>(head.how.window),
+                         .pooling = head.how.average ? Pooling::average : Pooling::max,
+                         .kernel = static_cast<std::size_t>(head.how.kernel)},
+                        sums, static_cast<std::size_t>(c.group), static_cast<std::size_t>(count),
+                        of_host);
+
+    const double largest = *std::max_element(expected.begin(), expected.end());
+    double error = 0, error_of_host = 0;
+    for (int r = 0; r < candidates; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      // Written so that NaN stays.
+      error = std::abs(own[r] - expected[i]) <= error ? error : std::abs(own[r] - expected[i]);
+      error_of_host = std::max(error_of_host, std::abs(of_host[i] - expected[i]));
+    }
+    // What a float logit is off by, 2^-23 of its size or so, is the relative error of a
+    // probability. Measured here: 6e-7 for logits to 5, 2.3e-6 for logits to 50; the rest is for
+    // tensor cores, which truncate their sums, and for the device's exponential.
+    const double bound = (c.deviation > 2 ? 4e-5 : 1e-5) * largest;
+    CHECK(error <= bound);
+    CHECK(error_of_host <= bound);
+    if (!(error / largest <= worst)) worst = error / largest;
+
+    // The choice is the oracle's, but for rows that are worth the same to within the errors.
+    const int k = std::min(head.how.budget, candidates);
+    std::vector<int> order(static_cast<std::size_t>(candidates));
+    for (int r = 0; r < candidates; ++r) order[static_cast<std::size_t>(r)] = r;
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return expected[static_cast<std::size_t>(a)] > expected[static_cast<std::size_t>(b)];
+    });
+    std::vector<int> kept(static_cast<std::size_t>(k + head.how.window), -1);
+    int* place = kept.data();
+    int count_kept = -1;
+    KeepParams keep;
+    keep.heads = &views[static_cast<std::size_t>(h)];
+    keep.state = &state;
+    keep.compressions = &head.how;
+    keep.scores = own;
+    keep.pitch = pitch;
+    keep.kept = &place;
+    keep.counts = &count_kept;
+    REQUIRE(simt::launch(keep_select_kernel<256>, 1, 1, 256, select_shared_bytes(), nullptr,
+                         keep) == cudaSuccess);
+    REQUIRE(count_kept == k + head.how.window);
+    for (int i = 0; i < k && k < candidates; ++i) {
+      const int row = kept[static_cast<std::size_t>(i)];
+      REQUIRE((row >= 0 && row < candidates));
+      if (std::find(order.begin(), order.begin() + k, row) != order.begin() + k) continue;
+      const double last =
+          expected[static_cast<std::size_t>(order[static_cast<std::size_t>(k - 1)])];
+      CHECK(std::abs(expected[static_cast<std::size_t>(row)] - last) <= 2 * bound);
+    }
+  }
+  return worst;
+}
+
+Compression how(int window, int kernel = 7, bool average = false, int budget = 40) {
+  return {.window = window, .budget = budget, .kernel = kernel, .average = average};
+}
+
+template <Element E, int HeadDim>
+void check_breadth() {
+  for (const int window : {1, 8, 16, 33}) {
+    for (const int more : {0, 1, 2, 50}) {
+      check<E, HeadDim>({.heads = {{.rows = window + more, .survivors = 0, .how = how(window)}}});
+    }
+  }
+  // Heads of one layer: other windows, kernels, poolings; one that is left alone.
+  check<E, HeadDim>({.heads = {{.rows = 200, .survivors = 0, .how = how(8, 1)},
+                               {.rows = 200, .survivors = 0, .how = how(16, 29, true)},
+                               {.rows = 200, .survivors = 0, .how = {}},
+                               {.rows = 200, .survivors = 0, .how = how(33, 7)}},
+                     .group = 4,
+                     .blocks = 3});
+}
+
+}  // namespace
+
+TEST_CASE("observed scores, bfloat16") {
+  check_breadth<bfloat16, 64>();
+  check_breadth<bfloat16, 80>();
+  check_breadth<bfloat16, 128>();
+}
+TEST_CASE("observed scores, half") {
+  check_breadth<half, 64>();
+  check_breadth<half, 80>();
+  check_breadth<half, 96>();
+  check_breadth<half, 128>();
+  check_breadth<half, 256>();
+}
+
+TEST_CASE("long texts: several tiles of votes and their halos, several blocks, larger pages") {
+  double worst = 0;
+  for (const unsigned blocks : {1U, 2U, 5U}) {
+    worst = std::max(
+        worst, check<bfloat16, 64>({.heads = {{.rows = 1000, .survivors = 0, .how = how(8, 7)}},
+                                    .group = 4,
+                                    .blocks = blocks,
+                                    .page_rows = 128}));
+    worst = std::max(
+        worst, check<half, 128>({.heads = {{.rows = 977, .survivors = 0, .how = how(33, 65, true)}},
+                                 .blocks = blocks}));
+    worst = std::max(
+        worst, check<half, 80>({.heads = {{.rows = 1024 + 8, .survivors = 0, .how = how(8, 65)}},
+                                .blocks = blocks}));
+    worst = std::max(
+        worst, check<bfloat16, 64>({.heads = {{.rows = 512 + 1, .survivors = 0, .how = how(1, 1)}},
+                                    .blocks = blocks}));
+  }
+  MESSAGE("error / largest score: " << worst);
+}
+
+TEST_CASE("the widest kernel, a wide window") {
+  for (const int kernel : {67, 129, most_pooled}) {
+    check<bfloat16, 64>({.heads = {{.rows = 600, .survivors = 0, .how = how(8, kernel, true)},
+                                   {.rows = 600, .survivors = 0, .how = how(8, kernel)}},
+                         .blocks = 2});
+  }
+  check<half, 64>({.heads = {{.rows = 300, .survivors = 0, .how = how(130, 7)}}, .group = 2});
+}
+
+TEST_CASE("groups; query heads that do not fit into shared memory together") {
+  check<bfloat16, 128>({.heads = {{.rows = 200, .survivors = 0, .how = how(16, 7)}}, .group = 7});
+  static_assert(observe_heads_at_once<128>(7, 64) < 7);
+  check<bfloat16, 128>({.heads = {{.rows = 300, .survivors = 0, .how = how(64, 7, true)},
+                                  {.rows = 300, .survivors = 0, .how = how(8, 29)}},
+                        .group = 7,
+                        .blocks = 2});
+  static_assert(observe_heads_at_once<256>(4, 64) == 1);
+  check<half, 256>({.heads = {{.rows = 150, .survivors = 0, .how = how(64, 5)}}, .group = 4});
+}
+
+TEST_CASE("peaked attention, softcap, sink logits") {
+  const std::vector<Head> heads{{.rows = 300, .survivors = 0, .how = how(8, 7)}};
+  double worst = check<half, 128>({.heads = heads, .group = 2, .deviation = 12.0F});
+  worst = std::max(worst, check<bfloat16, 64>({.heads = heads, .group = 2, .deviation = 12.0F}));
+  MESSAGE("error / largest score: " << worst);
+  check<bfloat16, 64>({.heads = heads, .deviation = 4.0F, .softcap = 5.0F});
+  check<bfloat16, 64>({.heads = heads, .group = 2, .blocks = 2, .sinks = true});
+  check<half, 128>({.heads = heads, .group = 2, .softcap = 20.0F, .sinks = true});
+}
+
+TEST_CASE("a second compression: rows that survived the first, heads of other lengths") {
+  check<bfloat16, 128>({.heads = {{.rows = 128, .survivors = 90, .how = how(8, 7)},
+                                  {.rows = 99, .survivors = 91, .how = how(8, 3)},
+                                  {.rows = 700, .survivors = 0, .how = how(16, 7)}},
+                        .tokens = 700,
+                        .group = 2,
+                        .blocks = 2});
+}
+
+TEST_CASE("fewer queries are known than would vote") {
+  check<half, 64>({.heads = {{.rows = 100, .survivors = 0, .how = how(16, 7)},
+                             {.rows = 100, .survivors = 0, .how = how(2, 7)}},
+                   .group = 2,
+                   .known = 3});
+}
+
+TEST_CASE("quantised survivors") {
+  double worst = 0;
+  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+    const auto head = [&](int rows, int group) {
+      return Head{.rows = rows,
+                  .survivors = rows - 40,
+                  .how = how(8, 7),
+                  .encoding = encoding,
+                  .key_group = group};
+    };
+    worst = std::max(
+        worst,
+        check<bfloat16, 64, true>(
+            {.heads = {head(300, 64), head(150, 32)}, .tokens = 500, .group = 2, .blocks = 2}));
+    worst = std::max(
+        worst, check<half, 128, true>(
+                   {.heads = {head(333, 128), {.rows = 120, .survivors = 0, .how = how(16, 1)}},
+                    .tokens = 500,
+                    .page_rows = 128}));
+  }
+  MESSAGE("error / largest score: " << worst);
+}

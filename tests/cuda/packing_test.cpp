@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The fragment order of quantised rows: every number of a tile has one place of its own, and the
+// inverse functions find their way back from every place.
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+
+using namespace kvpolicy::cuda;
+
+namespace {
+
+template <class Place, class At>
+void check_places(int head_dim, Place place, At at) {
+  // lane, step, reg, high: 16 * head_dim numbers in head_dim / 16 steps of 32 lanes with 8 each.
+  std::vector<int> taken(static_cast<std::size_t>(tile_rows * head_dim), 0);
+  for (int row = 0; row < tile_rows; ++row) {
+    for (int channel = 0; channel < head_dim; ++channel) {
+      const TilePlace there = place(row, channel, head_dim);
+      REQUIRE(there.lane >= 0);
+      REQUIRE(there.lane < warp_lanes);
+      REQUIRE(there.step < head_dim / 16);
+      REQUIRE(there.reg < 4);
+      REQUIRE(there.high < 2);
+      ++taken.at(static_cast<std::size_t>(
+          ((there.step * warp_lanes + there.lane) * 4 + there.reg) * 2 + there.high));
+      const RowPlace back = at(there, head_dim);
+      CHECK(back.row == row);
+      CHECK(back.channel == channel);
+    }
+  }
+  for (const int count : taken) CHECK(count == 1);
+}
+
+}  // namespace
+
+TEST_CASE("every key and value of a tile has a place of its own, and is found there") {
+  for (const int head_dim : {64, 80, 96, 128, 256}) {
+    CAPTURE(head_dim);
+    check_places(head_dim, place_of_key, key_at);
+    check_places(head_dim, place_of_value, value_at);
+  }
+}
+
+TEST_CASE("codes fill a tile without gap or overlap, and a bit names its code") {
+  for (const int head_dim : {64, 128, 256}) {
+    for (const int bits : {2, 4, 8}) {
+      CAPTURE(head_dim);
+      CAPTURE(bits);
+      const int tile_bits = tile_rows * head_dim * bits;
+      std::vector<int> taken(static_cast<std::size_t>(tile_bits), 0);
+      for (int row = 0; row < tile_rows; ++row) {
+        for (int channel = 0; channel < head_dim; ++channel) {
+          const TilePlace there = place_of_key(row, channel, head_dim);
+          const int address = bit_of_code(there, bits, head_dim);
+          REQUIRE(address % bits == 0);
+          for (int b = 0; b < bits; ++b) ++taken.at(static_cast<std::size_t>(address + b));
+          const TilePlace back = place_of_bit(address, bits, head_dim);
+          CHECK(back.lane == there.lane);
+          CHECK(back.step == there.step);
+          CHECK(back.reg == there.reg);
+          CHECK(back.high == there.high);
+        }
+      }
+      for (const int count : taken) CHECK(count == 1);
+    }
+  }
+}
+
+TEST_CASE("the parts of a page follow each other and take what two pages of the host take") {
+  for (const int head_dim : {64, 128}) {
+    for (const int bits : {2, 4, 8}) {
+      for (const bool per_channel : {false, true}) {
+        for (const int page_rows : {64, 128}) {
+          for (const int group : {16, 32, 64}) {
+            const PackedLayout layout{bits, head_dim, page_rows, per_channel, group, group};
+            CHECK(layout.values_offset == page_rows * head_dim * bits / 8);
+            CHECK(layout.key_scales_offset == 2 * layout.values_offset);
+            const auto encoding = bits == 8   ? kvpolicy::Encoding::uint8
+                                  : bits == 4 ? kvpolicy::Encoding::uint4
+                                              : kvpolicy::Encoding::uint2;
+            const auto size = [](int n) { return static_cast<std::size_t>(n); };
+            const kvpolicy::PageLayout keys{{encoding,
+                                             per_channel ? kvpolicy::Granularity::per_channel
+                                                         : kvpolicy::Granularity::per_token,
+                                             size(group)},
+                                            size(head_dim),
+                                            size(page_rows)};
+            const kvpolicy::PageLayout values{
+                {encoding, kvpolicy::Granularity::per_token, size(group)},
+                size(head_dim),
+                size(page_rows)};
+            CHECK(size(layout.page_bytes) == keys.page_bytes + values.page_bytes);
+            // The last parameters of each side end where the next part begins.
+            CHECK(layout.key_scales_offset + 2 * (key_param(page_rows - 1, head_dim - 1, head_dim,
+                                                            page_rows, per_channel, group) +
+                                                  1) ==
+                  layout.key_zeros_offset);
+            CHECK(layout.value_scales_offset +
+                      2 * (value_param(page_rows - 1, head_dim - 1, page_rows, group) + 1) ==
+                  layout.value_zeros_offset);
+          }
+        }
+      }
+    }
+  }
+}

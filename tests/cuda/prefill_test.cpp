@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The prefill kernel on the emulated device; what is compared with what stands in
+// support/prefill_trial.hpp.
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "cuda/support/prefill_trial.hpp"
+
+using namespace kvpolicy;
+using namespace kvpolicy::cuda;
+using test::prefill::Case;
+using test::prefill::Head;
+using test::prefill::Trial;
+
+namespace {
+
+template <Element E, int HeadDim>
+void check(const Case& c) {
+  CAPTURE(HeadDim);
+  CAPTURE(c.group);
+  CAPTURE(c.queries);
+  CAPTURE(c.histories[0]);
+  CAPTURE(c.splits);
+  CAPTURE(c.own_rows);
+  Trial<E, HeadDim> trial{c};
+  trial.run();
+  trial.check();
+}
+
+Head full() { return {}; }
+Head window(int sinks, int recent, int ring, bool chunk_mask = false) {
+  Head head;
+  head.view.sinks = sinks;
+  head.view.recent = recent;
+  head.view.exact_ring = ring;
+  head.view.chunk_mask = chunk_mask;
+  return head;
+}
+Head packed(Encoding encoding, int residual, int key_group, int value_group,
+            bool per_channel = false) {
+  Head head;
+  head.view.encoding = encoding;
+  head.view.residual = residual;
+  head.view.key_group = key_group;
+  head.view.value_group = value_group;
+  head.view.key_per_channel = per_channel;
+  return head;
+}
+Head chosen(Head head, int chunk_rows, std::vector<int> chunks, int end) {
+  head.view.chunk_rows = chunk_rows;
+  head.view.budget_chunks = static_cast<int>(chunks.size()) + 1;
+  head.chosen = std::move(chunks);
+  head.chosen_end = end;
+  return head;
+}
+
+}  // namespace
+
+TEST_CASE("prefill: every head_dim, tiles cut and whole") {
+  for (const int queries : {1, 5, 65}) {
+    const Case c{.group = 2, .queries = queries, .histories = {200}};
+    check<bfloat16, 64>(c);
+    check<half, 80>(c);
+    check<bfloat16, 96>(c);
+    check<half, 128>(c);
+    check<bfloat16, 256>(c);
+  }
+}
+
+TEST_CASE("prefill: groups share tiles of query rows that they need not divide") {
+  for (const int group : {1, 2, 3, 4, 7, 8, 16}) {
+    check<half, 64>({.group = group, .queries = 33, .histories = {70}});
+  }
+}
+
+TEST_CASE("prefill: any number of queries after any history") {
+  for (const int history : {0, 1, 63, 64, 65, 200}) {
+    for (const int queries : {1, 63, 64, 65, 130}) {
+      check<bfloat16, 64>({.queries = queries, .histories = {history}});
+    }
+  }
+}
+
+TEST_CASE("prefill: mixed heads of several sequences, longest first or not") {
+  const Case c{.heads = {window(4, 20, 64), full(), window(0, 64, 64), full(), window(3, 1, 64)},
+               .group = 3,
+               .queries = 50,
+               .histories = {300, 17},
+               .padded = true,
+               .more_heads = 4};
+  check<bfloat16, 64>(c);
+  check<half, 128>(c);
+}
+
+TEST_CASE("prefill: more heads than threads") {
+  Case c{.heads = {}, .queries = 2, .histories = {70}};
+  for (int h = 0; h < 131; ++h) c.heads.push_back(h % 5 == 0 ? full() : window(0, h % 7 + 1, 64));
+  check<half, 64>(c);
+}
+
+TEST_CASE("prefill: windows") {
+  for (const int history : {0, 3, 64, 150, 300}) {
+    for (const int queries : {1, 64, 130}) {
+      check<half, 64>({.heads = {window(0, 1, 64), window(5, 64, 64), window(64, 100, 128),
+                                 window(5, 60, 64, true), window(130, 7, 64)},
+                       .queries = queries,
+                       .histories = {history}});
+    }
+  }
+}
+
+TEST_CASE("prefill: rows that were appended before the call") {
+  for (const int queries : {1, 40, 65}) {
+    check<bfloat16, 64>({.heads = {full(), window(5, 64, 192), window(70, 10, 128, true)},
+                         .group = 2,
+                         .queries = queries,
+                         .histories = {0, 200},
+                         .own_rows = false});
+  }
+}
+
+TEST_CASE("prefill: sinks that seem to stand before the window") {
+  for (const bool own_rows : {true, false}) {
+    Head a = window(4, 30, 128), b = window(70, 20, 128);
+    a.view.rotation_limit = 33;
+    b.view.rotation_limit = 89;
+    check<bfloat16, 64>({.heads = {a, full(), b},
+                         .group = 2,
+                         .queries = 60,
+                         .histories = {0, 50, 300},
+                         .own_rows = own_rows});
+    check<half, 80>({.heads = {a}, .queries = 60, .histories = {100}, .own_rows = own_rows});
+  }
+}
+
+TEST_CASE("prefill: chosen chunks of exact rows") {
+  for (const int rows : {8, 16, 24, 100}) {
+    std::vector<int> chunks = {0};
+    for (int i = 2; i < 290 / rows; i += i % 3 + 1) chunks.push_back(i);
+    const Case c{.heads = {chosen(full(), rows, chunks, 290 / rows * rows), full(),
+                           chosen(full(), rows, {}, 250)},
+                 .queries = 20,
+                 .histories = {300},
+                 .selected = true};
+    check<bfloat16, 64>(c);
+    check<half, 256>(c);
+  }
+  // Chosen among rows that some of the queries must not see yet.
+  check<half, 64>({.heads = {chosen(full(), 8, {0, 1, 4, 5, 6}, 56)},
+                   .queries = 50,
+                   .histories = {20},
+                   .own_rows = false,
+                   .selected = true});
+}
+
+TEST_CASE("prefill: evicted rows") {
+  Head head;
+  head.view.evicted = 130;
+  check<half, 64>({.heads = {head, full()}, .queries = 40, .histories = {250}});
+}
+
+TEST_CASE_TEMPLATE("prefill: quantised rows", E, half, bfloat16) {
+  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+    CAPTURE(static_cast<int>(encoding));
+    const Case c{.heads = {packed(encoding, 40, 64, 64), packed(encoding, 0, 32, 16),
+                           packed(encoding, 64, 16, 8, true), packed(encoding, 1, 64, 32, true)},
+                 .queries = 40,
+                 .histories = {200},
+                 .tentative = 3};
+    check<E, 64>(c);
+    check<E, 128>({.heads = {packed(encoding, 40, 128, 128), packed(encoding, 0, 32, 128, true)},
+                   .group = 2,
+                   .queries = 33,
+                   .histories = {300, 64},
+                   .page_rows = 128});
+  }
+}
+
+TEST_CASE("prefill: quantised windows and chunks") {
+  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+    Head a = packed(encoding, 10, 64, 64), b = packed(encoding, 64, 32, 64, true);
+    a.view.sinks = 5, a.view.recent = 150, a.view.packed_ring = 256, a.view.exact_ring = 192;
+    b.view.recent = 100, b.view.packed_ring = 192, b.view.exact_ring = 192;
+    b.view.chunk_mask = true;
+    check<half, 64>({.heads = {a, b, full()}, .queries = 70, .histories = {700, 90, 0}});
+
+    for (const int rows : {8, 16, 64}) {
+      std::vector<int> chunks;
+      for (int i = 0; i < 256 / rows; i += i % 3 + 1) chunks.push_back(i);
+      check<bfloat16, 128>({.heads = {chosen(packed(encoding, 70, 128, 32), rows, chunks, 256)},
+                            .group = 2,
+                            .queries = 12,
+                            .histories = {300},
+                            .selected = true});
+    }
+  }
+}
+
+TEST_CASE("prefill: several blocks for a tile of queries") {
+  for (const int splits : {1, 2, 5, 9}) {
+    const Case c{.heads = {full(), window(4, 30, 64), full()},
+                 .group = 2,
+                 .queries = 70,
+                 .histories = {260, 0},
+                 .splits = splits,
+                 .padded = true,
+                 .sink_logits = splits == 5};
+    check<bfloat16, 64>(c);
+    check<half, 256>(c);
+  }
+}
+
+TEST_CASE("prefill: results do not depend on who comes first") {
+  const Case c{
+      .heads = {full(), window(4, 30, 64)}, .queries = 70, .histories = {260}, .splits = 3};
+  std::vector<std::uint16_t> before;
+  for (const std::uint64_t order : {1, 2, 3}) {
+    simt::seed(order);
+    Trial<half, 64> trial{c};
+    trial.run();
+    if (!before.empty()) CHECK(before == trial.out());
+    before = trial.out();
+  }
+}
+
+TEST_CASE("prefill: soft cap, sink logits, scales") {
+  for (const bool sinks : {false, true}) {
+    for (const float softcap : {0.0F, 5.0F, 50.0F}) {
+      check<half, 64>({.heads = {full(), window(2, 10, 64)},
+                       .group = 2,
+                       .queries = 40,
+                       .histories = {90},
+                       .sink_logits = sinks,
+                       .log_sum_exp = !sinks,
+                       .softcap = softcap});
+    }
+  }
+  // Logits far apart, all equal, and upside down.
+  for (const float scale : {4.0F, 1e-30F, -0.2F}) {
+    check<half, 64>({.queries = 40, .histories = {90}, .scale = scale});
+  }
+}
+
+TEST_CASE("prefill: queries that see nothing") {
+  // Chunks alone, and those behind the first queries.
+  Head head = chosen(full(), 16, {1, 2}, 60);
+  for (const bool sinks : {false, true}) {
+    for (const int splits : {1, 2}) {
+      check<bfloat16, 64>({.heads = {head},
+                           .queries = 60,
+                           .histories = {0},
+                           .splits = splits,
+                           .own_rows = false,
+                           .selected = true,
+                           .sink_logits = sinks});
+    }
+  }
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the kernels make of numbers that are hard to quantise: bit for bit what the host makes of
+// them.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <kvpolicy/cuda/kernels/append.cuh>
+
+#include "cuda/support/row_oracle.hpp"
+#include "cuda/support/written_head.hpp"
+#include "support/tensors.hpp"
+
+using kvpolicy::Encoding;
+using kvpolicy::cuda::AppendParams;
+using kvpolicy::cuda::HeadView;
+using kvpolicy::cuda::LayerState;
+using test::below;
+using test::launch;
+using test::Random;
+using test::Side;
+using test::WrittenHead;
+
+namespace {
+
+// One head that quantises all it gets, in one call of 64 rows.
+template <class E, int HeadDim>
+void check_quantized(const std::vector<std::vector<float>>& rows, Encoding encoding,
+                     bool per_channel, int key_group, int value_group, int expected_out_of_range) {
+  HeadView view;
+  view.encoding = encoding;
+  view.key_per_channel = per_channel;
+  view.key_group = key_group;
+  view.value_group = value_group;
+  view.residual = 0;
+  view.exact_ring = 64;
+  WrittenHead<E> head{view, HeadDim, 64, 64};
+  std::vector<std::uint16_t> numbers;
+  for (const auto& row : rows) {
+    for (const float x : row) numbers.push_back(E{x}.bits);
+  }
+  head.text[0] = head.text[1] = numbers;
+  const kvpolicy::cuda::Tensor tensor{reinterpret_cast<std::byte*>(numbers.data()), 0, HeadDim, 0};
+  LayerState state;
+  std::uint32_t ticket = 0;
+  int out_of_range = 0;
+  const AppendParams params{.heads = &head.memory.view(),
+                            .states = &state,
+                            .kv_heads = 1,
+                            .rows = 64,
+                            .commit_rows = 64,
+                            .k = tensor,
+                            .v = tensor,
+                            .tickets = &ticket,
+                            .out_of_range = &out_of_range};
+  launch(kvpolicy::cuda::append_kernel<E, HeadDim>, 1, 1, kvpolicy::cuda::write_threads,
+         kvpolicy::cuda::append_shared_bytes<HeadDim>(), params);
+  head.check_packed(Side::keys, 64);
+  head.check_packed(Side::values, 64);
+  CHECK(out_of_range == expected_out_of_range);
+}
+
+template <class E, int HeadDim>
+void check_quantized(const std::vector<std::vector<float>>& rows, int unrepresentable = 0) {
+  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+    CAPTURE(static_cast<int>(encoding));
+    for (int group = 8; group <= HeadDim; group *= 2) {
+      CAPTURE(group);
+      check_quantized<E, HeadDim>(rows, encoding, false, group, HeadDim / (group / 8),
+                                  2 * unrepresentable);
+    }
+    for (const int group : {16, 32, 64}) {
+      check_quantized<E, HeadDim>(rows, encoding, true, group, HeadDim, 2 * unrepresentable);
+    }
+  }
+}
+
+// 64 rows of numbers that are hard to quantise.
+std::vector<std::vector<float>> hard_rows(Random& random, int head_dim, bool with_unrepresentable,
+                                          int& unrepresentable) {
+  std::vector<std::vector<float>> rows;
+  for (int row = 0; row < 64; ++row) {
+    const float constant = test::normal(random);
+    std::vector<float> numbers;
+    for (int c = 0; c < head_dim; ++c) {
+      const float x = test::normal(random);
+      const float kinds[] = {
+          x,
+          constant,
+          x * 1e-7F,   // half's denormals
+          x * 1e-39F,  // bfloat16's
+          x < 0 ? -65504.0F : 65504.0F,
+          -1000.0F - 100 * std::abs(x),
+          c == row ? 60000.0F : x,
+          x < 0 ? -0.0F : 0.0F,
+          std::round(4 * x) / 8,  // halves between codes
+      };
+      numbers.push_back(kinds[row % 9]);
+      // bfloat16 has 65536 next to 65280, and nothing between.
+      if (std::abs(numbers.back()) > 65280.0F && !with_unrepresentable) {
+        numbers.back() = std::copysign(65280.0F, numbers.back());
+      }
+    }
+    rows.push_back(std::move(numbers));
+  }
+  unrepresentable = 0;
+  if (with_unrepresentable) {
+    const float infinity = std::numeric_limits<float>::infinity();
+    for (auto& row : rows) {
+      for (float& x : row) x = std::clamp(x, -60000.0F, 60000.0F);
+    }
+    for (const float x : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), infinity}) {
+      rows[below(random, 16) + 16 * static_cast<std::size_t>(unrepresentable)]
+          [below(random, static_cast<std::size_t>(head_dim))] = x;
+      ++unrepresentable;
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("codes, scales and zeros are bit for bit the host's, also of hard numbers") {
+  Random random{7};
+  for (const bool with_unrepresentable : {false, true}) {
+    CAPTURE(with_unrepresentable);
+    int unrepresentable = 0;
+    const auto wide = hard_rows(random, 128, with_unrepresentable, unrepresentable);
+    check_quantized<kvpolicy::half, 128>(wide, unrepresentable);
+    check_quantized<kvpolicy::bfloat16, 128>(wide, unrepresentable);
+    const auto narrow = hard_rows(random, 64, with_unrepresentable, unrepresentable);
+    check_quantized<kvpolicy::half, 64>(narrow, unrepresentable);
+    check_quantized<kvpolicy::bfloat16, 64>(narrow, unrepresentable);
+  }
+  // The largest halves, both signs in a group: a scale of 131008 / levels.
+  std::vector<std::vector<float>> largest(64, std::vector<float>(64));
+  for (auto& row : largest) {
+    for (float& x : row) x = test::normal(random) < 0 ? -65504.0F : 65504.0F;
+  }
+  check_quantized<kvpolicy::half, 64>(largest);
+}

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Top-k on the emulated device against a stable sort; the two kernels that put choices down.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include <kvpolicy/cuda/kernels/select.cuh>
+#include <kvpolicy/policy/top_rows.hpp>
+#include <simt/launch.hpp>
+
+#include "support/tensors.hpp"
+
+using namespace kvpolicy;
+using namespace kvpolicy::cuda;
+
+namespace {
+
+constexpr float inf = std::numeric_limits<float>::infinity();
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+using Rows = std::vector<int>;
+
+// What top_rows.hpp promises, said another way.
+Rows expected_top(const std::vector<float>& scores, int k) {
+  Rows order(scores.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    const float x = scores[static_cast<std::size_t>(a)], y = scores[static_cast<std::size_t>(b)];
+    if (y != y) return x == x;
+    return x > y;
+  });
+  order.resize(std::min(order.size(), static_cast<std::size_t>(k)));
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+// Of buffers that are exactly as large as they must be, so that sanitizers see their ends.
+template <int Threads>
+Rows keep(const std::vector<float>& scores, int k, int window) {
+  const int rows = static_cast<int>(scores.size()) + window;
+  const HeadView head{.evicted = 17};
+  const LayerState state{rows + 17, rows + 17};
+  const Compression how{.window = window, .budget = k};
+  const auto exact = std::make_unique<float[]>(scores.size());
+  std::copy(scores.begin(), scores.end(), exact.get());
+  const int size = std::min(k, rows - window) + window;
+  const auto kept = std::make_unique<int[]>(static_cast<std::size_t>(size));
+  int* const place = kept.get();
+  std::fill_n(place, size, -1);
+  int count = -1;
+  KeepParams params;
+  params.heads = &head;
+  params.state = &state;
+  params.compressions = &how;
+  params.scores = exact.get();
+  params.pitch = static_cast<long long>(scores.size());
+  params.kept = &place;
+  params.counts = &count;
+  REQUIRE(simt::launch(keep_select_kernel<Threads>, 1, 1, Threads, select_shared_bytes(), nullptr,
+                       params) == cudaSuccess);
+  CHECK(count == size);
+  return {place, place + size};
+}
+
+template <int Threads>
+void check(const std::vector<float>& scores, int k, int window = 1) {
+  CAPTURE(scores.size());
+  CAPTURE(k);
+  Rows expected = expected_top(scores, k);
+  const std::vector<std::size_t> of_host = top_rows(scores, static_cast<std::size_t>(k));
+  REQUIRE(std::equal(expected.begin(), expected.end(), of_host.begin(), of_host.end(),
+                     [](int a, std::size_t b) { return static_cast<std::size_t>(a) == b; }));
+  for (int row = 0; row < window; ++row) expected.push_back(static_cast<int>(scores.size()) + row);
+  CHECK((keep<Threads>(scores, k, window) == expected));
+}
+
+std::vector<float> made(int n, const std::function<float(int)>& score) {
+  std::vector<float> scores;
+  for (int i = 0; i < n; ++i) scores.push_back(score(i));
+  return scores;
+}
+
+template <int Threads>
+void check_all(int n) {
+  test::Random random{static_cast<std::uint64_t>(n)};
+  const std::vector<float> odd{not_a_number, -inf,    inf,  0.0F,  -0.0F,
+                               1e-42F,       -1e-42F, 3.0F, -3.0F, -not_a_number};
+  const std::vector<std::vector<float>> all{
+      made(n, [&](int) { return test::normal(random); }),
+      made(n, [&](int) { return std::abs(test::normal(random)) * 1e-4F; }),
+      made(n, [](int) { return 0.5F; }),
+      made(n, [](int) { return not_a_number; }),
+      made(n, [](int i) { return static_cast<float>(i); }),
+      made(n, [](int i) { return static_cast<float>(-i); }),
+      made(n, [&](int) { return static_cast<float>(test::below(random, 3)); }),
+      made(n, [&](int) { return test::one_of(random, odd); }),
+      // Apart in the lowest bits alone.
+      made(n, [&](int) { return 1.0F + static_cast<float>(test::below(random, 1500)) * 0x1p-23F; }),
+  };
+  for (const auto& scores : all) {
+    for (const int k : {0, 1, n / 3, n - 1, n, n + 1}) {
+      if (k >= 0) check<Threads>(scores, k);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("top-k of one block is the host's top_rows") {
+  for (const int n : {0, 1, 2, 31, 255, 256, 257, 1023, 1024, 1025}) {
+    CAPTURE(n);
+    check_all<256>(n);
+  }
+  for (const int n : {1, 257, 4095, 4096, 5000}) {
+    CAPTURE(n);
+    check_all<select_threads>(n);
+  }
+  test::Random random{9};
+  check<select_threads>(made(70'001, [&](int) { return test::normal(random); }), 4'096);
+}
+
+TEST_CASE("keep_select puts the window behind the choice and leaves other heads alone") {
+  test::Random random{3};
+  for (const int window : {2, 8, 64}) {
+    for (const int n : {0, 1, 100}) {
+      check<256>(made(n, [&](int) { return test::normal(random); }), 30, window);
+    }
+  }
+  // Fewer rows than the window: all of them.
+  const HeadView head{};
+  const LayerState state{5, 5};
+  const Compression how[2] = {{.window = 8, .budget = 4}, {}};
+  const HeadView heads[2] = {head, head};
+  Rows kept(13, -1);
+  int* places[2] = {kept.data(), nullptr};
+  int counts[2] = {-1, -1};
+  const float scores[2] = {};
+  KeepParams params;
+  params.heads = heads;
+  params.state = &state;
+  params.compressions = how;
+  params.scores = scores;
+  params.pitch = 1;
+  params.kept = places;
+  params.counts = counts;
+  REQUIRE(simt::launch(keep_select_kernel<256>, 2, 1, 256, select_shared_bytes(), nullptr,
+                       params) == cudaSuccess);
+  CHECK(counts[0] == 5);
+  CHECK(counts[1] == -1);
+  CHECK((Rows(kept.begin(), kept.begin() + 6) == Rows{0, 1, 2, 3, 4, -1}));
+}
+
+TEST_CASE("refresh_select writes one choice into each selecting head's ring") {
+  constexpr int slots = 3, budget = 10, sequences = 2, kv_heads = 2;
+  test::Random random{5};
+  struct Choices {
+    Rows tokens = Rows(slots, -1), ends = Rows(slots, -1), counts = Rows(slots, -1);
+    Rows chunks = Rows(slots * budget, -1);
+    Selections view;
+  };
+  Choices choices[sequences];
+  HeadView heads[sequences * kv_heads];  // of two heads the second selects
+  for (int s = 0; s < sequences; ++s) {
+    Choices& c = choices[s];
+    c.view = {.slots = slots,
+              .tokens = c.tokens.data(),
+              .ends = c.ends.data(),
+              .counts = c.counts.data(),
+              .chunks = c.chunks.data()};
+    HeadView& head = heads[s * kv_heads + 1];
+    head.chunk_rows = 8;
+    head.budget_chunks = budget;
+    head.selections = &c.view;
+  }
+  LayerState states[sequences];
+  for (int round = 0; round < 8; ++round) {
+    CAPTURE(round);
+    std::vector<std::vector<float>> scores;
+    const int pitch = 400;
+    std::vector<float> all(sequences * kv_heads * pitch, not_a_number);
+    const int call_rows = round % 2;
+    for (int s = 0; s < sequences; ++s) {
+      // The first rounds know no chunk, or fewer than the budget, whose scores nobody wrote.
+      const int committed = round == 0   ? 7
+                            : round == 1 ? 8 * 4 + 3
+                                         : 8 * (100 + 30 * round + s) + 5;
+      states[s] = {.tokens = committed + 2, .committed = committed};
+      scores.push_back(made(committed / 8, [&](int) { return test::normal(random); }));
+      if (round > 1) {
+        std::copy(scores[static_cast<std::size_t>(s)].begin(),
+                  scores[static_cast<std::size_t>(s)].end(),
+                  all.begin() + (s * kv_heads + 1) * pitch);
+      }
+    }
+    // In round 5 a rollback has taken back two choices.
+    if (round == 5) {
+      for (Choices& c : choices) c.view.latest = (c.view.latest + 1) % slots, c.view.valid = 1;
+    }
+    const int latest = choices[0].view.latest, valid = choices[0].view.valid;
+    RefreshParams params;
+    params.heads = heads;
+    params.states = states;
+    params.kv_heads = kv_heads;
+    params.call_rows = call_rows;
+    for (int y = 0; y < sequences * kv_heads; ++y) heads[y].scores = all.data() + y * pitch;
+    // In round 6 the same query chooses twice: the second choice takes the place of the first.
+    for (int i = 0; i < (round == 6 ? 2 : 1); ++i) {
+      REQUIRE(simt::launch(refresh_select_kernel<256>, sequences * kv_heads, 1, 256,
+                           select_shared_bytes(), nullptr, params) == cudaSuccess);
+    }
+    for (int s = 0; s < sequences; ++s) {
+      const Choices& c = choices[s];
+      const auto& own = scores[static_cast<std::size_t>(s)];
+      CHECK(c.view.latest == (latest + 1) % slots);
+      CHECK(c.view.valid == std::min(valid + 1, slots));
+      const auto slot = static_cast<std::size_t>(c.view.latest);
+      CHECK(c.tokens[slot] == states[s].tokens + call_rows);
+      CHECK(c.ends[slot] == static_cast<int>(own.size()) * 8);
+      Rows expected = expected_top(own, budget);
+      CHECK(c.counts[slot] == static_cast<int>(expected.size()));
+      const auto first = c.chunks.begin() + static_cast<std::ptrdiff_t>(slot) * budget;
+      CHECK((Rows(first, first + c.counts[slot]) == expected));
+    }
+  }
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The device cache as tests/cache/sequence.hpp drives it: the same random operations, the same
+// models, the same oracle as the host's.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <concepts>
+#include <cstddef>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/cuda.hpp>
+
+#include "cache/random_operations.hpp"
+
+namespace test {
+
+/// Counts what lives, fails on demand.
+class CountingDeviceMemory : public kvpolicy::cuda::MemoryResource {
+ public:
+  void* allocate(std::size_t bytes, cudaStream_t stream) override {
+    if (left_ == 0) throw std::bad_alloc{};
+    if (left_ != never) --left_;
+    void* memory = kvpolicy::cuda::default_memory()->allocate(bytes, stream);
+    blocks_[memory] = bytes;
+    live_ += bytes;
+    ++allocations_;
+    return memory;
+  }
+  void deallocate(void* memory, std::size_t bytes, cudaStream_t stream) noexcept override {
+    const auto found = blocks_.find(memory);
+    if (found == blocks_.end() || found->second != bytes) {
+      ++faults_;
+      return;
+    }
+    live_ -= bytes;
+    blocks_.erase(found);
+    kvpolicy::cuda::default_memory()->deallocate(memory, bytes, stream);
+  }
+
+  [[nodiscard]] std::size_t live_bytes() const { return live_; }
+  [[nodiscard]] std::size_t live_blocks() const { return blocks_.size(); }
+  [[nodiscard]] std::size_t allocations() const { return allocations_; }
+  /// Blocks given back that were never given, or with another size.
+  [[nodiscard]] std::size_t faults() const { return faults_; }
+  void fail_after(std::size_t successes) { left_ = successes; }
+
+ private:
+  std::map<void*, std::size_t> blocks_;
+  std::size_t live_ = 0;
+  std::size_t allocations_ = 0;
+  std::size_t faults_ = 0;
+  std::size_t left_ = never;
+};
+
+/// Waits after each call: tests give their tensors back at once. Sink logits go to the device, where
+/// the cache copies them from.
+template <class Plan>
+class WaitingCache : public kvpolicy::cuda::KvCache<Plan> {
+ public:
+  using Base = kvpolicy::cuda::KvCache<Plan>;
+  using Base::Base;
+  explicit WaitingCache(Base base) : Base{std::move(base)} {}
+
+  [[nodiscard]] WaitingCache fork() const { return WaitingCache{Base::fork()}; }
+  template <class Q, class K, class V, class Out>
+  void step(std::size_t layer, Q q, K k, V v, Out out, kvpolicy::AttendOptions options = {}) {
+    const auto sinks = move_sinks(options);
+    Base::step(layer, q, k, v, out, options);
+    wait();
+  }
+  template <class... Arguments>
+  void append(Arguments&&... arguments) {
+    Base::append(std::forward<Arguments>(arguments)...);
+    wait();
+  }
+  template <class Q, class Out>
+  void attend(std::size_t layer, Q q, Out out, kvpolicy::AttendOptions options = {}) {
+    const auto sinks = move_sinks(options);
+    Base::attend(layer, q, out, options);
+    wait();
+  }
+
+ private:
+  static kvpolicy::cuda::Block move_sinks(kvpolicy::AttendOptions& options) {
+    const std::size_t bytes = options.sink_logits.size_bytes();
+    if (bytes == 0) return nullptr;
+    auto block = kvpolicy::cuda::allocate(kvpolicy::cuda::default_memory(), bytes, nullptr);
+    kvpolicy::cuda::check(cudaMemcpyAsync(block.get(), options.sink_logits.data(), bytes,
+                                          cudaMemcpyHostToDevice, nullptr),
+                          "cudaMemcpyAsync");
+    options.sink_logits = {reinterpret_cast<const float*>(block.get()), options.sink_logits.size()};
+    return block;
+  }
+  static void wait() { kvpolicy::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"); }
+};
+
+template <class Plan>
+struct DeviceBackend {
+  using E = typename Plan::element_type;
+  using Cache = WaitingCache<Plan>;
+  using Options = kvpolicy::cuda::CacheOptions;
+  using Memory = CountingDeviceMemory;
+  using Out = E;
+  // Probabilities and outputs are rounded to E, 2^-9 or 2^-12 of numbers up to about 3; quantised
+  // rows to half, and in prefill to E.
+  static constexpr double out_error = std::same_as<E, kvpolicy::half> ? 4e-3 : 3e-2;
+  static constexpr double lse_error = std::same_as<E, kvpolicy::half> ? 4e-3 : 3e-2;
+  static constexpr double score_error = 1e-5;
+  static constexpr double mean_error = std::same_as<E, kvpolicy::half> ? 0.05 : 0.2;
+  static constexpr double bound_error = 1e-3;
+  static constexpr Layout odd_layout = Layout::aligned;
+  static constexpr std::size_t flush_rows = kvpolicy::cuda::block_rows;
+
+  static Rows rows_of(const Cache& cache, std::size_t l, std::size_t h, Read read, std::size_t appended) {
+    const std::size_t dim = cache.plan().shape().head_dim;
+    const kvpolicy::cuda::CachedRows cached = cache.rows(l, h, read, appended);
+    Rows rows;
+    bool once = true;
+    for (std::size_t i = 0; i < cached.positions.size(); ++i) {
+      oracle::Row& row = rows[cached.positions[i]];
+      once = once && row.key.empty();
+      row.position = cached.positions[i];
+      const auto first = static_cast<std::ptrdiff_t>(i * dim);
+      const auto last = first + static_cast<std::ptrdiff_t>(dim);
+      row.key.assign(cached.keys.begin() + first, cached.keys.begin() + last);
+      row.value.assign(cached.values.begin() + first, cached.values.begin() + last);
+    }
+    CHECK(once);
+    return rows;
+  }
+  /// Tentative rows lie where committed ones do: they are shown as well.
+  static Rows held(const Cache& cache, std::size_t l, std::size_t h, Read read, std::size_t appended) {
+    return rows_of(cache, l, h, read, appended);
+  }
+  static Rows shown(const Cache& cache, std::size_t l, std::size_t h, Read read) {
+    return rows_of(cache, l, h, read, 0);
+  }
+  static void check_held(const Cache& cache, std::size_t l, std::size_t h, const Rows& rows,
+                         const HeadModel& model) {
+    const kvpolicy::cuda::CachedRows cached = cache.rows(l, h);
+    std::size_t wrong = cached.quantized.size() == rows.size() ? 0 : 1;
+    for (std::size_t i = 0; i < cached.quantized.size(); ++i) {
+      const std::int64_t position = cached.positions[i];
+      if (cached.quantized[i] != model.key_is_quantized(position)) ++wrong;
+    }
+    CHECK(wrong == 0);
+  }
+  static std::size_t live_bytes(const std::vector<const Cache*>& caches) {
+    std::size_t total = caches.front()->engine()->workspace_bytes();
+    for (const Cache* cache : caches) total += cache->bytes() + cache->overhead_bytes();
+    return total - (caches.size() > 1 ? caches.front()->shared_bytes() : 0);
+  }
+};
+
+/// Every kind of head that the kernels serve.
+inline std::vector<HeadSpec> device_heads() {
+  constexpr std::size_t block = kvpolicy::cuda::block_rows;
+  std::vector<HeadSpec> heads{
+      {},
+      {.bits = 4, .residual = 20},
+      {.bits = 8, .key_group = 32, .value_group = 16},
+      {.bits = 2, .key_group = 16, .value_group = 32, .residual = 13, .per_channel = true},
+      {.bits = 4, .key_group = 32, .residual = 64, .per_channel = true},
+      {.kind = Kind::window, .sinks = 4, .recent = 37},
+      {.kind = Kind::window, .sinks = 0, .recent = 1},
+      {.kind = Kind::window, .sinks = 33, .recent = 16, .chunk_mask = true},
+      {.kind = Kind::window, .sinks = 5, .recent = 64, .in_cache = true},
+      {.kind = Kind::window, .sinks = 3, .recent = 140, .bits = 8, .residual = 9},
+      {.kind = Kind::window, .sinks = 1, .recent = 17, .chunk_mask = true, .bits = 4, .residual = 50},
+      {.kind = Kind::budget, .budget = 30, .window = 8},
+      {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true},
+      {.kind = Kind::budget, .budget = 24, .window = 3, .kernel = 1, .compress_every = 40},
+      {.kind = Kind::budget, .budget = 140, .window = 6, .kernel = 3, .bits = 8, .residual = 7},
+      {.kind = Kind::budget, .budget = 40, .window = 6, .bits = 4, .residual = 10},
+      {.kind = Kind::retrieval, .budget = 32, .chunk = 8},
+      {.kind = Kind::retrieval, .budget = 15, .chunk = 5, .refresh_every = 1, .min_max = true},
+      {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .refresh_every = 20, .bits = 4, .residual = 11},
+      {.kind = Kind::retrieval, .budget = 32, .chunk = 16, .bits = 8, .key_group = 16, .residual = 19, .per_channel = true},
+      {.kind = Kind::retrieval, .budget = 64, .chunk = 32, .min_max = true, .bits = 2, .residual = 3},
+  };
+  for (HeadSpec& head : heads) {
+    head.flush_rows = head.bits > 0 ? block : 1;
+    head.returns_rows = true;
+  }
+  return heads;
+}
+
+}  // namespace test

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One KV head as the kernels see it, its pages in plain host memory: each page an allocation of its
+// own, so that sanitizers see its ends, and NaN until somebody writes it. Reads and writes single
+// numbers of it through the places that packing.cuh names.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/storage/quantize.hpp>
+
+namespace test {
+
+enum class Side { keys, values };
+
+template <kvpolicy::Element E>
+class DeviceHead {
+ public:
+  /// `view` says everything but where the pages are; rings must be whole pages. There is room for
+  /// `capacity` rows where they lie in a line. `selections` choices can be remembered.
+  DeviceHead(const kvpolicy::cuda::HeadView& view, int head_dim, int page_rows, int capacity,
+             int selections = 2)
+      : view_{view}, head_dim_{head_dim}, page_rows_{page_rows} {
+    view_.exact_origin = whole_pages(view.sinks);
+    const int line = std::max(0, capacity - view.sinks);
+    exact_.allocate(view_.exact_origin + whole_pages(view.exact_ring > 0 ? view.exact_ring : line),
+                    page_rows, std::size_t{4} * head_dim * page_rows);
+    view_.exact_pages = exact_.table.data();
+    if (view.is_packed()) {
+      layout_ = {kvpolicy::cuda::code_bits(view.encoding),
+                 head_dim,
+                 page_rows,
+                 view.key_per_channel,
+                 view.key_group,
+                 view.value_group};
+      packed_.allocate(whole_pages(view.packed_ring > 0 ? view.packed_ring : line), page_rows,
+                       static_cast<std::size_t>(layout_.page_bytes));
+      view_.packed_pages = packed_.table.data();
+    }
+    if (view.chunk_rows > 0) {
+      const std::size_t vectors = view.min_max ? 2 : 1;
+      summaries_.allocate(whole_pages(std::max(1, capacity / view.chunk_rows)), page_rows,
+                          vectors * 2 * head_dim * page_rows);
+      view_.summary_pages = summaries_.table.data();
+      choices_.resize(static_cast<std::size_t>(selections) * (3 + view.budget_chunks), -1);
+      chosen_ = {.slots = selections,
+                 .tokens = choices_.data(),
+                 .ends = choices_.data() + selections,
+                 .counts = choices_.data() + 2 * selections,
+                 .chunks = choices_.data() + 3 * selections};
+      view_.selections = &chosen_;
+    }
+  }
+  DeviceHead(const DeviceHead&) = delete;
+  DeviceHead& operator=(const DeviceHead&) = delete;
+
+  [[nodiscard]] const kvpolicy::cuda::HeadView& view() const { return view_; }
+  [[nodiscard]] kvpolicy::cuda::HeadView& view() { return view_; }
+  [[nodiscard]] kvpolicy::cuda::Selections& selections() { return chosen_; }
+
+  // ---- exact rows ----------------------------------------------------------------------------
+  /// The 16-bit numbers of the exact slot of a row.
+  [[nodiscard]] std::uint16_t* exact(Side side, int row) const {
+    const int slot = view_.exact_slot(row);
+    return numbers(exact_.table.at(static_cast<std::size_t>(slot / page_rows_))) +
+           ((side == Side::values ? page_rows_ : 0) + slot % page_rows_) * head_dim_;
+  }
+
+  // ---- quantised rows ------------------------------------------------------------------------
+  [[nodiscard]] std::uint32_t code(Side side, int row, int channel) const {
+    const auto [word, bit] = code_place(side, row, channel);
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, word, sizeof bits);
+    return bits >> bit & levels();
+  }
+  void set_code(Side side, int row, int channel, std::uint32_t code) {
+    const auto [word, bit] = code_place(side, row, channel);
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, word, sizeof bits);
+    bits = (bits & ~(levels() << bit)) | code << bit;
+    std::memcpy(word, &bits, sizeof bits);
+  }
+  [[nodiscard]] kvpolicy::AffineGrid grid(Side side, int row, int channel) const {
+    kvpolicy::AffineGrid grid;
+    const auto [scale, zero] = grid_place(side, row, channel);
+    std::memcpy(&grid.scale.bits, scale, 2);
+    std::memcpy(&grid.zero.bits, zero, 2);
+    return grid;
+  }
+  void set_grid(Side side, int row, int channel, const kvpolicy::AffineGrid& grid) {
+    const auto [scale, zero] = grid_place(side, row, channel);
+    std::memcpy(scale, &grid.scale.bits, 2);
+    std::memcpy(zero, &grid.zero.bits, 2);
+  }
+
+  // ---- whole texts ---------------------------------------------------------------------------
+  /// Writes all rows as a cache has them in this state; keys and values are [rows, head_dim] for
+  /// rows 0 .. tokens - evicted, rounded to E here. Of a ring, the latest rows remain.
+  void store(std::span<const float> keys, std::span<const float> values,
+             const kvpolicy::cuda::LayerState& state) {
+    const int rows = state.tokens - view_.evicted;
+    const int packed_end = view_.packed_end(state.committed);
+    for (int row = 0; row < rows; ++row) {
+      if (row >= view_.sinks && row < packed_end) continue;
+      for (int c = 0; c < head_dim_; ++c) {
+        exact(Side::keys, row)[c] = E{keys[index(row, c)]}.bits;
+        exact(Side::values, row)[c] = E{values[index(row, c)]}.bits;
+      }
+    }
+    for (int row = view_.sinks; row < packed_end; ++row) {
+      for (int c = 0; c < head_dim_; ++c) {
+        quantize(Side::keys, keys, row, c);
+        quantize(Side::values, values, row, c);
+      }
+    }
+  }
+
+  /// A number as attention must see it.
+  [[nodiscard]] float number(Side side, int row, int channel,
+                             const kvpolicy::cuda::LayerState& state) const {
+    if (row < view_.sinks || row >= view_.packed_end(state.committed)) {
+      E value;
+      value.bits = exact(side, row)[channel];
+      return static_cast<float>(value);
+    }
+    const kvpolicy::AffineGrid at = grid(side, row, channel);
+    return static_cast<float>(at.scale) * static_cast<float>(code(side, row, channel)) +
+           static_cast<float>(at.zero);
+  }
+
+  // ---- summaries -----------------------------------------------------------------------------
+  /// The 16-bit numbers of a chunk's summary vector.
+  [[nodiscard]] std::uint16_t* summary(int chunk, int vector) const {
+    return numbers(summaries_.table.at(static_cast<std::size_t>(chunk / page_rows_))) +
+           (vector * page_rows_ + chunk % page_rows_) * head_dim_;
+  }
+
+ private:
+  struct Pages {
+    std::vector<std::unique_ptr<std::byte[]>> owned;
+    std::vector<std::byte*> table;
+
+    void allocate(int rows, int page_rows, std::size_t page_bytes) {
+      for (int row = 0; row < rows; row += page_rows) {
+        owned.emplace_back(new std::byte[page_bytes]);
+        std::memset(owned.back().get(), 0xff, page_bytes);  // NaN in half, bfloat16 and float
+        table.push_back(owned.back().get());
+      }
+    }
+  };
+
+  [[nodiscard]] int whole_pages(int rows) const {
+    return (rows + page_rows_ - 1) / page_rows_ * page_rows_;
+  }
+  [[nodiscard]] std::size_t index(int row, int channel) const {
+    return static_cast<std::size_t>(row) * static_cast<std::size_t>(head_dim_) +
+           static_cast<std::size_t>(channel);
+  }
+  static std::uint16_t* numbers(std::byte* page) { return reinterpret_cast<std::uint16_t*>(page); }
+  [[nodiscard]] std::uint32_t levels() const {
+    return (1U << kvpolicy::cuda::code_bits(view_.encoding)) - 1U;
+  }
+
+  struct CodePlace {
+    std::byte* word;
+    int bit;
+  };
+  [[nodiscard]] CodePlace code_place(Side side, int row, int channel) const {
+    const int slot = view_.packed_slot(row);
+    const int tile_row = slot % kvpolicy::cuda::tile_rows;
+    const kvpolicy::cuda::TilePlace at =
+        side == Side::keys ? kvpolicy::cuda::place_of_key(tile_row, channel, head_dim_)
+                           : kvpolicy::cuda::place_of_value(tile_row, channel, head_dim_);
+    const int bit =
+        kvpolicy::cuda::bit_of_code(at, kvpolicy::cuda::code_bits(view_.encoding), head_dim_);
+    std::byte* tile = packed_.table.at(static_cast<std::size_t>(slot / page_rows_)) +
+                      (side == Side::values ? layout_.values_offset : 0) +
+                      slot % page_rows_ / kvpolicy::cuda::tile_rows * layout_.tile_bytes;
+    return {tile + bit / 32 * 4, bit % 32};
+  }
+
+  struct GridPlace {
+    std::byte* scale;
+    std::byte* zero;
+  };
+  [[nodiscard]] GridPlace grid_place(Side side, int row, int channel) const {
+    const int slot = view_.packed_slot(row);
+    std::byte* page = packed_.table.at(static_cast<std::size_t>(slot / page_rows_));
+    if (side == Side::keys) {
+      const int i = kvpolicy::cuda::key_param(slot % page_rows_, channel, head_dim_, page_rows_,
+                                              view_.key_per_channel, view_.key_group);
+      return {page + layout_.key_scales_offset + 2 * i, page + layout_.key_zeros_offset + 2 * i};
+    }
+    const int i =
+        kvpolicy::cuda::value_param(slot % page_rows_, channel, page_rows_, view_.value_group);
+    return {page + layout_.value_scales_offset + 2 * i, page + layout_.value_zeros_offset + 2 * i};
+  }
+
+  // One number, its group searched anew: slow and plain.
+  void quantize(Side side, std::span<const float> rows, int row, int channel) {
+    const bool by_rows = side == Side::keys && view_.key_per_channel;
+    const int group = side == Side::keys ? view_.key_group : view_.value_group;
+    const int first = by_rows ? row - (row - view_.sinks) % group : channel - channel % group;
+    float min = 0, max = 0;
+    for (int i = 0; i < group; ++i) {
+      const float x = static_cast<float>(
+          E{by_rows ? rows[index(first + i, channel)] : rows[index(row, first + i)]});
+      min = i == 0 ? x : std::min(min, x);
+      max = i == 0 ? x : std::max(max, x);
+    }
+    // Adding 0 leaves no -0: which zero of several is the smallest is nobody's business.
+    const auto grid = kvpolicy::AffineGrid::covering(min + 0.0F, max + 0.0F, view_.encoding);
+    set_grid(side, row, channel, grid);
+    const auto x = static_cast<float>(E{rows[index(row, channel)]});
+    set_code(side, row, channel, grid.encode(x, view_.encoding));
+  }
+
+  kvpolicy::cuda::HeadView view_;
+  int head_dim_;
+  int page_rows_;
+  kvpolicy::cuda::PackedLayout layout_;
+  Pages exact_, packed_, summaries_;
+  std::vector<int> choices_;
+  kvpolicy::cuda::Selections chosen_;
+};
+
+}  // namespace test

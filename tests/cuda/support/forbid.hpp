@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Memory that no kernel may read: rows of a page that nobody wrote, say. Only the address sanitizer
+// watches; until the memory is freed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define KVPOLICY_TEST_ASAN
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define KVPOLICY_TEST_ASAN
+#endif
+#if defined(KVPOLICY_TEST_ASAN)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace test {
+
+/// `numbers` 16-bit numbers, in multiples of 8 bytes.
+inline void forbid([[maybe_unused]] std::uint16_t* first, [[maybe_unused]] std::size_t numbers) {
+#if defined(KVPOLICY_TEST_ASAN)
+  __asan_poison_memory_region(first, numbers * sizeof *first);
+#endif
+}
+
+}  // namespace test

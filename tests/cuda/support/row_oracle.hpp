@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the tests of row-writing kernels share: a launch that must succeed, and a group of numbers
+// quantised by storage/quantize.hpp.
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <kvpolicy/storage/quantize.hpp>
+#include <simt/launch.hpp>
+
+namespace test {
+
+template <class Params>
+void launch(void (*kernel)(Params), int grid_x, int grid_y, int threads, std::size_t shared_bytes,
+            const Params& params) {
+  REQUIRE(kvpolicy::cuda::simt::launch<Params>(
+              kernel, static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y),
+              static_cast<unsigned>(threads), shared_bytes, nullptr, params) == cudaSuccess);
+}
+
+struct QuantizedGroup {
+  kvpolicy::AffineGrid grid;
+  std::vector<std::uint32_t> codes;
+
+  QuantizedGroup(std::vector<float> numbers, kvpolicy::Encoding encoding) {
+    for (float& x : numbers) {
+      x = std::isnan(x) ? 0.0F : std::clamp(x, -65504.0F, 65504.0F);
+      if (x == 0.0F) x = 0.0F;  // no -0: the order of numbers must not show
+    }
+    const auto [min, max] = std::ranges::minmax(numbers);
+    grid = kvpolicy::AffineGrid::covering(min, max, encoding);
+    for (const float x : numbers) codes.push_back(grid.encode(x, encoding));
+  }
+};
+
+}  // namespace test

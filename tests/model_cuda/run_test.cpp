@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The model on a device over the library's own device cache: the CPU's logits and tokens over the
+// CPU's cache under the same plan, and a recorded step that does what a step does.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+// The heads of the models below; all instances would take minutes to compile.
+#define KVPOLICY_CUDA_HEAD_DIMS 64
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/cuda/kv_cache.hpp>
+#include <kvpolicy/plan/any_plan.hpp>
+#include <reference_model/cuda/llama.hpp>
+#include <reference_model/cuda/run.hpp>
+#include <reference_model/llama.hpp>
+#include <reference_model/run.hpp>
+#include <reference_model/sampler.hpp>
+
+#include "model/golden.hpp"
+#include "model_cuda/models.hpp"
+
+namespace kvpolicy::reference {
+namespace {
+
+using Plan = AnyPlan<bfloat16>;
+using DeviceCache = cuda::KvCache<Plan>;
+using Dense = DenseStorage<bfloat16>;
+using Full = FullCache<Dense>;
+using Window = SinkRecentCache<Dense>;
+
+class Stream {
+ public:
+  Stream() { cuda::check(cudaStreamCreate(&stream_), "cudaStreamCreate"); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+std::vector<int> prompt_of(std::string_view text) {
+  std::vector<int> tokens;
+  for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
+  return tokens;
+}
+
+Plan plan_of(const Llama& model, const Plan::Config& config) {
+  Plan plan{model.config().shape(), config};
+  limit_windows(plan, model.config());
+  return plan;
+}
+
+// Every other head a window.
+Plan mixed_plan(const Llama& model) {
+  Plan plan = plan_of(model, Full::Config{});
+  for (std::size_t layer = 0; layer < model.config().layers; ++layer) {
+    for (std::size_t head = layer % 2; head < model.config().kv_heads; head += 2) {
+      plan.set(layer, head, Window::Config{.sinks = 4, .recent = 24});
+    }
+  }
+  return plan;
+}
+
+TEST_CASE("logits over a device cache are those over the CPU's, in prefill and decode") {
+  constexpr std::size_t length = 90;
+  constexpr std::size_t prompt = 70;
+  for (const std::string name : {"gqa7_d64", "all_biases", "mistral_window", "llama3_scaling"}) {
+    const Llama model = rounded_to_bfloat16(Llama::load(golden_folder(name)));
+    if (model.config().head_dim != 64) continue;
+    const std::vector<int> tokens = golden_tokens(name, length);
+    const Stream stream;
+    CudaLlama device{model, {}, stream};
+    for (const Plan& plan : {plan_of(model, Full::Config{}), mixed_plan(model)}) {
+      CAPTURE(name);
+      KvCache<Plan> host_cache{plan};
+      DeviceCache device_cache{plan, {}, stream};
+      const std::span all{tokens};
+      auto want = prefill(model, host_cache, all.first(prompt), 32);
+      auto got = prefill(device, device_cache, all.first(prompt), 32, {}, {}, stream);
+      Decoder decoder{device, device_cache, {}, stream};
+      for (std::size_t at = prompt; at < length; ++at) {
+        const auto more = step(model, host_cache, all.subspan(at, 1));
+        want.insert(want.end(), more.begin(), more.end());
+        const auto found = decoder.step(tokens[at]);
+        got.insert(got.end(), found.begin(), found.end());
+      }
+      CHECK(device_cache.tokens() == length);
+      check_errors(errors(got, want), of_bfloat16);
+    }
+  }
+}
+
+TEST_CASE("a recorded step does to the bit what a step does") {
+  const Llama model = Llama::load(golden_folder("gqa7_d64"));
+  const std::vector<int> prompt = golden_tokens("gqa7_d64", 50);
+  const Stream stream;
+  CudaLlama device{model, {}, stream};
+  struct Run {
+    std::vector<int> chosen;
+    std::vector<float> logits;
+  };
+  const auto run = [&](bool graph, std::size_t eager) {
+    DeviceCache cache{mixed_plan(model), {}, stream};
+    static_cast<void>(prefill(device, cache, prompt, 50, {}, {}, stream));
+    Decoder decoder{device, cache, {.graph = graph, .steps_before_graph = eager}, stream};
+    Run result{decoder.continue_greedily(20), {}};
+    CHECK(cache.tokens() == prompt.size() + 19);
+    result.logits = decoder.step(result.chosen.back());  // the other graph, and a new page
+    const auto more = decoder.continue_greedily(3);
+    result.chosen.insert(result.chosen.end(), more.begin(), more.end());
+    return result;
+  };
+  const Run plain = run(false, 1);
+  CHECK(plain.chosen.size() == 23);
+  for (const std::size_t eager : {0, 1, 7, 100}) {
+    CAPTURE(eager);
+    const Run recorded = run(true, eager);
+    CHECK(recorded.chosen == plain.chosen);
+    CHECK(recorded.logits == plain.logits);
+  }
+#if !defined(__CUDACC__)
+  // A stream that does nothing before somebody waits for it: nothing is read or used again too soon.
+  cuda::simt::device().late = true;
+  const Run late = run(true, 1);
+  cuda::simt::device().late = false;
+  CHECK(late.chosen == plain.chosen);
+  CHECK(late.logits == plain.logits);
+#endif
+}
+
+TEST_CASE("the shipped model answers on a device as on a host, byte for byte") {
+  const Llama model =
+      Llama::load(std::string(KVPOLICY_SOURCE_DIR) + "/reference_model/weights/keyfinder");
+  const std::vector<int> prompt = prompt_of(
+      "And it came to pass. The key of Bamelo is 48213. And the earth was without form.\n"
+      "What is the key of Bamelo? The key of Bamelo is ");
+  using Int4 = QuantizedResidualCache<bfloat16, Granularity::per_token>;
+  const Stream stream;
+  CudaLlama device{model, {}, stream};
+  for (const Plan::Config& config :
+       {Plan::Config{Full::Config{}}, Plan::Config{Int4::Config{.storage = {{.bits = 4, .residual = 32}}}}}) {
+    const Plan plan = plan_of(model, config);
+    constexpr std::size_t count = 8;
+    KvCache<Plan> host_cache{plan};
+    std::vector<int> want{likeliest(prefill(model, host_cache, prompt, 64))};
+    while (want.size() < count) {
+      want.push_back(likeliest(step(model, host_cache, std::array{want.back()})));
+    }
+    CHECK(std::string{want.begin(), want.end()}.starts_with("48213."));
+
+    DeviceCache cache{plan, {}, stream};
+    static_cast<void>(prefill(device, cache, prompt, 64, {}, {}, stream));
+    Decoder decoder{device, cache, {}, stream};
+    CHECK(decoder.continue_greedily(count) == want);
+  }
+}
+
+TEST_CASE("sequences share a model: a decoder goes on behind another's steps and a larger room") {
+  const Llama model = Llama::load(golden_folder("gqa7_d64"));
+  const std::vector<int> tokens = golden_tokens("gqa7_d64", 100);
+  const std::span all{tokens};
+  const Stream stream;
+  const auto alone = [&](std::span<const int> prompt) {
+    CudaLlama device{model, {}, stream};
+    DeviceCache cache{mixed_plan(model), {}, stream};
+    static_cast<void>(prefill(device, cache, prompt, 40, {}, {}, stream));
+    Decoder decoder{device, cache, {}, stream};
+    std::vector<float> logits;
+    for (int token = 0; token < 6; ++token) logits = decoder.step(token);
+    return logits;
+  };
+  CudaLlama device{model, {}, stream};
+  DeviceCache one{mixed_plan(model), {}, stream};
+  static_cast<void>(prefill(device, one, all.first(40), 40, {}, {}, stream));
+  DeviceCache other = one.fork(stream);
+  Decoder first{device, one, {}, stream};
+  for (int token = 0; token < 4; ++token) static_cast<void>(first.step(token));
+  static_cast<void>(prefill(device, other, all.subspan(40, 60), 60, {}, {}, stream));
+  Decoder second{device, other, {}, stream};
+  static_cast<void>(second.step(0));
+  static_cast<void>(first.step(4));
+  CHECK(first.step(5) == alone(all.first(40)));
+}
+
+TEST_CASE("what a prompt and a graph cannot be is refused") {
+  const Llama model = Llama::load(golden_folder("gqa7_d64"));
+  const Stream stream;
+  CudaLlama device{model, {}, stream};
+  DeviceCache cache{plan_of(model, Full::Config{}), {}, stream};
+  CHECK_THROWS_AS(prefill(device, cache, std::array{1}, 0, {}, {}, stream), ConfigError);
+  CHECK_THROWS_AS(prefill(device, cache, std::span<const int>{}, 4, {}, {}, stream), ShapeError);
+  CHECK_THROWS_AS(prefill(device, cache, std::array{1, 99}, 4, {}, {}, stream), ShapeError);
+  CHECK(cache.tokens() == 0);
+  CHECK_THROWS_AS((Graph{nullptr, [] {}}), ConfigError);
+  // What a recording throws ends it: the stream can be used again.
+  CHECK_THROWS_AS((Graph{stream, [] { throw CapacityError{"full"}; }}), CapacityError);
+  static_cast<void>(prefill(device, cache, std::array{1, 2, 3}, 2, {}, {}, stream));
+  CHECK(cache.tokens() == 3);
+
+  const Llama wider = Llama::load(golden_folder("mha_d64"));
+  DeviceCache other{plan_of(wider, Full::Config{}), {}, stream};
+  CHECK_THROWS_AS(prefill(device, other, std::array{1}, 4, {}, {}, stream), ShapeError);
+}
+
+}  // namespace
+}  // namespace kvpolicy::reference

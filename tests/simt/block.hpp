@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a grid under way consists of: blocks, warps, threads and what each is waiting for. How they
+// take turns is in scheduler.hpp.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "fiber.hpp"
+#include "shared_memory.hpp"
+
+namespace kvpolicy::cuda::simt {
+
+struct Block;
+struct Grid;
+
+/// What the lanes of a warp do together.
+enum class Collective : std::uint8_t {
+  sync_warp,
+  shuffle,
+  shuffle_xor,
+  shuffle_up,
+  ballot,
+  any,
+  load_matrix,
+  load_matrix_transposed,
+  transpose_matrix,
+  multiply_add
+};
+inline const char* name_of(Collective kind) {
+  constexpr std::array<const char*, 10> names = {
+      "sync_warp",        "shuffle",     "shuffle_xor",    "shuffle_up",
+      "ballot",           "any",         "load_matrix_x4", "load_matrix_x4_transposed",
+      "transpose_matrix", "multiply_add"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+/// Where the lanes of a warp leave operands for each other. There are two, taken in turn: a lane
+/// that is ahead writes the other one while the slower ones still read.
+struct Exchange {
+  struct alignas(16) Slot {
+    std::byte bytes[16];
+  };
+  Slot slot[warp_lanes];
+  float a[16][16];  // of multiply_add
+  float b[16][8];
+};
+
+struct Warp {
+  std::uint32_t members = 0;  // masks over lanes
+  std::uint32_t ready = 0;
+  std::uint32_t arrived = 0;
+  std::uint32_t at_barrier = 0;
+  std::uint32_t exited = 0;
+  unsigned generation = 0;                  // collectives done
+  Collective kind = Collective::sync_warp;  // of those that have arrived
+  Exchange exchange[2];
+};
+
+/// A copy under way: cp_async_16.
+struct AsyncCopy {
+  void* to;
+  const void* from;  // null: zeros
+  unsigned group;
+};
+
+struct Thread {
+  Fiber fiber;
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  int index = 0;
+  int lane = 0;
+  unsigned copy_group = 0;  // the one that is open
+  std::vector<AsyncCopy> copies;
+};
+
+/// Of all fibers of this OS thread, the one that runs.
+inline constinit thread_local Thread* self = nullptr;
+
+/// One block under way, and the place for the next when it is done.
+struct Block {
+  Grid* grid = nullptr;
+  int x = 0;
+  int y = 0;
+  int live = 0;     // threads that have not ended
+  int waiting = 0;  // of them, at the barrier
+  bool running = false;
+  int last_warp = -1;      // goes on only where nobody else of the grid can
+  bool one_ahead = false;  // the first warp of the order that can run, does
+  std::vector<int> order;  // of warps
+  SharedMemory shared;
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::vector<std::unique_ptr<Thread>> threads;
+};
+
+/// What is launched: fn(params) in every thread.
+struct Launch {
+  void (*call)(const void* kernel, const void* params) = nullptr;
+  const void* kernel = nullptr;
+  const void* params = nullptr;
+  int grid_x = 1;
+  int grid_y = 1;
+  int threads = warp_lanes;
+  std::size_t shared_bytes = 0;
+};
+
+/// xorshift64*: small, quick and the same everywhere.
+class Random {
+ public:
+  void seed(std::uint64_t value) {
+    state_ = value * 0x9e3779b97f4a7c15ULL + 0x2545f4914f6cdd1dULL;
+    if (state_ == 0) state_ = 1;
+    for (int i = 0; i < 8; ++i) next();
+  }
+  std::uint32_t next() {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return static_cast<std::uint32_t>((state_ * 0x2545f4914f6cdd1dULL) >> 32);
+  }
+  int below(int n) {
+    return static_cast<int>((std::uint64_t{next()} * static_cast<std::uint64_t>(n)) >> 32);
+  }
+  void shuffle(std::vector<int>& items) {
+    for (int i = static_cast<int>(items.size()) - 1; i > 0; --i) {
+      std::swap(items[static_cast<std::size_t>(i)], items[static_cast<std::size_t>(below(i + 1))]);
+    }
+  }
+
+ private:
+  std::uint64_t state_ = 1;
+};
+
+}  // namespace kvpolicy::cuda::simt

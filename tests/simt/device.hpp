@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The state behind the stand-in of the CUDA runtime (include/cuda_runtime_api.h): memory, streams,
+// captures, and what tests turn: a call that is to fail, memory that is to run out, streams that
+// work late. Not for use from several threads at once.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <new>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "runtime_names.hpp"
+#include "shared_memory.hpp"
+
+namespace kvpolicy::cuda::simt {
+
+using Work = std::function<void()>;
+
+/// What a stream was told between BeginCapture and EndCapture.
+struct Capture {
+  std::vector<Work> work;
+  bool relaxed = false;
+  bool invalid = false;
+};
+
+}  // namespace kvpolicy::cuda::simt
+
+struct CUstream_st {
+  bool blocking = true;  // waits for, and is waited for by, the default stream
+  std::shared_ptr<kvpolicy::cuda::simt::Capture> capture;
+  bool began_capture = false;                      // rather than having joined it
+  std::deque<kvpolicy::cuda::simt::Work> pending;  // only of streams that work late
+  std::uint64_t submitted = 0;
+  std::uint64_t done = 0;
+};
+struct CUevent_st {
+  CUstream_st* stream = nullptr;  // recorded there, behind `ticket` pieces of work
+  std::uint64_t ticket = 0;
+  std::weak_ptr<kvpolicy::cuda::simt::Capture> capture;
+  bool in_capture = false;
+  double milliseconds = 0.0;
+};
+struct CUgraph_st {
+  std::vector<kvpolicy::cuda::simt::Work> work;
+};
+struct CUgraphExec_st {
+  std::vector<kvpolicy::cuda::simt::Work> work;
+};
+
+namespace kvpolicy::cuda::simt {
+
+enum class MemoryKind : std::uint8_t { device, pinned };
+
+class Device {
+ public:
+  // What cudaDeviceGetAttribute says.
+  int devices = 1;
+  int major = 8;
+  int minor = 0;
+  int multiprocessors = 4;
+  int max_shared_bytes = 166912;
+  std::size_t total_bytes = std::size_t{8} << 30;
+  /// Work waits in its stream until somebody waits for the stream: host code that reads a result,
+  /// or uses a buffer again, too soon shows.
+  bool late = false;
+
+  Device() { streams_.insert(&default_stream_); }
+
+  // ---- errors --------------------------------------------------------------------------------
+  /// The n-th call from now that can fail does, once; 0: none.
+  void fail_after(std::uint64_t n, cudaError_t error) {
+    fails_in_ = n;
+    failure_ = error;
+  }
+  /// Every call that can fail begins here.
+  cudaError_t enter() {
+    ++calls_;
+    if (fails_in_ > 0 && --fails_in_ == 0) return answer(failure_);
+    return cudaSuccess;
+  }
+  cudaError_t answer(cudaError_t error) {
+    if (error != cudaSuccess && error != cudaErrorNotReady) last_error_ = error;
+    return error;
+  }
+  [[nodiscard]] std::uint64_t calls() const { return calls_; }
+  [[nodiscard]] cudaError_t last_error() const { return last_error_; }
+  void clear_error() { last_error_ = cudaSuccess; }
+
+  // ---- memory --------------------------------------------------------------------------------
+  cudaError_t allocate(void** place, std::size_t bytes, MemoryKind kind) {
+    if (place == nullptr) return answer(cudaErrorInvalidValue);
+    *place = nullptr;
+    if (bytes == 0) return answer(cudaSuccess);
+    if (kind == MemoryKind::device && bytes > total_bytes - std::min(total_bytes, live_bytes_)) {
+      return answer(cudaErrorMemoryAllocation);
+    }
+    // Exactly so many bytes, so that AddressSanitizer sees the first one beyond.
+    void* memory = ::operator new(bytes, memory_alignment, std::nothrow);
+    if (memory == nullptr) return answer(cudaErrorMemoryAllocation);
+    poison(memory, bytes);
+    memory_.emplace(memory, Memory{bytes, kind});
+    if (kind == MemoryKind::device) {
+      live_bytes_ += bytes;
+      peak_bytes_ = std::max(peak_bytes_, live_bytes_);
+    }
+    *place = memory;
+    return cudaSuccess;
+  }
+  cudaError_t release(void* place, MemoryKind kind) {
+    if (place == nullptr) return cudaSuccess;
+    const auto found = memory_.find(place);
+    if (found == memory_.end() || found->second.kind != kind) return answer(cudaErrorInvalidValue);
+    if (kind == MemoryKind::device) live_bytes_ -= found->second.bytes;
+    memory_.erase(found);
+    ::operator delete(place, memory_alignment);
+    return cudaSuccess;
+  }
+  /// Whether all of [place, place + bytes) is one allocation's of this kind.
+  [[nodiscard]] bool holds(const void* place, std::size_t bytes, MemoryKind kind) const {
+    auto after = memory_.upper_bound(const_cast<void*>(place));
+    if (after == memory_.begin()) return false;
+    const auto& [start, memory] = *--after;
+    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(place) -
+                                                 static_cast<const std::byte*>(start));
+    return memory.kind == kind && offset <= memory.bytes && bytes <= memory.bytes - offset;
+  }
+  /// Memory of the runtime's, of either kind.
+  [[nodiscard]] bool owns(const void* place, std::size_t bytes) const {
+    return holds(place, bytes, MemoryKind::device) || holds(place, bytes, MemoryKind::pinned);
+  }
+  [[nodiscard]] std::size_t live_bytes() const { return live_bytes_; }
+  [[nodiscard]] std::size_t peak_bytes() const { return peak_bytes_; }
+  [[nodiscard]] std::size_t allocations() const { return memory_.size(); }
+
+  // ---- streams -------------------------------------------------------------------------------
+  CUstream_st* stream_of(CUstream_st* handle) {
+    // Null, cudaStreamLegacy and cudaStreamPerThread.
+    return reinterpret_cast<std::uintptr_t>(handle) <= 2 ? &default_stream_ : handle;
+  }
+  CUstream_st& default_stream() { return default_stream_; }
+  [[nodiscard]] bool knows(CUstream_st* stream) const { return streams_.count(stream) != 0; }
+  CUstream_st* create_stream(bool blocking) {
+    auto stream = std::make_unique<CUstream_st>();
+    stream->blocking = blocking;
+    streams_.insert(stream.get());
+    return stream.release();
+  }
+  void destroy_stream(CUstream_st* stream) {
+    finish(*stream);
+    streams_.erase(stream);
+    delete stream;
+  }
+  [[nodiscard]] std::size_t streams() const { return streams_.size() - 1; }
+
+  /// Does it now, or notes it down for a graph or for later.
+  cudaError_t submit(CUstream_st* handle, Work work) {
+    CUstream_st* stream = stream_of(handle);
+    if (!knows(stream)) return answer(cudaErrorInvalidResourceHandle);
+    if (stream->capture != nullptr) {
+      if (stream->capture->invalid) return answer(cudaErrorStreamCaptureInvalidated);
+      stream->capture->work.push_back(std::move(work));
+      return cudaSuccess;
+    }
+    ++stream->submitted;
+    stream->pending.push_back(std::move(work));
+    if (!late) finish(*stream);
+    return cudaSuccess;
+  }
+  /// Works until `ticket` pieces are done.
+  void advance(CUstream_st& stream, std::uint64_t ticket) {
+    while (stream.done < ticket && !stream.pending.empty()) {
+      const Work work = std::move(stream.pending.front());
+      stream.pending.pop_front();
+      ++stream.done;
+      work();
+    }
+  }
+  void finish(CUstream_st& stream) { advance(stream, stream.submitted); }
+  void finish_blocking() {
+    for (CUstream_st* stream : streams_) {
+      if (stream->blocking) finish(*stream);
+    }
+  }
+  void finish_all() {
+    for (CUstream_st* stream : streams_) finish(*stream);
+  }
+  /// A call that must not be made while a stream is captured: the capture is lost.
+  [[nodiscard]] bool spoils_capture() {
+    bool spoils = false;
+    for (CUstream_st* stream : streams_) {
+      if (stream->capture == nullptr || stream->capture->relaxed) continue;
+      stream->capture->invalid = true;
+      spoils = true;
+    }
+    return spoils;
+  }
+  [[nodiscard]] const std::set<CUstream_st*>& all_streams() const { return streams_; }
+
+ private:
+  struct Memory {
+    std::size_t bytes;
+    MemoryKind kind;
+  };
+  static constexpr std::align_val_t memory_alignment{256};
+
+  std::map<void*, Memory> memory_;
+  std::size_t live_bytes_ = 0;
+  std::size_t peak_bytes_ = 0;
+  CUstream_st default_stream_;
+  std::set<CUstream_st*> streams_;
+  std::uint64_t calls_ = 0;
+  std::uint64_t fails_in_ = 0;
+  cudaError_t failure_ = cudaErrorUnknown;
+  cudaError_t last_error_ = cudaSuccess;
+};
+
+inline Device& device() {
+  static Device instance;
+  return instance;
+}
+
+/// The n-th call of the runtime from now on fails with `error`, once; 0: none does.
+inline void fail_after(std::uint64_t n, cudaError_t error = cudaErrorUnknown) {
+  device().fail_after(n, error);
+}
+/// Device memory that is allocated.
+inline std::size_t live_bytes() { return device().live_bytes(); }
+
+}  // namespace kvpolicy::cuda::simt

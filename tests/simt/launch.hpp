@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Launches a kernel on the emulation. A kernel that breaks a rule of the machine throws a
+// simt::Fault from here (from the graph launch or the wait, where the launch was put off).
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <type_traits>
+
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+#include "device.hpp"
+#include "scheduler.hpp"
+
+namespace kvpolicy::cuda::simt {
+
+/// As cudaLaunchKernel; what a device would refuse is refused with its error.
+template <class Params>
+inline cudaError_t launch(void (*kernel)(const Params), unsigned grid_x, unsigned grid_y,
+                          unsigned threads, std::size_t shared_bytes, CUstream_st* stream,
+                          const std::type_identity_t<Params>& params) {
+  static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= 4096,
+                "kernel parameters are copied byte by byte, and there are 4 KiB of them");
+  if (const cudaError_t error = device().enter()) return error;
+  if (grid_x == 0 || grid_y == 0 || threads == 0 || grid_x > INT_MAX || grid_y > 65535 ||
+      threads > 1024) {
+    return device().answer(cudaErrorInvalidConfiguration);
+  }
+  if (shared_bytes > static_cast<std::size_t>(device().max_shared_bytes)) {
+    return device().answer(cudaErrorInvalidValue);
+  }
+  return device().submit(stream, [=] {
+    Launch what;
+    what.call = [](const void* function, const void* argument) {
+      (*static_cast<void (*const*)(Params)>(function))(*static_cast<const Params*>(argument));
+    };
+    what.kernel = &kernel;
+    what.params = &params;
+    what.grid_x = static_cast<int>(grid_x);
+    what.grid_y = static_cast<int>(grid_y);
+    what.threads = static_cast<int>(threads);
+    what.shared_bytes = shared_bytes;
+    grid().run(what);
+  });
+}
+
+}  // namespace kvpolicy::cuda::simt

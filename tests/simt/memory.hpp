@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Loads and asynchronous copies of kernels/simt.cuh. A copy is done when its thread waits for it,
+// no sooner: until then its place holds NaN.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives.hpp"
+
+namespace kvpolicy::cuda {
+namespace simt {
+
+template <class Words>
+inline Words load_words(const Words* place) {
+  require_alignment(place, sizeof(Words), "load_once: address not a multiple of the access");
+  return *place;
+}
+
+inline void require_shared(const void* place, const char* what) {
+  if (!self->block->shared.contains(place, 16)) broken<OutOfBounds>(what);
+}
+
+}  // namespace simt
+
+/// The block's dynamic shared memory, 16-byte aligned; its size is a launch argument.
+inline std::byte* shared_memory() { return simt::self->block->shared.begin(); }
+
+inline std::uint32_t shared_address(const void* place) {
+  return static_cast<std::uint32_t>(static_cast<const std::byte*>(place) - shared_memory());
+}
+
+inline Words4 load_once(const Words4* place) { return simt::load_words(place); }
+inline Words2 load_once(const Words2* place) { return simt::load_words(place); }
+inline Words1 load_once(const Words1* place) { return simt::load_words(place); }
+inline std::uint32_t load_once(const std::uint16_t* place) { return simt::load_words(place); }
+
+inline void cp_async_16(void* shared, const void* global, bool valid) {
+  const char* const name = "cp_async_16: address not a multiple of 16";
+  simt::require_alignment(static_cast<const std::byte*>(shared), 16, name);
+  simt::require_alignment(static_cast<const std::byte*>(global), 16, name);
+  simt::require_shared(shared, "cp_async_16: destination outside shared memory");
+  simt::poison(shared, 16);
+  if (valid) {
+    // Touches the source now, so that a bad address is reported where it was asked for.
+    const auto* bytes = static_cast<const volatile std::byte*>(global);
+    static_cast<void>(bytes[0]);
+    static_cast<void>(bytes[15]);
+  }
+  simt::Thread& me = *simt::self;
+  me.copies.push_back({shared, valid ? global : nullptr, me.copy_group});
+}
+inline void cp_async_commit() { ++simt::self->copy_group; }
+
+template <int Pending>
+inline void cp_async_wait() {
+  simt::Thread& me = *simt::self;
+  auto copy = me.copies.begin();
+  for (; copy != me.copies.end() && copy->group + Pending < me.copy_group; ++copy) {
+    if (copy->from != nullptr) {
+      std::memcpy(copy->to, copy->from, 16);
+    } else {
+      std::memset(copy->to, 0, 16);
+    }
+  }
+  me.copies.erase(me.copies.begin(), copy);
+}
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Of the CUDA runtime's stand-in: errors, the device, memory and copies.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "device.hpp"
+
+// ---- errors ----------------------------------------------------------------------------------
+inline cudaError_t cudaPeekAtLastError() { return kvpolicy::cuda::simt::device().last_error(); }
+inline cudaError_t cudaGetLastError() {
+  const cudaError_t error = cudaPeekAtLastError();
+  kvpolicy::cuda::simt::device().clear_error();
+  return error;
+}
+
+namespace kvpolicy::cuda::simt {
+
+/// A call of the runtime: what it may fail with from outside, then its body.
+template <class Body>
+cudaError_t call(Body body) {
+  if (const cudaError_t error = device().enter()) return error;
+  return device().answer(body(device()));
+}
+/// The same for calls that a capture does not allow.
+template <class Body>
+cudaError_t call_outside_capture(Body body) {
+  return call(
+      [&](Device& d) { return d.spoils_capture() ? cudaErrorStreamCaptureUnsupported : body(d); });
+}
+
+}  // namespace kvpolicy::cuda::simt
+
+// ---- the device ------------------------------------------------------------------------------
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    *count = d.devices;
+    return d.devices > 0 ? cudaSuccess : cudaErrorNoDevice;
+  });
+}
+inline cudaError_t cudaGetDevice(int* number) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    *number = 0;
+    return d.devices > 0 ? cudaSuccess : cudaErrorNoDevice;
+  });
+}
+inline cudaError_t cudaSetDevice(int number) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    return number >= 0 && number < d.devices ? cudaSuccess : cudaErrorInvalidDevice;
+  });
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int number) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    if (number < 0 || number >= d.devices) return cudaErrorInvalidDevice;
+    switch (attribute) {
+      case cudaDevAttrMaxThreadsPerBlock:
+        *value = 1024;
+        break;
+      case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = 49152;
+        break;
+      case cudaDevAttrWarpSize:
+        *value = 32;
+        break;
+      case cudaDevAttrMultiProcessorCount:
+        *value = d.multiprocessors;
+        break;
+      case cudaDevAttrL2CacheSize:
+        *value = 40 << 20;
+        break;
+      case cudaDevAttrMaxThreadsPerMultiProcessor:
+        *value = 2048;
+        break;
+      case cudaDevAttrComputeCapabilityMajor:
+        *value = d.major;
+        break;
+      case cudaDevAttrComputeCapabilityMinor:
+        *value = d.minor;
+        break;
+      case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = d.max_shared_bytes + 1024;
+        break;
+      case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = d.max_shared_bytes;
+        break;
+      default:
+        return cudaErrorInvalidValue;
+    }
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute,
+                                        int value) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    if (function == nullptr) return cudaErrorInvalidDeviceFunction;
+    const bool fits = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize ||
+                      (value >= 0 && value <= d.max_shared_bytes);
+    return fits ? cudaSuccess : cudaErrorInvalidValue;
+  });
+}
+template <class Function>
+cudaError_t cudaFuncSetAttribute(Function* function, cudaFuncAttribute attribute, int value) {
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(function), attribute, value);
+}
+inline cudaError_t cudaDeviceSynchronize() {
+  return kvpolicy::cuda::simt::call_outside_capture([](auto& d) {
+    d.finish_all();
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    *total_bytes = d.total_bytes;
+    *free_bytes = d.total_bytes - std::min(d.total_bytes, d.live_bytes());
+    return cudaSuccess;
+  });
+}
+
+// ---- memory ----------------------------------------------------------------------------------
+inline cudaError_t cudaMalloc(void** place, std::size_t bytes) {
+  return kvpolicy::cuda::simt::call_outside_capture(
+      [=](auto& d) { return d.allocate(place, bytes, kvpolicy::cuda::simt::MemoryKind::device); });
+}
+template <class T>
+cudaError_t cudaMalloc(T** place, std::size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(place), bytes);
+}
+/// In a capture a device would make this a node of the graph; nothing of ours allocates there, so
+/// here it is refused.
+inline cudaError_t cudaMallocAsync(void** place, std::size_t bytes, cudaStream_t) {
+  return cudaMalloc(place, bytes);
+}
+template <class T>
+cudaError_t cudaMallocAsync(T** place, std::size_t bytes, cudaStream_t stream) {
+  return cudaMallocAsync(reinterpret_cast<void**>(place), bytes, stream);
+}
+inline cudaError_t cudaFree(void* place) {
+  auto& d = kvpolicy::cuda::simt::device();
+  if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
+  d.finish_all();
+  return d.release(place, kvpolicy::cuda::simt::MemoryKind::device);
+}
+inline cudaError_t cudaFreeAsync(void* place, cudaStream_t stream) {
+  auto& d = kvpolicy::cuda::simt::device();
+  if (place == nullptr) return cudaSuccess;
+  if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
+  if (!d.holds(place, 1, kvpolicy::cuda::simt::MemoryKind::device)) {
+    return d.answer(cudaErrorInvalidValue);
+  }
+  return d.submit(stream,
+                  [&d, place] { d.release(place, kvpolicy::cuda::simt::MemoryKind::device); });
+}
+inline cudaError_t cudaMallocHost(void** place, std::size_t bytes) {
+  return kvpolicy::cuda::simt::call_outside_capture(
+      [=](auto& d) { return d.allocate(place, bytes, kvpolicy::cuda::simt::MemoryKind::pinned); });
+}
+template <class T>
+cudaError_t cudaMallocHost(T** place, std::size_t bytes) {
+  return cudaMallocHost(reinterpret_cast<void**>(place), bytes);
+}
+template <class T>
+cudaError_t cudaHostAlloc(T** place, std::size_t bytes, unsigned) {
+  return cudaMallocHost(reinterpret_cast<void**>(place), bytes);
+}
+inline cudaError_t cudaFreeHost(void* place) {
+  auto& d = kvpolicy::cuda::simt::device();
+  if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
+  d.finish_all();
+  return d.release(place, kvpolicy::cuda::simt::MemoryKind::pinned);
+}
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* place) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    using kvpolicy::cuda::simt::MemoryKind;
+    *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, const_cast<void*>(place)};
+    if (d.holds(place, 1, MemoryKind::device)) {
+      *attributes = {cudaMemoryTypeDevice, 0, const_cast<void*>(place), nullptr};
+    } else if (d.holds(place, 1, MemoryKind::pinned)) {
+      *attributes = {cudaMemoryTypeHost, 0, const_cast<void*>(place), const_cast<void*>(place)};
+    }
+    return cudaSuccess;
+  });
+}
+
+namespace kvpolicy::cuda::simt {
+
+/// Whether the sides of a copy are what its kind says: a host address taken for a device's is the
+/// commonest slip that host memory would hide.
+inline bool sides_are_right(const Device& d, const void* to, const void* from, std::size_t bytes,
+                            cudaMemcpyKind kind) {
+  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  if (kind == cudaMemcpyDefault) return true;
+  return d.holds(to, bytes, MemoryKind::device) == to_device &&
+         d.holds(from, bytes, MemoryKind::device) == from_device;
+}
+
+}  // namespace kvpolicy::cuda::simt
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes,
+                                   cudaMemcpyKind kind, cudaStream_t stream = nullptr) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    if (bytes == 0) return cudaSuccess;
+    if (!kvpolicy::cuda::simt::sides_are_right(d, to, from, bytes, kind)) {
+      return cudaErrorInvalidValue;
+    }
+    CUstream_st* const where = d.stream_of(stream);
+    const bool captured = d.knows(where) && where->capture != nullptr;
+    if (!captured && !d.owns(from, bytes)) {
+      // From pageable memory: the driver takes the bytes before the call returns.
+      const auto* first = static_cast<const std::byte*>(from);
+      return d.submit(stream, [to, taken = std::vector<std::byte>(first, first + bytes)] {
+        std::memcpy(to, taken.data(), taken.size());
+      });
+    }
+    const cudaError_t error = d.submit(stream, [=] { std::memmove(to, from, bytes); });
+    // To pageable memory: the call returns when the bytes are there.
+    if (error == cudaSuccess && !captured && !d.owns(to, bytes)) d.finish(*where);
+    return error;
+  });
+}
+inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+  return kvpolicy::cuda::simt::call_outside_capture([=](auto& d) {
+    if (!kvpolicy::cuda::simt::sides_are_right(d, to, from, bytes, kind)) {
+      return cudaErrorInvalidValue;
+    }
+    d.finish_blocking();
+    if (bytes > 0) std::memmove(to, from, bytes);
+    return cudaSuccess;
+  });
+}
+inline cudaError_t cudaMemsetAsync(void* place, int value, std::size_t bytes,
+                                   cudaStream_t stream = nullptr) {
+  return kvpolicy::cuda::simt::call([=](auto& d) {
+    if (bytes == 0) return cudaSuccess;
+    if (!d.owns(place, bytes)) return cudaErrorInvalidValue;
+    return d.submit(stream, [=] { std::memset(place, value, bytes); });
+  });
+}
+inline cudaError_t cudaMemset(void* place, int value, std::size_t bytes) {
+  return kvpolicy::cuda::simt::call_outside_capture([=](auto& d) {
+    if (!d.owns(place, bytes)) return cudaErrorInvalidValue;
+    d.finish_blocking();
+    if (bytes > 0) std::memset(place, value, bytes);
+    return cudaSuccess;
+  });
+}

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs a grid: threads as fibers, in an order drawn from a seed.
+//
+// A thread runs until it waits for others (barrier, warp collective) or ends. Who goes on is drawn:
+// for one stretch between barriers a warp runs ahead of all others as far as it can, for another
+// every step is anybody's; now and then one warp stands still while all others go as far as they
+// can; lanes of a warp take turns in any order; up to three blocks of the grid are under way at
+// once. So an order that a missing barrier allows does come up under some seed. Nothing waits for
+// ever: where no thread can go on, the launch throws Divergence.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "block.hpp"
+#include "fault.hpp"
+
+namespace kvpolicy::cuda::simt {
+
+/// Everything of one OS thread's emulation; fibers and memory are kept from launch to launch.
+struct Grid {
+  static constexpr int most_resident = 3;
+
+  Launch launch;
+  std::uint64_t seed = 1;
+  std::uint64_t launches = 0;  // since the seed was set
+  Random random;
+  std::vector<int> blocks;  // numbers of those still to come, the next one last
+  std::array<Block, most_resident> resident;
+  int resident_count = 0;
+  int current = 0;  // resident block that runs
+  int stretch = 0;  // steps before another may
+  Fiber host;
+  std::exception_ptr fault;
+
+  Grid() {
+    if (const char* text = std::getenv("KVPOLICY_SIMT_SEED")) {
+      seed = std::strtoull(text, nullptr, 10);
+    }
+  }
+
+  void run(const Launch& what);
+
+  /// The running thread stops; whoever is drawn goes on. Returns when it is drawn itself.
+  void switch_away();
+  /// The running thread could go on, but lets somebody else.
+  void step_aside();
+  void arrive_at_barrier();
+  [[nodiscard]] std::string place_of(const Thread& thread) const;
+
+ private:
+  void begin_block(Block& block);
+  void end_block(Block& block);
+  void release_barrier(Block& block);
+  void turn_to_some_block();
+  void draw_order(Block& block);
+  void thread_ended();
+  Thread* draw();
+  Thread* draw_from(Block& block, bool last_warps);
+  [[nodiscard]] std::string who_waits() const;
+  static void thread_entry(void* argument);
+};
+
+inline Grid& grid() {
+  static thread_local Grid instance;
+  return instance;
+}
+
+/// Sets the seed of the orders to come (default: KVPOLICY_SIMT_SEED or 1).
+inline void seed(std::uint64_t value) {
+  grid().seed = value;
+  grid().launches = 0;
+}
+
+// ---- blocks ----------------------------------------------------------------------------------
+inline void Grid::run(const Launch& what) {
+  launch = what;
+  ++launches;
+  random.seed(seed * 1000003U + launches);
+  fault = nullptr;
+  blocks.resize(static_cast<std::size_t>(what.grid_x) * static_cast<std::size_t>(what.grid_y));
+  std::iota(blocks.begin(), blocks.end(), 0);
+  random.shuffle(blocks);
+  resident_count = 1 + random.below(most_resident);
+  for (int i = 0; i < resident_count; ++i) {
+    Block& block = resident[static_cast<std::size_t>(i)];
+    block.grid = this;
+    block.running = false;
+    if (!blocks.empty()) begin_block(block);
+  }
+  turn_to_some_block();
+  self = draw();
+  Fiber::switch_to(host, self->fiber);
+  self = nullptr;
+  if (fault != nullptr) {
+    // Whoever was under way is given up, stack and all.
+    for (Block& block : resident) {
+      for (const auto& thread : block.threads) thread->fiber.start(&thread_entry, thread.get());
+    }
+    std::rethrow_exception(std::exchange(fault, nullptr));
+  }
+}
+
+inline void Grid::begin_block(Block& block) {
+  const int number = blocks.back();
+  blocks.pop_back();
+  block.x = number % launch.grid_x;
+  block.y = number / launch.grid_x;
+  block.live = launch.threads;
+  block.waiting = 0;
+  block.running = true;
+  block.shared.resize(launch.shared_bytes);
+  block.shared.fill_with_nan();
+  const auto threads = static_cast<std::size_t>(launch.threads);
+  const std::size_t warps = (threads + warp_lanes - 1) / warp_lanes;
+  while (block.warps.size() < warps) block.warps.push_back(std::make_unique<Warp>());
+  while (block.threads.size() < threads) {
+    auto thread = std::make_unique<Thread>();
+    thread->block = &block;
+    thread->index = static_cast<int>(block.threads.size());
+    thread->lane = thread->index % warp_lanes;
+    thread->warp = block.warps[static_cast<std::size_t>(thread->index / warp_lanes)].get();
+    thread->fiber.start(&thread_entry, thread.get());
+    block.threads.push_back(std::move(thread));
+  }
+  for (std::size_t i = 0; i < threads; ++i) {
+    block.threads[i]->copies.clear();
+    block.threads[i]->copy_group = 0;
+  }
+  for (std::size_t w = 0; w < warps; ++w) {
+    const std::size_t lanes = std::min<std::size_t>(threads - w * warp_lanes, warp_lanes);
+    Warp& warp = *block.warps[w];
+    warp.members = lanes == warp_lanes ? ~0U : (1U << lanes) - 1U;
+    warp.ready = warp.members;
+    warp.arrived = warp.at_barrier = warp.exited = 0;
+    for (Exchange& exchange : warp.exchange) poison(&exchange, sizeof exchange);
+  }
+  block.order.resize(warps);
+  std::iota(block.order.begin(), block.order.end(), 0);
+  draw_order(block);
+}
+
+inline void Grid::end_block(Block& block) {
+  block.running = false;
+  if (!block.shared.guards_are_whole()) {
+    throw OutOfBounds("block (" + std::to_string(block.x) + ", " + std::to_string(block.y) +
+                      ") wrote beside its shared memory of " +
+                      std::to_string(block.shared.bytes()) + " bytes");
+  }
+  if (!blocks.empty()) begin_block(block);
+}
+
+// ---- whose turn it is ------------------------------------------------------------------------
+// For a step or for hundreds, so that a block also stands still while another runs to its end.
+inline void Grid::turn_to_some_block() {
+  current = random.below(resident_count);
+  stretch = 1 << random.below(11);
+}
+
+inline void Grid::draw_order(Block& block) {
+  random.shuffle(block.order);
+  block.one_ahead = random.below(4) != 0;
+  const bool one_waits = random.below(8) == 0;
+  block.last_warp = one_waits ? random.below(static_cast<int>(block.order.size())) : -1;
+}
+
+inline Thread* Grid::draw_from(Block& block, bool last_warps) {
+  const auto warps = block.order.size();
+  const std::size_t start =
+      block.one_ahead ? 0 : static_cast<std::size_t>(random.below(static_cast<int>(warps)));
+  for (std::size_t i = 0; i < warps; ++i) {
+    const std::size_t at = start + i < warps ? start + i : start + i - warps;
+    const int w = block.order[at];
+    Warp& warp = *block.warps[static_cast<std::size_t>(w)];
+    if (warp.ready == 0 || (w == block.last_warp) != last_warps) continue;
+    const int turn = static_cast<int>(random.next() % warp_lanes);
+    const int lane = (std::countr_zero(std::rotr(warp.ready, turn)) + turn) % warp_lanes;
+    warp.ready &= ~(1U << lane);
+    return block.threads[static_cast<std::size_t>(w * warp_lanes + lane)].get();
+  }
+  return nullptr;
+}
+
+inline Thread* Grid::draw() {
+  if (--stretch <= 0) turn_to_some_block();
+  for (const bool last_warps : {false, true}) {
+    for (int i = 0; i < resident_count; ++i) {
+      Block& block = resident[static_cast<std::size_t>(current)];
+      if (block.running) {
+        if (Thread* thread = draw_from(block, last_warps)) return thread;
+      }
+      current = (current + 1) % resident_count;
+    }
+  }
+  return nullptr;
+}
+
+inline void Grid::switch_away() {
+  Thread* const me = self;
+  Thread* const next = draw();
+  if (next == me) return;
+  if (next == nullptr) {
+    bool over = blocks.empty();
+    for (int i = 0; i < resident_count; ++i) {
+      over = over && !resident[static_cast<std::size_t>(i)].running;
+    }
+    if (!over) fault = std::make_exception_ptr(Divergence(who_waits()));
+    Fiber::switch_to(me->fiber, host);
+    return;
+  }
+  self = next;
+  Fiber::switch_to(me->fiber, next->fiber);
+}
+
+inline void Grid::step_aside() {
+  self->warp->ready |= 1U << self->lane;
+  if (random.next() % 2 == 0) {
+    draw_order(*self->block);
+    turn_to_some_block();
+  }
+  switch_away();
+}
+
+inline void Grid::thread_entry(void* argument) {
+  auto* const me = static_cast<Thread*>(argument);
+  Grid& grid = *me->block->grid;
+  for (;;) {
+    try {
+      grid.launch.call(grid.launch.kernel, grid.launch.params);
+      grid.thread_ended();
+    } catch (...) {
+      grid.fault = std::current_exception();
+    }
+    if (grid.fault != nullptr) {
+      Fiber::switch_to(me->fiber, grid.host);
+    } else {
+      grid.switch_away();
+    }
+  }
+}
+
+inline void Grid::thread_ended() {
+  Block& block = *self->block;
+  self->warp->exited |= 1U << self->lane;
+  --block.live;
+  if (block.live == 0) {
+    end_block(block);
+  } else if (block.waiting == block.live) {
+    release_barrier(block);
+  }
+}
+
+// ---- meeting ---------------------------------------------------------------------------------
+inline void Grid::arrive_at_barrier() {
+  Block& block = *self->block;
+  self->warp->at_barrier |= 1U << self->lane;
+  if (++block.waiting == block.live) release_barrier(block);
+  switch_away();
+}
+
+inline void Grid::release_barrier(Block& block) {
+  block.waiting = 0;
+  for (std::size_t w = 0; w < block.order.size(); ++w) {
+    Warp& warp = *block.warps[w];
+    warp.ready |= warp.at_barrier;
+    warp.at_barrier = 0;
+  }
+  draw_order(block);
+}
+
+inline std::string Grid::place_of(const Thread& thread) const {
+  return "thread " + std::to_string(thread.index) + " of block (" +
+         std::to_string(thread.block->x) + ", " + std::to_string(thread.block->y) + "), seed " +
+         std::to_string(seed) + ", launch " + std::to_string(launches);
+}
+
+inline std::string Grid::who_waits() const {
+  std::string text = "threads wait for others that never come (seed " + std::to_string(seed) +
+                     ", launch " + std::to_string(launches) + ")";
+  for (int i = 0; i < resident_count; ++i) {
+    const Block& block = resident[static_cast<std::size_t>(i)];
+    if (!block.running) continue;
+    for (std::size_t w = 0; w < block.order.size(); ++w) {
+      const Warp& warp = *block.warps[w];
+      text += "\n  block (" + std::to_string(block.x) + ", " + std::to_string(block.y) + ") warp " +
+              std::to_string(w) + ": " + std::to_string(std::popcount(warp.at_barrier)) +
+              " lanes at the barrier, " + std::to_string(std::popcount(warp.arrived)) + " in " +
+              name_of(warp.kind) + ", " + std::to_string(std::popcount(warp.exited)) +
+              " have returned";
+    }
+  }
+  return text;
+}
+
+/// Throws E: what was wrong, and where.
+template <class E>
+[[noreturn]] void broken(const std::string& what) {
+  throw E(what + ": " + grid().place_of(*self));
+}
+
+/// All lanes of the warp meet. `leave(exchange)` writes this lane's operands; what is returned
+/// holds everybody's until this lane's next collective.
+template <class Leave>
+inline const Exchange& meet(Collective kind, Leave leave) {
+  Thread& me = *self;
+  Warp& warp = *me.warp;
+  if (warp.members != ~0U) broken<Divergence>("a warp collective in a warp that is not full");
+  if (warp.arrived == 0) {
+    warp.kind = kind;
+  } else if (warp.kind != kind) {
+    broken<Divergence>(std::string("this lane is in ") + name_of(kind) + " where others are in " +
+                       name_of(warp.kind));
+  }
+  Exchange& exchange = warp.exchange[warp.generation % 2];
+  leave(exchange);
+  warp.arrived |= 1U << me.lane;
+  if (warp.arrived == ~0U) {
+    warp.arrived = 0;
+    ++warp.generation;
+    warp.ready = ~0U;
+  }
+  me.block->grid->switch_away();
+  return exchange;
+}
+
+}  // namespace kvpolicy::cuda::simt
