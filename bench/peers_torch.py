@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's attention on the shapes of attention_cuda_bench, timed the same way, and one table of both.
+"""PyTorch's attention on the shapes of attention_cuda_bench, timed the same way; one table of both.
 
   bench/peers_torch.py --out peers.json                     times PyTorch (needs torch and a GPU)
-  bench/peers_torch.py --join ours.json peers.json          prints the table, with what was to be reached
+  bench/peers_torch.py --join ours.json peers.json          prints the table, and what was to be
+                                                            reached
   bench/peers_torch.py --join ours.json --table table.md    ours alone, written to a file as well
 
 scaled_dot_product_attention runs on its flash and cuDNN backends, bfloat16, head_dim 128. As in our
 bench: before each sample a buffer of four times the second-level cache is written, times are of
 events around a CUDA graph, the median of at least 50 counts; small cases take several layers, each
-with rows of its own. For fewer KV heads than query heads each backend is tried in every way a caller
-has, and the fastest counts: `gqa` (enable_gqa), `folded` (decode: the query heads of a group as rows
-of one head), `repeat` (keys and values expanded, not timed). Results are checked against float64.
+with rows of its own. For fewer KV heads than query heads each backend is tried in every way
+a caller has, and the fastest counts: `gqa` (enable_gqa), `folded` (decode: the query heads of a group
+as rows of one head), `repeat` (keys and values expanded, not timed). Results are checked
+against float64.
 """
 import argparse
 import json
@@ -156,7 +158,8 @@ def measure(torch, clock, case, samples):
                 entry.update(us=times[len(times) // 2] / layers, samples=len(times),
                              us_p10=times[len(times) // 10] / layers,
                              us_p90=times[len(times) * 9 // 10] / layers)
-                print(f"  {name:32} {entry['backend']:6} {how:7} {entry['us']:12.1f} us", flush=True)
+                print(f"  {name:32} {entry['backend']:6} {how:7} {entry['us']:12.1f} us",
+                      flush=True)
             except Exception as why:  # pylint: disable=broad-except  # a backend may refuse a shape
                 entry["refused"] = str(why).splitlines()[0] if str(why) else type(why).__name__
                 print(f"  {name:32} {entry['backend']:6} {how:7} refused: {entry['refused'][:80]}",
@@ -171,10 +174,12 @@ def time_peers(args):
     try:
         import torch
     except ImportError:
-        sys.exit("peers_torch.py: there is no PyTorch here (pip install torch); --join works without it")
+        sys.exit("peers_torch.py: there is no PyTorch here (pip install torch); --join works without")
     if not torch.cuda.is_available():
         sys.exit("peers_torch.py: PyTorch sees no CUDA device; --join works without one")
     clock = Clock(torch)
+    context = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__,
+               "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     found = []
     for case in cases():
         if not re.search(args.filter, case[0]):
@@ -184,11 +189,10 @@ def time_peers(args):
         except torch.cuda.OutOfMemoryError:
             found.append({"name": case[0], "refused": "does not fit in this device's memory"})
             torch.cuda.empty_cache()
-    context = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__,
-               "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    with open(args.out, "w", encoding="utf-8") as file:
-        json.dump({"context": context, "benchmarks": found}, file, indent=1)
-        file.write("\n")
+        # After each case, so that what was measured is kept if time runs out.
+        with open(args.out, "w", encoding="utf-8") as file:
+            json.dump({"context": context, "benchmarks": found}, file, indent=1)
+            file.write("\n")
     print(f"written to {args.out}")
 
 
@@ -219,7 +223,12 @@ TARGETS = [
 def load(path):
     try:
         with open(path, encoding="utf-8") as file:
-            return json.load(file)
+            text = file.read()
+        try:
+            return json.loads(text)
+        except ValueError:
+            # A bench that was stopped: what it wrote ends behind some case.
+            return json.loads(text[:text.rindex("\n    }") + 6] + "]}")
     except (OSError, ValueError) as why:
         sys.exit(f"peers_torch.py: {path} cannot be read: {why}")
 
@@ -255,8 +264,8 @@ def rows_of(ours, peers):
 
 
 def table_of(rows):
-    head = ["case", "µs", "p10 to p90", "GB/s or TFLOP/s (tiles)", "% nominal", "% copy", "limit µs",
-            "× dense or separate", "× SDPA"]
+    head = ["case", "µs", "p10 to p90", "GB/s or TFLOP/s (tiles)", "% nominal", "% copy",
+            "limit µs", "× dense or separate", "× SDPA"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in rows:
         if row.get("error_occurred"):
@@ -271,9 +280,9 @@ def table_of(rows):
                 share = row.get("percent_of_peak")
             sdpa = f"{number(row['sdpa'])} ({row['sdpa_by']})" if "sdpa" in row else ""
             cells = [row["case"], number(row["us"], 4),
-                     f"{number(row['us_p10'], 4)} to {number(row['us_p90'], 4)}", rate, number(share),
-                     number(row.get("percent_of_copy")), number(row.get("limit_us"), 4),
-                     number(row.get("speedup")), sdpa]
+                     f"{number(row['us_p10'], 4)} to {number(row['us_p90'], 4)}", rate,
+                     number(share), number(row.get("percent_of_copy")),
+                     number(row.get("limit_us"), 4), number(row.get("speedup")), sdpa]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -287,7 +296,8 @@ def targets_of(rows):
         if judged:
             worst, where = min(judged)
             verdict = "yes" if worst >= least else "no"
-            lines.append(f"| {title} | {least}{unit} | {number(worst)}{unit} ({where}) | {verdict} |")
+            reached = f"{number(worst)}{unit} ({where})"
+            lines.append(f"| {title} | {least}{unit} | {reached} | {verdict} |")
         else:
             lines.append(f"| {title} | {least}{unit} | not measured | |")
     return lines
@@ -298,15 +308,17 @@ def join(args):
     peers = load(args.join[1]) if len(args.join) > 1 else {}
     context = ours.get("context", {})
     rows = rows_of(ours, peers)
+    nominal, copy, empty = (number(float(context.get(key, 0)), 4)
+                            for key in ("nominal_GB_per_s", "copy_GB_per_s", "empty_sample_us"))
     facts = [f"{context.get('device', 'unknown device')}, {context.get('target', '')}, "
-             f"{context.get('date', '')}; nominal {number(float(context.get('nominal_GB_per_s', 0)), 4)}"
-             f" GB/s, a copy reaches {number(float(context.get('copy_GB_per_s', 0)), 4)}; an empty "
-             f"sample takes {number(float(context.get('empty_sample_us', 0)))} µs"]
+             f"{context.get('date', '')}; nominal {nominal} GB/s, a copy reaches {copy}; "
+             f"an empty sample takes {empty} µs"]
     if peers:
-        facts.append(f"PyTorch {peers['context'].get('torch')}, CUDA {peers['context'].get('cuda')}, "
-                     f"cuDNN {peers['context'].get('cudnn')} on {peers['context'].get('device')}")
+        facts.append(f"PyTorch {peers['context'].get('torch')}, "
+                     f"CUDA {peers['context'].get('cuda')}, cuDNN {peers['context'].get('cudnn')} "
+                     f"on {peers['context'].get('device')}")
         if peers["context"].get("device") != context.get("device"):
-            facts.append("**The two were not taken on the same device: ratios to SDPA mean nothing.**")
+            facts.append("**Not taken on the same device: ratios to SDPA mean nothing.**")
     if context.get("smoke") == "yes":
         facts.append("**A smoke run: shapes are tiny, times mean nothing.**")
     text = "\n\n".join(facts) + "\n\n" + "\n".join(targets_of(rows)) + "\n\n" + \
@@ -320,11 +332,14 @@ def join(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default="peers.json", help="where the times go (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=50, help="timed launches of each (default: 50)")
-    parser.add_argument("--filter", default="", help="only cases that this regular expression finds")
+    parser.add_argument("--out", default="peers.json",
+                        help="where the times go (default: %(default)s)")
+    parser.add_argument("--samples", type=int, default=50,
+                        help="timed launches of each (default: %(default)s)")
+    parser.add_argument("--filter", default="",
+                        help="only cases that this regular expression finds")
     parser.add_argument("--join", nargs="+", metavar="JSON",
-                        help="results of attention_cuda_bench, then of this script: print one table")
+                        help="results of attention_cuda_bench, then of this script: one table")
     parser.add_argument("--table", help="with --join: write the table to this file as well")
     args = parser.parse_args()
     if args.join and len(args.join) > 2:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what llama_cuda_bench measured: decode latency, memory and prefill over context, full attention
-against DuoAttention's split (its figures 9 to 11), one picture for each model.
+"""Draws what llama_cuda_bench measured: decode latency, memory and prefill over context, full
+attention against DuoAttention's split (its figures 9 to 11), one picture for each model.
 
   bench/plot_cuda.py llama.json --out bench/results
 
-A context that did not fit is extrapolated by a straight line through the measured ones, drawn hollow
-and dashed, and written "(extrapolated)" in the table that is printed. Without matplotlib only the
-table is printed.
+A context that did not fit is extrapolated by a straight line through the measured ones, drawn
+hollow and dashed, and written "(extrapolated)" in the table that is printed. Without matplotlib only
+the table is printed.
 """
 import argparse
 import json
@@ -23,7 +23,12 @@ def read(path):
     """{(model, policy, what, how): {tokens: entry}}; an entry without "ms" did not fit."""
     try:
         with open(path, encoding="utf-8") as file:
-            results = json.load(file)
+            text = file.read()
+        try:
+            results = json.loads(text)
+        except ValueError:
+            # A bench that was stopped: what it wrote ends behind some case.
+            results = json.loads(text[:text.rindex("\n    }") + 6] + "]}")
     except (OSError, ValueError) as why:
         sys.exit(f"plot_cuda.py: {path} cannot be read: {why}")
     series = {}
@@ -55,7 +60,8 @@ def line_through(points):
 
 def completed(points, key):
     """[(tokens, value, measured)], values of what did not fit from the line through the others."""
-    measured = [(tokens, point[key]) for tokens, point in points.items() if point.get(key) is not None]
+    measured = [(tokens, point[key]) for tokens, point in points.items()
+                if point.get(key) is not None]
     line = line_through(measured)
     found = [(tokens, value, True) for tokens, value in measured]
     if line:
@@ -75,7 +81,8 @@ def print_table(series):
                 cells = [f"{value:.1f} {unit}" + ("" if measured else " (extrapolated)")
                          for value, measured in (side[tokens] for side in sides)]
                 ratio = sides[0][tokens][0] / sides[1][tokens][0]
-                print(f"| {model} | {what} {how} | {tokens:,} | {cells[0]} | {cells[1]} | {ratio:.2f}× |")
+                print(f"| {model} | {what} {how} | {tokens:,} | {cells[0]} | {cells[1]} | "
+                      f"{ratio:.2f}× |")
 
 
 def draw(axes, points, key, label, color):
@@ -87,7 +94,8 @@ def draw(axes, points, key, label, color):
         axes.plot(*zip(*measured), "o-", color=color, label=label)
     if guessed:
         axes.plot(*zip(*(measured[-1:] + guessed)), "--", color=color)
-        axes.plot(*zip(*guessed), "o", color=color, fillstyle="none", label=label + ", extrapolated")
+        axes.plot(*zip(*guessed), "o", color=color, fillstyle="none",
+                  label=label + ", extrapolated")
 
 
 def plot(context, series, model, path):

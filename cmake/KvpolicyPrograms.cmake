@@ -11,7 +11,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(KVPOLICY_WARNING_FLAGS -Wall -Wextra -Wconversion -Wshadow -pedantic)
 add_library(kvpolicy_program_flags INTERFACE)
 target_compile_options(kvpolicy_program_flags INTERFACE
-  ${KVPOLICY_WARNING_FLAGS} $<$<BOOL:${KVPOLICY_WARNINGS_AS_ERRORS}>:-Werror>)
+  "$<$<COMPILE_LANGUAGE:CXX>:${KVPOLICY_WARNING_FLAGS};$<$<BOOL:${KVPOLICY_WARNINGS_AS_ERRORS}>:-Werror>>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # g++ 12 sees an overlap in every "text" + std::string (its bug 105651).
   target_compile_options(kvpolicy_program_flags INTERFACE -Wno-restrict)

@@ -16,6 +16,7 @@
 #include <kvpolicy/io/duo_pattern.hpp>
 #include <reference_model/llama.hpp>
 
+#include "common/device.hpp"
 #include "common/exam.hpp"
 #include "common/exam_plan.hpp"
 #include "common/files.hpp"
@@ -40,6 +41,7 @@ struct Arguments {
   std::size_t questions = 12;
   std::uint64_t seed = 1;
   std::size_t threads = 0;
+  std::string device = "cpu";
   std::string compress = "question";
   bool whole_answers = false;
   bool two_step = false;
@@ -120,7 +122,7 @@ Comparison prepare(const Arguments& arguments, const reference::Llama& model, bo
 
 // Each plan reads the text once, into a cache of its own, for what a cache holds is its plan's; all
 // of its questions go to forks of that.
-void examine_plans(const reference::Llama& model, Comparison& comparison) {
+void examine_plans(const reference::Llama& model, const Device& device, Comparison& comparison) {
   const std::size_t length = comparison.text.body.size();
   const auto plans = static_cast<double>(comparison.plans.size());
   Progress progress;
@@ -133,7 +135,8 @@ void examine_plans(const reference::Llama& model, Comparison& comparison) {
                         : "answers";
       progress.update((before + share) / plans, padded_name(comparison, plan.name) + doing);
     };
-    comparison.results.push_back(examine(model, plan, {&comparison.text, 1}, report));
+    comparison.results.push_back(examine(model, plan, {&comparison.text, 1}, report,
+                                         Threads::one_text, device.make_sequence));
   }
 }
 
@@ -172,6 +175,7 @@ nlohmann::json as_json(const Arguments& arguments, const reference::Llama& model
                       {"kv_heads", shape.kv_heads},
                       {"head_dim", shape.head_dim},
                       {"parameters", model.parameters()},
+                      {"device", arguments.device},
                       {"threads", threads()},
                       {"seed", arguments.seed},
                       {"tokens", comparison.text.body.size()},
@@ -254,21 +258,22 @@ void run(const Arguments& arguments, bool plans_chosen) {
   set_threads(arguments.threads);
   const auto model = reference::Llama::load(arguments.model);
   require_bytes(model);
+  const Device device = open_device(arguments.device, model);
   Comparison comparison = prepare(arguments, model, plans_chosen);
   if (!arguments.json) {
     const ModelShape shape = model.config().shape();
     fmt::print(
         "{}: {} layers, {} query and {} KV heads of {} channels, {} thousand parameters; "
-        "{} threads\n"
+        "{}\n"
         "A text of {} tokens (bytes) with {} facts hidden in it; {} questions, each to a "
         "fork of the read text\n",
         arguments.model, shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim,
-        thousands((model.parameters() + 500) / 1000), threads(),
+        thousands((model.parameters() + 500) / 1000), device.about,
         thousands(comparison.text.body.size()), comparison.text.facts,
         comparison.text.questions.size());
     std::fflush(stdout);
   }
-  examine_plans(model, comparison);
+  examine_plans(model, device, comparison);
   if (arguments.json) {
     constexpr auto replace = nlohmann::json::error_handler_t::replace;
     fmt::print("{}\n", as_json(arguments, model, comparison).dump(-1, ' ', false, replace));
@@ -318,6 +323,7 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(any_whole_number())
       ->capture_default_str();
+  add_device_option(app, arguments.device);
   app.add_option("--threads", arguments.threads, "Threads; 0: all that OpenMP offers")
       ->type_name("N")
       ->check(whole_number(0, most_threads))

@@ -21,6 +21,7 @@
 #include <reference_model/llama.hpp>
 #include <reference_model/sampler.hpp>
 
+#include "common/device.hpp"
 #include "common/exam.hpp"
 #include "common/files.hpp"
 #include "common/progress.hpp"
@@ -38,6 +39,7 @@ using namespace kvpolicy::tools;
 struct Arguments {
   std::string model;
   PlanArguments plan;
+  std::string device = "cpu";
   std::string dtype = "bfloat16";
   std::string prompt;
   std::string file;
@@ -81,13 +83,14 @@ std::vector<int> read_prompt(const Arguments& arguments, std::size_t vocabulary)
 }
 
 std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference::Llama& model,
-                                     PlanNeeds& needs) {
-  const auto make = [&]<Element E>() {
+                                     const Device& device, PlanNeeds& needs) {
+  const auto plan_of = [&]<Element E>() {
     auto plan = make_plan<E>(arguments.plan, model.config().shape(), arguments.model);
     needs = needs_of(plan);
-    return make_sequence(model, std::move(plan));
+    return plan;
   };
-  return arguments.dtype == "float32" ? make.operator()<float>() : make.operator()<bfloat16>();
+  if (arguments.dtype == "float32") return make_sequence(model, plan_of.operator()<float>());
+  return device.make_sequence(plan_of.operator()<bfloat16>());
 }
 
 // Tokens for people: bytes as they are, others by number. A terminal gets no control characters.
@@ -110,12 +113,13 @@ struct Generated {
   std::size_t bytes_read = 0;
 };
 
-Generated generate(const Arguments& arguments, const reference::Llama& model) {
+Generated generate(const Arguments& arguments, const reference::Llama& model,
+                   const Device& device) {
   const bool bytes = model.config().vocabulary == 256;
   const std::vector<int> prompt = read_prompt(arguments, model.config().vocabulary);
   reference::Sampler sampler{arguments.sampler};
   PlanNeeds needs;
-  const auto cache = make_cache(arguments, model, needs);
+  const auto cache = make_cache(arguments, model, device, needs);
   const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
 
   Generated result;
@@ -171,6 +175,7 @@ Generated generate(const Arguments& arguments, const reference::Llama& model) {
 void print_json(const Arguments& arguments, const Generated& result) {
   const nlohmann::json json{{"model", arguments.model},
                             {"plan", arguments.plan.plan},
+                            {"device", arguments.device},
                             {"dtype", arguments.dtype},
                             {"threads", threads()},
                             {"temperature", arguments.sampler.temperature},
@@ -203,13 +208,16 @@ void print_costs(const Arguments& arguments, const Generated& result) {
 }
 
 void run(const Arguments& arguments) {
+  require(arguments.device == "cpu" || arguments.dtype == "bfloat16",
+          "a GPU keeps rows in bfloat16; --dtype ", arguments.dtype, " is for --device cpu");
   require_model_folder(arguments.model);
   set_threads(arguments.threads);
   const auto model = reference::Llama::load(arguments.model);
   require(arguments.stop.empty() || model.config().vocabulary == 256,
           "--stop is a text, but the model does not write bytes: its vocabulary is ",
           model.config().vocabulary);
-  const Generated result = generate(arguments, model);
+  const Device device = open_device(arguments.device, model);
+  const Generated result = generate(arguments, model, device);
   if (arguments.json) return print_json(arguments, result);
   fmt::print("\n");
   std::fflush(stdout);
@@ -236,6 +244,7 @@ int main(int argc, char** argv) {
       ->type_name("N,N,...");
   source->require_option(0, 1);
   add_plan_options(app, arguments.plan);
+  add_device_option(app, arguments.device);
   app.add_option("--dtype", arguments.dtype, "Of cached rows")
       ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->type_name("TYPE")

@@ -47,10 +47,10 @@ namespace {
 using TokensDone = std::function<void(std::size_t)>;
 
 // Sums of one text's measurements, in the fields of a result.
-ExamResult examine_text(const reference::Llama& model, const ExamPlan& plan,
-                        const RetrievalText& text, const TokensDone& advance) {
+ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const RetrievalText& text,
+                        const TokensDone& advance) {
   ExamResult result;
-  const auto prefilled = make_sequence(model, plan.plan);
+  const auto prefilled = make(plan.plan);
   const Stopwatch prefill;
   std::size_t before = 0;
   // The logits behind the text are of no use: the questions come next.
@@ -132,8 +132,13 @@ ExamResult joined(const std::string& name, std::span<const ExamResult> parts) {
 }  // namespace
 
 ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
-                   std::span<const RetrievalText> texts, const ExamReport& report, Threads share) {
+                   std::span<const RetrievalText> texts, const ExamReport& report, Threads share,
+                   const MakeSequence& make) {
   require_bytes(model);
+  const MakeSequence on_cpu = [&](AnyPlan<bfloat16> own) {
+    return make_sequence(model, std::move(own));
+  };
+  const MakeSequence& made = make ? make : on_cpu;
   const std::size_t total = tokens_in(texts);
   std::size_t done = 0;
   std::mutex reporting;
@@ -145,7 +150,7 @@ ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
   std::vector<ExamResult> parts(texts.size());
   if (share == Threads::one_text) {
     for (std::size_t i = 0; i < texts.size(); ++i) {
-      parts[i] = examine_text(model, plan, texts[i], advance);
+      parts[i] = examine_text(made, plan, texts[i], advance);
     }
     return joined(plan.name, parts);
   }
@@ -155,7 +160,7 @@ ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
   for (std::ptrdiff_t i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
     try {
-      parts[at] = examine_text(model, plan, texts[at], advance);
+      parts[at] = examine_text(made, plan, texts[at], advance);
     } catch (...) {
       const std::lock_guard lock{reporting};
       failure = std::current_exception();

@@ -46,10 +46,13 @@ void require_bytes(const reference::Llama& model);
 /// texts themselves, which is quicker where there are many.
 enum class Threads : std::uint8_t { one_text, texts };
 
+/// `make`: empty for sequences on the CPU. Others are asked for one after another: with
+/// Threads::one_text.
 /// @throws as require_bytes; what the cache throws.
 [[nodiscard]] ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
                                  std::span<const RetrievalText> texts,
-                                 const ExamReport& report = {}, Threads share = Threads::one_text);
+                                 const ExamReport& report = {}, Threads share = Threads::one_text,
+                                 const MakeSequence& make = {});
 
 /// The bytes of a text as tokens.
 [[nodiscard]] std::vector<int> tokens_of(std::string_view text);

@@ -21,6 +21,8 @@ namespace kvpolicy::tools {
 struct Reading {
   Read read = Read::all;
   bool refresh_each_step = false;  ///< selecting heads choose anew at every token
+
+  friend bool operator==(const Reading&, const Reading&) = default;
 };
 
 class Sequence {
@@ -62,6 +64,10 @@ class Sequence {
                                                       AnyPlan<bfloat16> plan);
 [[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model,
                                                       AnyPlan<float> plan);
+
+/// Makes an empty sequence under a plan where the model runs: on the CPU as above, or on another
+/// device (device.hpp).
+using MakeSequence = std::function<std::unique_ptr<Sequence>(AnyPlan<bfloat16> plan)>;
 
 /// Threads of attention and matrix products from now on; 0 leaves the choice to OpenMP.
 void set_threads(std::size_t threads);

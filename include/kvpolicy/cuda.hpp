@@ -11,6 +11,7 @@
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/memory_of.hpp>
 #include <kvpolicy/cuda/options.hpp>
 #if defined(__CUDACC__)
 #include <kvpolicy/cuda/tensor.hpp>

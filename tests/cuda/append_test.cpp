@@ -13,7 +13,7 @@
 #include <kvpolicy/cuda/kernels/append.cuh>
 
 #include "cuda/support/device_head.hpp"
-#include "cuda/support/row_oracle.hpp"
+#include "cuda/support/launch.hpp"
 #include "cuda/support/written_head.hpp"
 #include "support/tensors.hpp"
 
@@ -71,7 +71,7 @@ template <class E, int HeadDim>
 class Layer {
  public:
   explicit Layer(unsigned seed) : random_{seed} {
-    kvpolicy::cuda::simt::seed(seed);
+    test::set_order(seed);
     page_rows_ = below(random_, 2) == 0 ? 64 : 128;
     sequences_ = 1 + static_cast<int>(below(random_, 2));
     kv_heads_ = 1 + static_cast<int>(below(random_, 3));
@@ -108,7 +108,7 @@ class Layer {
       }
       for (int h = 0; h < sequences_ * kv_heads_; ++h) head(h).check(state(h / kv_heads_));
       for (const std::uint32_t ticket : tickets_) CHECK(ticket == 0);
-      CHECK(out_of_range_ == 0);
+      CHECK(*out_of_range_ == 0);
     }
   }
 
@@ -179,7 +179,7 @@ class Layer {
                               .k = tensor(0),
                               .v = tensor(1),
                               .tickets = tickets_.data() + first,
-                              .out_of_range = &out_of_range_};
+                              .out_of_range = out_of_range_.get()};
     const std::vector<LayerState> before = states_;
     constexpr std::size_t shared = kvpolicy::cuda::append_shared_bytes<HeadDim>();
     if (rows <= 64 && below(random_, 3) > 0) {
@@ -240,7 +240,7 @@ class Layer {
   std::vector<std::unique_ptr<WrittenHead<E>>> heads_;
   std::vector<HeadView> views_;
   std::vector<std::uint32_t> tickets_;
-  int out_of_range_ = 0;
+  std::unique_ptr<int> out_of_range_ = std::make_unique<int>(0);
 };
 
 template <class E, int HeadDim>

@@ -13,6 +13,7 @@
 #include <kvpolicy/cuda/kernels/compact.cuh>
 
 #include "cuda/support/device_head.hpp"
+#include "cuda/support/launch.hpp"
 #include "cuda/support/row_oracle.hpp"
 #include "support/tensors.hpp"
 
@@ -147,7 +148,7 @@ void check_compressions(unsigned first_seed, unsigned seeds) {
   for (unsigned seed = first_seed; seed < first_seed + seeds; ++seed) {
     CAPTURE(seed);
     CAPTURE(HeadDim);
-    kvpolicy::cuda::simt::seed(seed);
+    test::set_order(seed);
     Random random{seed};
     const int page_rows = below(random, 2) == 0 ? 64 : 128;
     const int tokens = 50 + one_of(random, std::vector{0, 1, 13, 14, 15, 78, 150, 300});
@@ -158,7 +159,8 @@ void check_compressions(unsigned first_seed, unsigned seeds) {
     std::vector<int> counts, old_counts;
     std::vector<const long long*> old_positions;
     std::vector<long long*> new_positions;
-    int out_of_range = 0, expected_out_of_range = 0, tiles = 1;
+    const auto out_of_range = std::make_unique<int>(0);
+    int expected_out_of_range = 0, tiles = 1;
     for (int h = 0; h < 3; ++h) {
       heads.push_back(
           std::make_unique<Compression<E, HeadDim>>(random, page_rows, tokens, compressed_before));
@@ -187,11 +189,11 @@ void check_compressions(unsigned first_seed, unsigned seeds) {
                                .old_positions = compressed_before ? old_positions.data() : nullptr,
                                .old_counts = compressed_before ? old_counts.data() : nullptr,
                                .new_positions = new_positions.data(),
-                               .out_of_range = &out_of_range};
+                               .out_of_range = out_of_range.get()};
     test::launch(kvpolicy::cuda::compact_kernel<E, HeadDim>, below(random, 4) == 0 ? 1 : tiles, 3,
                  kvpolicy::cuda::write_threads, kvpolicy::cuda::compact_shared_bytes<HeadDim>(),
                  params);
-    CHECK(out_of_range == expected_out_of_range);
+    CHECK(*out_of_range == expected_out_of_range);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       CHECK(heads[h]->kept.back() == -1);
       CHECK(heads[h]->new_positions.back() == -1);

@@ -94,45 +94,45 @@ std::vector<double> part(const std::vector<double>& all, std::size_t begin, std:
   return {first, first + static_cast<std::ptrdiff_t>(count)};
 }
 
-/// NaN counts as infinitely far; equal infinities are equal.
+/// The largest |a - b| / (1 + |b|). NaN counts as infinitely far; equal infinities are equal.
 double distance(const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
   double worst = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (a[i] == b[i]) continue;
-    const double error = std::fabs(a[i] - b[i]);
+    const double error = std::fabs(a[i] - b[i]) / (1.0 + std::fabs(b[i]));
     if (!(error <= worst)) worst = std::isnan(error) ? 1e30 : error;
   }
   return worst;
 }
 
+/// What rounding a number to E costs, relative to the number, is below this.
 template <Element E>
 constexpr double unit = kvpolicy::encoding_of<E> == Encoding::bfloat16 ? 0x1p-8 : 0x1p-11;
 
-double worst_out = 0, worst_lse = 0;
+/// Tolerances, with what was measured over this file: outputs 1.2 units, most of it what rounding
+/// them to E costs. Log-sum-exp 5e-7, 6e-5 where quantised keys are rounded to half on the way, and
+/// 0.04 units where turned queries are rounded to E.
+constexpr double out_units = 2.0;
+constexpr double exact_lse = 2e-6;
+constexpr double grouped_lse = 2e-4;
 
 /// Against the oracle.
-///
-/// Tolerances: outputs are below about 5 here, and weights and outputs are rounded to E (quantised
-/// rows: to half), so 4 units of E are four times what rounding the output costs. Measured: at most
-/// WORST. Where heads are quantised by groups, keys and values are rounded to half on the way.
 template <Element E, int D, int ColumnTiles, bool Packed>
 void check_as(const test::DecodeLayer<E>& layer, unsigned grid, double lse_bound) {
   const auto expected = layer.oracle();
   const Output got = run<E, D, ColumnTiles, Packed>(layer.params(), grid);
   const double out = distance(got.out, expected.out);
   const double lse = distance(got.log_sum_exp, expected.log_sum_exp);
-  worst_out = std::max(worst_out, out / unit<E>);
-  worst_lse = std::max(worst_lse, lse);
   CAPTURE(D);
   CAPTURE(grid);
   CAPTURE(layer.columns());
-  CHECK(out <= 4 * unit<E>);
+  CHECK(out <= out_units * unit<E>);
   CHECK(lse <= lse_bound);
 }
 
 template <int D, Element E>
-void check(const test::DecodeLayer<E>& layer, unsigned grid, double lse_bound = 1e-4) {
+void check(const test::DecodeLayer<E>& layer, unsigned grid, double lse_bound = exact_lse) {
   REQUIRE(layer.columns() <= decode_most_columns);
   if constexpr (D == 64 || D == 128) {
     if (layer.packed()) {
@@ -185,13 +185,13 @@ TEST_CASE_TEMPLATE("decode: all rows and windows, at every length", E, bfloat16,
   for (const int tokens : histories) {
     CAPTURE(tokens);
     const unsigned grid = grids[seed % 4];
-    const test::DecodeLayer<E> one(128, 4, 3, 64,
-                                   {full(tokens), window(tokens, 4, 100, 192),
-                                    window(tokens, 0, 33, 64, true)},
-                                   {}, seed++);
+    const test::DecodeLayer<E> one(
+        128, 4, 3, 64, {full(tokens), window(tokens, 4, 100, 192), window(tokens, 0, 33, 64, true)},
+        {}, seed++);
     check<128>(one, grid);
     const test::DecodeLayer<E> some(64, 3, 2, 128, {full(tokens), window(tokens, 17, 64, 128)},
-                                    {.queries = 4, .own_rows = tokens < 4 || seed % 2 == 0}, seed++);
+                                    {.queries = 4, .own_rows = tokens < 4 || seed % 2 == 0},
+                                    seed++);
     check<64>(some, grid);
   }
 }
@@ -219,20 +219,22 @@ TEST_CASE("decode: quantised rows") {
   constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint4, Encoding::uint2};
   unsigned seed = 200;
   const auto go = [&]<class E, int D>(E, std::integral_constant<int, D>) {
-    const Grids all[] = {{D, D}, {32, 32}, {D, 8}, {8, D}, {32, 32, true}, {64, D, true}, {16, 64, true}};
+    const Grids all[] = {{D, D},         {32, 32},      {D, 8},        {8, D},
+                         {32, 32, true}, {64, D, true}, {16, 64, true}};
     for (const Encoding encoding : encodings) {
       for (const Grids& grid : all) {
-        for (const int tokens : {70, 130, 1000}) {
+        const int many_tokens = grid.key_group == D && grid.value_group == D ? 1500 : 400;
+        for (const int tokens : {70, 130, many_tokens}) {
           CAPTURE(name_of(encoding));
           CAPTURE(grid.key_group);
           CAPTURE(grid.per_channel);
           const int residual = static_cast<int>(seed % 3) * 50;
           const bool many = seed % 4 == 0;
           const test::DecodeLayer<E> layer(
-              D, many ? 5 : 3, 2, tokens == 1000 ? 128 : 64,
+              D, many ? 5 : 3, 2, tokens == many_tokens ? 128 : 64,
               {quantised(tokens, encoding, grid, residual), full(tokens)},
               {.queries = many ? 3 : 1 + static_cast<int>(seed % 2)}, seed);
-          check<D>(layer, grids[seed % 4], 5e-3);
+          check<D>(layer, grids[seed % 4], grouped_lse);
           ++seed;
         }
       }
@@ -256,7 +258,7 @@ TEST_CASE_TEMPLATE("decode: quantised windows, rings gone round twice", E, bfloa
       HeadCase chunk = ring;
       chunk.view.chunk_mask = true;
       const test::DecodeLayer<E> layer(64, 4, 2, 64, {ring, chunk}, {.queries = 3}, seed);
-      check<64>(layer, grids[seed++ % 4], 5e-3);
+      check<64>(layer, grids[seed++ % 4], grouped_lse);
     }
   }
 }
@@ -289,7 +291,7 @@ TEST_CASE_TEMPLATE("decode: chosen chunks", E, bfloat16, half) {
            choosing(quantised(tokens, encoding, {32, 32}, 50), rows, {0, 2, 7}, chunks * rows),
            choosing(quantised(tokens, encoding, {16, 128, true}, 50), rows, {1}, chunks * rows)},
           {.queries = static_cast<int>(seed % 2) + 1, .selected = true}, seed);
-      check<128>(layer, grids[seed++ % 4], 5e-3);
+      check<128>(layer, grids[seed++ % 4], grouped_lse);
     }
   }
 }
@@ -314,7 +316,7 @@ TEST_CASE_TEMPLATE("decode: sinks that seem to stand right before the window", E
       const test::DecodeLayer<E> layer(queries == 1 ? 128 : 96, 4, 2, 64, {head, chunk},
                                        {.queries = queries}, seed);
       // The turned query is rounded to E before it meets the sinks.
-      const double bound = 4 * unit<E>;
+      const double bound = 0.1 * unit<E>;
       if (queries == 1) {
         check<128>(layer, grids[seed++ % 4], bound);
       } else {
@@ -331,17 +333,17 @@ TEST_CASE_TEMPLATE("decode: soft cap, sink logits", E, bfloat16, half) {
       const CallCase call{.queries = 2, .softcap = softcap, .sink_logits = sinks};
       const test::DecodeLayer<E> layer(
           64, 5, 2, 64, {full(300), quantised(300, Encoding::uint4, {64, 64}, 10)}, call, seed);
-      check<64>(layer, grids[seed++ % 4], 5e-3);
+      check<64>(layer, grids[seed++ % 4], grouped_lse);
     }
   }
 }
 
 TEST_CASE_TEMPLATE("decode: loud queries move the softmax's reference often", E, bfloat16, half) {
   for (unsigned seed = 700; seed < 704; ++seed) {
-    const test::DecodeLayer<E> layer(
-        128, 4, 2, 64, {full(700), quantised(700, Encoding::uint8, {128, 128}, 100)},
-        {.queries = 2, .loudness = 40.0F}, seed);
-    check<128>(layer, grids[seed % 4], 2e-2);
+    const test::DecodeLayer<E> layer(128, 4, 2, 64,
+                                     {full(700), quantised(700, Encoding::uint8, {128, 128}, 100)},
+                                     {.queries = 2, .loudness = 40.0F}, seed);
+    check<128>(layer, grids[seed % 4]);
   }
 }
 
@@ -351,7 +353,8 @@ TEST_CASE_TEMPLATE("decode: heads of which nothing is read", E, bfloat16, half) 
     // All rows of the second sequence were dropped but those that no query of this call precedes.
     HeadCase dropped = full(10);
     dropped.view.evicted = 10;
-    const test::DecodeLayer<E> layer(64, 4, 2, 64, {full(70), full(70), dropped, full(10)}, call, 1);
+    const test::DecodeLayer<E> layer(64, 4, 2, 64, {full(70), full(70), dropped, full(10)}, call,
+                                     1);
     for (const unsigned grid : grids) check<64>(layer, grid);
     const test::DecodeLayer<E> nothing(64, 4, 1, 64, {dropped}, call, 1);
     check<64>(nothing, 3);
@@ -383,14 +386,15 @@ std::vector<HeadCase> everything(int tokens) {
                    chunks * 16)};
 }
 
-TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head", E, bfloat16,
+                   half) {
   constexpr int kinds = 8;
   const CallCase call{.queries = 2, .selected = true, .sink_logits = true};
   std::vector<HeadCase> heads = everything<E>(700);
   for (const HeadCase& head : everything<E>(33)) heads.push_back(head);
   for (const HeadCase& head : everything<E>(256)) heads.push_back(head);
   const test::DecodeLayer<E> layer(128, 4, kinds, 64, heads, call, 5);
-  for (const unsigned grid : {1U, 5U, 64U}) check<128>(layer, grid, 5e-3);
+  for (const unsigned grid : {1U, 5U, 64U}) check<128>(layer, grid, grouped_lse);
 
   // The same, a head at a time.
   const Output together = run<E, 128, 1, true>(layer.params(), 7);
@@ -401,11 +405,21 @@ TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head"
     for (std::size_t query = 0; query < 2; ++query) {
       const std::size_t at = (sequence * 2 + query) * kinds + h % kinds;
       CHECK(distance(part(together.out, at * row, row), part(alone.out, query * row, row)) <=
-            4 * unit<E>);
-      CHECK(distance(part(together.log_sum_exp, at * 4, 4), part(alone.log_sum_exp, query * 4, 4)) <=
-            1e-5);
+            out_units * unit<E>);
+      CHECK(distance(part(together.log_sum_exp, at * 4, 4),
+                     part(alone.log_sum_exp, query * 4, 4)) <= 1e-5);
     }
   }
+}
+
+TEST_CASE("decode: more heads than a block has threads") {
+  std::vector<HeadCase> heads;
+  for (int sequence = 0; sequence < 250; ++sequence) {
+    heads.push_back(full(sequence % 3 == 0 ? sequence : sequence % 20));
+    heads.push_back(window(heads.back().tokens, 1, 3, 64));
+  }
+  const test::DecodeLayer<bfloat16> layer(64, 1, 2, 64, heads, {}, 8);
+  check<64>(layer, 5);
 }
 
 TEST_CASE("decode: results do not depend on the order of threads and blocks") {
@@ -424,11 +438,10 @@ TEST_CASE("decode: results do not depend on the order of threads and blocks") {
 TEST_CASE_TEMPLATE("decode: rows that no query sees may hold anything", E, bfloat16, half) {
   // Rows before the window, in a line and before it in the window's first quantised block; rows
   // taken back; and a chunk that was not chosen.
-  test::DecodeLayer<E> layer(
-      64, 4, 3, 64,
-      {window(500, 4, 100, 0), window(500, 0, 64, 0, true),
-       choosing(full(500), 16, {0, 3, 4, 30}, 496)},
-      {.selected = true}, 7);
+  test::DecodeLayer<E> layer(64, 4, 3, 64,
+                             {window(500, 4, 100, 0), window(500, 0, 64, 0, true),
+                              choosing(full(500), 16, {0, 3, 4, 30}, 496)},
+                             {.selected = true}, 7);
   const auto spoil = [&](std::size_t head, int begin, int end) {
     for (int row = begin; row < end; ++row) {
       for (const test::Side side : {test::Side::keys, test::Side::values}) {
@@ -442,7 +455,7 @@ TEST_CASE_TEMPLATE("decode: rows that no query sees may hold anything", E, bfloa
   spoil(2, 16, 48);
   spoil(2, 80, 480);
   const Output got = run<E, 64, 1, false>(layer.params(), 5);
-  CHECK(distance(got.out, expected.out) <= 4 * unit<E>);
-  CHECK(distance(got.log_sum_exp, expected.log_sum_exp) <= 1e-4);
+  CHECK(distance(got.out, expected.out) <= out_units * unit<E>);
+  CHECK(distance(got.log_sum_exp, expected.log_sum_exp) <= exact_lse);
 }
 }  // namespace

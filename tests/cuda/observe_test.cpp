@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scores of rows that a compression ranks, on the emulated device, against probabilities in
-// double that are all written out; and the rows that follow from them.
+// The scores of rows that a compression ranks, against probabilities in double that are all
+// written out; and the rows that follow from them.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 
 #include <kvpolicy/cuda/kernels/observe.cuh>
 #include <kvpolicy/policy/snapkv_scorer.hpp>
-#include <simt/launch.hpp>
 
 #include "cuda/support/device_head.hpp"
 #include "cuda/support/forbid.hpp"
+#include "cuda/support/launch.hpp"
 #include "support/oracle.hpp"
 #include "support/tensors.hpp"
 
@@ -40,7 +40,7 @@ struct Case {
   int tokens = 0;  // of the text: 0 means as many as the first head has rows
   int group = 1;
   int known = 1000;  // latest queries that are known
-  unsigned blocks = 1;
+  int blocks = 1;
   int page_rows = 64;
   float deviation = 1.0F;  // of the queries
   float softcap = 0.0F;
@@ -93,7 +93,7 @@ double check(const Case& c) {
   const int kv_heads = static_cast<int>(c.heads.size());
   const int q_heads = kv_heads * c.group;
   const int tokens = c.tokens > 0 ? c.tokens : c.heads[0].rows;
-  const LayerState state{tokens, tokens};
+  const auto state = std::make_unique<LayerState>(LayerState{tokens, tokens});
   test::Random random{static_cast<std::uint64_t>(tokens * 8 + c.group)};
 
   int window = 1, most_rows = 1;
@@ -118,7 +118,7 @@ double check(const Case& c) {
     views.push_back(device.back()->view());
     std::vector<float> keys(static_cast<std::size_t>(head.rows) * HeadDim);
     for (float& x : keys) x = test::normal(random);
-    device.back()->store(keys, keys, state);
+    device.back()->store(keys, keys, *state);
     for (int r = 0; r < head.rows; ++r) {
       if (r >= views.back().packed_end(tokens)) {
         test::forbid(device.back()->exact(test::Side::values, r), HeadDim);
@@ -133,7 +133,7 @@ double check(const Case& c) {
       own.push_back(
           {.position = r < head.survivors ? r : r + view.evicted, .key = {}, .value = {}});
       for (int d = 0; d < HeadDim; ++d) {
-        own.back().key.push_back(device.back()->number(test::Side::keys, r, d, state));
+        own.back().key.push_back(device.back()->number(test::Side::keys, r, d, *state));
       }
     }
   }
@@ -157,14 +157,15 @@ double check(const Case& c) {
 
   const auto columns = static_cast<std::size_t>(observe_columns(c.group, window));
   const auto heads = static_cast<std::size_t>(kv_heads);
-  std::vector<PartialState> partial(heads * c.blocks * columns, {NAN, NAN});
+  std::vector<PartialState> partial(heads * static_cast<std::size_t>(c.blocks) * columns,
+                                    {NAN, NAN});
   std::vector<std::uint32_t> tickets(heads, 0);
   std::vector<float> lse(heads * columns, NAN);
   const long long pitch = most_rows;
   std::vector<float> scores(heads * static_cast<std::size_t>(pitch), untouched);
   ObserveParams params;
   params.heads = views.data();
-  params.state = &state;
+  params.state = state.get();
   params.compressions = compressions.data();
   params.kv_heads = kv_heads;
   params.group = c.group;
@@ -183,9 +184,8 @@ double check(const Case& c) {
   params.scores = scores.data();
   params.pitch = pitch;
   const auto launch = [&](auto kernel) {
-    REQUIRE(simt::launch(kernel, c.blocks, static_cast<unsigned>(kv_heads), observe_threads,
-                         observe_shared_bytes<HeadDim>(c.group, window), nullptr,
-                         params) == cudaSuccess);
+    test::launch(kernel, c.blocks, kv_heads, observe_threads,
+                 observe_shared_bytes<HeadDim>(c.group, window), params);
   };
   launch(observe_lse_kernel<E, HeadDim, Packed>);
   CHECK(std::all_of(tickets.begin(), tickets.end(), [](auto ticket) { return ticket == 0; }));
@@ -253,19 +253,18 @@ double check(const Case& c) {
       return expected[static_cast<std::size_t>(a)] > expected[static_cast<std::size_t>(b)];
     });
     std::vector<int> kept(static_cast<std::size_t>(k + head.how.window), -1);
-    int* place = kept.data();
-    int count_kept = -1;
+    const auto place = std::make_unique<int*>(kept.data());
+    const auto count_kept = std::make_unique<int>(-1);
     KeepParams keep;
     keep.heads = &views[static_cast<std::size_t>(h)];
-    keep.state = &state;
-    keep.compressions = &head.how;
+    keep.state = state.get();
+    keep.compressions = &compressions[static_cast<std::size_t>(h)];
     keep.scores = own;
     keep.pitch = pitch;
-    keep.kept = &place;
-    keep.counts = &count_kept;
-    REQUIRE(simt::launch(keep_select_kernel<256>, 1, 1, 256, select_shared_bytes(), nullptr,
-                         keep) == cudaSuccess);
-    REQUIRE(count_kept == k + head.how.window);
+    keep.kept = place.get();
+    keep.counts = count_kept.get();
+    test::launch(keep_select_kernel<256>, 1, 1, 256, select_shared_bytes(), keep);
+    REQUIRE(*count_kept == k + head.how.window);
     for (int i = 0; i < k && k < candidates; ++i) {
       const int row = kept[static_cast<std::size_t>(i)];
       REQUIRE((row >= 0 && row < candidates));
@@ -315,7 +314,7 @@ TEST_CASE("observed scores, half") {
 
 TEST_CASE("long texts: several tiles of votes and their halos, several blocks, larger pages") {
   double worst = 0;
-  for (const unsigned blocks : {1U, 2U, 5U}) {
+  for (const int blocks : {1, 2, 5}) {
     worst = std::max(
         worst, check<bfloat16, 64>({.heads = {{.rows = 1000, .survivors = 0, .how = how(8, 7)}},
                                     .group = 4,

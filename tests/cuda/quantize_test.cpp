@@ -8,11 +8,12 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include <kvpolicy/cuda/kernels/append.cuh>
 
-#include "cuda/support/row_oracle.hpp"
+#include "cuda/support/launch.hpp"
 #include "cuda/support/written_head.hpp"
 #include "support/tensors.hpp"
 
@@ -46,23 +47,24 @@ void check_quantized(const std::vector<std::vector<float>>& rows, Encoding encod
   }
   head.text[0] = head.text[1] = numbers;
   const kvpolicy::cuda::Tensor tensor{reinterpret_cast<std::byte*>(numbers.data()), 0, HeadDim, 0};
-  LayerState state;
-  std::uint32_t ticket = 0;
-  int out_of_range = 0;
-  const AppendParams params{.heads = &head.memory.view(),
-                            .states = &state,
+  const std::vector<HeadView> views{head.memory.view()};
+  std::vector<LayerState> states(1);
+  std::vector<std::uint32_t> tickets(1, 0);
+  const auto out_of_range = std::make_unique<int>(0);
+  const AppendParams params{.heads = views.data(),
+                            .states = states.data(),
                             .kv_heads = 1,
                             .rows = 64,
                             .commit_rows = 64,
                             .k = tensor,
                             .v = tensor,
-                            .tickets = &ticket,
-                            .out_of_range = &out_of_range};
+                            .tickets = tickets.data(),
+                            .out_of_range = out_of_range.get()};
   launch(kvpolicy::cuda::append_kernel<E, HeadDim>, 1, 1, kvpolicy::cuda::write_threads,
          kvpolicy::cuda::append_shared_bytes<HeadDim>(), params);
   head.check_packed(Side::keys, 64);
   head.check_packed(Side::values, 64);
-  CHECK(out_of_range == expected_out_of_range);
+  CHECK(*out_of_range == expected_out_of_range);
 }
 
 template <class E, int HeadDim>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chunk scores on the emulated device, against plain loops in double.
+// Chunk scores against plain loops in double.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -11,10 +11,10 @@
 #include <vector>
 
 #include <kvpolicy/cuda/kernels/score.cuh>
-#include <simt/launch.hpp>
 
 #include "cuda/support/device_head.hpp"
 #include "cuda/support/forbid.hpp"
+#include "cuda/support/launch.hpp"
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
@@ -30,7 +30,7 @@ struct Case {
   int group = 1;
   int page_rows = 64;
   int chunks = 5;  // of the first sequence; the second has two thirds of them
-  unsigned blocks = 1;
+  int blocks = 1;
 };
 
 template <Element E, int HeadDim>
@@ -104,9 +104,8 @@ void check(const Case& c) {
   for (int y = 0; y < sequences * c.kv_heads; ++y) {
     views[static_cast<std::size_t>(y)].scores = scores.data() + y * pitch;
   }
-  REQUIRE(simt::launch(score_kernel<E, HeadDim>, c.blocks,
-                       static_cast<unsigned>(sequences * c.kv_heads), score_threads,
-                       score_shared_bytes<HeadDim>(), nullptr, params) == cudaSuccess);
+  test::launch(score_kernel<E, HeadDim>, c.blocks, sequences * c.kv_heads, score_threads,
+               score_shared_bytes<HeadDim>(), params);
 
   const auto number = [](std::uint16_t bits) {
     E value;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Top-k on the emulated device against a stable sort; the two kernels that put choices down.
+// Top-k against a stable sort; the two kernels that put choices down.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 
 #include <kvpolicy/cuda/kernels/select.cuh>
 #include <kvpolicy/policy/top_rows.hpp>
-#include <simt/launch.hpp>
 
+#include "cuda/support/launch.hpp"
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
@@ -45,28 +45,27 @@ Rows expected_top(const std::vector<float>& scores, int k) {
 template <int Threads>
 Rows keep(const std::vector<float>& scores, int k, int window) {
   const int rows = static_cast<int>(scores.size()) + window;
-  const HeadView head{.evicted = 17};
-  const LayerState state{rows + 17, rows + 17};
-  const Compression how{.window = window, .budget = k};
+  const std::vector<HeadView> heads{{.evicted = 17}};
+  const std::vector<LayerState> states{{rows + 17, rows + 17}};
+  const std::vector<Compression> how{{.window = window, .budget = k}};
   const auto exact = std::make_unique<float[]>(scores.size());
   std::copy(scores.begin(), scores.end(), exact.get());
   const int size = std::min(k, rows - window) + window;
   const auto kept = std::make_unique<int[]>(static_cast<std::size_t>(size));
-  int* const place = kept.get();
-  std::fill_n(place, size, -1);
-  int count = -1;
+  std::fill_n(kept.get(), size, -1);
+  const std::vector<int*> places{kept.get()};
+  std::vector<int> counts{-1};
   KeepParams params;
-  params.heads = &head;
-  params.state = &state;
-  params.compressions = &how;
+  params.heads = heads.data();
+  params.state = states.data();
+  params.compressions = how.data();
   params.scores = exact.get();
   params.pitch = static_cast<long long>(scores.size());
-  params.kept = &place;
-  params.counts = &count;
-  REQUIRE(simt::launch(keep_select_kernel<Threads>, 1, 1, Threads, select_shared_bytes(), nullptr,
-                       params) == cudaSuccess);
-  CHECK(count == size);
-  return {place, place + size};
+  params.kept = places.data();
+  params.counts = counts.data();
+  test::launch(keep_select_kernel<Threads>, 1, 1, Threads, select_shared_bytes(), params);
+  CHECK(counts[0] == size);
+  return {kept.get(), kept.get() + size};
 }
 
 template <int Threads>
@@ -134,24 +133,22 @@ TEST_CASE("keep_select puts the window behind the choice and leaves other heads 
     }
   }
   // Fewer rows than the window: all of them.
-  const HeadView head{};
-  const LayerState state{5, 5};
-  const Compression how[2] = {{.window = 8, .budget = 4}, {}};
-  const HeadView heads[2] = {head, head};
+  const std::vector<HeadView> heads(2);
+  const std::vector<LayerState> states{{5, 5}};
+  const std::vector<Compression> how{{.window = 8, .budget = 4}, {}};
   Rows kept(13, -1);
-  int* places[2] = {kept.data(), nullptr};
-  int counts[2] = {-1, -1};
-  const float scores[2] = {};
+  const std::vector<int*> places{kept.data(), nullptr};
+  std::vector<int> counts(2, -1);
+  const std::vector<float> scores(2, 0.0F);
   KeepParams params;
-  params.heads = heads;
-  params.state = &state;
-  params.compressions = how;
-  params.scores = scores;
+  params.heads = heads.data();
+  params.state = states.data();
+  params.compressions = how.data();
+  params.scores = scores.data();
   params.pitch = 1;
-  params.kept = places;
-  params.counts = counts;
-  REQUIRE(simt::launch(keep_select_kernel<256>, 2, 1, 256, select_shared_bytes(), nullptr,
-                       params) == cudaSuccess);
+  params.kept = places.data();
+  params.counts = counts.data();
+  test::launch(keep_select_kernel<256>, 2, 1, 256, select_shared_bytes(), params);
   CHECK(counts[0] == 5);
   CHECK(counts[1] == -1);
   CHECK((Rows(kept.begin(), kept.begin() + 6) == Rows{0, 1, 2, 3, 4, -1}));
@@ -165,9 +162,10 @@ TEST_CASE("refresh_select writes one choice into each selecting head's ring") {
     Rows chunks = Rows(slots * budget, -1);
     Selections view;
   };
-  Choices choices[sequences];
-  HeadView heads[sequences * kv_heads];  // of two heads the second selects
-  for (int s = 0; s < sequences; ++s) {
+  std::vector<Choices> choices(sequences);
+  std::vector<HeadView> heads(sequences * kv_heads);  // of two heads the second selects
+  std::vector<LayerState> states(sequences);
+  for (std::size_t s = 0; s < choices.size(); ++s) {
     Choices& c = choices[s];
     c.view = {.slots = slots,
               .tokens = c.tokens.data(),
@@ -179,24 +177,21 @@ TEST_CASE("refresh_select writes one choice into each selecting head's ring") {
     head.budget_chunks = budget;
     head.selections = &c.view;
   }
-  LayerState states[sequences];
   for (int round = 0; round < 8; ++round) {
     CAPTURE(round);
     std::vector<std::vector<float>> scores;
-    const int pitch = 400;
+    constexpr std::size_t pitch = 400;
     std::vector<float> all(sequences * kv_heads * pitch, not_a_number);
     const int call_rows = round % 2;
-    for (int s = 0; s < sequences; ++s) {
+    for (std::size_t s = 0; s < choices.size(); ++s) {
       // The first rounds know no chunk, or fewer than the budget, whose scores nobody wrote.
       const int committed = round == 0   ? 7
                             : round == 1 ? 8 * 4 + 3
-                                         : 8 * (100 + 30 * round + s) + 5;
+                                         : 8 * (100 + 30 * round + static_cast<int>(s)) + 5;
       states[s] = {.tokens = committed + 2, .committed = committed};
       scores.push_back(made(committed / 8, [&](int) { return test::normal(random); }));
       if (round > 1) {
-        std::copy(scores[static_cast<std::size_t>(s)].begin(),
-                  scores[static_cast<std::size_t>(s)].end(),
-                  all.begin() + (s * kv_heads + 1) * pitch);
+        std::copy(scores[s].begin(), scores[s].end(), all.data() + (s * kv_heads + 1) * pitch);
       }
     }
     // In round 5 a rollback has taken back two choices.
@@ -205,19 +200,19 @@ TEST_CASE("refresh_select writes one choice into each selecting head's ring") {
     }
     const int latest = choices[0].view.latest, valid = choices[0].view.valid;
     RefreshParams params;
-    params.heads = heads;
-    params.states = states;
+    params.heads = heads.data();
+    params.states = states.data();
     params.kv_heads = kv_heads;
     params.call_rows = call_rows;
-    for (int y = 0; y < sequences * kv_heads; ++y) heads[y].scores = all.data() + y * pitch;
+    for (std::size_t y = 0; y < heads.size(); ++y) heads[y].scores = all.data() + y * pitch;
     // In round 6 the same query chooses twice: the second choice takes the place of the first.
     for (int i = 0; i < (round == 6 ? 2 : 1); ++i) {
-      REQUIRE(simt::launch(refresh_select_kernel<256>, sequences * kv_heads, 1, 256,
-                           select_shared_bytes(), nullptr, params) == cudaSuccess);
+      test::launch(refresh_select_kernel<256>, sequences * kv_heads, 1, 256, select_shared_bytes(),
+                   params);
     }
-    for (int s = 0; s < sequences; ++s) {
+    for (std::size_t s = 0; s < choices.size(); ++s) {
       const Choices& c = choices[s];
-      const auto& own = scores[static_cast<std::size_t>(s)];
+      const auto& own = scores[s];
       CHECK(c.view.latest == (latest + 1) % slots);
       CHECK(c.view.valid == std::min(valid + 1, slots));
       const auto slot = static_cast<std::size_t>(c.view.latest);

@@ -24,9 +24,8 @@ class DeviceDenseCache {
   /// A DeviceAttendFn; `*this` must outlive it.
   [[nodiscard]] DeviceAttendFn attend() {
     return [this](std::size_t layer, TensorView<const bfloat16> q, TensorView<const bfloat16> k,
-                  TensorView<const bfloat16> v, TensorView<bfloat16> out, cudaStream_t stream) {
-      step(layer, q, k, v, out, stream);
-    };
+                  TensorView<const bfloat16> v, TensorView<bfloat16> out,
+                  cudaStream_t stream) { step(layer, q, k, v, out, stream); };
   }
 
  private:

@@ -24,8 +24,7 @@ class DeviceNumbers {
   }
   /// Not yet written: NaN under the emulation.
   explicit DeviceNumbers(std::size_t count)
-      : count_{count},
-        block_{cuda::allocate(cuda::default_memory(), count * sizeof(T), nullptr)} {}
+      : count_{count}, block_{cuda::allocate(cuda::default_memory(), count * sizeof(T), nullptr)} {}
 
   [[nodiscard]] T* data() const { return reinterpret_cast<T*>(block_.get()); }
   template <class U>

@@ -38,7 +38,8 @@ TEST_CASE("tokens become their rows of the embedding, and the position moves on"
       const auto width = static_cast<std::size_t>(hidden);
       const auto table = random_bfloat16(vocabulary * width, 7);
       std::vector<int> tokens(static_cast<std::size_t>(rows));
-      for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int>(i * 7 % vocabulary);
+      for (std::size_t i = 0; i < tokens.size(); ++i)
+        tokens[i] = static_cast<int>(i * 7 % vocabulary);
       tokens.back() = rows > 1 ? kernels::no_token : vocabulary - 1;
       const DeviceNumbers<bfloat16> embedding{table};
       const DeviceNumbers<int> given{tokens};
@@ -48,8 +49,11 @@ TEST_CASE("tokens become their rows of the embedding, and the position moves on"
                    nullptr,
                    kernels::EmbedParams{.tokens = given.data(),
                                         .embedding = embedding.as<std::uint16_t>(),
-                                        .residual = residual.data(), .position = position.data(),
-                                        .rows = rows, .vocabulary = vocabulary, .hidden = hidden},
+                                        .residual = residual.data(),
+                                        .position = position.data(),
+                                        .rows = rows,
+                                        .vocabulary = vocabulary,
+                                        .hidden = hidden},
                    "embed");
       CHECK(position.get()[0] == 40 + rows);
       const auto out = residual.get();
@@ -83,14 +87,16 @@ TEST_CASE("angles belong to the position on the device, far into a text as well"
                    nullptr,
                    kernels::AnglesParams{.position = position.data(),
                                          .inverse_frequencies = given.data(),
-                                         .cosines = cosines.data(), .sines = sines.data(),
+                                         .cosines = cosines.data(),
+                                         .sines = sines.data(),
                                          .pairs = static_cast<int>(pairs)},
                    "angles");
       double error = 0;
       for (std::size_t i = 0; i < rows * pairs; ++i) {
-        const double angle = (first + static_cast<double>(i / pairs)) *
-                             static_cast<double>(frequencies[i % pairs]);
-        error = std::fmax(error, std::fabs(std::cos(angle) - static_cast<double>(cosines.get()[i])));
+        const double angle =
+            (first + static_cast<double>(i / pairs)) * static_cast<double>(frequencies[i % pairs]);
+        error =
+            std::fmax(error, std::fabs(std::cos(angle) - static_cast<double>(cosines.get()[i])));
         error = std::fmax(error, std::fabs(std::sin(angle) - static_cast<double>(sines.get()[i])));
       }
       CHECK(error <= 1e-6);
@@ -110,12 +116,15 @@ TEST_CASE("norm gives rows unit mean square") {
     const DeviceNumbers<bfloat16> out{rows * width};
     constexpr float eps = 1e-3F;
     cuda::launch(kernels::norm_kernel<>,
-                 {.grid_x = rows, .threads = kernels::norm_threads,
+                 {.grid_x = rows,
+                  .threads = kernels::norm_threads,
                   .shared_bytes = kernels::norm_shared_bytes()},
                  nullptr,
-                 kernels::NormParams{.x = in.data(), .weight = scale.data(),
+                 kernels::NormParams{.x = in.data(),
+                                     .weight = scale.data(),
                                      .out = out.as<std::uint16_t>(),
-                                     .width = static_cast<int>(width), .eps = eps},
+                                     .width = static_cast<int>(width),
+                                     .eps = eps},
                  "norm");
     const auto got = out.get();
     bool close = true;
@@ -127,7 +136,8 @@ TEST_CASE("norm gives rows unit mean square") {
       const double factor =
           1 / std::sqrt(squares / static_cast<double>(width) + static_cast<double>(eps));
       for (std::size_t i = 0; i < width; ++i) {
-        const double y = static_cast<double>(x[row * width + i]) * factor * static_cast<double>(weight[i]);
+        const double y =
+            static_cast<double>(x[row * width + i]) * factor * static_cast<double>(weight[i]);
         close = close && std::fabs(number(got[row * width + i]) - y) <= rounding(y);
       }
     }
@@ -155,8 +165,10 @@ TEST_CASE("the first heads of a row turn, the others stay") {
       const DeviceNumbers<float> sines{sine};
       cuda::launch(kernels::rotate_kernel<>, {.grid_x = rows, .threads = kernels::rotate_threads},
                    nullptr,
-                   kernels::RotateParams{.rows = in.as<std::uint16_t>(), .cosines = cosines.data(),
-                                         .sines = sines.data(), .row_width = static_cast<int>(width),
+                   kernels::RotateParams{.rows = in.as<std::uint16_t>(),
+                                         .cosines = cosines.data(),
+                                         .sines = sines.data(),
+                                         .row_width = static_cast<int>(width),
                                          .heads = static_cast<int>(heads),
                                          .pairs = static_cast<int>(pairs)},
                    "rotate");
@@ -191,15 +203,15 @@ TEST_CASE("swiglu of gates large and small") {
     const DeviceNumbers<bfloat16> in{x};
     const DeviceNumbers<bfloat16> out{rows * width};
     const auto words = static_cast<int>(width / 2);
-    cuda::launch(kernels::swiglu_kernel<>,
-                 {.grid_x = rows,
-                  .grid_y = (words + kernels::swiglu_words_of_block - 1) /
-                            kernels::swiglu_words_of_block,
-                  .threads = kernels::swiglu_threads},
-                 nullptr,
-                 kernels::SwigluParams{.gate_up = in.as<std::uint32_t>(),
-                                       .out = out.as<std::uint32_t>(), .words = words},
-                 "swiglu");
+    cuda::launch(
+        kernels::swiglu_kernel<>,
+        {.grid_x = rows,
+         .grid_y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block,
+         .threads = kernels::swiglu_threads},
+        nullptr,
+        kernels::SwigluParams{
+            .gate_up = in.as<std::uint32_t>(), .out = out.as<std::uint32_t>(), .words = words},
+        "swiglu");
     const auto got = out.get();
     bool close = true;
     for (std::size_t i = 0; i < rows * width; ++i) {
@@ -222,16 +234,17 @@ Choice choose(const std::vector<float>& logits, int before = 0, std::size_t capa
   const DeviceNumbers<int> token{std::vector{99}};
   const DeviceNumbers<int> chosen{std::vector<int>(capacity, 77)};
   const DeviceNumbers<int> choices{std::vector{before}};
-  cuda::launch(kernels::likeliest_kernel<>,
-               {.threads = kernels::likeliest_threads,
-                .shared_bytes = kernels::likeliest_shared_bytes()},
-               nullptr,
-               kernels::LikeliestParams{.logits = in.data(),
-                                        .vocabulary = static_cast<int>(logits.size()),
-                                        .token = token.data(), .chosen = chosen.data(),
-                                        .choices = choices.data(),
-                                        .capacity = static_cast<int>(capacity)},
-               "likeliest");
+  cuda::launch(
+      kernels::likeliest_kernel<>,
+      {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()},
+      nullptr,
+      kernels::LikeliestParams{.logits = in.data(),
+                               .vocabulary = static_cast<int>(logits.size()),
+                               .token = token.data(),
+                               .chosen = chosen.data(),
+                               .choices = choices.data(),
+                               .capacity = static_cast<int>(capacity)},
+      "likeliest");
   return {token.get()[0], chosen.get(), choices.get()[0]};
 }
 
@@ -283,12 +296,14 @@ TEST_CASE("rows as 8-bit codes are off by half a step at most; rows beyond are z
     const DeviceNumbers<std::int8_t> codes{padded * width};
     const DeviceNumbers<float> scales{padded};
     cuda::launch(kernels::quantize_rows_kernel<>,
-                 {.grid_x = padded, .threads = kernels::quantize_rows_threads,
+                 {.grid_x = padded,
+                  .threads = kernels::quantize_rows_threads,
                   .shared_bytes = kernels::quantize_rows_shared_bytes()},
                  nullptr,
                  kernels::QuantizeRowsParams{.x = in.as<std::uint16_t>(),
                                              .codes = codes.as<std::uint32_t>(),
-                                             .scales = scales.data(), .rows = rows,
+                                             .scales = scales.data(),
+                                             .rows = rows,
                                              .width = static_cast<int>(width)},
                  "quantize");
     const auto code = codes.get();
@@ -312,7 +327,8 @@ TEST_CASE("sums of codes meet both scales, and go where they are asked to") {
       CAPTURE(biased);
       constexpr std::size_t rows = 2;
       std::vector<int> sums(rows * width);
-      for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = static_cast<int>(i * 7919 % 20001) - 10000;
+      for (std::size_t i = 0; i < sums.size(); ++i)
+        sums[i] = static_cast<int>(i * 7919 % 20001) - 10000;
       const auto row_scale = random_floats(rows, 12);
       const auto column_scale = random_floats(width, 13);
       const auto bias = random_floats(width, 14);
@@ -323,15 +339,18 @@ TEST_CASE("sums of codes meet both scales, and go where they are asked to") {
       const DeviceNumbers<float> added{std::vector<float>(rows * width, 5.0F)};
       const DeviceNumbers<float> floats{rows * width};
       const DeviceNumbers<bfloat16> out{rows * width};
-      const kernels::DequantizeParams params{
-          .sums = in.data(), .row_scales = by_row.data(), .column_scales = by_column.data(),
-          .bias = biased ? more.data() : nullptr, .width = static_cast<int>(width)};
+      const kernels::DequantizeParams params{.sums = in.data(),
+                                             .row_scales = by_row.data(),
+                                             .column_scales = by_column.data(),
+                                             .bias = biased ? more.data() : nullptr,
+                                             .width = static_cast<int>(width)};
       const auto run = [&](kernels::DequantizeParams p) {
-        cuda::launch(kernels::dequantize_kernel<>,
-                     {.grid_x = rows,
-                      .grid_y = static_cast<int>(width - 1) / kernels::dequantize_columns_of_block + 1,
-                      .threads = kernels::dequantize_threads},
-                     nullptr, p, "dequantize");
+        cuda::launch(
+            kernels::dequantize_kernel<>,
+            {.grid_x = rows,
+             .grid_y = static_cast<int>(width - 1) / kernels::dequantize_columns_of_block + 1,
+             .threads = kernels::dequantize_threads},
+            nullptr, p, "dequantize");
       };
       auto p = params;
       p.added = added.data();
@@ -362,10 +381,11 @@ TEST_CASE("random weights have the spread that was asked for, and no two layers 
   constexpr std::size_t count = 5003;
   const auto draw = [&](std::uint64_t seed) {
     const DeviceNumbers<bfloat16> out{count};
-    cuda::launch(kernels::random_kernel<>, {.grid_x = 3, .threads = kernels::random_threads}, nullptr,
-                 kernels::RandomParams{.numbers = out.as<std::uint16_t>(), .count = count,
-                                       .amplitude = 0.5F, .seed = seed},
-                 "random");
+    cuda::launch(
+        kernels::random_kernel<>, {.grid_x = 3, .threads = kernels::random_threads}, nullptr,
+        kernels::RandomParams{
+            .numbers = out.as<std::uint16_t>(), .count = count, .amplitude = 0.5F, .seed = seed},
+        "random");
     return out.get();
   };
   const auto one = draw(1);
@@ -382,7 +402,8 @@ TEST_CASE("random weights have the spread that was asked for, and no two layers 
   CHECK(one != draw(2));
 
   const DeviceNumbers<std::int8_t> codes{count};
-  cuda::launch(kernels::random_kernel<>, {.grid_x = 30, .threads = kernels::random_threads}, nullptr,
+  cuda::launch(kernels::random_kernel<>, {.grid_x = 30, .threads = kernels::random_threads},
+               nullptr,
                kernels::RandomParams{.codes = codes.as<std::uint8_t>(), .count = count, .seed = 3},
                "random");
   const auto got = codes.get();

@@ -46,7 +46,6 @@ std::vector<float> host_logits(const Llama& model, std::span<const int> tokens) 
   return all_logits(model, tokens, 0, cache.attend());
 }
 
-
 TEST_CASE("logits equal those of the CPU within what bfloat16 activations cost") {
   for (const std::string name : golden_names) {
     CAPTURE(name);

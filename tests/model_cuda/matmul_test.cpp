@@ -25,8 +25,10 @@ Linear random_linear(std::size_t inputs, std::size_t outputs, bool biased, unsig
     for (const bfloat16 x : numbers) out.push_back(static_cast<float>(x));
     return out;
   };
-  Linear linear{.inputs = inputs, .outputs = outputs,
-                .weight = floats(random_bfloat16(inputs * outputs, seed)), .bias = {}};
+  Linear linear{.inputs = inputs,
+                .outputs = outputs,
+                .weight = floats(random_bfloat16(inputs * outputs, seed)),
+                .bias = {}};
   if (biased) linear.bias = floats(random_bfloat16(outputs, seed + 1));
   return linear;
 }
@@ -57,8 +59,8 @@ std::vector<Expected> expected(const std::vector<const Linear*>& parts,
 }
 
 // The device's product of x in floats; an added one is added to 1.
-std::vector<float> product(const DeviceLinear& linear, Output output, const std::vector<bfloat16>& x,
-                           std::size_t rows) {
+std::vector<float> product(const DeviceLinear& linear, Output output,
+                           const std::vector<bfloat16>& x, std::size_t rows) {
   Matmul matmul{cuda::default_memory(), nullptr};
   linear.reserve(matmul, rows, nullptr);
   const DeviceNumbers<bfloat16> in{x};
@@ -86,8 +88,8 @@ TEST_CASE("bfloat16 products of layers side by side, with biases and without") {
     const Linear one = random_linear(35, 9, biased, 20);
     const Linear other = random_linear(35, 4, biased, 30);
     for (const Output output : outputs) {
-      const DeviceLinear both{{&one, &other}, output, WeightFormat::bfloat16, cuda::default_memory(),
-                              nullptr};
+      const DeviceLinear both{
+          {&one, &other}, output, WeightFormat::bfloat16, cuda::default_memory(), nullptr};
       CHECK(both.inputs() == 35);
       CHECK(both.outputs() == 13);
       CHECK(both.bytes() == 35 * 13 * 2);
@@ -107,14 +109,15 @@ TEST_CASE("bfloat16 products of layers side by side, with biases and without") {
   }
 }
 
-TEST_CASE("8-bit products are off by what two roundings to 8 bits cost, in blocks of rows as well") {
+TEST_CASE(
+    "8-bit products are off by what two roundings to 8 bits cost, in blocks of rows as well") {
   constexpr std::size_t inputs = 48;
   for (const bool biased : {false, true}) {
     const Linear one = random_linear(inputs, 5, biased, 50);
     const Linear other = random_linear(inputs, 2, biased, 60);
     for (const Output output : outputs) {
-      const DeviceLinear both{{&one, &other}, output, WeightFormat::int8, cuda::default_memory(),
-                              nullptr};
+      const DeviceLinear both{
+          {&one, &other}, output, WeightFormat::int8, cuda::default_memory(), nullptr};
       CHECK(both.bytes() == inputs * 7 + 7 * sizeof(float));
       for (const std::size_t rows : {1, 31, 33, 1025}) {
         CAPTURE(rows);
@@ -141,16 +144,16 @@ TEST_CASE("8-bit products are off by what two roundings to 8 bits cost, in block
 
 TEST_CASE("a layer of zeros in 8 bits gives zeros") {
   Linear zeros{.inputs = 16, .outputs = 3, .weight = std::vector<float>(48), .bias = {}};
-  const DeviceLinear layer{{&zeros}, Output::float32, WeightFormat::int8, cuda::default_memory(),
-                           nullptr};
+  const DeviceLinear layer{
+      {&zeros}, Output::float32, WeightFormat::int8, cuda::default_memory(), nullptr};
   CHECK(product(layer, Output::float32, random_bfloat16(32, 80), 2) == std::vector<float>(6));
 }
 
 TEST_CASE("8-bit layers need inputs that the library can multiply") {
   const Linear odd = random_linear(40, 3, false, 90);
-  CHECK_THROWS_AS((DeviceLinear{{&odd}, Output::float32, WeightFormat::int8, cuda::default_memory(),
-                                nullptr}),
-                  ConfigError);
+  CHECK_THROWS_AS(
+      (DeviceLinear{{&odd}, Output::float32, WeightFormat::int8, cuda::default_memory(), nullptr}),
+      ConfigError);
 }
 
 TEST_CASE("random layers keep the size of what goes through them, in both formats") {
@@ -162,7 +165,8 @@ TEST_CASE("random layers keep the size of what goes through them, in both format
     double squares = 0;
     const auto y = product(layer, Output::float32, x, 4);
     for (const float each : y) {
-      squares += static_cast<double>(each) * static_cast<double>(each) / static_cast<double>(y.size());
+      squares +=
+          static_cast<double>(each) * static_cast<double>(each) / static_cast<double>(y.size());
     }
     CHECK(squares >= 0.7);
     CHECK(squares <= 1.4);

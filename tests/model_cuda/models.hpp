@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What the tests run on a device and on the CPU: models whose weights are bfloat16 numbers, so that
-// both hold the very same and logits differ by the rounding of activations alone; and how far logits
-// may be apart.
+// both hold the very same and logits differ by the rounding of activations alone; and how far
+// logits may be apart.
 #pragma once
 
 #include <algorithm>

@@ -128,7 +128,8 @@ TEST_CASE("a recorded step does to the bit what a step does") {
     CHECK(recorded.logits == plain.logits);
   }
 #if !defined(__CUDACC__)
-  // A stream that does nothing before somebody waits for it: nothing is read or used again too soon.
+  // A stream that does nothing before somebody waits for it: nothing is read or used again too
+  // soon.
   cuda::simt::device().late = true;
   const Run late = run(true, 1);
   cuda::simt::device().late = false;
@@ -147,7 +148,8 @@ TEST_CASE("the shipped model answers on a device as on a host, byte for byte") {
   const Stream stream;
   CudaLlama device{model, {}, stream};
   for (const Plan::Config& config :
-       {Plan::Config{Full::Config{}}, Plan::Config{Int4::Config{.storage = {{.bits = 4, .residual = 32}}}}}) {
+       {Plan::Config{Full::Config{}},
+        Plan::Config{Int4::Config{.storage = {{.bits = 4, .residual = 32}}}}}) {
     const Plan plan = plan_of(model, config);
     constexpr std::size_t count = 8;
     KvCache<Plan> host_cache{plan};

@@ -91,6 +91,9 @@ class Device {
     return error;
   }
   [[nodiscard]] std::uint64_t calls() const { return calls_; }
+  /// Calls that made the caller wait for the device, or might have.
+  [[nodiscard]] std::uint64_t waits() const { return waits_; }
+  void note_wait() { ++waits_; }
   [[nodiscard]] cudaError_t last_error() const { return last_error_; }
   void clear_error() { last_error_ = cudaSuccess; }
 
@@ -217,6 +220,7 @@ class Device {
   CUstream_st default_stream_;
   std::set<CUstream_st*> streams_;
   std::uint64_t calls_ = 0;
+  std::uint64_t waits_ = 0;
   std::uint64_t fails_in_ = 0;
   cudaError_t failure_ = cudaErrorUnknown;
   cudaError_t last_error_ = cudaSuccess;

@@ -108,6 +108,7 @@ cudaError_t cudaFuncSetAttribute(Function* function, cudaFuncAttribute attribute
 }
 inline cudaError_t cudaDeviceSynchronize() {
   return kvpolicy::cuda::simt::call_outside_capture([](auto& d) {
+    d.note_wait();
     d.finish_all();
     return cudaSuccess;
   });
@@ -140,6 +141,7 @@ cudaError_t cudaMallocAsync(T** place, std::size_t bytes, cudaStream_t stream) {
 }
 inline cudaError_t cudaFree(void* place) {
   auto& d = kvpolicy::cuda::simt::device();
+  d.note_wait();
   if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
   d.finish_all();
   return d.release(place, kvpolicy::cuda::simt::MemoryKind::device);
@@ -168,6 +170,7 @@ cudaError_t cudaHostAlloc(T** place, std::size_t bytes, unsigned) {
 }
 inline cudaError_t cudaFreeHost(void* place) {
   auto& d = kvpolicy::cuda::simt::device();
+  d.note_wait();
   if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
   d.finish_all();
   return d.release(place, kvpolicy::cuda::simt::MemoryKind::pinned);
@@ -211,6 +214,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
     const bool captured = d.knows(where) && where->capture != nullptr;
     if (!captured && !d.owns(from, bytes)) {
       // From pageable memory: the driver takes the bytes before the call returns.
+      d.note_wait();
       const auto* first = static_cast<const std::byte*>(from);
       return d.submit(stream, [to, taken = std::vector<std::byte>(first, first + bytes)] {
         std::memcpy(to, taken.data(), taken.size());
@@ -218,7 +222,10 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
     }
     const cudaError_t error = d.submit(stream, [=] { std::memmove(to, from, bytes); });
     // To pageable memory: the call returns when the bytes are there.
-    if (error == cudaSuccess && !captured && !d.owns(to, bytes)) d.finish(*where);
+    if (error == cudaSuccess && !captured && !d.owns(to, bytes)) {
+      d.note_wait();
+      d.finish(*where);
+    }
     return error;
   });
 }
@@ -227,6 +234,7 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cud
     if (!kvpolicy::cuda::simt::sides_are_right(d, to, from, bytes, kind)) {
       return cudaErrorInvalidValue;
     }
+    d.note_wait();
     d.finish_blocking();
     if (bytes > 0) std::memmove(to, from, bytes);
     return cudaSuccess;

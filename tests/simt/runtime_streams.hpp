@@ -33,6 +33,7 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
       stream->capture->invalid = true;
       return cudaErrorStreamCaptureUnsupported;
     }
+    d.note_wait();
     d.finish(*stream);
     return cudaSuccess;
   });
@@ -82,6 +83,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle = null
 inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     if (event->in_capture) return cudaErrorCapturedEvent;
+    d.note_wait();
     if (event->stream != nullptr && d.knows(event->stream))
       d.advance(*event->stream, event->ticket);
     return cudaSuccess;

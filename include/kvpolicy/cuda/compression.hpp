@@ -64,103 +64,157 @@ struct CompressionMemory {
         log_sum_exp{places.take<float>(heads * columns)}, scores{places.take<float>(heads * rows_)} {}
 };
 
-/// Compresses the `wanted` heads of a layer whose rows are all committed. Their stores change; the
-/// caller writes their views. @throws std::bad_alloc, with the layer as it was; DeviceError
+/// Compresses the `wanted` heads of one layer: all memory first, so that several layers can be
+/// prepared before any of them changes, then the work.
 template <Element E>
-void compress_layer(const Engine<E>& engine, Layer& layer, const std::vector<bool>& wanted,
-                    const HeadView* views, const LayerState* state, const CacheOptions& options,
-                    int* out_of_range, cudaStream_t stream) {
-  const std::size_t heads = layer.heads.size();
-  const ModelShape& shape = engine.shape();
-  std::size_t longest = 0;
-  std::size_t window = 1;
-  std::size_t rows = 0;
-  bool drops = false;
-  bool packs = false;
-  const auto rows_of = [&](std::size_t head) { return layer.tokens - layer.heads[head].evicted(); };
-  const auto survivors_of = [&](std::size_t head) {
-    const HeadSettings& settings = layer.heads[head].settings();
+class LayerCompression {
+ public:
+  LayerCompression(const Engine<E>& engine, Layer& layer, std::vector<bool> wanted,
+                   const CacheOptions& options)
+      : engine_{&engine}, layer_{&layer}, wanted_{std::move(wanted)}, to_(layer.heads.size()),
+        page_rows_{static_cast<int>(options.page_rows)},
+        blocks_{static_cast<std::size_t>(engine.observe_blocks())} {
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      if (!wanted_[head]) continue;
+      const HeadSettings& settings = layer.heads[head].settings();
+      longest_ = std::max(longest_, survivors_of(head));
+      window_ = std::max(window_, settings.window);
+      rows_ = std::max(rows_, rows_of(head));
+      drops_ = drops_ || survivors_of(head) < rows_of(head);
+      packs_ = packs_ || settings.is_packed();
+    }
+    columns_ = static_cast<std::size_t>(
+        observe_columns(static_cast<int>(engine.shape().group()), static_cast<int>(window_)));
+  }
+
+  /// Of the memory that `run` needs while it goes on; one block serves layer after layer.
+  [[nodiscard]] std::size_t scratch_bytes() const {
+    Places counted;
+    static_cast<void>(memory_in(counted));
+    return counted.bytes();
+  }
+  /// Obtains the pages of the survivors. @throws std::bad_alloc, DeviceError
+  void prepare(cudaStream_t stream) {
+    DeviceWrites writes{stream};
+    for (std::size_t head = 0; head < to_.size(); ++head) {
+      if (!wanted_[head]) continue;
+      to_[head] = layer_->heads[head].compacted(survivors_of(head), layer_->tokens,
+                                                layer_->reserved, writes);
+    }
+    writes.flush();
+  }
+
+  /// Behind `prepare`, once all rows of the layer are committed. @throws DeviceError
+  void run(std::byte* scratch, HeadView* views, const LayerState* state, int* out_of_range,
+           cudaStream_t stream) {
+    Places places{scratch};
+    const CompressionMemory memory = memory_in(places);
+    const std::size_t heads = to_.size();
+    check(cudaMemsetAsync(memory.tickets, 0, heads * sizeof(std::uint32_t), stream),
+          "cudaMemsetAsync");
+    describe(memory, stream);
+
+    const auto pitch = static_cast<long long>(rows_);
+    const auto kv_heads = static_cast<int>(heads);
+    if (drops_) observe(memory, views, state, stream);
+    engine_->keep({.heads = views, .state = state, .compressions = memory.how,
+                   .scores = memory.scores, .pitch = pitch,
+                   .kept = const_cast<int* const*>(memory.kept), .counts = memory.counts},
+                  stream);
+    engine_->compact({.from = views, .to = memory.to, .kv_heads = kv_heads, .page_rows = page_rows_,
+                      .kept = memory.kept, .counts = memory.counts,
+                      .old_positions = memory.old_positions, .old_counts = memory.old_counts,
+                      .new_positions = memory.new_positions, .out_of_range = out_of_range},
+                     longest_, stream);
+    DeviceWrites writes{stream};
+    for (std::size_t head = 0; head < heads; ++head) {
+      if (wanted_[head]) writes.write(views + head, to_[head]->view());
+    }
+    writes.flush();
+    for (std::size_t head = 0; head < heads; ++head) {
+      if (!wanted_[head]) continue;
+      std::swap(layer_->heads[head], *to_[head]);
+      to_[head]->give_back_on(stream);
+      to_[head].reset();
+    }
+  }
+
+ private:
+  [[nodiscard]] std::size_t rows_of(std::size_t head) const {
+    return layer_->tokens - layer_->heads[head].evicted();
+  }
+  [[nodiscard]] std::size_t survivors_of(std::size_t head) const {
+    const HeadSettings& settings = layer_->heads[head].settings();
     return std::min(rows_of(head), settings.budget + settings.window);
-  };
-  for (std::size_t head = 0; head < heads; ++head) {
-    if (!wanted[head]) continue;
-    longest = std::max(longest, survivors_of(head));
-    window = std::max(window, layer.heads[head].settings().window);
-    rows = std::max(rows, rows_of(head));
-    drops = drops || survivors_of(head) < rows_of(head);
-    packs = packs || layer.heads[head].settings().is_packed();
+  }
+  [[nodiscard]] CompressionMemory memory_in(Places& places) const {
+    return {places, to_.size(), longest_, rows_, blocks_, columns_};
   }
 
-  const auto blocks = static_cast<std::size_t>(engine.observe_blocks());
-  const auto columns = static_cast<std::size_t>(
-      observe_columns(static_cast<int>(shape.group()), static_cast<int>(window)));
-  Places counted;
-  static_cast<void>(CompressionMemory{counted, heads, longest, rows, blocks, columns});
-  const Block block = allocate(options.memory, counted.bytes(), stream);
-  Places places{block.get()};
-  const CompressionMemory memory{places, heads, longest, rows, blocks, columns};
-  check(cudaMemsetAsync(memory.tickets, 0, heads * sizeof(std::uint32_t), stream), "cudaMemsetAsync");
-
-  DeviceWrites writes{stream};
-  std::vector<std::optional<HeadStore>> to(heads);
-  struct TwoCounts {
-    int count[2] = {};
-  };
-  TwoCounts old_counts;
-  for (std::size_t head = 0; head < heads; ++head) {
-    const HeadStore& from = layer.heads[head];
-    const HeadSettings& settings = from.settings();
-    Compression how;
-    HeadView view;
-    if (wanted[head]) {
-      to[head] = from.compacted(survivors_of(head), layer.tokens, layer.reserved, writes);
-      view = to[head]->view();
-      how = {.window = static_cast<int>(settings.window), .budget = static_cast<int>(settings.budget),
-             .kernel = static_cast<int>(settings.pooled_rows),
-             .average = settings.pooling == Pooling::average};
+  // Tells the kernels of every head what becomes of it.
+  void describe(const CompressionMemory& memory, cudaStream_t stream) const {
+    DeviceWrites writes{stream};
+    struct TwoCounts {
+      int count[2] = {};
+    };
+    TwoCounts old_counts;
+    for (std::size_t head = 0; head < to_.size(); ++head) {
+      const HeadStore& from = layer_->heads[head];
+      const HeadSettings& settings = from.settings();
+      Compression how;
+      if (wanted_[head]) {
+        how = {.window = static_cast<int>(settings.window),
+               .budget = static_cast<int>(settings.budget),
+               .kernel = static_cast<int>(settings.pooled_rows),
+               .average = settings.pooling == Pooling::average};
+      }
+      writes.write(memory.to + head, wanted_[head] ? to_[head]->view() : HeadView{});
+      writes.write(memory.how + head, how);
+      writes.write(memory.kept + head,
+                   wanted_[head] ? static_cast<const int*>(memory.rows + head * longest_) : nullptr);
+      writes.write(memory.old_positions + head,
+                   reinterpret_cast<const long long*>(from.positions().get()));
+      writes.write(memory.new_positions + head,
+                   wanted_[head] ? reinterpret_cast<long long*>(to_[head]->positions().get())
+                                 : nullptr);
+      old_counts.count[head % 2] = static_cast<int>(from.survivors());
+      if (head % 2 == 1 || head + 1 == to_.size()) {
+        writes.write(reinterpret_cast<TwoCounts*>(memory.old_counts) + head / 2, old_counts);
+      }
     }
-    writes.write(memory.to + head, view);
-    writes.write(memory.how + head, how);
-    writes.write(memory.kept + head,
-                 wanted[head] ? static_cast<const int*>(memory.rows + head * longest) : nullptr);
-    writes.write(memory.old_positions + head,
-                 reinterpret_cast<const long long*>(from.positions().get()));
-    writes.write(memory.new_positions + head,
-                 wanted[head] ? reinterpret_cast<long long*>(to[head]->positions().get()) : nullptr);
-    old_counts.count[head % 2] = static_cast<int>(from.survivors());
-    if (head % 2 == 1 || head + 1 == heads) {
-      writes.write(reinterpret_cast<TwoCounts*>(memory.old_counts) + head / 2, old_counts);
-    }
+    writes.flush();
   }
-  writes.flush();
 
-  const auto pitch = static_cast<long long>(rows);
-  const auto kv_heads = static_cast<int>(heads);
-  if (drops) {
-    const float scale = layer.scale.value_or(1.0F / std::sqrt(static_cast<float>(shape.head_dim)));
-    engine.observe({.heads = views, .state = state, .compressions = memory.how, .kv_heads = kv_heads,
-                    .group = static_cast<int>(shape.group()),
-                    .page_rows = static_cast<int>(options.page_rows),
-                    .window = static_cast<int>(window), .queries = layer.queries.data(),
-                    .query_slots = static_cast<int>(layer.queries.slots()),
-                    .first_query = static_cast<int>(layer.queries.end() - layer.queries.size()),
-                    .sink_logits = layer.sink_logits(), .scale_log2 = scale * log2_e,
-                    .softcap = layer.softcap, .partial = memory.partial, .tickets = memory.tickets,
-                    .log_sum_exp = memory.log_sum_exp, .scores = memory.scores, .pitch = pitch},
-                   packs, stream);
+  void observe(const CompressionMemory& memory, const HeadView* views, const LayerState* state,
+               cudaStream_t stream) const {
+    const ModelShape& shape = engine_->shape();
+    const QueryRing& queries = layer_->queries;
+    const float scale = layer_->scale.value_or(1.0F / std::sqrt(static_cast<float>(shape.head_dim)));
+    engine_->observe(
+        {.heads = views, .state = state, .compressions = memory.how,
+         .kv_heads = static_cast<int>(to_.size()), .group = static_cast<int>(shape.group()),
+         .page_rows = page_rows_, .window = static_cast<int>(window_), .queries = queries.data(),
+         .query_slots = static_cast<int>(queries.slots()),
+         .first_query = static_cast<int>(queries.end() - queries.size()),
+         .sink_logits = layer_->sink_logits(), .scale_log2 = scale * log2_e,
+         .softcap = layer_->softcap, .partial = memory.partial, .tickets = memory.tickets,
+         .log_sum_exp = memory.log_sum_exp, .scores = memory.scores,
+         .pitch = static_cast<long long>(rows_)},
+        packs_, stream);
   }
-  engine.keep({.heads = views, .state = state, .compressions = memory.how, .scores = memory.scores,
-               .pitch = pitch, .kept = const_cast<int* const*>(memory.kept), .counts = memory.counts},
-              stream);
-  engine.compact({.from = views, .to = memory.to, .kv_heads = kv_heads,
-                  .page_rows = static_cast<int>(options.page_rows), .kept = memory.kept,
-                  .counts = memory.counts, .old_positions = memory.old_positions,
-                  .old_counts = memory.old_counts, .new_positions = memory.new_positions,
-                  .out_of_range = out_of_range},
-                 longest, stream);
-  for (std::size_t head = 0; head < heads; ++head) {
-    if (wanted[head]) layer.heads[head] = std::move(*to[head]);
-  }
-}
+
+  const Engine<E>* engine_;
+  Layer* layer_;
+  std::vector<bool> wanted_;
+  std::vector<std::optional<HeadStore>> to_;
+  int page_rows_;
+  std::size_t blocks_;
+  std::size_t longest_ = 0;  // survivors of a head
+  std::size_t window_ = 1;
+  std::size_t rows_ = 0;
+  std::size_t columns_ = 0;
+  bool drops_ = false;
+  bool packs_ = false;
+};
 
 }  // namespace kvpolicy::cuda

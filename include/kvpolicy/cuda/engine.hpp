@@ -58,7 +58,7 @@ class Engine {
   static constexpr std::size_t most_heads = 4096;
 
   /// @throws ConfigError for a head_dim that is not compiled or a group of more than 16 query heads,
-  /// DeviceError without a fitting device, std::bad_alloc
+  /// CapacityError inside a capture, DeviceError without a fitting device, std::bad_alloc
   explicit Engine(const ModelShape& shape, MemoryResource* memory = default_memory(),
                   cudaStream_t stream = nullptr)
       : shape_{shape}, device_{Device::current()}, memory_{memory} {
@@ -68,6 +68,8 @@ class Engine {
     require(shape.kv_heads <= most_heads, "cuda::Engine: kv_heads is ", shape.kv_heads,
             ", must be at most ", most_heads);
     dispatch_head_dim(shape.head_dim, [&]<int D>() { lay_out<D>(); });
+    require<CapacityError>(!is_capturing(stream), "cuda::Engine: memory cannot be asked for inside a "
+                           "graph, but the stream captures");
     workspace_ = allocate(memory_, workspace_bytes(), stream);
     // Tickets are zero between calls; what blocks leave for each other needs no beginning.
     check(cudaMemsetAsync(workspace_.get(), 0, tickets_ * sizeof(std::uint32_t), stream),
@@ -79,6 +81,9 @@ class Engine {
   [[nodiscard]] std::size_t workspace_bytes() const {
     return tickets_ * sizeof(std::uint32_t) + states_ * sizeof(PartialState) + values_ * sizeof(float);
   }
+
+  /// Where the workspace goes back.
+  void give_back_on(cudaStream_t stream) noexcept { cuda::give_back_on(workspace_, stream); }
 
   /// Attention of one layer (kernels/attend.cuh says what `params` are; workspace and splits are the
   /// engine's to fill in). `packs`: some head may have quantised rows. `longest`: about the most

@@ -122,16 +122,47 @@ class HeadStore {
            survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float);
   }
 
-  /// Pages for a text of `tokens`. The view is then to be written again.
-  /// @throws std::bad_alloc, with rows and view as they were
-  void reserve(std::size_t tokens, DeviceWrites& writes) {
+  /// Memory for a longer text, obtained before anything changes.
+  struct Growth {
+    Pages::Growth exact;
+    Pages::Growth packed;
+    Pages::Growth summaries;
+    Block scores;
+    std::size_t scored_chunks = 0;
+  };
+  /// For a text of `tokens`. @throws std::bad_alloc
+  [[nodiscard]] Growth prepare(std::size_t tokens, cudaStream_t stream) {
     const std::size_t rows = tokens - std::min(tokens, evicted());
     const HeadGeometry geometry{settings_, context_, held_};
-    exact_.grow(geometry.exact_pages(rows), writes);
-    packed_.grow(geometry.packed_pages(rows), writes);
-    summaries_.grow(geometry.summary_pages(rows), writes);
-    reserve_scores(settings_.chunk == 0 ? 0 : rows / settings_.chunk, writes);
+    Growth growth;
+    growth.exact = exact_.prepare(geometry.exact_pages(rows), stream);
+    growth.packed = packed_.prepare(geometry.packed_pages(rows), stream);
+    growth.summaries = summaries_.prepare(geometry.summary_pages(rows), stream);
+    const std::size_t chunks = settings_.chunk == 0 ? 0 : rows / settings_.chunk;
+    if (chunks > scored_chunks_) {
+      growth.scores = allocate(context_.memory, chunks * sizeof(float), stream);
+      growth.scored_chunks = chunks;
+    }
+    return growth;
+  }
+  /// The view is then to be written again; what it no longer names comes back in `growth`.
+  /// @throws DeviceError
+  void grow(Growth& growth, DeviceWrites& writes) {
+    exact_.grow(growth.exact, writes);
+    packed_.grow(growth.packed, writes);
+    summaries_.grow(growth.summaries, writes);
+    if (growth.scored_chunks > 0) {
+      std::swap(scores_, growth.scores);  // nothing to keep: scores live from kernel to kernel
+      scored_chunks_ = growth.scored_chunks;
+    }
     describe_pages();
+  }
+  /// Where the memory goes back.
+  void give_back_on(cudaStream_t stream) noexcept {
+    for (Pages* pages : {&exact_, &packed_, &summaries_}) pages->give_back_on(stream);
+    for (const Block* block : {&selections_, &scores_, &positions_}) {
+      cuda::give_back_on(*block, stream);
+    }
   }
 
   /// An independent store with the same rows: full pages of committed rows are shared.
@@ -172,7 +203,10 @@ class HeadStore {
                             cudaMemcpyDeviceToDevice, writes.stream()),
             "cudaMemcpyAsync");
     }
-    other.reserve_scores(scored_chunks_, writes);
+    if (scored_chunks_ > 0) {
+      other.scores_ = allocate(context_.memory, scored_chunks_ * sizeof(float), writes.stream());
+      other.scored_chunks_ = scored_chunks_;
+    }
     other.describe_pages();
     return other;
   }
@@ -186,7 +220,8 @@ class HeadStore {
     if (survivors > 0) {
       other.positions_ = allocate(context_.memory, survivors * sizeof(long long), writes.stream());
     }
-    other.reserve(std::max(tokens, capacity), writes);
+    Growth growth = other.prepare(std::max(tokens, capacity), writes.stream());
+    other.grow(growth, writes);
     return other;
   }
 
@@ -235,12 +270,6 @@ class HeadStore {
                                    .ends = numbers + slots, .counts = numbers + 2 * slots,
                                    .chunks = numbers + 3 * slots});
     view_.selections = place;
-  }
-  // Nothing to keep: scores live from one kernel to the next.
-  void reserve_scores(std::size_t chunks, DeviceWrites& writes) {
-    if (chunks <= scored_chunks_) return;
-    scores_ = allocate(context_.memory, chunks * sizeof(float), writes.stream());
-    scored_chunks_ = chunks;
   }
   void describe_pages() {
     view_.scores = reinterpret_cast<float*>(scores_.get());

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <span>
 #include <utility>
@@ -36,7 +37,9 @@ namespace kvpolicy::cuda {
 /// asked for when the text passes what `reserve` made room for, and never otherwise.
 ///
 /// Not synchronised, and meant for one stream at a time: to go on with another, let that stream
-/// wait for this one. The same holds for destruction and for forks that share an engine. A cache
+/// wait for this one. The same holds between caches that share an engine. Memory goes back on the
+/// stream of the latest call (no capture counts as one), which must live as long as the cache; let it
+/// wait before the cache goes, for graphs launched elsewhere and for forks used elsewhere. A cache
 /// belongs to the device that was current when it was made.
 template <class Plan>
 class KvCache {
@@ -52,25 +55,42 @@ class KvCache {
   /// a fitting device, std::bad_alloc
   explicit KvCache(Plan plan, const CacheOptions& options = {}, cudaStream_t stream = nullptr,
                    std::shared_ptr<Engine<element_type>> engine = nullptr)
-      : plan_{std::move(plan)}, options_{options}, engine_{std::move(engine)} {
+      : plan_{std::move(plan)}, options_{options}, engine_{std::move(engine)}, latest_{stream} {
     options_.validate();
     if (engine_ == nullptr) {
       engine_ = std::make_shared<Engine<element_type>>(plan_.shape(), options_.memory, stream);
     }
-    require(engine_->shape() == plan_.shape(),
-            "cuda::KvCache: the engine was made for another model shape");
+    require_own_shape();
+    refuse_capture(stream, "making a cache");
     make_layers(stream);
   }
 
   KvCache(KvCache&&) noexcept = default;
-  KvCache& operator=(KvCache&&) noexcept = default;
-  ~KvCache() = default;
+  KvCache& operator=(KvCache&& other) noexcept {
+    if (this == &other) return *this;
+    give_back();
+    plan_ = std::move(other.plan_);
+    options_ = other.options_;
+    engine_ = std::move(other.engine_);
+    frequencies_ = std::move(other.frequencies_);
+    frequency_bytes_ = other.frequency_bytes_;
+    device_ = std::move(other.device_);
+    layers_ = std::move(other.layers_);
+    latest_ = other.latest_;
+    return *this;
+  }
+  ~KvCache() { give_back(); }
 
   /// An independent cache with the same rows: full pages are shared, open ones and windows copied.
-  /// @throws std::bad_alloc, DeviceError
+  /// With an engine of its own it can be used on another stream.
+  /// @throws CapacityError inside a capture, ConfigError for an engine of another shape,
+  /// std::bad_alloc, DeviceError
   [[nodiscard]] KvCache fork(cudaStream_t stream = nullptr,
                              std::shared_ptr<Engine<element_type>> engine = nullptr) const {
-    KvCache other{plan_, options_, engine == nullptr ? engine_ : std::move(engine)};
+    refuse_capture(stream, "fork");
+    latest_ = stream;
+    KvCache other{plan_, options_, engine == nullptr ? engine_ : std::move(engine), stream};
+    other.require_own_shape();
     other.allocate_state(stream);
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < layers_.size(); ++l) {
@@ -85,14 +105,14 @@ class KvCache {
 
   /// Makes room for a text of `tokens`: as long as it grows no further, no call asks for memory.
   /// Graphs that were captured before stay valid.
-  /// @throws CapacityError beyond max_tokens, std::bad_alloc (with the room made so far)
+  /// @throws CapacityError beyond max_tokens, std::bad_alloc
   void reserve(std::size_t tokens, cudaStream_t stream = nullptr) {
     require<CapacityError>(options_.max_tokens == 0 || tokens <= options_.max_tokens,
                            "cuda::KvCache::reserve: ", tokens, " tokens, must be at most max_tokens = ",
                            options_.max_tokens);
-    require<CapacityError>(!is_capturing(stream),
-                           "cuda::KvCache::reserve: memory cannot be asked for inside a graph");
-    for (std::size_t l = 0; l < layers_.size(); ++l) grow(l, tokens, stream);
+    refuse_capture(stream, "reserve");
+    latest_ = stream;
+    grow(0, layers_.size(), tokens, stream);
   }
   /// Tokens that there is room for in every layer.
   [[nodiscard]] std::size_t reserved() const {
@@ -128,10 +148,13 @@ class KvCache {
   }
 
   /// Tells the cache that a captured step of `tokens` tokens through all layers is about to be
-  /// launched `times` times. Call it first: what it refuses must not be launched.
+  /// launched `times` times. Call it first: what it refuses must not be launched. `apart`: it was
+  /// captured as `append` and `attend`, behind which rows stay tentative until the next call.
   /// @throws CapacityError if the text would pass what is reserved
-  void replayed(std::size_t times = 1, std::size_t tokens = 1, bool refreshes = false) {
-    const std::size_t more = times * tokens;
+  void replayed(std::size_t times = 1, std::size_t tokens = 1, bool refreshes = false,
+                bool apart = false) {
+    constexpr std::size_t most = std::size_t{1} << 31;
+    const std::size_t more = std::min(times, most) * std::min(tokens, most);
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       const Layer& layer = layers_[l];
       require<CapacityError>(layer.tokens + more <= layer.reserved, "cuda::KvCache::replayed: ", more,
@@ -144,14 +167,15 @@ class KvCache {
         if (refreshes) {
           layer.note_refresh(0, layer.heads.size(), layer.tokens + tokens, options_.max_rollback);
         }
-        layer.advance(tokens, tokens, options_.max_rollback);
+        layer.advance(tokens, apart ? 0 : tokens, options_.max_rollback);
       }
     }
   }
 
   /// Takes back the rows from text position `tokens` on, in every layer; also after a step that
   /// failed half-way through the layers.
-  /// @throws RollbackError if a layer has committed that far, or has not come that far; DeviceError
+  /// @throws RollbackError if a layer has committed that far, or has not come that far;
+  /// CapacityError inside a capture, DeviceError
   void truncate(std::size_t tokens, cudaStream_t stream = nullptr) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       require<RollbackError>(tokens >= layers_[l].committed && tokens <= layers_[l].tokens,
@@ -159,28 +183,34 @@ class KvCache {
                              " can go back to ", layers_[l].committed, " to ", layers_[l].tokens,
                              " (max_rollback is ", options_.max_rollback, ")");
     }
+    refuse_capture(stream, "truncate");
+    latest_ = stream;
     engine_->set_states(states(), views(0), layers_.size(),
                         {.tokens = static_cast<int>(tokens), .committed = -1}, stream);
     for (Layer& layer : layers_) layer.truncate(tokens);
   }
 
   /// Hands all tentative rows to the policies: from now on they cannot be taken back.
-  /// @throws DeviceError
+  /// @throws CapacityError inside a capture, DeviceError
   void commit(cudaStream_t stream = nullptr) {
+    refuse_capture(stream, "commit");
+    latest_ = stream;
     for (std::size_t l = 0; l < layers_.size(); ++l) commit_layer(l, stream);
   }
 
   /// Commits, then lets every head with a budget drop what its latest queries attend to least.
-  /// Heads of other policies stay as they are. Asks for memory; graphs stay valid.
-  /// @throws std::bad_alloc, DeviceError; ShapeError if rows came without their queries
+  /// Heads of other policies stay as they are. Asks for memory, for the survivors of all layers
+  /// before any row goes; graphs stay valid.
+  /// @throws CapacityError inside a capture, ShapeError if rows came without their queries,
+  /// std::bad_alloc, DeviceError
   void compress(cudaStream_t stream = nullptr) {
     for (const Layer& layer : layers_) layer.check_queries();
-    for (std::size_t l = 0; l < layers_.size(); ++l) compress_checked(l, false, stream);
+    compress_checked(0, layers_.size(), stream);
   }
-  /// The same for one layer, for engines that prefill layer by layer.
+  /// The same for one layer: for engines that prefill layer by layer, and where memory is short.
   void compress(std::size_t layer, cudaStream_t stream = nullptr) {
     layers_[checked(layer)].check_queries();
-    compress_checked(layer, false, stream);
+    compress_checked(layer, 1, stream);
   }
 
   /// Tokens that every layer has seen; `tokens(layer)` differs only inside a step.
@@ -258,8 +288,25 @@ class KvCache {
  private:
   using E = element_type;
 
-  KvCache(const Plan& plan, const CacheOptions& options, std::shared_ptr<Engine<E>> engine)
-      : plan_{plan}, options_{options}, engine_{std::move(engine)} {}
+  KvCache(const Plan& plan, const CacheOptions& options, std::shared_ptr<Engine<E>> engine,
+          cudaStream_t stream)
+      : plan_{plan}, options_{options}, engine_{std::move(engine)}, latest_{stream} {}
+
+  void require_own_shape() const {
+    require(engine_->shape() == plan_.shape(),
+            "cuda::KvCache: the engine was made for another model shape");
+  }
+  static void refuse_capture(cudaStream_t stream, const char* what) {
+    require<CapacityError>(!is_capturing(stream), "cuda::KvCache: ", what,
+                           " cannot be part of a graph, but the stream captures");
+  }
+  // What has gone back to others already was moved out.
+  void give_back() noexcept {
+    for (Layer& layer : layers_) layer.give_back_on(latest_);
+    for (const auto& [config, table] : frequencies_) give_back_on(table, latest_);
+    give_back_on(device_, latest_);
+    if (engine_ != nullptr) engine_->give_back_on(latest_);
+  }
 
   // ---- device memory besides rows: [states][out of range, padded][views]
 
@@ -338,16 +385,27 @@ class KvCache {
 
   // ---- room
 
-  void grow(std::size_t l, std::size_t tokens, cudaStream_t stream) {
-    Layer& layer = layers_[l];
-    if (tokens <= layer.reserved) return;
+  // All memory before anything changes; what was in use goes once nothing reads it any more.
+  void grow(std::size_t first, std::size_t count, std::size_t tokens, cudaStream_t stream) {
     require<CapacityError>(tokens < (std::size_t{1} << 30), "cuda::KvCache: ", tokens,
                            " tokens, must be fewer than 2^30");
+    std::vector<HeadStore::Growth> growths;
+    const std::span<Layer> layers{layers_.data() + first, count};
+    for (Layer& layer : layers) {
+      if (tokens <= layer.reserved) continue;
+      for (HeadStore& head : layer.heads) growths.push_back(head.prepare(tokens, stream));
+    }
     DeviceWrites writes{stream};
-    for (HeadStore& head : layer.heads) head.reserve(tokens, writes);
-    write_views(l, writes);
+    auto growth = growths.begin();
+    for (std::size_t l = first; l < first + count; ++l) {
+      Layer& layer = layers_[l];
+      if (tokens <= layer.reserved) continue;
+      layer.give_back_on(stream);
+      for (HeadStore& head : layer.heads) head.grow(*growth++, writes);
+      write_views(l, writes);
+      layer.reserved = tokens;
+    }
     writes.flush();
-    layer.reserved = tokens;
   }
   // Whole pages, so that a step asks once for the tokens of a page.
   void make_room(std::size_t l, std::size_t tokens, bool capturing, cudaStream_t stream) {
@@ -362,7 +420,7 @@ class KvCache {
                            " tokens reserved, and a graph cannot ask for it; reserve first");
     std::size_t pages = (end + options_.page_rows - 1) / options_.page_rows * options_.page_rows;
     if (options_.max_tokens != 0) pages = std::min(pages, options_.max_tokens);
-    grow(l, pages, stream);
+    grow(l, 1, pages, stream);
   }
 
   [[nodiscard]] std::size_t checked(std::size_t layer) const {
@@ -386,6 +444,7 @@ class KvCache {
     check_written_once(MutableTensor{out});
     check_spans(options, q.tokens, shape.q_heads);
     const bool capturing = is_capturing(stream);
+    if (!capturing) latest_ = stream;
     require<CapacityError>(!capturing || !layer.compresses_by_itself(),
                            "cuda::KvCache: layer ", l,
                            " compresses by itself, for which it asks for memory: not in a graph");
@@ -410,6 +469,7 @@ class KvCache {
     require<CapacityError>(k.tokens <= options_.max_append, "cuda::KvCache::append: ", k.tokens,
                            " rows, must be at most max_append = ", options_.max_append);
     const bool capturing = is_capturing(stream);
+    if (!capturing) latest_ = stream;
     make_room(l, k.tokens, capturing, stream);
     if (k.tokens == 0) return;
     // The new rows stay tentative until the next call, so that `attend` finds every head as it was
@@ -427,6 +487,7 @@ class KvCache {
     check_written_once(MutableTensor{out});
     check_spans(options, q.tokens, shape.q_heads);
     const bool capturing = is_capturing(stream);
+    if (!capturing) latest_ = stream;
     require<CapacityError>(!capturing || !layer.compresses_by_itself(),
                            "cuda::KvCache: layer ", l,
                            " compresses by itself, for which it asks for memory: not in a graph");
@@ -520,23 +581,42 @@ class KvCache {
     if (options.read == Read::all && options.refresh && layer.selects()) {
       refresh(l, 0, layer.heads.size(), q, 0, capturing, stream);
     }
-    if (!capturing && layer.wants_compress()) compress_checked(l, /*only_due=*/true, stream);
+    if (capturing || !layer.wants_compress()) return;
+    try {
+      commit_layer(l, stream);
+      compress_layers(l, 1, /*only_due=*/true, stream);
+    } catch (const std::bad_alloc&) {
+      // The step itself is done and its rows are kept; the next one tries again.
+    }
   }
 
-  void compress_checked(std::size_t l, bool only_due, cudaStream_t stream) {
-    Layer& layer = layers_[l];
-    require<CapacityError>(!is_capturing(stream),
-                           "cuda::KvCache::compress: memory cannot be asked for inside a graph");
-    commit_layer(l, stream);
-    std::vector<bool> wanted(layer.heads.size());
-    for (std::size_t head = 0; head < wanted.size(); ++head) {
-      wanted[head] = layer.is_compressible(head) && (!only_due || layer.is_due(head));
+  void compress_checked(std::size_t first, std::size_t count, cudaStream_t stream) {
+    refuse_capture(stream, "compress");
+    latest_ = stream;
+    compress_layers(first, count, /*only_due=*/false, stream);
+  }
+  void compress_layers(std::size_t first, std::size_t count, bool only_due, cudaStream_t stream) {
+    std::vector<LayerCompression<E>> compressions;
+    std::vector<std::size_t> places;
+    std::size_t scratch_bytes = 0;
+    for (std::size_t l = first; l < first + count; ++l) {
+      Layer& layer = layers_[l];
+      std::vector<bool> wanted(layer.heads.size());
+      for (std::size_t head = 0; head < wanted.size(); ++head) {
+        wanted[head] = layer.is_compressible(head) && (!only_due || layer.is_due(head));
+      }
+      if (std::ranges::count(wanted, true) == 0) continue;
+      compressions.emplace_back(*engine_, layer, std::move(wanted), options_).prepare(stream);
+      places.push_back(l);
+      scratch_bytes = std::max(scratch_bytes, compressions.back().scratch_bytes());
     }
-    if (std::ranges::count(wanted, true) == 0) return;
-    compress_layer(*engine_, layer, wanted, views(l), states() + l, options_, out_of_range(), stream);
-    DeviceWrites writes{stream};
-    write_views(l, writes);
-    writes.flush();
+    Block scratch;
+    if (scratch_bytes > 0) scratch = allocate(options_.memory, scratch_bytes, stream);
+    for (std::size_t l = first; l < first + count; ++l) commit_layer(l, stream);
+    for (std::size_t i = 0; i < compressions.size(); ++i) {
+      const std::size_t l = places[i];
+      compressions[i].run(scratch.get(), views(l), states() + l, out_of_range(), stream);
+    }
   }
 
   // The same call for some neighbouring heads.
@@ -568,6 +648,8 @@ class KvCache {
   std::size_t frequency_bytes_ = 0;
   Block device_;
   std::vector<Layer> layers_;
+  // Reading a cache (rows, fork) is use, too.
+  mutable cudaStream_t latest_ = nullptr;
 };
 
 }  // namespace kvpolicy::cuda

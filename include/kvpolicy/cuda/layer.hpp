@@ -33,6 +33,7 @@ class Layer {
                 shape.model.head_dim, shape.options.memory, stream},
         q_heads_{shape.model.q_heads}, memory_{shape.options.memory} {
     heads.reserve(shape.model.kv_heads);
+    if (queries.is_kept()) sink_logits_ = allocate(memory_, sink_bytes(), stream);
   }
 
   std::vector<HeadStore> heads;
@@ -172,13 +173,19 @@ class Layer {
     }
   }
 
+  /// Where the memory goes back.
+  void give_back_on(cudaStream_t stream) noexcept {
+    for (HeadStore& head : heads) head.give_back_on(stream);
+    queries.give_back_on(stream);
+    cuda::give_back_on(sink_logits_, stream);
+  }
+
   /// Keeps how the call made its logits. The sink logits are copied: they are the caller's.
   void remember_logits(const AttendOptions& options, cudaStream_t stream) {
     scale = options.scale;
     softcap = options.softcap;
     has_sink_logits_ = !options.sink_logits.empty();
     if (!queries.is_kept() || !has_sink_logits_) return;
-    if (sink_logits_ == nullptr) sink_logits_ = allocate(memory_, sink_bytes(), stream);
     check(cudaMemcpyAsync(sink_logits_.get(), options.sink_logits.data(), sink_bytes(),
                           cudaMemcpyDeviceToDevice, stream),
           "cudaMemcpyAsync");
@@ -200,9 +207,11 @@ class Layer {
     other.reserved = tokens;
     if (sink_logits_ != nullptr) {
       other.sink_logits_ = allocate(memory_, sink_bytes(), writes.stream());
-      check(cudaMemcpyAsync(other.sink_logits_.get(), sink_logits_.get(), sink_bytes(),
-                            cudaMemcpyDeviceToDevice, writes.stream()),
-            "cudaMemcpyAsync");
+      if (has_sink_logits_) {
+        check(cudaMemcpyAsync(other.sink_logits_.get(), sink_logits_.get(), sink_bytes(),
+                              cudaMemcpyDeviceToDevice, writes.stream()),
+              "cudaMemcpyAsync");
+      }
     }
     return other;
   }

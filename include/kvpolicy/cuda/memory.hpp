@@ -40,12 +40,23 @@ class StreamOrderedMemory final : public MemoryResource {
   return &memory;
 }
 
-/// Device memory with an owner count; goes back on the stream it was asked for on.
+/// Device memory with an owner count.
 using Block = std::shared_ptr<std::byte>;
+
+struct GiveBack {
+  MemoryResource* memory;
+  std::size_t bytes;
+  cudaStream_t stream;
+  void operator()(std::byte* place) const noexcept { memory->deallocate(place, bytes, stream); }
+};
 
 [[nodiscard]] inline Block allocate(MemoryResource* memory, std::size_t bytes, cudaStream_t stream) {
   auto* start = static_cast<std::byte*>(memory->allocate(bytes, stream));
-  return {start, [=](std::byte* place) { memory->deallocate(place, bytes, stream); }};
+  return {start, GiveBack{memory, bytes, stream}};
+}
+/// Memory goes back on the stream it was asked for on, unless this says that another one uses it now.
+inline void give_back_on(const Block& block, cudaStream_t stream) noexcept {
+  if (auto* how = std::get_deleter<GiveBack>(block)) how->stream = stream;
 }
 
 }  // namespace kvpolicy::cuda

@@ -37,18 +37,46 @@ class Pages {
   }
   [[nodiscard]] const std::byte* page(std::size_t index) const { return pages_[index]; }
 
-  /// At least `count` pages from now on. @throws std::bad_alloc, with the pages as they were
-  void grow(std::size_t count, DeviceWrites& writes) {
-    if (count <= pages_.size()) return;
-    reserve_table(count, writes);
+  /// Memory for more pages, obtained before anything changes.
+  struct Growth {
+    std::size_t count = 0;  ///< pages afterwards; 0: as many as now
+    Block slab;
+    Block table;  ///< null: the old one has places for all
+    std::size_t places = 0;
+  };
+  /// For at least `count` pages. @throws std::bad_alloc
+  [[nodiscard]] Growth prepare(std::size_t count, cudaStream_t stream) {
+    if (count <= pages_.size()) return {};
+    Growth growth;
+    growth.count = count;
+    if (count > table_places_) {
+      growth.places = std::max<std::size_t>({count, 2 * table_places_, 16});
+      growth.table = allocate(memory_, growth.places * sizeof(std::byte*), stream);
+    }
     pages_.reserve(count);
     slabs_.reserve(slabs_.size() + 1);
+    growth.slab = allocate(memory_, (count - pages_.size()) * page_bytes_, stream);
+    return growth;
+  }
+  /// The old table is for the caller to keep until nothing reads it any more: it comes back in
+  /// `growth`. @throws DeviceError
+  void grow(Growth& growth, DeviceWrites& writes) {
+    if (growth.count == 0) return;
     const std::size_t first = pages_.size();
-    slabs_.push_back({allocate(memory_, (count - first) * page_bytes_, writes.stream()), count - first});
-    for (std::size_t i = first; i < count; ++i) {
-      pages_.push_back(slabs_.back().memory.get() + (i - first) * page_bytes_);
-      write_entry(i, writes);
+    for (std::size_t i = first; i < growth.count; ++i) {
+      pages_.push_back(growth.slab.get() + (i - first) * page_bytes_);
     }
+    slabs_.push_back({std::move(growth.slab), growth.count - first});
+    if (growth.places > 0) {
+      std::swap(table_, growth.table);
+      table_places_ = growth.places;
+    }
+    for (std::size_t i = growth.places > 0 ? 0 : first; i < growth.count; ++i) write_entry(i, writes);
+  }
+  /// Where the memory goes back.
+  void give_back_on(cudaStream_t stream) noexcept {
+    for (const Slab& slab : slabs_) cuda::give_back_on(slab.memory, stream);
+    cuda::give_back_on(table_, stream);
   }
 
   /// The first `shared` pages in common with this one, copies of the next ones up to `count`.
@@ -57,15 +85,19 @@ class Pages {
     count = std::min(count, pages_.size());
     shared = std::min(shared, count);
     if (count == 0) return other;
-    other.reserve_table(count, writes);
     std::size_t first = 0;  // page of a slab
     for (const Slab& slab : slabs_) {
       if (first < shared) other.slabs_.push_back(slab);
       first += slab.pages;
     }
     other.pages_.assign(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(shared));
-    for (std::size_t i = 0; i < shared; ++i) other.write_entry(i, writes);
-    other.grow(count, writes);
+    Growth growth = other.prepare(count, writes.stream());
+    if (growth.count == 0) {  // all are shared
+      other.table_places_ = std::max<std::size_t>(count, 16);
+      other.table_ = allocate(memory_, other.table_bytes(), writes.stream());
+      for (std::size_t i = 0; i < count; ++i) other.write_entry(i, writes);
+    }
+    other.grow(growth, writes);
     for (std::size_t i = shared; i < count; ++i) {
       check(cudaMemcpyAsync(other.pages_[i], pages_[i], page_bytes_, cudaMemcpyDeviceToDevice,
                             writes.stream()),
@@ -80,16 +112,6 @@ class Pages {
     std::size_t pages;
   };
 
-  // A table that grew lies elsewhere; the old one is freed behind the work that reads it.
-  void reserve_table(std::size_t count, DeviceWrites& writes) {
-    if (count <= table_places_) return;
-    const std::size_t places = std::max<std::size_t>({count, 2 * table_places_, 16});
-    Block table = allocate(memory_, places * sizeof(std::byte*), writes.stream());
-    writes.flush();  // nothing may still be on its way to the old one
-    table_ = std::move(table);
-    table_places_ = places;
-    for (std::size_t i = 0; i < pages_.size(); ++i) write_entry(i, writes);
-  }
   void write_entry(std::size_t index, DeviceWrites& writes) {
     auto* entries = reinterpret_cast<std::byte**>(table_.get());
     writes.write(entries + index, pages_[index]);

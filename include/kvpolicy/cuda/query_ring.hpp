@@ -54,6 +54,8 @@ class QueryRing {
     written_ = std::max(written_, end_);
     begin_ = std::max(begin_, written_ - std::min(written_, slots_));
   }
+  /// Where the memory goes back.
+  void give_back_on(cudaStream_t stream) noexcept { cuda::give_back_on(queries_, stream); }
   void truncate(std::size_t position) {
     end_ = std::min(end_, position);
     begin_ = std::min(begin_, end_);

@@ -45,8 +45,13 @@ class DecodeLayer {
  public:
   DecodeLayer(int head_dim, int group, int kv_heads, int page_rows, std::vector<HeadCase> heads,
               const CallCase& call, std::uint32_t seed)
-      : head_dim_{head_dim}, group_{group}, kv_heads_{kv_heads}, page_rows_{page_rows},
-        cases_{std::move(heads)}, call_{call}, random_{seed} {
+      : head_dim_{head_dim},
+        group_{group},
+        kv_heads_{kv_heads},
+        page_rows_{page_rows},
+        cases_{std::move(heads)},
+        call_{call},
+        random_{seed} {
     const std::size_t sequences = cases_.size() / static_cast<std::size_t>(kv_heads);
     for (int i = 0; i < head_dim / 2; ++i) {
       frequencies_.push_back(
@@ -54,8 +59,8 @@ class DecodeLayer {
     }
     for (HeadCase& head : cases_) {
       if (head.turns_sinks) head.view.inverse_frequencies = frequencies_.data();
-      owned_.push_back(std::make_unique<DeviceHead<E>>(head.view, head_dim, page_rows,
-                                                       std::max(1, head.tokens - head.view.evicted)));
+      owned_.push_back(std::make_unique<DeviceHead<E>>(
+          head.view, head_dim, page_rows, std::max(1, head.tokens - head.view.evicted)));
       DeviceHead<E>& device = *owned_.back();
       const int rows = head.tokens - head.view.evicted;
       const auto numbers = static_cast<std::size_t>(rows) * static_cast<std::size_t>(head_dim);
@@ -70,6 +75,14 @@ class DecodeLayer {
                   chosen.chunks + chosen.latest * head.view.budget_chunks);
       }
       views_.push_back(device.view());
+      Rows seen;
+      for (int row = 0; row < rows; ++row) {
+        for (int c = 0; c < head_dim; ++c) {
+          seen.keys.push_back(device.number(Side::keys, row, c, {head.tokens, head.committed}));
+          seen.values.push_back(device.number(Side::values, row, c, {head.tokens, head.committed}));
+        }
+      }
+      rows_.push_back(std::move(seen));
     }
     for (std::size_t s = 0; s < sequences; ++s) {
       const HeadCase& head = cases_[s * static_cast<std::size_t>(kv_heads)];
@@ -162,7 +175,6 @@ class DecodeLayer {
   void add_row(Result& result, int sequence, int query, int q_head) const {
     const std::size_t h = static_cast<std::size_t>(sequence * kv_heads_ + q_head / group_);
     const HeadCase& head = cases_[h];
-    const DeviceHead<E>& device = *owned_[h];
     const cuda::LayerState& state = states_[static_cast<std::size_t>(sequence)];
     const int first = call_.own_rows ? state.tokens : state.tokens - call_.queries;
     const int position = first + query;
@@ -208,14 +220,17 @@ class DecodeLayer {
         const auto chunk = row / head.view.chunk_rows;
         if (std::find(head.chosen.begin(), head.chosen.end(), chunk) == head.chosen.end()) continue;
       }
-      show(sink, [&](int c) { return device.number(Side::keys, row, c, state); },
-           [&](int c) { return device.number(Side::values, row, c, state); });
+      const auto at = static_cast<std::size_t>(row) * static_cast<std::size_t>(head_dim_);
+      show(
+          sink, [&](int c) { return rows_[h].keys[at + static_cast<std::size_t>(c)]; },
+          [&](int c) { return rows_[h].values[at + static_cast<std::size_t>(c)]; });
     }
     for (int j = 0; call_.own_rows && j < call_.queries; ++j) {
       const bool sink = first + j < head.view.sinks;
       if (sink ? first + j > position : !within(first + j)) continue;
-      show(sink, [&](int c) { return number(k_.row(sequence, j, q_head / group_), c); },
-           [&](int c) { return number(v_.row(sequence, j, q_head / group_), c); });
+      show(
+          sink, [&](int c) { return number(k_.row(sequence, j, q_head / group_), c); },
+          [&](int c) { return number(v_.row(sequence, j, q_head / group_), c); });
     }
 
     constexpr double nothing = -std::numeric_limits<double>::infinity();
@@ -234,12 +249,18 @@ class DecodeLayer {
     result.log_sum_exp.push_back(sum > 0 ? max + std::log(sum) : nothing);
   }
 
+  /// A head's rows as attention must see them, [rows, head_dim].
+  struct Rows {
+    std::vector<float> keys, values;
+  };
+
   int head_dim_, group_, kv_heads_, page_rows_;
   std::vector<HeadCase> cases_;
   CallCase call_;
   std::mt19937 random_;
   std::vector<float> frequencies_;
   std::vector<std::unique_ptr<DeviceHead<E>>> owned_;
+  std::vector<Rows> rows_;
   std::vector<cuda::HeadView> views_;
   std::vector<cuda::LayerState> states_;
   std::vector<std::uint16_t> q_data_, k_data_, v_data_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One KV head as the kernels see it, its pages in plain host memory: each page an allocation of its
+// One KV head as the kernels see it, its pages in memory from `new`: each page an allocation of its
 // own, so that sanitizers see its ends, and NaN until somebody writes it. Reads and writes single
 // numbers of it through the places that packing.cuh names.
 #pragma once
@@ -52,12 +52,12 @@ class DeviceHead {
                           vectors * 2 * head_dim * page_rows);
       view_.summary_pages = summaries_.table.data();
       choices_.resize(static_cast<std::size_t>(selections) * (3 + view.budget_chunks), -1);
-      chosen_ = {.slots = selections,
-                 .tokens = choices_.data(),
-                 .ends = choices_.data() + selections,
-                 .counts = choices_.data() + 2 * selections,
-                 .chunks = choices_.data() + 3 * selections};
-      view_.selections = &chosen_;
+      *chosen_ = {.slots = selections,
+                  .tokens = choices_.data(),
+                  .ends = choices_.data() + selections,
+                  .counts = choices_.data() + 2 * selections,
+                  .chunks = choices_.data() + 3 * selections};
+      view_.selections = chosen_.get();
     }
   }
   DeviceHead(const DeviceHead&) = delete;
@@ -65,7 +65,7 @@ class DeviceHead {
 
   [[nodiscard]] const kvpolicy::cuda::HeadView& view() const { return view_; }
   [[nodiscard]] kvpolicy::cuda::HeadView& view() { return view_; }
-  [[nodiscard]] kvpolicy::cuda::Selections& selections() { return chosen_; }
+  [[nodiscard]] kvpolicy::cuda::Selections& selections() { return *chosen_; }
 
   // ---- exact rows ----------------------------------------------------------------------------
   /// The 16-bit numbers of the exact slot of a row.
@@ -230,7 +230,8 @@ class DeviceHead {
   kvpolicy::cuda::PackedLayout layout_;
   Pages exact_, packed_, summaries_;
   std::vector<int> choices_;
-  kvpolicy::cuda::Selections chosen_;
+  std::unique_ptr<kvpolicy::cuda::Selections> chosen_ =
+      std::make_unique<kvpolicy::cuda::Selections>();
 };
 
 }  // namespace test

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call of the prefill kernel on the emulated device, against dense attention in double over the
-// rows that each query is to see, listed one by one from what the policies promise.
+// One call of the prefill kernel against dense attention in double over the rows that each query is
+// to see, listed one by one from what the policies promise.
 //
 // The bound is not a guess. With u the rounding error of E, weights are rounded once (u sum p |v|),
 // the output once (u |out|); rows that are dequantised and queries that are rotated are rounded
@@ -21,9 +21,9 @@
 #include <vector>
 
 #include <kvpolicy/cuda/kernels/prefill.cuh>
-#include <simt/launch.hpp>
 
 #include "cuda/support/device_head.hpp"
+#include "cuda/support/launch.hpp"
 #include "support/tensors.hpp"
 
 namespace test::prefill {
@@ -148,8 +148,8 @@ class Trial {
     if constexpr (HeadDim == 64 || HeadDim == 128) {
       if (packed) kernel = &prefill_kernel<E, HeadDim, true>;
     }
-    REQUIRE(simt::launch(kernel, static_cast<unsigned>(items * c_.splits), 1, prefill_threads,
-                         prefill_shared_bytes<HeadDim>(), nullptr, params) == cudaSuccess);
+    test::launch(kernel, items * c_.splits, 1, prefill_threads, prefill_shared_bytes<HeadDim>(),
+                 params);
     for (const std::uint32_t ticket : tickets) CHECK(ticket == 0);
   }
 

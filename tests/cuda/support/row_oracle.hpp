@@ -1,29 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of row-writing kernels share: a launch that must succeed, and a group of numbers
-// quantised by storage/quantize.hpp.
+// What the tests of row-writing kernels share: a group of numbers quantised by storage/quantize.hpp.
 #pragma once
-
-#include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include <kvpolicy/storage/quantize.hpp>
-#include <simt/launch.hpp>
 
 namespace test {
-
-template <class Params>
-void launch(void (*kernel)(Params), int grid_x, int grid_y, int threads, std::size_t shared_bytes,
-            const Params& params) {
-  REQUIRE(kvpolicy::cuda::simt::launch<Params>(
-              kernel, static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y),
-              static_cast<unsigned>(threads), shared_bytes, nullptr, params) == cudaSuccess);
-}
 
 struct QuantizedGroup {
   kvpolicy::AffineGrid grid;

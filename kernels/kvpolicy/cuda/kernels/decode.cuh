@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of a few queries over all heads of all sequences of a layer, in one launch, whatever the
-// heads' policies, lengths and formats. Decoding reads each cached number once and does little with
-// it, so the kernel is built to keep loads under way:
+// Attention of a few queries over all heads of all sequences of a layer, in one launch, whatever
+// the heads' policies, lengths and formats. Decoding reads each cached number once and does little
+// with it, so the kernel is built to keep loads under way:
 //
 // - Keys and values go from memory to registers in the order in which matrix products want them
 //   (fragments.cuh), 16 bytes a lane, with no shared memory and no barrier between; the queries of
@@ -11,9 +11,6 @@
 //   (online_softmax.cuh, decode_exact.cuh, decode_packed.cuh).
 // - Blocks take equal pieces of one line of all heads' rows (partition.cuh). Of the blocks that
 //   share a head, the last to arrive merges their results (merge.cuh), in the order of the rows.
-//
-// What FlashDecoding, FlashInfer and LeanAttention do differently, and why not so here, is in
-// docs/architecture.md.
 #pragma once
 
 #include <algorithm>
@@ -32,10 +29,15 @@ namespace kvpolicy::cuda {
 inline constexpr int decode_most_columns = 16;
 
 /// One block takes a multiprocessor: fewer and larger blocks leave fewer partial results to merge.
-/// It has as many warps as there are registers for, without spills.
+/// It has as many warps as there are registers for, without spills: what a warp holds grows with
+/// the channels of a row and of the columns' values, and unpacking takes its own.
+KVPOLICY_HOST_DEVICE constexpr int decode_warps(int head_dim, int column_tiles, bool packed) {
+  const int held = head_dim * (1 + column_tiles) * (packed ? 2 : 1);
+  if (held <= 128) return 16;
+  return held <= 256 ? 12 : 8;
+}
 template <int HeadDim, int ColumnTiles, bool Packed>
-inline constexpr int decode_threads =
-    warp_lanes * (HeadDim * (1 + ColumnTiles) > (Packed ? 128 : 256) ? 8 : 12);
+inline constexpr int decode_threads = decode_warps(HeadDim, ColumnTiles, Packed) * warp_lanes;
 inline constexpr int decode_blocks_per_multiprocessor = 1;
 
 /// Slots that `Workspace` must have for a launch of `grid` blocks, each of 8 * ColumnTiles columns
@@ -144,8 +146,9 @@ class DecodeBlock {
                               long long to) const {
     if (line()[head] == line()[head + 1]) return;
     using Queries = typename Layout::Queries;
-    const Queries queries{.plain = shared,
-                          .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at)};
+    const Queries queries{
+        .plain = shared,
+        .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at)};
     const int sequence = head / p.kv_heads;
     const int kv_head = head % p.kv_heads;
     sync_block();  // the head before is done with shared memory

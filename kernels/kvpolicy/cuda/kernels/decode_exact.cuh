@@ -9,8 +9,9 @@
 
 namespace kvpolicy::cuda {
 
-/// Addresses of a row's key and value. Lane i has those of row i % 16 of a unit; who loads them asks
-/// for them by shuffle. So pages, rings, strides and lists of chunks cost the same, and no branch.
+/// Addresses of a row's key and value. Lane i has those of row i % 16 of a unit; who loads them
+/// asks for them by shuffle. So pages, rings, strides and lists of chunks cost the same, and no
+/// branch.
 struct RowAddress {
   unsigned long long key;
   unsigned long long value;
@@ -57,8 +58,8 @@ KVPOLICY_DEVICE void load_values(ValueTile<HeadDim>& values, const RowAddress& a
 
 /// `index`: of the head among all sequences' heads. The keys of the next unit are asked for as soon
 /// as the products with these are done, its values as soon as these are added: loads are always
-/// under way. Where registers do not suffice for that, one half of the keys, the other, and the values
-/// follow each other, and only other warps' loads are under way meanwhile.
+/// under way. Where registers do not suffice for that, one half of the keys, the other, and the
+/// values follow each other, and only other warps' loads are under way meanwhile.
 template <Element E, int HeadDim, int ColumnTiles, int Warps>
 KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const Share& share, int index,
                                   const std::byte* plain, const std::byte* turned,

@@ -20,7 +20,9 @@ struct TileAddress {
   int row;  ///< of the page
 
   /// As another lane has it.
-  KVPOLICY_DEVICE TileAddress of(int lane) const { return {shuffle(page, lane), shuffle(row, lane)}; }
+  KVPOLICY_DEVICE TileAddress of(int lane) const {
+    return {shuffle(page, lane), shuffle(row, lane)};
+  }
   KVPOLICY_DEVICE const std::byte* at(int offset) const {
     return reinterpret_cast<const std::byte*>(page) + offset;
   }
@@ -33,12 +35,10 @@ KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const Share& 
                                             const UnitCursor& at) {
   const Segment& segment = share.list.segment[at.segment];
   const int i = (at.unit * Tiles + lane_index() % Tiles) * tile_rows;
-  const int row = segment.chunks == nullptr
-                      ? segment.first - share.skipped[at.segment] + i
-                      : segment.row(smaller(i, segment.rows - tile_rows));
+  const int row = segment.chunks == nullptr ? segment.first - share.skipped[at.segment] + i
+                                            : segment.row(smaller(i, segment.rows - tile_rows));
   const int slot = share.head.packed_slot(row);
-  return {reinterpret_cast<unsigned long long>(
-              share.head.packed_pages[page_of(slot, p.page_rows)]),
+  return {reinterpret_cast<unsigned long long>(share.head.packed_pages[page_of(slot, p.page_rows)]),
           slot & (p.page_rows - 1)};
 }
 
@@ -89,8 +89,10 @@ struct GroupGrids {
     const int g = lane_index() / 4;
     const int channel = pair * 32 + lane_index() % 4 * 8;
     const int first = key_param(tile.row, channel, HeadDim, page_rows, per_channel, key_group);
-    const auto* scales = reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_scales_offset)) + first;
-    const auto* zeros = reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_zeros_offset)) + first;
+    const auto* scales =
+        reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_scales_offset)) + first;
+    const auto* zeros =
+        reinterpret_cast<const std::uint16_t*>(tile.at(layout.key_zeros_offset)) + first;
     if (per_channel) {
       const Words4 s = *reinterpret_cast<const Words4*>(scales);
       const Words4 z = *reinterpret_cast<const Words4*>(zeros);
@@ -116,10 +118,11 @@ struct GroupGrids {
   KVPOLICY_DEVICE void of_values(std::uint32_t (&scale)[2], std::uint32_t (&zero)[2],
                                  const TileAddress& tile, int block) const {
     const int channel = block * 64 + lane_index() / 4 * 8;
-    const int first =
-        value_param(tile.row, channel, page_rows, value_group) + lane_index() % 4 * 2;
-    const auto* scales = reinterpret_cast<const std::uint32_t*>(tile.at(layout.value_scales_offset + 2 * first));
-    const auto* zeros = reinterpret_cast<const std::uint32_t*>(tile.at(layout.value_zeros_offset + 2 * first));
+    const int first = value_param(tile.row, channel, page_rows, value_group) + lane_index() % 4 * 2;
+    const auto* scales =
+        reinterpret_cast<const std::uint32_t*>(tile.at(layout.value_scales_offset + 2 * first));
+    const auto* zeros =
+        reinterpret_cast<const std::uint32_t*>(tile.at(layout.value_zeros_offset + 2 * first));
     KVPOLICY_UNROLL
     for (int upper = 0; upper < 2; ++upper) {
       scale[upper] = scales[4 * upper];
@@ -160,10 +163,11 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
     KVPOLICY_UNROLL
     for (int tile = 0; tile < tiles; ++tile) {
       const TileAddress from = address.of(tile);
-      values[tile].load(from.at(groups.layout.values_offset +
-                                from.row / tile_rows * groups.layout.tile_bytes));
+      values[tile].load(
+          from.at(groups.layout.values_offset + from.row / tile_rows * groups.layout.tile_bytes));
     }
-    if constexpr (OneGroup) grids.load_values(address, groups.layout.key_scales_offset, p.page_rows);
+    if constexpr (OneGroup)
+      grids.load_values(address, groups.layout.key_scales_offset, p.page_rows);
   };
 
   // As in decode_exact.cuh.
@@ -229,13 +233,10 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
         }
       }
     }
-    if constexpr (overlaps) {
-      if (more) load_keys(address);
-    } else {
-      load_values(here);
-    }
+    if (overlaps && more) load_keys(address);
     cap_and_mask(logits, p, share, now.segment, now.unit * unit_rows - share.skipped[now.segment]);
     softmax.weigh(logits);
+    if constexpr (!overlaps) load_values(here);
 
     KVPOLICY_UNROLL
     for (int tile = 0; tile < tiles; ++tile) {

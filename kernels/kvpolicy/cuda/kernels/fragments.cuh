@@ -3,8 +3,8 @@
 // Operands of matrix products straight from memory: rows of the cache as the first operand (16 rows
 // of keys as 16 matrix rows, 16 channels of values as 16 matrix rows), queries as the second.
 // Tokens meet the few columns of queries that way, S^T = K q^T and O^T = V^T P^T, so a warp needs
-// no shared memory to bring its rows into order: which lane loads what is packing.cuh's place_of_key
-// and place_of_value, for exact rows as for quantised ones.
+// no shared memory to bring its rows into order: which lane loads what is packing.cuh's
+// place_of_key and place_of_value, for exact rows as for quantised ones.
 //
 // In this file g = lane / 4 and t = lane % 4.
 #pragma once
@@ -33,9 +33,10 @@ struct QueryOperands {
     const int tile = column / tile_columns;
     const int lane = column % tile_columns * 4;
     const int block = channel / 32;
-    const int offset = block < step_pairs
-                           ? ((block * ColumnTiles + tile) * warp_lanes + lane + channel % 32 / 8) * 16
-                           : tail_offset + (tile * warp_lanes + lane + channel % 32 / 4) * 8;
+    const int offset =
+        block < step_pairs
+            ? ((block * ColumnTiles + tile) * warp_lanes + lane + channel % 32 / 8) * 16
+            : tail_offset + (tile * warp_lanes + lane + channel % 32 / 4) * 8;
     return reinterpret_cast<Words4*>(operands + offset);
   }
   KVPOLICY_DEVICE static Words4 of_steps(const std::byte* operands, int pair, int tile) {
@@ -74,7 +75,8 @@ struct KeyTile {
 
   /// Adds dot products with the queries: products[n] is [16 rows, columns 8n .. 8n + 7].
   template <Element E, int ColumnTiles>
-  KVPOLICY_DEVICE void multiply(float (&products)[ColumnTiles][4], const std::byte* operands) const {
+  KVPOLICY_DEVICE void multiply(float (&products)[ColumnTiles][4],
+                                const std::byte* operands) const {
     using Queries = QueryOperands<HeadDim, ColumnTiles>;
     KVPOLICY_UNROLL
     for (int pair = 0; pair < step_pairs; ++pair) {
@@ -83,9 +85,9 @@ struct KeyTile {
         const Words4 q = Queries::of_steps(operands, pair, n);
         KVPOLICY_UNROLL
         for (int step = 0; step < 2; ++step) {
-          const std::uint32_t a[4] = {
-              block[pair][0].word[2 * step], block[pair][1].word[2 * step],
-              block[pair][0].word[2 * step + 1], block[pair][1].word[2 * step + 1]};
+          const std::uint32_t a[4] = {block[pair][0].word[2 * step], block[pair][1].word[2 * step],
+                                      block[pair][0].word[2 * step + 1],
+                                      block[pair][1].word[2 * step + 1]};
           multiply_add<E>(products[n], a, q.word[2 * step], q.word[2 * step + 1]);
         }
       }
@@ -124,7 +126,8 @@ struct ValueTile {
     KVPOLICY_UNROLL
     for (int r = 0; r < 4; ++r) {
       const std::byte* rest = row[r] + blocks * 128;
-      if constexpr (left == 32) half_block[r] = load_once(reinterpret_cast<const Words2*>(rest) + g);
+      if constexpr (left == 32)
+        half_block[r] = load_once(reinterpret_cast<const Words2*>(rest) + g);
       if constexpr (left == 16) {
         quarter_block[r] = load_once(reinterpret_cast<const Words1*>(rest) + g);
       }
@@ -152,7 +155,9 @@ struct ValueTile {
 
 // ---- quantised rows ----------------------------------------------------------------------------
 /// A number twice, as two halves.
-KVPOLICY_DEVICE std::uint32_t twice(std::uint32_t bits) { return permute_bytes(bits, bits, 0x1010); }
+KVPOLICY_DEVICE std::uint32_t twice(std::uint32_t bits) {
+  return permute_bytes(bits, bits, 0x1010);
+}
 
 /// Codes of 16 rows, keys or values, as one lane has them.
 template <int Bits, int HeadDim>
@@ -182,7 +187,8 @@ struct CodeTile {
       std::uint32_t biased = 0;
       std::uint32_t shift = 0;
       if constexpr (Bits == 8) {
-        biased = permute_bytes(word[step * 2 + reg / 2], 0x64646464U, reg % 2 == 0 ? 0x4140 : 0x4342);
+        biased =
+            permute_bytes(word[step * 2 + reg / 2], 0x64646464U, reg % 2 == 0 ? 0x4140 : 0x4342);
       } else if constexpr (Bits == 4) {
         shift = reg % 2 * 4;
         biased = (word[step] >> reg / 2 * 8 & 0x000f000fU << shift) | 0x64006400U;

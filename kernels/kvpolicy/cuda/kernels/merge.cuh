@@ -106,7 +106,8 @@ struct Parts {
   int first_block;
   int count;
 
-  /// Two slots a block: for a head that began in an earlier one, and for one that goes on in a later.
+  /// Two slots a block: for a head that began in an earlier one, and for one that goes on in a
+  /// later.
   KVPOLICY_DEVICE static int slot(int block, bool begins) { return 2 * block + (begins ? 1 : 0); }
   KVPOLICY_DEVICE int slot_of(int part) const { return slot(first_block + part, part == 0); }
 };
@@ -158,8 +159,8 @@ KVPOLICY_DEVICE Words4 values_of_parts(const Parts& parts, int column, int chann
       for (int c = 0; c < 4; ++c) sum[c] += float_of_bits(values[i].word[c]) * factor;
     }
   }
-  return {{bits_of_float(sum[0]), bits_of_float(sum[1]), bits_of_float(sum[2]),
-           bits_of_float(sum[3])}};
+  return {
+      {bits_of_float(sum[0]), bits_of_float(sum[1]), bits_of_float(sum[2]), bits_of_float(sum[3])}};
 }
 
 }  // namespace kvpolicy::cuda

@@ -18,9 +18,9 @@ namespace kvpolicy::cuda {
 /// Rows that a warp takes at a time. Exact units begin at the segment's first row; packed ones at
 /// multiples of their size in slots, so they lie in one page, and edges are masked.
 KVPOLICY_HOST_DEVICE constexpr int rows_of_unit(Encoding encoding) {
-  return encoding == Encoding::uint8                                    ? 32
+  return encoding == Encoding::uint8                                  ? 32
          : encoding == Encoding::uint4 || encoding == Encoding::uint2 ? 64
-                                                                        : tile_rows;
+                                                                      : tile_rows;
 }
 /// What a unit moves, in units of 16 rows of 8-bit numbers.
 KVPOLICY_HOST_DEVICE constexpr int weight_of_unit(Encoding encoding) {
@@ -33,9 +33,9 @@ inline constexpr int least_weight_of_warp = 4;
 
 /// The units of a segment.
 struct Units {
-  int rows = 0;    ///< of a unit
-  int weight = 0;  ///< of a unit
-  int skipped = 0; ///< rows of unit 0 before the segment's first row
+  int rows = 0;     ///< of a unit
+  int weight = 0;   ///< of a unit
+  int skipped = 0;  ///< rows of unit 0 before the segment's first row
   int count = 0;
 };
 KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const Segment& segment) {

@@ -19,13 +19,13 @@ struct Share {
   HeadView head;
   SegmentList list;
   UnitRange range[most_segments];
-  int skipped[most_segments];       ///< rows of unit 0 before the segment's first
+  int skipped[most_segments];         ///< rows of unit 0 before the segment's first
   bool may_be_unseen[most_segments];  ///< a chunk list with rows that not every query sees
-  int units[2];                     ///< of exact rows and of packed ones
-  int last_weight;                  ///< of the head's last unit
-  bool rotated;                     ///< some segment is read with turned queries
-  bool begins;                      ///< the head's first unit is among them
-  bool ends;                        ///< its last one is
+  int units[2];                       ///< of exact rows and of packed ones
+  int last_weight;                    ///< of the head's last unit
+  bool rotated;                       ///< some segment is read with turned queries
+  bool begins;                        ///< the head's first unit is among them
+  bool ends;                          ///< its last one is
 
   /// `place`: where the head stands on the line, of which this block has [from, to).
   KVPOLICY_DEVICE void describe(const AttendParams& p, int index, long long place, long long from,
@@ -42,8 +42,8 @@ struct Share {
       const Units all = units_of(head, segment);
       range[s] = units_within(all, place, from, to);
       skipped[s] = all.skipped;
-      may_be_unseen[s] = segment.chunks != nullptr &&
-                         segment.position_of(segment.rows - 1) > list.first_position;
+      may_be_unseen[s] =
+          segment.chunks != nullptr && segment.position_of(segment.rows - 1) > list.first_position;
       units[is_packed(s)] += range[s].end - range[s].begin;
       rotated = rotated || (segment.rotated && range[s].begin < range[s].end);
       place += static_cast<long long>(all.count) * all.weight;
@@ -109,16 +109,21 @@ KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const 
     KVPOLICY_UNROLL
     for (int upper = 0; upper < 2; ++upper) {
       const int i = first + tile * tile_rows + upper * 8 + g;
-      const bool inside = i >= 0 && i < segment.rows;
-      const int position = inside ? segment.position_of(i) : 0;
+      int begin = p.request.queries * p.group;  // columns begin .. end - 1 see the row
+      int end = begin;
+      if (i >= 0 && i < segment.rows) {
+        const int ahead = segment.position_of(i) - query;  // of the call's first query
+        begin = larger(ahead, 0) * p.group;
+        if (segment.reach < p.request.queries - ahead) {
+          end = larger(ahead + segment.reach, 0) * p.group;
+        }
+      }
       KVPOLICY_UNROLL
       for (int n = 0; n < ColumnTiles; ++n) {
         KVPOLICY_UNROLL
         for (int j = 0; j < 2; ++j) {
-          const int seen_from = query + (n * tile_columns + 2 * t + j) / p.group;
-          const bool seen =
-              inside && position <= seen_from && position > seen_from - segment.reach;
-          if (!seen) logits[tile][n][upper * 2 + j] = minus_infinity();
+          const int column = n * tile_columns + 2 * t + j;
+          if (column < begin || column >= end) logits[tile][n][upper * 2 + j] = minus_infinity();
         }
       }
     }

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a call has to read and compute, by counting: the bytes behind every GB/s and the operations
+// behind every TFLOP/s that the benches print. For a text of N rows, the query's own included, a
+// KV head of head_dim d reads, of 16-bit rows (4 d bytes, key and value),
+//
+//   all rows          N
+//   sinks + recent    min(N, sinks + recent)
+//   chosen chunks     budget + rows since the last closed chunk, and of each closed chunk, where
+//                     the call chooses anew, its summary: one vector (mean) or two (min, max)
+//
+// and of quantised rows (2 (d bits / 8 + 4 d / group) bytes: codes, scale and zero of key and
+// value) the whole blocks of 64 in front of the residual. Queries and outputs are not counted.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+
+namespace kvpolicy::bench {
+
+struct HeadReads {
+  std::size_t exact_rows = 0;
+  std::size_t packed_rows = 0;
+  std::size_t summary_vectors = 0;
+
+  [[nodiscard]] double bytes(const cuda::HeadSettings& head, std::size_t head_dim) const {
+    const auto d = static_cast<double>(head_dim);
+    double packed_row = 0.0;
+    if (packed_rows > 0) {
+      const double codes = d * cuda::code_bits(head.encoding) / 8;
+      // Scale and zero, 2 bytes each. A group of `key_group` rows for each channel is as many.
+      const double key_groups = d / static_cast<double>(head.key_group);
+      const double value_groups = d / static_cast<double>(head.value_group);
+      packed_row = 2 * codes + 4 * (key_groups + value_groups);
+    }
+    return static_cast<double>(exact_rows) * 4 * d + static_cast<double>(packed_rows) * packed_row +
+           static_cast<double>(summary_vectors) * 2 * d;
+  }
+};
+
+/// Of a head whose text has `tokens` rows, all committed but the query's own. `refreshes`: the call
+/// chooses its chunks anew; `selected`: it reads chosen chunks.
+[[nodiscard]] inline HeadReads decode_reads(const cuda::HeadSettings& head, std::size_t tokens,
+                                            bool selected, bool refreshes) {
+  if (head.recent > 0) return {.exact_rows = std::min(tokens, head.sinks + head.recent)};
+  const std::size_t committed = tokens - 1;
+  if (head.chunk > 0 && selected) {
+    const std::size_t chunks = committed / head.chunk;
+    const std::size_t chosen = std::min(chunks * head.chunk, head.chosen_rows);
+    const bool ranks = refreshes && chunks * head.chunk > head.chosen_rows;
+    return {.exact_rows = chosen + tokens - chunks * head.chunk,
+            .summary_vectors = ranks ? chunks * (head.min_max ? 2U : 1U) : 0U};
+  }
+  if (head.is_packed()) {
+    const std::size_t beyond = committed - std::min(committed, head.residual);
+    const std::size_t packed = beyond / cuda::block_rows * cuda::block_rows;
+    return {.exact_rows = tokens - packed, .packed_rows = packed};
+  }
+  return {.exact_rows = tokens};
+}
+
+/// Pairs of a query and a row that it sees, of a chunk of `queries` behind `cached` rows, one head.
+[[nodiscard]] inline double visible_pairs(const cuda::HeadSettings& head, std::size_t cached,
+                                          std::size_t queries) {
+  const auto triangle = [](double n) { return n * (n + 1) / 2; };
+  const auto first = static_cast<double>(cached);
+  const auto last = static_cast<double>(cached + queries);
+  if (head.recent == 0) return triangle(last) - triangle(first);
+  const auto reach = static_cast<double>(head.sinks + head.recent);
+  // A query sees its own position + 1 rows, up to sinks + recent of them.
+  const double growing = triangle(std::min(last, reach)) - triangle(std::min(first, reach));
+  return growing + reach * (last - std::max(first, std::min(last, reach)));
+}
+
+/// The same counted in whole tiles, as a tile kernel must compute them: `query_rows` rows (pairs of
+/// token and query head of a group) by `key_rows` keys, keys in tiles from position 0 on. In pairs.
+[[nodiscard]] inline double live_tile_pairs(const cuda::HeadSettings& head, std::size_t cached,
+                                            std::size_t queries, std::size_t group,
+                                            std::size_t query_rows, std::size_t key_rows) {
+  std::size_t tiles = 0;
+  const std::size_t rows = queries * group;
+  for (std::size_t row = 0; row < rows; row += query_rows) {
+    const std::size_t first = cached + row / group;
+    const std::size_t last = cached + (std::min(row + query_rows, rows) - 1) / group;
+    std::size_t from = 0;
+    if (head.recent > 0) {
+      from = first + 1 - std::min(first + 1, head.recent);
+      from = std::max(from, std::min(head.sinks, last + 1));
+      const std::size_t sinks = std::min(head.sinks, last + 1);
+      tiles += (sinks + key_rows - 1) / key_rows;
+    }
+    if (from <= last) tiles += last / key_rows - from / key_rows + 1;
+  }
+  return static_cast<double>(tiles) * static_cast<double>(query_rows * key_rows);
+}
+
+/// Operations of a pair: two products of head_dim, a multiplication and an addition each.
+[[nodiscard]] inline double flops_of_pair(std::size_t head_dim) {
+  return 4.0 * static_cast<double>(head_dim);
+}
+
+}  // namespace kvpolicy::bench

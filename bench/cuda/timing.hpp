@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Times work on a stream by events, with a second-level cache that holds none of the work's data.
+//
+// Before each sample a buffer of four times the cache is written. That takes the device longer than
+// the host needs to put the events and the work behind it, so that no gap of the host's making is
+// timed. What remains besides the work is the device's own step from event to launch; the time of
+// an empty sample says how much that is, and is printed, not subtracted.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/runtime.hpp>
+
+namespace kvpolicy::bench {
+
+class Timer {
+ public:
+  Timer(std::size_t flushed_bytes, cudaStream_t stream)
+      : stream_{stream},
+        bytes_{flushed_bytes},
+        flushed_{cuda::allocate(cuda::default_memory(), flushed_bytes, stream)} {
+    cuda::check(cudaEventCreate(&begin_), "cudaEventCreate");
+    cuda::check(cudaEventCreate(&end_), "cudaEventCreate");
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  ~Timer() {
+    static_cast<void>(cudaEventDestroy(begin_));
+    static_cast<void>(cudaEventDestroy(end_));
+  }
+
+  /// Seconds that what `work()` puts on the stream takes. Waits for it.
+  template <class Work>
+  double seconds(Work work) {
+    cuda::check(cudaMemsetAsync(flushed_.get(), ++round_, bytes_, stream_), "cudaMemsetAsync");
+    cuda::check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
+    work();
+    cuda::check(cudaEventRecord(end_, stream_), "cudaEventRecord");
+    cuda::check(cudaEventSynchronize(end_), "cudaEventSynchronize");
+    float milliseconds = 0.0F;
+    cuda::check(cudaEventElapsedTime(&milliseconds, begin_, end_), "cudaEventElapsedTime");
+    return static_cast<double>(milliseconds) * 1e-3;
+  }
+
+ private:
+  cudaStream_t stream_;
+  std::size_t bytes_;
+  cuda::Block flushed_;
+  int round_ = 0;
+  cudaEvent_t begin_ = nullptr;
+  cudaEvent_t end_ = nullptr;
+};
+
+/// The samples of one benchmark.
+class Samples {
+ public:
+  void add(double seconds) {
+    seconds_.insert(std::ranges::upper_bound(seconds_, seconds), seconds);
+  }
+  [[nodiscard]] std::size_t count() const { return seconds_.size(); }
+  /// The sample that a share of all lie below.
+  [[nodiscard]] double at(double share) const {
+    return seconds_[static_cast<std::size_t>(share * static_cast<double>(seconds_.size() - 1) +
+                                             0.5)];
+  }
+  [[nodiscard]] double median() const { return at(0.5); }
+
+ private:
+  std::vector<double> seconds_;  // ascending
+};
+
+/// Bytes per second, read plus written, of a plain copy inside the device's memory.
+[[nodiscard]] inline double copy_bandwidth(Timer& timer, std::size_t bytes, cudaStream_t stream) {
+  const cuda::Block from = cuda::allocate(cuda::default_memory(), bytes, stream);
+  const cuda::Block to = cuda::allocate(cuda::default_memory(), bytes, stream);
+  cuda::check(cudaMemsetAsync(from.get(), 1, bytes, stream), "cudaMemsetAsync");
+  Samples samples;
+  for (int i = 0; i < 12; ++i) {
+    const double seconds = timer.seconds([&] {
+      cuda::check(cudaMemcpyAsync(to.get(), from.get(), bytes, cudaMemcpyDeviceToDevice, stream),
+                  "cudaMemcpyAsync");
+    });
+    if (i >= 2) samples.add(seconds);
+  }
+  return 2.0 * static_cast<double>(bytes) / samples.median();
+}
+
+/// Seconds of a sample without work.
+[[nodiscard]] inline double empty_sample(Timer& timer) {
+  Samples samples;
+  for (int i = 0; i < 20; ++i) samples.add(timer.seconds([] {}));
+  return samples.median();
+}
+
+}  // namespace kvpolicy::bench

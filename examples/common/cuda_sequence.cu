@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_sequence.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+// What models of the Llama family have. The kernels for all dimensions would take nvcc minutes
+// more.
+#ifndef KVPOLICY_CUDA_HEAD_DIMS
+#define KVPOLICY_CUDA_HEAD_DIMS 64, 128
+#endif
+#include <kvpolicy/cuda/kv_cache.hpp>
+#include <reference_model/cuda/llama.hpp>
+#include <reference_model/cuda/run.hpp>
+
+namespace kvpolicy::tools {
+namespace {
+
+using Plan = AnyPlan<bfloat16>;
+using Cache = cuda::KvCache<Plan>;
+
+class Stream {
+ public:
+  Stream() { cuda::check(cudaStreamCreate(&stream_), "cudaStreamCreate"); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// What all sequences of a model share. Members go in the reverse of their order: memory first, the
+/// stream that it is given back on last.
+struct Shared {
+  explicit Shared(const reference::Llama& llama)
+      : device{cuda::Device::current()},
+        model{llama, {}, stream},
+        engine{std::make_shared<cuda::Engine<bfloat16>>(llama.config().shape(),
+                                                        cuda::default_memory(), stream)} {}
+
+  cuda::Device device;
+  Stream stream;
+  reference::CudaLlama model;
+  std::shared_ptr<cuda::Engine<bfloat16>> engine;
+};
+
+bool compresses_by_itself(const Plan& plan) {
+  bool found = false;
+  for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) {
+    for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
+      Plan::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
+        if constexpr (requires { config.compress_every; })
+          found = found || config.compress_every > 0;
+      });
+    }
+  }
+  return found;
+}
+
+class CudaSequence final : public Sequence {
+ public:
+  CudaSequence(std::shared_ptr<Shared> shared, Cache cache)
+      : shared_{std::move(shared)}, cache_{std::move(cache)} {}
+
+  [[nodiscard]] std::unique_ptr<Sequence> fork() const override {
+    return std::make_unique<CudaSequence>(shared_, cache_.fork(shared_->stream));
+  }
+
+  std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk,
+                             const Report& report) override {
+    return reference::prefill(shared_->model, cache_, tokens, chunk, report, {}, shared_->stream);
+  }
+
+  std::vector<float> decode(int token, const Reading& reading) override {
+    if (!decoder_ || reading != decodes_) {
+      constexpr std::size_t answer = 16;  // a graph pays for itself in texts longer than that
+      decodes_ = reading;
+      decoder_.emplace(shared_->model, cache_,
+                       reference::DecodeOptions{
+                           .attend = {.read = reading.read, .refresh = reading.refresh_each_step},
+                           .graph = !compresses_by_itself(cache_.plan()),
+                           .steps_before_graph = answer},
+                       shared_->stream);
+    }
+    return decoder_->step(token);
+  }
+
+  std::vector<float> score(std::span<const int> tokens) override {
+    return reference::step(shared_->model, cache_, tokens, reference::LogitsOf::all, {},
+                           shared_->stream);
+  }
+
+  void compress() override {
+    cache_.compress(shared_->stream);
+    // So that whoever takes the time has it.
+    cuda::check(cudaStreamSynchronize(shared_->stream), "cudaStreamSynchronize");
+  }
+
+  [[nodiscard]] std::size_t tokens() const override { return cache_.tokens(); }
+  [[nodiscard]] std::size_t bytes() const override { return cache_.bytes(); }
+
+  [[nodiscard]] std::size_t bytes_read(const Reading& reading) const override {
+    const ModelShape& shape = cache_.plan().shape();
+    std::size_t total = 0;
+    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+        const cuda::HeadSettings settings = cuda::describe(cache_.plan(), layer, head);
+        const auto rows = cache_.rows(layer, head, reading.read, 0, shared_->stream);
+        const auto quantized = static_cast<std::size_t>(std::ranges::count(rows.quantized, true));
+        total += (rows.quantized.size() - quantized) * 2 * shape.head_dim * sizeof(bfloat16) +
+                 quantized * quantized_row_bytes(settings);
+        if (reading.refresh_each_step && settings.chunk > 0) {
+          total += (settings.min_max ? 2 : 1) * (cache_.tokens() / settings.chunk) *
+                   shape.head_dim * sizeof(bfloat16);
+        }
+      }
+    }
+    return total;
+  }
+
+ private:
+  // Codes, scales and zeros of a row's key and value: its share of a page.
+  [[nodiscard]] std::size_t quantized_row_bytes(const cuda::HeadSettings& settings) const {
+    const cuda::StoreContext context{.head_dim = cache_.plan().shape().head_dim,
+                                     .page_rows = cache_.options().page_rows};
+    return cuda::HeadGeometry{settings, context, false}.packed_page_bytes() / context.page_rows;
+  }
+
+  std::shared_ptr<Shared> shared_;
+  Cache cache_;
+  std::optional<reference::Decoder<Cache>> decoder_;
+  Reading decodes_;  // what the decoder was made for
+};
+
+}  // namespace
+
+Device open_cuda_device(const reference::Llama& model) {
+  auto shared = std::make_shared<Shared>(model);
+  cudaDeviceProp properties{};
+  cuda::check(cudaGetDeviceProperties(&properties, shared->device.id), "cudaGetDeviceProperties");
+  return {.about = properties.name,
+          .make_sequence = [shared, &model](Plan plan) -> std::unique_ptr<Sequence> {
+            reference::limit_windows(plan, model.config());
+            return std::make_unique<CudaSequence>(
+                shared, Cache{std::move(plan), {}, shared->stream, shared->engine});
+          }};
+}
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a device cache will hold, known before it is made.
+#pragma once
+
+#include <cstddef>
+
+#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/head_store.hpp>
+#include <kvpolicy/cuda/options.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+
+namespace kvpolicy::cuda {
+
+/// What KvCache::bytes is once there is room for `tokens` (KvCache::reserve, or steps that came so
+/// far: these make room by whole pages, up to max_tokens). Before any compression; a compressed
+/// head keeps its budget and window and has room for the tokens since. Rows that may be rolled back
+/// lie with the others, so there is no tail. Page tables, selections and the engine's workspace come
+/// on top (KvCache::overhead_bytes, Engine::workspace_bytes).
+/// @throws ConfigError for options or heads that a device cache refuses
+template <class Plan>
+[[nodiscard]] MemoryEstimate memory_of(const Plan& plan, std::size_t tokens,
+                                       const CacheOptions& options = {}) {
+  options.validate();
+  const ModelShape& shape = plan.shape();
+  const StoreContext context{.head_dim = shape.head_dim, .page_rows = options.page_rows,
+                             .tail_rows = options.tail_rows()};
+  MemoryEstimate estimate;
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      const HeadSettings settings = describe(plan, layer, head);
+      const bool held = settings.compresses && settings.is_packed();
+      estimate.heads += HeadGeometry{settings, context, held}.bytes(tokens);
+    }
+    const std::size_t observed = plan.observed_queries(layer);
+    if (observed > 0) {
+      estimate.queries += (observed + options.tail_rows()) * shape.q_heads * shape.head_dim * 2;
+    }
+  }
+  return estimate;
+}
+
+}  // namespace kvpolicy::cuda

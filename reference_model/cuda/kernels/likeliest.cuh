@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The likeliest token, chosen where the logits are: a captured step feeds itself.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda::llama {
+
+struct LikeliestParams {
+  const float* logits = nullptr;  ///< [vocabulary]
+  int vocabulary = 0;
+  int* token = nullptr;    ///< the choice
+  int* chosen = nullptr;   ///< [capacity]: choices so far
+  int* choices = nullptr;  ///< how many there were
+  int capacity = 0;
+};
+
+inline constexpr int likeliest_threads = 1024;
+inline constexpr int no_token = -1;
+
+struct Candidate {
+  float logit;
+  int token;
+};
+KVPOLICY_DEVICE Candidate likelier(Candidate a, Candidate b) {
+  return b.logit > a.logit || (b.logit == a.logit && b.token < a.token) ? b : a;
+}
+
+constexpr std::size_t likeliest_shared_bytes() {
+  return likeliest_threads / warp_lanes * sizeof(Candidate);
+}
+
+/// One block. Ties go to the lower token. A NaN or +infinity, or nothing above -infinity, gives
+/// no_token: what reference::likeliest throws for.
+template <int Threads = likeliest_threads>
+KVPOLICY_KERNEL(Threads, 1)
+likeliest_kernel(const KVPOLICY_GRID_CONSTANT LikeliestParams p) {
+  const float infinity = float_of_bits(0x7f800000U);
+  Candidate best{-infinity, no_token};
+  for (int token = thread_index(); token < p.vocabulary; token += Threads) {
+    const float logit = p.logits[token];
+    // Written so that NaN takes the second branch, and then wins.
+    if (logit < infinity) {
+      if (logit > best.logit) best = {logit, token};
+    } else {
+      best = {infinity, no_token};
+    }
+  }
+  for (int mask = warp_lanes / 2; mask > 0; mask /= 2) {
+    best = likelier(best, {shuffle_xor(best.logit, mask), shuffle_xor(best.token, mask)});
+  }
+  auto* of_warps = reinterpret_cast<Candidate*>(shared_memory());
+  if (lane_index() == 0) of_warps[warp_index()] = best;
+  sync_block();
+  if (thread_index() > 0) return;
+  for (int warp = 1; warp < Threads / warp_lanes; ++warp) best = likelier(best, of_warps[warp]);
+  *p.token = best.token;
+  if (*p.choices < p.capacity) p.chosen[*p.choices] = best.token;
+  ++*p.choices;
+}
+
+}  // namespace kvpolicy::cuda::llama

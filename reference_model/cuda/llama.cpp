@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <reference_model/cuda/llama.hpp>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/rotary.hpp>
+#include <kvpolicy/cuda/runtime.hpp>
+#include <reference_model/cuda/kernels/embed.cuh>
+#include <reference_model/cuda/kernels/likeliest.cuh>
+#include <reference_model/cuda/kernels/norm.cuh>
+#include <reference_model/cuda/kernels/rotate.cuh>
+#include <reference_model/cuda/kernels/swiglu.cuh>
+
+namespace kvpolicy::reference {
+namespace {
+
+namespace kernels = cuda::llama;
+using cuda::allocate;
+using cuda::check;
+using cuda::launch;
+
+// A block of the MLP: rows enough for full-sized products, and its activations, seven times as wide
+// as the residual stream, stay small beside those of a long chunk.
+constexpr std::size_t most_mlp_rows = 4096;
+
+cuda::Block upload(std::span<const float> numbers, cuda::MemoryResource* memory,
+                   cudaStream_t stream) {
+  cuda::Block block = allocate(memory, numbers.size_bytes(), stream);
+  check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice,
+                        stream),
+        "cudaMemcpyAsync");
+  return block;
+}
+
+void check_config(const LlamaConfig& config) {
+  config.validate();
+  require(config.head_dim % 8 == 0, "CudaLlama: head_dim is ", config.head_dim,
+          ", must be a multiple of 8: attention reads rows in steps of 16 bytes");
+  require(config.intermediate % 2 == 0, "CudaLlama: the MLP is ", config.intermediate,
+          " wide, must be an even number");
+}
+
+}  // namespace
+
+// ---- weights ---------------------------------------------------------------------------------
+
+CudaLlama::CudaLlama(const LlamaConfig& config, const CudaLlamaOptions& options,
+                     cudaStream_t stream)
+    : config_{(check_config(config), config)},
+      options_{(static_cast<void>(cuda::Device::current()), options)},
+      matmul_{options.memory, stream} {
+  inverse_frequencies_ =
+      upload(inverse_frequencies(config.rotary, config.head_dim), options.memory, stream);
+  const std::size_t bytes = sizeof(Progress) + most_choices * sizeof(int);
+  progress_ = allocate(options.memory, bytes, stream);
+  check(cudaMemsetAsync(progress_.get(), 0, bytes, stream), "cudaMemsetAsync");
+}
+
+CudaLlama::CudaLlama(const Llama& model, const CudaLlamaOptions& options, cudaStream_t stream)
+    : CudaLlama{model.config(), options, stream} {
+  const LlamaWeights& weights = model.weights();
+  const auto linear = [&](std::initializer_list<const Linear*> parts, Output output,
+                          WeightFormat format) {
+    return DeviceLinear{parts, output, format, options.memory, stream};
+  };
+  constexpr auto exact = WeightFormat::bfloat16;
+  embedding_ = linear({&weights.embedding}, Output::float32, exact);
+  for (const LlamaLayer& layer : weights.layers) {
+    layers_.push_back(
+        {.attention_norm = upload(layer.attention_norm, options.memory, stream),
+         .qkv = linear({&layer.q, &layer.k, &layer.v}, Output::bfloat16, options.weights),
+         .o = linear({&layer.o}, Output::added_float32, options.weights),
+         .mlp_norm = upload(layer.mlp_norm, options.memory, stream),
+         .gate_up = linear({&layer.gate, &layer.up}, Output::bfloat16, options.weights),
+         .down = linear({&layer.down}, Output::added_float32, options.weights)});
+  }
+  norm_ = upload(weights.norm, options.memory, stream);
+  head_ = config_.tied_embeddings ? embedding_ : linear({&weights.head}, Output::float32, exact);
+  count_weights();
+}
+
+CudaLlama CudaLlama::random(const LlamaConfig& config, const CudaLlamaOptions& options,
+                            std::uint64_t seed, cudaStream_t stream) {
+  CudaLlama model{config, options, stream};
+  const std::size_t hidden = config.hidden;
+  const std::vector<float> ones(hidden, 1.0F);
+  const auto linear = [&](std::size_t inputs, std::size_t outputs, Output output,
+                          WeightFormat format) {
+    return DeviceLinear::random(inputs, outputs, output, format, seed++, options.memory, stream);
+  };
+  constexpr auto exact = WeightFormat::bfloat16;
+  model.embedding_ = linear(hidden, config.vocabulary, Output::float32, exact);
+  for (std::size_t i = 0; i < config.layers; ++i) {
+    model.layers_.push_back(
+        {.attention_norm = upload(ones, options.memory, stream),
+         .qkv = linear(hidden, model.qkv_width(), Output::bfloat16, options.weights),
+         .o = linear(config.q_heads * config.head_dim, hidden, Output::added_float32,
+                     options.weights),
+         .mlp_norm = upload(ones, options.memory, stream),
+         .gate_up = linear(hidden, 2 * config.intermediate, Output::bfloat16, options.weights),
+         .down = linear(config.intermediate, hidden, Output::added_float32, options.weights)});
+  }
+  model.norm_ = upload(ones, options.memory, stream);
+  model.head_ = config.tied_embeddings ? model.embedding_
+                                       : linear(hidden, config.vocabulary, Output::float32, exact);
+  model.count_weights();
+  return model;
+}
+
+void CudaLlama::count_weights() {
+  const std::size_t norm = config_.hidden * sizeof(float);
+  weight_bytes_ = embedding_.bytes() + norm + (config_.tied_embeddings ? 0 : head_.bytes());
+  for (const Layer& layer : layers_) {
+    weight_bytes_ +=
+        2 * norm + layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+  }
+}
+
+// ---- room ------------------------------------------------------------------------------------
+
+std::size_t CudaLlama::activation_bytes() const { return room_.bytes + matmul_.bytes(); }
+
+CudaLlama::Room CudaLlama::lay_out(std::size_t rows, std::size_t logit_rows,
+                                   std::byte* start) const {
+  Room room{.rows = rows, .mlp_rows = std::min(rows, most_mlp_rows), .logit_rows = logit_rows};
+  const auto place = [&]<class T>(T*& at, std::size_t count) {
+    constexpr std::size_t alignment = 256;  // what the products' algorithms are chosen for
+    at = start == nullptr ? nullptr : reinterpret_cast<T*>(start + room.bytes);
+    room.bytes += (count * sizeof(T) + alignment - 1) / alignment * alignment;
+  };
+  const std::size_t pairs = config_.head_dim / 2;
+  place(room.tokens, rows);
+  place(room.cosines, rows * pairs);
+  place(room.sines, rows * pairs);
+  place(room.residual, rows * config_.hidden);
+  place(room.normed, rows * config_.hidden);
+  place(room.qkv, rows * qkv_width());
+  place(room.attended, rows * config_.q_heads * config_.head_dim);
+  place(room.gate_up, room.mlp_rows * 2 * config_.intermediate);
+  place(room.gated, room.mlp_rows * config_.intermediate);
+  place(room.logits, logit_rows * config_.vocabulary);
+  return room;
+}
+
+void CudaLlama::reserve(std::size_t rows, std::size_t logit_rows, cudaStream_t stream) {
+  require<ShapeError>(rows <= std::size_t{1} << 24, "CudaLlama: ", rows,
+                      " tokens at once, a call takes at most 2^24");
+  if (rows <= room_.rows && logit_rows <= room_.logit_rows) return;
+  rows = std::max(rows, room_.rows);
+  logit_rows = std::max(logit_rows, room_.logit_rows);
+  for (const Layer& layer : layers_) {
+    layer.qkv.reserve(matmul_, rows, stream);
+    layer.o.reserve(matmul_, rows, stream);
+    layer.gate_up.reserve(matmul_, std::min(rows, most_mlp_rows), stream);
+    layer.down.reserve(matmul_, std::min(rows, most_mlp_rows), stream);
+  }
+  ++room_version_;
+  room_ = {};  // first, so that the old and the new are never held at once
+  cuda::Block memory = allocate(options_.memory, lay_out(rows, logit_rows, nullptr).bytes, stream);
+  room_ = lay_out(rows, logit_rows, memory.get());
+  room_.memory = std::move(memory);
+}
+
+void CudaLlama::set_tokens(std::span<const int> tokens, std::size_t first_position,
+                           cudaStream_t stream) {
+  require<ShapeError>(!tokens.empty(), "CudaLlama: no tokens, expected at least 1");
+  require<ShapeError>(tokens.size() <= room_.rows, "CudaLlama: ", tokens.size(),
+                      " tokens at once, reserved are ", room_.rows);
+  constexpr std::size_t last = std::numeric_limits<int>::max() - (std::size_t{1} << 24);
+  require<ShapeError>(first_position <= last, "CudaLlama: position ", first_position,
+                      ", must be at most ", last);
+  for (std::size_t row = 0; row < tokens.size(); ++row) {
+    require<ShapeError>(
+        tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < config_.vocabulary,
+        "CudaLlama: token ", tokens[row], " at place ", row, " is outside the vocabulary of ",
+        config_.vocabulary);
+  }
+  // From pageable memory: the driver has taken both when the calls return.
+  check(cudaMemcpyAsync(room_.tokens, tokens.data(), tokens.size_bytes(), cudaMemcpyHostToDevice,
+                        stream),
+        "cudaMemcpyAsync");
+  const auto position = static_cast<int>(first_position);
+  check(cudaMemcpyAsync(&progress()->position, &position, sizeof position, cudaMemcpyHostToDevice,
+                        stream),
+        "cudaMemcpyAsync");
+}
+
+// ---- the pass --------------------------------------------------------------------------------
+
+void CudaLlama::embed(std::size_t rows, cudaStream_t stream) {
+  launch(kernels::angles_kernel<>,
+         {.grid_x = static_cast<int>(rows), .threads = kernels::angles_threads}, stream,
+         kernels::AnglesParams{
+             .position = &progress()->position,
+             .inverse_frequencies = reinterpret_cast<const float*>(inverse_frequencies_.get()),
+             .cosines = room_.cosines,
+             .sines = room_.sines,
+             .pairs = static_cast<int>(config_.head_dim / 2)},
+         "angles_kernel");
+  launch(
+      kernels::embed_kernel<>,
+      {.grid_x = static_cast<int>(rows), .threads = kernels::embed_threads}, stream,
+      kernels::EmbedParams{.tokens = room_.tokens,
+                           .embedding = reinterpret_cast<const std::uint16_t*>(embedding_.weight()),
+                           .residual = room_.residual,
+                           .position = &progress()->position,
+                           .rows = static_cast<int>(rows),
+                           .vocabulary = static_cast<int>(config_.vocabulary),
+                           .hidden = static_cast<int>(config_.hidden)},
+      "embed_kernel");
+}
+
+void CudaLlama::norm(const cuda::Block& weight, const float* x, std::size_t rows,
+                     cudaStream_t stream) {
+  launch(kernels::norm_kernel<>,
+         {.grid_x = static_cast<int>(rows),
+          .threads = kernels::norm_threads,
+          .shared_bytes = kernels::norm_shared_bytes()},
+         stream,
+         kernels::NormParams{.x = x,
+                             .weight = reinterpret_cast<const float*>(weight.get()),
+                             .out = room_.normed,
+                             .width = static_cast<int>(config_.hidden),
+                             .eps = config_.norm_eps},
+         "norm_kernel");
+}
+
+void CudaLlama::before_attention(const Layer& layer, std::size_t rows, cudaStream_t stream) {
+  norm(layer.attention_norm, room_.residual, rows, stream);
+  layer.qkv.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), rows, room_.qkv,
+                  stream);
+  launch(kernels::rotate_kernel<>,
+         {.grid_x = static_cast<int>(rows), .threads = kernels::rotate_threads}, stream,
+         kernels::RotateParams{.rows = room_.qkv,
+                               .cosines = room_.cosines,
+                               .sines = room_.sines,
+                               .row_width = static_cast<int>(qkv_width()),
+                               .heads = static_cast<int>(config_.q_heads + config_.kv_heads),
+                               .pairs = static_cast<int>(config_.head_dim / 2)},
+         "rotate_kernel");
+}
+
+void CudaLlama::after_attention(const Layer& layer, std::size_t rows, cudaStream_t stream) {
+  const auto* attended = reinterpret_cast<const bfloat16*>(room_.attended);
+  layer.o.apply(matmul_, attended, rows, room_.residual, stream);
+  const auto words = static_cast<int>(config_.intermediate / 2);
+  for (std::size_t first = 0; first < rows; first += room_.mlp_rows) {
+    const std::size_t count = std::min(room_.mlp_rows, rows - first);
+    float* residual = room_.residual + first * config_.hidden;
+    norm(layer.mlp_norm, residual, count, stream);
+    layer.gate_up.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), count,
+                        room_.gate_up, stream);
+    launch(kernels::swiglu_kernel<>,
+           {.grid_x = static_cast<int>(count),
+            .grid_y = (words + kernels::swiglu_words_of_block - 1) / kernels::swiglu_words_of_block,
+            .threads = kernels::swiglu_threads},
+           stream,
+           kernels::SwigluParams{.gate_up = reinterpret_cast<const std::uint32_t*>(room_.gate_up),
+                                 .out = reinterpret_cast<std::uint32_t*>(room_.gated),
+                                 .words = words},
+           "swiglu_kernel");
+    layer.down.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.gated), count, residual,
+                     stream);
+  }
+}
+
+void CudaLlama::forward(std::size_t rows, const DeviceAttendFn& attend, LogitsOf logits,
+                        cudaStream_t stream) {
+  const std::size_t wanted = logits == LogitsOf::all ? rows : logits == LogitsOf::last ? 1 : 0;
+  require<ShapeError>(rows > 0 && rows <= room_.rows, "CudaLlama: ", rows,
+                      " tokens at once, must be 1 to the ", room_.rows, " reserved");
+  require<ShapeError>(wanted <= room_.logit_rows, "CudaLlama: logits of ", wanted,
+                      " tokens, reserved are ", room_.logit_rows);
+  embed(rows, stream);
+  const LlamaConfig& c = config_;
+  auto* qkv = reinterpret_cast<bfloat16*>(room_.qkv);
+  const auto part = [&](std::size_t first_head, std::size_t heads) {
+    return TensorView<const bfloat16>{
+        qkv + first_head * c.head_dim, rows, heads, c.head_dim, qkv_width(), c.head_dim};
+  };
+  const TensorView<bfloat16> attended{reinterpret_cast<bfloat16*>(room_.attended), rows, c.q_heads,
+                                      c.head_dim};
+  for (std::size_t i = 0; i < c.layers; ++i) {
+    before_attention(layers_[i], rows, stream);
+    attend(i, part(0, c.q_heads), part(c.q_heads, c.kv_heads),
+           part(c.q_heads + c.kv_heads, c.kv_heads), attended, stream);
+    after_attention(layers_[i], rows, stream);
+  }
+  logit_rows_ = wanted;
+  if (wanted == 0) return;
+  norm(norm_, room_.residual + (rows - wanted) * c.hidden, wanted, stream);
+  head_.apply(matmul_, reinterpret_cast<const bfloat16*>(room_.normed), wanted, room_.logits,
+              stream);
+}
+
+void CudaLlama::choose_likeliest(cudaStream_t stream) {
+  require<ShapeError>(logit_rows_ > 0, "CudaLlama: the latest forward gave no logits");
+  launch(kernels::likeliest_kernel<>,
+         {.threads = kernels::likeliest_threads, .shared_bytes = kernels::likeliest_shared_bytes()},
+         stream,
+         kernels::LikeliestParams{.logits = logits_of(logit_rows_ - 1),
+                                  .vocabulary = static_cast<int>(config_.vocabulary),
+                                  .token = room_.tokens,
+                                  .chosen = choices(),
+                                  .choices = &progress()->choices,
+                                  .capacity = static_cast<int>(most_choices)},
+         "likeliest_kernel");
+}
+
+// ---- for the host ----------------------------------------------------------------------------
+
+std::vector<int> CudaLlama::take_choices(cudaStream_t stream) {
+  const auto fetch = [&](int* to, const int* from, std::size_t count) {
+    check(cudaMemcpyAsync(to, from, count * sizeof(int), cudaMemcpyDeviceToHost, stream),
+          "cudaMemcpyAsync");
+    check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  };
+  int made = 0;
+  fetch(&made, &progress()->choices, 1);
+  const auto count = static_cast<std::size_t>(made);
+  std::vector<int> tokens(std::min(count, most_choices));
+  if (!tokens.empty()) fetch(tokens.data(), choices(), tokens.size());
+  check(cudaMemsetAsync(&progress()->choices, 0, sizeof(int), stream), "cudaMemsetAsync");
+  require<CapacityError>(count <= most_choices, "CudaLlama: ", count,
+                         " choices were made, only the first ", most_choices, " are known");
+  const auto bad = std::ranges::find(tokens, kernels::no_token);
+  require<ShapeError>(bad == tokens.end(), "CudaLlama: no likeliest token at choice ",
+                      bad - tokens.begin(),
+                      ": a logit was NaN or +infinity, or all were -infinity");
+  return tokens;
+}
+
+std::vector<float> CudaLlama::download_logits(cudaStream_t stream) const {
+  std::vector<float> numbers(logit_rows_ * config_.vocabulary);
+  if (numbers.empty()) return numbers;
+  check(cudaMemcpyAsync(numbers.data(), logits(), numbers.size() * sizeof(float),
+                        cudaMemcpyDeviceToHost, stream),
+        "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  return numbers;
+}
+
+std::vector<float> CudaLlama::forward(std::span<const int> tokens, std::size_t first_position,
+                                      const DeviceAttendFn& attend, LogitsOf logits,
+                                      cudaStream_t stream) {
+  reserve(tokens.size(), logits == LogitsOf::all ? tokens.size() : 1, stream);
+  set_tokens(tokens, first_position, stream);
+  forward(tokens.size(), attend, logits, stream);
+  return download_logits(stream);
+}
+
+}  // namespace kvpolicy::reference

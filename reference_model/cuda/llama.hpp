@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The forward pass of the Llama family on a GPU: bfloat16 weights and activations, sums, norms and
+// the residual stream in float. Like reference::Llama it holds no cache: attention is a callback,
+// which gets tensors in device memory. run.hpp joins it to a cuda::KvCache.
+//
+// Everything is put on a stream and nothing waits for it, but for what returns numbers to the host.
+// Tokens and position are read from the device, so a pass can be captured in a CUDA graph and
+// replayed: each replay reads the token that the one before it chose.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/cuda/memory.hpp>
+#include <reference_model/config.hpp>
+#include <reference_model/cuda/matmul.hpp>
+#include <reference_model/llama.hpp>
+
+namespace kvpolicy::reference {
+
+/// One layer's attention, to be put on the stream: q [tokens, q_heads, head_dim], k and v [tokens,
+/// kv_heads, head_dim], turned to their text positions, in device memory; out is shaped like q.
+/// Called once per layer, from 0 up; what it throws leaves forward().
+using DeviceAttendFn = std::function<void(
+    std::size_t layer, TensorView<const bfloat16> q, TensorView<const bfloat16> k,
+    TensorView<const bfloat16> v, TensorView<bfloat16> out, cudaStream_t stream)>;
+
+struct CudaLlamaOptions {
+  /// Of the layers' products. Embedding and output layer are bfloat16 either way.
+  WeightFormat weights = WeightFormat::bfloat16;
+  cuda::MemoryResource* memory = cuda::default_memory();  ///< must outlive the model
+};
+
+/// Not synchronised; meant for one stream at a time. Belongs to the device that was current when it
+/// was made.
+class CudaLlama {
+ public:
+  /// The weights of a model, rounded to bfloat16. @throws ConfigError for a shape that the kernels
+  /// do not serve (head_dim must be a multiple of 8, the MLP's width of 2), DeviceError without a
+  /// fitting device, std::bad_alloc
+  explicit CudaLlama(const Llama& model, const CudaLlamaOptions& options = {},
+                     cudaStream_t stream = nullptr);
+
+  /// Random weights, made on the device: for benches. @throws as above
+  [[nodiscard]] static CudaLlama random(const LlamaConfig& config,
+                                        const CudaLlamaOptions& options = {},
+                                        std::uint64_t seed = 1, cudaStream_t stream = nullptr);
+
+  [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
+  [[nodiscard]] std::size_t weight_bytes() const noexcept { return weight_bytes_; }
+  /// Of activations, logits and the workspace of products.
+  [[nodiscard]] std::size_t activation_bytes() const;
+
+  /// Makes room for calls of `rows` tokens that give logits of `logit_rows`: no smaller call asks
+  /// for memory after that. If the room grows, tokens that were set or chosen are lost and graphs
+  /// captured before are void. @throws std::bad_alloc
+  void reserve(std::size_t rows, std::size_t logit_rows = 1, cudaStream_t stream = nullptr);
+
+  /// Changes when the room grows: whoever holds graphs compares.
+  [[nodiscard]] std::size_t room_version() const noexcept { return room_version_; }
+
+  /// Puts tokens where the next forward reads them, and says where the first of them stands.
+  /// @throws ShapeError for no tokens, more than reserved, or one outside the vocabulary
+  void set_tokens(std::span<const int> tokens, std::size_t first_position,
+                  cudaStream_t stream = nullptr);
+
+  /// The pass over the first `rows` tokens that were set. Can be captured. Moves the position on.
+  /// @throws ShapeError for more rows or logits than reserved, DeviceError, what `attend` throws
+  void forward(std::size_t rows, const DeviceAttendFn& attend, LogitsOf logits = LogitsOf::last,
+               cudaStream_t stream = nullptr);
+
+  /// Of the latest forward, on the device: [0, 1 or rows, vocabulary].
+  [[nodiscard]] const float* logits() const { return logits_of(0); }
+
+  /// Puts the likeliest token of the latest forward's last logits where the next forward reads it,
+  /// and notes it down. Can be captured.
+  void choose_likeliest(cudaStream_t stream = nullptr);
+  /// The tokens chosen since the last call. Waits for the stream.
+  /// @throws ShapeError if a NaN or an infinity was among the logits of one, CapacityError if there
+  /// were more than `most_choices`
+  [[nodiscard]] std::vector<int> take_choices(cudaStream_t stream = nullptr);
+  static constexpr std::size_t most_choices = std::size_t{1} << 16;
+
+  /// For the host: sets the tokens, makes room, runs and waits; logits [0, 1 or tokens,
+  /// vocabulary].
+  [[nodiscard]] std::vector<float> forward(std::span<const int> tokens, std::size_t first_position,
+                                           const DeviceAttendFn& attend,
+                                           LogitsOf logits = LogitsOf::last,
+                                           cudaStream_t stream = nullptr);
+  /// The latest forward's logits, brought to the host. Waits for the stream.
+  [[nodiscard]] std::vector<float> download_logits(cudaStream_t stream = nullptr) const;
+
+ private:
+  struct Layer {
+    cuda::Block attention_norm;  // [hidden], float
+    DeviceLinear qkv, o;
+    cuda::Block mlp_norm;
+    DeviceLinear gate_up, down;
+  };
+  // Room for the activations of a call; the MLP's of a block of rows, which are the widest.
+  struct Room {
+    std::size_t rows = 0;
+    std::size_t mlp_rows = 0;
+    std::size_t logit_rows = 0;
+    std::size_t bytes = 0;
+    cuda::Block memory = {};
+    int* tokens = nullptr;     // [rows]
+    float* cosines = nullptr;  // [rows, head_dim / 2]
+    float* sines = nullptr;
+    float* residual = nullptr;          // [rows, hidden]
+    std::uint16_t* normed = nullptr;    // [rows, hidden]
+    std::uint16_t* qkv = nullptr;       // [rows, q | k | v]
+    std::uint16_t* attended = nullptr;  // [rows, q_heads * head_dim]
+    std::uint16_t* gate_up = nullptr;   // [mlp_rows, 2 * intermediate]
+    std::uint16_t* gated = nullptr;     // [mlp_rows, intermediate]
+    float* logits = nullptr;            // [logit_rows, vocabulary]
+  };
+  // What goes on from call to call, on the device.
+  struct Progress {
+    int position;
+    int choices;
+  };
+
+  CudaLlama(const LlamaConfig& config, const CudaLlamaOptions& options, cudaStream_t stream);
+  void count_weights();
+  [[nodiscard]] Room lay_out(std::size_t rows, std::size_t logit_rows, std::byte* start) const;
+  [[nodiscard]] const float* logits_of(std::size_t row) const {
+    return room_.logits + row * config_.vocabulary;
+  }
+  [[nodiscard]] std::size_t qkv_width() const {
+    return (config_.q_heads + 2 * config_.kv_heads) * config_.head_dim;
+  }
+  [[nodiscard]] Progress* progress() const { return reinterpret_cast<Progress*>(progress_.get()); }
+  [[nodiscard]] int* choices() const { return reinterpret_cast<int*>(progress() + 1); }
+
+  void embed(std::size_t rows, cudaStream_t stream);
+  void norm(const cuda::Block& weight, const float* x, std::size_t rows, cudaStream_t stream);
+  void before_attention(const Layer& layer, std::size_t rows, cudaStream_t stream);
+  void after_attention(const Layer& layer, std::size_t rows, cudaStream_t stream);
+
+  LlamaConfig config_;
+  CudaLlamaOptions options_;
+  Matmul matmul_;
+  cuda::Block inverse_frequencies_;  // [head_dim / 2], float
+  cuda::Block progress_;             // Progress, then the choices
+  DeviceLinear embedding_;           // its weight is gathered from, not multiplied
+  std::vector<Layer> layers_;
+  cuda::Block norm_;
+  DeviceLinear head_;
+  std::size_t weight_bytes_ = 0;
+  Room room_;
+  std::size_t room_version_ = 0;
+  std::size_t logit_rows_ = 0;  // of the latest forward
+};
+
+}  // namespace kvpolicy::reference

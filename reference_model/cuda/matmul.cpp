@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <reference_model/cuda/matmul.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/cuda/runtime.hpp>
+#include <reference_model/cuda/kernels/int8.cuh>
+#include <reference_model/cuda/kernels/random.cuh>
+#if defined(__CUDACC__)
+#include <reference_model/cuda/cublas_product.hpp>
+#else
+#include <reference_model/cuda/plain_product.hpp>
+#endif
+
+namespace kvpolicy::reference {
+namespace {
+
+namespace kernels = cuda::llama;
+using cuda::allocate;
+using cuda::check;
+using cuda::launch;
+
+// Rows of an 8-bit product. Fewer are filled up: libraries have served a handful of rows badly or
+// not at all, and a product of so few waits for its weights anyway. More go block by block, for the
+// sums of a row take two to four times the room of its activations.
+constexpr std::size_t int8_row_unit = 32;
+constexpr std::size_t int8_block_rows = 1024;
+
+std::size_t padded(std::size_t rows) {
+  return std::min((rows + int8_row_unit - 1) / int8_row_unit * int8_row_unit, int8_block_rows);
+}
+
+int blocks_of(std::size_t count, int of_block) {
+  const auto size = static_cast<std::size_t>(of_block);
+  return static_cast<int>((count + size - 1) / size);
+}
+
+}  // namespace
+
+// ---- Matmul ----------------------------------------------------------------------------------
+
+struct Matmul::State {
+  State(cuda::MemoryResource* memory_, cudaStream_t stream)
+      : memory{memory_}, product{memory_, stream} {}
+
+  cuda::MemoryResource* memory;
+  Product product;
+  // Of 8-bit products: codes and scales of activations, sums.
+  std::size_t codes_bytes = 0;
+  std::size_t sums_bytes = 0;
+  cuda::Block codes, scales, sums;
+};
+
+Matmul::Matmul(cuda::MemoryResource* memory, cudaStream_t stream)
+    : state_{std::make_unique<State>(memory, stream)} {}
+Matmul::Matmul(Matmul&&) noexcept = default;
+Matmul& Matmul::operator=(Matmul&&) noexcept = default;
+Matmul::~Matmul() = default;
+
+std::size_t Matmul::bytes() const {
+  const std::size_t scales = state_->scales == nullptr ? 0 : int8_block_rows * sizeof(float);
+  return state_->product.workspace_bytes() + state_->codes_bytes + scales + state_->sums_bytes;
+}
+
+void Matmul::multiply(const Shape& shape, const bfloat16* weight, const void* bias,
+                      const bfloat16* x, std::size_t rows, void* y, cudaStream_t stream) {
+  state_->product.multiply({.inputs = shape.inputs,
+                            .outputs = shape.outputs,
+                            .rows = rows,
+                            .bias = shape.bias,
+                            .rounded = shape.output == Output::bfloat16,
+                            .added = shape.output == Output::added_float32},
+                           weight, bias, x, y, stream);
+}
+
+void Matmul::reserve_int8(const Shape& shape, std::size_t rows, cudaStream_t stream) {
+  State& s = *state_;
+  const std::size_t most = padded(rows);
+  const auto grow = [&](cuda::Block& block, std::size_t& held, std::size_t bytes) {
+    if (bytes <= held) return;
+    block = nullptr;
+    held = 0;
+    block = allocate(s.memory, bytes, stream);
+    held = bytes;
+  };
+  grow(s.codes, s.codes_bytes, most * shape.inputs);
+  grow(s.sums, s.sums_bytes, most * shape.outputs * sizeof(int));
+  if (s.scales == nullptr) s.scales = allocate(s.memory, int8_block_rows * sizeof(float), stream);
+}
+
+void Matmul::multiply_int8(const Shape& shape, const std::int8_t* weight, const float* scales,
+                           const float* bias, const bfloat16* x, std::size_t rows, void* y,
+                           cudaStream_t stream) {
+  State& s = *state_;
+  auto* codes = reinterpret_cast<std::int8_t*>(s.codes.get());
+  auto* row_scales = reinterpret_cast<float*>(s.scales.get());
+  auto* sums = reinterpret_cast<int*>(s.sums.get());
+  for (std::size_t first = 0; first < rows; first += int8_block_rows) {
+    const std::size_t count = std::min(int8_block_rows, rows - first);
+    launch(kernels::quantize_rows_kernel<>,
+           {.grid_x = static_cast<int>(padded(count)),
+            .threads = kernels::quantize_rows_threads,
+            .shared_bytes = kernels::quantize_rows_shared_bytes()},
+           stream,
+           kernels::QuantizeRowsParams{
+               .x = reinterpret_cast<const std::uint16_t*>(x + first * shape.inputs),
+               .codes = reinterpret_cast<std::uint32_t*>(codes),
+               .scales = row_scales,
+               .rows = static_cast<int>(count),
+               .width = static_cast<int>(shape.inputs)},
+           "quantize_rows_kernel");
+    s.product.multiply_int8(shape.inputs, shape.outputs, padded(count), weight, codes, sums,
+                            stream);
+    kernels::DequantizeParams out{.sums = sums,
+                                  .row_scales = row_scales,
+                                  .column_scales = scales,
+                                  .bias = bias,
+                                  .width = static_cast<int>(shape.outputs)};
+    const std::size_t at = first * shape.outputs;
+    switch (shape.output) {
+      case Output::bfloat16:
+        out.out = static_cast<std::uint16_t*>(y) + at;
+        break;
+      case Output::float32:
+        out.floats = static_cast<float*>(y) + at;
+        break;
+      case Output::added_float32:
+        out.added = static_cast<float*>(y) + at;
+        break;
+    }
+    launch(kernels::dequantize_kernel<>,
+           {.grid_x = static_cast<int>(count),
+            .grid_y = blocks_of(shape.outputs, kernels::dequantize_columns_of_block),
+            .threads = kernels::dequantize_threads},
+           stream, out, "dequantize_kernel");
+  }
+}
+
+// ---- DeviceLinear ----------------------------------------------------------------------------
+
+namespace {
+
+template <class T>
+cuda::Block upload(const std::vector<T>& numbers, cuda::MemoryResource* memory,
+                   cudaStream_t stream) {
+  cuda::Block block = allocate(memory, numbers.size() * sizeof(T), stream);
+  check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size() * sizeof(T),
+                        cudaMemcpyHostToDevice, stream),
+        "cudaMemcpyAsync");
+  return block;
+}
+
+std::vector<bfloat16> rounded(const std::vector<float>& numbers) {
+  std::vector<bfloat16> out(numbers.size());
+  std::ranges::transform(numbers, out.begin(), [](float x) { return bfloat16{x}; });
+  return out;
+}
+
+// Codes of every row of a weight, and its scale.
+void quantize(const Linear& part, std::int8_t* codes, float* scales) {
+  for (std::size_t o = 0; o < part.outputs; ++o) {
+    const float* row = part.weight.data() + o * part.inputs;
+    float largest = 0;
+    for (std::size_t i = 0; i < part.inputs; ++i) largest = std::max(largest, std::fabs(row[i]));
+    scales[o] = largest / 127.0F;
+    const float codes_of_one = largest > 0 ? 127.0F / largest : 0.0F;
+    for (std::size_t i = 0; i < part.inputs; ++i) {
+      codes[o * part.inputs + i] = static_cast<std::int8_t>(std::lround(row[i] * codes_of_one));
+    }
+  }
+}
+
+}  // namespace
+
+DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output output,
+                           WeightFormat format, cuda::MemoryResource* memory, cudaStream_t stream)
+    : format_{format} {
+  shape_.inputs = (*parts.begin())->inputs;
+  shape_.output = output;
+  std::vector<float> biases;
+  for (const Linear* part : parts) {
+    shape_.outputs += part->outputs;
+    biases.insert(biases.end(), part->bias.begin(), part->bias.end());
+  }
+  shape_.bias = !biases.empty();
+  allocate_weights(memory, stream);
+
+  // Part by part, so that the host never holds a second copy of the whole.
+  std::size_t first = 0;
+  for (const Linear* part : parts) {
+    const auto copy = [&](const cuda::Block& to, const auto& numbers, std::size_t at) {
+      const std::size_t size = sizeof numbers[0];
+      check(cudaMemcpyAsync(to.get() + at * size, numbers.data(), numbers.size() * size,
+                            cudaMemcpyHostToDevice, stream),
+            "cudaMemcpyAsync");
+    };
+    if (format == WeightFormat::bfloat16) {
+      copy(weight_, rounded(part->weight), first * shape_.inputs);
+    } else {
+      std::vector<std::int8_t> codes(part->weight.size());
+      std::vector<float> scales(part->outputs);
+      quantize(*part, codes.data(), scales.data());
+      copy(weight_, codes, first * shape_.inputs);
+      copy(scales_, scales, first);
+    }
+    first += part->outputs;
+  }
+  if (!shape_.bias) return;
+  // A product's bias is of its output's type; behind a product of integers it is float.
+  if (format == WeightFormat::bfloat16 && output == Output::bfloat16) {
+    bias_ = upload(rounded(biases), memory, stream);
+  } else {
+    bias_ = upload(biases, memory, stream);
+  }
+}
+
+DeviceLinear DeviceLinear::random(std::size_t inputs, std::size_t outputs, Output output,
+                                  WeightFormat format, std::uint64_t seed,
+                                  cuda::MemoryResource* memory, cudaStream_t stream) {
+  DeviceLinear made;
+  made.shape_ = {.inputs = inputs, .outputs = outputs, .output = output};
+  made.format_ = format;
+  made.allocate_weights(memory, stream);
+  const float amplitude =
+      std::sqrt(3.0F / static_cast<float>(inputs));  // uniform, variance 1 / inputs
+  kernels::RandomParams params{
+      .count = static_cast<long long>(inputs * outputs), .amplitude = amplitude, .seed = seed};
+  if (format == WeightFormat::bfloat16) {
+    params.numbers = reinterpret_cast<std::uint16_t*>(made.weight_.get());
+  } else {
+    params.codes = reinterpret_cast<std::uint8_t*>(made.weight_.get());
+    const std::vector<float> scales(outputs, amplitude / 127.0F);
+    check(cudaMemcpyAsync(made.scales_.get(), scales.data(), outputs * sizeof(float),
+                          cudaMemcpyHostToDevice, stream),
+          "cudaMemcpyAsync");
+  }
+  launch(kernels::random_kernel<>,
+         {.grid_x = std::min(kernels::random_blocks,
+                             blocks_of(inputs * outputs, kernels::random_threads)),
+          .threads = kernels::random_threads},
+         stream, params, "random_kernel");
+  return made;
+}
+
+void DeviceLinear::allocate_weights(cuda::MemoryResource* memory, cudaStream_t stream) {
+  const std::size_t numbers = shape_.inputs * shape_.outputs;
+  if (format_ == WeightFormat::bfloat16) {
+    bytes_ = numbers * sizeof(bfloat16);
+    weight_ = allocate(memory, bytes_, stream);
+    return;
+  }
+  require(shape_.inputs % 16 == 0, "DeviceLinear: 8-bit weights of ", shape_.inputs,
+          " inputs, must be a multiple of 16");
+  weight_ = allocate(memory, numbers, stream);
+  scales_ = allocate(memory, shape_.outputs * sizeof(float), stream);
+  bytes_ = numbers + shape_.outputs * sizeof(float);
+}
+
+const bfloat16* DeviceLinear::weight() const {
+  return format_ == WeightFormat::bfloat16 ? reinterpret_cast<const bfloat16*>(weight_.get())
+                                           : nullptr;
+}
+
+void DeviceLinear::reserve(Matmul& matmul, std::size_t rows, cudaStream_t stream) const {
+  if (format_ == WeightFormat::int8) matmul.reserve_int8(shape_, rows, stream);
+}
+
+void DeviceLinear::apply(Matmul& matmul, const bfloat16* x, std::size_t rows, void* y,
+                         cudaStream_t stream) const {
+  if (format_ == WeightFormat::bfloat16) {
+    matmul.multiply(shape_, weight(), bias_.get(), x, rows, y, stream);
+    return;
+  }
+  matmul.multiply_int8(shape_, reinterpret_cast<const std::int8_t*>(weight_.get()),
+                       reinterpret_cast<const float*>(scales_.get()),
+                       reinterpret_cast<const float*>(bias_.get()), x, rows, y, stream);
+}
+
+}  // namespace kvpolicy::reference

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Linear layers on the device: y = x Wᵀ + b with bfloat16 activations and sums in float. The
+// products are cuBLASLt's; nothing else of the model calls it. Weights are bfloat16, or 8-bit
+// integers with a scale for each output, which meet activations with a scale for each token.
+//
+// Under the host emulation of the test suite (tests/simt) the products are plain loops.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cuda/memory.hpp>
+#include <reference_model/linear.hpp>
+
+namespace kvpolicy::reference {
+
+enum class WeightFormat : std::uint8_t { bfloat16, int8 };
+
+/// What becomes of a product.
+enum class Output : std::uint8_t {
+  bfloat16,      ///< y = x Wᵀ + b
+  float32,       ///< the same in float
+  added_float32  ///< y += x Wᵀ + b: a residual connection without a buffer of its own
+};
+
+/// The library behind the products, its workspace, and the algorithms it chose: one for each shape
+/// and number of rows, asked for once. Layers share one; it serves one stream at a time.
+class Matmul {
+ public:
+  /// @throws DeviceError if the library does not start, std::bad_alloc
+  Matmul(cuda::MemoryResource* memory, cudaStream_t stream);
+  Matmul(Matmul&&) noexcept;
+  Matmul& operator=(Matmul&&) noexcept;
+  ~Matmul();
+
+  struct Shape {
+    std::size_t inputs = 0;
+    std::size_t outputs = 0;
+    Output output = Output::bfloat16;
+    bool bias = false;
+    friend auto operator<=>(const Shape&, const Shape&) = default;
+  };
+
+  /// y [rows, outputs] of x [rows, inputs] and weight [outputs, inputs], row-major. The bias
+  /// [outputs] is of y's type. @throws DeviceError
+  void multiply(const Shape& shape, const bfloat16* weight, const void* bias, const bfloat16* x,
+                std::size_t rows, void* y, cudaStream_t stream);
+
+  /// The same for 8-bit weights, with a scale and, where there is one, a float bias for each
+  /// output. Rows go through in blocks, for which `reserve_int8` made room. @throws DeviceError
+  void multiply_int8(const Shape& shape, const std::int8_t* weight, const float* scales,
+                     const float* bias, const bfloat16* x, std::size_t rows, void* y,
+                     cudaStream_t stream);
+
+  /// Room for 8-bit products of `rows` rows. @throws std::bad_alloc
+  void reserve_int8(const Shape& shape, std::size_t rows, cudaStream_t stream);
+
+  /// Of workspace and room.
+  [[nodiscard]] std::size_t bytes() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// One linear layer's weights.
+class DeviceLinear {
+ public:
+  DeviceLinear() = default;
+
+  /// Layers of equal inputs become one product with their outputs side by side. 8-bit weights are
+  /// rounded to nearest; their inputs must be a multiple of 16.
+  /// @throws ConfigError, std::bad_alloc, DeviceError
+  DeviceLinear(std::initializer_list<const Linear*> parts, Output output, WeightFormat format,
+               cuda::MemoryResource* memory, cudaStream_t stream);
+
+  /// Random weights of a variance that keeps activations at their size, and no bias.
+  [[nodiscard]] static DeviceLinear random(std::size_t inputs, std::size_t outputs, Output output,
+                                           WeightFormat format, std::uint64_t seed,
+                                           cuda::MemoryResource* memory, cudaStream_t stream);
+
+  [[nodiscard]] std::size_t inputs() const { return shape_.inputs; }
+  [[nodiscard]] std::size_t outputs() const { return shape_.outputs; }
+  /// [outputs, inputs] where the weights are bfloat16, else null.
+  [[nodiscard]] const bfloat16* weight() const;
+  /// Bytes that a product reads of it.
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+  /// Before the first `apply` with so many rows: what it needs besides its weights.
+  void reserve(Matmul& matmul, std::size_t rows, cudaStream_t stream) const;
+
+  /// x [rows, inputs]; y [rows, outputs] of what `output` says. @throws DeviceError
+  void apply(Matmul& matmul, const bfloat16* x, std::size_t rows, void* y,
+             cudaStream_t stream) const;
+
+ private:
+  void allocate_weights(cuda::MemoryResource* memory, cudaStream_t stream);
+
+  Matmul::Shape shape_;
+  WeightFormat format_ = WeightFormat::bfloat16;
+  std::size_t bytes_ = 0;
+  cuda::Block weight_;
+  cuda::Block scales_;  // [outputs] of 8-bit weights
+  cuda::Block bias_;    // [outputs]
+};
+
+}  // namespace kvpolicy::reference

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A Llama on a GPU over a cuda::KvCache:
+//
+//   auto plan = ...;                       // HeadPlan or AnyPlan of bfloat16 for the model's shape
+//   reference::limit_windows(plan, model.config());  // sliding-window layers, if there are any
+//   cuda::KvCache cache{plan, {}, stream};
+//   auto logits = reference::prefill(model, cache, prompt, 2048, {}, {}, stream);
+//   reference::Decoder decoder{model, cache, {}, stream};
+//   auto tokens = decoder.continue_greedily(200);
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <reference_model/cuda/graph.hpp>
+#include <reference_model/cuda/llama.hpp>
+#include <reference_model/run.hpp>
+
+namespace kvpolicy::reference {
+
+/// Attention that steps a cache; `cache` must outlive it.
+/// @throws ShapeError if the cache's plan is of another shape
+template <class Cache>
+[[nodiscard]] DeviceAttendFn attend_over(const CudaLlama& model, Cache& cache,
+                                         const AttendOptions& options = {}) {
+  const ModelShape shape = model.config().shape();
+  const ModelShape& planned = cache.plan().shape();
+  require<ShapeError>(planned == shape, "the plan is for ", planned.layers, " layers of ",
+                      planned.q_heads, " query and ", planned.kv_heads, " KV heads of ",
+                      planned.head_dim, " channels, the model has ", shape.layers, ", ",
+                      shape.q_heads, ", ", shape.kv_heads, " and ", shape.head_dim);
+  return [&cache, options](std::size_t layer, TensorView<const bfloat16> q,
+                           TensorView<const bfloat16> k, TensorView<const bfloat16> v,
+                           TensorView<bfloat16> out, cudaStream_t stream) {
+    cache.step(layer, q, k, v, out, options, stream);
+  };
+}
+
+/// Feeds tokens behind those that the cache has seen; returns their logits. Waits for the stream.
+/// @throws whatever forward and the cache throw
+template <class Cache>
+std::vector<float> step(CudaLlama& model, Cache& cache, std::span<const int> tokens,
+                        LogitsOf logits = LogitsOf::last, const AttendOptions& options = {},
+                        cudaStream_t stream = nullptr) {
+  return model.forward(tokens, cache.tokens(), attend_over(model, cache, options), logits, stream);
+}
+
+/// Feeds a prompt in chunks of at most `chunk` tokens; returns the logits of its last token.
+/// `progress` is called when a chunk is done, and so waits for each; without it only the end is
+/// waited for. @throws ConfigError for a chunk of 0; else as step.
+template <class Cache>
+std::vector<float> prefill(CudaLlama& model, Cache& cache, std::span<const int> tokens,
+                           std::size_t chunk, const reference::Progress& progress = {},
+                           const AttendOptions& options = {}, cudaStream_t stream = nullptr) {
+  require(chunk > 0, "prefill: chunk is 0, must be at least 1");
+  require<ShapeError>(!tokens.empty(), "prefill: no tokens, expected at least 1");
+  model.reserve(std::min(chunk, tokens.size()), 1, stream);
+  const DeviceAttendFn attend = attend_over(model, cache, options);
+  for (std::size_t done = 0; done < tokens.size();) {
+    const std::size_t count = std::min(chunk, tokens.size() - done);
+    const bool last = done + count == tokens.size();
+    model.set_tokens(tokens.subspan(done, count), cache.tokens(), stream);
+    model.forward(count, attend, last ? LogitsOf::last : LogitsOf::none, stream);
+    done += count;
+    if (!progress) continue;
+    cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    progress(done, tokens.size());
+  }
+  return model.download_logits(stream);
+}
+
+struct DecodeOptions {
+  AttendOptions attend = {};
+  /// Record a step and replay it. Needs a stream that is not the default one, and a plan without
+  /// heads that compress by themselves.
+  bool graph = true;
+  /// Steps that go without, at least one: recording costs more than a few steps, and libraries load
+  /// kernels at their first launch.
+  std::size_t steps_before_graph = 1;
+};
+
+/// Decodes token by token. Model and cache must outlive it; others may use both in between.
+template <class Cache>
+class Decoder {
+ public:
+  Decoder(CudaLlama& model, Cache& cache, const DecodeOptions& options = {},
+          cudaStream_t stream = nullptr)
+      : model_{&model},
+        cache_{&cache},
+        options_{options},
+        stream_{stream},
+        attend_{attend_over(model, cache, options.attend)} {
+    model.reserve(1, 1, stream);
+  }
+
+  /// `count` tokens: the likeliest behind the latest forward, and so on, each fed to the next step.
+  /// The last of them is not fed. @throws as CudaLlama::take_choices and the cache
+  [[nodiscard]] std::vector<int> continue_greedily(std::size_t count) {
+    if (count == 0) return {};
+    model_->choose_likeliest(stream_);
+    run(count - 1);
+    return model_->take_choices(stream_);
+  }
+
+  /// Puts `count` steps on the stream, each of which reads the token that the one before it chose
+  /// (the first: CudaLlama::choose_likeliest, or set_tokens), and waits for none.
+  void run(std::size_t count) {
+    cache_->reserve(cache_->tokens() + count, stream_);
+    for (; count > 0; --count) advance(choosing_, true);
+  }
+
+  /// One step of a given token; its logits. Waits for the stream.
+  [[nodiscard]] std::vector<float> step(int token) {
+    // By whole pages, as the cache itself would, so that a graph lasts for as many steps.
+    if (cache_->tokens() >= cache_->reserved()) make_room();
+    model_->set_tokens(std::array{token}, cache_->tokens(), stream_);
+    advance(given_, false);
+    return model_->download_logits(stream_);
+  }
+
+ private:
+  struct Recorded {
+    std::size_t steps = 0;  // done without
+    std::size_t reserved = 0;
+    std::size_t room = 0;
+    Graph graph;
+  };
+
+  void make_room() {
+    const std::size_t page = cache_->options().page_rows;
+    const std::size_t most = cache_->options().max_tokens;
+    const std::size_t tokens = (cache_->tokens() / page + 1) * page;
+    cache_->reserve(most == 0 ? tokens : std::max(std::min(tokens, most), cache_->tokens() + 1),
+                    stream_);
+  }
+  void advance(Recorded& recorded, bool chooses) {
+    if (!options_.graph || recorded.steps < std::max<std::size_t>(options_.steps_before_graph, 1)) {
+      put_on_stream(chooses);
+      ++recorded.steps;
+      return;
+    }
+    if (!recorded.graph || recorded.reserved != cache_->reserved() ||
+        recorded.room != model_->room_version()) {
+      recorded.graph = {};
+      recorded.graph = Graph{stream_, [&] { put_on_stream(chooses); }};
+      recorded.reserved = cache_->reserved();
+      recorded.room = model_->room_version();
+    }
+    cache_->replayed(1, 1, options_.attend.refresh);
+    recorded.graph.launch(stream_);
+  }
+  void put_on_stream(bool chooses) {
+    model_->forward(1, attend_, LogitsOf::last, stream_);
+    if (chooses) model_->choose_likeliest(stream_);
+  }
+
+  CudaLlama* model_;
+  Cache* cache_;
+  DecodeOptions options_;
+  cudaStream_t stream_;
+  DeviceAttendFn attend_;
+  Recorded choosing_;
+  Recorded given_;
+};
+
+}  // namespace kvpolicy::reference

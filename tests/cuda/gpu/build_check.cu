@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Everything a cache can launch, for half and one head dimension: compiled where nvcc is found,
+// also where nothing can run it.
+#include <memory>
+
+#include <kvpolicy/cuda.hpp>
+#include <kvpolicy/plan/any_plan.hpp>
+
+using Plan = kvpolicy::AnyPlan<kvpolicy::half>;
+using Cache = kvpolicy::cuda::KvCache<Plan>;
+
+kvpolicy::cuda::CachedRows use(const Plan& plan, const __half* q, const __half* k, __half* out,
+                               cudaStream_t stream);
+
+kvpolicy::cuda::CachedRows use(const Plan& plan, const __half* q, const __half* k, __half* out,
+                               cudaStream_t stream) {
+  using kvpolicy::cuda::view;
+  const kvpolicy::ModelShape& shape = plan.shape();
+  Cache cache{plan, {.max_rollback = 8}, stream};
+  cache.reserve(1024, stream);
+  const auto queries = view(q, 1, shape.q_heads, shape.head_dim);
+  const auto rows = view(k, 1, shape.kv_heads, shape.head_dim);
+  const auto result = view(out, 1, shape.q_heads, shape.head_dim);
+  cache.step(0, queries, rows, rows, result, {.read = kvpolicy::Read::selected}, stream);
+  cache.append(0, rows, rows, stream);
+  cache.attend(0, queries, result, {}, stream);
+  cache.truncate(1, stream);
+  cache.commit(stream);
+  cache.compress(stream);
+  const Cache other = cache.fork(stream);
+  return other.rows(0, 0);
+}

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Launches a kernel and waits for it: on the emulation, or, compiled by nvcc, on the device. What a
+// kernel follows a pointer to must come from `new` (containers, make_unique): that is memory which
+// the device reaches as well (cuda/gpu/main.cu); the stack is not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include <kvpolicy/cuda/runtime.hpp>
+
+namespace test {
+
+/// @throws kvpolicy::DeviceError if the launch is refused or the kernel fails.
+template <class Params>
+void launch(void (*kernel)(const Params), int grid_x, int grid_y, int threads,
+            std::size_t shared_bytes, const std::type_identity_t<Params>& params) {
+  kvpolicy::cuda::launch(
+      kernel,
+      {.grid_x = grid_x, .grid_y = grid_y, .threads = threads, .shared_bytes = shared_bytes},
+      nullptr, params, "a test's kernel");
+  kvpolicy::cuda::check(cudaDeviceSynchronize(), "a test's kernel");
+}
+
+/// Another order of threads, where the order is ours to choose.
+inline void set_order([[maybe_unused]] std::uint64_t seed) {
+#if !defined(__CUDACC__)
+  kvpolicy::cuda::simt::seed(seed);
+#endif
+}
+
+}  // namespace test
