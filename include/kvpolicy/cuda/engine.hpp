@@ -237,7 +237,7 @@ class Engine {
 
   template <int D, bool Packed>
   void observe_with(const ObserveParams& params, cudaStream_t stream) const {
-    const Shape shape{.grid_x = observe_blocks(), .grid_y = params.kv_heads,
+    const LaunchShape shape{.grid_x = observe_blocks(), .grid_y = params.kv_heads,
                       .threads = observe_threads,
                       .shared_bytes = observe_shared_bytes<D>(params.group, params.window)};
     launch(observe_lse_kernel<E, D, Packed>, shape, stream, params, "observe_lse_kernel");

@@ -66,7 +66,7 @@ struct Device {
 }
 
 /// How a kernel is spread over the device.
-struct Shape {
+struct LaunchShape {
   int grid_x = 1;
   int grid_y = 1;
   int threads = 128;
@@ -75,7 +75,7 @@ struct Shape {
 
 /// Launches `kernel(params)` on `stream`. @throws DeviceError if the launch is refused.
 template <class Params>
-void launch(void (*kernel)(const Params), const Shape& shape, cudaStream_t stream,
+void launch(void (*kernel)(const Params), const LaunchShape& shape, cudaStream_t stream,
             const Params& params, const char* name) {
 #if defined(__CUDACC__)
   constexpr std::size_t without_asking = 48 * 1024;
