@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ using test::thrown;
 
 namespace {
 
+using E = kvpolicy::half;  // CUDA has a half as well
 constexpr ModelShape shape{2, 16, 8, 64};
 constexpr AttendOptions selecting{.read = Read::selected};
 constexpr AttendOptions choosing{.read = Read::selected, .refresh = true};
@@ -213,7 +215,7 @@ TEST_CASE("replayed refuses to pass the reserve; more room keeps the graph") {
   CHECK(!thrown<CapacityError>([&] { twins.cache.replayed(); }).empty());
 
   // New pages, and new tables for them: the same graph finds both.
-  for (const std::size_t tokens : {std::size_t{131}, std::size_t{1200}}) {
+  for (const std::size_t tokens : std::initializer_list<std::size_t>{131, 1200}) {
     twins.cache.reserve(tokens, twins.stream);
     twins.twin.reserve(tokens, twins.stream);
     bool equal = true;
@@ -297,7 +299,7 @@ TEST_CASE("within the reserve nothing is allocated and nothing waits") {
 }
 
 TEST_CASE("a head that compresses by itself is not captured") {
-  using Budget = HeadBudgetCache<DenseStorage<half>>;
+  using Budget = HeadBudgetCache<DenseStorage<E>>;
   test::DevicePlan plan{ModelShape{1, 2, 1, 64}};
   plan.set(0, 0, Budget::Config{.budget = 8, .compress_every = 4, .scorer = {.window = 2}});
   const test::Stream stream;

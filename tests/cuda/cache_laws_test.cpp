@@ -6,7 +6,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <limits>
 #include <memory>
@@ -23,6 +25,7 @@ using test::Kind;
 
 namespace {
 
+using E = kvpolicy::half;  // CUDA has a half as well
 constexpr double rounding = test::DeviceBackend<DevicePlan>::out_error;
 
 DevicePlan plan_of(const ModelShape& shape, const std::vector<HeadSpec>& heads) {
@@ -52,7 +55,7 @@ TEST_CASE("the cut into chunks does not matter to dense heads") {
   text.step(whole, 0);
   const auto expected = text.results();
   const auto rows = test::dump_device(whole, false);
-  for (const std::size_t max_rollback : {0, 200}) {
+  for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 200}) {
     for (const std::vector<std::size_t>& sizes :
          {std::vector<std::size_t>{1, 2, 4, 5, 8}, {64}, {65, 63, 2}, {149}}) {
       DeviceCache cut{plan, {.max_rollback = max_rollback}};
@@ -70,7 +73,7 @@ TEST_CASE("the cut into chunks does not matter to dense heads") {
 
 TEST_CASE("decode and prefill kernels agree where one takes over from the other") {
   const test::SmallDevice device;
-  for (const std::size_t group : {1, 2, 4, 8, 16}) {
+  for (const std::size_t group : std::initializer_list<std::size_t>{1, 2, 4, 8, 16}) {
     CAPTURE(group);
     const ModelShape shape{1, group * 3, 3, 64};
     // An int4 head has the packed kernels; its rows are the same for both as long as none is
@@ -80,7 +83,7 @@ TEST_CASE("decode and prefill kernels agree where one takes over from the other"
     test::feed_device(cache, group, {100});
     test::Random random{7};
     // Queries of one call, or one by one: 8, 9, 16 and 17 columns are as many kernels' edges.
-    for (const std::size_t columns : {8, 9, 16, 17, 18}) {
+    for (const std::size_t columns : std::initializer_list<std::size_t>{8, 9, 16, 17, 18}) {
       const std::size_t queries = std::max<std::size_t>(1, columns / group);
       const DeviceChunk<> calls{random, shape, queries};
       for (std::size_t i = 0; i < queries; ++i) calls.step_part(cache, 0, i, 1);
@@ -100,7 +103,7 @@ TEST_CASE("one launch for all heads says what separate launches say") {
   DeviceCache joint{plan, {.max_append = 9, .launches = cuda::Launches::joint}};
   DeviceCache separate{plan, {.max_append = 9, .launches = cuda::Launches::separate}};
   std::uint64_t seed = 1;
-  for (const std::size_t tokens : {90, 1, 9, 1, 30, 2, 1}) {
+  for (const std::size_t tokens : std::initializer_list<std::size_t>{90, 1, 9, 1, 30, 2, 1}) {
     const AttendOptions how{.softcap = seed % 2 == 0 ? 0.0F : 20.0F,
                             .read = seed % 3 == 0 ? Read::selected : Read::all,
                             .refresh = seed % 3 == 0};
@@ -119,7 +122,7 @@ TEST_CASE("one launch for all heads says what separate launches say") {
 TEST_CASE("rollback: bit for bit a cache of the same commit point that never saw the rows") {
   const test::SmallDevice device;
   const ModelShape shape{1, 16, 8, 64};
-  for (const std::size_t dropped : {1, 5, 16}) {
+  for (const std::size_t dropped : std::initializer_list<std::size_t>{1, 5, 16}) {
     for (const Read read : {Read::all, Read::selected}) {
       CAPTURE(dropped);
       DeviceCache run{test::mixed_device_plan(shape), {.max_rollback = 16}};
@@ -169,11 +172,11 @@ TEST_CASE("forks go their own ways, the original does not notice") {
   const test::SmallDevice device;
   const ModelShape shape{1, 8, 8, 64};
   test::CountingDeviceMemory memory;
-  for (const std::size_t tokens : {0, 5, 64, 150}) {
-    for (const std::size_t max_rollback : {0, 7}) {
+  for (const std::size_t tokens : std::initializer_list<std::size_t>{0, 5, 64, 150}) {
+    for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 7}) {
       CAPTURE(tokens);
       const cuda::CacheOptions options{.max_rollback = max_rollback, .memory = &memory};
-      auto engine = std::make_shared<cuda::Engine<half>>(shape, &memory);
+      auto engine = std::make_shared<cuda::Engine<E>>(shape, &memory);
       DeviceCache run{test::mixed_device_plan(shape), options, nullptr, engine};
       DeviceCache control{test::mixed_device_plan(shape), options, nullptr, engine};
       if (tokens > 0) {
@@ -212,7 +215,7 @@ TEST_CASE("two caches on one engine do not meet") {
   const test::SmallDevice device;
   const ModelShape shape{1, 16, 8, 64};
   const DevicePlan mixed = test::mixed_device_plan(shape);
-  const auto engine = std::make_shared<cuda::Engine<half>>(shape);
+  const auto engine = std::make_shared<cuda::Engine<E>>(shape);
   DeviceCache a{mixed, {}, nullptr, engine};
   DeviceCache b{DevicePlan{shape}, {}, nullptr, engine};
   DeviceCache a_alone{mixed};
@@ -307,16 +310,15 @@ TEST_CASE("late devices and several streams: the same, if streams wait for each 
 TEST_CASE("numbers that no scale can hold are counted") {
   const test::SmallDevice device;
   const ModelShape shape{1, 2, 2, 64};
-  // As bfloat16, whose range is larger than that of half.
-  using Plan = HeadPlan<FullCache<DenseStorage<half>>, QuantizedResidualCache<half, Granularity::per_token>>;
+  using Plan = HeadPlan<FullCache<DenseStorage<E>>, QuantizedResidualCache<E, Granularity::per_token>>;
   Plan plan{shape};
-  plan.set(0, 1, QuantizedResidualCache<half, Granularity::per_token>::Config{.storage = {{.bits = 4, .residual = 3}}});
+  plan.set(0, 1, QuantizedResidualCache<E, Granularity::per_token>::Config{.storage = {{.bits = 4, .residual = 3}}});
   cuda::KvCache<Plan> cache{plan};
   test::Random random{1};
   const DeviceChunk<> chunk{random, shape, 70};
   auto keys = chunk.k.download();
   const auto set = [&](std::size_t token, std::size_t head, std::size_t channel, float number) {
-    keys[(token * 2 + head) * 64 + channel] = half{number};
+    keys[(token * 2 + head) * 64 + channel] = E{number};
   };
   set(3, 0, 1, std::numeric_limits<float>::infinity());  // of the dense head: nobody's business
   set(3, 1, 1, std::numeric_limits<float>::infinity());
@@ -369,7 +371,7 @@ TEST_CASE("a plan's bytes are known before the cache is made") {
   cuda::CacheOptions options{.max_tokens = 150, .memory = &memory};
   const DevicePlan plan = test::mixed_device_plan(shape);
   DeviceCache cache{plan, options};
-  for (const std::size_t tokens : {5, 70, 75}) {
+  for (const std::size_t tokens : std::initializer_list<std::size_t>{5, 70, 75}) {
     test::feed_device(cache, 1, {tokens});
     CHECK(cache.reserved() == std::min<std::size_t>((cache.tokens() + 63) / 64 * 64, 150));
     CHECK(cache.bytes() == cuda::memory_of(plan, cache.reserved(), options).total());
@@ -380,7 +382,7 @@ TEST_CASE("a plan's bytes are known before the cache is made") {
 TEST_CASE("rows keep their text positions through compressions") {
   const test::SmallDevice device;
   const ModelShape shape{1, 4, 2, 64};
-  for (const std::size_t bits : {0, 8}) {
+  for (const std::size_t bits : std::initializer_list<std::size_t>{0, 8}) {
     CAPTURE(bits);
     const DevicePlan plan = plan_of(shape, {{.kind = Kind::budget, .budget = 70, .window = 8, .bits = bits},
                                             {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 1}});

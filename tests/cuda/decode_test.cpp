@@ -10,9 +10,9 @@
 #include <vector>
 
 #include <kvpolicy/cuda/kernels/decode.cuh>
-#include <simt/launch.hpp>
 
 #include "support/decode_layer.hpp"
+#include "support/launch.hpp"
 
 namespace {
 
@@ -32,7 +32,7 @@ struct Output {
 /// Runs the kernel, with guards round its outputs and NaN in a workspace exactly as large as it may
 /// be; the tickets must be 0 again afterwards.
 template <Element E, int D, int ColumnTiles, bool Packed>
-Output run(AttendParams p, unsigned grid) {
+Output run(AttendParams p, int grid) {
   constexpr std::uint16_t guard = 0x1234;
   constexpr std::size_t margin = 64;
   const auto heads = static_cast<std::size_t>(p.sequences * p.kv_heads);
@@ -43,16 +43,15 @@ Output run(AttendParams p, unsigned grid) {
   p.out = {reinterpret_cast<std::byte*>(out.data() + margin), p.request.queries * row, row, D};
   std::vector<float> lse(rows + 2, 42.0F);
   p.log_sum_exp = lse.data() + 1;
-  const auto slots = static_cast<std::size_t>(decode_workspace_slots(static_cast<int>(grid)));
+  const auto slots = static_cast<std::size_t>(decode_workspace_slots(grid));
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> values(slots * 8 * ColumnTiles * D, nan);
   std::vector<PartialState> states(slots * 8 * ColumnTiles, PartialState{nan, nan});
   std::vector<std::uint32_t> tickets(heads, 0);
   p.workspace = {values.data(), states.data(), tickets.data()};
-  const auto error = simt::launch(
-      decode_kernel<E, D, ColumnTiles, Packed>, grid, 1, decode_threads<D, ColumnTiles, Packed>,
-      decode_shared_bytes<E, D, ColumnTiles, Packed>(static_cast<int>(heads)), nullptr, p);
-  REQUIRE(error == cudaSuccess);
+  test::launch(decode_kernel<E, D, ColumnTiles, Packed>, grid, 1,
+               decode_threads<D, ColumnTiles, Packed>,
+               decode_shared_bytes<E, D, ColumnTiles, Packed>(static_cast<int>(heads)), p);
   for (std::size_t i = 0; i < margin; ++i) {
     REQUIRE(out[i] == guard);
     REQUIRE(out[margin + numbers + i] == guard);
@@ -119,7 +118,7 @@ constexpr double grouped_lse = 2e-4;
 
 /// Against the oracle.
 template <Element E, int D, int ColumnTiles, bool Packed>
-void check_as(const test::DecodeLayer<E>& layer, unsigned grid, double lse_bound) {
+void check_as(const test::DecodeLayer<E>& layer, int grid, double lse_bound) {
   const auto expected = layer.oracle();
   const Output got = run<E, D, ColumnTiles, Packed>(layer.params(), grid);
   const double out = distance(got.out, expected.out);
@@ -132,7 +131,7 @@ void check_as(const test::DecodeLayer<E>& layer, unsigned grid, double lse_bound
 }
 
 template <int D, Element E>
-void check(const test::DecodeLayer<E>& layer, unsigned grid, double lse_bound = exact_lse) {
+void check(const test::DecodeLayer<E>& layer, int grid, double lse_bound = exact_lse) {
   REQUIRE(layer.columns() <= decode_most_columns);
   if constexpr (D == 64 || D == 128) {
     if (layer.packed()) {
@@ -178,13 +177,13 @@ std::vector<int> every(int step, int begin, int end) {
 }
 
 constexpr int histories[] = {0, 1, 15, 16, 17, 63, 64, 65, 200, 1000};
-constexpr unsigned grids[] = {1, 2, 7, 64};
+constexpr int grids[] = {1, 2, 7, 64};
 
 TEST_CASE_TEMPLATE("decode: all rows and windows, at every length", E, bfloat16, half) {
   unsigned seed = 1;
   for (const int tokens : histories) {
     CAPTURE(tokens);
-    const unsigned grid = grids[seed % 4];
+    const int grid = grids[seed % 4];
     const test::DecodeLayer<E> one(
         128, 4, 3, 64, {full(tokens), window(tokens, 4, 100, 192), window(tokens, 0, 33, 64, true)},
         {}, seed++);
@@ -355,7 +354,7 @@ TEST_CASE_TEMPLATE("decode: heads of which nothing is read", E, bfloat16, half) 
     dropped.view.evicted = 10;
     const test::DecodeLayer<E> layer(64, 4, 2, 64, {full(70), full(70), dropped, full(10)}, call,
                                      1);
-    for (const unsigned grid : grids) check<64>(layer, grid);
+    for (const int grid : grids) check<64>(layer, grid);
     const test::DecodeLayer<E> nothing(64, 4, 1, 64, {dropped}, call, 1);
     check<64>(nothing, 3);
   }
@@ -394,7 +393,7 @@ TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head"
   for (const HeadCase& head : everything<E>(33)) heads.push_back(head);
   for (const HeadCase& head : everything<E>(256)) heads.push_back(head);
   const test::DecodeLayer<E> layer(128, 4, kinds, 64, heads, call, 5);
-  for (const unsigned grid : {1U, 5U, 64U}) check<128>(layer, grid, grouped_lse);
+  for (const int grid : {1, 5, 64}) check<128>(layer, grid, grouped_lse);
 
   // The same, a head at a time.
   const Output together = run<E, 128, 1, true>(layer.params(), 7);
@@ -425,10 +424,10 @@ TEST_CASE("decode: more heads than a block has threads") {
 TEST_CASE("decode: results do not depend on the order of threads and blocks") {
   const test::DecodeLayer<bfloat16> layer(128, 4, 8, 64, everything<bfloat16>(700),
                                           {.queries = 2, .selected = true}, 6);
-  simt::seed(1);
+  test::set_order(1);
   const Output first = run<bfloat16, 128, 1, true>(layer.params(), 9);
   for (std::uint64_t seed = 2; seed < 5; ++seed) {
-    simt::seed(seed);
+    test::set_order(seed);
     const Output again = run<bfloat16, 128, 1, true>(layer.params(), 9);
     CHECK(again.out == first.out);
     CHECK(again.log_sum_exp == first.log_sum_exp);

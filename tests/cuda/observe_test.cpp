@@ -26,6 +26,8 @@ using namespace kvpolicy::cuda;
 
 namespace {
 
+using kvpolicy::half;  // CUDA has one as well
+
 constexpr float untouched = -12345.0F;
 
 struct Head {
@@ -297,8 +299,6 @@ void check_breadth() {
                      .blocks = 3});
 }
 
-}  // namespace
-
 TEST_CASE("observed scores, bfloat16") {
   check_breadth<bfloat16, 64>();
   check_breadth<bfloat16, 80>();
@@ -401,3 +401,5 @@ TEST_CASE("quantised survivors") {
   }
   MESSAGE("error / largest score: " << worst);
 }
+
+}  // namespace

@@ -17,6 +17,8 @@ using test::prefill::Trial;
 
 namespace {
 
+using kvpolicy::half;  // CUDA has one as well
+
 template <Element E, int HeadDim>
 void check(const Case& c) {
   CAPTURE(HeadDim);
@@ -56,8 +58,6 @@ Head chosen(Head head, int chunk_rows, std::vector<int> chunks, int end) {
   head.chosen_end = end;
   return head;
 }
-
-}  // namespace
 
 TEST_CASE("prefill: every head_dim, tiles cut and whole") {
   for (const int queries : {1, 5, 65}) {
@@ -259,3 +259,5 @@ TEST_CASE("prefill: queries that see nothing") {
     }
   }
 }
+
+}  // namespace

@@ -22,6 +22,8 @@ using namespace kvpolicy::cuda;
 
 namespace {
 
+using kvpolicy::half;  // CUDA has one as well
+
 constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float untouched = -12345.0F;
 
@@ -151,8 +153,6 @@ void check_sizes() {
   check<E, HeadDim>({.kv_heads = 6, .group = 7, .chunks = 130, .blocks = 2});
 }
 
-}  // namespace
-
 TEST_CASE("chunk scores are dot products with the summaries") {
   check_sizes<bfloat16, 64>();
   check_sizes<bfloat16, 80>();
@@ -162,3 +162,5 @@ TEST_CASE("chunk scores are dot products with the summaries") {
   check_sizes<half, 128>();
   check_sizes<half, 256>();
 }
+
+}  // namespace

@@ -50,6 +50,28 @@ void dispatch_head_dim(std::size_t head_dim, F f) {
   among(std::integer_sequence<int, KVPOLICY_CUDA_HEAD_DIMS>{});
 }
 
+/// The same call for the heads [first, first + count) of one sequence.
+[[nodiscard]] inline AttendParams heads_of(AttendParams params, std::size_t first,
+                                           std::size_t count) {
+  const auto skip = [](Tensor& tensor, std::size_t heads) {
+    if (tensor.data != nullptr) {
+      tensor.data += static_cast<long long>(heads) * tensor.head_stride *
+                     static_cast<long long>(sizeof(std::uint16_t));
+    }
+  };
+  const auto group = static_cast<std::size_t>(params.group);
+  params.log_sum_exp_heads = params.state_heads();
+  params.heads += first;
+  params.kv_heads = static_cast<int>(count);
+  skip(params.q, first * group);
+  skip(params.out, first * group);
+  skip(params.k, first);
+  skip(params.v, first);
+  if (params.log_sum_exp != nullptr) params.log_sum_exp += first * group;
+  if (params.sink_logits != nullptr) params.sink_logits += first * group;
+  return params;
+}
+
 /// Not synchronised: its workspace serves one stream at a time.
 template <Element E>
 class Engine {
@@ -90,6 +112,9 @@ class Engine {
   /// rows that a query reads of a head, by which the work of few query tiles is split.
   /// @throws DeviceError
   void attend(AttendParams params, bool packs, std::size_t longest, cudaStream_t stream) const {
+    check_heads(params.sequences, params.kv_heads);
+    require<ShapeError>(params.group >= 1 && params.group <= 16, "cuda::Engine: ", params.group,
+                        " query heads share a KV head, the kernels serve 1 to 16");
     params.workspace = workspace();
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       const int columns = params.request.queries * params.group;
@@ -103,6 +128,7 @@ class Engine {
   /// New rows and what they commit. `jobs`: about how many blocks and chunks are committed at most.
   /// @throws DeviceError
   void append(AppendParams params, std::size_t jobs, cudaStream_t stream) const {
+    check_heads(params.sequences, params.kv_heads);
     params.tickets = tickets();
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       if (params.rows <= most_rows_at_once && jobs <= most_jobs_at_once) {
@@ -193,6 +219,13 @@ class Engine {
   }
 
  private:
+  static void check_heads(int sequences, int kv_heads) {
+    const bool fits = sequences >= 1 && kv_heads >= 1 &&
+                      static_cast<std::size_t>(sequences) * static_cast<std::size_t>(kv_heads) <= most_heads;
+    require<ShapeError>(fits, "cuda::Engine: ", sequences, " sequences of ", kv_heads,
+                        " KV heads in one call, must be 1 to ", most_heads, " heads in all");
+  }
+
   // Beyond these a call is worth the whole device and two launches.
   static constexpr int most_rows_at_once = 64;
   static constexpr std::size_t most_jobs_at_once = 4;

@@ -20,6 +20,7 @@
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/cuda/call_checks.hpp>
 #include <kvpolicy/cuda/compression.hpp>
+#include <kvpolicy/cuda/device_state.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/inspect.hpp>
 #include <kvpolicy/cuda/layer.hpp>
@@ -72,8 +73,6 @@ class KvCache {
     plan_ = std::move(other.plan_);
     options_ = other.options_;
     engine_ = std::move(other.engine_);
-    frequencies_ = std::move(other.frequencies_);
-    frequency_bytes_ = other.frequency_bytes_;
     device_ = std::move(other.device_);
     layers_ = std::move(other.layers_);
     latest_ = other.latest_;
@@ -91,13 +90,13 @@ class KvCache {
     latest_ = stream;
     KvCache other{plan_, options_, engine == nullptr ? engine_ : std::move(engine), stream};
     other.require_own_shape();
-    other.allocate_state(stream);
+    other.device_ = DeviceState{plan_.shape(), options_.memory, stream};
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       other.layers_.push_back(layers_[l].fork(
-          writes, [&](const HeadSettings& head) { return other.frequencies(head, writes); }));
-      other.write_views(l, writes);
-      writes.write(other.states() + l, layers_[l].state());
+          writes, [&](const HeadSettings& head) { return other.device_.frequencies(head, writes); }));
+      other.device_.describe(l, other.layers_[l], writes);
+      writes.write(other.device_.counters(l), layers_[l].state());
     }
     writes.flush();
     return other;
@@ -150,6 +149,8 @@ class KvCache {
   /// Tells the cache that a captured step of `tokens` tokens through all layers is about to be
   /// launched `times` times. Call it first: what it refuses must not be launched. `apart`: it was
   /// captured as `append` and `attend`, behind which rows stay tentative until the next call.
+  /// `refreshes`: it chose chunks, because it was told to or because a head never had. A compression
+  /// takes scale, soft cap and sink logits from the latest call that was not captured.
   /// @throws CapacityError if the text would pass what is reserved
   void replayed(std::size_t times = 1, std::size_t tokens = 1, bool refreshes = false,
                 bool apart = false) {
@@ -185,7 +186,7 @@ class KvCache {
     }
     refuse_capture(stream, "truncate");
     latest_ = stream;
-    engine_->set_states(states(), views(0), layers_.size(),
+    engine_->set_states(device_.counters(0), device_.heads(0), layers_.size(),
                         {.tokens = static_cast<int>(tokens), .committed = -1}, stream);
     for (Layer& layer : layers_) layer.truncate(tokens);
   }
@@ -242,7 +243,7 @@ class KvCache {
   }
   /// Device bytes besides: page tables, descriptions, selections. The engine's workspace is its own.
   [[nodiscard]] std::size_t overhead_bytes() const {
-    std::size_t total = state_bytes() + frequency_bytes_;
+    std::size_t total = device_.bytes();
     for (const Layer& layer : layers_) {
       total += layer.overhead_bytes();
       for (const HeadStore& head : layer.heads) total += head.overhead_bytes();
@@ -258,6 +259,7 @@ class KvCache {
   /// `attend` with so many queries would; brought to the host. Waits for the stream.
   [[nodiscard]] CachedRows rows(std::size_t layer, std::size_t head, Read read = Read::all,
                                 std::size_t appended = 0, cudaStream_t stream = nullptr) const {
+    refuse_capture(stream, "rows");
     const ModelShape& shape = plan_.shape();
     require(head < shape.kv_heads, "cuda::KvCache: there is no KV head ", head, ", the shape has ",
             shape.kv_heads);
@@ -270,16 +272,17 @@ class KvCache {
 
   /// A layer's heads [kv_heads] and its counters on the device, for launches of the caller's own
   /// (Engine::attend). Valid as long as the cache; what they say changes with every call.
-  [[nodiscard]] const HeadView* device_heads(std::size_t layer) const { return views(checked(layer)); }
+  [[nodiscard]] const HeadView* device_heads(std::size_t layer) const { return device_.heads(checked(layer)); }
   [[nodiscard]] const LayerState* device_state(std::size_t layer) const {
-    return states() + checked(layer);
+    return device_.counters(checked(layer));
   }
 
   /// Numbers that were not finite, or beyond what a scale in half can hold, when they were
   /// quantised: they were clamped. Waits for the stream.
   [[nodiscard]] std::size_t clamped_numbers(cudaStream_t stream = nullptr) const {
+    refuse_capture(stream, "clamped_numbers");
     int count = 0;
-    check(cudaMemcpyAsync(&count, out_of_range(), sizeof count, cudaMemcpyDeviceToHost, stream),
+    check(cudaMemcpyAsync(&count, device_.out_of_range(), sizeof count, cudaMemcpyDeviceToHost, stream),
           "cudaMemcpyAsync");
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     return static_cast<std::size_t>(count);
@@ -303,34 +306,11 @@ class KvCache {
   // What has gone back to others already was moved out.
   void give_back() noexcept {
     for (Layer& layer : layers_) layer.give_back_on(latest_);
-    for (const auto& [config, table] : frequencies_) give_back_on(table, latest_);
-    give_back_on(device_, latest_);
-    if (engine_ != nullptr) engine_->give_back_on(latest_);
+    device_.give_back_on(latest_);
+    if (engine_.use_count() == 1) engine_->give_back_on(latest_);
   }
 
-  // ---- device memory besides rows: [states][out of range, padded][views]
-
-  [[nodiscard]] std::size_t state_bytes() const {
-    const ModelShape& shape = plan_.shape();
-    return (shape.layers + 1) * sizeof(LayerState) + shape.kv_head_count() * sizeof(HeadView);
-  }
-  [[nodiscard]] LayerState* states() const { return reinterpret_cast<LayerState*>(device_.get()); }
-  [[nodiscard]] int* out_of_range() const {
-    return reinterpret_cast<int*>(states() + plan_.shape().layers);
-  }
-  [[nodiscard]] HeadView* views(std::size_t layer) const {
-    return reinterpret_cast<HeadView*>(states() + plan_.shape().layers + 1) +
-           layer * plan_.shape().kv_heads;
-  }
-  void allocate_state(cudaStream_t stream) {
-    device_ = allocate(options_.memory, state_bytes(), stream);
-    check(cudaMemsetAsync(device_.get(), 0, state_bytes(), stream), "cudaMemsetAsync");
-  }
-  void write_views(std::size_t l, DeviceWrites& writes) {
-    for (std::size_t head = 0; head < layers_[l].heads.size(); ++head) {
-      writes.write(views(l) + head, layers_[l].heads[head].view());
-    }
-  }
+  // ---- layers
 
   void make_layers(cudaStream_t stream) {
     const ModelShape& shape = plan_.shape();
@@ -344,14 +324,14 @@ class KvCache {
                 options_.max_rollback, ", must be 0");
       }
     }
-    allocate_state(stream);
+    device_ = DeviceState{shape, options_.memory, stream};
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < shape.layers; ++l) {
       layers_.emplace_back(Layer::Shape{shape, options_}, plan_.observed_queries(l), stream);
       for (const HeadSettings& head : settings[l]) {
-        layers_[l].heads.emplace_back(head, store_context(), frequencies(head, writes), writes);
+        layers_[l].heads.emplace_back(head, store_context(), device_.frequencies(head, writes), writes);
       }
-      write_views(l, writes);
+      device_.describe(l, layers_[l], writes);
     }
     writes.flush();
   }
@@ -362,25 +342,6 @@ class KvCache {
             .tail_rows = options_.tail_rows(),
             .selection_slots = Layer::selection_slots(options_.max_rollback),
             .memory = options_.memory};
-  }
-  // Heads with equal rotary settings share one table.
-  const float* frequencies(const HeadSettings& head, DeviceWrites& writes) {
-    if (!head.in_cache) return nullptr;
-    for (const auto& [config, table] : frequencies_) {
-      if (config == *head.in_cache) return reinterpret_cast<const float*>(table.get());
-    }
-    std::vector<float> numbers = inverse_frequencies(*head.in_cache, plan_.shape().head_dim);
-    const std::size_t bytes = numbers.size() * sizeof(float);
-    const Block table = allocate(options_.memory, bytes, writes.stream());
-    struct Pair {
-      float number[2];
-    };
-    for (std::size_t i = 0; i < numbers.size(); i += 2) {
-      writes.write(reinterpret_cast<Pair*>(table.get()) + i / 2, Pair{{numbers[i], numbers[i + 1]}});
-    }
-    frequency_bytes_ += bytes;
-    frequencies_.emplace_back(*head.in_cache, table);
-    return reinterpret_cast<const float*>(table.get());
   }
 
   // ---- room
@@ -402,7 +363,7 @@ class KvCache {
       if (tokens <= layer.reserved) continue;
       layer.give_back_on(stream);
       for (HeadStore& head : layer.heads) head.grow(*growth++, writes);
-      write_views(l, writes);
+      device_.describe(l, layers_[l], writes);
       layer.reserved = tokens;
     }
     writes.flush();
@@ -509,11 +470,13 @@ class KvCache {
                     bool capturing, cudaStream_t stream) {
     Layer& layer = layers_[l];
     if (request.selected) {
-      layer.for_each_stale(options.refresh, [&](std::size_t first, std::size_t count) {
+      // A recorded refresh is one of all heads, for that is what `replayed` takes it for.
+      const bool all = options.refresh || (capturing && layer.is_stale());
+      layer.for_each_stale(all, [&](std::size_t first, std::size_t count) {
         refresh(l, first, count, q, request.own_rows ? q.tokens : 0, capturing, stream);
       });
     }
-    AttendParams params{.heads = views(l), .states = states() + l,
+    AttendParams params{.heads = device_.heads(l), .states = device_.counters(l),
                         .kv_heads = static_cast<int>(layer.heads.size()),
                         .group = static_cast<int>(plan_.shape().group()),
                         .page_rows = static_cast<int>(options_.page_rows), .request = request,
@@ -541,14 +504,14 @@ class KvCache {
   void write_rows(std::size_t l, const Rows* k, const Rows* v, std::size_t rows,
                   std::size_t commit_rows, cudaStream_t stream, bool commit_all = false) {
     const Layer& layer = layers_[l];
-    AppendParams params{.heads = views(l), .states = states() + l, .sequences = 1,
+    AppendParams params{.heads = device_.heads(l), .states = device_.counters(l), .sequences = 1,
                         .kv_heads = static_cast<int>(layer.heads.size()),
                         .page_rows = static_cast<int>(options_.page_rows),
                         .rows = static_cast<int>(rows), .commit_rows = static_cast<int>(commit_rows),
                         .max_rollback = commit_all ? 0 : static_cast<int>(options_.max_rollback)};
     if (k != nullptr) params.k = tensor_of(*k);
     if (v != nullptr) params.v = tensor_of(*v);
-    params.out_of_range = out_of_range();
+    params.out_of_range = device_.out_of_range();
     engine_->append(params, layer.most_commit_jobs(rows), stream);
   }
 
@@ -567,7 +530,7 @@ class KvCache {
                std::size_t own_rows, bool capturing, cudaStream_t stream) {
     Tensor queries = tensor_of(q);
     queries.data += static_cast<long long>(first * plan_.shape().group() * q.head_stride * sizeof(E));
-    engine_->refresh(views(l) + first, states() + l, count, queries, static_cast<int>(q.tokens),
+    engine_->refresh(device_.heads(l) + first, device_.counters(l), count, queries, static_cast<int>(q.tokens),
                      static_cast<int>(own_rows), options_.page_rows, stream);
     if (capturing) return;
     layers_[l].note_refresh(first, count, layers_[l].tokens + own_rows, options_.max_rollback);
@@ -615,38 +578,14 @@ class KvCache {
     for (std::size_t l = first; l < first + count; ++l) commit_layer(l, stream);
     for (std::size_t i = 0; i < compressions.size(); ++i) {
       const std::size_t l = places[i];
-      compressions[i].run(scratch.get(), views(l), states() + l, out_of_range(), stream);
+      compressions[i].run(scratch.get(), device_.heads(l), device_.counters(l), device_.out_of_range(), stream);
     }
-  }
-
-  // The same call for some neighbouring heads.
-  [[nodiscard]] static AttendParams heads_of(AttendParams params, std::size_t first,
-                                             std::size_t count) {
-    const auto skip = [](Tensor& tensor, std::size_t heads) {
-      if (tensor.data != nullptr) {
-        tensor.data += static_cast<long long>(heads) * tensor.head_stride *
-                       static_cast<long long>(sizeof(E));
-      }
-    };
-    const auto group = static_cast<std::size_t>(params.group);
-    params.log_sum_exp_heads = params.state_heads();
-    params.heads += first;
-    params.kv_heads = static_cast<int>(count);
-    skip(params.q, first * group);
-    skip(params.out, first * group);
-    skip(params.k, first);
-    skip(params.v, first);
-    if (params.log_sum_exp != nullptr) params.log_sum_exp += first * group;
-    if (params.sink_logits != nullptr) params.sink_logits += first * group;
-    return params;
   }
 
   Plan plan_;
   CacheOptions options_;
   std::shared_ptr<Engine<E>> engine_;
-  std::vector<std::pair<RotaryConfig, Block>> frequencies_;
-  std::size_t frequency_bytes_ = 0;
-  Block device_;
+  DeviceState device_;
   std::vector<Layer> layers_;
   // Reading a cache (rows, fork) is use, too.
   mutable cudaStream_t latest_ = nullptr;

@@ -110,6 +110,13 @@ class Layer {
   [[nodiscard]] bool selects() const {
     return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().chunk > 0; });
   }
+  /// Whether any head must choose before a selected read.
+  [[nodiscard]] bool is_stale() const {
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      if (must_refresh(head, false)) return true;
+    }
+    return false;
+  }
   /// visit(first head, count) for each run of neighbouring heads that must choose before a selected
   /// read.
   template <class Visit>

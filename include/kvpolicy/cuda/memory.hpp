@@ -4,6 +4,7 @@
 // engine's pool, a counting one for tests).
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 
@@ -47,7 +48,9 @@ struct GiveBack {
   MemoryResource* memory;
   std::size_t bytes;
   cudaStream_t stream;
-  void operator()(std::byte* place) const noexcept { memory->deallocate(place, bytes, stream); }
+  void operator()(std::byte* place) noexcept {
+    memory->deallocate(place, bytes, std::atomic_ref{stream}.load());
+  }
 };
 
 [[nodiscard]] inline Block allocate(MemoryResource* memory, std::size_t bytes, cudaStream_t stream) {
@@ -56,7 +59,9 @@ struct GiveBack {
 }
 /// Memory goes back on the stream it was asked for on, unless this says that another one uses it now.
 inline void give_back_on(const Block& block, cudaStream_t stream) noexcept {
-  if (auto* how = std::get_deleter<GiveBack>(block)) how->stream = stream;
+  if (auto* how = std::get_deleter<GiveBack>(block)) {
+    std::atomic_ref{how->stream}.store(stream);  // forks on two threads may share the block
+  }
 }
 
 }  // namespace kvpolicy::cuda

@@ -66,7 +66,7 @@ class Pages {
     for (std::size_t i = first; i < growth.count; ++i) {
       pages_.push_back(growth.slab.get() + (i - first) * page_bytes_);
     }
-    slabs_.push_back({std::move(growth.slab), growth.count - first});
+    slabs_.push_back({std::move(growth.slab), growth.count - first, growth.count - first});
     if (growth.places > 0) {
       std::swap(table_, growth.table);
       table_places_ = growth.places;
@@ -85,10 +85,12 @@ class Pages {
     count = std::min(count, pages_.size());
     shared = std::min(shared, count);
     if (count == 0) return other;
-    std::size_t first = 0;  // page of a slab
+    std::size_t first = 0;  // page that lies in a slab
     for (const Slab& slab : slabs_) {
-      if (first < shared) other.slabs_.push_back(slab);
-      first += slab.pages;
+      if (first < shared) {
+        other.slabs_.push_back({slab.memory, slab.pages, std::min(slab.used, shared - first)});
+      }
+      first += slab.used;
     }
     other.pages_.assign(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(shared));
     Growth growth = other.prepare(count, writes.stream());
@@ -110,6 +112,7 @@ class Pages {
   struct Slab {
     Block memory;
     std::size_t pages;
+    std::size_t used;  // the first of them; a fork may have pages of its own instead of the others
   };
 
   void write_entry(std::size_t index, DeviceWrites& writes) {

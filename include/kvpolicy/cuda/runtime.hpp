@@ -16,13 +16,20 @@
 
 namespace kvpolicy::cuda {
 
-/// @throws std::bad_alloc if the device's memory ran out, DeviceError for everything else.
-inline void check(cudaError_t status, const char* what) {
+/// @throws DeviceError
+inline void check_launch(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // the next call must not find it
-  if (status == cudaErrorMemoryAllocation) throw std::bad_alloc{};
   throw DeviceError{message("kvpolicy::cuda: ", what, " failed: ", cudaGetErrorName(status), " (",
                             cudaGetErrorString(status), ")")};
+}
+/// @throws std::bad_alloc if the device's memory ran out, DeviceError for everything else.
+inline void check(cudaError_t status, const char* what) {
+  if (status == cudaErrorMemoryAllocation) {
+    static_cast<void>(cudaGetLastError());
+    throw std::bad_alloc{};
+  }
+  check_launch(status, what);
 }
 
 /// The current device.
@@ -81,20 +88,23 @@ void launch(void (*kernel)(const Params), const LaunchShape& shape, cudaStream_t
   constexpr std::size_t without_asking = 48 * 1024;
   const void* function = reinterpret_cast<const void*>(kernel);
   if (shape.shared_bytes > without_asking) {
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(shape.shared_bytes)),
-          name);
+    // As much as there is: the limit is the kernel's, not the launch's, and must not sink below what
+    // another thread, or a captured graph, launches it with.
+    int device = 0;
+    int most = 0;
+    check_launch(cudaGetDevice(&device), name);
+    check_launch(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name);
+    check_launch(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, most), name);
   }
   void* arguments[] = {const_cast<Params*>(&params)};
-  check(cudaLaunchKernel(function,
-                         dim3{static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)},
-                         dim3{static_cast<unsigned>(shape.threads)}, arguments, shape.shared_bytes,
-                         stream),
-        name);
+  const dim3 grid{static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y)};
+  const dim3 block{static_cast<unsigned>(shape.threads)};
+  check_launch(cudaLaunchKernel(function, grid, block, arguments, shape.shared_bytes, stream), name);
 #else
-  check(simt::launch(kernel, static_cast<unsigned>(shape.grid_x), static_cast<unsigned>(shape.grid_y),
-                     static_cast<unsigned>(shape.threads), shape.shared_bytes, stream, params),
-        name);
+  check_launch(simt::launch(kernel, static_cast<unsigned>(shape.grid_x),
+                            static_cast<unsigned>(shape.grid_y), static_cast<unsigned>(shape.threads),
+                            shape.shared_bytes, stream, params),
+               name);
 #endif
 }
 

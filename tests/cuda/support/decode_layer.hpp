@@ -94,7 +94,7 @@ class DecodeLayer {
     k_ = tensor(k_data_, rows, kv_heads, 16, 1.0F);
     v_ = tensor(v_data_, rows, kv_heads, 0, 1.0F);
     for (int h = 0; h < kv_heads * group; ++h) {
-      sinks_.push_back(h % 5 == 4 ? -std::numeric_limits<float>::infinity() : 0.5F * h - 1.0F);
+      sinks_.push_back(h % 5 == 4 ? -std::numeric_limits<float>::infinity() : 0.5F * static_cast<float>(h) - 1.0F);
     }
   }
 

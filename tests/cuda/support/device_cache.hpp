@@ -118,6 +118,10 @@ class DeviceArray {
   void upload(const std::vector<T>& numbers, cudaStream_t stream = nullptr) const {
     REQUIRE(numbers.size() == count_);
     succeed(cudaMemcpyAsync(data_, numbers.data(), count_ * sizeof(T), cudaMemcpyHostToDevice, stream));
+#if defined(__CUDACC__)
+    // There a vector is memory that the device shares (cuda/gpu/main.cpp), copied in its own time.
+    succeed(cudaStreamSynchronize(stream));
+#endif
   }
   [[nodiscard]] std::vector<T> download(cudaStream_t stream = nullptr) const {
     std::vector<T> numbers(count_);

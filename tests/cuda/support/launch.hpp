@@ -2,7 +2,7 @@
 //
 // Launches a kernel and waits for it: on the emulation, or, compiled by nvcc, on the device. What a
 // kernel follows a pointer to must come from `new` (containers, make_unique): that is memory which
-// the device reaches as well (cuda/gpu/main.cu); the stack is not.
+// the device reaches as well (cuda/gpu/main.cpp); the stack is not.
 #pragma once
 
 #include <cstddef>

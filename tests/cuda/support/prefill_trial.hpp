@@ -30,6 +30,7 @@ namespace test::prefill {
 
 using namespace kvpolicy;
 using namespace kvpolicy::cuda;
+using kvpolicy::half;  // CUDA has one as well
 
 inline constexpr std::uint16_t guard = 0x5a5a;
 

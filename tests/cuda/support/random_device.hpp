@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <doctest/doctest.h>
+//
+// Sequences of random operations on device caches that between them have every kind of head.
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -10,10 +12,9 @@
 
 #include "cuda/support/device_backend.hpp"
 
-namespace {
-using namespace test;
+namespace test {
 
-struct Case {
+struct DeviceCase {
   std::size_t group, kv_heads, layers, max_rollback, max_append, page_rows;
 };
 
@@ -21,12 +22,12 @@ struct Case {
 template <kvpolicy::Element E>
 void random_device_sequences(std::uint64_t seed, std::size_t operations) {
   using Plan = kvpolicy::AnyPlan<E>;
-  const std::vector<Case> cases{{1, 7, 1, 0, 1, 64}, {2, 4, 1, 0, 40, 64},  {7, 3, 1, 1, 1, 128},
+  const std::vector<DeviceCase> cases{{1, 7, 1, 0, 1, 64}, {2, 4, 1, 0, 40, 64},  {7, 3, 1, 1, 1, 128},
                                 {4, 4, 1, 5, 9, 64}, {2, 3, 2, 70, 70, 64}, {16, 2, 1, 3, 2, 64}};
   const std::vector<HeadSpec> all = device_heads();
   std::size_t next = seed;
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    const Case& one = cases[i];
+    const DeviceCase& one = cases[i];
     CAPTURE(i);
     const ModelShape shape{one.layers, one.group * one.kv_heads, one.kv_heads, 64};
     std::vector<HeadSpec> heads;
@@ -50,13 +51,9 @@ void random_device_sequences(std::uint64_t seed, std::size_t operations) {
 }
 
 // Other sequences of operations, by hand: KVPOLICY_TEST_SEED=7 test_cuda
-std::uint64_t more_seeds(std::uint64_t usual) {
+inline std::uint64_t more_seeds(std::uint64_t usual) {
   const char* seed = std::getenv("KVPOLICY_TEST_SEED");
   return seed == nullptr ? usual : std::strtoull(seed, nullptr, 10);
 }
 
-}  // namespace
-
-TEST_CASE("random operations on the device in half: every policy does what its model says") {
-  random_device_sequences<kvpolicy::half>(more_seeds(1), 40);
-}
+}  // namespace test

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the kernels of a cache find by fixed addresses: each layer's counters, the descriptions of its
+// heads, and the rotary tables of heads with in-cache positions. The addresses never change, so
+// captured graphs stay valid while pages come and go.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/core/rotary.hpp>
+#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/layer.hpp>
+#include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/writes.hpp>
+
+namespace kvpolicy::cuda {
+
+/// Not synchronised; writes go on the stream of their DeviceWrites.
+class DeviceState {
+ public:
+  DeviceState() = default;  ///< Nothing yet.
+  /// @throws std::bad_alloc, DeviceError
+  DeviceState(const ModelShape& shape, MemoryResource* memory, cudaStream_t stream)
+      : shape_{shape}, memory_{memory}, block_{allocate(memory, block_bytes(), stream)} {
+    check(cudaMemsetAsync(block_.get(), 0, block_bytes(), stream), "cudaMemsetAsync");
+  }
+
+  [[nodiscard]] LayerState* counters(std::size_t layer) const {
+    return reinterpret_cast<LayerState*>(block_.get()) + layer;
+  }
+  /// Counts numbers that were clamped when they were quantised.
+  [[nodiscard]] int* out_of_range() const { return reinterpret_cast<int*>(counters(shape_.layers)); }
+  [[nodiscard]] HeadView* heads(std::size_t layer) const {
+    return reinterpret_cast<HeadView*>(counters(shape_.layers + 1)) + layer * shape_.kv_heads;
+  }
+  void describe(std::size_t layer, const Layer& own, DeviceWrites& writes) const {
+    for (std::size_t head = 0; head < own.heads.size(); ++head) {
+      writes.write(heads(layer) + head, own.heads[head].view());
+    }
+  }
+
+  /// A head's rotary table [head_dim / 2], or null; heads with equal settings share one.
+  /// @throws std::bad_alloc, DeviceError
+  const float* frequencies(const HeadSettings& head, DeviceWrites& writes) {
+    if (!head.in_cache) return nullptr;
+    for (const auto& [config, table] : frequencies_) {
+      if (config == *head.in_cache) return reinterpret_cast<const float*>(table.get());
+    }
+    struct Pair {
+      float number[2];
+    };
+    const std::vector<float> numbers = inverse_frequencies(*head.in_cache, shape_.head_dim);
+    const Block table = allocate(memory_, table_bytes(), writes.stream());
+    for (std::size_t i = 0; i < numbers.size(); i += 2) {
+      writes.write(reinterpret_cast<Pair*>(table.get()) + i / 2, Pair{{numbers[i], numbers[i + 1]}});
+    }
+    frequencies_.emplace_back(*head.in_cache, table);
+    return reinterpret_cast<const float*>(table.get());
+  }
+
+  [[nodiscard]] std::size_t bytes() const {
+    return block_bytes() + frequencies_.size() * table_bytes();
+  }
+  void give_back_on(cudaStream_t stream) const noexcept {
+    for (const auto& [config, table] : frequencies_) cuda::give_back_on(table, stream);
+    cuda::give_back_on(block_, stream);
+  }
+
+ private:
+  // Counters, one more for out_of_range, then heads.
+  [[nodiscard]] std::size_t block_bytes() const {
+    return (shape_.layers + 1) * sizeof(LayerState) + shape_.kv_head_count() * sizeof(HeadView);
+  }
+  [[nodiscard]] std::size_t table_bytes() const { return shape_.head_dim / 2 * sizeof(float); }
+
+  ModelShape shape_;
+  MemoryResource* memory_ = nullptr;
+  Block block_;
+  std::vector<std::pair<RotaryConfig, Block>> frequencies_;
+};
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls and settings that a device cache cannot serve: a named error that carries the value and what
+// would fit, and a cache that is as it was.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/support/device_cache.hpp"
+
+using namespace kvpolicy;
+using test::contains;
+using test::DeviceChunk;
+using test::thrown;
+
+namespace {
+
+using E = kvpolicy::half;  // CUDA has a half as well
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr float inf = std::numeric_limits<float>::infinity();
+
+using PerToken = ResidualStorage<E, Granularity::per_token>;
+using PerChannel = ResidualStorage<E, Granularity::per_channel>;
+using Full = FullCache<DenseStorage<E>>;
+using Quantized = FullCache<PerToken>;
+using Kivi = FullCache<PerChannel>;
+using Window = SinkRecentCache<DenseStorage<E>>;
+using Budget = HeadBudgetCache<DenseStorage<E>>;
+using Retrieval = ChunkRetrievalCache<PerToken>;
+using Plan = HeadPlan<Full, Quantized, Kivi, Window, Budget, Retrieval>;
+using Cache = cuda::KvCache<Plan>;
+
+constexpr ModelShape shape{2, 6, 3, 64};
+
+struct Fixture {
+  test::SmallDevice device;
+  test::CountingDeviceMemory memory;
+  Cache cache;
+  Cache control;
+
+  static Plan make_plan() {
+    Plan plan{shape};
+    plan.set(0, 1, Quantized::Config{.storage = {{.bits = 4, .residual = 5}}});
+    plan.set(1, 2, Window::Config{.sinks = 2, .recent = 9});
+    return plan;
+  }
+  cuda::CacheOptions options() {
+    return {.max_rollback = 4, .max_append = 5, .max_tokens = 60, .memory = &memory};
+  }
+  Fixture() : cache{make_plan(), options()}, control{make_plan(), options()} {
+    for (Cache* each : {&cache, &control}) test::feed_device(*each, 1, {21, 3});
+  }
+
+  // The call throws an Expected whose text has all these parts, and changes nothing.
+  template <class Expected, class Call>
+  void refuses(Call call, const std::vector<std::string>& parts) {
+    const auto before = test::dump_device(cache);
+    const std::size_t live = memory.live_bytes();
+    const std::string text = thrown<Expected>(call);
+    CAPTURE(text);
+    CHECK(!text.empty());
+    for (const std::string& part : parts) {
+      CAPTURE(part);
+      CHECK(contains(text, part));
+    }
+    CHECK(test::dump_device(cache) == before);
+    CHECK(memory.live_bytes() == live);
+  }
+  // And the next step is the next step of a cache that never saw the bad call.
+  void goes_on() {
+    CHECK(test::same_bits(test::next_step(cache, 2, 5), test::next_step(control, 2, 5)));
+    CHECK(test::dump_device(cache) == test::dump_device(control));
+  }
+};
+
+// A step with views that a test may spoil.
+struct Step {
+  test::Random random{5};
+  DeviceChunk<> chunk{random, shape, 3};
+  TensorView<const E> q = chunk.rows<const E>(chunk.q.data(), shape.q_heads, 0, 3);
+  TensorView<const E> k = chunk.rows<const E>(chunk.k.data(), shape.kv_heads, 0, 3);
+  TensorView<const E> v = chunk.rows<const E>(chunk.v.data(), shape.kv_heads, 0, 3);
+  TensorView<E> out = chunk.rows<E>(chunk.out.data(), shape.q_heads, 0, 3);
+  AttendOptions options = {};
+  std::size_t layer = 0;
+};
+
+template <class Config>
+std::string plan_error(const ModelShape& model, const Config& config, const cuda::CacheOptions& options = {}) {
+  Plan plan{model};
+  plan.set(0, 0, config);
+  const std::string said = thrown<ConfigError>([&] { const Cache cache{plan, options}; });
+  CHECK(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(plan, 9, options)); }).empty() ==
+        (said.empty() || contains(said, "compresses by itself")));
+  return said;
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(Fixture, "a device step refuses shapes, strides, null and what is not aligned") {
+  const auto refused = [&](auto spoil, const std::vector<std::string>& parts) {
+    Step s;
+    spoil(s);
+    refuses<ShapeError>([&] { cache.step(s.layer, s.q, s.k, s.v, s.out, s.options); }, parts);
+  };
+  refused([](Step& s) { s.layer = 2; }, {"layer 2", "has 2"});
+  refused([](Step& s) { s.q.heads = 5; }, {"q is [3, 5, 64]", "[3, 6, 64]"});
+  refused([](Step& s) { s.q.head_dim = 80; }, {"q is [3, 6, 80]", "[3, 6, 64]"});
+  refused([](Step& s) { s.k.tokens = 2; }, {"k is [2, 3, 64]", "[3, 3, 64]"});
+  refused([](Step& s) { s.k.heads = 6; }, {"k is [3, 6, 64]", "[3, 3, 64]"});
+  refused([](Step& s) { s.v.tokens = 4; }, {"v is [4, 3, 64]", "[3, 3, 64]"});
+  refused([](Step& s) { s.out.tokens = 0; }, {"out is [0, 6, 64]", "[3, 6, 64]"});
+  refused([](Step& s) { s.q.data = nullptr; }, {"q is null"});
+  refused([](Step& s) { s.k.data = nullptr; }, {"k is null"});
+  refused([](Step& s) { s.v.data = nullptr; }, {"v is null"});
+  refused([](Step& s) { s.out.data = nullptr; }, {"out is null"});
+  refused([](Step& s) { s.k.token_stride = 56; }, {"k has", "56", "at least head_dim = 64"});
+  refused([](Step& s) { s.v.head_stride = 0; }, {"v has", "0", "64"});
+  refused([](Step& s) { s.out.token_stride = 64; }, {"out has", "overlap", "384"});
+  // The kernels read 16 bytes at a time.
+  refused([](Step& s) { s.q.data += 1; }, {"q has", "aligned to 16 bytes (8 elements)"});
+  refused([](Step& s) { s.k.data += 4; }, {"k has", "aligned to 16 bytes"});
+  refused([](Step& s) { s.v.token_stride = 196; }, {"v has a token stride of 196", "aligned to 16 bytes"});
+  refused([](Step& s) { s.q.head_stride = 65; }, {"q has", "head stride of 65"});
+  refused([](Step& s) { s.out.data += 2; }, {"out has", "aligned to 16 bytes"});
+  refused([](Step& s) { s.out.tokens = s.v.tokens = s.k.tokens = s.q.tokens = (std::size_t{1} << 24) + 1; },
+          {"q has 16777217 tokens", "2^24"});
+  goes_on();
+}
+
+TEST_CASE_FIXTURE(Fixture, "a device step refuses options that are not numbers") {
+  const test::DeviceArray<float> numbers{40};
+  const auto refused = [&](auto spoil, const std::vector<std::string>& parts) {
+    Step s;
+    spoil(s);
+    refuses<ShapeError>([&] { cache.step(0, s.q, s.k, s.v, s.out, s.options); }, parts);
+    refuses<ShapeError>([&] { cache.attend(0, s.q, s.out, s.options); }, parts);
+  };
+  refused([](Step& s) { s.options.softcap = not_a_number; }, {"softcap is nan"});
+  refused([](Step& s) { s.options.softcap = -1.5F; }, {"softcap is -1.5"});
+  refused([](Step& s) { s.options.softcap = inf; }, {"softcap is inf"});
+  refused([](Step& s) { s.options.scale = not_a_number; }, {"scale is nan"});
+  refused([](Step& s) { s.options.scale = -inf; }, {"scale is -inf"});
+  refused([&](Step& s) { s.options.sink_logits = {numbers.data(), 5}; }, {"sink_logits has 5", "q_heads = 6"});
+  refused([&](Step& s) { s.options.log_sum_exp = {numbers.data(), 17}; }, {"log_sum_exp has 17", "= 18"});
+  goes_on();
+}
+
+TEST_CASE_FIXTURE(Fixture, "capacity of a device cache, append and attend") {
+  test::Random random{5};
+  const DeviceChunk<> six{random, shape, 6};
+  refuses<CapacityError>([&] { six.append(cache, 0); }, {"6 rows", "max_append = 5"});
+  const DeviceChunk<> many{random, shape, 37};
+  refuses<CapacityError>([&] { many.step(cache, 0); }, {"37 more", "after 24", "max_tokens = 60"});
+  refuses<CapacityError>([&] { cache.reserve(61); }, {"61 tokens", "max_tokens = 60"});
+  refuses<ShapeError>([&] { six.attend(cache, 0); }, {"6 queries", "latest 4"});
+  const DeviceChunk<> three{random, shape, 3};
+  refuses<ShapeError>(
+      [&] {
+        cache.append(0, three.rows<const E>(three.k.data(), 3, 0, 3), six.rows<const E>(six.v.data(), 3, 0, 6));
+      },
+      {"v is [6, 3, 64]"});
+  refuses<ShapeError>(
+      [&] {
+        cache.attend(0, three.rows<const E>(three.q.data(), 6, 0, 3), six.rows<E>(six.out.data(), 6, 0, 6));
+      },
+      {"out is [6"});
+  refuses<ShapeError>([&] { three.append(cache, 9); }, {"layer 9"});
+  refuses<ShapeError>([&] { three.attend(cache, 9); }, {"layer 9"});
+  refuses<ShapeError>([&] { static_cast<void>(cache.rows(7, 0)); }, {"layer 7"});
+  refuses<ConfigError>([&] { static_cast<void>(cache.rows(0, 3)); }, {"KV head 3"});
+  refuses<ShapeError>([&] { cache.compress(2); }, {"layer 2"});
+  goes_on();
+  const DeviceChunk<> rest{random, shape, 31};
+  CHECK_NOTHROW(rest.step(cache, 0));  // exactly full
+  const DeviceChunk<> one{random, shape, 1};
+  refuses<CapacityError>([&] { one.append(cache, 0); }, {"1 more", "after 60"});
+  Cache endless{Plan{shape}};
+  CHECK(contains(thrown<CapacityError>([&] { endless.reserve(std::size_t{1} << 30); }), "1073741824 tokens"));
+}
+
+TEST_CASE_FIXTURE(Fixture, "rollback of a device cache: too far, and to what was never seen") {
+  refuses<RollbackError>([&] { cache.truncate(19); }, {"19", "20 to 24", "max_rollback is 4"});
+  refuses<RollbackError>([&] { cache.truncate(25); }, {"25", "20 to 24"});
+  goes_on();
+  // Half-way through the layers: back to where all of them were.
+  test::Random random{5};
+  const DeviceChunk<> chunk{random, shape, 3};
+  chunk.step(cache, 0);
+  CHECK(cache.tokens() == 29);
+  CHECK(cache.tokens(0) == 32);
+  refuses<RollbackError>([&] { cache.truncate(32); }, {"layer 1", "25 to 29"});
+  cache.truncate(29);
+  CHECK(cache.tokens(0) == 29);
+  cache.commit();
+  refuses<RollbackError>([&] { cache.truncate(28); }, {"29 to 29"});
+}
+
+TEST_CASE_FIXTURE(Fixture, "on a device, too, no tokens at all are nothing") {
+  const DeviceChunk<> none{shape, 0};
+  const auto before = test::dump_device(cache);
+  none.step(cache, 0);
+  none.append(cache, 0);
+  none.attend(cache, 0);
+  CHECK(test::dump_device(cache) == before);
+  goes_on();
+}
+
+TEST_CASE("compressing on a device needs the latest queries") {
+  const test::SmallDevice device;
+  Plan plan{shape, Budget::Config{.budget = 4, .scorer = {.window = 3}}};
+  Cache cache{plan, {.max_rollback = 8, .max_append = 8}};
+  test::feed_device(cache, 1, {20});
+  test::Random random{1};
+  std::vector<DeviceChunk<>> chunks;
+  for (std::size_t l = 0; l < 2; ++l) chunks.emplace_back(random, shape, 2).append(cache, l);
+  const auto before = test::dump_device(cache);
+  const std::string text = thrown<ShapeError>([&] { cache.compress(); });
+  CHECK(contains(text, "latest 3"));
+  CHECK(contains(text, "token 20 of 22"));
+  CHECK(!thrown<ShapeError>([&] { cache.compress(1); }).empty());
+  CHECK(test::dump_device(cache) == before);
+  for (std::size_t l = 0; l < 2; ++l) chunks[l].attend(cache, l);
+  CHECK_NOTHROW(cache.compress());
+  CHECK(cache.rows(0, 0).positions.size() == 7);
+}
+
+TEST_CASE("settings that no device cache can serve") {
+  const test::SmallDevice device;
+  const auto option_error = [](const cuda::CacheOptions& options) {
+    return thrown<ConfigError>([&] { const Cache cache{Plan{shape}, options}; });
+  };
+  CHECK(option_error({}).empty());
+  CHECK(contains(option_error({.page_rows = 96}), "page_rows is 96, must be a power of two from 64"));
+  CHECK(contains(option_error({.page_rows = 32}), "page_rows is 32"));
+  CHECK(contains(option_error({.page_rows = 8192}), "page_rows is 8192"));
+  CHECK(contains(option_error({.max_append = 0}), "max_append is 0"));
+  CHECK(contains(option_error({.max_rollback = std::size_t{1} << 40}), "max_rollback is 1099511627776"));
+  CHECK(contains(option_error({.memory = nullptr}), "memory is null"));
+
+  // Shapes: what is compiled, and how many query heads a group may have.
+  const auto shape_error = [](const ModelShape& model) {
+    return thrown<ConfigError>([&] { const Cache cache{Plan{model}}; });
+  };
+  CHECK(contains(shape_error({1, 17, 1, 64}), "17 query heads share a KV head"));
+  CHECK(shape_error({1, 16, 1, 64}).empty());
+  CHECK(contains(shape_error({1, 2, 1, 96}), "head_dim is 96, kernels were compiled for 64"));
+  CHECK(contains(shape_error({1, 4097, 4097, 64}), "kv_heads is 4097"));
+
+  // Quantised rows.
+  const ModelShape one{1, 2, 1, 64};
+  const Plan other_dim{{1, 2, 1, 80}, Quantized::Config{}};
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(other_dim, 9)); }),
+                 "head_dim 64 and 128, not 80"));
+  CHECK(!thrown<ConfigError>([&] { const Cache cache{other_dim}; }).empty());
+  CHECK(plan_error(one, Quantized::Config{}).empty());
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {{.residual = 32, .flush = Flush::kivi}}}), "kivi's flush"));
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {{.key_group = 4}}}), "key_group is 4"));
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {{.value_group = 2}}}), "value_group is 2"));
+  CHECK(contains(plan_error(one, Kivi::Config{.storage = {{.key_group = 8}}}), "key_group is 8, must be 16, 32 or 64 rows"));
+  CHECK(plan_error(one, Kivi::Config{.storage = {{.key_group = 16}}}).empty());
+  CHECK(contains(plan_error(one, Retrieval::Config{.chunk = 8, .budget = 16}), "chunk is 8"));
+  CHECK(plan_error(one, Retrieval::Config{.chunk = 16, .budget = 16}).empty());
+
+  // Compression.
+  CHECK(contains(plan_error(one, Budget::Config{.scorer = {.window = 65}}), "window is 65 queries, must be 1 to 64"));
+  CHECK(plan_error(one, Budget::Config{.scorer = {.window = 64}}).empty());
+  CHECK(contains(plan_error(one, Budget::Config{.scorer = {.kernel = 67}}), "pooling kernel is 67"));
+  const std::string itself = plan_error(one, Budget::Config{.compress_every = 9}, {.max_rollback = 1});
+  CHECK(contains(itself, "compresses by itself"));
+  CHECK(contains(itself, "max_rollback is 1, must be 0"));
+  CHECK(contains(plan_error(one, Window::Config{.recent = (std::size_t{1} << 30) + 1}), "1073741825 rows"));
+
+  // An engine of another shape.
+  const auto engine = std::make_shared<cuda::Engine<E>>(ModelShape{1, 4, 2, 64});
+  CHECK(contains(thrown<ConfigError>([&] { const Cache cache{Plan{shape}, {}, nullptr, engine}; }), "another model shape"));
+  Cache cache{Plan{shape}};
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cache.fork(nullptr, engine)); }), "another model shape"));
+}
+
+#if !defined(__CUDACC__)
+TEST_CASE("devices that are missing or too old") {
+  const test::SmallDevice device;
+  cuda::simt::Device& emulated = cuda::simt::device();
+  const auto said = [] {
+    return thrown<DeviceError>([&] { const Cache cache{Plan{shape}}; });
+  };
+  emulated.devices = 0;
+  CHECK(contains(said(), "no CUDA device"));
+  CHECK(contains(said(), "kvpolicy::cpu"));
+  CHECK(cudaPeekAtLastError() == cudaSuccess);
+  emulated.devices = 1;
+  emulated.major = 7;
+  emulated.minor = 5;
+  CHECK(contains(said(), "compute capability 7.5"));
+  CHECK(contains(said(), "8.0 or newer"));
+  emulated.major = 9;
+  emulated.minor = 0;
+  CHECK(said().empty());
+}
+
+TEST_CASE("errors of the runtime have their names; the next call does not find them") {
+  Fixture f;
+  Step s;
+  const auto step = [&] { f.cache.step(0, s.q, s.k, s.v, s.out, s.options); };
+  // The calls of a step within the reserve: whether the stream captures, attention, the rows.
+  for (const std::uint64_t n : std::initializer_list<std::uint64_t>{1, 2, 3}) {
+    CAPTURE(n);
+    cuda::simt::fail_after(n, cudaErrorLaunchFailure);
+    const std::string text = thrown<DeviceError>(step);
+    CHECK(contains(text, "cudaErrorLaunchFailure"));
+    CHECK(contains(text, n == 1 ? "cudaStreamIsCapturing" : n == 2 ? "decode_kernel" : "append_kernel"));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    CHECK(f.cache.tokens(0) == 24);
+  }
+  cuda::simt::fail_after(0);
+  f.goes_on();  // the failed launches did nothing: rows that were not kept are written again
+}
+#endif

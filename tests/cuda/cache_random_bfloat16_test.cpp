@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include "cuda/support/random_device.hpp"
+
+TEST_CASE("random operations on the device in bfloat16: every policy does what its model says") {
+  test::random_device_sequences<kvpolicy::bfloat16>(test::more_seeds(2), 40);
+}

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include "cuda/support/random_device.hpp"
+
+TEST_CASE("random operations on the device in half: every policy does what its model says") {
+  test::random_device_sequences<kvpolicy::half>(test::more_seeds(1), 40);
+}
