@@ -144,12 +144,7 @@ inline void run_batch(benchmark::State& state, Run& run, const BatchCase& what) 
     BatchRig rig{what, run};
     if (const auto wrong = rig.verify()) return refuse(state, run, *wrong);
     for (int i = 0; i < 3; ++i) rig.seconds();
-    Samples samples;
-    for (auto _ : state) {
-      const double seconds = rig.seconds();
-      state.SetIterationTime(seconds);
-      samples.add(seconds);
-    }
+    const Samples samples = sample(state, [&] { return rig.seconds(); });
     report_times(state, run, what.name, samples, 1.0);
     const double bytes =
         static_cast<double>(what.sequences) *

@@ -191,12 +191,7 @@ inline void run_decode(benchmark::State& state, Run& run, const DecodeCase& what
     DecodeRig rig{what, run};
     if (const auto wrong = rig.verify()) return refuse(state, run, *wrong);
     for (int i = 0; i < 3; ++i) rig.seconds();
-    Samples samples;
-    for (auto _ : state) {
-      const double seconds = rig.seconds();
-      state.SetIterationTime(seconds);
-      samples.add(seconds);
-    }
+    const Samples samples = sample(state, [&] { return rig.seconds(); });
     const auto layers = static_cast<double>(what.plan.shape().layers);
     report_times(state, run, what.name, samples, layers);
     const double seconds = run.seconds[what.name];

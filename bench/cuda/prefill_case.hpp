@@ -155,12 +155,7 @@ inline void run_prefill(benchmark::State& state, Run& run, const PrefillCase& wh
     PrefillRig rig{what, run};
     rig.pass(/*checked=*/true);  // and warms up
     if (rig.wrong()) return refuse(state, run, *rig.wrong());
-    Samples samples;
-    for (auto _ : state) {
-      const double seconds = rig.pass(/*checked=*/false);
-      state.SetIterationTime(seconds);
-      samples.add(seconds);
-    }
+    const Samples samples = sample(state, [&] { return rig.pass(/*checked=*/false); });
     report_times(state, run, what.name, samples, 1.0);
     const double seconds = run.seconds[what.name];
     const double exact = rig.flops(false);

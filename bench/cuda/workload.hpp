@@ -135,6 +135,18 @@ class Filler {
   std::uint64_t seed_ = 0;
 };
 
+/// The seconds that `measure()` returns, once for each iteration.
+template <class Measure>
+[[nodiscard]] Samples sample(benchmark::State& state, Measure measure) {
+  Samples samples;
+  for (auto _ : state) {
+    const double seconds = measure();
+    state.SetIterationTime(seconds);
+    samples.add(seconds);
+  }
+  return samples;
+}
+
 /// Times and rates as D.5 of the project's notes asks for them. `seconds` is one layer's share.
 inline void report_times(benchmark::State& state, Run& run, const std::string& name,
                          const Samples& samples, double layers) {

@@ -15,6 +15,7 @@
 #define KVPOLICY_CUDA_HEAD_DIMS 64, 128
 #endif
 #include <kvpolicy/cuda/kv_cache.hpp>
+#include <reference_model/cuda/graph.hpp>
 #include <reference_model/cuda/llama.hpp>
 #include <reference_model/cuda/run.hpp>
 
@@ -23,18 +24,6 @@ namespace {
 
 using Plan = AnyPlan<bfloat16>;
 using Cache = cuda::KvCache<Plan>;
-
-class Stream {
- public:
-  Stream() { cuda::check(cudaStreamCreate(&stream_), "cudaStreamCreate"); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 /// What all sequences of a model share. Members go in the reverse of their order: memory first, the
 /// stream that it is given back on last.
@@ -46,7 +35,7 @@ struct Shared {
                                                         cuda::default_memory(), stream)} {}
 
   cuda::Device device;
-  Stream stream;
+  reference::Stream stream;
   reference::CudaLlama model;
   std::shared_ptr<cuda::Engine<bfloat16>> engine;
 };

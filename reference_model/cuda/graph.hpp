@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUDA graph: work recorded from a stream once, launched as a whole many times.
+// A CUDA stream, and a graph: work recorded from a stream once, launched as a whole many times.
 #pragma once
 
 #include <memory>
@@ -13,6 +13,18 @@
 #include <kvpolicy/cuda/runtime.hpp>
 
 namespace kvpolicy::reference {
+
+class Stream {
+ public:
+  Stream() { cuda::check(cudaStreamCreate(&stream_), "cudaStreamCreate"); }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
 
 class Graph {
  public:

@@ -17,6 +17,7 @@
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
+#include <reference_model/cuda/graph.hpp>
 #include <reference_model/cuda/llama.hpp>
 #include <reference_model/cuda/run.hpp>
 #include <reference_model/llama.hpp>
@@ -34,18 +35,6 @@ using DeviceCache = cuda::KvCache<Plan>;
 using Dense = DenseStorage<bfloat16>;
 using Full = FullCache<Dense>;
 using Window = SinkRecentCache<Dense>;
-
-class Stream {
- public:
-  Stream() { cuda::check(cudaStreamCreate(&stream_), "cudaStreamCreate"); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  ~Stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 std::vector<int> prompt_of(std::string_view text) {
   std::vector<int> tokens;
@@ -77,7 +66,7 @@ TEST_CASE("logits over a device cache are those over the CPU's, in prefill and d
     const Llama model = rounded_to_bfloat16(Llama::load(golden_folder(name)));
     if (model.config().head_dim != 64) continue;
     const std::vector<int> tokens = golden_tokens(name, length);
-    const Stream stream;
+    const reference::Stream stream;
     CudaLlama device{model, {}, stream};
     for (const Plan& plan : {plan_of(model, Full::Config{}), mixed_plan(model)}) {
       CAPTURE(name);
@@ -102,7 +91,7 @@ TEST_CASE("logits over a device cache are those over the CPU's, in prefill and d
 TEST_CASE("a recorded step does to the bit what a step does") {
   const Llama model = Llama::load(golden_folder("gqa7_d64"));
   const std::vector<int> prompt = golden_tokens("gqa7_d64", 50);
-  const Stream stream;
+  const reference::Stream stream;
   CudaLlama device{model, {}, stream};
   struct Run {
     std::vector<int> chosen;
@@ -145,7 +134,7 @@ TEST_CASE("the shipped model answers on a device as on a host, byte for byte") {
       "And it came to pass. The key of Bamelo is 48213. And the earth was without form.\n"
       "What is the key of Bamelo? The key of Bamelo is ");
   using Int4 = QuantizedResidualCache<bfloat16, Granularity::per_token>;
-  const Stream stream;
+  const reference::Stream stream;
   CudaLlama device{model, {}, stream};
   for (const Plan::Config& config :
        {Plan::Config{Full::Config{}},
@@ -170,7 +159,7 @@ TEST_CASE("sequences share a model: a decoder goes on behind another's steps and
   const Llama model = Llama::load(golden_folder("gqa7_d64"));
   const std::vector<int> tokens = golden_tokens("gqa7_d64", 100);
   const std::span all{tokens};
-  const Stream stream;
+  const reference::Stream stream;
   const auto alone = [&](std::span<const int> prompt) {
     CudaLlama device{model, {}, stream};
     DeviceCache cache{mixed_plan(model), {}, stream};
@@ -195,7 +184,7 @@ TEST_CASE("sequences share a model: a decoder goes on behind another's steps and
 
 TEST_CASE("what a prompt and a graph cannot be is refused") {
   const Llama model = Llama::load(golden_folder("gqa7_d64"));
-  const Stream stream;
+  const reference::Stream stream;
   CudaLlama device{model, {}, stream};
   DeviceCache cache{plan_of(model, Full::Config{}), {}, stream};
   CHECK_THROWS_AS(prefill(device, cache, std::array{1}, 0, {}, {}, stream), ConfigError);
