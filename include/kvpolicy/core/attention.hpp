@@ -13,6 +13,7 @@
 
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/core/token_tree.hpp>
 
 namespace kvpolicy {
 
@@ -29,6 +30,9 @@ struct AttendOptions {
   /// Selecting heads choose anew by the last query of this call: before a `selected` read, and
   /// behind an `all` read (the end of a prompt, say), for the selected reads that follow.
   bool refresh = false;
+  /// The call's tokens are the last nodes of this tree of guesses, whose earlier nodes, if any, the
+  /// latest calls appended; null: they continue the text one after another.
+  const TokenTree* tree = nullptr;
 };
 
 /// One layer to attend. Query row i stands at text position `first_position + i`.

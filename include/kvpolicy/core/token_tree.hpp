@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Guesses behind a text that branch. A model reads all of them in one pass: every node sees the
+// text and its own ancestors, so each path through the tree is read as if it stood there alone.
+// Afterwards the cache keeps one path (`accept`).
+//
+// Method: tree attention, SpecInfer, arXiv:2305.09781. Which trees are worth their nodes:
+// speculation/tree_shape.hpp.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+
+namespace kvpolicy {
+
+/// Node i continues node `parent(i)`, which comes before it, or, as `text`, the text itself.
+/// A chain of nodes is the ordinary case: a run of tokens, read causally.
+class TokenTree {
+ public:
+  /// Parent of a node that follows the text.
+  static constexpr std::size_t text = static_cast<std::size_t>(-1);
+  /// Work and masks grow with its square.
+  static constexpr std::size_t most_nodes = 4096;
+
+  TokenTree() = default;
+  /// @throws ConfigError as `add`
+  explicit TokenTree(std::span<const std::size_t> parents) {
+    for (const std::size_t parent : parents) add(parent);
+  }
+
+  /// Appends a node; returns its number.
+  /// @throws ConfigError if there is no node `parent`, or there are `most_nodes` already
+  std::size_t add(std::size_t parent) {
+    const std::size_t node = size();
+    require(parent == text || parent < node, "TokenTree: node ", node, " cannot continue node ",
+            parent, ", must continue the text or one of the ", node, " nodes before it");
+    require(node < most_nodes, "TokenTree: a tree has at most ", most_nodes, " nodes");
+    parents_.push_back(parent);
+    depths_.push_back(parent == text ? 0 : depths_[parent] + 1);
+    return node;
+  }
+
+  [[nodiscard]] std::size_t size() const { return parents_.size(); }
+  [[nodiscard]] bool empty() const { return parents_.empty(); }
+  [[nodiscard]] std::size_t parent(std::size_t node) const { return parents_[node]; }
+  /// Nodes between the text and this one: it stands at text position `tokens of the text + depth`.
+  [[nodiscard]] std::size_t depth(std::size_t node) const { return depths_[node]; }
+
+  /// Whether the row of node `row` is seen by the query of node `query`: its own row, and those of
+  /// its ancestors.
+  [[nodiscard]] bool sees(std::size_t query, std::size_t row) const {
+    while (query != text && query > row) query = parents_[query];
+    return query == row;
+  }
+
+  /// The first `nodes` nodes.
+  [[nodiscard]] TokenTree first(std::size_t nodes) const {
+    return TokenTree{std::span{parents_}.first(std::min(nodes, size()))};
+  }
+
+  friend bool operator==(const TokenTree& a, const TokenTree& b) { return a.parents_ == b.parents_; }
+
+ private:
+  std::vector<std::size_t> parents_;
+  std::vector<std::size_t> depths_;
+};
+
+/// Whether `path` leads from the text downwards: each node continues the one before it.
+[[nodiscard]] inline bool is_path(const TokenTree& tree, std::span<const std::size_t> path) {
+  std::size_t parent = TokenTree::text;
+  for (const std::size_t node : path) {
+    if (node >= tree.size() || tree.parent(node) != parent) return false;
+    parent = node;
+  }
+  return true;
+}
+
+}  // namespace kvpolicy
