@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What speculative decoding asks of an engine: a model that reads tokens over a cache and says what
+// it expects next. Your model needs two functions; kvpolicy's caches are caches as they are.
+//
+//     struct MyModel {
+//       std::size_t vocabulary() const;
+//       std::vector<float> read(MyCache& cache, const ModelCall& call);   // logits
+//     };
+//
+// reference_model/language_model.hpp has one for the reference Llama.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/token_tree.hpp>
+
+namespace kvpolicy {
+
+/// Of which tokens of a call logits are wanted. `none` spares the product with the vocabulary, for
+/// the chunks of a prompt before its last.
+enum class LogitsOf : std::uint8_t { none, last, all };
+
+/// Tokens to read behind those that a cache has seen.
+struct ModelCall {
+  std::span<const int> tokens;
+  LogitsOf logits = LogitsOf::last;
+  /// How the layers attend: which rows they read, whether and by which query selecting heads choose
+  /// anew, and, for a tree of guesses, which token continues which.
+  AttendOptions attend = {};
+
+  /// Text position of each token, where the cache has seen `seen` tokens, nodes of the tree included.
+  [[nodiscard]] std::vector<std::size_t> positions(std::size_t seen) const {
+    std::vector<std::size_t> result(tokens.size());
+    const TokenTree* tree = attend.tree;
+    const std::size_t first = tree == nullptr ? 0 : tree->size() - tokens.size();
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      result[i] = tree == nullptr ? seen + i : seen - first + tree->depth(first + i);
+    }
+    return result;
+  }
+};
+
+/// A cache whose latest rows can be taken back: KvCache and cuda::KvCache with `max_rollback`.
+template <class C>
+concept TentativeCache = requires(C& cache, const C& seen, std::size_t tokens,
+                                  std::span<const std::size_t> path) {
+  { seen.tokens() } -> std::convertible_to<std::size_t>;
+  cache.truncate(tokens);
+  cache.accept(path);
+};
+
+/// Reads tokens over a cache: logits [0, 1 or tokens, vocabulary]. Rows must be read as they are
+/// kept, also those of the call itself, if decoding with guesses is to equal plain decoding bit by
+/// bit of the storage's type (KvCache: `append`, then `attend`).
+template <class M, class Cache>
+concept LanguageModel = requires(M& model, Cache& cache, const ModelCall& call) {
+  { model.vocabulary() } -> std::convertible_to<std::size_t>;
+  { model.read(cache, call) } -> std::convertible_to<std::vector<float>>;
+};
+
+/// One of several calls that a model can serve together, each over a cache of its own.
+template <class Cache>
+struct BatchCall {
+  Cache* cache;
+  ModelCall call;
+};
+
+/// A model that shares its weights' traffic between sequences: logits of each call.
+template <class M, class Cache>
+concept BatchedLanguageModel =
+    LanguageModel<M, Cache> && requires(M& model, std::span<const BatchCall<Cache>> calls) {
+      { model.read_batch(calls) } -> std::convertible_to<std::vector<std::vector<float>>>;
+    };
+
+}  // namespace kvpolicy

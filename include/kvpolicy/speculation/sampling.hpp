@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From logits to the next token, with the probabilities on the way kept: speculative decoding needs
+// those of the model that proposed a token and of the model that judges it, shaped alike by
+// temperature, top-k and top-p (nucleus sampling, Holtzman et al., arXiv:1904.09751).
+//
+// Speculative sampling is lossless: Leviathan et al., arXiv:2211.17192; Chen et al.,
+// arXiv:2302.01318. A token x drawn from q stays with probability min(1, p(x) / q(x)); otherwise the
+// next token comes from the normalised positive part of p - q. Greedy decoding is its limit: where p
+// and q each name one token, it stays if they agree.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+
+namespace kvpolicy {
+
+struct SamplingOptions {
+  float temperature = 0.0F;  ///< 0 takes the likeliest token; 1 samples the model's distribution
+  std::size_t top_k = 0;     ///< only the k likeliest; 0 for all
+  float top_p = 1.0F;        ///< only the likeliest that together reach this share
+
+  /// @throws ConfigError
+  void validate() const {
+    // Written so that NaN fails.
+    require(temperature >= 0.0F && std::isfinite(temperature), "SamplingOptions: temperature is ",
+            temperature, ", must be 0 or more");
+    require(top_p > 0.0F && top_p <= 1.0F, "SamplingOptions: top_p is ", top_p,
+            ", must be above 0 and at most 1");
+  }
+};
+
+/// Uniform numbers in [0, 1) with all of a double's 53 bits. The same seed gives the same numbers
+/// with every standard library, where std::uniform_real_distribution would differ.
+class Random {
+ public:
+  explicit Random(std::uint64_t seed = 0) : bits_{seed} {}
+  [[nodiscard]] double uniform() { return static_cast<double>(bits_() >> 11) * 0x1p-53; }
+
+ private:
+  std::mt19937_64 bits_;
+};
+
+/// Probabilities of the next token; tokens that cannot come are not listed.
+class Distribution {
+ public:
+  struct Outcome {
+    int token;
+    double probability;
+    friend bool operator==(const Outcome&, const Outcome&) = default;
+  };
+
+  /// Nothing can come.
+  Distribution() = default;
+  /// Of outcomes in ascending order of tokens, with weights of any sum.
+  explicit Distribution(std::vector<Outcome> outcomes) : outcomes_{std::move(outcomes)} {
+    double total = 0.0;
+    for (const Outcome& outcome : outcomes_) total += outcome.probability;
+    for (Outcome& outcome : outcomes_) outcome.probability /= total;
+  }
+  [[nodiscard]] static Distribution certain(int token) { return Distribution{{{token, 1.0}}}; }
+
+  [[nodiscard]] std::span<const Outcome> outcomes() const { return outcomes_; }
+  [[nodiscard]] bool empty() const { return outcomes_.empty(); }
+
+  [[nodiscard]] double operator()(int token) const {
+    const auto at = std::ranges::lower_bound(outcomes_, token, {}, &Outcome::token);
+    return at != outcomes_.end() && at->token == token ? at->probability : 0.0;
+  }
+
+  /// The token at `uniform` in [0, 1) of the cumulated probabilities. Never one of probability 0.
+  [[nodiscard]] int draw(double uniform) const {
+    KVPOLICY_ASSERT(!empty());
+    double left = uniform;
+    int last = outcomes_.front().token;
+    for (const Outcome& outcome : outcomes_) {
+      if (outcome.probability <= 0.0) continue;
+      last = outcome.token;  // takes what rounding leaves over
+      left -= outcome.probability;
+      if (left < 0.0) break;
+    }
+    return last;
+  }
+
+  /// The same knowing that `token` does not come; empty if nothing else can.
+  [[nodiscard]] Distribution without(int token) const {
+    std::vector<Outcome> rest;
+    rest.reserve(outcomes_.size());
+    for (const Outcome& outcome : outcomes_) {
+      if (outcome.token != token && outcome.probability > 0.0) rest.push_back(outcome);
+    }
+    return rest.empty() ? Distribution{} : Distribution{std::move(rest)};
+  }
+
+  friend bool operator==(const Distribution&, const Distribution&) = default;
+
+ private:
+  std::vector<Outcome> outcomes_;  // ascending tokens, probabilities that sum to 1
+};
+
+/// The normalised positive part of p - q: what is left of p where a token drawn from q was refused.
+/// Where nothing is left (p is q to the last bit, and a refusal cannot happen) it is p.
+[[nodiscard]] inline Distribution positive_part(const Distribution& p, const Distribution& q) {
+  std::vector<Distribution::Outcome> rest;
+  auto taken = q.outcomes().begin();
+  for (const Distribution::Outcome& outcome : p.outcomes()) {
+    while (taken != q.outcomes().end() && taken->token < outcome.token) ++taken;
+    const bool both = taken != q.outcomes().end() && taken->token == outcome.token;
+    const double left = outcome.probability - (both ? taken->probability : 0.0);
+    if (left > 0.0) rest.push_back({outcome.token, left});
+  }
+  return rest.empty() ? p : Distribution{std::move(rest)};
+}
+
+/// What a model that writes `logits` [vocabulary] says of the next token. Ties go to the lower
+/// token; -infinity bans a token.
+/// @throws ShapeError if there are none, one is NaN or +infinity, or all are banned.
+[[nodiscard]] inline Distribution distribution_of(std::span<const float> logits,
+                                                  const SamplingOptions& options) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  require<ShapeError>(!logits.empty(), "sampling: no logits, expected one per token");
+  for (std::size_t token = 0; token < logits.size(); ++token) {
+    require<ShapeError>(logits[token] < infinity, "sampling: the logit of token ", token, " is ",
+                        logits[token], ", expected a finite number");
+  }
+  const auto best = std::ranges::max_element(logits);  // the first of equals
+  require<ShapeError>(*best > -infinity, "sampling: all ", logits.size(),
+                      " tokens are banned, expected a finite logit");
+  if (options.temperature == 0.0F || options.top_k == 1) {
+    return Distribution::certain(static_cast<int>(best - logits.begin()));
+  }
+  // Shares relative to the likeliest, so that no exponential overflows.
+  const auto weight = [&](std::size_t token) {
+    const double distance = static_cast<double>(logits[token]) - static_cast<double>(*best);
+    return std::exp(distance / static_cast<double>(options.temperature));
+  };
+  std::vector<Distribution::Outcome> kept;
+  kept.reserve(logits.size());
+  for (std::size_t token = 0; token < logits.size(); ++token) {
+    if (const double share = weight(token); share > 0.0) {
+      kept.push_back({static_cast<int>(token), share});
+    }
+  }
+  const auto likelier = [&](const Distribution::Outcome& a, const Distribution::Outcome& b) {
+    const float x = logits[static_cast<std::size_t>(a.token)];
+    const float y = logits[static_cast<std::size_t>(b.token)];
+    return x != y ? x > y : a.token < b.token;
+  };
+  if (options.top_k > 0 && options.top_k < kept.size()) {
+    std::ranges::nth_element(kept, kept.begin() + static_cast<std::ptrdiff_t>(options.top_k), likelier);
+    kept.resize(options.top_k);
+  }
+  if (options.top_p < 1.0F) {
+    std::ranges::sort(kept, likelier);
+    double total = 0.0;
+    for (const auto& outcome : kept) total += outcome.probability;
+    const double wanted = static_cast<double>(options.top_p) * total;
+    double reached = 0.0;
+    std::size_t count = 0;
+    while (count < kept.size() && (count == 0 || reached < wanted)) {
+      reached += kept[count++].probability;
+    }
+    kept.resize(count);
+  }
+  std::ranges::sort(kept, {}, &Distribution::Outcome::token);
+  return Distribution{std::move(kept)};
+}
+
+/// How a guess is judged. The decoders take it as a template parameter: another rule may give up
+/// exactness for speed (typical acceptance, say), or be wrong on purpose, as tests need it.
+struct SpeculativeSampling {
+  /// Whether `guess`, drawn from q, stays as a token of p; p(guess) and q(guess) are probabilities.
+  [[nodiscard]] static bool accepts(const Distribution& p, const Distribution& q, int guess,
+                                    Random& random) {
+    return random.uniform() * q(guess) < p(guess);
+  }
+  /// What the next guess at this place is judged by, or the token drawn from, after a refusal.
+  [[nodiscard]] static Distribution after_refusal(const Distribution& p, const Distribution& q) {
+    return positive_part(p, q);
+  }
+};
+
+}  // namespace kvpolicy
