@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/speculation/language_model.hpp>
 #include <reference_model/config.hpp>
 #include <reference_model/linear.hpp>
 
@@ -39,9 +40,7 @@ using AttendFn =
     std::function<void(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                        TensorView<const float> v, TensorView<float> out)>;
 
-/// Of which tokens logits are wanted. `none` spares the product with the vocabulary, for the
-/// chunks of a prompt before its last.
-enum class LogitsOf : std::uint8_t { none, last, all };
+using kvpolicy::LogitsOf;
 
 class Llama {
  public:

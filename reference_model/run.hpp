@@ -30,12 +30,10 @@ void limit_windows(Plan& plan, const LlamaConfig& config) {
   }
 }
 
-/// Feeds tokens behind those that the cache has seen; returns their logits.
-/// @throws ShapeError if the cache's plan is of another shape; RollbackError if an earlier step
-/// failed half-way through the layers and was not truncated; whatever forward and the cache throw.
+/// @throws ShapeError if the cache's plan is of another shape; RollbackError if an earlier step failed
+/// half-way through the layers and was not truncated.
 template <class Cache>
-std::vector<float> step(const Llama& model, Cache& cache, std::span<const int> tokens,
-                        LogitsOf logits = LogitsOf::last, const AttendOptions& options = {}) {
+void require_ready(const Llama& model, const Cache& cache) {
   const ModelShape shape = model.config().shape();
   const ModelShape& planned = cache.plan().shape();
   require<ShapeError>(planned == shape, "the plan is for ", planned.layers, " layers of ",
@@ -48,10 +46,18 @@ std::vector<float> step(const Llama& model, Cache& cache, std::span<const int> t
                            cache.tokens(layer), " tokens, another only ", first,
                            ": a step failed half-way, truncate to ", first, " before the next");
   }
+}
+
+/// Feeds tokens behind those that the cache has seen; returns their logits.
+/// @throws as require_ready, and whatever forward and the cache throw.
+template <class Cache>
+std::vector<float> step(const Llama& model, Cache& cache, std::span<const int> tokens,
+                        LogitsOf logits = LogitsOf::last, const AttendOptions& options = {}) {
+  require_ready(model, cache);
   const auto attend = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                           TensorView<const float> v,
                           TensorView<float> out) { cache.step(layer, q, k, v, out, options); };
-  return model.forward(tokens, first, attend, logits);
+  return model.forward(tokens, cache.tokens(), attend, logits);
 }
 
 /// Called after each chunk with the tokens done and the tokens in all.

@@ -53,6 +53,9 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
       options.log_sum_exp.empty() || options.log_sum_exp.size() == tokens * q_heads,
       "KvCache: log_sum_exp has ", options.log_sum_exp.size(),
       " places, must have tokens x q_heads = ", tokens * q_heads, " or none");
+  require<ShapeError>(!options.refresh_query || *options.refresh_query < tokens || tokens == 0,
+                      "KvCache: refresh_query is ", options.refresh_query.value_or(0),
+                      ", must be one of the call's ", tokens, " tokens");
   for (const float logit : options.sink_logits) {
     require<ShapeError>(!std::isnan(logit), "KvCache: a sink logit is NaN, must be a number");
   }

@@ -296,7 +296,7 @@ class KvCache {
     try {
       layer.sink_logits.reserve(options.sink_logits.size());
       if (options.read == Read::selected) {
-        prepare_refresh(layer, q, position + q.tokens, options.refresh);
+        prepare_refresh(layer, q, position, options.refresh_query, options.refresh);
       }
       run_attention(layer, q, out, position, options, k, v);
     } catch (...) {
@@ -369,18 +369,20 @@ class KvCache {
     engine_.attend(LayerAttention{q, out, request.first_position, heads_, options});
   }
 
-  // Selecting heads choose by the last query of a call, behind which stand `tokens` tokens.
-  void prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t tokens, bool wanted) {
+  // Selecting heads choose by one query of a call that begins at `position`.
+  void prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t position,
+                       std::optional<std::size_t> chooser, bool wanted) {
+    const std::size_t token = chooser.value_or(q.tokens - 1);
     const std::size_t group = plan_.shape().group();
     const std::size_t head_dim = plan_.shape().head_dim;
     layer.for_each_selecting([&](auto& policy, std::size_t head) {
       if (!wanted && !policy.selection_is_stale()) return;
       std::vector<float> queries(group * head_dim);
       for (std::size_t i = 0; i < group; ++i) {
-        load_dense(q.encoding, q.row(q.tokens - 1, head * group + i),
+        load_dense(q.encoding, q.row(token, head * group + i),
                    std::span{queries}.subspan(i * head_dim, head_dim));
       }
-      policy.prepare_refresh(queries, engine_, tokens);
+      policy.prepare_refresh(queries, engine_, position + token + 1);
     });
   }
   // What follows once the rows are kept: it must not fail any more.
@@ -390,7 +392,7 @@ class KvCache {
     // call, so that its own rows can be chosen.
     if (options.read == Read::all && options.refresh) {
       try {
-        prepare_refresh(layer, q, layer.tokens, true);
+        prepare_refresh(layer, q, layer.tokens - q.tokens, options.refresh_query, true);
         layer.end_refresh(true);
       } catch (const std::bad_alloc&) {
         // The next selected read chooses instead.

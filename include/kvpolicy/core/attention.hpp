@@ -27,9 +27,12 @@ struct AttendOptions {
   std::span<const float> sink_logits = {};     ///< [q_heads]: a logit that weighs but has no value
   std::span<float> log_sum_exp = {};           ///< [tokens, q_heads], written where not empty
   Read read = Read::all;
-  /// Selecting heads choose anew by the last query of this call: before a `selected` read, and
-  /// behind an `all` read (the end of a prompt, say), for the selected reads that follow.
+  /// Selecting heads choose anew: before a `selected` read, and behind an `all` read (the end of a
+  /// prompt, say), for the selected reads that follow.
   bool refresh = false;
+  /// By the query of which of the call's tokens, and as of that token: a rollback to before it undoes
+  /// the choice. Default: the last.
+  std::optional<std::size_t> refresh_query = {};
   /// The call's tokens are the last nodes of this tree of guesses, whose earlier nodes, if any, the
   /// latest calls appended; null: they continue the text one after another.
   const TokenTree* tree = nullptr;

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decodes faster than token by token, and loses nothing: a draft guesses what follows, the target
+// judges all guesses in one pass, and every token that comes out follows the target's distribution
+// to the digit (Leviathan et al., arXiv:2211.17192). With SelectedDraft between them this is
+// TriForce's hierarchy, arXiv:2404.11912 (triforce.hpp puts it together).
+//
+//     SpeculativeDecoder decoder{model, cache, ModelDraft{small, small_cache}, {.length = 6}};
+//     decoder.read_prompt(prompt);
+//     decoder.generate(200, [](const NewToken& t) { std::cout << text_of(t.token); return true; });
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/speculation/draft.hpp>
+#include <kvpolicy/speculation/draft_length.hpp>
+#include <kvpolicy/speculation/language_model.hpp>
+#include <kvpolicy/speculation/pending_call.hpp>
+#include <kvpolicy/speculation/statistics.hpp>
+#include <kvpolicy/speculation/verdict.hpp>
+
+namespace kvpolicy {
+
+/// When selecting heads choose anew, besides the end of a prompt. Attention moves slowly
+/// (TriForce, section 3), so a choice stands for many tokens.
+struct RefreshRule {
+  std::size_t every = 0;         ///< tokens; 0: never by count
+  double below_acceptance = 0.5; ///< when so many of the latest guesses were refused; 0: never
+  std::size_t at_least = 32;     ///< tokens between two choices by acceptance
+};
+
+struct SpeculationOptions {
+  SamplingOptions sampling = {};
+  std::uint64_t seed = 0;
+  /// Guesses that a verification judges; 0 decodes token by token. Where `adapt` is set the length
+  /// is chosen from measured acceptance and times, from 0 to `most_length`, and begins with this one.
+  /// Times differ from run to run: sampled tokens are reproduced by a fixed length only.
+  std::size_t length = 6;
+  bool adapt = true;
+  std::size_t most_length = 16;
+  RefreshRule refresh = {};
+  std::vector<int> stop_tokens = {};  ///< the text ends with the first of them
+  std::size_t prompt_chunk = 512;     ///< tokens of a prompt read at once
+};
+
+/// A token of the text, and who brought it: 0 the target itself, 1 the draft, 2 its draft, ...
+struct NewToken {
+  int token = 0;
+  unsigned level = 0;
+};
+
+/// Why a text does not go on.
+enum class Ending : std::uint8_t {
+  open,        ///< it does
+  stop_token,
+  length,      ///< as many new tokens as were asked for
+  capacity,    ///< the target's cache has no room for another token (CacheOptions::max_tokens)
+  cancelled    ///< the callback said so
+};
+
+struct DecodedStep {
+  std::vector<NewToken> tokens;
+  Ending ending = Ending::open;
+};
+
+/// One text. Model and cache must outlive it; the cache belongs to it while it decodes. Not
+/// synchronised; whatever throws leaves the text as it was, and the next step tries again.
+template <class Model, TentativeCache Cache, Draft DraftType, class Rule = SpeculativeSampling>
+  requires LanguageModel<Model, Cache>
+class SpeculativeDecoder {
+ public:
+  /// The cache is empty, and can take back one row more than there are guesses.
+  /// @throws ConfigError for options that do not work, with each other or with the cache, or a draft
+  /// of another vocabulary
+  SpeculativeDecoder(Model& model, Cache& cache, DraftType draft, SpeculationOptions options = {})
+      : model_{&model}, cache_{&cache}, draft_{std::move(draft)}, options_{std::move(options)},
+        random_{options_.seed}, length_{length_options(options_)} {
+    options_.sampling.validate();
+    require(options_.prompt_chunk > 0,
+            "SpeculativeDecoder: prompt_chunk is 0, must be at least 1");
+    require(options_.refresh.below_acceptance >= 0.0 && options_.refresh.below_acceptance <= 1.0,
+            "SpeculativeDecoder: refresh.below_acceptance is ", options_.refresh.below_acceptance,
+            ", must be 0 to 1");
+    require(cache.tokens() == 0, "SpeculativeDecoder: the cache has read ", cache.tokens(),
+            " tokens already, must be empty: the decoder must know the text");
+    require(draft_.vocabulary() == 0 || draft_.vocabulary() == model.vocabulary(),
+            "SpeculativeDecoder: the draft has a vocabulary of ", draft_.vocabulary(),
+            ", must have the target's ", model.vocabulary());
+    const std::size_t most = options_.adapt ? std::max(options_.length, options_.most_length)
+                                            : options_.length;
+    require(most == 0 || most < rollback(), "SpeculativeDecoder: ", most,
+            " guesses, but the cache can take back max_rollback = ", rollback(),
+            " rows, must be one more than guesses");
+  }
+
+  /// Appends tokens to the text and reads them, but for the last, which the next step reads: at
+  /// first, and again for further turns. `progress` gets the tokens read and those to read. If a call
+  /// fails on the way the tokens stay part of the text; what is left of them is read by
+  /// `read_prompt({})` or the next step.
+  /// @throws ShapeError for a token outside the vocabulary, CapacityError for a text that the cache
+  /// cannot take, both before anything changed; what model and cache throw
+  void read_prompt(std::span<const int> tokens,
+                   const std::function<void(std::size_t, std::size_t)>& progress = {}) {
+    for (const int token : tokens) {
+      require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < model_->vocabulary(),
+                          "SpeculativeDecoder: token ", token, " is outside the vocabulary of ",
+                          model_->vocabulary());
+    }
+    require<CapacityError>(tokens.size() <= capacity() - std::min(capacity(), text_.size()),
+                           "SpeculativeDecoder: ", tokens.size(), " more tokens after ", text_.size(),
+                           " exceed the cache's max_tokens = ", capacity());
+    text_.insert(text_.end(), tokens.begin(), tokens.end());
+    const std::size_t first = cache_->tokens();
+    while (cache_->tokens() + 1 < text_.size()) {
+      const std::size_t done = cache_->tokens();
+      const std::size_t count = std::min(options_.prompt_chunk, text_.size() - 1 - done);
+      const bool last = done + count + 1 == text_.size();
+      try {
+        (void)model_->read(*cache_, {.tokens = std::span<const int>{text_}.subspan(done, count),
+                                     .logits = LogitsOf::none,
+                                     .attend = {.refresh = last}});
+      } catch (...) {
+        take_back(done);
+        throw;
+      }
+      if (progress) progress(done + count - first, text_.size() - 1 - first);
+    }
+    chosen_at_ = text_.size();
+    refresh_due_ = text_.size() < 2;
+  }
+
+  /// One verification: at least one token, at most one more than there were guesses, and no more
+  /// than `most`. Nothing once the text has ended.
+  /// @throws ShapeError for NaN or infinite logits of target or draft, what model and cache throw
+  DecodedStep step(std::size_t most = static_cast<std::size_t>(-1)) {
+    if (!begin(most)) return {{}, ending_};
+    std::vector<float> logits;
+    try {
+      logits = model_->read(*cache_, call());
+    } catch (...) {
+      abandon();
+      throw;
+    }
+    return conclude(logits);
+  }
+
+  /// Steps until the text ends, `most` tokens have come, or `accept` returns false, which is asked
+  /// for each token; tokens behind that one are part of the text as well, though.
+  Ending generate(std::size_t most, const std::function<bool(const NewToken&)>& accept = {}) {
+    for (std::size_t count = 0; count < most;) {
+      const DecodedStep done = step(most - count);
+      count += done.tokens.size();
+      bool go_on = true;
+      for (const NewToken& token : done.tokens) go_on = !accept || (go_on && accept(token));
+      if (done.ending != Ending::open) return done.ending;
+      if (!go_on) return Ending::cancelled;
+    }
+    return Ending::length;
+  }
+
+  // ---- a step in three parts, for batches and engines that run the model themselves
+
+  /// Drafts. False if the text has ended; otherwise `call` is to be read over `cache`, and its
+  /// logits handed to `conclude`, or the step abandoned.
+  [[nodiscard]] bool begin(std::size_t most = static_cast<std::size_t>(-1)) {
+    require<ShapeError>(!text_.empty(), "SpeculativeDecoder: no text, expected a prompt first");
+    if (most == 0 || ending_ != Ending::open) return false;
+    const std::size_t room = capacity() - cache_->tokens();
+    if (room < text_.size() - cache_->tokens()) {
+      ending_ = Ending::capacity;
+      return false;
+    }
+    const std::size_t guesses =
+        std::min({length_.length(), most - 1, room - (text_.size() - cache_->tokens())});
+    guesses_.clear();
+    const std::size_t seen = cache_->tokens();
+    const auto start = Clock::now();
+    try {
+      if (guesses > 0) draft_.propose(text_, guesses, options_.sampling, random_, guesses_);
+      // Rows of a draft that reads with the target's own cache.
+      if (guesses > 0) cache_->truncate(seen);
+      pending_ = PendingCall{std::span<const int>{text_}.subspan(seen), guesses_};
+    } catch (...) {
+      take_back(seen);
+      throw;
+    }
+    draft_seconds_ = seconds_since(start);
+    seen_ = seen;
+    verify_start_ = Clock::now();
+    return true;
+  }
+  [[nodiscard]] ModelCall call() const {
+    return pending_.call({.refresh = refresh_due_});
+  }
+  [[nodiscard]] Cache& cache() const { return *cache_; }
+
+  /// `logits` are those of all the call's tokens.
+  DecodedStep conclude(std::span<const float> logits) {
+    Verdict verdict;
+    DecodedStep result;
+    try {
+      verdict = judge<Rule>(guesses_, pending_.last_rows(logits), options_.sampling, random_);
+      for (const std::size_t guess : verdict.path) {
+        result.tokens.push_back({guesses_[guess].token, guesses_[guess].level + 1});
+      }
+      result.tokens.push_back({verdict.next, 0});
+      const auto stop = std::ranges::find_if(result.tokens, [&](const NewToken& token) {
+        return std::ranges::find(options_.stop_tokens, token.token) != options_.stop_tokens.end();
+      });
+      if (stop != result.tokens.end()) {
+        result.tokens.erase(stop + 1, result.tokens.end());
+        result.ending = Ending::stop_token;
+      }
+      text_.reserve(text_.size() + result.tokens.size());
+      // All of the new text is read but its last token.
+      verdict.path.resize(result.tokens.size() - 1);
+      pending_.keep(*cache_, seen_, verdict.path);
+    } catch (...) {
+      abandon();
+      throw;
+    }
+    for (const NewToken& token : result.tokens) text_.push_back(token.token);
+    ending_ = result.ending;
+    note(verdict, result.tokens.size());
+    return result;
+  }
+  /// The call could not be read: the step has not been.
+  void abandon() noexcept { take_back(seen_); }
+
+  // ---- what there is
+
+  /// Prompt and all tokens since.
+  [[nodiscard]] std::span<const int> text() const { return text_; }
+  [[nodiscard]] Ending ending() const { return ending_; }
+  /// Lets a text go on that has ended: behind a stop token, say.
+  void reopen() { ending_ = Ending::open; }
+  [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
+  [[nodiscard]] DraftType& draft() { return draft_; }
+  [[nodiscard]] const DraftType& draft() const { return draft_; }
+  /// Guesses that the next step will ask for.
+  [[nodiscard]] std::size_t length() const { return length_.length(); }
+  /// How often selecting heads chose anew since the prompt.
+  [[nodiscard]] std::size_t refreshes() const { return refreshes_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  [[nodiscard]] static double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  [[nodiscard]] static DraftLengthOptions length_options(const SpeculationOptions& options) {
+    return {.first = options.length, .most = options.most_length, .adapt = options.adapt};
+  }
+  [[nodiscard]] std::size_t rollback() const {
+    if constexpr (requires { cache_->options().max_rollback; }) return cache_->options().max_rollback;
+    return unlimited;
+  }
+  [[nodiscard]] std::size_t capacity() const {
+    if constexpr (requires { cache_->options().max_tokens; }) {
+      if (cache_->options().max_tokens > 0) return cache_->options().max_tokens;
+    }
+    return unlimited;
+  }
+  // After a call that failed, perhaps between two layers. If it cannot be (rows were committed) the
+  // cache says so at its next call.
+  void take_back(std::size_t tokens) noexcept {
+    try {
+      cache_->truncate(tokens);
+    } catch (const Error&) {
+    }
+  }
+
+  void note(const Verdict& verdict, std::size_t tokens) {
+    const double verify_seconds = seconds_since(verify_start_);
+    ++statistics_.verifications;
+    statistics_.guessed += guesses_.size();
+    statistics_.places += verdict.places;
+    statistics_.accepted += verdict.path.size();
+    statistics_.tokens += tokens;
+    statistics_.draft_seconds += draft_seconds_;
+    statistics_.verify_seconds += verify_seconds;
+    length_.observe({.guessed = guesses_.size(), .places = verdict.places,
+                     .accepted = verdict.path.size(), .draft_seconds = draft_seconds_,
+                     .verify_seconds = verify_seconds});
+    if (refresh_due_) {
+      refresh_due_ = false;
+      chosen_at_ = text_.size();
+      recent_places_ = recent_accepted_ = 0.0;
+      ++refreshes_;
+    }
+    // The latest tens of places weigh.
+    recent_places_ = 0.9 * recent_places_ + static_cast<double>(verdict.places);
+    recent_accepted_ = 0.9 * recent_accepted_ + static_cast<double>(verdict.path.size());
+    const std::size_t since = text_.size() - chosen_at_;
+    const RefreshRule& rule = options_.refresh;
+    const bool poor = since >= rule.at_least && recent_places_ > 0.0 &&
+                      recent_accepted_ < rule.below_acceptance * recent_places_;
+    refresh_due_ = (rule.every > 0 && since >= rule.every) || poor;
+  }
+
+  static constexpr std::size_t unlimited = static_cast<std::size_t>(-1);
+
+  Model* model_;
+  Cache* cache_;
+  DraftType draft_;
+  SpeculationOptions options_;
+  Random random_;
+  DraftLength length_;
+  std::vector<int> text_;
+  Ending ending_ = Ending::open;
+  LevelStatistics statistics_;
+  // The step at hand.
+  Guesses guesses_;
+  PendingCall pending_;
+  std::size_t seen_ = 0;  // tokens in the cache before it
+  double draft_seconds_ = 0.0;
+  Clock::time_point verify_start_ = {};
+  // Choosing anew.
+  bool refresh_due_ = false;
+  std::size_t chosen_at_ = 0;
+  std::size_t refreshes_ = 0;
+  double recent_places_ = 0.0;
+  double recent_accepted_ = 0.0;
+};
+
+}  // namespace kvpolicy

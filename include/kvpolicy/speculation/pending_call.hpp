@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The call with which a model judges guesses: the tokens of the text that its cache has not read,
+// one as a rule, and the guesses behind them, as a run of tokens or as a tree.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/speculation/draft.hpp>
+#include <kvpolicy/speculation/language_model.hpp>
+
+namespace kvpolicy {
+
+/// Holds what the call points to. The guesses must stay as they are while it is used.
+class PendingCall {
+ public:
+  PendingCall() = default;
+  /// `unread` tokens of the text, at least one.
+  PendingCall(std::span<const int> unread, std::span<const Guess> guesses)
+      : unread_{unread.size()}, tokens_{unread.begin(), unread.end()}, is_tree_{!is_chain(guesses)} {
+    KVPOLICY_ASSERT(unread_ > 0);
+    tokens_.reserve(unread_ + guesses.size());
+    for (const Guess& guess : guesses) tokens_.push_back(guess.token);
+    if (!is_tree_) return;
+    for (std::size_t i = 0; i < unread_; ++i) tree_.add(i == 0 ? TokenTree::text : i - 1);
+    for (const Guess& guess : guesses) {
+      tree_.add(guess.parent == TokenTree::text ? unread_ - 1 : unread_ + guess.parent);
+    }
+  }
+
+  [[nodiscard]] std::size_t tokens() const { return tokens_.size(); }
+
+  /// A selecting head that is told to choose does so by the text's last token, which stays whatever
+  /// becomes of the guesses.
+  [[nodiscard]] ModelCall call(AttendOptions attend) const {
+    attend.refresh_query = unread_ - 1;
+    attend.tree = is_tree_ ? &tree_ : nullptr;
+    return {tokens_, LogitsOf::all, attend};
+  }
+
+  /// The logits behind the text and behind each guess.
+  /// @throws ShapeError if the model gave logits of other tokens than it was asked for
+  [[nodiscard]] std::span<const float> last_rows(std::span<const float> logits) const {
+    require<ShapeError>(!logits.empty() && logits.size() % tokens_.size() == 0,
+                        "LanguageModel: gave ", logits.size(), " logits for ", tokens_.size(),
+                        " tokens, must give vocabulary numbers for each");
+    return logits.subspan(logits.size() / tokens_.size() * (unread_ - 1));
+  }
+
+  /// Leaves of the call's rows, the first of which came behind `seen` tokens, the unread text's and
+  /// those of the guesses on `path`.
+  template <TentativeCache Cache>
+  void keep(Cache& cache, std::size_t seen, std::span<const std::size_t> path) const {
+    if (!is_tree_) return cache.truncate(seen + unread_ + path.size());
+    std::vector<std::size_t> nodes;
+    nodes.reserve(unread_ + path.size());
+    for (std::size_t i = 0; i < unread_; ++i) nodes.push_back(i);
+    for (const std::size_t guess : path) nodes.push_back(unread_ + guess);
+    cache.accept(nodes);
+  }
+
+ private:
+  std::size_t unread_ = 0;
+  std::vector<int> tokens_;
+  bool is_tree_ = false;
+  TokenTree tree_;
+};
+
+}  // namespace kvpolicy

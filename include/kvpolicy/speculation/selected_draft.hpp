@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The target itself over the rows that its cache selects, as a draft of itself: the middle level of
+// TriForce (arXiv:2404.11912), which corrects what a smaller draft proposes, or, without one, the
+// paper's self-speculation.
+//
+// One difference. On a refusal the published code draws from p and reports p as what the token came
+// from. But the token that stands at that place, kept or drawn, then follows no longer p, and the
+// level above, which divides by it, is biased. We draw from the positive part of p - q: kept or
+// drawn, the token follows p, and p is what we report.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/speculation/draft.hpp>
+#include <kvpolicy/speculation/language_model.hpp>
+#include <kvpolicy/speculation/pending_call.hpp>
+#include <kvpolicy/speculation/statistics.hpp>
+#include <kvpolicy/speculation/verdict.hpp>
+
+namespace kvpolicy {
+
+struct SelectedDraftOptions {
+  std::size_t length = 1;  ///< guesses judged at once; the paper lets one token at a time be judged
+};
+
+/// A Draft over the target's own cache. Its rows come from partial attention and are tentative:
+/// whoever judges takes them back and reads the tokens over all rows. Not synchronised.
+template <class Model, TentativeCache Cache, Draft Inner = NoDraft, class Rule = SpeculativeSampling>
+  requires LanguageModel<Model, Cache>
+class SelectedDraft {
+ public:
+  using Options = SelectedDraftOptions;
+
+  /// Model and cache must outlive it. `inner` guesses what it judges.
+  /// @throws ConfigError if inner has another vocabulary
+  SelectedDraft(Model& model, Cache& cache, Inner inner = {}, const Options& options = {})
+      : model_{&model}, cache_{&cache}, inner_{std::move(inner)}, options_{options} {
+    require(inner_.vocabulary() == 0 || inner_.vocabulary() == model.vocabulary(),
+            "SelectedDraft: the draft has a vocabulary of ", inner_.vocabulary(),
+            ", must have the target's ", model.vocabulary());
+  }
+
+  [[nodiscard]] std::size_t vocabulary() const { return model_->vocabulary(); }
+  [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
+  [[nodiscard]] Inner& inner() { return inner_; }
+  [[nodiscard]] const Inner& inner() const { return inner_; }
+
+  /// The cache has read some of `text`, at most all but its last token.
+  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
+               Random& random, Guesses& guesses) {
+    guesses.clear();
+    text_.assign(text.begin(), text.end());
+    while (guesses.size() < most) {
+      const std::size_t wanted = most - guesses.size();
+      propose_inner(std::min(options_.length, wanted), sampling, random);
+      const Verdict verdict = ask(sampling, random);
+      for (std::size_t i = 0; i <= verdict.path.size() && guesses.size() < most; ++i) {
+        const bool own = i == verdict.path.size();
+        const std::size_t parent = guesses.empty() ? TokenTree::text : guesses.size() - 1;
+        const int token = own ? verdict.next : judged_[verdict.path[i]].token;
+        const unsigned level = own ? 0 : judged_[verdict.path[i]].level + 1;
+        guesses.push_back({token, verdict.distributions[i], parent, level});
+        text_.push_back(token);
+        ++statistics_.tokens;
+      }
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void propose_inner(std::size_t most, const SamplingOptions& sampling, Random& random) {
+    const auto start = Clock::now();
+    inner_.propose(text_, most, sampling, random, judged_);
+    statistics_.draft_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  // One pass over the selected rows. Leaves in the cache what the guesses' fate leaves true.
+  Verdict ask(const SamplingOptions& sampling, Random& random) {
+    const auto start = Clock::now();
+    const std::size_t seen = cache_->tokens();
+    PendingCall pending{std::span{text_}.subspan(seen), judged_};
+    const auto logits = model_->read(*cache_, pending.call({.read = Read::selected}));
+    Verdict verdict = judge<Rule>(judged_, pending.last_rows(logits), sampling, random);
+    pending.keep(*cache_, seen, verdict.path);
+    statistics_.verify_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    ++statistics_.verifications;
+    statistics_.guessed += judged_.size();
+    statistics_.places += verdict.places;
+    statistics_.accepted += verdict.path.size();
+    return verdict;
+  }
+
+  Model* model_;
+  Cache* cache_;
+  Inner inner_;
+  Options options_;
+  Guesses judged_;
+  std::vector<int> text_;
+  LevelStatistics statistics_;
+};
+
+}  // namespace kvpolicy

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A model that guesses several continuations at once, as a tree of a fixed shape: Sequoia
+// (arXiv:2402.12374). Siblings are drawn without replacement, so no guess is wasted on a token that
+// was refused already. The tree is grown level by level, one pass of the model for each.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/token_tree.hpp>
+#include <kvpolicy/speculation/draft.hpp>
+#include <kvpolicy/speculation/language_model.hpp>
+#include <kvpolicy/speculation/model_draft.hpp>
+
+namespace kvpolicy {
+
+/// A Draft. Model and cache must outlive it; nothing else may write the cache, which must be able
+/// to take back as many rows as the tree has nodes. Not synchronised.
+template <class Model, TentativeCache Cache>
+  requires LanguageModel<Model, Cache>
+class TreeDraft {
+ public:
+  using Options = ModelDraftOptions;
+
+  /// `shape` is best made by tree_shape.hpp. Its nodes come level by level; a call that may make
+  /// fewer guesses takes the first of them.
+  /// @throws ConfigError for a shape without nodes, or one that is not in that order
+  TreeDraft(Model& model, Cache& cache, TokenTree shape, const Options& options = {})
+      : reader_{model, cache, options.chunk}, shape_{std::move(shape)} {
+    require(!shape_.empty(), "TreeDraft: the shape has no nodes, must have at least 1");
+    for (std::size_t node = 1; node < shape_.size(); ++node) {
+      require(shape_.depth(node) >= shape_.depth(node - 1), "TreeDraft: node ", node, " at depth ",
+              shape_.depth(node), " stands behind one at depth ", shape_.depth(node - 1),
+              ", must come level by level");
+    }
+  }
+
+  [[nodiscard]] std::size_t vocabulary() const { return reader_.model().vocabulary(); }
+  [[nodiscard]] const TokenTree& shape() const { return shape_; }
+  [[nodiscard]] const Cache& cache() const { return reader_.cache(); }
+
+  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
+               Random& random, Guesses& guesses) {
+    guesses.clear();
+    if (most == 0) return;
+    settle(text);
+    most = std::min(most, shape_.size());
+    guess_of_.assign(most, none);
+    std::vector<float> logits = reader_.follow(text);
+    for (std::size_t first = 0, last = 0; first < most; first = last) {
+      while (last < most && shape_.depth(last) == shape_.depth(first)) ++last;
+      const std::vector<std::size_t> parents = parents_of(first, last);
+      if (parents.empty()) return;
+      if (first > 0) logits = read_nodes(parents, guesses);
+      const std::size_t vocabulary = logits.size() / parents.size();
+      for (std::size_t i = 0; i < parents.size(); ++i) {
+        draw_children(parents[i], std::span<const float>{logits}.subspan(i * vocabulary, vocabulary),
+                      first, last, sampling, random, guesses);
+      }
+    }
+  }
+
+ private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+  // Of the nodes of a level, [first, last), the parents for which there is a guess.
+  [[nodiscard]] std::vector<std::size_t> parents_of(std::size_t first, std::size_t last) const {
+    std::vector<std::size_t> parents;
+    for (std::size_t node = first; node < last; ++node) {
+      const std::size_t parent = shape_.parent(node);
+      const bool guessed = parent == TokenTree::text || guess_of_[parent] != none;
+      if (guessed && std::ranges::find(parents, parent) == parents.end()) parents.push_back(parent);
+    }
+    return parents;
+  }
+
+  // Draws the guesses for the children of `parent` among the nodes [first, last). A vocabulary may
+  // have fewer tokens than a node has children.
+  void draw_children(std::size_t parent, std::span<const float> logits, std::size_t first,
+                     std::size_t last, const SamplingOptions& sampling, Random& random,
+                     Guesses& guesses) {
+    Distribution from = distribution_of(logits, sampling);
+    std::vector<int> taken;
+    for (std::size_t node = first; node < last; ++node) {
+      if (shape_.parent(node) != parent) continue;
+      // Where the distribution has no more to give (greedy has but one token), the likeliest that is
+      // left is as good a guess as any, and was certain to be the next.
+      if (from.empty()) from = likeliest_but(logits, taken);
+      if (from.empty()) return;
+      const int token = from.draw(random.uniform());
+      guess_of_[node] = guesses.size();
+      guesses.push_back({token, from, parent == TokenTree::text ? TokenTree::text : guess_of_[parent]});
+      from = from.without(token);
+      taken.push_back(token);
+    }
+  }
+
+  static Distribution likeliest_but(std::span<const float> logits, std::span<const int> taken) {
+    std::size_t best = none;
+    for (std::size_t token = 0; token < logits.size(); ++token) {
+      if (best != none && !(logits[token] > logits[best])) continue;
+      if (std::ranges::find(taken, static_cast<int>(token)) == taken.end()) best = token;
+    }
+    return best == none ? Distribution{} : Distribution::certain(static_cast<int>(best));
+  }
+
+  // One pass over nodes whose parents have been read.
+  std::vector<float> read_nodes(std::span<const std::size_t> nodes, const Guesses& guesses) {
+    std::vector<int> tokens;
+    TokenTree tree = tree_;
+    for (const std::size_t node : nodes) {
+      const std::size_t parent = shape_.parent(node);
+      const auto place = std::ranges::find(nodes_, parent);
+      tree.add(parent == TokenTree::text ? TokenTree::text
+                                         : static_cast<std::size_t>(place - nodes_.begin()));
+      nodes_.push_back(node);
+      tokens.push_back(guesses[guess_of_[node]].token);
+    }
+    growing_ = true;
+    auto logits = reader_.model().read(
+        reader_.cache(), {.tokens = tokens, .logits = LogitsOf::all, .attend = {.tree = &tree}});
+    require<ShapeError>(logits.size() % tokens.size() == 0 && !logits.empty(),
+                        "LanguageModel: gave ", logits.size(), " logits for ", tokens.size(),
+                        " tokens, must give vocabulary numbers for each");
+    growing_ = false;
+    tree_ = std::move(tree);
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    return logits;
+  }
+
+  // Of the tree that the cache still holds, the path that became text stays.
+  void settle(std::span<const int> text) {
+    const TokenTree tree = std::exchange(tree_, {});
+    const std::vector<int> tokens = std::exchange(tokens_, {});
+    nodes_.clear();
+    const std::size_t root = reader_.tokens().size();
+    Cache& cache = reader_.cache();
+    if (std::exchange(growing_, false)) return cache.truncate(root);
+    if (tree.empty()) return;
+    std::vector<std::size_t> path;
+    std::vector<int> kept;
+    if (reader_.agreeing(text) == root) {
+      std::size_t parent = TokenTree::text;
+      for (std::size_t node = 0; node < tree.size() && root + path.size() + 1 < text.size(); ++node) {
+        if (tree.parent(node) != parent || tokens[node] != text[root + path.size()]) continue;
+        path.push_back(node);
+        kept.push_back(tokens[node]);
+        parent = node;
+      }
+    }
+    if (path.empty()) return cache.truncate(root);
+    cache.accept(path);
+    reader_.note(kept);
+  }
+
+  TextReader<Model, Cache> reader_;
+  TokenTree shape_;
+  std::vector<std::size_t> guess_of_;  // of each node of the shape, or none
+  // What of the tree the cache has read: all but the leaves.
+  TokenTree tree_;
+  std::vector<std::size_t> nodes_;  // of the shape
+  std::vector<int> tokens_;
+  bool growing_ = false;  // a call failed, perhaps between two layers
+};
+
+}  // namespace kvpolicy

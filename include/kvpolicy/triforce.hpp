@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// TriForce: lossless speculative decoding in three levels. A small model with a streaming cache
+// guesses; the target corrects it over the rows that its cache selects; the target decides over all
+// rows. For long texts, where reading the whole cache for one token is what decoding costs: it is
+// read once for many tokens instead, and not one token differs.
+//
+//     kvpolicy::CacheOptions options{.max_rollback = 32, .max_append = 32};
+//     kvpolicy::TriForceCache<> cache{kvpolicy::triforce_plan(shape), options};
+//     kvpolicy::TriForceDraftCache<> draft_cache{kvpolicy::triforce_draft_plan(small_shape), options};
+//     auto decoder = kvpolicy::triforce(model, cache, small_model, draft_cache);
+//     decoder.read_prompt(prompt);
+//     decoder.generate(500, [](const kvpolicy::NewToken& token) { return show(token); });
+//
+// Method: Sun et al., arXiv:2404.11912. Where we differ: the middle level corrects without bias
+// (speculation/selected_draft.hpp); chunks are selected per KV head, of all rows that are committed,
+// and rows since are read on top (policy/chunk_retrieval_cache.hpp); the number of guesses is
+// measured (speculation/draft_length.hpp). Trees of guesses, n-grams and batches are in the room
+// speculation/. docs/triforce.md explains it by a run.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+#include <kvpolicy/plan/plan_for.hpp>
+#include <kvpolicy/policy/chunk_retrieval_cache.hpp>
+#include <kvpolicy/policy/sink_recent_cache.hpp>
+#include <kvpolicy/speculation/batch.hpp>
+#include <kvpolicy/speculation/decoder.hpp>
+#include <kvpolicy/speculation/model_draft.hpp>
+#include <kvpolicy/speculation/ngram_draft.hpp>
+#include <kvpolicy/speculation/selected_draft.hpp>
+#include <kvpolicy/speculation/tree_draft.hpp>
+#include <kvpolicy/speculation/tree_shape.hpp>
+#include <kvpolicy/storage/residual_storage.hpp>
+
+namespace kvpolicy {
+
+/// The target's: every row is kept, few are read by the middle level.
+template <Element E = float>
+using TriForcePlan = HeadPlan<ChunkRetrievalCache<DenseStorage<E>>>;
+template <Element E = float, AttentionEngine Engine = ScalarEngine>
+using TriForceCache = KvCache<TriForcePlan<E>, Engine>;
+
+/// The same with quantised rows. What decides is the target over them.
+template <Element E = float>
+using QuantizedTriForcePlan = HeadPlan<ChunkRetrievalCache<ResidualStorage<E>>>;
+template <Element E = float, AttentionEngine Engine = ScalarEngine>
+using QuantizedTriForceCache = KvCache<QuantizedTriForcePlan<E>, Engine>;
+
+/// The small model's, and that of a target which drafts over a streaming cache.
+template <Element E = float>
+using TriForceDraftPlan = HeadPlan<SinkRecentCache<DenseStorage<E>>>;
+template <Element E = float, AttentionEngine Engine = ScalarEngine>
+using TriForceDraftCache = KvCache<TriForceDraftPlan<E>, Engine>;
+
+/// The paper's settings; what they are relative to is a prompt of 120 Ki tokens.
+struct TriForceConfig {
+  std::size_t chunk = 8;      ///< rows chosen together
+  std::size_t budget = 4096;  ///< rows that the middle level reads, besides the latest
+};
+struct TriForceDraftConfig {
+  std::size_t sinks = 16;
+  std::size_t rows = 256;  ///< sinks and latest rows together
+};
+
+/// `T` is an element type, or a plan type that has the policy (AnyPlan, for one).
+/// @throws ConfigError if chunk and budget do not fit each other
+template <class T = float>
+[[nodiscard]] plan_for<T, TriForcePlan> triforce_plan(const ModelShape& shape,
+                                                      const TriForceConfig& config = {}) {
+  using Policy = ChunkRetrievalCache<DenseStorage<element_of<T>>>;
+  return plan_for<T, TriForcePlan>{
+      shape, typename Policy::Config{.chunk = config.chunk, .budget = config.budget}};
+}
+/// @throws ConfigError also if a chunk is no multiple of the rows that share a scale
+template <class T = float>
+[[nodiscard]] plan_for<T, QuantizedTriForcePlan> quantized_triforce_plan(
+    const ModelShape& shape, const TriForceConfig& config = {}, const ResidualConfig& quantized = {}) {
+  using Policy = ChunkRetrievalCache<ResidualStorage<element_of<T>>>;
+  return plan_for<T, QuantizedTriForcePlan>{
+      shape, typename Policy::Config{
+                 .chunk = config.chunk, .budget = config.budget, .storage = {quantized}}};
+}
+/// @throws ConfigError if there are no rows besides the sinks
+template <class T = float>
+[[nodiscard]] plan_for<T, TriForceDraftPlan> triforce_draft_plan(
+    const ModelShape& shape, const TriForceDraftConfig& config = {}) {
+  using Policy = SinkRecentCache<DenseStorage<element_of<T>>>;
+  require(config.rows > config.sinks, "triforce_draft_plan: rows is ", config.rows,
+          ", must be more than sinks = ", config.sinks);
+  return plan_for<T, TriForceDraftPlan>{
+      shape, typename Policy::Config{.sinks = config.sinks, .recent = config.rows - config.sinks}};
+}
+
+/// The three levels, joined. All arguments but the options must outlive the decoder.
+/// @throws ConfigError as SpeculativeDecoder
+template <class Model, class Cache, class SmallModel, class SmallCache>
+[[nodiscard]] auto triforce(Model& model, Cache& cache, SmallModel& small, SmallCache& small_cache,
+                            SpeculationOptions options = {},
+                            const SelectedDraftOptions& middle = {}) {
+  using Small = ModelDraft<SmallModel, SmallCache>;
+  using Middle = SelectedDraft<Model, Cache, Small>;
+  return SpeculativeDecoder<Model, Cache, Middle>{
+      model, cache, Middle{model, cache, Small{small, small_cache}, middle}, std::move(options)};
+}
+
+}  // namespace kvpolicy
