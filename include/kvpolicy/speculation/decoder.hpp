@@ -77,7 +77,7 @@ template <class Model, TentativeCache Cache, Draft DraftType, class Rule = Specu
   requires LanguageModel<Model, Cache>
 class SpeculativeDecoder {
  public:
-  /// The cache is empty, and can take back one row more than there are guesses.
+  /// The cache can take back one row more than there are guesses.
   /// @throws ConfigError for options that do not work, with each other or with the cache, or a draft
   /// of another vocabulary
   SpeculativeDecoder(Model& model, Cache& cache, DraftType draft, SpeculationOptions options = {})
@@ -89,8 +89,6 @@ class SpeculativeDecoder {
     require(options_.refresh.below_acceptance >= 0.0 && options_.refresh.below_acceptance <= 1.0,
             "SpeculativeDecoder: refresh.below_acceptance is ", options_.refresh.below_acceptance,
             ", must be 0 to 1");
-    require(cache.tokens() == 0, "SpeculativeDecoder: the cache has read ", cache.tokens(),
-            " tokens already, must be empty: the decoder must know the text");
     require(draft_.vocabulary() == 0 || draft_.vocabulary() == model.vocabulary(),
             "SpeculativeDecoder: the draft has a vocabulary of ", draft_.vocabulary(),
             ", must have the target's ", model.vocabulary());
@@ -101,12 +99,23 @@ class SpeculativeDecoder {
             " rows, must be one more than guesses");
   }
 
+  /// Takes up a text of which the cache has read all but the last token: a fork of one that read the
+  /// prompt, say. @throws ConfigError if the cache has read another number, or there is a text already
+  void continue_text(std::span<const int> text) {
+    require(text_.empty() && !text.empty() && cache_->tokens() == text.size() - 1,
+            "SpeculativeDecoder: to continue a text of ", text.size(), " tokens the cache must have read ",
+            "all but one of them, but has read ", cache_->tokens(), ", and there must be no text yet");
+    text_.assign(text.begin(), text.end());
+    chosen_at_ = text_.size();
+  }
+
   /// Appends tokens to the text and reads them, but for the last, which the next step reads: at
   /// first, and again for further turns. `progress` gets the tokens read and those to read. If a call
   /// fails on the way the tokens stay part of the text; what is left of them is read by
   /// `read_prompt({})` or the next step.
   /// @throws ShapeError for a token outside the vocabulary, CapacityError for a text that the cache
-  /// cannot take, both before anything changed; what model and cache throw
+  /// cannot take, ConfigError for a cache that has read another text, all before anything changed; what
+  /// model and cache throw
   void read_prompt(std::span<const int> tokens,
                    const std::function<void(std::size_t, std::size_t)>& progress = {}) {
     for (const int token : tokens) {
@@ -117,6 +126,8 @@ class SpeculativeDecoder {
     require<CapacityError>(tokens.size() <= capacity() - std::min(capacity(), text_.size()),
                            "SpeculativeDecoder: ", tokens.size(), " more tokens after ", text_.size(),
                            " exceed the cache's max_tokens = ", capacity());
+    require(cache_->tokens() <= text_.size(), "SpeculativeDecoder: the cache has read ",
+            cache_->tokens(), " tokens of a text that the decoder does not know; continue_text tells it");
     text_.insert(text_.end(), tokens.begin(), tokens.end());
     const std::size_t first = cache_->tokens();
     while (cache_->tokens() + 1 < text_.size()) {

@@ -21,12 +21,12 @@ template <class Model, TentativeCache Cache>
   requires LanguageModel<Model, Cache>
 class TextReader {
  public:
-  /// Reads at most `chunk` tokens in one call.
-  TextReader(Model& model, Cache& cache, std::size_t chunk)
-      : model_{&model}, cache_{&cache}, chunk_{chunk} {
+  /// Reads at most `chunk` tokens in one call. `read`: the tokens that the cache has read already.
+  TextReader(Model& model, Cache& cache, std::size_t chunk, std::span<const int> read)
+      : model_{&model}, cache_{&cache}, chunk_{chunk}, read_{read.begin(), read.end()} {
     require(chunk > 0, "TextReader: chunk is 0, must be at least 1");
-    require(cache.tokens() == 0, "TextReader: the cache has read ", cache.tokens(),
-            " tokens already, must be empty: its reader remembers which");
+    require(cache.tokens() == read.size(), "TextReader: the cache has read ", cache.tokens(),
+            " tokens, but ", read.size(), " are named: a draft must know which it has read");
   }
 
   [[nodiscard]] Model& model() const { return *model_; }
@@ -90,10 +90,10 @@ class ModelDraft {
  public:
   using Options = ModelDraftOptions;
 
-  /// The cache is empty, and can take back at least as many rows as guesses will be asked for.
+  /// The cache has read `read`, and can take back at least as many rows as guesses will be asked for.
   /// @throws ConfigError
-  ModelDraft(Model& model, Cache& cache, const Options& options = {})
-      : reader_{model, cache, options.chunk} {}
+  ModelDraft(Model& model, Cache& cache, const Options& options = {}, std::span<const int> read = {})
+      : reader_{model, cache, options.chunk, read} {}
 
   [[nodiscard]] std::size_t vocabulary() const { return reader_.model().vocabulary(); }
   [[nodiscard]] const Cache& cache() const { return reader_.cache(); }

@@ -27,10 +27,11 @@ class TreeDraft {
   using Options = ModelDraftOptions;
 
   /// `shape` is best made by tree_shape.hpp. Its nodes come level by level; a call that may make
-  /// fewer guesses takes the first of them.
+  /// fewer guesses takes the first of them. `read`: the tokens that the cache has read already.
   /// @throws ConfigError for a shape without nodes, or one that is not in that order
-  TreeDraft(Model& model, Cache& cache, TokenTree shape, const Options& options = {})
-      : reader_{model, cache, options.chunk}, shape_{std::move(shape)} {
+  TreeDraft(Model& model, Cache& cache, TokenTree shape, const Options& options = {},
+            std::span<const int> read = {})
+      : reader_{model, cache, options.chunk, read}, shape_{std::move(shape)} {
     require(!shape_.empty(), "TreeDraft: the shape has no nodes, must have at least 1");
     for (std::size_t node = 1; node < shape_.size(); ++node) {
       require(shape_.depth(node) >= shape_.depth(node - 1), "TreeDraft: node ", node, " at depth ",
