@@ -107,6 +107,7 @@ class SpeculativeDecoder {
             "all but one of them, but has read ", cache_->tokens(), ", and there must be no text yet");
     text_.assign(text.begin(), text.end());
     chosen_at_ = text_.size();
+    refresh_due_ = true;  // what was chosen before is not known here
   }
 
   /// Appends tokens to the text and reads them, but for the last, which the next step reads: at
