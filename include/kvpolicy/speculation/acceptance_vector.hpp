@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How often a node's first, second, ... child is the accepted one, measured as a decoder verifies
+// trees: what speculation/tree_shape.hpp builds its trees from.
+//
+// A child is only tried if those before it were refused, and a node need not have as many children
+// as another; so what is counted is how often a child is accepted when it is tried (the estimate of
+// Kaplan and Meier), and a child never tried says nothing. The shares of Sequoia, arXiv:2402.12374,
+// follow from it, and their sum is never above 1.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/speculation/tree_shape.hpp>
+
+namespace kvpolicy {
+
+struct AcceptanceVectorConfig {
+  /// What is believed before anything is measured; its size is the number of places measured.
+  std::vector<double> prior{0.6, 0.12, 0.05, 0.03, 0.02, 0.01, 0.01, 0.01};
+  double prior_trials = 8.0;  ///< How many trials of a place the prior is worth; above 0.
+  /// Trials of a place that the measurement looks back on, about: older ones fade. Infinity keeps
+  /// all.
+  double memory = 4096.0;
+
+  /// @throws ConfigError
+  void validate() const {
+    check_acceptance(prior);
+    require(!prior.empty(), "AcceptanceVectorConfig: prior is empty, needs 1 place or more");
+    require(prior_trials > 0.0 && std::isfinite(prior_trials),
+            "AcceptanceVectorConfig: prior_trials is ", prior_trials, ", must be positive");
+    require(memory >= 1.0, "AcceptanceVectorConfig: memory is ", memory, ", must be at least 1");
+  }
+};
+
+/// Not synchronised.
+class AcceptanceVector {
+ public:
+  /// @throws ConfigError
+  explicit AcceptanceVector(AcceptanceVectorConfig config = {}) : config_{std::move(config)} {
+    config_.validate();
+    counts_.resize(config_.prior.size());
+  }
+
+  /// A node that was accepted (or the text) had `children` children, tried one after another;
+  /// `accepted` is the one that was accepted. Places beyond the prior's are not counted.
+  /// @throws ConfigError if there is no child `accepted`
+  void observe(std::size_t children, std::optional<std::size_t> accepted) {
+    require(!accepted || *accepted < children, "AcceptanceVector: accepted child ",
+            accepted.value_or(0), " of ", children);
+    const std::size_t tried = accepted ? *accepted + 1 : children;
+    for (std::size_t place = 0; place < counts_.size() && place < tried; ++place) {
+      Count& count = counts_[place];
+      const double kept = 1.0 - 1.0 / config_.memory;
+      count.trials = count.trials * kept + 1.0;
+      count.accepted = count.accepted * kept + (accepted == place ? 1.0 : 0.0);
+    }
+  }
+
+  /// The places that are measured.
+  [[nodiscard]] std::size_t size() const { return counts_.size(); }
+  /// How often the child of this place was tried; old trials count less.
+  [[nodiscard]] double trials(std::size_t place) const { return counts_[place].trials; }
+
+  /// How often the child of each place is the accepted one, given that its parent was.
+  [[nodiscard]] std::vector<double> acceptance() const {
+    std::vector<double> shares(size());
+    double prior_left = 1.0;  // how often all children so far are refused, the prior says
+    double left = 1.0;        // the same, by measurement
+    for (std::size_t place = 0; place < size(); ++place) {
+      const double prior =
+          prior_left > 0.0 ? std::fmin(config_.prior[place] / prior_left, 1.0) : 0.0;
+      const Count& count = counts_[place];
+      const double when_tried =
+          (count.accepted + prior * config_.prior_trials) / (count.trials + config_.prior_trials);
+      shares[place] = left * when_tried;
+      left *= 1.0 - when_tried;
+      prior_left -= config_.prior[place];
+    }
+    return shares;
+  }
+
+ private:
+  struct Count {
+    double trials = 0.0;
+    double accepted = 0.0;
+  };
+
+  AcceptanceVectorConfig config_;
+  std::vector<Count> counts_;
+};
+
+}  // namespace kvpolicy

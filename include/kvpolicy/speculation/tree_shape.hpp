@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which guesses are worth the nodes of a tree: the static trees of Sequoia, found by dynamic
+// programming from how often a node's first, second, ... child is the accepted one. For decoders
+// that verify a tree in one pass; how often children are accepted, they measure as they go:
+// speculation/acceptance_vector.hpp.
+//
+// Method: Chen et al., "Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding",
+// arXiv:2402.12374. Its positional assumption: that a child is accepted depends only on its place
+// among its siblings. Its trees count the token they hang on as their root; ours hang on the text,
+// so n nodes here are n + 1 nodes there, and the root's 1 is the token that every verification
+// yields, whatever it accepts.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/token_tree.hpp>
+
+namespace kvpolicy {
+
+struct TreeLimits {
+  std::size_t levels = TokenTree::most_nodes;    ///< Most nodes on one path; a level is one draft.
+  std::size_t branches = TokenTree::most_nodes;  ///< Most nodes that continue the same one.
+};
+
+/// @throws ConfigError unless every entry is a probability and their sum is one: a node has at most
+/// one accepted child.
+inline void check_acceptance(std::span<const double> acceptance) {
+  double sum = 0.0;
+  for (std::size_t child = 0; child < acceptance.size(); ++child) {
+    const double share = acceptance[child];
+    // Written so that NaN fails.
+    require(share >= 0.0 && share <= 1.0, "acceptance: that of child ", child, " is ", share,
+            ", must be 0 to 1");
+    sum += share;
+  }
+  require(sum <= 1.0 + 1e-6, "acceptance: the children's sum to ", sum,
+          ", must be at most 1, for one of them at most is accepted");
+}
+
+/// How many nodes of `tree` are accepted, on average; `acceptance[k]` is how often the k-th child
+/// tried is the accepted one, once its parent was. Children are tried in the order of their
+/// numbers, those of the text as well; children beyond `acceptance` are never accepted.
+/// @throws ConfigError as `check_acceptance`
+[[nodiscard]] inline double expected_accepted(const TokenTree& tree,
+                                              std::span<const double> acceptance) {
+  check_acceptance(acceptance);
+  std::vector<double> reached(tree.size());            // how often a node is accepted
+  std::vector<std::size_t> children(tree.size() + 1);  // counted so far; the text's at the end
+  double sum = 0.0;
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    const std::size_t parent = tree.parent(node);
+    const bool top = parent == TokenTree::text;
+    const std::size_t child = children[top ? tree.size() : parent]++;
+    const double share = child < acceptance.size() ? acceptance[child] : 0.0;
+    reached[node] = (top ? 1.0 : reached[parent]) * share;
+    sum += reached[node];
+  }
+  return sum;
+}
+
+/// How many tokens one verification of `tree` yields, on average: the accepted nodes, and the token
+/// that the target itself adds behind them.
+/// @throws ConfigError as `check_acceptance`
+[[nodiscard]] inline double expected_tokens(const TokenTree& tree,
+                                            std::span<const double> acceptance) {
+  return 1.0 + expected_accepted(tree, acceptance);
+}
+
+/// How many levels `tree` has: drafts one after another that it takes to fill it.
+[[nodiscard]] inline std::size_t levels_of(const TokenTree& tree) {
+  std::size_t levels = 0;
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    levels = std::max(levels, tree.depth(node) + 1);
+  }
+  return levels;
+}
+
+/// `count` sequences of `length` tokens that share nothing but the text; level by level.
+/// @throws ConfigError if that is more than TokenTree::most_nodes
+[[nodiscard]] inline TokenTree independent_sequences(std::size_t count, std::size_t length) {
+  require(count == 0 || length <= TokenTree::most_nodes / count, "independent_sequences: ", count,
+          " of ", length, " tokens are too many, a tree has at most ", TokenTree::most_nodes,
+          " nodes");
+  TokenTree tree;
+  for (std::size_t node = 0; node < count * length; ++node) {
+    tree.add(node < count ? TokenTree::text : node - count);
+  }
+  return tree;
+}
+
+/// One sequence of `length` tokens.
+/// @throws ConfigError if that is more than TokenTree::most_nodes
+[[nodiscard]] inline TokenTree chain(std::size_t length) {
+  return independent_sequences(1, length);
+}
+
+/// `tree` behind one more token, node 0: the text's latest, where it is known but its row is not
+/// cached yet and the pass over the guesses reads it first. Node i becomes node i + 1.
+/// @throws ConfigError if `tree` has TokenTree::most_nodes already
+[[nodiscard]] inline TokenTree behind_one_token(const TokenTree& tree) {
+  TokenTree behind;
+  behind.add(TokenTree::text);
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    behind.add(tree.parent(node) == TokenTree::text ? 0 : tree.parent(node) + 1);
+  }
+  return behind;
+}
+
+/// The best trees of every size up to `most`: one table, from which `best_tree` and `best_tree_for`
+/// read.
+///
+/// Let best(n, 0) be how many of n nodes that hang on one accepted node are accepted. Its first
+/// child gets s of them: itself, accepted as often as its place says, and s - 1 below it; the
+/// children after it share the n - s others:
+///
+///     best(n, place) = max over s of  acceptance[place] (1 + best(s - 1, 0)) + best(n - s, place +
+///     1)
+///
+/// Where levels count, that best(s - 1, 0) is the one of a level less.
+/// Work: branches x most^2, times levels where they count.
+class TreeTable {
+ public:
+  enum class Levels { free, counted };
+
+  /// With `Levels::free`, limits.levels is ignored and there is one table for any of them.
+  /// @throws ConfigError as `check_acceptance`; for no acceptance, or limits of 0; for a `most` of
+  /// 0 or above TokenTree::most_nodes
+  TreeTable(std::span<const double> acceptance, std::size_t most, TreeLimits limits, Levels kind)
+      : most_{most}, kind_{kind} {
+    check_acceptance(acceptance);
+    require(most >= 1 && most <= TokenTree::most_nodes, "TreeTable: a tree of ", most,
+            " nodes, must have 1 to ", TokenTree::most_nodes);
+    require(!acceptance.empty(),
+            "TreeTable: there is no acceptance, needs that of 1 child or more");
+    require(limits.levels >= 1 && limits.branches >= 1, "TreeTable: limits of ", limits.levels,
+            " levels and ", limits.branches, " branches, must be 1 or more");
+    places_ = std::min({limits.branches, acceptance.size(), most});
+    add_table(acceptance);
+    if (kind_ == Levels::free) return;
+    while (levels() < std::min(limits.levels, most)) {
+      add_table(acceptance);
+      // A level that betters nothing would be followed by others like it.
+      if (accepted_[levels() - 1] == accepted_[levels() - 2]) break;
+    }
+  }
+
+  /// Most nodes of a tree.
+  [[nodiscard]] std::size_t most() const { return most_; }
+  /// Most levels that better any tree or that the limits allow; 1, for any number, if they are
+  /// free.
+  [[nodiscard]] std::size_t levels() const { return accepted_.size(); }
+
+  /// How many of `nodes` nodes on at most `levels` levels are accepted, where they are placed best;
+  /// minus infinity where the limits leave no room for them. `nodes` is at most most(), `levels` is
+  /// 1 to levels().
+  [[nodiscard]] double accepted(std::size_t nodes, std::size_t levels) const {
+    KVPOLICY_ASSERT(nodes <= most_ && levels >= 1 && levels <= this->levels());
+    return accepted_[levels - 1][nodes];
+  }
+
+  /// That tree, level by level, siblings in the order of trial.
+  /// @throws ConfigError where the limits leave no room for `nodes` nodes
+  [[nodiscard]] TokenTree tree(std::size_t nodes, std::size_t levels) const {
+    require(accepted(nodes, levels) >= 0.0, "best_tree: ", nodes, " nodes, where ", levels,
+            " levels of at most ", places_, " branches have room for fewer");
+    struct Parent {
+      std::size_t node;   // or the text
+      std::size_t below;  // nodes that hang on it
+    };
+    TokenTree tree;
+    std::vector<Parent> parents{{TokenTree::text, nodes}};
+    for (std::size_t table = levels - 1; !parents.empty();
+         table -= kind_ == Levels::counted && table > 0 ? 1 : 0) {
+      std::vector<Parent> children;
+      for (const Parent& parent : parents) {
+        std::size_t left = parent.below;
+        for (std::size_t place = 0; left > 0; ++place) {
+          const std::size_t taken = taken_[table][place * (most_ + 1) + left];
+          children.push_back({tree.add(parent.node), taken - 1});
+          left -= taken;
+        }
+      }
+      parents = std::move(children);
+    }
+    return tree;
+  }
+
+ private:
+  void add_table(std::span<const double> acceptance) {
+    constexpr double impossible = -std::numeric_limits<double>::infinity();
+    const std::size_t sizes = most_ + 1;
+    // [place, nodes]; behind the last place there is room for nothing.
+    std::vector<double> best((places_ + 1) * sizes, impossible);
+    for (std::size_t place = 0; place <= places_; ++place) best[place * sizes] = 0.0;
+    std::vector<std::uint16_t> taken(places_ * sizes);
+    // best(n, 0) of what hangs on a child; below the last level as behind the last place.
+    const double* below = &best[places_ * sizes];
+    if (kind_ == Levels::free) below = best.data();
+    if (!accepted_.empty()) below = accepted_.back().data();
+    for (std::size_t nodes = 1; nodes <= most_; ++nodes) {
+      for (std::size_t place = 0; place < places_; ++place) {
+        const double* const others = &best[(place + 1) * sizes];
+        double highest = impossible;
+        std::size_t first = 0;
+        // Only for the better: among equals the smaller first child, for a wider tree has fewer
+        // levels.
+        for (std::size_t s = 1; s <= nodes; ++s) {
+          const double value = acceptance[place] * (1.0 + below[s - 1]) + others[nodes - s];
+          if (value > highest) {
+            highest = value;
+            first = s;
+          }
+        }
+        best[place * sizes + nodes] = highest;
+        taken[place * sizes + nodes] = static_cast<std::uint16_t>(first);
+      }
+    }
+    best.resize(sizes);
+    taken_.push_back(std::move(taken));
+    accepted_.push_back(std::move(best));
+  }
+
+  std::size_t most_;
+  Levels kind_;
+  std::size_t places_ = 0;                         // children that a node may have
+  std::vector<std::vector<double>> accepted_;      // [levels - 1][nodes]: best(nodes, 0)
+  std::vector<std::vector<std::uint16_t>> taken_;  // [levels - 1][place, nodes]: s
+};
+
+/// The tree of `nodes` nodes of which most are accepted on average, level by level: a parent before
+/// its children, nodes of one depth together, siblings in the order of trial. Among equals a wider
+/// tree. Work: branches x nodes^2, times levels where `limits.levels` binds.
+/// @throws ConfigError as `check_acceptance`; for no acceptance, or limits of 0; if `nodes` is 0,
+/// above TokenTree::most_nodes, or more than the limits leave room for
+[[nodiscard]] inline TokenTree best_tree(std::span<const double> acceptance, std::size_t nodes,
+                                         TreeLimits limits = {}) {
+  const TreeTable free{acceptance, nodes, limits, TreeTable::Levels::free};
+  TokenTree tree = free.tree(nodes, 1);
+  if (levels_of(tree) <= limits.levels) return tree;
+  const TreeTable counted{acceptance, nodes, limits, TreeTable::Levels::counted};
+  return counted.tree(nodes, counted.levels());
+}
+
+/// A tree, and what a round with it comes to.
+struct TreeChoice {
+  TokenTree tree;        ///< Empty if plain decoding is fastest.
+  double tokens = 1.0;   ///< Tokens that a round yields, on average.
+  double seconds = 0.0;  ///< What it costs, in the caller's unit.
+};
+
+/// The tree with the most tokens per second: of every size up to `most_nodes` and every number of
+/// levels, the best. `seconds(nodes, levels)` is what a round costs that drafts `levels` levels one
+/// after another and verifies `nodes` nodes in one pass: (0, 0) a step of plain decoding; more
+/// levels may not cost less. Among equals the smaller tree. Work: levels x branches x most_nodes^2.
+/// @throws ConfigError as `best_tree`; if a cost is not positive and finite
+template <class Seconds>
+requires std::is_invocable_r_v<double, Seconds&, std::size_t, std::size_t>
+[[nodiscard]] TreeChoice best_tree_for(std::span<const double> acceptance, std::size_t most_nodes,
+                                       Seconds&& seconds, TreeLimits limits = {}) {
+  const auto cost = [&](std::size_t nodes, std::size_t levels) {
+    const double value = seconds(nodes, levels);
+    require(value > 0.0 && std::isfinite(value), "best_tree_for: ", nodes, " nodes on ", levels,
+            " levels cost ", value, ", must be positive and finite");
+    return value;
+  };
+  const TreeTable table{acceptance, most_nodes, limits, TreeTable::Levels::counted};
+  TreeChoice choice{{}, 1.0, cost(0, 0)};
+  std::size_t best_nodes = 0;
+  std::size_t best_levels = 0;
+  for (std::size_t nodes = 1; nodes <= most_nodes; ++nodes) {
+    for (std::size_t levels = 1; levels <= std::min(nodes, table.levels()); ++levels) {
+      const double tokens = 1.0 + table.accepted(nodes, levels);
+      if (!(tokens >= 1.0)) continue;  // no room for so many
+      const double value = cost(nodes, levels);
+      if (tokens / value <= choice.tokens / choice.seconds) continue;
+      choice.tokens = tokens;
+      choice.seconds = value;
+      best_nodes = nodes;
+      best_levels = levels;
+    }
+  }
+  if (best_nodes > 0) choice.tree = table.tree(best_nodes, best_levels);
+  return choice;
+}
+
+}  // namespace kvpolicy
