@@ -219,7 +219,8 @@ class SpeculativeDecoder {
     Verdict verdict;
     DecodedStep result;
     try {
-      verdict = judge<Rule>(guesses_, pending_.last_rows(logits), options_.sampling, random_);
+      const auto rows = pending_.last_rows(logits, model_->vocabulary());
+      verdict = judge<Rule>(guesses_, rows, options_.sampling, random_);
       for (const std::size_t guess : verdict.path) {
         result.tokens.push_back({guesses_[guess].token, guesses_[guess].level + 1});
       }

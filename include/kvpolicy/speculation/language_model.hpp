@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/token_tree.hpp>
 
 namespace kvpolicy {
@@ -63,6 +64,14 @@ concept LanguageModel = requires(M& model, Cache& cache, const ModelCall& call) 
   { model.vocabulary() } -> std::convertible_to<std::size_t>;
   { model.read(cache, call) } -> std::convertible_to<std::vector<float>>;
 };
+
+/// @throws ShapeError unless a model of `vocabulary` tokens gave the logits of `tokens` tokens
+inline void check_logits(std::span<const float> logits, std::size_t tokens,
+                         std::size_t vocabulary) {
+  require<ShapeError>(logits.size() == tokens * vocabulary, "LanguageModel: gave ", logits.size(),
+                      " logits for ", tokens, " tokens and a vocabulary of ", vocabulary,
+                      ", must give ", tokens * vocabulary);
+}
 
 /// One of several calls that a model can serve together, each over a cache of its own.
 template <class Cache>

@@ -66,7 +66,9 @@ class TextReader {
   std::vector<float> read(std::span<const int> tokens, bool wanted) {
     read_.reserve(read_.size() + tokens.size());
     unsettled_ = true;
-    auto logits = model_->read(*cache_, {.tokens = tokens, .logits = wanted ? LogitsOf::last : LogitsOf::none});
+    auto logits = model_->read(
+        *cache_, {.tokens = tokens, .logits = wanted ? LogitsOf::last : LogitsOf::none});
+    if (wanted) check_logits(logits, 1, model_->vocabulary());
     unsettled_ = false;
     note(tokens);
     return logits;

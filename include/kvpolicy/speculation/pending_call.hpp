@@ -43,11 +43,10 @@ class PendingCall {
 
   /// The logits behind the text and behind each guess.
   /// @throws ShapeError if the model gave logits of other tokens than it was asked for
-  [[nodiscard]] std::span<const float> last_rows(std::span<const float> logits) const {
-    require<ShapeError>(!logits.empty() && logits.size() % tokens_.size() == 0,
-                        "LanguageModel: gave ", logits.size(), " logits for ", tokens_.size(),
-                        " tokens, must give vocabulary numbers for each");
-    return logits.subspan(logits.size() / tokens_.size() * (unread_ - 1));
+  [[nodiscard]] std::span<const float> last_rows(std::span<const float> logits,
+                                                 std::size_t vocabulary) const {
+    check_logits(logits, tokens_.size(), vocabulary);
+    return logits.subspan(vocabulary * (unread_ - 1));
   }
 
   /// Leaves of the call's rows, the first of which came behind `seen` tokens, the unread text's and

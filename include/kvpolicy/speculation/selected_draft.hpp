@@ -87,7 +87,8 @@ class SelectedDraft {
     const std::size_t seen = cache_->tokens();
     PendingCall pending{std::span{text_}.subspan(seen), judged_};
     const auto logits = model_->read(*cache_, pending.call({.read = Read::selected}));
-    Verdict verdict = judge<Rule>(judged_, pending.last_rows(logits), sampling, random);
+    Verdict verdict =
+        judge<Rule>(judged_, pending.last_rows(logits, vocabulary()), sampling, random);
     pending.keep(*cache_, seen, verdict.path);
     statistics_.verify_seconds += std::chrono::duration<double>(Clock::now() - start).count();
     ++statistics_.verifications;

@@ -124,9 +124,7 @@ class TreeDraft {
     growing_ = true;
     auto logits = reader_.model().read(
         reader_.cache(), {.tokens = tokens, .logits = LogitsOf::all, .attend = {.tree = &tree}});
-    require<ShapeError>(logits.size() % tokens.size() == 0 && !logits.empty(),
-                        "LanguageModel: gave ", logits.size(), " logits for ", tokens.size(),
-                        " tokens, must give vocabulary numbers for each");
+    check_logits(logits, tokens.size(), vocabulary());
     growing_ = false;
     tree_ = std::move(tree);
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
