@@ -127,26 +127,11 @@ class SpeculativeDecoder {
     require<CapacityError>(tokens.size() <= capacity() - std::min(capacity(), text_.size()),
                            "SpeculativeDecoder: ", tokens.size(), " more tokens after ", text_.size(),
                            " exceed the cache's max_tokens = ", capacity());
+    abandon();
     require(cache_->tokens() <= text_.size(), "SpeculativeDecoder: the cache has read ",
             cache_->tokens(), " tokens of a text that the decoder does not know; continue_text tells it");
     text_.insert(text_.end(), tokens.begin(), tokens.end());
-    const std::size_t first = cache_->tokens();
-    while (cache_->tokens() + 1 < text_.size()) {
-      const std::size_t done = cache_->tokens();
-      const std::size_t count = std::min(options_.prompt_chunk, text_.size() - 1 - done);
-      const bool last = done + count + 1 == text_.size();
-      try {
-        (void)model_->read(*cache_, {.tokens = std::span<const int>{text_}.subspan(done, count),
-                                     .logits = LogitsOf::none,
-                                     .attend = {.refresh = last}});
-      } catch (...) {
-        take_back(done);
-        throw;
-      }
-      if (progress) progress(done + count - first, text_.size() - 1 - first);
-    }
-    chosen_at_ = text_.size();
-    refresh_due_ = text_.size() < 2;
+    read_all_but_last(progress);
   }
 
   /// One verification: at least one token, at most one more than there were guesses, and no more
@@ -184,7 +169,9 @@ class SpeculativeDecoder {
   /// logits handed to `conclude`, or the step abandoned.
   [[nodiscard]] bool begin(std::size_t most = static_cast<std::size_t>(-1)) {
     require<ShapeError>(!text_.empty(), "SpeculativeDecoder: no text, expected a prompt first");
+    abandon();
     if (most == 0 || ending_ != Ending::open) return false;
+    read_all_but_last();  // what a prompt that failed has left
     const std::size_t room = capacity() - cache_->tokens();
     if (room < text_.size() - cache_->tokens()) {
       ending_ = Ending::capacity;
@@ -206,6 +193,7 @@ class SpeculativeDecoder {
     }
     draft_seconds_ = seconds_since(start);
     seen_ = seen;
+    begun_ = true;
     verify_start_ = Clock::now();
     return true;
   }
@@ -215,7 +203,9 @@ class SpeculativeDecoder {
   [[nodiscard]] Cache& cache() const { return *cache_; }
 
   /// `logits` are those of all the call's tokens.
+  /// @throws ShapeError for others, NaN or infinity, or if no step has begun; the step is abandoned
   DecodedStep conclude(std::span<const float> logits) {
+    require<ShapeError>(begun_, "SpeculativeDecoder: conclude without begin, expected a begun step");
     Verdict verdict;
     DecodedStep result;
     try {
@@ -240,13 +230,16 @@ class SpeculativeDecoder {
       abandon();
       throw;
     }
+    begun_ = false;
     for (const NewToken& token : result.tokens) text_.push_back(token.token);
     ending_ = result.ending;
     note(verdict, result.tokens.size());
     return result;
   }
-  /// The call could not be read: the step has not been.
-  void abandon() noexcept { take_back(seen_); }
+  /// The call could not be read: the step has not been. Nothing if none has begun.
+  void abandon() noexcept {
+    if (std::exchange(begun_, false)) take_back(seen_);
+  }
 
   // ---- what there is
 
@@ -282,8 +275,32 @@ class SpeculativeDecoder {
     }
     return unlimited;
   }
+  void read_all_but_last(const std::function<void(std::size_t, std::size_t)>& progress = {}) {
+    const std::size_t first = cache_->tokens();
+    // Else a call that failed had committed rows, or somebody else writes the cache.
+    require<RollbackError>(first == 0 || first < text_.size(), "SpeculativeDecoder: the cache has read ",
+                           first, " tokens, must be fewer than the ", text_.size(), " of the text");
+    while (cache_->tokens() + 1 < text_.size()) {
+      const std::size_t done = cache_->tokens();
+      const std::size_t count = std::min(options_.prompt_chunk, text_.size() - 1 - done);
+      const bool last = done + count + 1 == text_.size();
+      try {
+        (void)model_->read(*cache_, {.tokens = std::span<const int>{text_}.subspan(done, count),
+                                     .logits = LogitsOf::none,
+                                     .attend = {.refresh = last}});
+      } catch (...) {
+        take_back(done);
+        throw;
+      }
+      if (last) {
+        chosen_at_ = text_.size();
+        refresh_due_ = false;
+      }
+      if (progress) progress(done + count - first, text_.size() - 1 - first);
+    }
+  }
   // After a call that failed, perhaps between two layers. If it cannot be (rows were committed) the
-  // cache says so at its next call.
+  // next call says so.
   void take_back(std::size_t tokens) noexcept {
     try {
       cache_->truncate(tokens);
@@ -334,10 +351,11 @@ class SpeculativeDecoder {
   Guesses guesses_;
   PendingCall pending_;
   std::size_t seen_ = 0;  // tokens in the cache before it
+  bool begun_ = false;
   double draft_seconds_ = 0.0;
   Clock::time_point verify_start_ = {};
   // Choosing anew.
-  bool refresh_due_ = false;
+  bool refresh_due_ = true;  // also behind a prompt of one token, which nothing was chosen by
   std::size_t chosen_at_ = 0;
   std::size_t refreshes_ = 0;
   double recent_places_ = 0.0;
