@@ -219,6 +219,8 @@ class SpeculativeDecoder {
         return std::ranges::find(options_.stop_tokens, token.token) != options_.stop_tokens.end();
       });
       if (stop != result.tokens.end()) {
+        const auto before = static_cast<std::size_t>(stop - result.tokens.begin());
+        if (before < verdict.path.size()) verdict.places = before;  // what follows was not judged
         result.tokens.erase(stop + 1, result.tokens.end());
         result.ending = Ending::stop_token;
       }
