@@ -56,7 +56,7 @@ std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> d
   std::vector<std::vector<float>> logits;
   try {
     if constexpr (BatchedLanguageModel<Model, Cache>) {
-      logits = model.read_batch(calls);
+      logits = model.read_batch(std::span<const BatchCall<Cache>>{calls});
     } else {
       for (const BatchCall<Cache>& call : calls) logits.push_back(model.read(*call.cache, call.call));
     }

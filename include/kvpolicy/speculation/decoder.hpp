@@ -41,8 +41,9 @@ struct SpeculationOptions {
   SamplingOptions sampling = {};
   std::uint64_t seed = 0;
   /// Guesses that a verification judges; 0 decodes token by token. Where `adapt` is set the length
-  /// is chosen from measured acceptance and times, from 0 to `most_length`, and begins with this one.
-  /// Times differ from run to run: sampled tokens are reproduced by a fixed length only.
+  /// is chosen from measured acceptance and times, from 0 to `most_length`, and begins with this one;
+  /// trees are asked for as they are. Times differ from run to run: sampled tokens are reproduced by a
+  /// fixed length only.
   std::size_t length = 6;
   bool adapt = true;
   std::size_t most_length = 16;
@@ -82,7 +83,7 @@ class SpeculativeDecoder {
   /// of another vocabulary
   SpeculativeDecoder(Model& model, Cache& cache, DraftType draft, SpeculationOptions options = {})
       : model_{&model}, cache_{&cache}, draft_{std::move(draft)}, options_{std::move(options)},
-        random_{options_.seed}, length_{length_options(options_)} {
+        random_{options_.seed}, length_{length_config(options_)} {
     options_.sampling.validate();
     require(options_.prompt_chunk > 0,
             "SpeculativeDecoder: prompt_chunk is 0, must be at least 1");
@@ -92,8 +93,7 @@ class SpeculativeDecoder {
     require(draft_.vocabulary() == 0 || draft_.vocabulary() == model.vocabulary(),
             "SpeculativeDecoder: the draft has a vocabulary of ", draft_.vocabulary(),
             ", must have the target's ", model.vocabulary());
-    const std::size_t most = options_.adapt ? std::max(options_.length, options_.most_length)
-                                            : options_.length;
+    const std::size_t most = most_guesses(options_);
     require(most == 0 || most < rollback(), "SpeculativeDecoder: ", most,
             " guesses, but the cache can take back max_rollback = ", rollback(),
             " rows, must be one more than guesses");
@@ -264,8 +264,13 @@ class SpeculativeDecoder {
   [[nodiscard]] static double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
-  [[nodiscard]] static DraftLengthOptions length_options(const SpeculationOptions& options) {
-    return {.first = options.length, .most = options.most_length, .adapt = options.adapt};
+  [[nodiscard]] static DraftLengthConfig length_config(const SpeculationOptions& options) {
+    DraftLengthConfig config{.most = most_guesses(options), .first = options.length};
+    if (!options.adapt) config.fixed = options.length;
+    return config;
+  }
+  [[nodiscard]] static std::size_t most_guesses(const SpeculationOptions& options) {
+    return options.adapt ? std::max(options.length, options.most_length) : options.length;
   }
   [[nodiscard]] std::size_t rollback() const {
     if constexpr (requires { cache_->options().max_rollback; }) return cache_->options().max_rollback;
@@ -319,9 +324,11 @@ class SpeculativeDecoder {
     statistics_.tokens += tokens;
     statistics_.draft_seconds += draft_seconds_;
     statistics_.verify_seconds += verify_seconds;
-    length_.observe({.guessed = guesses_.size(), .places = verdict.places,
-                     .accepted = verdict.path.size(), .draft_seconds = draft_seconds_,
-                     .verify_seconds = verify_seconds});
+    // Of a tree the cost model of a run of tokens knows nothing.
+    if (is_chain(guesses_)) {
+      length_.observe({.drafted = guesses_.size(), .accepted = verdict.path.size(),
+                       .draft_seconds = draft_seconds_, .verify_seconds = verify_seconds});
+    }
     if (refresh_due_) {
       refresh_due_ = false;
       chosen_at_ = text_.size();

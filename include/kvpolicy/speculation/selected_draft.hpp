@@ -12,12 +12,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include <kvpolicy/speculation/draft.hpp>
+#include <kvpolicy/speculation/draft_length.hpp>
 #include <kvpolicy/speculation/language_model.hpp>
 #include <kvpolicy/speculation/pending_call.hpp>
 #include <kvpolicy/speculation/statistics.hpp>
@@ -26,7 +28,11 @@
 namespace kvpolicy {
 
 struct SelectedDraftOptions {
-  std::size_t length = 1;  ///< guesses judged at once; the paper lets one token at a time be judged
+  /// Guesses judged at once; the paper lets one token at a time be judged. Where `adapt` is set the
+  /// length is chosen from measured acceptance and times, up to `most_length`.
+  std::size_t length = 1;
+  bool adapt = true;
+  std::size_t most_length = 4;
 };
 
 /// A Draft over the target's own cache. Its rows come from partial attention and are tentative:
@@ -40,7 +46,7 @@ class SelectedDraft {
   /// Model and cache must outlive it. `inner` guesses what it judges.
   /// @throws ConfigError if inner has another vocabulary
   SelectedDraft(Model& model, Cache& cache, Inner inner = {}, const Options& options = {})
-      : model_{&model}, cache_{&cache}, inner_{std::move(inner)}, options_{options} {
+      : model_{&model}, cache_{&cache}, inner_{std::move(inner)}, length_{length_config(options)} {
     require(inner_.vocabulary() == 0 || inner_.vocabulary() == model.vocabulary(),
             "SelectedDraft: the draft has a vocabulary of ", inner_.vocabulary(),
             ", must have the target's ", model.vocabulary());
@@ -58,8 +64,7 @@ class SelectedDraft {
     text_.assign(text.begin(), text.end());
     while (guesses.size() < most) {
       const std::size_t wanted = most - guesses.size();
-      propose_inner(std::min(options_.length, wanted), sampling, random);
-      const Verdict verdict = ask(sampling, random);
+      const Verdict verdict = ask(std::min(length_.length(), wanted), sampling, random);
       for (std::size_t i = 0; i <= verdict.path.size() && guesses.size() < most; ++i) {
         const bool own = i == verdict.path.size();
         const std::size_t parent = guesses.empty() ? TokenTree::text : guesses.size() - 1;
@@ -75,33 +80,47 @@ class SelectedDraft {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void propose_inner(std::size_t most, const SamplingOptions& sampling, Random& random) {
-    const auto start = Clock::now();
-    inner_.propose(text_, most, sampling, random, judged_);
-    statistics_.draft_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  [[nodiscard]] static DraftLengthConfig length_config(const Options& options) {
+    const bool adapt = options.adapt && !std::same_as<Inner, NoDraft>;
+    DraftLengthConfig config{.most = adapt ? std::max(options.length, options.most_length) : options.length,
+                             .first = options.length};
+    if (!adapt) config.fixed = options.length;
+    return config;
   }
 
-  // One pass over the selected rows. Leaves in the cache what the guesses' fate leaves true.
-  Verdict ask(const SamplingOptions& sampling, Random& random) {
+  // One pass over the selected rows, of at most `most` guesses. Leaves in the cache the rows of what
+  // stands.
+  Verdict ask(std::size_t most, const SamplingOptions& sampling, Random& random) {
     const auto start = Clock::now();
+    inner_.propose(text_, most, sampling, random, judged_);
+    const auto drafted = Clock::now();
     const std::size_t seen = cache_->tokens();
     PendingCall pending{std::span{text_}.subspan(seen), judged_};
     const auto logits = model_->read(*cache_, pending.call({.read = Read::selected}));
     Verdict verdict =
         judge<Rule>(judged_, pending.last_rows(logits, vocabulary()), sampling, random);
     pending.keep(*cache_, seen, verdict.path);
-    statistics_.verify_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    note(verdict, std::chrono::duration<double>(drafted - start).count(),
+         std::chrono::duration<double>(Clock::now() - drafted).count());
+    return verdict;
+  }
+
+  void note(const Verdict& verdict, double draft_seconds, double verify_seconds) {
     ++statistics_.verifications;
     statistics_.guessed += judged_.size();
     statistics_.places += verdict.places;
     statistics_.accepted += verdict.path.size();
-    return verdict;
+    statistics_.draft_seconds += draft_seconds;
+    statistics_.verify_seconds += verify_seconds;
+    if (!is_chain(judged_)) return;  // of a tree the cost model of a run of tokens knows nothing
+    length_.observe({.drafted = judged_.size(), .accepted = verdict.path.size(),
+                     .draft_seconds = draft_seconds, .verify_seconds = verify_seconds});
   }
 
   Model* model_;
   Cache* cache_;
   Inner inner_;
-  Options options_;
+  DraftLength length_;
   Guesses judged_;
   std::vector<int> text_;
   LevelStatistics statistics_;
