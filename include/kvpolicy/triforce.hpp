@@ -95,14 +95,15 @@ template <class T = float>
       shape, typename Policy::Config{.sinks = config.sinks, .recent = config.rows - config.sinks}};
 }
 
-/// The three levels, joined. All arguments but the options must outlive the decoder.
+/// The three levels, joined. All arguments but the options must outlive the decoder. A fixed length
+/// fixes that of the middle level too.
 /// @throws ConfigError as SpeculativeDecoder
 template <class Model, class Cache, class SmallModel, class SmallCache>
 [[nodiscard]] auto triforce(Model& model, Cache& cache, SmallModel& small, SmallCache& small_cache,
-                            SpeculationOptions options = {},
-                            const SelectedDraftOptions& middle = {}) {
+                            SpeculationOptions options = {}, SelectedDraftOptions middle = {}) {
   using Small = ModelDraft<SmallModel, SmallCache>;
   using Middle = SelectedDraft<Model, Cache, Small>;
+  middle.adapt = middle.adapt && options.adapt;
   return SpeculativeDecoder<Model, Cache, Middle>{
       model, cache, Middle{model, cache, Small{small, small_cache}, middle}, std::move(options)};
 }
