@@ -42,7 +42,7 @@ using SmallCache = TriForceDraftCache<bfloat16, Engine>;
 
 constexpr std::size_t context = 32768;
 constexpr std::size_t budget = 1088;  // 1/30, in chunks of 8
-constexpr CacheOptions cache_options{.max_rollback = 32, .max_append = 64};
+const CacheOptions cache_options{.max_rollback = 32, .max_append = 64};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();

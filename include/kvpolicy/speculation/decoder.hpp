@@ -265,7 +265,9 @@ class SpeculativeDecoder {
     return std::chrono::duration<double>(Clock::now() - start).count();
   }
   [[nodiscard]] static DraftLengthConfig length_config(const SpeculationOptions& options) {
-    DraftLengthConfig config{.most = most_guesses(options), .first = options.length};
+    DraftLengthConfig config;
+    config.most = most_guesses(options);
+    config.first = options.length;
     if (!options.adapt) config.fixed = options.length;
     return config;
   }

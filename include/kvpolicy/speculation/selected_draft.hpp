@@ -82,8 +82,9 @@ class SelectedDraft {
 
   [[nodiscard]] static DraftLengthConfig length_config(const Options& options) {
     const bool adapt = options.adapt && !std::same_as<Inner, NoDraft>;
-    DraftLengthConfig config{.most = adapt ? std::max(options.length, options.most_length) : options.length,
-                             .first = options.length};
+    DraftLengthConfig config;
+    config.most = adapt ? std::max(options.length, options.most_length) : options.length;
+    config.first = options.length;
     if (!adapt) config.fixed = options.length;
     return config;
   }
