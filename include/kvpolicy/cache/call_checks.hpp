@@ -4,6 +4,7 @@
 // comparisons; numbers are only looked at where they are narrowed.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -62,8 +63,12 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
   // Written so that NaN fails.
   require<ShapeError>(options.softcap >= 0.0F && std::isfinite(options.softcap),
                       "KvCache: softcap is ", options.softcap, ", must be 0 or positive");
-  require<ShapeError>(options.tree == nullptr || !options.refresh,
-                      "KvCache: refresh with a tree of guesses: which of its paths should choose?");
+  if (options.tree != nullptr && options.refresh) {
+    const std::size_t first = options.tree->size() - std::min(options.tree->size(), tokens);
+    require<ShapeError>(options.refresh_query && is_on_all_paths(*options.tree, first + *options.refresh_query),
+                        "KvCache: refresh with a tree of guesses by a query that is not on all its "
+                        "paths: refresh_query must name one that is");
+  }
   require<ShapeError>(!options.scale || std::isfinite(*options.scale), "KvCache: scale is ",
                       options.scale.value_or(0.0F), ", must be finite");
 }

@@ -69,8 +69,8 @@ struct CacheLayer {
     queries.keep(root, path);
     tree.truncate(0);
     tokens = root + path.size();
-    // What a guess chose is taken back with it, for the choice was made among all nodes.
-    undo_refresh(root);
+    // The choice of a node that stands before all branches stays where the node does.
+    undo_refresh(tokens);
   }
 
   /// The oldest `rows` rows of the tail go to the policies, which have reserved for them.

@@ -31,11 +31,11 @@ struct AttendOptions {
   /// prompt, say), for the selected reads that follow.
   bool refresh = false;
   /// By the query of which of the call's tokens, and as of that token: a rollback to before it undoes
-  /// the choice. Default: the last.
+  /// the choice. Default: the last. With a tree it must be named, and stand on all its paths.
   std::optional<std::size_t> refresh_query = {};
   /// The call's tokens are the last nodes of this tree of guesses, whose earlier nodes, if any, the
   /// latest calls appended; null: they continue the text one after another. Read only during the
-  /// call; not together with `refresh`.
+  /// call.
   const TokenTree* tree = nullptr;
 };
 

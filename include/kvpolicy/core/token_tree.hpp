@@ -96,4 +96,13 @@ class TokenTree {
   return true;
 }
 
+/// Whether the nodes up to `node` are a run behind the text and all others continue it.
+[[nodiscard]] inline bool is_on_all_paths(const TokenTree& tree, std::size_t node) {
+  if (node >= tree.size()) return false;
+  for (std::size_t i = 0; i < tree.size(); ++i) {
+    if (i <= node ? tree.depth(i) != i : !tree.sees(i, node)) return false;
+  }
+  return true;
+}
+
 }  // namespace kvpolicy
