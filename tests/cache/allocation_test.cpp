@@ -71,15 +71,17 @@ std::vector<float> next_steps(Cache& cache) {
 }
 
 // `prepare(state)` makes what `call` needs, and `call(state)` is what fails.
-template <class Prepare, class Call>
+// `settle(state)` comes before the steps with which a cache goes on.
+template <class Prepare, class Call, class Settle = void (*)(State&)>
 void survive(const char* what, const CacheOptions& options, Prepare prepare, Call call,
-             std::size_t compress_every = 0) {
+             std::size_t compress_every = 0, Settle settle = [](State&) {}) {
   CAPTURE(what);
   State control{options, compress_every};
   auto control_prepared = prepare(control);
   const auto before = test::dump(*control.cache);
   call(control, control_prepared);
   const auto after = test::dump(*control.cache);
+  settle(control);
   const auto next = next_steps(*control.cache);
   for (const Failing failing : {Failing::resource, Failing::any_new}) {
     CAPTURE(failing == Failing::resource);
@@ -114,6 +116,7 @@ void survive(const char* what, const CacheOptions& options, Prepare prepare, Cal
       CHECK(state.memory.live_bytes() == state.cache->bytes());
       if (failed || untouched) {
         CHECK(test::dump(*state.cache) == after);
+        settle(state);
         CHECK(test::same_bits(next_steps(*state.cache), next));
       } else {
         // What fails behind a step (a compression, a refresh) waits for the next one.
@@ -175,6 +178,44 @@ TEST_CASE("allocation failure: append, attend") {
     chunk.append(*state.cache, 0);
     return chunk;
   }, [](State& s, auto& chunk) { chunk.attend(*s.cache, 0, {.read = Read::selected, .refresh = true}); });
+}
+
+TEST_CASE("allocation failure: trees") {
+  CacheOptions options;
+  options.max_append = 20;
+  options.max_rollback = 20;
+  static const TokenTree tree{std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 1, 1, 2, 4, 3}};
+  static const TokenTree first = tree.first(4);
+  // Every `survive` goes on with plain steps: they are refused while the tree is pending.
+  const auto drop = [](State& s) { s.cache->truncate(43); };
+  const auto held = [](State& state) {
+    test::Chunk<> level{state.random, state.cache->plan().shape(), 4};
+    for (std::size_t layer = 0; layer < 2; ++layer) level.step(*state.cache, layer, {.tree = &first});
+    return test::Chunk<>{state.random, state.cache->plan().shape(), 5};
+  };
+  survive("a tree at once", options, chunk_of(9), [](State& s, auto& chunk) { chunk.step(*s.cache, 0, {.tree = &tree}); }, 0, drop);
+  survive("its second level", options, held, [](State& s, auto& chunk) { chunk.step(*s.cache, 1, {.tree = &tree}); }, 0, drop);
+  survive("append of the second level", options, held, [](State& s, auto& chunk) { chunk.append(*s.cache, 0, {.tree = &tree}); }, 0, drop);
+  survive("attend to nodes", options, [&](State& state) {
+    auto chunk = held(state);
+    chunk.append(*state.cache, 0, {.tree = &tree});
+    return chunk;
+  }, [](State& s, auto& chunk) { chunk.attend(*s.cache, 0, {.read = Read::selected, .tree = &tree}); }, 0, drop);
+  survive("a fork with a tree", options, held, [](State& s, auto&) {
+    const Cache fork = s.cache->fork();
+    CHECK(fork.tokens(0) == 47);
+  }, 0, drop);
+  // What accepts must not fail at all.
+  State state{options};
+  held(state);
+  {
+    state.memory.fail_after(0);
+    const std::vector<std::size_t> path{0, 3};
+    const test::FailNew guard{0};
+    state.cache->accept(path);
+    CHECK(test::failed_news == 0);
+  }
+  CHECK(state.cache->tokens() == 45);
 }
 
 TEST_CASE("allocation failure: commit, compress") {

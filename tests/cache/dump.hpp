@@ -77,8 +77,8 @@ struct Chunk {
     cache.step(layer, std::as_const(q).view(), std::as_const(k).view(), std::as_const(v).view(), out.view(), options);
   }
   template <class Cache>
-  void append(Cache& cache, std::size_t layer) {
-    cache.append(layer, std::as_const(k).view(), std::as_const(v).view());
+  void append(Cache& cache, std::size_t layer, const kvpolicy::AttendOptions& options = {}) {
+    cache.append(layer, std::as_const(k).view(), std::as_const(v).view(), options);
   }
   template <class Cache>
   void attend(Cache& cache, std::size_t layer, kvpolicy::AttendOptions options = {}) {

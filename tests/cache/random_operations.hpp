@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache/sequence.hpp"
+#include "support/random_tree.hpp"
 
 namespace test {
 
@@ -77,6 +78,54 @@ void random_call(Random& random, Sequence<Plan, Backend>& sequence, std::size_t 
   sequence.template run<In>(random, call);
 }
 
+template <class In, class Plan, class Backend>
+void grow_random_tree(Random& random, Sequence<Plan, Backend>& sequence, std::size_t max_rollback,
+                      std::size_t max_append) {
+  const std::size_t nodes = below(random, 3) == 0 ? max_rollback : 1 + below(random, std::min<std::size_t>(max_rollback, 24));
+  const kvpolicy::TokenTree tree = random_tree(random, nodes);
+  for (std::size_t done = 0; done < nodes;) {
+    if (done > 0 && below(random, 8) == 0) break;
+    if (done > 0 && below(random, 12) == 0) {  // and once more, a part of it
+      done -= below(random, done);
+      sequence.truncate(sequence.tokens() + done);
+    }
+    Call call;
+    call.tokens = below(random, 3) == 0 ? nodes - done : 1 + below(random, std::min<std::size_t>(nodes - done, 9));
+    call.apart = below(random, 2) == 0;
+    if (call.apart) call.tokens = std::min(call.tokens, max_append);
+    call.read = below(random, 2) == 0 ? Read::selected : Read::all;
+    done += call.tokens;
+    const kvpolicy::TokenTree part = tree.first(done);
+    call.tree = &part;
+    sequence.template run<In>(random, call);
+    if (below(random, 6) == 0) {
+      auto other = sequence.fork();
+      other.accept(random_path(random, part));
+      other.template run<In>(random, {.tokens = 1 + below(random, 3)});
+    }
+  }
+  const std::size_t held = sequence.pending_nodes();
+  if (below(random, 4) == 0) {
+    sequence.truncate(sequence.tokens() - below(random, sequence.tokens() - sequence.commit_point() + 1));
+  } else {
+    sequence.accept(random_path(random, tree.first(held)));
+  }
+}
+
+/// Grows a tree in one call or several, and keeps a path of it, or drops it. False for a cache that
+/// cannot.
+template <class In, class Plan, class Backend>
+bool random_tree_calls(Random& random, Sequence<Plan, Backend>& sequence,
+                       const typename Backend::Options& options) {
+  if constexpr (!requires { Backend::trees; }) {
+    return false;
+  } else {
+    if (options.max_rollback == 0) return false;
+    grow_random_tree<In>(random, sequence, options.max_rollback, options.max_append);
+    return true;
+  }
+}
+
 template <class Plan, class In, class Backend = HostBackend<Plan>>
 void random_operations(std::uint64_t seed, const ModelShape& shape, const std::vector<HeadSpec>& heads,
                        typename Backend::Options options, const Logits& logits, std::size_t operations) {
@@ -105,6 +154,7 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
         } else {
           sequences.erase(sequences.begin() + static_cast<std::ptrdiff_t>(below(random, 2)));
         }
+      } else if (what > 11 && what < 20 && random_tree_calls<In>(random, sequence, options)) {
       } else if (what == 11) {
         random_call<typename Plan::element_type>(random, sequence, options.max_append);
       } else {

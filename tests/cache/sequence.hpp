@@ -66,6 +66,7 @@ struct Call {
   Read read = Read::all;
   bool refresh = false;
   bool apart = false;   // append, then attend
+  const kvpolicy::TokenTree* tree = nullptr;  // the tokens are its last nodes
   Layout layout = Layout::contiguous;
 };
 
@@ -84,6 +85,7 @@ struct HostBackend {
   static constexpr double bound_error = 1e-3;
   static constexpr Layout odd_layout = Layout::padded;
   static constexpr std::size_t flush_rows = 1;
+  static constexpr bool trees = true;
 
   /// The rows that a policy holds, of which the tail's are none.
   static Rows held(const Cache& cache, std::size_t l, std::size_t h, Read read, std::size_t /*appended*/) {
@@ -125,7 +127,7 @@ class Sequence {
     for (std::size_t l = 0; l < shape.layers; ++l) {
       Layer& layer = layers_.emplace_back();
       for (std::size_t h = 0; h < shape.kv_heads; ++h) {
-        layer.heads.push_back(Head{HeadModel{heads[l * shape.kv_heads + h]}, {}, {}, {}});
+        layer.heads.push_back(Head{HeadModel{heads[l * shape.kv_heads + h]}, {}, {}, {}, {}});
       }
     }
   }
@@ -136,6 +138,7 @@ class Sequence {
   }
   [[nodiscard]] std::size_t tokens() const { return layers_.front().queries.size(); }
   [[nodiscard]] std::size_t commit_point() const { return layers_.front().committed; }
+  [[nodiscard]] std::size_t pending_nodes() const { return layers_.front().node_queries.size(); }
 
   /// The same call on every layer, with numbers of this type.
   template <class In>
@@ -147,11 +150,30 @@ class Sequence {
   void truncate(std::size_t tokens) {
     cache_.truncate(tokens);
     for (Layer& layer : layers_) {
-      layer.queries.resize(tokens);
+      const std::size_t text = std::min(tokens, layer.queries.size());
+      const std::size_t nodes = std::min(tokens - text, layer.node_queries.size());
+      layer.node_queries.resize(nodes);
+      layer.queries.resize(text);
       for (Head& head : layer.heads) {
-        head.text.resize(tokens);
+        head.nodes.resize(nodes);
+        head.text.resize(text);
         head.model.truncate(tokens);
       }
+    }
+    check();
+  }
+
+  /// Of the pending tree the nodes of `path` stay.
+  void accept(const std::vector<std::size_t>& path) {
+    cache_.accept(path);
+    for (Layer& layer : layers_) {
+      for (Head& head : layer.heads) head.model.truncate(layer.queries.size());
+      for (const std::size_t node : path) {
+        layer.queries.push_back(layer.node_queries[node]);
+        for (Head& head : layer.heads) head.text.push_back(head.nodes[node]);
+      }
+      layer.node_queries.clear();
+      for (Head& head : layer.heads) head.nodes.clear();
     }
     check();
   }
@@ -181,12 +203,12 @@ class Sequence {
   void check() {
     for (std::size_t l = 0; l < shape_.layers; ++l) {
       const Layer& layer = layers_[l];
-      CHECK(cache_.tokens(l) == layer.queries.size());
+      CHECK(cache_.tokens(l) == layer.queries.size() + layer.node_queries.size());
       for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
         CAPTURE(l);
         CAPTURE(h);
         check_held(l, h);
-        check_shown(l, h);
+        if (layer.node_queries.empty()) check_shown(l, h);
       }
     }
     CHECK(cache_.commit_point() == commit_point());
@@ -195,13 +217,15 @@ class Sequence {
  private:
   struct Head {
     HeadModel model;
-    std::vector<oracle::Row> text;  // every row, rounded to the cache's type
+    std::vector<oracle::Row> text;   // every row, rounded to the cache's type
+    std::vector<oracle::Row> nodes;  // the same for a pending tree's
     // As first read once quantised: a row is quantised once and never again.
     std::map<std::int64_t, std::vector<double>> quantized_keys, quantized_values;
   };
   struct Layer {
     std::vector<Head> heads;
     std::vector<std::vector<std::vector<double>>> queries;  // [token][query head], rounded
+    std::vector<std::vector<std::vector<double>>> node_queries;
     std::size_t committed = 0;
   };
 
@@ -313,7 +337,8 @@ class Sequence {
   void run_layer(Random& random, std::size_t l, const Call& call) {
     Layer& layer = layers_[l];
     const std::size_t tokens = call.tokens;
-    const std::size_t before = layer.queries.size();
+    const std::size_t text = layer.queries.size();
+    const std::size_t before = text + layer.node_queries.size();
     const std::size_t head_dim = shape_.head_dim;
     Tensor<In> q{tokens, shape_.q_heads, head_dim, call.layout};
     Tensor<In> k{tokens, shape_.kv_heads, head_dim, call.layout};
@@ -330,14 +355,20 @@ class Sequence {
     options.log_sum_exp = log_sum_exp;
     options.read = call.read;
     options.refresh = call.refresh;
+    options.tree = call.tree;
 
     const std::size_t rollback = options_.max_rollback;
     const auto behind = [&](std::size_t end) { return end - std::min(end, rollback); };
     if (call.apart) {
-      cache_.append(l, std::as_const(k).view(), std::as_const(v).view());
+      if constexpr (requires { Backend::trees; }) {
+        cache_.append(l, std::as_const(k).view(), std::as_const(v).view(), options);
+      } else {
+        cache_.append(l, std::as_const(k).view(), std::as_const(v).view());
+      }
       commit_model(layer, behind(before));
     }
     std::vector<Rows> rows;
+    std::vector<std::vector<oracle::Row>> nodes;  // of each head
     std::vector<bool> refreshed(shape_.kv_heads, false);
     for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
       rows.push_back(held(l, h, Read::all, call.apart ? tokens : 0));
@@ -357,19 +388,27 @@ class Sequence {
       Head& head = layer.heads[h];
       // Rows of the tail are exact, rows of the chunk as the caller gave them, or as the tail keeps
       // them if they were appended before.
-      for (std::size_t p = layer.committed; p < before; ++p) rows[h][static_cast<std::int64_t>(p)] = head.text[p];
+      for (std::size_t p = layer.committed; p < text; ++p) rows[h][static_cast<std::int64_t>(p)] = head.text[p];
+      nodes.push_back(head.nodes);
       for (std::size_t i = 0; i < tokens; ++i) {
-        const auto position = static_cast<std::int64_t>(before + i);
-        head.text.push_back({position, rounded(k.row(i, h)), rounded(v.row(i, h))});
-        rows[h][position] = call.apart ? head.text.back()
-                                       : oracle::Row{position, k.row_of_doubles(i, h), v.row_of_doubles(i, h)};
+        const auto position = static_cast<std::int64_t>(
+            call.tree == nullptr ? before + i : text + call.tree->depth(before - text + i));
+        auto& own = call.tree == nullptr ? head.text : head.nodes;
+        own.push_back({position, rounded(k.row(i, h)), rounded(v.row(i, h))});
+        const oracle::Row row = call.apart ? own.back()
+                                           : oracle::Row{position, k.row_of_doubles(i, h), v.row_of_doubles(i, h)};
+        if (call.tree == nullptr) {
+          rows[h][position] = row;
+        } else {
+          nodes.back().push_back(row);
+        }
       }
       if (refreshed[h]) follow_refresh(l, h, q, before + tokens);
     }
-    check_outputs(random, layer, q, out, log_sum_exp, rows, before, call.read);
+    check_outputs(random, layer, q, out, log_sum_exp, rows, nodes, before, call);
 
     for (std::size_t i = 0; i < tokens; ++i) {
-      auto& query = layer.queries.emplace_back();
+      auto& query = (call.tree == nullptr ? layer.queries : layer.node_queries).emplace_back();
       for (std::size_t h = 0; h < shape_.q_heads; ++h) query.push_back(rounded(q.row(i, h)));
     }
     if (!call.apart) commit_model(layer, behind(before + tokens));
@@ -399,21 +438,44 @@ class Sequence {
   template <class In>
   void check_outputs(Random& random, const Layer& layer, const Tensor<In>& q, const Tensor<Out>& out,
                      const std::vector<float>& log_sum_exp, const std::vector<Rows>& rows,
-                     std::size_t before, Read read) const {
+                     const std::vector<std::vector<oracle::Row>>& nodes, std::size_t before,
+                     const Call& call) const {
+    // The nodes that a query sees: its own and what it continues.
+    const auto path_of = [&](std::size_t token) {
+      std::set<std::size_t> path;
+      if (call.tree == nullptr) return path;
+      for (std::size_t node = call.tree->size() - q.tokens() + token; node != kvpolicy::TokenTree::text;
+           node = call.tree->parent(node)) {
+        path.insert(node);
+      }
+      return path;
+    };
+    const auto position_of = [&](std::size_t token) {
+      return static_cast<std::int64_t>(call.tree == nullptr ? before + token
+                                                            : layer.queries.size() + path_of(token).size() - 1);
+    };
+    std::int64_t first = position_of(0);
+    for (std::size_t token = 0; token < q.tokens(); ++token) first = std::min(first, position_of(token));
     std::set<std::size_t> sample{0, q.tokens() - 1};
     for (int i = 0; i < 3; ++i) sample.insert(below(random, q.tokens()));
     double error = 0;
     double lse_error = 0;
     for (const std::size_t token : sample) {
-      const auto t = static_cast<std::int64_t>(before + token);
+      const std::int64_t t = position_of(token);
+      const auto path = path_of(token);
       for (std::size_t q_head = 0; q_head < shape_.q_heads; ++q_head) {
         const std::size_t h = q_head / shape_.group();
         const HeadModel& model = layer.heads[h].model;
+        std::vector<const oracle::Row*> candidates;
+        for (const auto& [p, row] : rows[h]) candidates.push_back(&row);
+        for (const std::size_t node : path) candidates.push_back(&nodes[h][node]);
         std::vector<const oracle::Row*> read_rows;
         std::vector<oracle::Row> turned;
         turned.reserve(model.spec().sinks);
-        for (const auto& [p, row] : rows[h]) {
-          if (!model.reads(p, t, static_cast<std::int64_t>(before), read == Read::selected)) continue;
+        for (const oracle::Row* candidate : candidates) {
+          const oracle::Row& row = *candidate;
+          const std::int64_t p = row.position;
+          if (!model.reads(p, t, first, call.read == Read::selected)) continue;
           const auto latest = static_cast<std::int64_t>(model.spec().sinks + model.spec().recent) - 1;
           if (model.spec().in_cache && p < static_cast<std::int64_t>(model.spec().sinks) && t > latest) {
             turned.push_back(row);

@@ -10,6 +10,7 @@
 #include <kvpolicy/plan/any_plan.hpp>
 
 #include "support/compare.hpp"
+#include "support/random_tree.hpp"
 #include "support/tensors.hpp"
 
 namespace {
@@ -57,6 +58,16 @@ typename AnyPlan<E>::Config random_config(Random& random, std::size_t which, std
   return config;
 }
 
+// A pool of one thread, of two, whatever the machine has.
+struct Serially {
+  std::size_t count;
+  [[nodiscard]] std::size_t threads() const { return count; }
+  template <class Body>
+  void operator()(std::size_t workers, const Body& body) const {
+    for (std::size_t i = workers; i > 0; --i) body(i - 1);
+  }
+};
+
 template <class E, class Q>
 void run(std::uint64_t seed, double tolerance) {
   Random random{seed};
@@ -75,25 +86,38 @@ void run(std::uint64_t seed, double tolerance) {
     }
   }
   CacheOptions options;
-  options.max_rollback = below(random, 2) == 0 ? 0 : 9;
+  options.max_rollback = seed % 2 == 0 ? 0 : 25;
   options.page_rows = 32;
   KvCache<AnyPlan<E>> scalar{plan, options};
-  cpu::KvCache<AnyPlan<E>> fast{plan, options};
+  cpu::KvCache<AnyPlan<E>, cpu::Engine<Serially>> fast{plan, options, cpu::Engine<Serially>{{1 + seed / 100 % 2}}};
 
   double largest = 0;
+  TokenTree tree;  // pending
   for (int step = 0; step < 16; ++step) {
     CAPTURE(step);
     const std::size_t action = below(random, 10);
-    if (action == 0 && scalar.tokens() > scalar.commit_point()) {
+    if (!tree.empty() && (tree.size() == options.max_rollback || below(random, 2) == 0)) {
+      const auto path = test::random_path(random, tree);
+      scalar.accept(path);
+      fast.accept(path);
+      tree = {};
+    } else if (action == 0 && scalar.tokens() > scalar.commit_point()) {
       const std::size_t to =
           scalar.commit_point() + below(random, scalar.tokens() - scalar.commit_point() + 1);
+      const std::size_t text = scalar.tokens() - tree.size();
       scalar.truncate(to);
       fast.truncate(to);
+      tree.truncate(to - std::min(to, text));
     } else if (action == 1) {
       fast = fast.fork();
     }
-    const std::size_t tokens = step % 3 == 0 ? 1 + below(random, 40) : 1;
+    std::size_t tokens = step % 3 == 0 ? 1 + below(random, 40) : 1;
     AttendOptions attend;
+    if (!tree.empty() || (options.max_rollback > 0 && below(random, 2) == 0)) {
+      tokens = 1 + below(random, options.max_rollback - tree.size());
+      tree = test::grown(random, tree, tokens);
+      attend.tree = &tree;
+    }
     attend.read = below(random, 3) == 0 ? Read::selected : Read::all;
     if (below(random, 4) == 0) attend.softcap = 20.0F;
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {

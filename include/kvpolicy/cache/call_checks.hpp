@@ -59,6 +59,8 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
   // Written so that NaN fails.
   require<ShapeError>(options.softcap >= 0.0F && std::isfinite(options.softcap),
                       "KvCache: softcap is ", options.softcap, ", must be 0 or positive");
+  require<ShapeError>(options.tree == nullptr || !options.refresh,
+                      "KvCache: refresh with a tree of guesses: which of its paths should choose?");
   require<ShapeError>(!options.scale || std::isfinite(*options.scale), "KvCache: scale is ",
                       options.scale.value_or(0.0F), ", must be finite");
 }

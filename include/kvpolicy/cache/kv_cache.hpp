@@ -30,6 +30,12 @@ namespace kvpolicy {
 /// three element types, any token and head stride; keys already rotated to their text position.
 /// `out` must not overlap the inputs. Whatever throws leaves rows, tokens and bytes as they were.
 ///
+/// Guesses may branch (core/token_tree.hpp). A call whose options name a tree adds the tree's last
+/// nodes, which stand at `depth` behind the text; earlier nodes came with the calls before, so a tree
+/// may grow level by level. A query reads the text as its own position says, its node and the node's
+/// ancestors. All nodes are tentative, at most `max_rollback` of them. Until `accept` keeps one path
+/// or `truncate` drops them, every other call that would add, read or commit rows is refused.
+///
 /// Not synchronised. Forks share full pages but nothing that is ever written: each may be used by
 /// its own thread. Move-only; copies are made by `fork`.
 template <class Plan, AttentionEngine Engine = ScalarEngine>
@@ -76,8 +82,10 @@ class KvCache {
   [[nodiscard]] KvCache fork() const { return KvCache{*this}; }
 
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
-  /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`.
-  /// @throws ShapeError, CapacityError, std::bad_alloc
+  /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`; with a tree,
+  /// row i stands at `depth` of its node behind the text.
+  /// @throws ShapeError, CapacityError, std::bad_alloc; RollbackError if a tree is pending that
+  /// `options` does not name
   template <class Q, class K, class V, class Out>
   void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k,
             const TensorView<V>& v, const TensorView<Out>& out, const AttendOptions& options = {}) {
@@ -85,11 +93,13 @@ class KvCache {
   }
 
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
-  /// `max_append` rows, `attend` reads with the queries of the latest `q.tokens` of them.
-  /// @throws ShapeError, CapacityError, std::bad_alloc
+  /// `max_append` rows, `attend` reads with the queries of the latest `q.tokens` of them. Of the
+  /// options `append` heeds `tree` alone; `attend` wants the same tree.
+  /// @throws as `step`
   template <class K, class V>
-  void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v) {
-    append_any(layer, ConstTensor{k}, ConstTensor{v});
+  void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v,
+              const AttendOptions& options = {}) {
+    append_any(layer, ConstTensor{k}, ConstTensor{v}, options.tree);
   }
   template <class Q, class Out>
   void attend(std::size_t layer, const TensorView<Q>& q, const TensorView<Out>& out,
@@ -98,7 +108,8 @@ class KvCache {
   }
 
   /// Takes back the rows from text position `tokens` on, in every layer; also after a step that
-  /// failed half-way through the layers.
+  /// failed half-way through the layers. The nodes of a tree count as rows behind the text: of a
+  /// pending tree the first ones stay that fit into `tokens`, pending still.
   /// @throws RollbackError if a layer has committed that far, or has not come that far.
   void truncate(std::size_t tokens) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
@@ -107,16 +118,34 @@ class KvCache {
                              " can go back to ", layers_[l].committed, " to ", layers_[l].tokens,
                              " (max_rollback is ", options_.max_rollback, ")");
     }
-    for (Layer& layer : layers_) {
-      layer.tokens = tokens;
-      layer.queries.truncate(tokens);
-      layer.for_each_selecting([&](auto& policy, std::size_t) { policy.undo_refresh(tokens); });
+    for (Layer& layer : layers_) layer.truncate(tokens);
+  }
+
+  /// Of the pending tree keeps the nodes of `path`, which leads from the text downwards, as tentative
+  /// rows of the text, in every layer; none, if it is empty. What a selected read chose for the tree
+  /// is taken back as by `truncate`.
+  /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
+  /// ShapeError if `path` is no path of the tree
+  void accept(std::span<const std::size_t> path) {
+    const Layer& first = layers_.front();
+    require<RollbackError>(!first.tree.empty(), "KvCache::accept: no tree is pending");
+    for (std::size_t l = 1; l < layers_.size(); ++l) {
+      require<RollbackError>(layers_[l].tokens == first.tokens &&
+                                 layers_[l].tree.nodes() == first.tree.nodes(),
+                             "KvCache::accept: layer ", l, " holds ", layers_[l].tree.size(),
+                             " nodes at ", layers_[l].tokens, " tokens, layer 0 ", first.tree.size(),
+                             " at ", first.tokens, "; truncate, and bring them to the same tree");
     }
+    require<ShapeError>(is_path(first.tree.nodes(), path), "KvCache::accept: the ", path.size(),
+                        " nodes are no path that leads from the text downwards through the tree of ",
+                        first.tree.size(), " nodes");
+    for (Layer& layer : layers_) layer.accept(path);
   }
 
   /// Hands all tentative rows to the policies: from now on they cannot be taken back.
-  /// @throws std::bad_alloc
+  /// @throws RollbackError if a tree is pending, std::bad_alloc
   void commit() {
+    refuse_tree("commit");
     for (Layer& layer : layers_) reserve(layer, layer.uncommitted(), layers_);
     for (Layer& layer : layers_) layer.commit_tail(layer.uncommitted());
     for (Layer& layer : layers_) layer.release_spare();
@@ -124,8 +153,10 @@ class KvCache {
 
   /// Commits, then lets every head with a budget drop what its latest queries attend to least.
   /// Heads of other policies stay as they are. If memory runs out, rows are committed, no more.
-  /// @throws std::bad_alloc, ShapeError if rows came without their queries (`append` alone).
+  /// @throws std::bad_alloc, ShapeError if rows came without their queries (`append` alone),
+  /// RollbackError if a tree is pending
   void compress() {
+    refuse_tree("compress");
     for (const Layer& layer : layers_) layer.check_queries();
     commit();
     compress_layers(layers_);
@@ -133,12 +164,14 @@ class KvCache {
   /// The same for one layer, for engines that prefill layer by layer.
   void compress(std::size_t layer) {
     Layer& own = layers_[checked(layer)];
+    own.tree.refuse("compress");
     own.check_queries();
     commit_layer(own);
     compress_layers({&own, 1});
   }
 
-  /// Tokens that every layer has seen; `tokens(layer)` differs only inside a step.
+  /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only
+  /// inside a step.
   [[nodiscard]] std::size_t tokens() const {
     return std::ranges::min_element(layers_, {}, &Layer::tokens)->tokens;
   }
@@ -180,12 +213,13 @@ class KvCache {
   }
 
   /// The cached rows that the next query of a head would read, for engines with attention of
-  /// their own and for inspection. Valid until the cache next changes.
+  /// their own and for inspection; with a pending tree, what one right behind the text would read, and
+  /// all nodes. Valid until the cache next changes.
   [[nodiscard]] SegmentList segments(std::size_t layer, std::size_t head,
                                      Read read = Read::all) const {
     SegmentList list;
     const Policy& own = policy(layer, head);
-    const ReadRequest request{static_cast<std::int64_t>(layers_[layer].tokens), 1, read};
+    const ReadRequest request{static_cast<std::int64_t>(layers_[layer].text()), 1, read};
     show(layers_[layer], own, head, request, list);
     return list;
   }
@@ -201,7 +235,18 @@ class KvCache {
     return layer;
   }
 
+  void refuse_tree(const char* call) const {
+    for (const Layer& layer : layers_) layer.tree.refuse(call);
+  }
+
   // ---- what a caller hands in
+
+  // `tokens` tokens are about to be added.
+  void check_tree(const char* call, const Layer& layer, std::size_t tokens,
+                  const TokenTree* tree) const {
+    if (tree == nullptr) return layer.tree.refuse(call);
+    layer.tree.check_grows_to(*tree, tokens, options_.max_rollback);
+  }
 
   void check_capacity(const Layer& layer, std::size_t tokens) const {
     require<CapacityError>(options_.max_tokens == 0 || tokens <= options_.max_tokens - layer.tokens,
@@ -235,9 +280,11 @@ class KvCache {
     check_tensor("out", out, tokens, shape.q_heads, shape.head_dim);
     check_written_once(out);
     check_options(options, tokens, shape.q_heads);
+    check_tree("step", layer, tokens, options.tree);
     check_capacity(layer, tokens);
     if (tokens == 0) return;
     check_rows(layer, k, v);
+    if (options.tree != nullptr) layer.tree.prepare(*options.tree, layer.text());
     const std::size_t uncommitted = layer.uncommitted() + tokens;
     const std::size_t leaving = uncommitted - std::min(uncommitted, options_.max_rollback);
     reserve(layer, leaving, {&layer, 1});
@@ -247,10 +294,11 @@ class KvCache {
     layer.commit_chunk(k, v, leaving - from_tail);
     layer.tail.write(k, v, leaving - from_tail, tokens, layer.tokens + leaving - from_tail);
     layer.tokens += tokens;
+    if (options.tree != nullptr) layer.tree.keep(*options.tree);
     finish_call(layer, q, options);
   }
 
-  void append_any(std::size_t l, const ConstTensor& k, const ConstTensor& v) {
+  void append_any(std::size_t l, const ConstTensor& k, const ConstTensor& v, const TokenTree* tree) {
     Layer& layer = layers_[checked(l)];
     const ModelShape& shape = plan_.shape();
     const std::size_t tokens = k.tokens;
@@ -258,9 +306,11 @@ class KvCache {
     check_tensor("v", v, tokens, shape.kv_heads, shape.head_dim);
     require<CapacityError>(tokens <= options_.max_append, "KvCache::append: ", tokens,
                            " rows, must be at most max_append = ", options_.max_append);
+    check_tree("append", layer, tokens, tree);
     check_capacity(layer, tokens);
     if (tokens == 0) return;
     check_rows(layer, k, v);
+    if (tree != nullptr) layer.tree.prepare(*tree, layer.text());
     // The new rows stay in the tail until the next call, so that `attend` finds the policies as
     // they were before them: a window must not have moved on, a row not be quantised yet.
     const std::size_t uncommitted = layer.uncommitted();
@@ -270,6 +320,7 @@ class KvCache {
     layer.tail.write(k, v, 0, tokens, layer.tokens);
     layer.release_spare();
     layer.tokens += tokens;
+    if (tree != nullptr) layer.tree.keep(*tree);
   }
 
   void attend_any(std::size_t l, const ConstTensor& q, const MutableTensor& out,
@@ -283,13 +334,18 @@ class KvCache {
     require<ShapeError>(q.tokens <= layer.uncommitted(), "KvCache::attend: ", q.tokens,
                         " queries, but only the latest ", layer.uncommitted(),
                         " rows have not been committed");
+    if (options.tree == nullptr) {
+      layer.tree.refuse("attend");
+    } else {
+      layer.tree.check_is(*options.tree, q.tokens);
+    }
     if (q.tokens == 0) return;
     attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr);
     finish_call(layer, q, options);
   }
 
-  // The attention of a call whose first query stands at `position`, over the chunk too if there is
-  // one. Changes nothing if it throws.
+  // The attention of a call whose first query is that of row `position`, over the chunk too if there
+  // is one. Changes nothing if it throws.
   void attend_uncounted(Layer& layer, const ConstTensor& q, const MutableTensor& out,
                         std::size_t position, const AttendOptions& options, const ConstTensor* k,
                         const ConstTensor* v) {
@@ -340,9 +396,8 @@ class KvCache {
     std::visit(
         [&](const auto& policy) {
           policy.segments(request, list);
-          layer.tail.for_each_segment(
-              index, layer.committed, layer.tokens,
-              [&](const Segment& rows) { show_uncommitted(policy, rows, request, list); });
+          layer.for_each_uncommitted(
+              index, [&](const Segment& rows) { show_uncommitted(policy, rows, request, list); });
         },
         head);
   }
@@ -350,7 +405,11 @@ class KvCache {
   void run_attention(const Layer& layer, const ConstTensor& q, const MutableTensor& out,
                      std::size_t position, const AttendOptions& options, const ConstTensor* k,
                      const ConstTensor* v) {
-    const ReadRequest request{static_cast<std::int64_t>(position), q.tokens, options.read};
+    const TokenTree* tree = options.tree;
+    const std::size_t node = tree == nullptr ? 0 : tree->size() - q.tokens;  // of the first query
+    const ReadRequest request =
+        tree == nullptr ? ReadRequest{static_cast<std::int64_t>(position), q.tokens, options.read}
+                        : layer.tree.request(node, tree->size(), options.read);
     shown_.resize(layer.heads.size());
     heads_.clear();
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
@@ -360,13 +419,16 @@ class KvCache {
       if (k != nullptr) {
         std::visit(
             [&](const auto& policy) {
-              show_uncommitted(policy, chunk_segment(*k, *v, head, position), request, list);
+              Segment chunk = chunk_segment(*k, *v, head, position);
+              if (tree != nullptr) chunk = layer.tree.place(chunk, node);
+              show_uncommitted(policy, chunk, request, list);
             },
             layer.heads[head]);
       }
       heads_.emplace_back(list);
     }
-    engine_.attend(LayerAttention{q, out, request.first_position, heads_, options});
+    engine_.attend(
+        LayerAttention{q, out, static_cast<std::int64_t>(position - node), heads_, options});
   }
 
   // Selecting heads choose by the last query of a call, behind which stand `tokens` tokens.

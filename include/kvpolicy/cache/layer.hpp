@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <variant>
 #include <vector>
 
 #include <kvpolicy/cache/call_checks.hpp>
+#include <kvpolicy/cache/pending_tree.hpp>
 #include <kvpolicy/cache/query_window.hpp>
 #include <kvpolicy/cache/tail.hpp>
 #include <kvpolicy/policy/policy.hpp>
@@ -22,19 +24,53 @@ struct CacheLayer {
   std::vector<Policy> heads;
   Tail<E> tail;
   QueryWindow<E> queries;
-  std::size_t tokens = 0;     // seen
+  std::size_t tokens = 0;     // seen, nodes of a tree included
   std::size_t committed = 0;  // of them, handed to the policies; the others lie in the tail
+  PendingTree tree = {};      // what the latest rows are, where they are guesses that branch
   // How the model's logits are made, as its last call said: a compression observes them alike.
   std::optional<float> scale = {};
   float softcap = 0.0F;
   std::vector<float> sink_logits = {};
 
   [[nodiscard]] std::size_t uncommitted() const { return tokens - committed; }
+  /// Tokens of the text, on which a pending tree hangs.
+  [[nodiscard]] std::size_t text() const { return tokens - tree.size(); }
 
   void release_spare() noexcept {
     for (Policy& head : heads) {
       std::visit([](auto& policy) { policy.release_spare(); }, head);
     }
+  }
+
+  /// visit(segment) for one head's rows that no policy has seen: first the text's, then the tree's.
+  template <class Visit>
+  void for_each_uncommitted(std::size_t head, Visit visit) const {
+    tail.for_each_segment(head, committed, text(), visit);
+    std::size_t node = 0;
+    tail.for_each_segment(head, text(), tokens, [&](const Segment& rows) {
+      visit(tree.place(rows, node));
+      node += rows.rows;
+    });
+  }
+
+  /// Takes back the rows behind the first `count`.
+  void truncate(std::size_t count) noexcept {
+    tree.truncate(count - std::min(count, text()));
+    tokens = count;
+    queries.truncate(count);
+    undo_refresh(count);
+  }
+
+  /// Of the pending tree only `path` stays, as text.
+  void accept(std::span<const std::size_t> path) noexcept {
+    const std::size_t root = text();
+    // A path's nodes ascend, so no row is overwritten before it has moved.
+    for (std::size_t i = 0; i < path.size(); ++i) tail.move(root + path[i], root + i);
+    queries.keep(root, path);
+    tree.truncate(0);
+    tokens = root + path.size();
+    // What a guess chose is taken back with it, for the choice was made among all nodes.
+    undo_refresh(root);
   }
 
   /// The oldest `rows` rows of the tail go to the policies, which have reserved for them.
@@ -66,6 +102,9 @@ struct CacheLayer {
           },
           heads[head]);
     }
+  }
+  void undo_refresh(std::size_t count) noexcept {
+    for_each_selecting([&](auto& policy, std::size_t) { policy.undo_refresh(count); });
   }
   void end_refresh(bool keep) noexcept {
     for_each_selecting([&](auto& policy, std::size_t) {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
+#include <span>
 #include <vector>
 
 #include <kvpolicy/core/row.hpp>
@@ -62,6 +63,24 @@ class QueryWindow {
   void truncate(std::size_t position) {
     end_ = std::min(end_, position);
     begin_ = std::min(begin_, end_);
+  }
+
+  /// Of the queries from `position` on, those at `position + path[i]` are from now on the ones at
+  /// `position + i`; the others are forgotten. `path` ascends.
+  void keep(std::size_t position, std::span<const std::size_t> path) noexcept {
+    std::size_t unknown = 0;  // the first of the path, where they were never shown
+    std::size_t known = 0;
+    for (std::size_t i = 0; i < path.size() && position + path[i] < end_; ++i) {
+      known = i + 1;
+      if (position + path[i] < begin_) {
+        unknown = i + 1;
+      } else if (path[i] != i && slots_ > 0) {
+        std::memcpy(slot((position + i) % slots_, 0), slot((position + path[i]) % slots_, 0),
+                    bytes() / slots_);
+      }
+    }
+    if (begin_ > position) begin_ = position + unknown;
+    truncate(position + known);
   }
 
   /// The latest queries, at most `window`: [count, q_heads, head_dim] copied into `out`. They

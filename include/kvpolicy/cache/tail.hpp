@@ -17,7 +17,8 @@
 
 namespace kvpolicy {
 
-/// A ring over text positions. Copying copies the rows. Not synchronised.
+/// A ring over rows in the order they came: text positions, but for the nodes of a tree, which follow
+/// the text in their own order (cache/pending_tree.hpp). Copying copies the rows. Not synchronised.
 template <Element E>
 class Tail {
  public:
@@ -48,6 +49,17 @@ class Tail {
         store_dense(encoding_of<E>, row_, side(head, 0) + position % slots_ * row_bytes());
         load_dense(values.encoding, values.row(token, head), row_);
         store_dense(encoding_of<E>, row_, side(head, 1) + position % slots_ * row_bytes());
+      }
+    }
+  }
+
+  /// Row `to` becomes what row `from` is, in every head.
+  void move(std::size_t from, std::size_t to) noexcept {
+    if (from == to) return;
+    for (std::size_t head = 0; head < kv_heads_; ++head) {
+      for (const std::size_t which : {0, 1}) {
+        std::memcpy(side(head, which) + to % slots_ * row_bytes(),
+                    side(head, which) + from % slots_ * row_bytes(), row_bytes());
       }
     }
   }

@@ -31,11 +31,14 @@ struct AttendOptions {
   /// behind an `all` read (the end of a prompt, say), for the selected reads that follow.
   bool refresh = false;
   /// The call's tokens are the last nodes of this tree of guesses, whose earlier nodes, if any, the
-  /// latest calls appended; null: they continue the text one after another.
+  /// latest calls appended; null: they continue the text one after another. Read only during the
+  /// call; not together with `refresh`.
   const TokenTree* tree = nullptr;
 };
 
-/// One layer to attend. Query row i stands at text position `first_position + i`.
+/// One layer to attend. Query row i stands at text position `first_position + i`; with
+/// `options.tree` it is one of the tree's last nodes, `first_position` is where the tree hangs on the
+/// text, and the row stands at `first_position + depth`.
 struct LayerAttention {
   ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
   MutableTensor out;                                    ///< [tokens, q_heads, head_dim]
@@ -47,9 +50,23 @@ struct LayerAttention {
   [[nodiscard]] float scale() const {
     return options.scale.value_or(1.0F / std::sqrt(static_cast<float>(queries.head_dim)));
   }
+  /// The tree's node whose query is row `token`; only for calls with a tree.
+  [[nodiscard]] std::size_t node(std::size_t token) const {
+    return options.tree->size() - queries.tokens + token;
+  }
+  [[nodiscard]] std::int64_t position(std::size_t token) const {
+    const TokenTree* tree = options.tree;
+    return first_position + static_cast<std::int64_t>(tree == nullptr ? token : tree->depth(node(token)));
+  }
+  /// Whether query row `token` sees row `row` of the segment.
+  [[nodiscard]] bool sees(std::size_t token, const Segment& segment, std::size_t row) const {
+    return is_visible(segment.position_of(row), position(token), segment.reach) &&
+           (segment.node == no_node || options.tree->sees(node(token), segment.node_of(row)));
+  }
 };
 
-/// Asks how much attention each row gets: the sum over the queries of each row's probability.
+/// Asks how much attention each row gets: the sum over the queries of each row's probability. Text
+/// only: no segment is one of a tree.
 struct LayerObservation {
   ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
   std::int64_t first_position = 0;

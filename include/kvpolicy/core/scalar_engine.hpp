@@ -30,8 +30,10 @@ class ScalarEngine {
         values.assign(head_dim, 0.0F);
         SoftmaxState state;
         if (!work.options.sink_logits.empty()) state = {work.options.sink_logits[head], 1.0F};
-        const auto t = work.first_position + static_cast<std::int64_t>(token);
-        for_each_logit(segments, query, t, work.scale(), work.options.softcap,
+        const auto sees = [&](const Segment& segment, std::size_t index) {
+          return work.sees(token, segment, index);
+        };
+        for_each_logit(segments, query, work.position(token), work.scale(), work.options.softcap, sees,
                        [&](const Segment& segment, std::size_t index, std::size_t, float logit) {
                          load_row(segment.values, index, row);
                          accumulate(state, values, logit, row);
@@ -62,7 +64,10 @@ class ScalarEngine {
         SoftmaxState state;
         if (!work.options.sink_logits.empty()) state = {work.options.sink_logits[head], 1.0F};
         const auto t = work.first_position + static_cast<std::int64_t>(token);
-        for_each_logit(segments, query, t, work.scale(), work.options.softcap,
+        const auto sees = [&](const Segment& segment, std::size_t index) {
+          return is_visible(segment.position_of(index), t, segment.reach);
+        };
+        for_each_logit(segments, query, t, work.scale(), work.options.softcap, sees,
                        [&](const Segment&, std::size_t, std::size_t ordinal, float logit) {
                          logits[ordinal] = logit;
                          accumulate(state, {}, logit, {});
@@ -92,10 +97,11 @@ class ScalarEngine {
     return sum;
   }
 
-  // visit(segment, plane row, ordinal among all rows shown, logit) for each visible row.
-  template <class Visit>
+  // visit(segment, plane row, ordinal among all rows shown, logit) for each row that the query at
+  // position t sees.
+  template <class Sees, class Visit>
   static void for_each_logit(std::span<const Segment> segments, std::span<const float> query,
-                             std::int64_t t, float scale, float softcap, Visit visit) {
+                             std::int64_t t, float scale, float softcap, Sees sees, Visit visit) {
     std::vector<float> row(query.size());
     std::vector<float> turned;
     std::size_t ordinal = 0;
@@ -109,7 +115,7 @@ class ScalarEngine {
       }
       segment.for_each_run([&](const RowRun& run) {
         for (std::size_t i = run.first; i < run.first + run.rows; ++i, ++ordinal) {
-          if (!is_visible(segment.position_of(i), t, segment.reach)) continue;
+          if (!sees(segment, i)) continue;
           load_row(segment.keys, i, row);
           float logit = dot(q, row) * scale;
           if (softcap > 0.0F) logit = softcap * std::tanh(logit / softcap);

@@ -97,6 +97,9 @@ struct RowRun {
   std::size_t rows = 0;
 };
 
+/// Instead of a node's number: the row is one of the text.
+inline constexpr std::size_t no_node = std::numeric_limits<std::size_t>::max();
+
 inline constexpr std::int64_t unlimited_reach = std::numeric_limits<std::int64_t>::max();
 
 /// Turns the query before it meets a segment, so that the segment's rows look as if they lay
@@ -107,19 +110,26 @@ struct QueryRotation {
 };
 
 /// Cached rows of one KV head. The row at position p is visible to the query at position t if
-/// `p <= t` and `p > t - reach`. Pointers stay valid until the owner next changes.
+/// `p <= t` and `p > t - reach`, and, if it is a node of a tree of guesses, the query is that node's
+/// or a descendant's (core/token_tree.hpp). Pointers stay valid until the owner next changes.
 struct Segment {
   Plane keys = {};
   Plane values = {};
   std::size_t rows = 0;
   std::int64_t position = 0;                  ///< text position of plane row 0
   const std::int64_t* positions = nullptr;    ///< of each plane row, where they are not consecutive
+  std::size_t node = no_node;                 ///< of plane row 0; the rows behind it are the next nodes
   std::span<const RowRun> runs = {};          ///< the plane rows that count, ascending; empty: [0, rows)
   std::int64_t reach = unlimited_reach;
   QueryRotation rotation = {};
 
   [[nodiscard]] std::int64_t position_of(std::size_t row) const {
     return positions != nullptr ? positions[row] : position + static_cast<std::int64_t>(row);
+  }
+
+  /// Number of a row's node; `no_node` for rows of the text.
+  [[nodiscard]] std::size_t node_of(std::size_t row) const {
+    return node == no_node ? no_node : node + row;
   }
 
   /// The part [first, first + count); only for segments without `runs`.
@@ -131,6 +141,7 @@ struct Segment {
     piece.rows = count;
     piece.position = position + static_cast<std::int64_t>(first);
     piece.positions = positions == nullptr ? nullptr : positions + first;
+    piece.node = node_of(first);
     return piece;
   }
 

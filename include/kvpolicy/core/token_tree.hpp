@@ -44,6 +44,18 @@ class TokenTree {
     return node;
   }
 
+  /// Room for `nodes` nodes, so that adding them allocates nothing.
+  void reserve(std::size_t nodes) {
+    parents_.reserve(nodes);
+    depths_.reserve(nodes);
+  }
+  /// Only the first `nodes` nodes stay.
+  void truncate(std::size_t nodes) noexcept {
+    const auto kept = static_cast<std::ptrdiff_t>(std::min(nodes, size()));
+    parents_.erase(parents_.begin() + kept, parents_.end());
+    depths_.erase(depths_.begin() + kept, depths_.end());
+  }
+
   [[nodiscard]] std::size_t size() const { return parents_.size(); }
   [[nodiscard]] bool empty() const { return parents_.empty(); }
   [[nodiscard]] std::size_t parent(std::size_t node) const { return parents_[node]; }
@@ -57,6 +69,11 @@ class TokenTree {
     return query == row;
   }
 
+  /// Whether its first nodes are all those of `smaller`.
+  [[nodiscard]] bool begins_with(const TokenTree& smaller) const {
+    return smaller.size() <= size() &&
+           std::equal(smaller.parents_.begin(), smaller.parents_.end(), parents_.begin());
+  }
   /// The first `nodes` nodes.
   [[nodiscard]] TokenTree first(std::size_t nodes) const {
     return TokenTree{std::span{parents_}.first(std::min(nodes, size()))};

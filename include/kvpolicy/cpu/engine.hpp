@@ -17,6 +17,7 @@
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/cpu/parallel_for.hpp>
+#include <kvpolicy/cpu/tree_mask.hpp>
 #include <kvpolicy/cpu/worker-inl.hpp>
 
 namespace kvpolicy::cpu {
@@ -138,6 +139,7 @@ class Engine {
       most = Tuning::tile_queries;
       if (group < most) most -= most % group;  // whole tokens
     }
+    if (work.options.tree != nullptr) tree_.set(work);
     tasks_.clear();
     partial_count_ = 0;
     std::size_t total = 0;
@@ -145,8 +147,9 @@ class Engine {
       // Late tokens see most: they come first, so that the last tasks to end are short.
       for (std::size_t end = rows; end > 0;) {
         const std::size_t first = (end - 1) / most * most;
-        const QueryTile tile{work.queries, work.first_position, group, head, first, end - first,
-                             work.scale(), work.options.softcap};
+        QueryTile tile{work.queries, work.first_position, group, head, first, end - first,
+                       work.scale(), work.options.softcap};
+        if (work.options.tree != nullptr) tile.hang_on(tree_);
         const std::size_t weight = seen_weight(work.heads[head], tile);
         tasks_.push_back({tile, 0, weight, 1, 0});
         total += weight;
@@ -192,6 +195,7 @@ class Engine {
   std::vector<Task> tasks_;
   std::vector<Task> whole_;  // before they are cut
   std::size_t partial_count_ = 0;
+  TreeMask tree_;            // of the call at hand
   AlignedFloats partials_;
   std::vector<Worker<Tuning>> workers_;
   std::size_t active_ = 0;

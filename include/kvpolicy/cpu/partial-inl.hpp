@@ -89,13 +89,14 @@ inline void add_seen_values(const QueryTile& tile, const RowBlock& block, const 
                             std::size_t row_stride, float* values) {
   const std::size_t head_dim = tile.queries.head_dim;
   for (std::size_t row = 0; row < block.rows; ++row) {
-    const auto seeing = tile.seeing(block.positions[row], block.segment->reach);
-    for (std::size_t m = seeing.begin; m < seeing.end; ++m) {
-      const float weight = weights[m * query_stride + row * row_stride];
-      for (std::size_t channel = 0; channel < head_dim; ++channel) {
-        values[m * head_dim + channel] += weight * rows[row * head_dim + channel];
+    block.for_each_seeing(tile, row, [&](const QueryTile::Range& seeing) {
+      for (std::size_t m = seeing.begin; m < seeing.end; ++m) {
+        const float weight = weights[m * query_stride + row * row_stride];
+        for (std::size_t channel = 0; channel < head_dim; ++channel) {
+          values[m * head_dim + channel] += weight * rows[row * head_dim + channel];
+        }
       }
-    }
+    });
   }
 }
 

@@ -14,6 +14,7 @@
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/cpu/highway.hpp>
+#include <kvpolicy/cpu/tree_mask.hpp>
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
@@ -29,21 +30,66 @@ struct QueryTile {
   std::size_t rows = 0;
   float scale = 1.0F;
   float softcap = 0.0F;
+  // Where the queries are nodes of a tree:
+  const TreeMask* tree = nullptr;
+  std::int64_t lowest = 0, highest = 0;  // positions of the tile's queries, in any order
+
+  /// The tile's queries are those that `mask` speaks of.
+  void hang_on(const TreeMask& mask) {
+    tree = &mask;
+    lowest = highest = mask.position(token(0));
+    for (std::size_t query = token(0); query <= token(rows - 1); ++query) {
+      lowest = std::min(lowest, mask.position(query));
+      highest = std::max(highest, mask.position(query));
+    }
+  }
 
   [[nodiscard]] std::size_t token(std::size_t m) const { return (first + m) / group; }
   [[nodiscard]] std::size_t head(std::size_t m) const {
     return kv_head * group + (first + m) % group;
   }
   [[nodiscard]] std::int64_t position(std::size_t m) const {
-    return first_position + static_cast<std::int64_t>(token(m));
+    return tree != nullptr ? tree->position(token(m))
+                           : first_position + static_cast<std::int64_t>(token(m));
   }
-  [[nodiscard]] std::int64_t earliest() const { return position(0); }
-  [[nodiscard]] std::int64_t latest() const { return position(rows - 1); }
+  [[nodiscard]] std::int64_t earliest() const { return tree != nullptr ? lowest : position(0); }
+  [[nodiscard]] std::int64_t latest() const { return tree != nullptr ? highest : position(rows - 1); }
 
   struct Range {
     std::size_t begin, end;
   };
-  /// The queries that see a row at `row_position`: their positions ascend, so these are neighbours.
+  /// visit(Range) for neighbouring queries that see a row, in order; a range may be empty.
+  template <class Visit>
+  void for_each_seeing(std::int64_t row_position, std::int64_t reach, std::size_t node,
+                       Visit visit) const {
+    if (tree == nullptr) return visit(seeing(row_position, reach));
+    for (std::size_t m = 0; m < rows;) {
+      const std::size_t next = behind_token(m);
+      if (is_visible(row_position, position(m), reach) && tree->sees(token(m), node)) {
+        visit(Range{m, next});
+      }
+      m = next;
+    }
+  }
+  /// The same for queries that do not see it.
+  template <class Visit>
+  void for_each_not_seeing(std::int64_t row_position, std::int64_t reach, std::size_t node,
+                           Visit visit) const {
+    std::size_t from = 0;
+    for_each_seeing(row_position, reach, node, [&](Range seeing) {
+      if (from < seeing.begin) visit(Range{from, seeing.begin});
+      from = seeing.end;
+    });
+    if (from < rows) visit(Range{from, rows});
+  }
+  [[nodiscard]] bool is_seen(std::int64_t row_position, std::int64_t reach, std::size_t node) const {
+    bool seen = node == no_node && all_see(row_position, row_position, reach);
+    if (seen) return true;
+    for_each_seeing(row_position, reach, node,
+                    [&](Range range) { seen = seen || range.begin < range.end; });
+    return seen;
+  }
+  /// The queries that see a row of the text at `row_position`, where positions ascend: neighbours.
   [[nodiscard]] Range seeing(std::int64_t row_position, std::int64_t reach) const {
     const auto tokens = latest() - earliest() + 1;
     const std::int64_t from = row_position - earliest();
@@ -55,9 +101,14 @@ struct QueryTile {
     };
     return {row_of(from), row_of(to)};
   }
-  /// Whether every query of the tile sees every row at the positions [oldest, newest].
+  /// Whether every query of the tile sees every row of the text at the positions [oldest, newest].
   [[nodiscard]] bool all_see(std::int64_t oldest, std::int64_t newest, std::int64_t reach) const {
     return newest <= earliest() && (reach == unlimited_reach || oldest > latest() - reach);
+  }
+
+  /// The first query of the token behind m's.
+  [[nodiscard]] std::size_t behind_token(std::size_t m) const {
+    return std::min(rows, m + group - (first + m) % group);
   }
 
   /// Whether a segment's rotation changes any query of the tile.
@@ -77,7 +128,7 @@ struct QueryTile {
     // One angle serves the whole group: sines are the dear part.
     const std::size_t pairs = head_dim / 2;
     for (std::size_t m = 0; m < rows;) {
-      const std::size_t next = std::min(rows, m + group - (first + m) % group);
+      const std::size_t next = behind_token(m);
       const std::int64_t turn = rotation.latest_position - position(m);
       for (std::size_t pair = 0; pair < pairs && turn < 0; ++pair) {
         const double angle = static_cast<double>(turn) *

@@ -37,7 +37,21 @@ struct RowBlock {
   BlockSide keys;
   BlockSide values;
   std::array<std::int64_t, max_block_rows> positions;
+  std::array<std::size_t, max_block_rows> nodes;     // where the segment's rows are nodes of a tree
   std::array<std::size_t, max_block_rows> ordinals;  // among all rows that the segments show
+
+  [[nodiscard]] std::size_t node(std::size_t row) const {
+    return segment->node == no_node ? no_node : nodes[row];
+  }
+  /// visit(Range) for neighbouring queries of the tile that see a row, and that do not.
+  template <class Visit>
+  void for_each_seeing(const QueryTile& tile, std::size_t row, Visit visit) const {
+    tile.for_each_seeing(positions[row], segment->reach, node(row), visit);
+  }
+  template <class Visit>
+  void for_each_not_seeing(const QueryTile& tile, std::size_t row, Visit visit) const {
+    tile.for_each_not_seeing(positions[row], segment->reach, node(row), visit);
+  }
 };
 
 /// What one row costs: bytes read, and a little for the arithmetic, which is the same for all
@@ -95,7 +109,9 @@ class BlockReader {
         if (++segment_ < segments_.size()) enter_segment();
       }
     }
-    if (block.rows > 0) block.cut = !tile_.all_see(oldest_, newest_, block.segment->reach);
+    if (block.rows == 0) return;
+    block.cut = block.segment->node != no_node ||
+                !tile_.all_see(oldest_, newest_, block.segment->reach);
   }
 
  private:
@@ -142,7 +158,7 @@ class BlockReader {
     const std::size_t count = std::min({limit - block.rows, end_ - row_, keys.contiguous_rows,
                                         values.contiguous_rows});
     const std::size_t first = block.rows;
-    if (segment.positions == nullptr) {
+    if (segment.positions == nullptr && segment.node == no_node) {
       place_rows(segment.keys, keys, count, key_layout_, block.keys, first);
       place_rows(segment.values, values, count, value_layout_, block.values, first);
       const std::int64_t position = segment.position_of(row_);
@@ -155,13 +171,13 @@ class BlockReader {
       block.rows += count;
     } else {
       for (std::size_t i = 0; i < count; ++i) {
-        const std::int64_t position = segment.positions[row_ + i];
-        const auto seeing = tile_.seeing(position, segment.reach);
-        if (seeing.begin == seeing.end) continue;
+        const std::int64_t position = segment.position_of(row_ + i);
+        if (!tile_.is_seen(position, segment.reach, segment.node_of(row_ + i))) continue;
         place_rows(segment.keys, segment.keys.place(row_ + i), 1, key_layout_, block.keys, block.rows);
         place_rows(segment.values, segment.values.place(row_ + i), 1, value_layout_, block.values,
                    block.rows);
         block.positions[block.rows] = position;
+        block.nodes[block.rows] = segment.node_of(row_ + i);
         block.ordinals[block.rows] = ordinal_ + i;
         oldest_ = std::min(oldest_, position);
         newest_ = std::max(newest_, position);

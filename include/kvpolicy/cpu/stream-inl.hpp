@@ -209,12 +209,11 @@ class StreamPass {
 
   void hide_unseen(const RowBlock& block) {
     for (std::size_t row = 0; row < block.rows; ++row) {
-      const auto seeing = tile_.seeing(block.positions[row], block.segment->reach);
-      for (std::size_t m = 0; m < tile_.rows; ++m) {
-        if (m < seeing.begin || m >= seeing.end) {
+      block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
+        for (std::size_t m = unseeing.begin; m < unseeing.end; ++m) {
           logits_[m * stride + row] = -std::numeric_limits<float>::infinity();
         }
-      }
+      });
     }
   }
 

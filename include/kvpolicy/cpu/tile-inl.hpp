@@ -130,11 +130,12 @@ class TilePass {
     if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, block.rows * width_);
     if (block.cut) {
       for (std::size_t row = 0; row < block.rows; ++row) {
-        const auto seeing = tile_.seeing(block.positions[row], block.segment->reach);
         float* logits = logits_ + row * width_;
-        std::fill(logits, logits + seeing.begin, -std::numeric_limits<float>::infinity());
         // Not the padding behind them: queries that see nothing take a slow path.
-        std::fill(logits + seeing.end, logits + tile_.rows, -std::numeric_limits<float>::infinity());
+        block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
+          std::fill(logits + unseeing.begin, logits + unseeing.end,
+                    -std::numeric_limits<float>::infinity());
+        });
       }
     }
     return logits_;

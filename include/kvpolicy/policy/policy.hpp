@@ -20,8 +20,8 @@ namespace kvpolicy {
 
 /// The queries that are about to read a head.
 struct ReadRequest {
-  std::int64_t first_position = 0;  ///< text position of the first query
-  std::size_t tokens = 1;
+  std::int64_t first_position = 0;  ///< lowest text position of the queries
+  std::size_t tokens = 1;           ///< positions from there to the highest
   Read read = Read::all;
 };
 
@@ -41,7 +41,8 @@ struct ReadRequest {
 ///     static void validate(const Config&, const StorageContext&);    // before any memory is asked for
 ///     void check(const Segment& rows) const;             // throws ShapeError for rows it cannot hold
 ///     void uncommitted(const Segment& rows, const ReadRequest&, SegmentList& out) const;
-///                                                        // how rows not yet committed are seen
+///                                                        // how rows not yet committed are seen;
+///                                                        // nodes of a tree come with `positions`
 ///     static std::size_t bytes_of_tokens(const Config&, const StorageContext&, std::size_t tokens);
 ///                                                        // for HeadPlan::memory and max_context
 ///     static std::size_t bytes_of_step(const Config&, const StorageContext&, std::size_t tokens);

@@ -93,6 +93,7 @@ class SinkRecentCache {
   }
 
   void uncommitted(const Segment& rows, const ReadRequest& request, SegmentList& out) const {
+    if (rows.positions != nullptr) return uncommitted_nodes(rows, request, out);
     const auto sinks = static_cast<std::int64_t>(config_.sinks);
     const auto among_sinks = static_cast<std::size_t>(
         std::clamp<std::int64_t>(sinks - rows.position, 0, static_cast<std::int64_t>(rows.rows)));
@@ -158,6 +159,26 @@ class SinkRecentCache {
                                 static_cast<std::int64_t>(config_.recent) -
                                 static_cast<std::int64_t>(config_.sinks);
     return static_cast<std::size_t>(std::max<std::int64_t>(oldest, 0));
+  }
+
+  // The same for nodes of a tree, whose positions need not ascend.
+  void uncommitted_nodes(const Segment& rows, const ReadRequest& request, SegmentList& out) const {
+    enum class Seen { as_sink, in_window, never };
+    const auto sinks = static_cast<std::int64_t>(config_.sinks);
+    const auto oldest = static_cast<std::int64_t>(oldest_visible(request)) + sinks;
+    const auto seen = [&](std::size_t row) {
+      const std::int64_t position = rows.position_of(row);
+      return position < sinks ? Seen::as_sink : position < oldest ? Seen::never : Seen::in_window;
+    };
+    for (std::size_t first = 0, end = 0; first < rows.rows; first = end) {
+      const Seen kind = seen(first);
+      for (end = first + 1; end < rows.rows && seen(end) == kind;) ++end;
+      if (kind == Seen::never) continue;
+      Segment segment = rows.part(first, end - first);
+      if (kind == Seen::as_sink) segment.rotation = sink_prototype().rotation;
+      if (kind == Seen::in_window) segment.reach = reach();
+      out.push_back(segment);
+    }
   }
 
   [[nodiscard]] Segment sink_prototype() const {
