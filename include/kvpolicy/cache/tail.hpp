@@ -57,7 +57,7 @@ class Tail {
   void move(std::size_t from, std::size_t to) noexcept {
     if (from == to) return;
     for (std::size_t head = 0; head < kv_heads_; ++head) {
-      for (const std::size_t which : {0, 1}) {
+      for (std::size_t which = 0; which < 2; ++which) {
         std::memcpy(side(head, which) + to % slots_ * row_bytes(),
                     side(head, which) + from % slots_ * row_bytes(), row_bytes());
       }
