@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many tokens to draft: what a round of drafting and verifying yields and what it costs, if
+// each drafted token is accepted with the same probability, whatever became of others. For decoders
+// that measure both (speculation/draft_length.hpp) and for predictions beside a measurement.
+//
+// Method: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
+// arXiv:2211.17192; in two levels, Sun et al., "TriForce", arXiv:2404.11912. Both hold the cost of
+// a verification fixed; here it may grow with its tokens. A verification of g drafted tokens reads
+// g + 1: the latest token of the text goes first. g = 0 is plain decoding.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+
+namespace kvpolicy {
+
+/// What a pass of a model over some tokens costs: seconds, or any unit, as long as it is the same.
+struct PassCost {
+  double base = 0.0;       ///< whatever the number of tokens: weights and cached rows are read once
+  double per_token = 0.0;  ///< on top, for each
+
+  [[nodiscard]] double operator()(std::size_t tokens) const {
+    return base + per_token * static_cast<double>(tokens);
+  }
+
+  /// @throws ConfigError unless both are 0 or more and finite, and one is more
+  void validate() const {
+    // Written so that NaN fails.
+    require(base >= 0.0 && per_token >= 0.0 && base + per_token > 0.0 &&
+                std::isfinite(base + per_token),
+            "PassCost: ", base, " and ", per_token,
+            " for each token, must be 0 or more, and one of them more");
+  }
+};
+
+struct DraftCosts {
+  double draft = 0.0;  ///< for one drafted token
+  PassCost verify;     ///< the target's pass
+
+  /// @throws ConfigError
+  void validate() const {
+    require(draft >= 0.0 && std::isfinite(draft), "DraftCosts: a drafted token costs ", draft,
+            ", must be 0 or more");
+    verify.validate();
+  }
+};
+
+/// @throws ConfigError unless it is a probability
+inline void check_acceptance(double acceptance) {
+  require(acceptance >= 0.0 && acceptance <= 1.0, "acceptance is ", acceptance, ", must be 0 to 1");
+}
+
+/// How many tokens a verification of `length` drafted ones yields on average, the target's own
+/// included: 1 + a + a^2 + ... + a^length.
+/// @throws ConfigError
+[[nodiscard]] inline double expected_tokens(double acceptance, std::size_t length) {
+  check_acceptance(acceptance);
+  const double refused = 1.0 - acceptance;
+  if (refused == 0.0) return static_cast<double>(length) + 1.0;
+  // (1 - a^(g + 1)) / (1 - a), without the loss of digits near a = 1.
+  return -std::expm1((static_cast<double>(length) + 1.0) * std::log1p(-refused)) / refused;
+}
+
+/// How many times as fast as plain decoding: tokens over time, over the same of one token a pass.
+/// @throws ConfigError
+[[nodiscard]] inline double speedup(double acceptance, std::size_t length,
+                                    const DraftCosts& costs) {
+  costs.validate();
+  const double seconds = static_cast<double>(length) * costs.draft + costs.verify(length + 1);
+  return expected_tokens(acceptance, length) * costs.verify(1) / seconds;
+}
+
+/// The length, 0 to `most`, with the highest speed-up; among equals the shortest. 0 where drafting
+/// does not pay.
+/// @throws ConfigError
+[[nodiscard]] inline std::size_t best_length(double acceptance, const DraftCosts& costs,
+                                             std::size_t most) {
+  std::size_t best = 0;
+  double highest = speedup(acceptance, 0, costs);
+  for (std::size_t length = 1; length <= most; ++length) {
+    const double value = speedup(acceptance, length, costs);
+    if (value <= highest) continue;
+    highest = value;
+    best = length;
+  }
+  return best;
+}
+
+/// TriForce's hierarchy: a draft proposes to the target over selected rows, and what stands there
+/// is proposed to the target over all rows.
+struct HierarchyCosts {
+  double draft = 0.0;  ///< for one token of the draft
+  PassCost selected;   ///< the target's pass over selected rows
+  PassCost all;        ///< and over all
+};
+
+/// How often a token is accepted, at each level.
+struct HierarchyAcceptance {
+  double selected = 0.0;  ///< a drafted token, by the target over selected rows
+  double all = 0.0;       ///< a token that stands there, by the target over all rows
+};
+
+struct HierarchyLengths {
+  std::size_t inner = 0;  ///< tokens that the draft proposes at a time; 0: none, and no draft
+  std::size_t outer = 0;  ///< tokens that must stand before all rows are read; 0: plain decoding
+  friend bool operator==(const HierarchyLengths&, const HierarchyLengths&) = default;
+};
+
+/// What it costs, on average, until `outer` tokens stand over selected rows: for each outer from 0
+/// to `most_outer`. Each round drafts `inner` tokens, or fewer so that no more stand than asked
+/// for.
+/// @throws ConfigError
+[[nodiscard]] inline std::vector<double> standing_costs(double acceptance, std::size_t inner,
+                                                        std::size_t most_outer,
+                                                        const DraftCosts& costs) {
+  check_acceptance(acceptance);
+  costs.validate();
+  std::vector<double> until(most_outer + 1);
+  for (std::size_t left = 1; left <= most_outer; ++left) {
+    const std::size_t drafted = std::min(inner, left - 1);
+    double seconds = static_cast<double>(drafted) * costs.draft + costs.verify(drafted + 1);
+    double reached = 1.0;  // how often as many drafts as `accepted` are
+    for (std::size_t accepted = 0; accepted < drafted; ++accepted) {
+      seconds += reached * (1.0 - acceptance) * until[left - accepted - 1];
+      reached *= acceptance;
+    }
+    until[left] = seconds + reached * until[left - drafted - 1];
+  }
+  return until;
+}
+
+/// How many times as fast as plain decoding over all rows.
+/// @throws ConfigError
+[[nodiscard]] inline double speedup(const HierarchyAcceptance& acceptance,
+                                    const HierarchyLengths& lengths, const HierarchyCosts& costs) {
+  costs.all.validate();
+  const std::vector<double> until = standing_costs(acceptance.selected, lengths.inner,
+                                                   lengths.outer, {costs.draft, costs.selected});
+  return expected_tokens(acceptance.all, lengths.outer) * costs.all(1) /
+         (until.back() + costs.all(lengths.outer + 1));
+}
+
+/// The lengths, up to `most`, with the highest speed-up; among equals the shorter outer, then inner
+/// one. {0, 0} where nothing pays.
+/// @throws ConfigError
+[[nodiscard]] inline HierarchyLengths best_lengths(const HierarchyAcceptance& acceptance,
+                                                   const HierarchyCosts& costs,
+                                                   const HierarchyLengths& most) {
+  costs.all.validate();
+  std::vector<std::vector<double>> until(most.inner + 1);
+  for (std::size_t inner = 0; inner <= most.inner; ++inner) {
+    until[inner] =
+        standing_costs(acceptance.selected, inner, most.outer, {costs.draft, costs.selected});
+  }
+  HierarchyLengths best;
+  double highest = 1.0 / costs.all(1);
+  for (std::size_t outer = 1; outer <= most.outer; ++outer) {
+    const double tokens = expected_tokens(acceptance.all, outer);
+    for (std::size_t inner = 0; inner <= most.inner; ++inner) {
+      const double value = tokens / (until[inner][outer] + costs.all(outer + 1));
+      if (value <= highest) continue;
+      highest = value;
+      best = {inner, outer};
+    }
+  }
+  return best;
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Chooses how many tokens to draft, from what drafts and verifications cost and how often drafted
+// tokens are accepted, both measured while decoding. The caller takes the times, so a choice is a
+// function of what it was told.
+//
+//     DraftLength length{{.most = 8}};
+//     while (decoding) {
+//       ... draft length.length() tokens, verify them ...
+//       length.observe({.drafted = 5, .accepted = 3, .draft_seconds = a, .verify_seconds = b});
+//     }
+//
+// Model: speculation/cost_model.hpp. For TriForce's hierarchy use two, one per level: the outer one
+// is told what the inner level spent as its time of drafting.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <optional>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/token_tree.hpp>
+#include <kvpolicy/speculation/cost_model.hpp>
+#include <kvpolicy/speculation/pass_times.hpp>
+
+namespace kvpolicy {
+
+struct DraftLengthConfig {
+  std::size_t most = 16;  ///< Longest draft; 0 is plain decoding.
+  /// Always this length, at most `most`; measured all the same.
+  std::optional<std::size_t> fixed = {};
+  std::size_t first = 4;         ///< Length until times are known, or `most` if that is less.
+  double prior = 0.7;            ///< Acceptance believed before anything is measured,
+  double prior_trials = 2.0;     ///< as if from so many drafted tokens; above 0.
+  double memory = 256.0;         ///< Drafted tokens that the acceptance looks back on, about.
+  std::size_t probe_every = 16;  ///< Rounds until another length is measured; 0: never.
+  std::size_t retry_every = 64;  ///< Rounds of plain decoding until a draft is tried; 0: never.
+
+  /// @throws ConfigError
+  void validate() const {
+    require(most < TokenTree::most_nodes, "DraftLengthConfig: most is ", most, ", must be below ",
+            TokenTree::most_nodes);
+    require(fixed.value_or(0) <= most, "DraftLengthConfig: fixed is ", fixed.value_or(0),
+            ", must be at most ", most, " = most");
+    // Written so that NaN fails.
+    require(prior >= 0.0 && prior <= 1.0, "DraftLengthConfig: prior is ", prior,
+            ", must be 0 to 1");
+    require(prior_trials > 0.0 && std::isfinite(prior_trials),
+            "DraftLengthConfig: prior_trials is ", prior_trials, ", must be positive");
+    require(memory >= 1.0, "DraftLengthConfig: memory is ", memory, ", must be at least 1");
+  }
+};
+
+/// One verification.
+struct DraftRound {
+  std::size_t drafted = 0;      ///< tokens that were proposed; 0: plain decoding
+  std::size_t accepted = 0;     ///< how many of them stood
+  double draft_seconds = 0.0;   ///< for all of them
+  double verify_seconds = 0.0;  ///< one pass, over drafted + 1 tokens
+};
+
+/// Not synchronised.
+class DraftLength {
+ public:
+  /// @throws ConfigError
+  explicit DraftLength(const DraftLengthConfig& config = {}) : config_{config} {
+    config_.validate();
+    best_ = config_.fixed.value_or(std::min(config_.first, config_.most));
+    next_ = best_;
+  }
+
+  /// How many tokens to draft now: mostly the best number, now and then another, so that what it
+  /// would cost is known. 0 is plain decoding. Drafting fewer does no harm.
+  [[nodiscard]] std::size_t length() const { return next_; }
+  /// The number that is best by what was measured.
+  [[nodiscard]] std::size_t best() const { return best_; }
+
+  /// How often a drafted token is accepted where those before it were.
+  [[nodiscard]] double acceptance() const {
+    return (accepted_ + config_.prior * config_.prior_trials) / (trials_ + config_.prior_trials);
+  }
+  /// What was measured; 0 where nothing was.
+  [[nodiscard]] DraftCosts costs() const { return {draft_.typical(), verify_.cost()}; }
+
+  /// Times that cannot be are ignored (`plausible_time`), the acceptance beside them is not.
+  /// @throws ConfigError for more accepted than drafted tokens, or drafts of
+  /// TokenTree::most_nodes or more
+  void observe(const DraftRound& round) {
+    require(round.drafted < TokenTree::most_nodes, "DraftLength: ", round.drafted,
+            " drafted tokens, must be below ", TokenTree::most_nodes);
+    require(round.accepted <= round.drafted, "DraftLength: ", round.accepted, " of ", round.drafted,
+            " drafted tokens were accepted");
+    verify_.add(round.drafted + 1, round.verify_seconds);  // first: it allocates
+    if (round.drafted > 0) {
+      draft_.add(round.draft_seconds / static_cast<double>(round.drafted));
+    }
+    // The first refused token is the last that says anything: those behind it followed a text that
+    // was not to be.
+    const bool refused = round.accepted < round.drafted;
+    const double trials = static_cast<double>(round.accepted) + (refused ? 1.0 : 0.0);
+    const double kept = std::pow(1.0 - 1.0 / config_.memory, trials);
+    trials_ = trials_ * kept + trials;
+    accepted_ = accepted_ * kept + static_cast<double>(round.accepted);
+    if (!config_.fixed && !verify_.empty()) choose();
+  }
+
+ private:
+  // A draft that never takes measurable time costs nothing.
+  void choose() {
+    best_ = best_length(acceptance(), costs(), config_.most);
+    next_ = best_;
+    if (config_.most == 0) return;
+    if (best_ == 0) {
+      since_probe_ = 0;
+      if (config_.retry_every == 0 || ++plain_ < config_.retry_every) return;
+      plain_ = 0;
+      retry();
+    } else {
+      plain_ = 0;
+      // A line needs two points, and each of them a few times: soon, at first.
+      const std::size_t every =
+          verify_.has_slope() ? config_.probe_every : std::min<std::size_t>(config_.probe_every, 2);
+      if (config_.probe_every == 0 || ++since_probe_ < every) return;
+      since_probe_ = 0;
+      probe();
+    }
+  }
+
+  // As long as would be best if the draft had become what it was believed to be. What was measured
+  // long ago counts half, or a draft that has become good would have to outweigh all of it.
+  void retry() {
+    constexpr double enough_trials = 16.0;
+    next_ = std::max<std::size_t>(best_length(config_.prior, costs(), config_.most), 1);
+    const double kept = std::max(0.5, std::min(1.0, enough_trials / std::max(trials_, 1.0)));
+    trials_ *= kept;
+    accepted_ *= kept;
+  }
+
+  // Half as long again and half as long, in turns.
+  void probe() {
+    const std::size_t step = std::max<std::size_t>(best_ / 2, 1);
+    const std::size_t longer = std::min(best_ + step, config_.most);
+    const std::size_t shorter = best_ - step;
+    next_ = probe_longer_ && longer != best_ ? longer : shorter;
+    probe_longer_ = !probe_longer_;
+  }
+
+  DraftLengthConfig config_;
+  RecentTimes draft_;
+  PassTimes verify_;
+  double trials_ = 0.0;
+  double accepted_ = 0.0;
+  std::size_t best_ = 0;
+  std::size_t next_ = 0;
+  std::size_t plain_ = 0;        // rounds since plain decoding was chosen, or a draft tried
+  std::size_t since_probe_ = 0;  // rounds since another length was measured
+  bool probe_longer_ = true;
+};
+
+}  // namespace kvpolicy
