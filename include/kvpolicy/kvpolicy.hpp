@@ -9,4 +9,5 @@
 #include <kvpolicy/kivi.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
 #include <kvpolicy/plan/reorder.hpp>
+#include <kvpolicy/triforce.hpp>
 #include <kvpolicy/version.hpp>

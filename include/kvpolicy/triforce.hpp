@@ -30,6 +30,7 @@
 #include <kvpolicy/speculation/batch.hpp>
 #include <kvpolicy/speculation/decoder.hpp>
 #include <kvpolicy/speculation/model_draft.hpp>
+#include <kvpolicy/speculation/ngram_draft.hpp>
 #include <kvpolicy/speculation/selected_draft.hpp>
 #include <kvpolicy/speculation/tree_draft.hpp>
 #include <kvpolicy/speculation/tree_shape.hpp>
