@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Speculative decoding of the shipped model at the longest text it answers well, on the CPU: what
+// each structure accepts, gains over plain decoding of the same text in turns in the same run, and
+// what the cost model says of it; how often the full cache agrees with its selected rows over the
+// budget and over the size of a chunk (TriForce's figure 6).
+//
+//   triforce_shipped_bench [--benchmark_filter=structure] [--benchmark_out=FILE
+//                          --benchmark_out_format=json]
+//   bench/plot_triforce.py FILE --out docs/triforce_acceptance.png
+//
+// Two kinds of text: `prose` goes on with the King James Bible, `needles` answers questions about
+// facts hidden in it. A greedy run whose tokens differ from plain decoding's is an error, not a time.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+#include <kvpolicy/speculation/cost_model.hpp>
+#include <reference_model/llama.hpp>
+
+#include "common/exam.hpp"
+#include "common/files.hpp"
+#include "common/retrieval_text.hpp"
+#include "common/speculation_run.hpp"
+#include "common/speculative_text.hpp"
+
+namespace {
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+constexpr std::size_t text_bytes = 7680;  // with its continuation within the 8,192 of the training
+constexpr std::size_t texts = 3;
+
+const reference::Llama& target() {
+  static const auto model = reference::Llama::load(repository_path(shipped_model));
+  return model;
+}
+const reference::Llama& small() {
+  static const auto model =
+      reference::Llama::load(draft_folder_of(repository_path(shipped_model)));
+  return model;
+}
+
+enum class Kind { prose, needles };
+
+std::vector<SpeculationTurn> turns_of(Kind kind, std::uint64_t seed) {
+  const RetrievalText text =
+      draw_text(held_out_text(), {.length = text_bytes, .questions = 6, .seed = seed});
+  std::vector<SpeculationTurn> turns(1);
+  turns.front().prompt = tokens_of(text.body);
+  turns.front().past_stop_tokens = true;
+  turns.front().most_new = kind == Kind::prose ? 192 : 1;
+  if (kind == Kind::prose) return turns;
+  for (const Question& question : text.questions) {
+    SpeculationTurn& turn = turns.emplace_back();
+    turn.prompt = tokens_of(question.text);
+    turn.most_new = 64;
+  }
+  return turns;
+}
+
+/// Sums over the texts.
+struct Total {
+  double tokens = 0, seconds = 0, plain_tokens = 0, plain_seconds = 0;
+  double passes = 0, places = 0, accepted = 0, middle_places = 0, middle_accepted = 0;
+  double expected_tokens = 0;
+  bool same = true;
+};
+
+Total run(const SpeculationSetup& setup, Kind kind, bool beside_plain) {
+  Total total;
+  for (std::size_t text = 1; text <= texts; ++text) {
+    SpeculationSetup own = setup;
+    own.options.stop_tokens = {'.'};
+    own.options.seed = text;
+    SpeculativeText speculative{target(), needs_small_model(setup.structure) ? &small() : nullptr, own};
+    const SpeculationResult result = run_speculation(speculative, turns_of(kind, text), beside_plain);
+    total.tokens += static_cast<double>(result.tokens);
+    total.seconds += result.seconds;
+    total.plain_tokens += static_cast<double>(result.plain_tokens);
+    total.plain_seconds += result.plain_seconds;
+    total.passes += static_cast<double>(result.steps.size());
+    const LevelReport& top = result.levels.front();
+    total.places += static_cast<double>(top.judged);
+    total.accepted += static_cast<double>(top.accepted);
+    if (result.levels.size() > 2) {
+      total.middle_places += static_cast<double>(result.levels[1].judged);
+      total.middle_accepted += static_cast<double>(result.levels[1].accepted);
+    }
+    const double acceptance = top.judged > 0 ? top.acceptance() : 0.0;
+    for (const SpeculationStep& step : result.steps) {
+      total.expected_tokens += expected_tokens(acceptance, step.guessed);
+    }
+    total.same = total.same && (!beside_plain || result.same_text);
+  }
+  return total;
+}
+
+SpeculationSetup setup_of(Structure structure, double temperature, std::optional<std::size_t> length) {
+  SpeculationSetup setup;
+  setup.structure = structure;
+  setup.options.sampling.temperature = static_cast<float>(temperature);
+  if (length) {
+    setup.options.length = *length;
+    setup.options.adapt = false;
+  }
+  return setup;
+}
+
+void report(benchmark::State& state, const std::vector<Total>& totals) {
+  std::vector<double> speedups;
+  Total sum;
+  for (const Total& total : totals) {
+    speedups.push_back(total.plain_seconds / total.plain_tokens / (total.seconds / total.tokens));
+    sum.tokens += total.tokens;
+    sum.seconds += total.seconds;
+    sum.plain_tokens += total.plain_tokens;
+    sum.plain_seconds += total.plain_seconds;
+    sum.passes += total.passes;
+    sum.expected_tokens += total.expected_tokens;
+  }
+  std::ranges::sort(speedups);
+  const Total& last = totals.back();
+  state.counters["acceptance"] = last.accepted / std::max(last.places, 1.0);
+  if (last.middle_places > 0) {
+    state.counters["middle_acceptance"] = last.middle_accepted / last.middle_places;
+  }
+  state.counters["tokens_per_verification"] = last.tokens / last.passes;
+  if (sum.plain_tokens == 0) return;
+  state.counters["speedup"] = speedups[speedups.size() / 2];
+  state.counters["speedup_min"] = speedups.front();
+  state.counters["speedup_max"] = speedups.back();
+  // The time that passes took, and the tokens that independent acceptance expects of them.
+  state.counters["predicted"] =
+      sum.plain_seconds / sum.plain_tokens / (sum.seconds / sum.expected_tokens);
+  state.counters["ms"] = sum.seconds / sum.tokens * 1e3;
+  state.counters["plain_ms"] = sum.plain_seconds / sum.plain_tokens * 1e3;
+}
+
+void structure(benchmark::State& state, Structure named, Kind kind, double temperature) {
+  std::vector<Total> totals;
+  for (auto _ : state) {
+    totals.push_back(run(setup_of(named, temperature, {}), kind, true));
+    state.SetIterationTime(totals.back().seconds);
+    if (temperature == 0.0 && !totals.back().same) {
+      return state.SkipWithError("the tokens differ from those of plain decoding");
+    }
+  }
+  report(state, totals);
+}
+
+void selection(benchmark::State& state, Kind kind, std::size_t chunk, std::size_t budget) {
+  std::vector<Total> totals;
+  for (auto _ : state) {
+    SpeculationSetup setup = setup_of(Structure::self, 0.0, 6);
+    setup.chunk = chunk;
+    setup.budget = budget;
+    totals.push_back(run(setup, kind, false));
+    state.SetIterationTime(totals.back().seconds);
+  }
+  report(state, totals);
+}
+
+template <class... Arguments>
+void add(const std::string& name, int iterations, Arguments... arguments) {
+  benchmark::RegisterBenchmark(name.c_str(), arguments...)
+      ->Iterations(iterations)->UseManualTime()->Unit(benchmark::kMillisecond);
+}
+
+void add_all() {
+  const auto kind_name = [](Kind kind) { return kind == Kind::prose ? "prose" : "needles"; };
+  for (const Kind kind : {Kind::prose, Kind::needles}) {
+    for (const NamedStructure& s : structures()) {
+      if (s.structure == Structure::plain) continue;
+      add(std::string{"structure/"} + s.name + "/" + kind_name(kind) + "/t0", 3, structure,
+          s.structure, kind, 0.0);
+    }
+  }
+  add("structure/triforce/prose/t0.6", 3, structure, Structure::triforce, Kind::prose, 0.6);
+  add("structure/triforce/prose/t1", 3, structure, Structure::triforce, Kind::prose, 1.0);
+  for (const Kind kind : {Kind::prose, Kind::needles}) {
+    for (const std::size_t budget : {32, 64, 128, 256, 512, 1024, 2048, 4096}) {
+      add(std::string{"budget/"} + kind_name(kind) + "/" + std::to_string(budget), 1, selection, kind,
+          std::size_t{8}, budget);
+    }
+    for (const std::size_t chunk : {1, 2, 4, 8, 16, 32, 64}) {
+      add(std::string{"chunk/"} + kind_name(kind) + "/" + std::to_string(chunk), 1, selection, kind,
+          chunk, std::size_t{256});
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  add_all();
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+}
