@@ -122,8 +122,8 @@ class KvCache {
   }
 
   /// Of the pending tree keeps the nodes of `path`, which leads from the text downwards, as tentative
-  /// rows of the text, in every layer; none, if it is empty. What a query behind them chose is taken
-  /// back as by `truncate`.
+  /// rows of the text, in every layer; none, if it is empty. What a node's query chose is taken back as
+  /// by `truncate`, unless the node stays and all nodes before it.
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree
   void accept(std::span<const std::size_t> path) {
