@@ -290,12 +290,11 @@ class FileResource final : public SlowMemory {
       const std::lock_guard lock{mutex_};
       std::size_t room = residency_.room();  // for what is read ahead
       residency_.begin(use);
-      std::size_t next = 0;
-      bool full = false;
       for_each_piece(parts, [&](std::size_t piece) {
-        if (use == Residency::Use::ahead && room-- == 0) full = true;
-        if (full) return;
-        next = piece + 1;
+        if (use == Residency::Use::ahead) {
+          if (room == 0) return;
+          --room;
+        }
         if (!residency_.is_resident(piece)) {
           const std::size_t from = piece * piece_;
           const std::size_t to = std::min(from + piece_, file_bytes_);
