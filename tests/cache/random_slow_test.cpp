@@ -6,5 +6,5 @@
 
 TEST_CASE("random operations with slow memory: every policy does what its model says") {
   using Plan = kvpolicy::AnyPlan<float>;
-  test::random_sequences<Plan, float, test::SlowBackend<Plan>>(3, 25);
+  test::random_sequences<Plan, float, test::SlowBackend<Plan>>(3, 15);
 }
