@@ -133,7 +133,7 @@ template <Element E>
 std::vector<PolicyShare> policy_shares(const AnyPlan<E>& plan, std::size_t tokens,
                                        const CacheOptions& options) {
   const ModelShape& shape = plan.shape();
-  const StorageContext context{shape.head_dim, options.page_rows, options.memory};
+  const StorageContext context = options.context(shape.head_dim);
   const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
   std::vector<PolicyShare> shares;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {

@@ -133,6 +133,7 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
   Random random{seed};
   typename Backend::Memory memory;
   options.memory = &memory;
+  if constexpr (requires { memory.slow; }) options.slow_memory = &memory.slow;
   {
     std::vector<Sequence<Plan, Backend>> sequences;
     sequences.emplace_back(shape, heads, options, logits);
@@ -169,7 +170,7 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
 }
 
 /// Several sequences that between them have every head, rollback, page size and group.
-template <class Plan, class In>
+template <class Plan, class In, class Backend = HostBackend<Plan>>
 void random_sequences(std::uint64_t seed, std::size_t operations) {
   struct Case {
     std::size_t group, kv_heads, layers, max_rollback, max_append, page_rows;
@@ -196,7 +197,7 @@ void random_sequences(std::uint64_t seed, std::size_t operations) {
     options.max_rollback = one.max_rollback;
     options.max_append = one.max_append;
     options.page_rows = one.page_rows;
-    random_operations<Plan, In>(seed * 1000 + i, shape, heads, options, logits, operations);
+    random_operations<Plan, In, Backend>(seed * 1000 + i, shape, heads, options, logits, operations);
   }
 }
 

@@ -167,7 +167,9 @@ class Sequence {
   void accept(const std::vector<std::size_t>& path) {
     cache_.accept(path);
     for (Layer& layer : layers_) {
-      for (Head& head : layer.heads) head.model.truncate(layer.queries.size());
+      std::size_t same = layer.queries.size();  // nodes that did not move, behind the text
+      for (std::size_t i = 0; i < path.size() && path[i] == i; ++i) ++same;
+      for (Head& head : layer.heads) head.model.truncate(same);
       for (const std::size_t node : path) {
         layer.queries.push_back(layer.node_queries[node]);
         for (Head& head : layer.heads) head.text.push_back(head.nodes[node]);

@@ -343,7 +343,7 @@ TEST_CASE("truncate behind the root takes text back with the tree") {
   CHECK(test::dump(cache) == test::dump(control));
 }
 
-TEST_CASE("what a guess chose is taken back") {
+TEST_CASE("what a guess chose stays with it") {
   using One = HeadPlan<Retrieval>;
   const One plan{{1, 1, 1, 64}, Retrieval::Config{.chunk = 2, .budget = 4}};
   KvCache<One> cache{plan, {.max_rollback = 8}};
@@ -351,51 +351,70 @@ TEST_CASE("what a guess chose is taken back") {
   test::feed(cache, random, {30});
   cache.commit();
   const auto& policy = std::get<0>(cache.policy(0, 0));
-  const auto guess = [&] {
-    const TokenTree tree = test::random_tree(random, 4);
-    test::Chunk<> chunk{random, plan.shape(), 4};
+  const auto step = [&](const TokenTree& tree, std::size_t tokens) {
+    test::Chunk<> chunk{random, plan.shape(), tokens};
     chunk.step(cache, 0, {.read = Read::selected, .tree = &tree});
     CHECK(policy.selected_until() == 30);
-    return tree;
+    CHECK_FALSE(policy.selection_is_stale());
   };
-  const TokenTree tree = guess();
-  CHECK_FALSE(policy.selection_is_stale());
-  cache.accept(path_to(tree, 3));
-  CHECK(policy.selection_is_stale());
-  cache.truncate(30);
-  guess();
-  cache.truncate(30);
-  CHECK(policy.selection_is_stale());
-  // A choice from before stays.
+  using Path = std::vector<std::size_t>;
+  constexpr std::size_t text = TokenTree::text;
+  // Node 1 chooses, by the first call, in a tree that goes on.
+  struct Case {
+    Path parents;
+    std::size_t first;
+    Path path;
+    bool stays;
+  };
+  const std::vector<Case> cases{
+      {{text, 0, 1, 2}, 2, {0, 1, 2, 3}, true},   // a chain
+      {{text, 0, 1, 2}, 2, {0, 1}, true},
+      {{text, 0, 1, 2}, 2, {0}, false},
+      {{text, 0, 1, 2}, 4, {0, 1, 2}, false},     // node 3 chooses
+      {{text, 0, 1, 0, 3}, 2, {0, 1, 2}, true},
+      {{text, 0, 1, 0, 3}, 2, {0, 3, 4}, false},  // as long a path, but another
+      {{text, text, 0, 2}, 2, {0, 2, 3}, false},
+      {{text, 0, text, 2}, 2, {2, 3}, false},
+      {{text, 0, text, 2}, 2, {}, false},
+  };
+  for (const Case& one : cases) {
+    CAPTURE(one.path.size());
+    const TokenTree tree{one.parents};
+    step(tree.first(one.first), one.first);
+    if (one.first < tree.size()) step(tree, tree.size() - one.first);
+    cache.accept(one.path);
+    CHECK(policy.selection_is_stale() == !one.stays);
+    cache.truncate(30);
+    CHECK(policy.selection_is_stale());
+  }
+  // A choice from before is back where a guess's goes.
   test::feed(cache, random, {1}, {.refresh = true});
-  const std::size_t until = policy.selected_until();
-  const TokenTree third = test::random_tree(random, 3);
-  test::Chunk<> chunk{random, plan.shape(), 3};
-  chunk.step(cache, 0, {.read = Read::selected, .tree = &third});
-  cache.accept({});
+  const TokenTree fork{Path{text, text}};
+  test::Chunk<> chunk{random, plan.shape(), 2};
+  chunk.step(cache, 0, {.read = Read::selected, .tree = &fork});
+  cache.accept(Path{1});
   CHECK_FALSE(policy.selection_is_stale());
-  CHECK(policy.selected_until() == until);
 }
 
 TEST_CASE("queries that were never shown are not known afterwards") {
-  // Appended nodes 0 and 1 bring no query, node 2 does.
+  // The nodes 0 and 1 are only appended.
   using One = HeadPlan<HeadBudgetCache<DenseStorage<float>>>;
   const One plan{{1, 1, 1, 64}, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 2, .scorer = {.window = 3}}};
   Random random{8};
-  const TokenTree tree{std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 2, 4}};
+  const TokenTree tree{std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 2, 4, 3}};
   using Path = std::vector<std::size_t>;
-  for (const Path& path : {Path{}, Path{0}, Path{0, 1}, Path{2}, Path{0, 3}, Path{2, 4}, Path{2, 4, 5}}) {
+  for (const Path& path : {Path{}, Path{0}, Path{0, 1}, Path{2}, Path{0, 3}, Path{2, 4}, Path{0, 3, 6}, Path{2, 4, 5}}) {
     CAPTURE(path.size());
     KvCache<One> cache{plan, {.max_rollback = 8, .max_append = 2}};
     test::feed(cache, random, {12});
     const TokenTree two = tree.first(2);
     test::Chunk<> appended{random, plan.shape(), 2};
     appended.append(cache, 0, {.tree = &two});
-    test::Chunk<> stepped{random, plan.shape(), 4};
+    test::Chunk<> stepped{random, plan.shape(), 5};
     stepped.step(cache, 0, {.tree = &tree});
     cache.accept(path);
     // The latest three are wanted, and those of the text went when a gap came behind them.
-    if (path.size() == 3) {
+    if (path == Path{2, 4, 5}) {
       CHECK_NOTHROW(cache.compress());
     } else {
       CHECK_THROWS_AS(cache.compress(), ShapeError);

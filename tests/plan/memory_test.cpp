@@ -91,6 +91,15 @@ bool compresses(const Plan& plan) {
   return any;
 }
 
+/// Heads that select hold copies besides, of which a plan knows only the most.
+bool selects(const Plan& plan) {
+  bool any = false;
+  plan.for_each_head([&]<class Config>(std::size_t, std::size_t, const Config&) {
+    any = any || requires(Config config) { config.chunk; };
+  });
+  return any;
+}
+
 }  // namespace
 
 TEST_CASE("a cache holds what its plan predicts, for every policy and any chunking") {
@@ -99,12 +108,14 @@ TEST_CASE("a cache holds what its plan predicts, for every policy and any chunki
   for (int round = 0; round < 150; ++round) {
     CAPTURE(round);
     LimitedResource memory;
-    const CacheOptions options = random_options(random, &memory);
+    LimitedResource slow;
+    CacheOptions options = random_options(random, &memory);
     // Each policy alone in turn, then mixtures.
     const Plan plan =
         round < 39 ? Plan{shape, random_config<Plan>(
                                      random, static_cast<std::size_t>(round) % policy_count<Plan>)}
                    : random_plan<Plan>(shape, random);
+    if (pick(random, 0, 1) == 0 && !selects(plan)) options.slow_memory = &slow;
     {
       Cache cache{plan, options};
       std::size_t tokens = 0;
@@ -115,11 +126,13 @@ TEST_CASE("a cache holds what its plan predicts, for every policy and any chunki
         tokens += chunk;
         CAPTURE(tokens);
         CAPTURE(chunk);
-        REQUIRE(cache.bytes() == memory.live());
-        REQUIRE(plan.memory(tokens, options).total() == memory.live());
+        REQUIRE(cache.bytes() == memory.live() + slow.live());
+        REQUIRE(cache.slow_bytes() == slow.live());
+        REQUIRE(plan.memory(tokens, options).total() == memory.live() + slow.live());
+        REQUIRE(plan.memory(tokens, options).slow == slow.live());
       }
     }
-    CHECK(memory.live() == 0);
+    CHECK(memory.live() + slow.live() == 0);
   }
 }
 
@@ -181,6 +194,8 @@ TEST_CASE("max_context: so many tokens fit on the way, one more does not") {
                  ? Plan{shape, random_config<Plan>(random, pick(random, 0, policy_count<Plan> - 1))}
                  : random_plan<Plan>(shape, random);
     } while (compresses(plan));
+    const bool is_slow = pick(random, 0, 1) == 0 && !selects(plan);
+    if (is_slow) options.slow_memory = &unlimited;
     const std::size_t aim = pick(random, 1, 500);
     const std::size_t bytes = plan.memory(aim, options).total() + pick(random, 0, 3) * 1000;
     const std::optional<std::size_t> most = plan.max_context(bytes, options);
@@ -197,6 +212,7 @@ TEST_CASE("max_context: so many tokens fit on the way, one more does not") {
     // counts is what it asks for while rows come and go, not only what it holds afterwards.
     LimitedResource memory{bytes};
     options.memory = &memory;
+    if (is_slow) options.slow_memory = &memory;
     Cache cache{plan, options};
     std::size_t fed = 0;
     bool failed = false;

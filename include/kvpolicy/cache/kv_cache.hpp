@@ -50,7 +50,7 @@ class KvCache {
       : plan_{std::move(plan)}, options_{options}, engine_{std::move(engine)} {
     options_.validate();
     const ModelShape& shape = plan_.shape();
-    const StorageContext context{shape.head_dim, options_.page_rows, options_.memory};
+    const StorageContext context = options_.context(shape.head_dim);
     layers_.reserve(shape.layers);
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       Layer& added = layers_.emplace_back(Layer{
@@ -84,8 +84,8 @@ class KvCache {
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
   /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`; with a tree,
   /// row i stands at `depth` of its node behind the text.
-  /// @throws ShapeError, CapacityError, std::bad_alloc; RollbackError if a tree is pending that
-  /// `options` does not name
+  /// @throws ShapeError, CapacityError, std::bad_alloc, StorageError (slow memory); RollbackError if
+  /// a tree is pending that `options` does not name
   template <class Q, class K, class V, class Out>
   void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k,
             const TensorView<V>& v, const TensorView<Out>& out, const AttendOptions& options = {}) {
@@ -122,8 +122,8 @@ class KvCache {
   }
 
   /// Of the pending tree keeps the nodes of `path`, which leads from the text downwards, as tentative
-  /// rows of the text, in every layer; none, if it is empty. What a query behind them chose is taken
-  /// back as by `truncate`.
+  /// rows of the text, in every layer; none, if it is empty. What a node's query chose is taken back as
+  /// by `truncate`, unless the node stays and all nodes before it.
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree
   void accept(std::span<const std::size_t> path) {
@@ -143,7 +143,7 @@ class KvCache {
   }
 
   /// Hands all tentative rows to the policies: from now on they cannot be taken back.
-  /// @throws RollbackError if a tree is pending, std::bad_alloc
+  /// @throws RollbackError if a tree is pending, std::bad_alloc, StorageError
   void commit() {
     refuse_tree("commit");
     for (Layer& layer : layers_) reserve(layer, layer.uncommitted(), layers_);
@@ -153,8 +153,8 @@ class KvCache {
 
   /// Commits, then lets every head with a budget drop what its latest queries attend to least.
   /// Heads of other policies stay as they are. If memory runs out, rows are committed, no more.
-  /// @throws std::bad_alloc, ShapeError if rows came without their queries (`append` alone),
-  /// RollbackError if a tree is pending
+  /// @throws std::bad_alloc, StorageError, ShapeError if rows came without their queries (`append`
+  /// alone), RollbackError if a tree is pending
   void compress() {
     refuse_tree("compress");
     for (const Layer& layer : layers_) layer.check_queries();
@@ -181,7 +181,7 @@ class KvCache {
     return std::ranges::max_element(layers_, {}, &Layer::committed)->committed;
   }
 
-  /// Live bytes of row memory asked of the memory resource; pages shared with forks count in full.
+  /// Live bytes of row memory asked of the memory resources; pages shared with forks count in full.
   [[nodiscard]] std::size_t bytes() const {
     std::size_t total = 0;
     for (const Layer& layer : layers_) {
@@ -192,7 +192,21 @@ class KvCache {
     }
     return total;
   }
-  /// Of them, bytes that a fork holds too.
+  /// Of them, bytes in slow memory.
+  [[nodiscard]] std::size_t slow_bytes() const {
+    std::size_t total = 0;
+    for (const Layer& layer : layers_) {
+      for (const Policy& head : layer.heads) {
+        std::visit(
+            [&](const auto& policy) {
+              if constexpr (requires { policy.slow_bytes(); }) total += policy.slow_bytes();
+            },
+            head);
+      }
+    }
+    return total;
+  }
+  /// Of `bytes()`, what a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
     std::size_t total = 0;
     for (const Layer& layer : layers_) {
@@ -456,8 +470,8 @@ class KvCache {
       try {
         prepare_refresh(layer, q, layer.tokens - q.tokens, options.refresh_query, true);
         layer.end_refresh(true);
-      } catch (const std::bad_alloc&) {
-        // The next selected read chooses instead.
+      } catch (...) {
+        // No memory, or slow memory that cannot be read: the next selected read chooses instead.
         layer.end_refresh(false);
         layer.for_each_selecting([](auto& policy, std::size_t) { policy.forget_selection(); });
       }
@@ -476,7 +490,7 @@ class KvCache {
     try {
       commit_layer(layer);
       compress_layers({&layer, 1}, /*only_due=*/true);
-    } catch (const std::bad_alloc&) {
+    } catch (...) {
       // The step itself is done and its rows are kept; the next one tries again.
     }
   }

@@ -69,8 +69,10 @@ struct CacheLayer {
     queries.keep(root, path);
     tree.truncate(0);
     tokens = root + path.size();
-    // The choice of a node that stands before all branches stays where the node does.
-    undo_refresh(tokens);
+    // A node's choice stays if the node and all before it do: then it was made by the text's query.
+    std::size_t same = 0;
+    while (same < path.size() && path[same] == same) ++same;
+    undo_refresh(root + same);
   }
 
   /// The oldest `rows` rows of the tail go to the policies, which have reserved for them.

@@ -58,8 +58,8 @@ struct LayerAttention {
     return options.tree->size() - queries.tokens + token;
   }
   [[nodiscard]] std::int64_t position(std::size_t token) const {
-    const TokenTree* tree = options.tree;
-    return first_position + static_cast<std::int64_t>(tree == nullptr ? token : tree->depth(node(token)));
+    const std::size_t behind = options.tree == nullptr ? token : options.tree->depth(node(token));
+    return first_position + static_cast<std::int64_t>(behind);
   }
   /// Whether query row `token` sees row `row` of the segment.
   [[nodiscard]] bool sees(std::size_t token, const Segment& segment, std::size_t row) const {

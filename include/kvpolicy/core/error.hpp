@@ -53,6 +53,12 @@ class FormatError : public Error {
   using Error::Error;
 };
 
+/// Slow memory that cannot be had, read or written: a full disk, a failing one.
+class StorageError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A device that is missing, too old, or failed.
 class DeviceError : public Error {
  public:

@@ -118,7 +118,7 @@ struct Segment {
   std::size_t rows = 0;
   std::int64_t position = 0;                  ///< text position of plane row 0
   const std::int64_t* positions = nullptr;    ///< of each plane row, where they are not consecutive
-  std::size_t node = no_node;                 ///< of plane row 0; the rows behind it are the next nodes
+  std::size_t node = no_node;                 ///< of plane row 0; the next rows are the next nodes
   std::span<const RowRun> runs = {};          ///< the plane rows that count, ascending; empty: [0, rows)
   std::int64_t reach = unlimited_reach;
   QueryRotation rotation = {};

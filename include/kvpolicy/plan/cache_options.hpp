@@ -21,9 +21,18 @@ struct CacheOptions {
   std::size_t max_tokens = 0;
   /// Rows of a page, the unit of growth and of sharing between forks. A power of two, 16 to 4096.
   std::size_t page_rows = 64;
-  /// Every byte of row memory is asked of this resource; it must outlive the cache and its forks.
+  /// Row memory is asked of this resource; it must outlive the cache and its forks.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
+  /// Where rows go that only reads of all rows need: full pages of heads that keep every row (Full,
+  /// QuantizedResidual, ChunkRetrieval). Null: nowhere, all rows stay in `memory`. Heads of bounded
+  /// size, residuals, tails, summaries, and copies of the rows that ChunkRetrieval chose stay there
+  /// too, so that a `selected` read touches nothing slow. A call's own rows pass through `memory`:
+  /// a long prompt is best fed in pieces. A file: offload/file_resource.hpp.
+  std::pmr::memory_resource* slow_memory = nullptr;
 
+  [[nodiscard]] StorageContext context(std::size_t head_dim) const {
+    return {head_dim, page_rows, memory, slow_memory};
+  }
   [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }
 
   void validate() const {

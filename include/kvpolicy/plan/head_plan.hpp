@@ -25,6 +25,7 @@ struct MemoryEstimate {
   std::size_t heads = 0;    ///< rows that the policies keep
   std::size_t tail = 0;     ///< rows that may still be rolled back
   std::size_t queries = 0;  ///< queries kept for compression
+  std::size_t slow = 0;     ///< of `heads`, in slow memory, the rest of all being in fast memory
   [[nodiscard]] std::size_t total() const { return heads + tail + queries; }
 };
 
@@ -92,7 +93,8 @@ class HeadPlan {
   }
 
   /// What a cache holds once `tokens` were fed in steps. Exact, but for heads that are compressed:
-  /// for these a bound, until the compression all rows, after it (`compressed`) the survivors.
+  /// for these a bound, until the compression all rows, after it (`compressed`) the survivors. With
+  /// slow memory also a bound for heads that select: they count the copies of one choice.
   [[nodiscard]] MemoryEstimate memory(std::size_t tokens, const CacheOptions& options = {},
                                       bool compressed = false) const {
     const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
@@ -102,13 +104,22 @@ class HeadPlan {
       return compressed ? bytes_at_rest<P>(config, context, committed)
                         : P::bytes_of_tokens(config, context, committed);
     });
+    estimate.slow = sum(options, [&]<class P>(const typename P::Config& config,
+                                              const StorageContext& context) {
+      if constexpr (requires { P::slow_bytes_of_tokens(config, context, committed); }) {
+        return P::slow_bytes_of_tokens(config, context, committed);
+      } else {
+        return std::size_t{0};
+      }
+    });
     return estimate;
   }
 
   /// The longest text that a cache of `bytes` can take token by token: at no moment on the way does
   /// it ask for more, with one token more it would. Nothing if not even one token fits; 2^40 for
   /// plans that no text can fill. A longer chunk takes more while it comes in, up to another window
-  /// in heads that have one. Compressed heads count as compressed.
+  /// in heads that have one. Compressed heads count as compressed. `bytes` are those of fast and
+  /// slow memory together.
   [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes,
                                                        const CacheOptions& options = {}) const {
     constexpr std::size_t most = std::size_t{1} << 40;
@@ -241,7 +252,7 @@ class HeadPlan {
     };
     const std::size_t after = tokens - std::min(tokens, options.max_rollback);
     const std::size_t before = after - (tokens > options.max_rollback ? 1 : 0);
-    const StorageContext context{shape_.head_dim, options.page_rows, options.memory};
+    const StorageContext context = options.context(shape_.head_dim);
     std::vector<Held> held;
     for (const Config* config : distinct.configs) {
       visit(*config, [&]<class P>(const typename P::Config& own) {
@@ -273,7 +284,7 @@ class HeadPlan {
   // Adds bytes.operator()<P>(config, context) over all heads; heads of equal config are asked once.
   template <class Bytes>
   [[nodiscard]] std::size_t sum(const CacheOptions& options, Bytes bytes) const {
-    const StorageContext context{shape_.head_dim, options.page_rows, options.memory};
+    const StorageContext context = options.context(shape_.head_dim);
     const Distinct distinct = distinct_configs();
     std::vector<std::size_t> own;
     for (const Config* config : distinct.configs) {

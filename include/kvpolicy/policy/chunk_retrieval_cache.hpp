@@ -8,12 +8,18 @@
 // Quest, arXiv:2406.10774 (min/max keys, a selection for each step). Differences: selection is per
 // KV head, by the sum over its query heads; every committed chunk can be chosen, not the prompt's
 // alone; rows appended since the selection are read on top of the budget instead of over its end.
+//
+// With slow memory (StorageContext), full pages go there, and a selection takes along copies of the
+// chosen rows that are or will be there, in the format in which they are stored. Rows behind them
+// stay in fast memory until the next selection, so that a selected read touches nothing slow and
+// reads the very same numbers as without.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -50,7 +56,7 @@ class ChunkRetrievalCache {
         open_{context.head_dim}, row_(context.head_dim) {
     validate(config, context);
     for (std::size_t v = 0; v < Summary::vectors; ++v) {
-      summaries_.emplace_back(summary_format(), context);
+      summaries_.emplace_back(summary_format(), context.fast());
     }
   }
 
@@ -97,6 +103,7 @@ class ChunkRetrievalCache {
       open_.add(row_);
       if ((first + i + 1) % config_.chunk == 0) close_chunk();
     }
+    drop_old_selections();
   }
 
   /// Whether a selected read must choose first.
@@ -116,7 +123,7 @@ class ChunkRetrievalCache {
 
   /// The same in two steps: `segments` shows the new choice at once, but only `finish_refresh`
   /// keeps it. `tokens`: how long the text is with the query that chooses.
-  /// @throws std::bad_alloc, with the choice as it was
+  /// @throws std::bad_alloc, StorageError, with the choice as it was
   template <class Engine>
   void prepare_refresh(std::span<const float> queries, Engine& engine, std::size_t tokens) {
     const std::size_t chunks = summaries_.front().end();
@@ -133,7 +140,7 @@ class ChunkRetrievalCache {
     }
     // Chunk 0 holds the attention sinks: always read, whatever its keys say.
     if (chunks > 0) scores.front() = std::numeric_limits<float>::infinity();
-    Selection selection{{}, chunks * config_.chunk, storage_.end(), tokens};
+    Selection selection{{}, chunks * config_.chunk, storage_.end(), tokens, 0, {}};
     for (const std::size_t chunk : top_rows(scores, config_.budget / config_.chunk)) {
       const std::size_t first = chunk * config_.chunk;
       auto& runs = selection.runs;
@@ -143,6 +150,7 @@ class ChunkRetrievalCache {
         runs.push_back({first, config_.chunk});
       }
     }
+    copy_settled(selection);
     selections_.reserve(selections_.size() + 1);
     pending_ = std::move(selection);
   }
@@ -150,25 +158,30 @@ class ChunkRetrievalCache {
     if (!pending_) return;
     selections_.push_back(std::move(*pending_));
     pending_.reset();
-    // A rollback never goes behind the committed rows: of the choices up to there one is enough.
-    const auto first_later = std::ranges::find_if(
-        selections_, [&](const Selection& s) { return s.tokens > storage_.end(); });
-    if (first_later - selections_.begin() > 1) selections_.erase(selections_.begin(), first_later - 1);
+    drop_old_selections();
   }
   void abandon_refresh() noexcept { pending_.reset(); }
 
   /// Takes back what queries behind the first `tokens` tokens chose: the text goes on from there.
   void undo_refresh(std::size_t tokens) noexcept {
     while (!selections_.empty() && selections_.back().tokens > tokens) selections_.pop_back();
+    update_fast_rows();
   }
   /// The next selected read chooses first.
-  void forget_selection() noexcept { selections_.clear(); }
+  void forget_selection() noexcept {
+    selections_.clear();
+    update_fast_rows();
+  }
 
   void segments(const ReadRequest& request, SegmentList& out) const {
-    const std::size_t first_shown = out.size();
-    storage_.show(0, storage_.end(), Segment{}, out);
     const Selection* selected = current();
-    if (request.read == Read::all || selected == nullptr) return;
+    if (request.read == Read::all || selected == nullptr) {
+      return storage_.show(0, storage_.end(), Segment{}, out);
+    }
+    if (selected->copies != nullptr) out.push_back(selected->copies->segment());
+    const std::size_t first_shown = out.size();
+    const std::size_t first = selected->copied_until;
+    storage_.show(first, storage_.end() - first, {.position = static_cast<std::int64_t>(first)}, out);
     // What the selection leaves of each segment, which may begin and end inside a chunk.
     shown_runs_.clear();
     shown_runs_.reserve(out.size() - first_shown);
@@ -197,43 +210,137 @@ class ChunkRetrievalCache {
   [[nodiscard]] std::size_t bytes() const {
     std::size_t total = storage_.bytes();
     for (const PlaneStore& side : summaries_) total += side.bytes();
+    for_each_copies([&](const Copies& copies, bool) { total += copies.rows.bytes(); });
     return total;
+  }
+  [[nodiscard]] std::size_t slow_bytes() const
+    requires OffloadingStorage<Storage>
+  {
+    return storage_.slow_bytes();
   }
   [[nodiscard]] std::size_t shared_bytes() const {
     std::size_t total = storage_.shared_bytes();
     for (const PlaneStore& side : summaries_) total += side.shared_bytes();
+    for_each_copies([&](const Copies& copies, bool shared) {
+      if (shared) total += copies.rows.bytes();
+    });
     return total;
   }
 
+  /// With slow memory a bound for a head that holds one selection: what a rollback may bring back
+  /// comes on top.
   [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
                                                    const StorageContext& context,
                                                    std::size_t tokens) {
     return Storage::bytes_of_rows(config.storage, context, 0, tokens) +
-           bytes_of_summaries(config, context, tokens);
+           bytes_of_summaries(config, context, tokens) +
+           most_bytes_of_copies(config, context, tokens);
+  }
+  /// Right after a selection, or without one; rows that came since are not among them yet.
+  [[nodiscard]] static std::size_t slow_bytes_of_tokens(const Config& config,
+                                                        const StorageContext& context,
+                                                        std::size_t tokens)
+    requires OffloadingStorage<Storage>
+  {
+    return Storage::slow_bytes_of_rows(config.storage, context, tokens);
   }
   [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
                                                  const StorageContext& context,
                                                  std::size_t tokens) {
     return Storage::bytes_of_step(config.storage, context, unlimited_rows, tokens) +
-           bytes_of_summaries(config, context, tokens);
+           bytes_of_summaries(config, context, tokens) +
+           2 * most_bytes_of_copies(config, context, tokens);  // of the old choice and the new
   }
   [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
     return Storage::most_bytes(config.storage, context, unlimited_rows, tokens) +
-           bytes_of_summaries(config, context, tokens);
+           bytes_of_summaries(config, context, tokens) +
+           2 * most_bytes_of_copies(config, context, tokens);
   }
 
  private:
+  // Chosen rows taken out of the storage. They never change, so forks share them.
+  struct Copies {
+    RowCopies rows;
+    std::vector<std::int64_t> positions;
+
+    [[nodiscard]] Segment segment() const {
+      return {.keys = rows.keys.plane(0), .values = rows.values.plane(0), .rows = positions.size(),
+              .positions = positions.data()};
+    }
+  };
   struct Selection {
-    std::vector<RowRun> runs;  // of rows, ascending, not touching
-    std::size_t chunks_end;    // rows from here on are read on top
-    std::size_t rows;          // committed when it was chosen
-    std::size_t tokens;        // the text with the query that chose
+    std::vector<RowRun> runs;   // of rows, ascending, not touching
+    std::size_t chunks_end;     // rows from here on are read on top
+    std::size_t rows;           // committed when it was chosen
+    std::size_t tokens;         // the text with the query that chose
+    std::size_t copied_until;   // of the rows in front of this one, those to read are in `copies`
+    std::shared_ptr<const Copies> copies;  // null if there are none
   };
 
   [[nodiscard]] const Selection* current() const {
     if (pending_) return &*pending_;
     return selections_.empty() ? nullptr : &selections_.back();
+  }
+
+  // Copies the rows to read that slow memory may have now or, once this selection is the oldest one,
+  // may get.
+  void copy_settled(Selection& selection) const {
+    if constexpr (OffloadingStorage<Storage>) {
+      if (context_.slow_memory == nullptr) return;
+      const std::size_t settled =
+          Storage::settled_rows(config_.storage, context_, storage_.end());
+      std::vector<RowRun> runs;
+      const std::size_t rows = clip(selection, 0, settled, runs);
+      selection.copied_until = settled;
+      if (rows == 0) return;
+      std::vector<std::int64_t> positions;
+      positions.reserve(rows);
+      for (const RowRun& run : runs) {
+        for (std::size_t i = 0; i < run.rows; ++i) {
+          positions.push_back(static_cast<std::int64_t>(run.first + i));
+        }
+      }
+      selection.copies =
+          std::make_shared<const Copies>(Copies{storage_.gather(runs), std::move(positions)});
+    }
+  }
+  // A rollback never goes behind the committed rows: of the choices up to there one is enough.
+  void drop_old_selections() noexcept {
+    const auto first_later = std::ranges::find_if(
+        selections_, [&](const Selection& s) { return s.tokens > storage_.end(); });
+    if (first_later - selections_.begin() > 1) selections_.erase(selections_.begin(), first_later - 1);
+    update_fast_rows();
+  }
+  // Rows behind those that the oldest selection has copies of stay in fast memory.
+  void update_fast_rows() noexcept {
+    if constexpr (OffloadingStorage<Storage>) {
+      storage_.keep_fast_from(selections_.empty() ? unlimited_rows
+                                                  : selections_.front().copied_until);
+    }
+  }
+
+  // visit(copies, whether a fork holds them too)
+  template <class Visit>
+  void for_each_copies(Visit visit) const {
+    const auto look = [&](const Selection& selection) {
+      if (selection.copies != nullptr) visit(*selection.copies, selection.copies.use_count() > 1);
+    };
+    for (const Selection& selection : selections_) look(selection);
+    if (pending_) look(*pending_);
+  }
+
+  [[nodiscard]] static std::size_t most_bytes_of_copies(const Config& config,
+                                                        const StorageContext& context,
+                                                        std::size_t tokens) {
+    if constexpr (OffloadingStorage<Storage>) {
+      if (context.slow_memory == nullptr) return 0;
+      // The budget, and what the last, open chunk may have in full pages.
+      const std::size_t rows = std::min(Storage::settled_rows(config.storage, context, tokens),
+                                        config.budget + config.chunk - 1);
+      return Storage::bytes_of_copies(config.storage, context, rows);
+    }
+    return 0;
   }
 
   [[nodiscard]] static std::size_t bytes_of_summaries(const Config& config,

@@ -48,7 +48,7 @@ class HeadBudgetCache {
 
   /// @throws ConfigError if the scorer's or the storage's config does not fit.
   HeadBudgetCache(const Config& config, const StorageContext& context)
-      : config_{config}, storage_{config.storage, context} {
+      : config_{config}, storage_{config.storage, context.fast()} {
     validate(config, context);
     hold(storage_, true);  // survivors first, then bits
   }

@@ -51,7 +51,7 @@ class SinkRecentCache {
 
   /// @throws ConfigError if `recent` is 0, a size is absurd, or the storage's config does not fit.
   SinkRecentCache(const Config& config, const StorageContext& context)
-      : config_{config}, sinks_{{}, context}, recent_{config.storage, context} {
+      : config_{config}, sinks_{{}, context.fast()}, recent_{config.storage, context.fast()} {
     validate(config, context);
     if (config.in_cache) frequencies_ = inverse_frequencies(*config.in_cache, context.head_dim);
   }
@@ -135,13 +135,13 @@ class SinkRecentCache {
                                                  std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
-           Storage::bytes_of_step(config.storage, context, config.recent, tokens - sinks);
+           Storage::bytes_of_step(config.storage, context.fast(), config.recent, tokens - sinks);
   }
   [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
-           Storage::most_bytes(config.storage, context, config.recent, tokens - sinks);
+           Storage::most_bytes(config.storage, context.fast(), config.recent, tokens - sinks);
   }
 
  private:

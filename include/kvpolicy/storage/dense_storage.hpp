@@ -19,6 +19,13 @@
 
 namespace kvpolicy {
 
+/// Rows that were taken out of a storage: row i of `keys` belongs to row i of `values`.
+struct RowCopies {
+  PlaneStore keys;
+  PlaneStore values;
+  [[nodiscard]] std::size_t bytes() const { return keys.bytes() + values.bytes(); }
+};
+
 inline constexpr std::size_t unlimited_rows = std::numeric_limits<std::size_t>::max();
 
 /// What policies ask of a storage. Copying one makes a fork.
@@ -46,6 +53,20 @@ concept KvStorage =
       // Whether a row can move or go without its neighbours, which eviction needs; such a storage
       // also has select(std::span<const std::size_t> row numbers) -> S.
       { S::movable_rows } -> std::convertible_to<bool>;
+    };
+
+/// A storage whose full pages may lie in slow memory, and that can copy rows out of it.
+template <class S>
+concept OffloadingStorage =
+    KvStorage<S> &&
+    requires(S storage, const S& seen, const typename S::Config& config,
+             const StorageContext& context, std::span<const RowRun> runs, std::size_t n) {
+      storage.keep_fast_from(n);
+      { seen.gather(runs) } -> std::same_as<RowCopies>;
+      { seen.slow_bytes() } -> std::convertible_to<std::size_t>;
+      { S::slow_bytes_of_rows(config, context, n) } -> std::convertible_to<std::size_t>;
+      { S::settled_rows(config, context, n) } -> std::convertible_to<std::size_t>;
+      { S::bytes_of_copies(config, context, n) } -> std::convertible_to<std::size_t>;
     };
 
 /// Pages for one `append`, obtained before a row is written, where no `reserve` came before it.
@@ -97,6 +118,7 @@ class DenseStorage {
   [[nodiscard]] std::size_t shared_bytes() const {
     return keys_.shared_bytes() + values_.shared_bytes();
   }
+  [[nodiscard]] std::size_t slow_bytes() const { return keys_.slow_bytes() + values_.slow_bytes(); }
   [[nodiscard]] static std::size_t bytes_of_rows(const Config&, const StorageContext& context,
                                                  std::size_t begin, std::size_t end) {
     return 2 * PlaneStore::bytes_of_rows(format(), context, begin, end);
@@ -105,12 +127,42 @@ class DenseStorage {
                                                  const StorageContext& context, std::size_t window,
                                                  std::size_t end) {
     const std::size_t before = end - std::min<std::size_t>(end, 1);
-    return bytes_of_rows(config, context, before - std::min(before, window), end);
+    return bytes_of_rows(config, context, before - std::min(before, window), end) +
+           slow_bytes_of_rows(config, context, end) - slow_bytes_of_rows(config, context, before);
   }
   [[nodiscard]] static std::size_t most_bytes(const Config&, const StorageContext& context,
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
-    return 2 * PlaneStore::most_bytes(format(), context, rows);
+    const std::size_t moving = context.slow_memory == nullptr ? 0 : std::min<std::size_t>(end, 1);
+    return 2 * (PlaneStore::most_bytes(format(), context, rows) +
+                PlaneStore::most_bytes(format(), context, moving));
+  }
+
+  // ---- slow memory (StorageContext::slow_memory)
+
+  [[nodiscard]] static std::size_t slow_bytes_of_rows(const Config&, const StorageContext& context,
+                                                      std::size_t end) {
+    return 2 * PlaneStore::slow_bytes_of_rows(format(), context, end);
+  }
+  /// Rows in front, all in full pages and of one format on each side: what slow memory may hold
+  /// once `end` rows came.
+  [[nodiscard]] static std::size_t settled_rows(const Config&, const StorageContext& context,
+                                                std::size_t end) {
+    return end - end % context.page_rows;
+  }
+  /// `gather` of so many rows.
+  [[nodiscard]] static std::size_t bytes_of_copies(const Config& config,
+                                                   const StorageContext& context,
+                                                   std::size_t rows) {
+    return bytes_of_rows(config, context, 0, rows);
+  }
+  void keep_fast_from(std::size_t row) noexcept {
+    keys_.keep_fast_from(row);
+    values_.keep_fast_from(row);
+  }
+  /// Copies of settled rows, in fast memory.
+  [[nodiscard]] RowCopies gather(std::span<const RowRun> runs) const {
+    return {keys_.gather(runs), values_.gather(runs)};
   }
 
   void reserve(std::size_t rows, std::size_t window = unlimited_rows) {

@@ -21,6 +21,15 @@ struct StorageContext {
   std::size_t page_rows = 64;
   /// All row memory is asked of this resource; it must outlive the storage and its forks.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
+  /// Where full pages go; null: they stay. It must outlive the storage and its forks.
+  std::pmr::memory_resource* slow_memory = nullptr;
+
+  /// The same for rows that stay where they can be read at once, because they are few or read often.
+  [[nodiscard]] StorageContext fast() const {
+    StorageContext own = *this;
+    own.slow_memory = nullptr;
+    return own;
+  }
 
   /// @throws ConfigError
   void validate() const {

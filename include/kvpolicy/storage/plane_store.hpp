@@ -4,6 +4,8 @@
 // at its end and may lose rows at its front. Rows are numbered from 0 in the order they came and
 // keep their number, so a sliding window is a sequence whose front moves: pages that fall out of
 // it go back to the memory resource, no row is ever moved, and a full page never changes again.
+// That is why a full page may go to slow memory: it is written there once, as a whole, and the page
+// that is open stays in fast memory.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +20,7 @@
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/storage/page.hpp>
 #include <kvpolicy/storage/quantize.hpp>
+#include <kvpolicy/storage/slow_memory.hpp>
 
 namespace kvpolicy {
 
@@ -34,7 +37,8 @@ class PlaneStore {
   PlaneStore(const PlaneStore& other)
       : format_{other.format_}, precision_{other.precision_}, context_{other.context_},
         layout_{other.layout_},
-        begin_{other.begin_}, end_{other.end_}, pages_{other.pages_}, table_{other.table_} {
+        begin_{other.begin_}, end_{other.end_}, pages_{other.pages_}, table_{other.table_},
+        slow_{other.slow_}, fast_from_{other.fast_from_} {
     if (end_ % context_.page_rows == 0 || pages_.empty()) return;
     Page open = allocate_page(context_.memory, layout_.page_bytes);
     std::memcpy(open.get(), pages_.back().get(), layout_.page_bytes);
@@ -51,7 +55,10 @@ class PlaneStore {
     end_ = other.end_;
     pages_ = std::move(other.pages_);
     table_ = std::move(other.table_);
+    slow_ = other.slow_;
+    fast_from_ = other.fast_from_;
     spare_ = std::move(other.spare_);
+    slow_spare_ = std::move(other.slow_spare_);
     promised_ = other.promised_;
     return *this;
   }
@@ -62,7 +69,11 @@ class PlaneStore {
   [[nodiscard]] std::size_t end() const { return end_; }
   [[nodiscard]] std::size_t rows() const { return end_ - begin_; }
   [[nodiscard]] std::size_t bytes() const {
-    return (pages_.size() + spare_.size()) * layout_.page_bytes;
+    return (pages_.size() + spare_.size() + slow_spare_.size()) * layout_.page_bytes;
+  }
+  /// Of them, bytes in slow memory.
+  [[nodiscard]] std::size_t slow_bytes() const {
+    return (slow_ + slow_spare_.size()) * layout_.page_bytes;
   }
   /// Of them, bytes on pages that a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
@@ -78,6 +89,14 @@ class PlaneStore {
     return pages * PageLayout{format, context.head_dim, context.page_rows}.page_bytes;
   }
 
+  /// What `slow_bytes()` is for the rows [0, end) if none of them is to stay in fast memory.
+  [[nodiscard]] static std::size_t slow_bytes_of_rows(const RowFormat& format,
+                                                      const StorageContext& context,
+                                                      std::size_t end) {
+    if (context.slow_memory == nullptr) return 0;
+    return end / context.page_rows * PageLayout{format, context.head_dim, context.page_rows}.page_bytes;
+  }
+
   /// The most that `bytes_of_rows` comes to for so many rows, wherever they begin.
   [[nodiscard]] static std::size_t most_bytes(const RowFormat& format,
                                               const StorageContext& context, std::size_t rows) {
@@ -89,9 +108,11 @@ class PlaneStore {
   /// Obtains the pages for rows that come in any number of pieces and are numbered [from, to), `from`
   /// at or behind `end()`, if no more than `live` of them are held at any time. Until
   /// `release_spare`, pages that fall out at the front serve again.
-  /// @throws std::bad_alloc; pages obtained so far stay spare until `release_spare`.
+  /// With slow memory, full pages that are still in fast memory leave it first, as far as they may.
+  /// @throws std::bad_alloc, StorageError; pages obtained so far stay spare until `release_spare`.
   void reserve(std::size_t from, std::size_t to,
                std::size_t live = std::numeric_limits<std::size_t>::max()) {
+    move_full_pages();
     if (from >= to) return;
     const std::size_t page_rows = context_.page_rows;
     const std::size_t first_new =
@@ -105,10 +126,42 @@ class PlaneStore {
     spare_.reserve(wanted + 1);
     promised_ = std::max(promised_, wanted + 1);
     obtain(wanted);
+    if (context_.slow_memory != nullptr) obtain_slow(movable_until(to));
   }
+  /// Full pages go to the slow memory that was reserved for them. Where it fails to take them they
+  /// stay, and the next `reserve` tries again and says why.
   void release_spare() noexcept {
+    try {
+      move_pages(std::min(slow_spare_.size(), movable()));
+    } catch (...) {
+    }
+    slow_spare_.clear();
     spare_.clear();
     promised_ = 0;
+  }
+
+  /// Pages that hold row `row` or later ones stay in fast memory from now on, if they still are.
+  void keep_fast_from(std::size_t row) noexcept { fast_from_ = row; }
+
+  /// The rows of these runs alone, numbered anew from 0, in fast memory. Runs of a per-channel
+  /// format begin and end between groups.
+  /// @throws std::bad_alloc, StorageError
+  [[nodiscard]] PlaneStore gather(std::span<const RowRun> runs) const {
+    PlaneStore copies{format_, context_.fast(), precision_};
+    std::size_t rows = 0;
+    for (const RowRun& run : runs) rows += run.rows;
+    copies.reserve(0, rows);
+    const Plane all = plane(begin_);
+    if (auto* slow = dynamic_cast<SlowMemory*>(context_.slow_memory)) {
+      std::vector<SlowMemory::Range> ranges;
+      for (const RowRun& run : runs) {
+        list_ranges(*slow, all, context_.head_dim, run.first - begin_, run.rows, ranges);
+      }
+      slow->fetch(ranges);
+    }
+    for (const RowRun& run : runs) copies.append(all.from(run.first - begin_), run.rows);
+    copies.release_spare();
+    return copies;
   }
 
   /// Forgets every row and goes on at number `row`, at or behind `end()`: to append there. The
@@ -138,7 +191,7 @@ class PlaneStore {
   void append(const Plane& source, std::size_t count, const Plane& more, std::size_t more_count) {
     if (count + more_count == 0) return;
     row_.resize(scratch_size());
-    if (!is_per_channel()) {
+    if (!is_per_channel() || (source.format == format_ && more_count == 0)) {
       append_rows(source, count);
       append_rows(more, more_count);
       return;
@@ -200,11 +253,55 @@ class PlaneStore {
 
   // The first `count` pages go: to the spare ones where more were promised and no fork reads them.
   void give_up(std::size_t count) {
-    for (std::size_t i = 0; i < count && spare_.size() < promised_; ++i) {
+    const std::size_t slow = std::min(slow_, count);
+    slow_ -= slow;
+    for (std::size_t i = slow; i < count && spare_.size() < promised_; ++i) {
       if (pages_[i].use_count() == 1) spare_.push_back(std::move(pages_[i]));
     }
     pages_.erase(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(count));
     table_.erase(table_.begin(), table_.begin() + static_cast<std::ptrdiff_t>(count));
+  }
+
+  // Pages from the first one on that are full, and may leave fast memory, once `end` rows came.
+  [[nodiscard]] std::size_t movable_until(std::size_t end) const {
+    const std::size_t first = begin_ / context_.page_rows;
+    return std::max(std::min(end, fast_from_) / context_.page_rows, first) - first;
+  }
+  // Of them, pages that have not left.
+  [[nodiscard]] std::size_t movable() const {
+    if (context_.slow_memory == nullptr) return 0;
+    return std::max(std::min(movable_until(end_), pages_.size()), slow_) - slow_;
+  }
+
+  // Slow pages for the first `pages` pages, as far as these are not slow already, and room to move.
+  void obtain_slow(std::size_t pages) {
+    const std::size_t wanted = std::max(pages, slow_) - slow_;
+    slow_spare_.reserve(wanted);
+    moves_.reserve(wanted);
+    while (slow_spare_.size() < wanted) {
+      slow_spare_.push_back(allocate_page(context_.slow_memory, layout_.page_bytes));
+    }
+  }
+
+  void move_full_pages() {
+    const std::size_t pages = movable();
+    if (pages == 0) return;
+    obtain_slow(slow_ + pages);
+    move_pages(pages);
+  }
+
+  // The next `count` pages go to spare slow ones. Forks that share them keep the page they have.
+  void move_pages(std::size_t count) {
+    moves_.clear();
+    for (std::size_t i = 0; i < count; ++i) {
+      moves_.push_back({slow_spare_[i].get(), pages_[slow_ + i].get(), layout_.page_bytes});
+    }
+    write_blocks(context_.slow_memory, moves_);
+    for (std::size_t i = 0; i < count; ++i, ++slow_) {
+      table_[slow_] = slow_spare_[i].get();
+      pages_[slow_] = std::move(slow_spare_[i]);
+    }
+    slow_spare_.erase(slow_spare_.begin(), slow_spare_.begin() + static_cast<std::ptrdiff_t>(count));
   }
 
   void load(const Plane& source, std::size_t row, std::span<float> out) const {
@@ -241,6 +338,8 @@ class PlaneStore {
 
   void copy_verbatim(const Plane& source, std::size_t count) {
     const std::size_t param_bytes = layout_.params_per_row * sizeof(half);
+    const std::size_t unit = is_per_channel() ? format_.group : 1;  // rows that share parameters
+    KVPOLICY_ASSERT(count % unit == 0);
     for (std::size_t done = 0; done < count;) {
       const OpenRow to = open_row();
       const auto from = source.place(done);
@@ -251,10 +350,13 @@ class PlaneStore {
       std::memcpy(to.codes, from.page + from.row * layout_.row_bytes, rows * layout_.row_bytes);
       if (param_bytes > 0) {
         const PageLayout other{source.format, context_.head_dim, source.page_rows};
-        std::memcpy(to.page + layout_.scales_offset + to.row * param_bytes,
-                    from.page + other.scales_offset + from.row * param_bytes, rows * param_bytes);
-        std::memcpy(to.page + layout_.zeros_offset + to.row * param_bytes,
-                    from.page + other.zeros_offset + from.row * param_bytes, rows * param_bytes);
+        const std::size_t at = to.row / unit * param_bytes;
+        const std::size_t source_at = from.row / unit * param_bytes;
+        const std::size_t bytes = rows / unit * param_bytes;
+        std::memcpy(to.page + layout_.scales_offset + at,
+                    from.page + other.scales_offset + source_at, bytes);
+        std::memcpy(to.page + layout_.zeros_offset + at,
+                    from.page + other.zeros_offset + source_at, bytes);
       }
       end_ += rows;
       done += rows;
@@ -322,7 +424,11 @@ class PlaneStore {
   std::size_t end_ = 0;
   std::vector<Page> pages_;               // pages of the rows [begin_, end_)
   std::vector<const std::byte*> table_;   // their starts, as planes show them
+  std::size_t slow_ = 0;                  // of them, the first that lie in slow memory
+  std::size_t fast_from_ = std::numeric_limits<std::size_t>::max();  // see keep_fast_from
   std::vector<Page> spare_;               // reserved, not begun
+  std::vector<Page> slow_spare_;          // reserved in slow memory, for pages that become full
+  std::vector<SlowMemory::Copy> moves_;   // scratch, as large as slow_spare_
   std::size_t promised_ = 0;              // the most spare pages that a reservation counts on
   std::vector<float> row_;                // scratch: a row, or [group, head_dim] per channel
 };

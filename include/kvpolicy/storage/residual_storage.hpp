@@ -101,6 +101,7 @@ class ResidualStorage {
   [[nodiscard]] std::size_t shared_bytes() const {
     return keys_.shared_bytes() + values_.shared_bytes();
   }
+  [[nodiscard]] std::size_t slow_bytes() const { return keys_.slow_bytes() + values_.slow_bytes(); }
   /// How many keys and values, counted from row 0, are quantised once `end` rows came.
   [[nodiscard]] static std::pair<std::size_t, std::size_t> quantized_rows(
       const Config& config, const StorageContext& context, std::size_t end) {
@@ -141,15 +142,48 @@ class ResidualStorage {
              PlaneStore::bytes_of_rows(dense_format(), context, std::max(front, old_boundary), end);
     };
     return side(key_format(config, context), old_keys, keys) +
-           side(value_format(config, context), old_values, values);
+           side(value_format(config, context), old_values, values) +
+           slow_bytes_of_rows(config, context, end) - slow_bytes_of_rows(config, context, before);
   }
   [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
     const std::size_t exact = std::min(rows, config.residual + key_rows(config));
+    const std::size_t moving = context.slow_memory == nullptr ? 0 : exact;
     return PlaneStore::most_bytes(key_format(config, context), context, rows) +
            PlaneStore::most_bytes(value_format(config, context), context, rows) +
+           PlaneStore::most_bytes(key_format(config, context), context, moving) +
+           PlaneStore::most_bytes(value_format(config, context), context, moving) +
            2 * PlaneStore::most_bytes(dense_format(), context, exact);
+  }
+
+  // ---- slow memory (StorageContext::slow_memory): quantised rows go there, the residual stays
+
+  [[nodiscard]] static std::size_t slow_bytes_of_rows(const Config& config,
+                                                      const StorageContext& context,
+                                                      std::size_t end) {
+    const std::size_t rows = settled_rows(config, context, end);
+    return PlaneStore::slow_bytes_of_rows(key_format(config, context), context, rows) +
+           PlaneStore::slow_bytes_of_rows(value_format(config, context), context, rows);
+  }
+  /// As in DenseStorage. Keys and values of one row leave fast memory together, though they may be
+  /// quantised at different times.
+  [[nodiscard]] static std::size_t settled_rows(const Config& config,
+                                                const StorageContext& context, std::size_t end) {
+    const auto [keys, values] = quantized_rows(config, context, end);
+    const std::size_t both = std::min(keys, values);
+    return both - both % context.page_rows;
+  }
+  [[nodiscard]] static std::size_t bytes_of_copies(const Config& config,
+                                                   const StorageContext& context,
+                                                   std::size_t rows) {
+    return PlaneStore::bytes_of_rows(key_format(config, context), context, 0, rows) +
+           PlaneStore::bytes_of_rows(value_format(config, context), context, 0, rows);
+  }
+  void keep_fast_from(std::size_t row) noexcept { fast_from_ = row; }
+  /// Copies of settled rows, in fast memory, as they are stored: nothing is dequantised.
+  [[nodiscard]] RowCopies gather(std::span<const RowRun> runs) const {
+    return {keys_.gather(runs), values_.gather(runs)};
   }
 
   /// While held, no row leaves the residual: for policies that choose survivors first.
@@ -158,6 +192,7 @@ class ResidualStorage {
   void reserve(std::size_t rows, std::size_t window = unlimited_rows) {
     reserved_ = true;
     const Step step = plan(rows, window);
+    keep_unsettled_fast(step.to);
     const std::size_t unit = key_rows(config_);
     // Most exact rows at a time, however the rows come in pieces.
     const std::size_t live = held_ ? window : std::min(window, config_.residual + unit);
@@ -165,6 +200,7 @@ class ResidualStorage {
     values_.reserve(step.to, step.values, window, live);
   }
   void release_spare() noexcept {
+    keep_unsettled_fast(end());
     keys_.release_spare();
     values_.release_spare();
     reserved_ = false;
@@ -220,7 +256,7 @@ class ResidualStorage {
   class Side {
    public:
     Side(const RowFormat& format, const StorageContext& context)
-        : quantized_{format, context, encoding_of<E>}, exact_{dense_format(), context} {}
+        : quantized_{format, context, encoding_of<E>}, exact_{dense_format(), context.fast()} {}
 
     [[nodiscard]] std::size_t begin() const {
       return quantized_.rows() > 0 ? quantized_.begin() : exact_.begin();
@@ -230,6 +266,11 @@ class ResidualStorage {
     [[nodiscard]] std::size_t bytes() const { return quantized_.bytes() + exact_.bytes(); }
     [[nodiscard]] std::size_t shared_bytes() const {
       return quantized_.shared_bytes() + exact_.shared_bytes();
+    }
+    [[nodiscard]] std::size_t slow_bytes() const { return quantized_.slow_bytes(); }
+    void keep_fast_from(std::size_t row) noexcept { quantized_.keep_fast_from(row); }
+    [[nodiscard]] PlaneStore gather(std::span<const RowRun> runs) const {
+      return quantized_.gather(runs);
     }
     [[nodiscard]] Plane plane(std::size_t row) const {
       return row < boundary() ? quantized_.plane(row) : exact_.plane(row);
@@ -289,6 +330,13 @@ class ResidualStorage {
     PlaneStore exact_;
   };
 
+  void keep_unsettled_fast(std::size_t end) noexcept {
+    if (context_.slow_memory == nullptr) return;
+    const std::size_t row = std::min(fast_from_, settled_rows(config_, context_, end));
+    keys_.keep_fast_from(row);
+    values_.keep_fast_from(row);
+  }
+
   [[nodiscard]] Step plan(std::size_t rows, std::size_t window) const {
     const std::size_t to = end() + rows;
     const std::size_t front = std::max(begin(), to - std::min(to, window));
@@ -318,12 +366,13 @@ class ResidualStorage {
   StorageContext context_;
   Side keys_;
   Side values_;
+  std::size_t fast_from_ = unlimited_rows;  // see keep_fast_from
   bool held_ = false;
   bool reserved_ = false;
 };
 
-static_assert(KvStorage<DenseStorage<float>>);
-static_assert(KvStorage<ResidualStorage<float, Granularity::per_token>>);
-static_assert(KvStorage<ResidualStorage<float, Granularity::per_channel>>);
+static_assert(OffloadingStorage<DenseStorage<float>>);
+static_assert(OffloadingStorage<ResidualStorage<float, Granularity::per_token>>);
+static_assert(OffloadingStorage<ResidualStorage<float, Granularity::per_channel>>);
 
 }  // namespace kvpolicy

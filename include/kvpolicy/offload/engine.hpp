@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An engine around any other that brings rows out of slow memory before the other one reads them:
+// a layer's when the layer is attended, and while that goes on those of the layer that came next
+// the last time. What cannot be read becomes a StorageError here, before anything has changed.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/storage/slow_memory.hpp>
+
+namespace kvpolicy::offload {
+
+/// An AttentionEngine. A copy has its own inner engine and the same memory, which must outlive both.
+template <AttentionEngine Inner>
+class Engine {
+ public:
+  Engine(Inner inner, SlowMemory& memory) : inner_{std::move(inner)}, memory_{&memory} {}
+
+  [[nodiscard]] Inner& inner() { return inner_; }
+
+  /// @throws StorageError, and what the inner engine throws; as all three
+  void attend(const LayerAttention& work) {
+    fetch(work.heads, work.queries.head_dim);
+    inner_.attend(work);
+  }
+  void observe(const LayerObservation& work) {
+    fetch(work.heads, work.queries.head_dim);
+    inner_.observe(work);
+  }
+  void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
+    ranges_.clear();
+    list_ranges(*memory_, rows, query.size(), 0, out.size(), ranges_);
+    memory_->fetch(ranges_);
+    inner_.score(rows, query, out);
+  }
+
+ private:
+  using Range = SlowMemory::Range;
+  // A layer goes by where its first slow rows lie: full pages stay where they are.
+  using Layer = const std::byte*;
+  struct Known {
+    std::vector<Range> ranges;  // as they were last read
+    Layer next = nullptr;
+  };
+  /// Layers beyond this are those of texts that are gone.
+  static constexpr std::size_t most_layers = 4096;
+
+  void fetch(std::span<const std::span<const Segment>> heads, std::size_t head_dim) {
+    ranges_.clear();
+    for (const auto segments : heads) {
+      for (const Segment& segment : segments) {
+        segment.for_each_run([&](const RowRun& run) {
+          list_ranges(*memory_, segment.keys, head_dim, run.first, run.rows, ranges_);
+          list_ranges(*memory_, segment.values, head_dim, run.first, run.rows, ranges_);
+        });
+      }
+    }
+    if (ranges_.empty()) return;
+    memory_->fetch(ranges_);
+    if (const std::vector<Range>* ahead = follow(ranges_.front().data())) memory_->fetch_ahead(*ahead);
+  }
+
+  // Notes what was read, and tells what came next the last time; null if that is not known.
+  const std::vector<Range>* follow(Layer layer) {
+    if (known_.size() >= most_layers) known_.clear();
+    Known& own = known_[layer];
+    own.ranges.assign(ranges_.begin(), ranges_.end());
+    if (const auto last = known_.find(last_); last != known_.end()) last->second.next = layer;
+    last_ = layer;
+    const auto next = known_.find(own.next);
+    return next == known_.end() || own.next == layer ? nullptr : &next->second.ranges;
+  }
+
+  Inner inner_;
+  SlowMemory* memory_;
+  std::vector<Range> ranges_;
+  std::unordered_map<Layer, Known> known_;
+  Layer last_ = nullptr;
+};
+
+}  // namespace kvpolicy::offload

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include "cache/random_operations.hpp"
+#include "cache/slow_memory.hpp"
+
+TEST_CASE("random operations with slow memory: every policy does what its model says") {
+  using Plan = kvpolicy::AnyPlan<float>;
+  test::random_sequences<Plan, float, test::SlowBackend<Plan>>(3, 15);
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A cache whose full pages lie in slow memory: it gives the bits that it gives without, keeps in
+// fast memory what it promises to, and outlives every failure of the slow one.
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <kvpolicy/kvpolicy.hpp>
+
+#include "cache/dump.hpp"
+#include "cache/random_operations.hpp"
+#include "support/slow_memory.hpp"
+
+using namespace kvpolicy;
+
+namespace {
+
+using Plan = AnyPlan<float>;
+using Cache = KvCache<Plan>;
+constexpr std::size_t kv_heads = 12;
+constexpr ModelShape shape{.layers = 2, .q_heads = kv_heads, .kv_heads = kv_heads, .head_dim = 64};
+
+Plan every_head(std::size_t first) {
+  return test::plan_of(std::type_identity<Plan>{}, shape,
+                       test::some_heads(first, shape.kv_head_count(), false));
+}
+
+// Rows on slow pages among those that a read shows.
+std::size_t slow_rows(const Cache& cache, std::size_t layer, std::size_t head, Read read,
+                      const SlowMemory& slow) {
+  std::size_t rows = 0;
+  for (const Segment& segment : cache.segments(layer, head, read)) {
+    segment.for_each_run([&](const RowRun& run) {
+      for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
+        rows += slow.holds(segment.keys.place(i).page) || slow.holds(segment.values.place(i).page);
+      }
+    });
+  }
+  return rows;
+}
+
+// The same text, without slow memory and with it.
+struct Pair {
+  Cache fast, slow;
+
+  template <class Act>
+  void each(Act act) {
+    act(fast);
+    act(slow);
+  }
+};
+
+// The same call on both, which must give the same bits.
+void random_call(test::Random& random, Pair& pair, std::size_t max_append) {
+  const std::size_t tokens =
+      test::one_of(random, std::vector<std::size_t>{1, 1, 1, 2, 3, 8, 17, 40, 70});
+  AttendOptions options;
+  options.read = test::below(random, 2) == 0 ? Read::selected : Read::all;
+  options.refresh = test::below(random, 4) == 0;
+  const bool apart = tokens <= max_append && test::below(random, 3) == 0;
+  for (std::size_t l = 0; l < shape.layers; ++l) {
+    test::Chunk<> chunk{random, shape, tokens};
+    test::Chunk<> other = chunk;
+    const auto run = [&](Cache& cache, test::Chunk<>& own) {
+      if (apart) {
+        own.append(cache, l);
+        own.attend(cache, l, options);
+      } else {
+        own.step(cache, l, options);
+      }
+    };
+    run(pair.fast, chunk);
+    run(pair.slow, other);
+    REQUIRE(test::same_bits(chunk.out.numbers(), other.out.numbers()));
+    REQUIRE(test::same_bits(chunk.log_sum_exp, other.log_sum_exp));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("slow memory changes no bit of any output, whatever the heads and the calls") {
+  for (std::size_t seed = 0; seed < 4; ++seed) {
+    CAPTURE(seed);
+    test::Random random{300 + seed};
+    test::FailingSlowMemory slow;
+    CacheOptions options{.max_rollback = seed % 2 == 0 ? 0 : std::size_t{20}, .max_append = 8,
+                         .page_rows = seed < 2 ? std::size_t{16} : std::size_t{64}};
+    CacheOptions with_slow = options;
+    with_slow.slow_memory = &slow;
+    {
+      std::vector<Pair> pairs;
+      pairs.push_back({Cache{every_head(7 * seed), options}, Cache{every_head(7 * seed), with_slow}});
+      for (std::size_t i = 0; i < 24; ++i) {
+        CAPTURE(i);
+        Pair& pair = pairs[test::below(random, pairs.size())];
+        const std::size_t what = test::below(random, 20);
+        const std::size_t span = pair.fast.tokens() - pair.fast.commit_point();
+        if (what < 5 && span > 0) {
+          const std::size_t to = pair.fast.tokens() - test::below(random, span + 1);
+          pair.each([&](Cache& cache) { cache.truncate(to); });
+        } else if (what == 5) {
+          pair.each([](Cache& cache) { cache.compress(); });
+        } else if (what == 6 && pairs.size() == 1) {
+          pairs.push_back({pair.fast.fork(), pair.slow.fork()});
+        } else if (what == 7 && pairs.size() == 2) {
+          pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(test::below(random, 2)));
+        } else {
+          random_call(random, pair, options.max_append);
+        }
+        for (Pair& one : pairs) {
+          // A selected read knows slow pages only where nothing was selected yet.
+          for (std::size_t h = 0; h < kv_heads; ++h) {
+            const auto selects = [&](const auto& policy) {
+              if constexpr (requires { policy.selection_is_stale(); }) return policy.selected_until() > 0;
+              return false;
+            };
+            if (std::visit(selects, one.slow.policy(0, h))) {
+              CHECK(slow_rows(one.slow, 0, h, Read::selected, slow) == 0);
+            }
+          }
+          CHECK(one.fast.slow_bytes() == 0);
+        }
+        if (pairs.size() == 1) CHECK(pairs[0].slow.slow_bytes() == slow.live_bytes());
+        CHECK(slow.faults() == 0);
+      }
+      CHECK(slow.written_bytes() > 0);
+    }
+    CHECK(slow.live_blocks() == 0);
+  }
+}
+
+TEST_CASE("what a plan predicts of slow memory") {
+  using Quantized = QuantizedResidualCache<float, Granularity::per_channel>;
+  using Window = SinkRecentCache<DenseStorage<float>>;
+  using Retrieval = ChunkRetrievalCache<PerTokenStorage<float>>;
+  constexpr ModelShape small{.layers = 1, .q_heads = 4, .kv_heads = 4, .head_dim = 64};
+  Plan plan{small};
+  plan.set(0, 1, Quantized::Config{.storage = {{.bits = 4, .key_group = 16, .residual = 40}}});
+  plan.set(0, 2, Window::Config{.sinks = 4, .recent = 100});
+  plan.set(0, 3, Retrieval::Config{.chunk = 8, .budget = 32, .storage = {{.bits = 8, .residual = 10}}});
+  test::CountingResource memory;
+  test::FailingSlowMemory slow;
+  const CacheOptions options{.max_rollback = 5, .page_rows = 32, .memory = &memory, .slow_memory = &slow};
+  Cache cache{plan, options};
+  test::Random random{1};
+  for (std::size_t i = 0; i < 120; ++i) {
+    CAPTURE(cache.tokens());
+    test::feed(cache, random, {1 + i % 9});
+    const MemoryEstimate estimate = plan.memory(cache.tokens(), options);
+    CHECK(cache.slow_bytes() == estimate.slow);
+    CHECK(cache.slow_bytes() == slow.live_bytes());
+    CHECK(cache.bytes() - cache.slow_bytes() == memory.live_bytes());
+    // Without a choice, all but the copies of one: 32 + 7 rows at most, 2 pages of 8 bits a side.
+    const std::size_t committed = cache.commit_point();
+    const std::size_t settled = (committed - std::min<std::size_t>(committed, 10)) / 32 * 32;
+    const std::size_t pages = (std::min<std::size_t>(settled, 39) + 31) / 32;
+    CHECK(cache.bytes() + 2 * pages * 32 * (64 + 4) == estimate.total());
+  }
+  // By hand: n rows are committed, 9 pages of 32 dense ones are full.
+  const std::size_t n = cache.commit_point();
+  CHECK(n == 586);
+  const std::size_t full = 2 * 18 * 32 * 64 * 4;
+  const std::size_t four_bits = 2 * (544 / 32) * 32 * 32 + (544 / 32) * (2 * 64 * 2 * 2) + (544 / 32) * 32 * 4;
+  const std::size_t eight_bits = 2 * (576 / 32) * 32 * (64 + 4);
+  CHECK(cache.slow_bytes() == full + four_bits + eight_bits);
+  // A choice takes copies; what came since stays fast until the next one.
+  test::feed(cache, random, {3}, {.read = Read::selected, .refresh = true});
+  CHECK(cache.bytes() <= plan.memory(cache.tokens(), options).total());
+  CHECK(cache.bytes() - cache.slow_bytes() == memory.live_bytes());
+  test::feed(cache, random, {70}, {.read = Read::selected});
+  CHECK(cache.slow_bytes() < plan.memory(cache.tokens(), options).slow);
+  CHECK(cache.slow_bytes() == slow.live_bytes());
+  test::feed(cache, random, {1}, {.read = Read::selected, .refresh = true});
+  test::feed(cache, random, {1, 1, 1, 1, 1});  // until the choice before cannot come back
+  test::feed(cache, random, {1});
+  CHECK(cache.slow_bytes() == plan.memory(cache.tokens(), options).slow);
+}
+
+TEST_CASE("slow pages: written once, never read by selected reads, kept by forks") {
+  using Retrieval = ChunkRetrievalCache<DenseStorage<float>>;
+  constexpr ModelShape small{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 64};
+  test::FailingSlowMemory slow;
+  Plan plan{small, Retrieval::Config{.chunk = 8, .budget = 64}};
+  Cache cache{plan, {.slow_memory = &slow}};
+  test::Random random{2};
+  test::feed(cache, random, {1000, 1, 2, 500});
+  const std::size_t page = 64 * 64 * sizeof(float);
+  CHECK(slow.written_bytes() == 2 * 2 * (1503 / 64) * page);
+  CHECK(slow.take_fetched_bytes() == 0);  // the scalar engine reads it as it is
+  test::feed(cache, random, {1}, {.read = Read::selected, .refresh = true});
+  const std::size_t fetched = slow.take_fetched_bytes();
+  CHECK(fetched > 0);
+  CHECK(fetched <= 2 * 2 * (64 + 7) * 64 * sizeof(float));  // the chosen rows alone
+  for (int i = 0; i < 200; ++i) test::feed(cache, random, {1}, {.read = Read::selected});
+  CHECK(slow.take_fetched_bytes() == 0);
+  CHECK(slow.written_bytes() == 2 * 2 * (1503 / 64) * page);
+  const std::size_t live = slow.live_bytes();
+  const Cache fork = cache.fork();
+  CHECK(slow.live_bytes() == live);
+  CHECK(fork.slow_bytes() == live);
+  CHECK(test::dump(fork) == test::dump(cache));
+}
+
+// Every call of the slow memory fails once, in every call of the cache.
+TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes on") {
+  struct Case {
+    std::string what;
+    std::size_t tokens;
+    AttendOptions options;
+  };
+  const std::vector<Case> cases{
+      {"a long step", 70, {}},
+      {"a step", 9, {}},
+      {"a selected read that chooses", 2, {.read = Read::selected, .refresh = true}},
+      {"a refresh behind the call", 20, {.refresh = true}},
+  };
+  std::size_t failed_calls = 0;
+  for (const Case& one : cases) {
+    CAPTURE(one.what);
+    for (std::size_t n = 0;; n += n < 4 ? 1 : 7) {
+      CAPTURE(n);
+      REQUIRE(n < 500);
+      test::FailingSlowMemory slow, slow_too;
+      const auto make = [&](test::FailingSlowMemory& memory, test::Random& random) {
+        Cache cache{every_head(0), {.max_rollback = 4, .page_rows = 16, .slow_memory = &memory}};
+        test::feed(cache, random, {40, 1}, {.refresh = true});
+        test::feed(cache, random, {30, 2, 9}, {.read = Read::selected});
+        return cache;
+      };
+      test::Random random{11}, control_random{11};
+      Cache cache = make(slow, random);
+      Cache control = make(slow_too, control_random);
+      const auto before = test::dump(cache);
+      test::Chunk<> chunk{random, shape, one.tokens};
+      test::Chunk<> control_chunk{control_random, shape, one.tokens};
+      slow.fail_after(n);
+      bool failed = false;
+      try {
+        chunk.step(cache, 1, one.options);
+      } catch (const StorageError&) {
+        failed = true;
+      }
+      const bool untouched = slow.failures() == 0;
+      slow.fail_after(test::never);
+      if (failed) {
+        ++failed_calls;
+        CHECK(test::dump(cache) == before);
+        chunk.step(cache, 1, one.options);
+      }
+      control_chunk.step(control, 1, one.options);
+      CHECK(test::same_bits(chunk.out.numbers(), control_chunk.out.numbers()));
+      // A refresh that failed behind its call is made up for by the next selected read.
+      const AttendOptions next{.read = Read::selected, .refresh = true};
+      test::Chunk<> last{random, shape, 3};
+      test::Chunk<> control_last = last;
+      last.step(cache, 1, next);
+      control_last.step(control, 1, next);
+      CHECK(test::same_bits(last.out.numbers(), control_last.out.numbers()));
+      CHECK(test::dump(cache, false) == test::dump(control, false));
+      CHECK(cache.slow_bytes() == slow.live_bytes());
+      if (untouched) break;
+    }
+  }
+  CHECK(failed_calls >= 8);
+}
+
+// A write that fails behind a step is not the step's fault: its rows are kept, in fast memory, and
+// the next call that adds rows says what is wrong, for as long as it is.
+TEST_CASE("slow memory that cannot be written any more") {
+  constexpr ModelShape small{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
+  test::FailingSlowMemory slow;
+  Cache cache{Plan{small}, {.page_rows = 16, .slow_memory = &slow}};
+  Cache control{Plan{small}, {.page_rows = 16}};
+  test::Random random{3}, control_random{3};
+  test::feed(cache, random, {15});
+  test::feed(control, control_random, {15});
+  slow.fail_after(2);  // pages for keys and values are had, writing both fails
+  test::feed(cache, random, {1});
+  test::feed(control, control_random, {1});
+  CHECK(slow.failures() == 2);
+  CHECK(cache.slow_bytes() == 0);
+  CHECK(cache.bytes() == control.bytes());
+  test::Chunk<> chunk{random, small, 1};
+  for (int i = 0; i < 3; ++i) {
+    const auto before = test::dump(cache);
+    CHECK_THROWS_AS(chunk.step(cache, 0), StorageError);
+    CHECK(test::dump(cache) == before);
+  }
+  slow.fail_after(test::never);
+  chunk.step(cache, 0);
+  test::Chunk<> control_chunk{control_random, small, 1};
+  control_chunk.step(control, 0);
+  CHECK(test::same_bits(chunk.out.numbers(), control_chunk.out.numbers()));
+  CHECK(cache.slow_bytes() == 2 * 16 * 64 * sizeof(float));
+  CHECK(test::dump(cache) == test::dump(control));
+}
