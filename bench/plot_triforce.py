@@ -12,9 +12,13 @@ import json
 import re
 import sys
 
-NAME = re.compile(r"(?P<what>budget|chunk)/(?P<kind>prose|needles)/(?P<rows>\d+)")
-LABELS = {"prose": "goes on with a text", "needles": "answers questions about it"}
-COLOURS = {"prose": "#1b6ca8", "needles": "#d1495b"}
+NAME = re.compile(r"(?P<what>budget|chunk)/(?P<kind>(prose|needles)-(means|bounds))/(?P<rows>\d+)")
+LABELS = {"prose-means": "goes on with a text, mean keys",
+          "prose-bounds": "goes on with a text, min/max keys",
+          "needles-means": "answers questions about it, mean keys",
+          "needles-bounds": "answers questions about it, min/max keys"}
+STYLES = {"prose-means": ("#1b6ca8", "-"), "prose-bounds": ("#1b6ca8", "--"),
+          "needles-means": ("#d1495b", "-"), "needles-bounds": ("#d1495b", "--")}
 
 
 def read(path):
@@ -37,13 +41,14 @@ def draw(series, out):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    figure, sides = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
-    titles = {"budget": "rows selected, in chunks of 8", "chunk": "rows of a chunk, 256 selected"}
+    figure, sides = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    titles = {"budget": "rows selected, in chunks of 8", "chunk": "rows of a chunk, 512 selected"}
     for side, (what, title) in zip(sides, titles.items()):
         for kind in LABELS:
             points = series.get((what, kind), [])
             side.plot([rows for rows, _ in points], [share for _, share in points], marker="o",
-                      color=COLOURS[kind], label=LABELS[kind])
+                      markersize=4, color=STYLES[kind][0], linestyle=STYLES[kind][1],
+                      label=LABELS[kind])
         side.set_xscale("log", base=2)
         ticks = sorted({rows for kind in LABELS for rows, _ in series.get((what, kind), [])})
         side.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -52,7 +57,7 @@ def draw(series, out):
         side.grid(alpha=0.3)
         side.spines[["top", "right"]].set_visible(False)
     sides[0].set_ylabel("guesses accepted")
-    sides[0].legend(frameon=False, loc="lower right")
+    sides[0].legend(frameon=False, loc="lower right", fontsize=8)
     figure.suptitle("What the target says over few selected rows, it mostly says over all 7,680")
     figure.tight_layout()
     figure.savefig(out, dpi=110)

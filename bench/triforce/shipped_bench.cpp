@@ -154,10 +154,12 @@ void structure(benchmark::State& state, Structure named, Kind kind, double tempe
   report(state, totals);
 }
 
-void selection(benchmark::State& state, Kind kind, std::size_t chunk, std::size_t budget) {
+void selection(benchmark::State& state, Kind kind, bool min_max, std::size_t chunk,
+               std::size_t budget) {
   std::vector<Total> totals;
   for (auto _ : state) {
     SpeculationSetup setup = setup_of(Structure::self, 0.0, 6);
+    setup.min_max = min_max;
     setup.chunk = chunk;
     setup.budget = budget;
     totals.push_back(run(setup, kind, false));
@@ -183,14 +185,18 @@ void add_all() {
   }
   add("structure/triforce/prose/t0.6", 3, structure, Structure::triforce, Kind::prose, 0.6);
   add("structure/triforce/prose/t1", 3, structure, Structure::triforce, Kind::prose, 1.0);
-  for (const Kind kind : {Kind::prose, Kind::needles}) {
-    for (const std::size_t budget : {32, 64, 128, 256, 512, 1024, 2048, 4096}) {
-      add(std::string{"budget/"} + kind_name(kind) + "/" + std::to_string(budget), 1, selection, kind,
-          std::size_t{8}, budget);
-    }
-    for (const std::size_t chunk : {1, 2, 4, 8, 16, 32, 64}) {
-      add(std::string{"chunk/"} + kind_name(kind) + "/" + std::to_string(chunk), 1, selection, kind,
-          chunk, std::size_t{256});
+  // By mean keys, as the paper chooses, and by Quest's bounds.
+  for (const bool min_max : {false, true}) {
+    for (const Kind kind : {Kind::prose, Kind::needles}) {
+      const std::string text = std::string{kind_name(kind)} + (min_max ? "-bounds/" : "-means/");
+      for (const std::size_t budget : {32, 64, 128, 256, 512, 1024, 2048, 4096}) {
+        add("budget/" + text + std::to_string(budget), 1, selection, kind, min_max, std::size_t{8},
+            budget);
+      }
+      for (const std::size_t chunk : {1, 2, 4, 8, 16, 32, 64}) {
+        add("chunk/" + text + std::to_string(chunk), 1, selection, kind, min_max, chunk,
+            std::size_t{512});
+      }
     }
   }
 }
