@@ -226,19 +226,23 @@ TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes
   std::size_t failed_calls = 0;
   for (const Case& one : cases) {
     CAPTURE(one.what);
+    const auto make = [&](test::FailingSlowMemory& memory, test::Random& random) {
+      Cache cache{every_head(one.first_head), {.max_rollback = 4, .page_rows = 16, .slow_memory = &memory}};
+      test::feed(cache, random, {40, 1}, {.refresh = true});
+      test::feed(cache, random, {30, 2, 9}, {.read = Read::selected});
+      return cache;
+    };
+    test::FailingSlowMemory slow_too;
+    test::Random first_random{11};
+    const Cache first = make(slow_too, first_random);
     for (std::size_t n = 0;; n += n < 4 ? 1 : 7) {
       CAPTURE(n);
       REQUIRE(n < 500);
-      test::FailingSlowMemory slow, slow_too;
-      const auto make = [&](test::FailingSlowMemory& memory, test::Random& random) {
-        Cache cache{every_head(one.first_head), {.max_rollback = 4, .page_rows = 16, .slow_memory = &memory}};
-        test::feed(cache, random, {40, 1}, {.refresh = true});
-        test::feed(cache, random, {30, 2, 9}, {.read = Read::selected});
-        return cache;
-      };
-      test::Random random{11}, control_random{11};
+      test::FailingSlowMemory slow;
+      test::Random random{11};
       Cache cache = make(slow, random);
-      Cache control = make(slow_too, control_random);
+      Cache control = first.fork();
+      test::Random control_random = first_random;
       const auto before = test::dump(cache);
       test::Chunk<> chunk{random, shape, one.tokens};
       test::Chunk<> control_chunk{control_random, shape, one.tokens};
