@@ -20,10 +20,17 @@ TEST_CASE("an index of n-grams that gets no memory is as it was, and goes on") {
   std::mt19937 random{31};
   std::vector<int> text(700);
   for (int& token : text) token = static_cast<int>(random() % 4);
-  const std::vector<int> longer = text;
+  const std::vector<int> all = text;
   text.resize(200);
 
-  for (const bool copied : {false, true}) {
+  struct Case {
+    std::size_t size;  // 250 fits the tables of 200, 700 does not
+    bool copied;       // a copy has no room to spare in the rest
+    std::size_t least_failures;
+  };
+  for (const auto [size, copied, least_failures] :
+       {Case{700, false, 4}, Case{700, true, 4}, Case{250, true, 4}, Case{250, false, 0}}) {
+    const std::vector<int> longer(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(size));
     std::size_t failures = 0;
     for (std::size_t successes = 0;; ++successes) {
       NgramIndex original;
@@ -52,7 +59,7 @@ TEST_CASE("an index of n-grams that gets no memory is as it was, and goes on") {
       fresh.update(longer);
       CHECK(index.continuation() == fresh.continuation());
     }
-    CHECK(failures >= 4);
+    CHECK(failures >= least_failures);
   }
 }
 
