@@ -93,6 +93,10 @@ class TableCache {
       kvpolicy::require<kvpolicy::CapacityError>(tree.size() <= options_.max_rollback,
                                                  "TableCache: a tree of ", tree.size(),
                                                  " nodes, max_rollback is ", options_.max_rollback);
+      const std::size_t first = tree.size() - tokens.size();
+      rule(!options.refresh ||
+               (options.refresh_query && is_on_all_paths(tree, first + *options.refresh_query)),
+           "a query that is not on all paths of a tree is to choose");
     } else {
       kvpolicy::require<kvpolicy::RollbackError>(tree_.empty(), "TableCache: a tree waits");
     }
