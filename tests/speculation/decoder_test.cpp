@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 #include <kvpolicy/speculation/decoder.hpp>
+#include <kvpolicy/speculation/ngram_draft.hpp>
 #include <kvpolicy/speculation/selected_draft.hpp>
 
 #include "decoding.hpp"
@@ -96,6 +97,10 @@ TEST_CASE("greedy decoding writes the plain text, whatever guesses, for every le
       writes([](Pair& p) { return p.tree({text, text, text, text, text, text, text}); });
       writes([](Pair& p) {
         return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 0}), {4, false}};
+      });
+      writes([](Pair&) { return NgramDraft{}; });
+      writes([](Pair& p) {
+        return Selected<NgramDraft>{p.target, p.cache, NgramDraft{}, {3, false}};
       });
       writes([](Pair& p) { return Fewer<Small>{p.small_draft()}; });
     }

@@ -13,7 +13,6 @@
 #include <kvpolicy/speculation/decoder.hpp>
 
 #include "decoding.hpp"
-#include "support/failing_new.hpp"
 
 using namespace kvpolicy;
 using test::copy;
@@ -189,43 +188,4 @@ TEST_CASE("rows that could not be taken back are told, not decoded upon") {
   CHECK_THROWS_AS(decoder.step(), RollbackError);
   CHECK(decoder.ending() == Ending::open);
   CHECK(copy(decoder.text()) == pair.prompt);
-}
-
-TEST_CASE("memory runs out at each allocation of a step") {
-  const auto runs_out = [](auto make_draft) {
-    bool done = false;
-    std::size_t failures = 0;
-    for (std::size_t successes = 0; !done; ++successes) {
-      REQUIRE(successes < 2000);
-      CAPTURE(successes);
-      Pair pair;
-      const std::vector<int> expected = plain_greedy(pair.target, pair.prompt, 12);
-      auto draft = make_draft(pair);
-      Decoder<decltype(draft)> decoder{pair.target, pair.cache, std::move(draft), fixed(4)};
-      decoder.read_prompt(pair.prompt);
-      (void)decoder.step(3);
-      const std::vector<int> before = copy(decoder.text());
-      done = true;
-      try {
-        const test::FailNew fail{successes};
-        (void)decoder.step(4);
-      } catch (const std::bad_alloc&) {
-        done = false;
-        ++failures;
-      }
-      if (!done) CHECK(copy(decoder.text()) == before);
-      decoder.generate(expected.size() - decoder.text().size());
-      CHECK(copy(decoder.text()) == expected);
-      const LevelStatistics& counted = decoder.statistics();
-      CHECK(counted.tokens == 12);
-      CHECK(counted.tokens == counted.verifications + counted.accepted);
-    }
-    CHECK(failures > 10);
-  };
-  runs_out([](Pair& p) { return p.small_draft(); });
-  runs_out([](Pair& p) { return p.hierarchy(2); });
-  runs_out([](Pair& p) { return p.tree({text, text, 0, 1, 3}); });
-  runs_out([](Pair& p) {
-    return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0}), {3, false}};
-  });
 }

@@ -11,6 +11,7 @@
 #include <kvpolicy/core/token_tree.hpp>
 #include <kvpolicy/speculation/decoder.hpp>
 #include <kvpolicy/speculation/model_draft.hpp>
+#include <kvpolicy/speculation/ngram_draft.hpp>
 #include <kvpolicy/speculation/selected_draft.hpp>
 #include <kvpolicy/speculation/tree_draft.hpp>
 
@@ -58,8 +59,8 @@ auto tree_in_hierarchy(std::vector<std::size_t> parents) {
   };
 }
 
-/// Certain of each guess, as a search in the text is: the token above the latest. Has none where a
-/// search would find nothing.
+/// Certain of each guess, as a search in the text is, but wrong more often: the token above the
+/// latest. At times it has none.
 struct CertainDraft {
   static std::size_t vocabulary() { return 0; }
   static void propose(std::span<const int> tokens, std::size_t most, const SamplingOptions&, Random&,
@@ -134,6 +135,15 @@ TEST_CASE("guesses without a model, each certain, alone and corrected over selec
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F, .top_p = 0.8F}, .length = 5},
                   [](Bench& b) {
                     return Selected<CertainDraft>{b.target, b.cache, CertainDraft{}, {2, false}};
+                  }) > least);
+}
+
+TEST_CASE("n-grams of the text itself, alone and corrected over selected rows") {
+  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F}, .length = 5},
+                  [](Bench&) { return NgramDraft{}; }) > least);
+  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F, .top_k = 3}, .length = 3},
+                  [](Bench& b) {
+                    return Selected<NgramDraft>{b.target, b.cache, NgramDraft{}, {3, false}};
                   }) > least);
 }
 
