@@ -22,7 +22,7 @@ namespace {
 using Plan = AnyPlan<float>;
 using Cache = KvCache<Plan>;
 constexpr std::size_t kv_heads = 12;
-constexpr ModelShape shape{.layers = 2, .q_heads = kv_heads, .kv_heads = kv_heads, .head_dim = 64};
+constexpr ModelShape shape{.layers = 1, .q_heads = kv_heads, .kv_heads = kv_heads, .head_dim = 64};
 
 Plan every_head(std::size_t first) {
   return test::plan_of(std::type_identity<Plan>{}, shape,
@@ -94,6 +94,10 @@ TEST_CASE("slow memory changes no bit of any output, whatever the heads and the 
     {
       std::vector<Pair> pairs;
       pairs.push_back({Cache{every_head(7 * seed), options}, Cache{every_head(7 * seed), with_slow}});
+      pairs[0].each([](Cache& cache) {
+        test::Random prompt{9};
+        test::feed(cache, prompt, {100});
+      });
       for (std::size_t i = 0; i < 24; ++i) {
         CAPTURE(i);
         Pair& pair = pairs[test::below(random, pairs.size())];
@@ -209,38 +213,43 @@ TEST_CASE("slow pages: written once, never read by selected reads, kept by forks
 TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes on") {
   struct Case {
     std::string what;
+    std::size_t first_head;  // of all_heads
     std::size_t tokens;
     AttendOptions options;
   };
   const std::vector<Case> cases{
-      {"a long step", 70, {}},
-      {"a step", 9, {}},
-      {"a selected read that chooses", 2, {.read = Read::selected, .refresh = true}},
-      {"a refresh behind the call", 20, {.refresh = true}},
+      {"a long step", 0, 70, {}},
+      {"a step", 12, 9, {}},
+      {"a selected read that chooses", 12, 2, {.read = Read::selected, .refresh = true}},
+      {"a refresh behind the call", 12, 20, {.refresh = true}},
   };
   std::size_t failed_calls = 0;
   for (const Case& one : cases) {
     CAPTURE(one.what);
+    const auto make = [&](test::FailingSlowMemory& memory, test::Random& random) {
+      Cache cache{every_head(one.first_head), {.max_rollback = 4, .page_rows = 16, .slow_memory = &memory}};
+      test::feed(cache, random, {40, 1}, {.refresh = true});
+      test::feed(cache, random, {30, 2, 9}, {.read = Read::selected});
+      return cache;
+    };
+    test::FailingSlowMemory slow_too;
+    test::Random first_random{11};
+    const Cache first = make(slow_too, first_random);
     for (std::size_t n = 0;; n += n < 4 ? 1 : 7) {
       CAPTURE(n);
       REQUIRE(n < 500);
-      test::FailingSlowMemory slow, slow_too;
-      const auto make = [&](test::FailingSlowMemory& memory, test::Random& random) {
-        Cache cache{every_head(0), {.max_rollback = 4, .page_rows = 16, .slow_memory = &memory}};
-        test::feed(cache, random, {40, 1}, {.refresh = true});
-        test::feed(cache, random, {30, 2, 9}, {.read = Read::selected});
-        return cache;
-      };
-      test::Random random{11}, control_random{11};
+      test::FailingSlowMemory slow;
+      test::Random random{11};
       Cache cache = make(slow, random);
-      Cache control = make(slow_too, control_random);
+      Cache control = first.fork();
+      test::Random control_random = first_random;
       const auto before = test::dump(cache);
       test::Chunk<> chunk{random, shape, one.tokens};
       test::Chunk<> control_chunk{control_random, shape, one.tokens};
       slow.fail_after(n);
       bool failed = false;
       try {
-        chunk.step(cache, 1, one.options);
+        chunk.step(cache, 0, one.options);
       } catch (const StorageError&) {
         failed = true;
       }
@@ -249,16 +258,16 @@ TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes
       if (failed) {
         ++failed_calls;
         CHECK(test::dump(cache) == before);
-        chunk.step(cache, 1, one.options);
+        chunk.step(cache, 0, one.options);
       }
-      control_chunk.step(control, 1, one.options);
+      control_chunk.step(control, 0, one.options);
       CHECK(test::same_bits(chunk.out.numbers(), control_chunk.out.numbers()));
       // A refresh that failed behind its call is made up for by the next selected read.
       const AttendOptions next{.read = Read::selected, .refresh = true};
       test::Chunk<> last{random, shape, 3};
       test::Chunk<> control_last = last;
-      last.step(cache, 1, next);
-      control_last.step(control, 1, next);
+      last.step(cache, 0, next);
+      control_last.step(control, 0, next);
       CHECK(test::same_bits(last.out.numbers(), control_last.out.numbers()));
       CHECK(test::dump(cache, false) == test::dump(control, false));
       CHECK(cache.slow_bytes() == slow.live_bytes());

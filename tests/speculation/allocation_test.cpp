@@ -6,12 +6,15 @@
 #include <new>
 #include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
 
+#include <kvpolicy/core/token_tree.hpp>
 #include <kvpolicy/speculation/ngram_draft.hpp>
 
+#include "decoding.hpp"
 #include "support/failing_new.hpp"
 
 using namespace kvpolicy;
@@ -20,10 +23,17 @@ TEST_CASE("an index of n-grams that gets no memory is as it was, and goes on") {
   std::mt19937 random{31};
   std::vector<int> text(700);
   for (int& token : text) token = static_cast<int>(random() % 4);
-  const std::vector<int> longer = text;
+  const std::vector<int> all = text;
   text.resize(200);
 
-  for (const bool copied : {false, true}) {
+  struct Case {
+    std::size_t size;  // 250 fits the tables of 200, 700 does not
+    bool copied;       // a copy has no room to spare in the rest
+    std::size_t least_failures;
+  };
+  for (const auto [size, copied, least_failures] :
+       {Case{700, false, 4}, Case{700, true, 4}, Case{250, true, 4}, Case{250, false, 0}}) {
+    const std::vector<int> longer(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(size));
     std::size_t failures = 0;
     for (std::size_t successes = 0;; ++successes) {
       NgramIndex original;
@@ -52,7 +62,7 @@ TEST_CASE("an index of n-grams that gets no memory is as it was, and goes on") {
       fresh.update(longer);
       CHECK(index.continuation() == fresh.continuation());
     }
-    CHECK(failures >= 4);
+    CHECK(failures >= least_failures);
   }
 }
 
@@ -71,4 +81,50 @@ TEST_CASE("a copied index takes tokens back and adds as many without asking for 
     copy.update(text);
   }
   CHECK(std::ranges::equal(copy.text(), text));
+}
+
+TEST_CASE("a step that gets no memory leaves the text as it was, and the next goes on") {
+  using test::copy;
+  using test::Pair;
+  constexpr std::size_t text = TokenTree::text;
+  const auto runs_out = [](auto make_draft) {
+    bool done = false;
+    std::size_t failures = 0;
+    for (std::size_t successes = 0; !done; ++successes) {
+      REQUIRE(successes < 2000);
+      CAPTURE(successes);
+      Pair pair;
+      const std::vector<int> expected = test::plain_greedy(pair.target, pair.prompt, 12);
+      auto draft = make_draft(pair);
+      test::Decoder<decltype(draft)> decoder{pair.target, pair.cache, std::move(draft),
+                                             test::fixed(4)};
+      decoder.read_prompt(pair.prompt);
+      (void)decoder.step(3);
+      const std::vector<int> before = copy(decoder.text());
+      done = true;
+      try {
+        const test::FailNew fail{successes};
+        (void)decoder.step(4);
+      } catch (const std::bad_alloc&) {
+        done = false;
+        ++failures;
+      }
+      if (!done) CHECK(copy(decoder.text()) == before);
+      decoder.generate(expected.size() - decoder.text().size());
+      CHECK(copy(decoder.text()) == expected);
+      const LevelStatistics& counted = decoder.statistics();
+      CHECK(counted.tokens == 12);
+      CHECK(counted.tokens == counted.verifications + counted.accepted);
+    }
+    CHECK(failures > 10);
+  };
+  runs_out([](Pair& p) { return p.small_draft(); });
+  runs_out([](Pair& p) { return p.hierarchy(2); });
+  runs_out([](Pair& p) {
+    return test::Selected<NgramDraft>{p.target, p.cache, NgramDraft{}, {2, false}};
+  });
+  runs_out([](Pair& p) { return p.tree({text, text, 0, 1, 3}); });
+  runs_out([](Pair& p) {
+    return test::Selected<test::Tree>{p.target, p.cache, p.tree({text, text, 0}), {3, false}};
+  });
 }

@@ -28,7 +28,8 @@ struct FailNew {
 
 }  // namespace test
 
-void* operator new(std::size_t bytes) {
+// Not inlined, for then g++ sees `free` meet a pointer of `new`, and warns of a mismatch.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (test::news_left == 0) {
     ++test::failed_news;
     throw std::bad_alloc{};
@@ -39,7 +40,7 @@ void* operator new(std::size_t bytes) {
   ++test::live_news;
   return start;
 }
-void operator delete(void* start) noexcept {
+[[gnu::noinline]] void operator delete(void* start) noexcept {
   if (start != nullptr) --test::live_news;
   std::free(start);
 }

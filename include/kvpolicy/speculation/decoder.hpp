@@ -227,6 +227,7 @@ class SpeculativeDecoder {
       text_.reserve(text_.size() + result.tokens.size());
       // All of the new text is read but its last token.
       verdict.path.resize(result.tokens.size() - 1);
+      observe(verdict);
       pending_.keep(*cache_, seen_, verdict.path);
     } catch (...) {
       abandon();
@@ -317,20 +318,23 @@ class SpeculativeDecoder {
     }
   }
 
+  // May run out of memory, so it comes before the text moves on.
+  void observe(const Verdict& verdict) {
+    verify_seconds_ = seconds_since(verify_start_);
+    // Of a tree the cost model of a run of tokens knows nothing.
+    if (!is_chain(guesses_)) return;
+    length_.observe({.drafted = guesses_.size(), .accepted = verdict.path.size(),
+                     .draft_seconds = draft_seconds_, .verify_seconds = verify_seconds_});
+  }
+
   void note(const Verdict& verdict, std::size_t tokens) {
-    const double verify_seconds = seconds_since(verify_start_);
     ++statistics_.verifications;
     statistics_.guessed += guesses_.size();
     statistics_.places += verdict.places;
     statistics_.accepted += verdict.path.size();
     statistics_.tokens += tokens;
     statistics_.draft_seconds += draft_seconds_;
-    statistics_.verify_seconds += verify_seconds;
-    // Of a tree the cost model of a run of tokens knows nothing.
-    if (is_chain(guesses_)) {
-      length_.observe({.drafted = guesses_.size(), .accepted = verdict.path.size(),
-                       .draft_seconds = draft_seconds_, .verify_seconds = verify_seconds});
-    }
+    statistics_.verify_seconds += verify_seconds_;
     if (refresh_due_) {
       refresh_due_ = false;
       chosen_at_ = text_.size();
@@ -364,6 +368,7 @@ class SpeculativeDecoder {
   std::size_t seen_ = 0;  // tokens in the cache before it
   bool begun_ = false;
   double draft_seconds_ = 0.0;
+  double verify_seconds_ = 0.0;
   Clock::time_point verify_start_ = {};
   // Choosing anew.
   bool refresh_due_ = true;  // also behind a prompt of one token, which nothing was chosen by

@@ -125,34 +125,37 @@ class TreeDraft {
     auto logits = reader_.model().read(
         reader_.cache(), {.tokens = tokens, .logits = LogitsOf::all, .attend = {.tree = &tree}});
     check_logits(logits, tokens.size(), vocabulary());
-    growing_ = false;
-    tree_ = std::move(tree);
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    tree_ = std::move(tree);
+    growing_ = false;
     return logits;
   }
 
   // Of the tree that the cache still holds, the path that became text stays.
   void settle(std::span<const int> text) {
-    const TokenTree tree = std::exchange(tree_, {});
-    const std::vector<int> tokens = std::exchange(tokens_, {});
-    nodes_.clear();
     const std::size_t root = reader_.tokens().size();
     Cache& cache = reader_.cache();
-    if (std::exchange(growing_, false)) return cache.truncate(root);
-    if (tree.empty()) return;
     std::vector<std::size_t> path;
     std::vector<int> kept;
-    if (reader_.agreeing(text) == root) {
+    if (!growing_ && reader_.agreeing(text) == root) {
       std::size_t parent = TokenTree::text;
-      for (std::size_t node = 0; node < tree.size() && root + path.size() + 1 < text.size(); ++node) {
-        if (tree.parent(node) != parent || tokens[node] != text[root + path.size()]) continue;
+      for (std::size_t node = 0; node < tree_.size() && root + path.size() + 1 < text.size(); ++node) {
+        if (tree_.parent(node) != parent || tokens_[node] != text[root + path.size()]) continue;
         path.push_back(node);
-        kept.push_back(tokens[node]);
+        kept.push_back(tokens_[node]);
         parent = node;
       }
     }
-    if (path.empty()) return cache.truncate(root);
-    cache.accept(path);
+    if (!path.empty()) {
+      cache.accept(path);
+    } else if (growing_ || !tree_.empty()) {
+      cache.truncate(root);
+    }
+    // The reader is told last: rows that it does not know of it takes back.
+    growing_ = false;
+    tree_ = {};
+    tokens_.clear();
+    nodes_.clear();
     reader_.note(kept);
   }
 

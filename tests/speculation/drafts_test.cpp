@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What drafts owe whoever judges them: as many guesses as asked for, each with the distribution that
+// it was drawn from, about the text that they are told, whatever they were told before.
+#include <algorithm>
+#include <cstddef>
+#include <random>
+#include <span>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <kvpolicy/speculation/draft.hpp>
+
+#include "chi_square.hpp"
+#include "decoding.hpp"
+
+using namespace kvpolicy;
+using test::Pair;
+using test::Selected;
+using test::Small;
+using test::TableCache;
+using test::TableModel;
+using test::Tree;
+
+namespace {
+
+constexpr std::size_t text = TokenTree::text;
+constexpr SamplingOptions plain{.temperature = 1.0F};
+
+template <class D>
+Guesses propose(D& draft, std::span<const int> seen, std::size_t most, Random& random,
+                const SamplingOptions& sampling = plain) {
+  Guesses guesses{{99, Distribution::certain(99)}};  // what a draft finds it overwrites
+  draft.propose(seen, most, sampling, random, guesses);
+  return guesses;
+}
+
+/// The text and a guess's ancestors, and itself.
+std::vector<int> path_to(std::vector<int> seen, const Guesses& guesses, std::size_t guess) {
+  std::vector<int> reversed;
+  for (std::size_t i = guess; i != text; i = guesses[i].parent) reversed.push_back(guesses[i].token);
+  seen.insert(seen.end(), reversed.rbegin(), reversed.rend());
+  return seen;
+}
+
+bool follows(const Distribution& said, const TableModel& model, const std::vector<int>& seen,
+             Read read, const SamplingOptions& sampling) {
+  const std::vector<double> share =
+      test::shaped(model.logits(seen[seen.size() - 2], seen.back(), read), sampling);
+  for (std::size_t token = 0; token < share.size(); ++token) {
+    if (!(std::abs(said(static_cast<int>(token)) - share[token]) <= 1e-12)) return false;
+  }
+  return true;
+}
+
+bool equal(const Guesses& a, const Guesses& b) {
+  return std::ranges::equal(a, b, [](const Guess& x, const Guess& y) {
+    return x.token == y.token && x.from == y.from && x.parent == y.parent && x.level == y.level;
+  });
+}
+
+/// Tells `draft` a text that grows by some of its guesses, shrinks, and changes; each time it must
+/// guess what a new one guesses that is told this text first.
+template <class MakeDraft>
+void keeps_up(MakeDraft make_draft) {
+  std::mt19937_64 dice{17};
+  Pair pair;
+  auto draft = make_draft(pair);
+  std::vector<int> seen = pair.prompt;
+  Random random{4};
+  for (int round = 0; round < 300; ++round) {
+    CAPTURE(round);
+    const std::size_t most = dice() % 6;
+    const Random dealt = random;
+    const Guesses guesses = propose(draft, seen, most, random);
+    Pair fresh;
+    auto newcomer = make_draft(fresh);
+    Random same = dealt;
+    CHECK(equal(guesses, propose(newcomer, seen, most, same)));
+    CHECK(guesses.size() <= most);
+    // A path of the guesses stays, in part, then comes a token of the judge's.
+    std::size_t place = text;
+    for (std::size_t i = 0; i < guesses.size() && dice() % 4 != 0; ++i) {
+      if (guesses[i].parent != place) continue;
+      seen.push_back(guesses[i].token);
+      place = i;
+    }
+    if (dice() % 4 == 0) seen.resize(std::max<std::size_t>(seen.size() - dice() % 5, 2));
+    if (dice() % 5 != 0) seen.push_back(static_cast<int>(dice() % 6));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ModelDraft: a run of guesses, each drawn from what it reports") {
+  Pair pair;
+  Small draft = pair.small_draft();
+  Random random{1};
+  for (const std::size_t most : {1, 2, 5}) {
+    for (const SamplingOptions& sampling :
+         {plain, SamplingOptions{.temperature = 0.7F, .top_k = 3, .top_p = 0.9F}, SamplingOptions{}}) {
+      const Guesses guesses = propose(draft, pair.prompt, most, random, sampling);
+      REQUIRE(guesses.size() == most);
+      CHECK(is_chain(guesses));
+      for (std::size_t i = 0; i < most; ++i) {
+        std::vector<int> before = path_to(pair.prompt, guesses, i);
+        before.pop_back();
+        CHECK(follows(guesses[i].from, pair.small, before, Read::all, sampling));
+        CHECK(guesses[i].from(guesses[i].token) > 0.0);
+        CHECK(guesses[i].level == 0);
+      }
+    }
+  }
+  CHECK(propose(draft, pair.prompt, 0, random).empty());
+  CHECK(draft.vocabulary() == 6);
+}
+
+TEST_CASE("ModelDraft reads a long text in chunks, and of a text it knows only what is new") {
+  Pair pair;
+  std::vector<test::CallRecord> calls;
+  pair.small.records = &calls;
+  Small draft{pair.small, pair.small_cache, {.chunk = 4}};
+  Random random{1};
+  std::vector<int> seen{0, 1, 2, 3, 4, 5, 0, 1, 2, 3};
+  Guesses guesses = propose(draft, seen, 2, random);
+  std::vector<std::size_t> tokens;
+  for (const auto& call : calls) tokens.push_back(call.tokens);
+  CHECK(tokens == std::vector<std::size_t>{4, 4, 2, 1});
+  calls.clear();
+  seen.push_back(guesses[0].token);
+  seen.push_back((guesses[1].token + 1) % 6);
+  guesses = propose(draft, seen, 1, random);
+  REQUIRE(calls.size() == 1);
+  CHECK(calls[0].tokens == 1);
+  CHECK(calls[0].seen == 11);
+  // Taken up from a cache that has read some of it.
+  TableCache read;
+  (void)pair.small.read(read, {.tokens = seen});
+  CHECK_THROWS_AS((Small{pair.small, read}), ConfigError);
+  Small later{pair.small, read, {}, seen};
+  calls.clear();
+  (void)propose(later, seen, 1, random);
+  REQUIRE(calls.size() == 1);
+  CHECK(calls[0].tokens == 1);  // the last token, again, for its logits
+}
+
+TEST_CASE("drafts keep up with a text that grows, shrinks and changes") {
+  keeps_up([](Pair& p) { return p.small_draft(); });
+  keeps_up([](Pair& p) { return p.tree({text, text, 0, 0, 2}); });
+  keeps_up([](Pair& p) { return p.tree({text, 0, 1, 2, 3}); });
+  keeps_up([](Pair& p) { return p.tree({text, text, text}); });
+}
+
+TEST_CASE("SelectedDraft: each guess follows the target over selected rows, and says so") {
+  // Whatever is inside, and whoever brought the guess.
+  const auto check = [](auto make_draft) {
+    Pair pair;
+    (void)pair.target.read(pair.cache, {.tokens = std::span{pair.prompt}.first(4)});
+    auto draft = make_draft(pair);
+    Random random{8};
+    std::vector<std::size_t> levels(3);
+    for (int round = 0; round < 100; ++round) {
+      const std::size_t most = 1 + static_cast<std::size_t>(round) % 6;
+      const Guesses guesses = propose(draft, pair.prompt, most, random);
+      REQUIRE(guesses.size() == most);
+      CHECK(is_chain(guesses));
+      for (std::size_t i = 0; i < most; ++i) {
+        std::vector<int> before = path_to(pair.prompt, guesses, i);
+        before.pop_back();
+        CHECK(follows(guesses[i].from, pair.target, before, Read::selected, plain));
+        REQUIRE(guesses[i].level < 3);
+        ++levels[guesses[i].level];
+      }
+      CHECK(pair.cache.tokens() > 4);
+      CHECK(pair.cache.partial_rows() == pair.cache.tokens() - 4);
+      pair.cache.truncate(4);  // as a judge does
+    }
+    return levels;
+  };
+  const auto alone = check([](Pair& p) { return Selected<>{p.target, p.cache}; });
+  CHECK(alone[1] == 0);
+  const auto inner = check([](Pair& p) { return p.hierarchy(3); });
+  CHECK(inner[0] > 0);
+  CHECK(inner[1] > 0);
+  CHECK(inner[2] == 0);
+  const auto tree = check([](Pair& p) {
+    return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 1, 2}), {5, false}};
+  });
+  CHECK(tree[0] > 0);
+  CHECK(tree[1] > 0);
+}
+
+TEST_CASE("TreeDraft: guesses have the shape, siblings are drawn one after another without return") {
+  const std::vector<std::size_t> parents{text, text, text, 0, 0, 2, 3, 5, 5};
+  Pair pair;
+  Tree draft = pair.tree(parents);
+  CHECK(draft.shape() == TokenTree{parents});
+  Random random{2};
+  for (int round = 0; round < 200; ++round) {
+    const std::size_t most = static_cast<std::size_t>(round) % 12;
+    const Guesses guesses = propose(draft, pair.prompt, most, random);
+    REQUIRE(guesses.size() == std::min(most, parents.size()));
+    for (std::size_t i = 0; i < guesses.size(); ++i) CHECK(guesses[i].parent == parents[i]);
+    for (std::size_t i = 0; i < guesses.size(); ++i) {
+      std::vector<int> before = path_to(pair.prompt, guesses, i);
+      before.pop_back();
+      std::vector<double> share =
+          test::shaped(pair.small.logits(before[before.size() - 2], before.back()), plain);
+      double left = 1.0;
+      for (std::size_t sibling = 0; sibling < i; ++sibling) {
+        if (guesses[sibling].parent != guesses[i].parent) continue;
+        double& taken = share[static_cast<std::size_t>(guesses[sibling].token)];
+        left -= taken;
+        taken = 0.0;
+      }
+      for (std::size_t token = 0; token < share.size(); ++token) {
+        CHECK(guesses[i].from(static_cast<int>(token)) ==
+              doctest::Approx(share[token] / left).epsilon(1e-9));
+      }
+      CHECK(guesses[i].from(guesses[i].token) > 0.0);
+    }
+  }
+}
+
+TEST_CASE("TreeDraft: greedy siblings are the likeliest in order; no more than there are tokens") {
+  Pair pair;
+  Tree draft = pair.tree(std::vector<std::size_t>(8, text));
+  Random random{2};
+  const Guesses guesses = propose(draft, pair.prompt, 8, random, {});
+  REQUIRE(guesses.size() == 6);  // the vocabulary
+  const auto logits = pair.small.logits(1, 5);
+  for (std::size_t i = 0; i < 6; ++i) {
+    CHECK(guesses[i].from == Distribution::certain(guesses[i].token));
+    if (i == 0) continue;
+    CHECK(logits[static_cast<std::size_t>(guesses[i - 1].token)] >=
+          logits[static_cast<std::size_t>(guesses[i].token)]);
+  }
+  // Of a node that has no token the children are left out as well.
+  Pair narrow;
+  std::vector<std::size_t> parents(7, text);
+  for (std::size_t i = 0; i < 7; ++i) parents.push_back(i);
+  Tree deep = narrow.tree(parents);
+  const Guesses two_levels = propose(deep, narrow.prompt, 14, random, plain);
+  REQUIRE(two_levels.size() == 12);
+  for (std::size_t i = 0; i < 12; ++i) CHECK(two_levels[i].parent == (i < 6 ? text : i - 6));
+}
+
+TEST_CASE("a tree that its cache cannot take back whole is refused by the cache") {
+  Pair pair;
+  pair.small_cache = TableCache{{.max_rollback = 3}};
+  Tree draft = pair.tree({text, text, text, text, 0, 1, 2, 3});
+  Random random{2};
+  CHECK_THROWS_AS((void)propose(draft, pair.prompt, 8, random), CapacityError);
+  CHECK(propose(draft, pair.prompt, 4, random).size() == 4);  // the leaves need no rows
+}

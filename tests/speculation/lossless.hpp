@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Draws many texts by speculative decoding over table models and asks whether they could be those
+// of plain sampling. For tests of decoders, of drafts and of rules.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/speculation/decoder.hpp>
+#include <kvpolicy/speculation/model_draft.hpp>
+
+#include "chi_square.hpp"
+#include "table_cache.hpp"
+#include "table_model.hpp"
+
+namespace test {
+
+// The sanitizers make it too slow for as many: there the tests look for slips of memory first.
+#if defined(__SANITIZE_ADDRESS__) || defined(KVPOLICY_FEW_SAMPLES)
+inline constexpr std::size_t wanted_samples = 20'000;
+#else
+inline constexpr std::size_t wanted_samples = 200'000;
+#endif
+
+/// The parts of one text: the target and a small model, each with a cache of its own.
+struct Bench {
+  TableModel target;
+  TableModel small;
+  TableCache cache;
+  TableCache small_cache;
+
+  Bench(const TableModel& target_model, const TableModel& small_model)
+      : target{target_model}, small{small_model} {}
+};
+
+/// p-value of "runs of three tokens, 200,000 of them, come as `target` would have them". Each text
+/// goes on for `runs` runs, so that they begin and end anywhere in a verification. `draft(bench)` is
+/// the Draft to judge.
+template <class Rule = kvpolicy::SpeculativeSampling, class MakeDraft>
+double p_of_runs(const TableModel& target, const TableModel& small,
+                 const kvpolicy::SpeculationOptions& options, MakeDraft draft,
+                 std::size_t runs = 100) {
+  const std::vector<int> prompt{1, 0, 2, 1};
+  RunCounts counts{target.vocabulary()};
+  Bench bench{target, small};
+  for (std::uint64_t text = 0; counts.samples() < wanted_samples; ++text) {
+    bench.cache = TableCache{};
+    bench.small_cache = TableCache{};
+    auto own = options;
+    own.adapt = false;
+    own.seed = options.seed + 1000 * text;
+    auto guesser = draft(bench);
+    kvpolicy::SpeculativeDecoder<TableModel, TableCache, decltype(guesser), Rule> decoder{
+        bench.target, bench.cache, std::move(guesser), own};
+    decoder.read_prompt(prompt);
+    // More than is counted, so that the end does not shorten the last verifications.
+    decoder.generate(3 * runs + 8);
+    counts.add(decoder.text(), prompt.size(), runs);
+  }
+  return counts.p_value(target, options.sampling);
+}
+
+}  // namespace test

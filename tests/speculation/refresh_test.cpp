@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// When the selecting heads of a decoder's cache choose anew, and by which token's query.
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <kvpolicy/speculation/decoder.hpp>
+
+#include "decoding.hpp"
+
+using namespace kvpolicy;
+using test::copy;
+using test::Decoder;
+using test::fixed;
+using test::Pair;
+using test::plain_greedy;
+using test::Selected;
+using test::Small;
+using test::TableModel;
+using test::Tree;
+
+namespace {
+
+constexpr std::size_t text = TokenTree::text;
+
+SpeculationOptions with(RefreshRule rule, std::size_t length = 4) {
+  SpeculationOptions options = fixed(length, {.temperature = 1.0F});
+  options.refresh = rule;
+  return options;
+}
+
+std::vector<test::CallRecord> refreshing(const std::vector<test::CallRecord>& calls) {
+  std::vector<test::CallRecord> result;
+  std::ranges::copy_if(calls, std::back_inserter(result), &test::CallRecord::refresh);
+  return result;
+}
+
+// Steps `rounds` times and looks at the choice after each.
+template <class D>
+void chooses_every(Pair& pair, Decoder<D>& decoder, std::size_t every, std::size_t rounds) {
+  std::vector<test::CallRecord> calls;
+  pair.target.records = &calls;
+  decoder.read_prompt(pair.prompt);
+  REQUIRE(refreshing(calls).size() == 1);
+  CHECK(pair.cache.chosen_at() == pair.prompt.size() - 1);  // by the last token read
+  std::size_t chosen = pair.prompt.size();  // how long the text was at the last choice
+  std::size_t choices = 0;
+  for (std::size_t round = 0; round < rounds; ++round) {
+    calls.clear();
+    const std::size_t before = decoder.text().size();
+    const bool due = before - chosen >= every;
+    (void)decoder.step();
+    for (const test::CallRecord& call : calls) {
+      CHECK(call.refresh == (due && call.read == Read::all));
+      // By the text's last token, which no verdict takes back.
+      if (call.read == Read::all) CHECK(call.refresh_query == before - 1 - call.seen);
+    }
+    if (due) {
+      CHECK(pair.cache.chosen_at() == before);
+      chosen = decoder.text().size();
+      ++choices;
+    }
+    CHECK(pair.cache.chosen_at() <= pair.cache.tokens());
+    CHECK(decoder.refreshes() == choices);
+  }
+  CHECK(choices > 3);
+}
+
+}  // namespace
+
+TEST_CASE("every n tokens the verification chooses, by the text's last token") {
+  for (const std::size_t every : {1, 7, 20}) {
+    CAPTURE(every);
+    const RefreshRule rule{.every = every, .below_acceptance = 0.0};
+    Pair alone;
+    Decoder<Selected<>> self{alone.target, alone.cache, Selected<>{alone.target, alone.cache},
+                             with(rule)};
+    chooses_every(alone, self, every, 60);
+    Pair small;
+    Decoder<Small> run{small.target, small.cache, small.small_draft(), with(rule)};
+    chooses_every(small, run, every, 60);
+    Pair branching;
+    Decoder<Tree> tree{branching.target, branching.cache, branching.tree({text, text, 0, 1, 2}),
+                       with(rule)};
+    chooses_every(branching, tree, every, 60);
+  }
+}
+
+TEST_CASE("no rule, no choice but the prompt's; further turns choose again") {
+  Pair pair;
+  std::vector<test::CallRecord> calls;
+  pair.target.records = &calls;
+  Decoder<Selected<Small>> decoder{pair.target, pair.cache, pair.hierarchy(),
+                                   with({.every = 0, .below_acceptance = 0.0})};
+  decoder.read_prompt(pair.prompt);
+  decoder.generate(200);
+  CHECK(refreshing(calls).size() == 1);
+  CHECK(decoder.refreshes() == 0);
+  CHECK(pair.cache.chosen_at() == 4);
+  decoder.read_prompt(std::vector<int>{1, 2, 3});
+  CHECK(refreshing(calls).size() == 2);
+  CHECK(pair.cache.chosen_at() == decoder.text().size() - 1);
+  decoder.read_prompt({});  // nothing to read, nothing to choose by
+  CHECK(refreshing(calls).size() == 2);
+}
+
+TEST_CASE("a turn without tokens does not put off a choice that is due") {
+  Pair pair;
+  Decoder<Small> decoder{pair.target, pair.cache, pair.small_draft(),
+                         with({.every = 4, .below_acceptance = 0.0})};
+  decoder.read_prompt(pair.prompt);
+  while (decoder.text().size() < pair.prompt.size() + 4) (void)decoder.step();
+  const std::size_t length = decoder.text().size();
+  decoder.read_prompt({});
+  (void)decoder.step();
+  CHECK(decoder.refreshes() == 1);
+  CHECK(pair.cache.chosen_at() == length);
+}
+
+TEST_CASE("behind a prompt of one token the first verification chooses") {
+  Pair pair;
+  Decoder<Selected<>> decoder{pair.target, pair.cache, Selected<>{pair.target, pair.cache},
+                              with({.every = 0, .below_acceptance = 0.0})};
+  decoder.read_prompt(std::vector<int>{2});
+  CHECK(pair.cache.chosen_at() == 0);
+  (void)decoder.step();
+  CHECK(pair.cache.chosen_at() == 1);
+  decoder.generate(50);
+  CHECK(pair.cache.chosen_at() == 1);
+}
+
+TEST_CASE("a step that failed has not chosen; the next one does") {
+  Pair pair;
+  Decoder<Small> decoder{pair.target, pair.cache, pair.small_draft(),
+                         with({.every = 1, .below_acceptance = 0.0})};
+  decoder.read_prompt(pair.prompt);
+  (void)decoder.step();
+  const std::size_t length = decoder.text().size();
+  const std::size_t chosen = pair.cache.chosen_at();
+  pair.target.fault = test::Fault{test::Fault::Kind::nan, pair.target.calls()};
+  CHECK_THROWS_AS(decoder.step(), ShapeError);
+  CHECK(pair.cache.chosen_at() == chosen);
+  CHECK(decoder.refreshes() == 0);
+  (void)decoder.step();
+  CHECK(pair.cache.chosen_at() == length);
+  CHECK(decoder.refreshes() == 1);
+}
+
+TEST_CASE("where acceptance falls the choice is made anew, no sooner than allowed") {
+  // What is selected serves for 20 tokens, and then misleads.
+  const auto decoded = [](RefreshRule rule) {
+    Pair pair;
+    pair.target = TableModel{6, 33, 2.0F, 0.1F};
+    pair.target.fresh_for = 20;
+    std::vector<test::CallRecord> calls;
+    pair.target.records = &calls;
+    Decoder<Selected<>> decoder{pair.target, pair.cache, Selected<>{pair.target, pair.cache},
+                                with(rule)};
+    decoder.read_prompt(pair.prompt);
+    decoder.generate(1200);
+    const auto choices = refreshing(calls);
+    for (std::size_t i = 1; i < choices.size(); ++i) {
+      CHECK(choices[i].seen - choices[i - 1].seen >= rule.at_least);
+    }
+    return std::pair{decoder.refreshes(), decoder.statistics().acceptance()};
+  };
+  const auto [never, poor] = decoded({.every = 0, .below_acceptance = 0.0});
+  CHECK(never == 0);
+  const auto [often, good] = decoded({.every = 0, .below_acceptance = 0.7, .at_least = 8});
+  CHECK(often > 20);
+  CHECK(good > poor + 0.15);
+  const auto [seldom, between] = decoded({.every = 0, .below_acceptance = 0.7, .at_least = 100});
+  CHECK(seldom >= 1);
+  CHECK(seldom <= 12);
+  CHECK(between < good);
+}

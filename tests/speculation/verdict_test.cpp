@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Judging one set of guesses, and the call in which a model reads them.
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <initializer_list>
+#include <limits>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <kvpolicy/speculation/pending_call.hpp>
+#include <kvpolicy/speculation/statistics.hpp>
+#include <kvpolicy/speculation/verdict.hpp>
+
+#include "table_cache.hpp"
+
+using namespace kvpolicy;
+
+namespace {
+
+constexpr std::size_t text = TokenTree::text;
+
+// Logits of a model that is sure of one token of four at each place.
+std::vector<float> sure_of(std::initializer_list<int> tokens) {
+  std::vector<float> logits;
+  for (const int token : tokens) {
+    for (int t = 0; t < 4; ++t) logits.push_back(t == token ? 5.0F : 0.0F);
+  }
+  return logits;
+}
+Guess certain(int token, std::size_t parent) {
+  return {token, Distribution::certain(token), parent};
+}
+Verdict greedy(const Guesses& guesses, const std::vector<float>& logits) {
+  Random random{1};
+  return judge(guesses, logits, {}, random);
+}
+using Path = std::vector<std::size_t>;
+
+}  // namespace
+
+TEST_CASE("greedy: guesses stay as long as the target agrees, then its own token comes") {
+  const Guesses chain{certain(1, text), certain(2, 0), certain(3, 1)};
+  Verdict verdict = greedy(chain, sure_of({1, 2, 3, 0}));
+  CHECK(verdict.path == Path{0, 1, 2});
+  CHECK(verdict.next == 0);
+  CHECK(verdict.places == 3);
+  REQUIRE(verdict.distributions.size() == 4);
+  CHECK(verdict.distributions[3] == Distribution::certain(0));
+
+  verdict = greedy(chain, sure_of({1, 0, 3, 0}));
+  CHECK(verdict.path == Path{0});
+  CHECK(verdict.next == 0);
+  CHECK(verdict.places == 2);
+  CHECK(verdict.distributions.size() == 2);
+
+  verdict = greedy(chain, sure_of({2, 2, 3, 0}));
+  CHECK(verdict.path.empty());
+  CHECK(verdict.next == 2);
+  CHECK(verdict.places == 1);
+
+  verdict = greedy({}, sure_of({3}));
+  CHECK(verdict.path.empty());
+  CHECK(verdict.next == 3);
+  CHECK(verdict.places == 0);
+}
+
+TEST_CASE("greedy: of siblings the one that the target names leads on, at every depth") {
+  // 0 and 1 follow the text, 2 and 3 follow 1, 4 follows 3.
+  const Guesses tree{certain(0, text), certain(1, text), certain(2, 1), certain(3, 1), certain(2, 3)};
+  Verdict verdict = greedy(tree, sure_of({1, 0, 3, 0, 2, 1}));
+  CHECK(verdict.path == Path{1, 3, 4});
+  CHECK(verdict.next == 1);
+  CHECK(verdict.places == 3);
+  // None of the two at the second place: the target's own.
+  verdict = greedy(tree, sure_of({1, 0, 0, 3, 3, 3}));
+  CHECK(verdict.path == Path{1});
+  CHECK(verdict.next == 0);
+  CHECK(verdict.places == 2);
+  // A leaf that stays has no place behind it.
+  verdict = greedy(tree, sure_of({0, 2, 3, 0, 2, 1}));
+  CHECK(verdict.path == Path{0});
+  CHECK(verdict.next == 2);
+  CHECK(verdict.places == 1);
+}
+
+TEST_CASE("a guess of the target's own distribution always stays") {
+  Random random{3};
+  const std::vector<float> row{0.1F, 0.9F, -0.4F, 0.3F};
+  const SamplingOptions sampling{.temperature = 1.0F};
+  const Distribution p = distribution_of(row, sampling);
+  std::vector<float> logits;
+  for (int i = 0; i < 4; ++i) logits.insert(logits.end(), row.begin(), row.end());
+  for (int round = 0; round < 500; ++round) {
+    Guesses guesses;
+    for (std::size_t i = 0; i < 3; ++i) {
+      guesses.push_back({p.draw(random.uniform()), p, i == 0 ? text : i - 1});
+    }
+    const Verdict verdict = judge(guesses, logits, sampling, random);
+    CHECK(verdict.path == Path{0, 1, 2});
+    for (const Distribution& said : verdict.distributions) CHECK(said == p);
+  }
+}
+
+TEST_CASE("a token that cannot be the target's never comes") {
+  Random random{5};
+  const float banned = -std::numeric_limits<float>::infinity();
+  const std::vector<float> logits{0.0F, banned, 0.0F, banned, 0.0F, 0.0F, 0.0F, 0.0F};
+  const Distribution q{{{0, 0.1}, {1, 0.8}, {3, 0.1}}};
+  for (int round = 0; round < 2000; ++round) {
+    const Guesses guesses{{q.draw(random.uniform()), q, text}};
+    const Verdict verdict = judge(guesses, logits, {.temperature = 1.0F}, random);
+    const int token = verdict.path.empty() ? verdict.next : guesses[0].token;
+    CHECK((token == 0 || token == 2));
+  }
+}
+
+TEST_CASE("judge refuses logits of another size, and NaN where it decides") {
+  Random random{1};
+  const Guesses guesses{certain(1, text)};
+  std::vector<float> logits = sure_of({1, 2});
+  CHECK_NOTHROW((void)judge(guesses, logits, {}, random));
+  CHECK_THROWS_AS((void)judge(guesses, std::vector<float>{}, {}, random), ShapeError);
+  CHECK_THROWS_AS((void)judge(guesses, std::vector<float>(7), {}, random), ShapeError);
+  logits[5] = std::nanf("");
+  CHECK_THROWS_AS((void)judge(guesses, logits, {}, random), ShapeError);
+  // Behind a refused guess nobody looks.
+  std::vector<float> behind = sure_of({0, 2});
+  behind[5] = std::nanf("");
+  CHECK(judge(guesses, behind, {}, random).next == 0);
+}
+
+TEST_CASE("a chain of guesses is read as a run of tokens, and its rows are cut off behind the path") {
+  const std::vector<int> unread{7, 8};
+  const Guesses guesses{certain(1, text), certain(2, 0), certain(3, 1)};
+  const PendingCall pending{unread, guesses};
+  CHECK(pending.tokens() == 5);
+  const ModelCall call = pending.call({.read = Read::selected, .refresh = true});
+  CHECK(std::vector<int>(call.tokens.begin(), call.tokens.end()) == std::vector<int>{7, 8, 1, 2, 3});
+  CHECK(call.logits == LogitsOf::all);
+  CHECK(call.attend.tree == nullptr);
+  CHECK(call.attend.read == Read::selected);
+  CHECK(call.attend.refresh);
+  CHECK(call.attend.refresh_query == 1);  // the text's last
+  CHECK(call.positions(10) == std::vector<std::size_t>{10, 11, 12, 13, 14});
+
+  test::TableCache cache;
+  cache.append(call.tokens, {});
+  pending.keep(cache, 0, std::array<std::size_t, 1>{0});
+  CHECK(cache.text() == std::vector<int>{7, 8, 1});
+
+  const std::vector<float> logits(5 * 3, 1.0F);
+  CHECK(pending.last_rows(logits, 3).size() == 4 * 3);
+  CHECK(pending.last_rows(logits, 3).data() == logits.data() + 3);
+  CHECK_THROWS_AS((void)pending.last_rows(logits, 4), ShapeError);
+  CHECK_THROWS_AS((void)pending.last_rows(std::span{logits}.first(5), 3), ShapeError);
+  CHECK_THROWS_AS((void)pending.last_rows({}, 3), ShapeError);
+}
+
+TEST_CASE("guesses that branch are read as a tree behind the unread text") {
+  const std::vector<int> unread{7, 8};
+  const Guesses guesses{certain(1, text), certain(2, text), certain(3, 0), certain(4, 1)};
+  const PendingCall pending{unread, guesses};
+  const ModelCall call = pending.call({});
+  REQUIRE(call.attend.tree != nullptr);
+  const std::vector<std::size_t> parents{text, 0, 1, 1, 2, 3};
+  CHECK(*call.attend.tree == TokenTree{parents});
+  CHECK(call.attend.refresh_query == 1);
+  CHECK(call.positions(10) == std::vector<std::size_t>{10, 11, 12, 12, 13, 13});
+
+  test::TableCache cache;
+  cache.append(call.tokens, {.tree = call.attend.tree});
+  pending.keep(cache, 0, std::array<std::size_t, 2>{1, 3});
+  CHECK(cache.text() == std::vector<int>{7, 8, 2, 4});
+  CHECK_FALSE(cache.has_tree());
+}
+
+TEST_CASE("a tree of which nothing stays leaves the unread text") {
+  const Guesses guesses{certain(1, text), certain(2, text)};
+  const PendingCall pending{std::array{5}, guesses};
+  test::TableCache cache;
+  const ModelCall call = pending.call({});
+  cache.append(call.tokens, call.attend);
+  pending.keep(cache, 0, {});
+  CHECK(cache.text() == std::vector<int>{5});
+}
+
+TEST_CASE("rates are 0 before there is anything to divide") {
+  LevelStatistics statistics;
+  CHECK(statistics.acceptance() == 0.0);
+  CHECK(statistics.tokens_per_verification() == 0.0);
+  statistics = {.verifications = 4, .guessed = 12, .places = 10, .accepted = 8, .tokens = 12};
+  CHECK(statistics.acceptance() == 0.8);
+  CHECK(statistics.tokens_per_verification() == 3.0);
+}
