@@ -64,8 +64,9 @@ class SelectedDraft {
     text_.assign(text.begin(), text.end());
     while (guesses.size() < most) {
       const std::size_t wanted = most - guesses.size();
-      const Verdict verdict = ask(std::min(length_.length(), wanted), sampling, random);
-      for (std::size_t i = 0; i <= verdict.path.size() && guesses.size() < most; ++i) {
+      // One token is the model's own: a guess in its place would be cut off.
+      const Verdict verdict = ask(std::min(length_.length(), wanted - 1), sampling, random);
+      for (std::size_t i = 0; i <= verdict.path.size(); ++i) {
         const bool own = i == verdict.path.size();
         const std::size_t parent = guesses.empty() ? TokenTree::text : guesses.size() - 1;
         const int token = own ? verdict.next : judged_[verdict.path[i]].token;
