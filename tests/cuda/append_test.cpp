@@ -217,7 +217,8 @@ class Layer {
                                                 .states = states_.data() + first,
                                                 .count = count,
                                                 .kv_heads = kv_heads_,
-                                                .state = {.tokens = tokens, .committed = -1}};
+                                                .state = {.tokens = tokens, .committed = -1},
+                                                .choices_until = tokens};
     const std::vector<LayerState> before = states_;
     launch(kvpolicy::cuda::set_state_kernel<>, 1, 1, kvpolicy::cuda::set_state_threads, 0, params);
     for (int s = first; s < first + count; ++s) {
@@ -302,12 +303,13 @@ TEST_CASE("a rollback takes choices with it") {
                                                 .states = states.data(),
                                                 .count = count,
                                                 .kv_heads = kv_heads,
-                                                .state = {.tokens = tokens, .committed = 2}};
+                                                .state = {.tokens = tokens + 5, .committed = 2},
+                                                .choices_until = tokens};
     launch(kvpolicy::cuda::set_state_kernel<>,
            kvpolicy::cuda::quotient_up(count * kv_heads, kvpolicy::cuda::set_state_threads), 1,
            kvpolicy::cuda::set_state_threads, 0, params);
     for (const LayerState& state : states) {
-      CHECK(state.tokens == tokens);
+      CHECK(state.tokens == tokens + 5);
       CHECK(state.committed == 2);
     }
     std::size_t at = 0;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cuda/support/device_cache.hpp"
+#include "cuda/support/tree_mask.hpp"
 
 #if !defined(__CUDACC__)  // a device does not fail on demand
 
@@ -168,6 +169,24 @@ TEST_CASE("device memory runs out: growing") {
   survive("reserve", 0, 18, nothing, [](Cache& cache, int) { cache.reserve(2000); });
 }
 
+TEST_CASE("device memory runs out: trees") {
+  static const TokenTree tree = test::some_tree(8, 1, 5);
+  // Rows, then the mask, which the second layer finds where the first one left it.
+  survive("a step of a tree", 20, 5, [](Cache& cache) { return chunk_of(cache, 20); }, [](Cache& cache, auto& chunk) {
+    const TokenTree large = test::some_tree(20, 2, 5);
+    chunk.step(cache, 0, {.tree = &large});
+    cache.truncate(cache.tokens());
+  });
+  survive("attend to a tree, and accept", 8, 1, [](Cache& cache) {
+    const DeviceChunk<> chunk = chunk_of(cache, 8);
+    for (std::size_t l = 0; l < 2; ++l) chunk.append_part(cache, l, 0, 8, {.tree = &tree});
+    return chunk_of(cache, 8);
+  }, [](Cache& cache, auto& chunk) {
+    for (std::size_t l = 0; l < 2; ++l) chunk.attend(cache, l, {.tree = &tree});
+    cache.accept(std::vector<std::size_t>{0});
+  });
+}
+
 TEST_CASE("device memory runs out: compress and fork") {
   survive("compress", 0, 8, nothing, [](Cache& cache, int) { cache.compress(); });
   survive("compress one layer", 0, 4, nothing, [](Cache& cache, int) { cache.compress(1); });
@@ -235,6 +254,13 @@ TEST_CASE("a runtime that fails leaks nothing") {
   leaks_nothing("rows", 3, [](Cache& cache, const DeviceChunk<>&) { static_cast<void>(cache.rows(0, 3, Read::selected)); });
   leaks_nothing("construction", 0, [](Cache& cache, const DeviceChunk<>&) {
     const Cache other{cache.plan(), cache.options()};
+  });
+  leaks_nothing("a tree", 30, [](Cache& cache, const DeviceChunk<>& chunk) {
+    const TokenTree tree = test::some_tree(30, 1, 5);
+    for (std::size_t l = 0; l < 2; ++l) chunk.step(cache, l, {.tree = &tree});
+    std::vector<std::size_t> path;
+    for (std::size_t node = 29; node != TokenTree::text; node = tree.parent(node)) path.insert(path.begin(), node);
+    cache.accept(path);
   });
   leaks_nothing("truncate, commit", 4, [](Cache& cache, const DeviceChunk<>&) {
     cache.truncate(cache.tokens() - 2);

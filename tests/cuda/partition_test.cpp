@@ -4,6 +4,7 @@
 // of the line it starts in.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -86,9 +87,12 @@ TEST_CASE("partition: every unit has one block") {
       heads.push_back(head);
       states.push_back({tokens, tokens});
     }
-    const Request request{.queries = 1 + up_to(4), .own_rows = up_to(4) > 0};
+    Request request{.queries = 1 + up_to(4), .own_rows = up_to(4) > 0};
+    if (up_to(3) == 0) request.tree.nodes = request.queries + up_to(30);
+    const int appended = request.older_nodes() + (request.own_rows ? 0 : request.queries);
     for (LayerState& state : states) {
-      if (!request.own_rows && state.tokens < request.queries) state = {request.queries, 0};
+      if (state.tokens < appended) state = {appended, 0};
+      state.committed = std::min(state.committed, state.tokens - appended);
     }
     std::vector<long long> line{0};
     for (std::size_t h = 0; h < heads.size(); ++h) {
@@ -99,6 +103,7 @@ TEST_CASE("partition: every unit has one block") {
 
     for (std::size_t h = 0; h < heads.size(); ++h) {
       const SegmentList list = segments_of(heads[h], states[h], request);
+      REQUIRE(list.count <= most_segments);
       long long place = line[h] + weight_of_head;
       for (int s = 0; s < list.count; ++s) {
         const Units units = units_of(heads[h], list.segment[s]);

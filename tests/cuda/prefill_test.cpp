@@ -260,4 +260,70 @@ TEST_CASE("prefill: queries that see nothing") {
   }
 }
 
+TEST_CASE("prefill, trees: every head_dim, alone and at the end of older nodes") {
+  std::uint32_t seed = 1;
+  for (const int queries : {1, 30, 65}) {
+    for (const int older : {0, 7, 64, 70}) {
+      if ((queries + older) % 3 == 0) continue;
+      const Case c{.heads = {full(), window(4, 20, 192)},
+                   .group = 2,
+                   .queries = queries,
+                   .histories = {100},
+                   .own_rows = ++seed % 2 == 0,
+                   .tree = test::some_tree(queries + older, seed, seed % 3 * 4)};
+      CAPTURE(older);
+      check<bfloat16, 64>(c);
+      check<half, 80>(c);
+      check<bfloat16, 96>(c);
+      check<half, 128>(c);
+      check<bfloat16, 256>(c);
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("prefill, trees: windows that a path outgrows, texts shorter than the sinks", E, half,
+                   bfloat16) {
+  std::uint32_t seed = 100;
+  for (const int history : {0, 3, 64, 150}) {
+    for (const int queries : {20, 130}) {
+      for (const bool own_rows : {true, false}) {
+        if (queries == 130 && own_rows == (history % 2 == 0)) continue;
+        Head turned = window(6, 4, 192), by_chunk = window(3, 30, 192, true);
+        turned.view.rotation_limit = 9;
+        by_chunk.view.rotation_limit = 32;
+        check<E, 64>({.heads = {window(0, 3, 192), window(7, 2, 192), window(5, 6, 192, true), turned, by_chunk,
+                                window(60, 4, 192)},
+                      .queries = queries,
+                      .histories = {history},
+                      .own_rows = own_rows,
+                      .sink_logits = seed % 2 == 0,
+                      .tree = test::some_tree(queries + 10, ++seed, 9)});
+      }
+    }
+  }
+}
+
+TEST_CASE("prefill, trees: behind quantised rows, chosen chunks and dropped rows, split or not") {
+  std::uint32_t seed = 200;
+  for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
+    for (const int splits : {1, 3}) {
+      Head ring = packed(encoding, 5, 64, 64), dropped = full();
+      ring.view.sinks = 4, ring.view.recent = 100, ring.view.exact_ring = 256, ring.view.packed_ring = 192;
+      dropped.view.evicted = 130;
+      check<half, 64>({.heads = {packed(encoding, 0, 64, 64), packed(encoding, 9, 32, 16, true), ring, dropped,
+                                 chosen(packed(encoding, 0, 64, 64), 16, {0, 2, 3, 9}, 256),
+                                 chosen(full(), 8, {0, 5, 20}, 250)},
+                       .group = 2,
+                       .queries = 40,
+                       .histories = {300, 260},
+                       .splits = splits,
+                       .tentative = 6,
+                       .own_rows = ++seed % 2 == 0,
+                       .selected = true,
+                       .softcap = splits == 1 ? 0.0F : 20.0F,
+                       .tree = test::some_tree(60, seed, 6)});
+    }
+  }
+}
+
 }  // namespace

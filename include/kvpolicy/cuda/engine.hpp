@@ -17,6 +17,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/append.cuh>
 #include <kvpolicy/cuda/kernels/compact.cuh>
 #include <kvpolicy/cuda/kernels/decode.cuh>
@@ -153,20 +154,31 @@ class Engine {
     });
   }
 
-  /// Sets counters of `count` layers or sequences back; choices made behind them go.
+  /// Sets counters of `count` layers or sequences back; choices of chunks go that were made when the
+  /// text, up to the query that chose, was longer than `choices_until`.
   /// @throws DeviceError
   void set_states(LayerState* states, const HeadView* heads, std::size_t count, LayerState to,
-                  cudaStream_t stream) const {
+                  std::size_t choices_until, cudaStream_t stream) const {
     const SetStateParams params{.heads = heads, .states = states, .count = static_cast<int>(count),
-                                .kv_heads = static_cast<int>(shape_.kv_heads), .state = to};
+                                .kv_heads = static_cast<int>(shape_.kv_heads), .state = to,
+                                .choices_until = static_cast<int>(choices_until)};
     launch(set_state_kernel<>,
            {.grid_x = quotient_up(params.count * params.kv_heads, set_state_threads),
             .threads = set_state_threads},
            stream, params, "set_state_kernel");
   }
 
-  /// Of `count` heads of one sequence, those that select choose their chunks by the last of the
-  /// call's queries. `call_rows`: how many rows of the call the counters lack.
+  /// Moves the rows of a part of a tree's path to the front, in `count` heads. @throws DeviceError
+  void accept_rows(const HeadView* heads, std::size_t count, std::size_t page_rows,
+                   const PathPart& path, cudaStream_t stream) const {
+    const AcceptRowsParams params{.heads = heads, .head_dim = static_cast<int>(shape_.head_dim),
+                                  .page_rows = static_cast<int>(page_rows), .path = path};
+    launch(accept_rows_kernel<>, {.grid_x = static_cast<int>(count), .threads = accept_threads}, stream,
+           params, "accept_rows_kernel");
+  }
+
+  /// Of `count` heads of one sequence, those that select choose their chunks by the last of `queries`
+  /// queries. `call_rows`: how far its token stands behind what the counters say, or before, if negative.
   /// @throws DeviceError
   void refresh(const HeadView* heads, const LayerState* states, std::size_t count, const Tensor& q,
                int queries, int call_rows, std::size_t page_rows, cudaStream_t stream) const {

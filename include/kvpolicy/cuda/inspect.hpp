@@ -4,6 +4,7 @@
 // moving rows elsewhere. Waits for the stream; not for the hot path.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -11,16 +12,20 @@
 #include <vector>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/token_tree.hpp>
+#include <kvpolicy/cuda/device_tree.hpp>
 #include <kvpolicy/cuda/head_store.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 
 namespace kvpolicy::cuda {
 
 struct CachedRows {
-  std::vector<std::int64_t> positions;  ///< of each row in the text, ascending
+  /// Of each row in the text, ascending; then the nodes of a pending tree, where each stands.
+  std::vector<std::int64_t> positions;
   std::vector<bool> quantized;
   std::vector<float> keys;    ///< [rows, head_dim], dequantised where they must be
   std::vector<float> values;  ///< [rows, head_dim]
+  std::size_t nodes = 0;      ///< how many of the rows, the last ones, are nodes of a tree
 };
 
 /// One row of a page of quantised rows as numbers: the host's way through the fragment order.
@@ -49,11 +54,24 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
   }
 }
 
-/// The rows that a call reads of a head, besides its own.
+/// The rows that a call reads of a head, besides its own. Where a `tree` is pending, one of the latest
+/// nodes' queries, or, with own rows, one right behind the text.
 template <Element E>
-[[nodiscard]] CachedRows download_rows(const HeadStore& store, const LayerState& state,
-                                       const Request& request, std::size_t head_dim, std::size_t page_rows,
-                                       cudaStream_t stream) {
+[[nodiscard]] CachedRows download_rows(const HeadStore& store, const LayerState& state, Request request,
+                                       const TokenTree& tree, std::size_t head_dim,
+                                       std::size_t page_rows, cudaStream_t stream) {
+  std::vector<int> depths;
+  for (std::size_t node = 0; node < tree.size(); ++node) {
+    depths.push_back(static_cast<int>(tree.depth(node)));
+  }
+  if (!tree.empty()) {
+    request.queries = std::min(request.queries, static_cast<int>(tree.size()));
+    if (request.own_rows) {
+      request.tree.nodes = static_cast<int>(tree.size()) + request.queries;
+    } else {
+      request.tree = DeviceTree::shape_of(tree, static_cast<std::size_t>(request.queries));
+    }
+  }
   const auto fetch = [&](void* to, const void* from, std::size_t bytes) {
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
@@ -97,11 +115,18 @@ template <Element E>
     if (segment.source == Segment::Source::call) continue;
     const bool packed = segment.source == Segment::Source::packed;
     for (int i = 0; i < segment.rows; ++i) {
+      if (segment.node >= 0) {
+        const int depth = depths[static_cast<std::size_t>(segment.node + i)];
+        if (depth < segment.depth_begin || depth >= segment.depth_end) continue;
+        ++rows.nodes;
+      }
       const int number = segment.row(i);
       const int slot = packed ? view.packed_slot(number) : view.exact_slot(number);
-      rows.positions.push_back(static_cast<std::size_t>(number) < survivors.size()
-                                   ? survivors[static_cast<std::size_t>(number)]
-                                   : number + view.evicted);
+      rows.positions.push_back(
+          segment.node >= 0 ? segment.position + depths[static_cast<std::size_t>(segment.node + i)]
+          : static_cast<std::size_t>(number) < survivors.size()
+              ? survivors[static_cast<std::size_t>(number)]
+              : number + view.evicted);
       rows.quantized.push_back(packed);
       const std::byte* start =
           packed ? page(store.packed(), static_cast<std::size_t>(slot / rows_of_page),

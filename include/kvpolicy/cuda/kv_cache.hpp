@@ -21,6 +21,7 @@
 #include <kvpolicy/cuda/call_checks.hpp>
 #include <kvpolicy/cuda/compression.hpp>
 #include <kvpolicy/cuda/device_state.hpp>
+#include <kvpolicy/cuda/device_tree.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/inspect.hpp>
 #include <kvpolicy/cuda/layer.hpp>
@@ -36,6 +37,10 @@ namespace kvpolicy::cuda {
 /// Calls are checked before anything is launched: whatever throws, but for a DeviceError, leaves
 /// rows, tokens and bytes as they were. Nothing waits for the device but what says so. Memory is
 /// asked for when the text passes what `reserve` made room for, and never otherwise.
+///
+/// Trees of guesses as kvpolicy::KvCache has them: the last nodes of `AttendOptions::tree`, which is the
+/// host's and read during the call, come with the call, at most `max_rollback` nodes in all; `accept`
+/// keeps a path. None of it can be part of a graph, for a graph would keep the tree it was captured with.
 ///
 /// Not synchronised, and meant for one stream at a time: to go on with another, let that stream
 /// wait for this one. The same holds between caches that share an engine. Memory goes back on the
@@ -75,6 +80,7 @@ class KvCache {
     engine_ = std::move(other.engine_);
     device_ = std::move(other.device_);
     layers_ = std::move(other.layers_);
+    tree_ = std::move(other.tree_);
     latest_ = other.latest_;
     return *this;
   }
@@ -119,12 +125,14 @@ class KvCache {
   }
 
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
-  /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`.
+  /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`; with a tree,
+  /// row i stands at `depth` of its node behind the text.
   ///
   /// On a stream that captures, the call is recorded and nothing else: the text grows when the
   /// graph is launched, and `replayed` must say so. A recorded call that refreshes, refreshes each
   /// time.
-  /// @throws ShapeError, CapacityError, std::bad_alloc, DeviceError
+  /// @throws ShapeError, CapacityError, std::bad_alloc, DeviceError; RollbackError if a tree is pending
+  /// that `options` does not name
   template <class Q, class K, class V>
   void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k,
             const TensorView<V>& v, const TensorView<element_type>& out,
@@ -133,12 +141,18 @@ class KvCache {
   }
 
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
-  /// `max_append` rows, `attend` reads with the queries of the latest `q.tokens` of them.
-  /// @throws ShapeError, CapacityError, std::bad_alloc, DeviceError
+  /// `max_append` rows, `attend` reads with the queries of the latest `q.tokens` of them. Of the
+  /// options `append` heeds `tree` alone; `attend` wants the same tree.
+  /// @throws as `step`
+  template <class K, class V>
+  void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v,
+              const AttendOptions& options, cudaStream_t stream = nullptr) {
+    append_checked(layer, k, v, options.tree, stream);
+  }
   template <class K, class V>
   void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v,
               cudaStream_t stream = nullptr) {
-    append_checked(layer, k, v, stream);
+    append_checked(layer, k, v, nullptr, stream);
   }
   template <class Q>
   void attend(std::size_t layer, const TensorView<Q>& q, const TensorView<element_type>& out,
@@ -151,9 +165,10 @@ class KvCache {
   /// captured as `append` and `attend`, behind which rows stay tentative until the next call.
   /// `refreshes`: it chose chunks, because it was told to or because a head never had. A compression
   /// takes scale, soft cap and sink logits from the latest call that was not captured.
-  /// @throws CapacityError if the text would pass what is reserved
+  /// @throws CapacityError if the text would pass what is reserved, RollbackError if a tree is pending
   void replayed(std::size_t times = 1, std::size_t tokens = 1, bool refreshes = false,
                 bool apart = false) {
+    refuse_tree("replayed");
     constexpr std::size_t most = std::size_t{1} << 31;
     const std::size_t more = std::min(times, most) * std::min(tokens, most);
     for (std::size_t l = 0; l < layers_.size(); ++l) {
@@ -174,7 +189,8 @@ class KvCache {
   }
 
   /// Takes back the rows from text position `tokens` on, in every layer; also after a step that
-  /// failed half-way through the layers.
+  /// failed half-way through the layers. The nodes of a tree count as rows behind the text: of a
+  /// pending tree the first ones stay that fit into `tokens`, pending still.
   /// @throws RollbackError if a layer has committed that far, or has not come that far;
   /// CapacityError inside a capture, DeviceError
   void truncate(std::size_t tokens, cudaStream_t stream = nullptr) {
@@ -186,14 +202,42 @@ class KvCache {
     }
     refuse_capture(stream, "truncate");
     latest_ = stream;
-    engine_->set_states(device_.counters(0), device_.heads(0), layers_.size(),
-                        {.tokens = static_cast<int>(tokens), .committed = -1}, stream);
+    set_tokens(tokens, tokens, stream);
     for (Layer& layer : layers_) layer.truncate(tokens);
   }
 
+  /// Of the pending tree keeps the nodes of `path`, which leads from the text downwards, as tentative
+  /// rows of the text, in every layer; none, if it is empty. A node's choice of chunks stays if the
+  /// node and all before it do.
+  /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
+  /// ShapeError if `path` is no path of the tree; CapacityError inside a capture, DeviceError
+  void accept(std::span<const std::size_t> path, cudaStream_t stream = nullptr) {
+    const Layer& first = layers_.front();
+    require<RollbackError>(!first.tree.empty(), "cuda::KvCache::accept: no tree is pending");
+    for (std::size_t l = 1; l < layers_.size(); ++l) {
+      require<RollbackError>(layers_[l].tokens == first.tokens &&
+                                 layers_[l].tree.nodes() == first.tree.nodes(),
+                             "cuda::KvCache::accept: layer ", l, " holds ", layers_[l].tree.size(),
+                             " nodes at ", layers_[l].tokens, " tokens, layer 0 ", first.tree.size(),
+                             " at ", first.tokens, "; truncate, and bring them to the same tree");
+    }
+    require<ShapeError>(is_path(first.tree.nodes(), path), "cuda::KvCache::accept: the ", path.size(),
+                        " nodes are no path that leads from the text downwards through the tree of ",
+                        first.tree.size(), " nodes");
+    refuse_capture(stream, "accept");
+    latest_ = stream;
+    const std::size_t root = first.text();
+    std::size_t unmoved = 0;
+    while (unmoved < path.size() && path[unmoved] == unmoved) ++unmoved;
+    move_path(root, path, unmoved, stream);
+    set_tokens(root + path.size(), root + unmoved, stream);
+    for (Layer& layer : layers_) layer.accept(path, unmoved);
+  }
+
   /// Hands all tentative rows to the policies: from now on they cannot be taken back.
-  /// @throws CapacityError inside a capture, DeviceError
+  /// @throws RollbackError if a tree is pending, CapacityError inside a capture, DeviceError
   void commit(cudaStream_t stream = nullptr) {
+    refuse_tree("commit");
     refuse_capture(stream, "commit");
     latest_ = stream;
     for (std::size_t l = 0; l < layers_.size(); ++l) commit_layer(l, stream);
@@ -202,19 +246,22 @@ class KvCache {
   /// Commits, then lets every head with a budget drop what its latest queries attend to least.
   /// Heads of other policies stay as they are. Asks for memory, for the survivors of all layers
   /// before any row goes; graphs stay valid.
-  /// @throws CapacityError inside a capture, ShapeError if rows came without their queries,
-  /// std::bad_alloc, DeviceError
+  /// @throws RollbackError if a tree is pending, CapacityError inside a capture, ShapeError if rows came
+  /// without their queries, std::bad_alloc, DeviceError
   void compress(cudaStream_t stream = nullptr) {
+    refuse_tree("compress");
     for (const Layer& layer : layers_) layer.check_queries();
     compress_checked(0, layers_.size(), stream);
   }
   /// The same for one layer: for engines that prefill layer by layer, and where memory is short.
   void compress(std::size_t layer, cudaStream_t stream = nullptr) {
-    layers_[checked(layer)].check_queries();
+    layers_[checked(layer)].tree.refuse("compress");
+    layers_[layer].check_queries();
     compress_checked(layer, 1, stream);
   }
 
-  /// Tokens that every layer has seen; `tokens(layer)` differs only inside a step.
+  /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only
+  /// inside a step.
   [[nodiscard]] std::size_t tokens() const {
     return std::ranges::min_element(layers_, {}, &Layer::tokens)->tokens;
   }
@@ -243,7 +290,7 @@ class KvCache {
   }
   /// Device bytes besides: page tables, descriptions, selections. The engine's workspace is its own.
   [[nodiscard]] std::size_t overhead_bytes() const {
-    std::size_t total = device_.bytes();
+    std::size_t total = device_.bytes() + tree_.bytes();
     for (const Layer& layer : layers_) {
       total += layer.overhead_bytes();
       for (const HeadStore& head : layer.heads) total += head.overhead_bytes();
@@ -256,7 +303,8 @@ class KvCache {
   [[nodiscard]] const std::shared_ptr<Engine<element_type>>& engine() const { return engine_; }
 
   /// The cached rows that the next query of a head would read, or, with `appended` > 0, that an
-  /// `attend` with so many queries would; brought to the host. Waits for the stream.
+  /// `attend` with so many queries would; brought to the host. Of a pending tree all nodes, and of the
+  /// text what one right behind it would read. Waits for the stream.
   [[nodiscard]] CachedRows rows(std::size_t layer, std::size_t head, Read read = Read::all,
                                 std::size_t appended = 0, cudaStream_t stream = nullptr) const {
     refuse_capture(stream, "rows");
@@ -266,8 +314,8 @@ class KvCache {
     const Layer& own = layers_[checked(layer)];
     const Request request{.queries = static_cast<int>(std::max<std::size_t>(appended, 1)),
                           .own_rows = appended == 0, .selected = read == Read::selected};
-    return download_rows<element_type>(own.heads[head], own.state(), request, shape.head_dim,
-                                       options_.page_rows, stream);
+    return download_rows<element_type>(own.heads[head], own.state(), request, own.tree.nodes(),
+                                       shape.head_dim, options_.page_rows, stream);
   }
 
   /// A layer's heads [kv_heads] and its counters on the device, for launches of the caller's own
@@ -303,9 +351,13 @@ class KvCache {
     require<CapacityError>(!is_capturing(stream), "cuda::KvCache: ", what,
                            " cannot be part of a graph, but the stream captures");
   }
+  void refuse_tree(const char* what) const {
+    for (const Layer& layer : layers_) layer.tree.refuse(what);
+  }
   // What has gone back to others already was moved out.
   void give_back() noexcept {
     for (Layer& layer : layers_) layer.give_back_on(latest_);
+    tree_.give_back_on(latest_);
     device_.give_back_on(latest_);
     if (engine_.use_count() == 1) engine_->give_back_on(latest_);
   }
@@ -342,6 +394,12 @@ class KvCache {
             .tail_rows = options_.tail_rows(),
             .selection_slots = Layer::selection_slots(options_.max_rollback),
             .memory = options_.memory};
+  }
+
+  // Of all layers.
+  void set_tokens(std::size_t tokens, std::size_t choices_until, cudaStream_t stream) const {
+    engine_->set_states(device_.counters(0), device_.heads(0), layers_.size(),
+                        {.tokens = static_cast<int>(tokens), .committed = -1}, choices_until, stream);
   }
 
   // ---- room
@@ -405,24 +463,30 @@ class KvCache {
     check_written_once(MutableTensor{out});
     check_spans(options, q.tokens, shape.q_heads);
     const bool capturing = is_capturing(stream);
+    refuse_captured_chooser(capturing, options, q.tokens);
     if (!capturing) latest_ = stream;
     require<CapacityError>(!capturing || !layer.compresses_by_itself(),
                            "cuda::KvCache: layer ", l,
                            " compresses by itself, for which it asks for memory: not in a graph");
+    check_growth("step", layer, q.tokens, options.tree, capturing);
+    DeviceTree::Next next = prepare_tree(options.tree, q.tokens, stream);
     make_room(l, q.tokens, capturing, stream);
     if (q.tokens == 0) return;
     const Request request{.queries = static_cast<int>(q.tokens), .own_rows = true,
-                          .selected = options.read == Read::selected};
+                          .selected = options.read == Read::selected,
+                          .tree = write_tree(next, options.tree, q.tokens, stream)};
     attend_layer(l, request, q, &k, &v, out, options, capturing, stream);
     write_rows(l, &k, &v, q.tokens, q.tokens, stream);
     if (!capturing) {
       layer.queries.push(layer.tokens, q.tokens);
       layer.advance(q.tokens, q.tokens, options_.max_rollback);
+      if (options.tree != nullptr) layer.tree.keep(*options.tree);
     }
     finish_call(l, q, options, capturing, stream);
   }
 
-  void append_checked(std::size_t l, const Rows& k, const Rows& v, cudaStream_t stream) {
+  void append_checked(std::size_t l, const Rows& k, const Rows& v, const TokenTree* tree,
+                      cudaStream_t stream) {
     Layer& layer = layers_[checked(l)];
     const ModelShape& shape = plan_.shape();
     check_rows("k", k, k.tokens, shape.kv_heads, shape.head_dim);
@@ -431,12 +495,14 @@ class KvCache {
                            " rows, must be at most max_append = ", options_.max_append);
     const bool capturing = is_capturing(stream);
     if (!capturing) latest_ = stream;
+    check_growth("append", layer, k.tokens, tree, capturing);
     make_room(l, k.tokens, capturing, stream);
     if (k.tokens == 0) return;
     // The new rows stay tentative until the next call, so that `attend` finds every head as it was
     // before them: a row must not be quantised yet.
     write_rows(l, &k, &v, k.tokens, 0, stream);
     if (!capturing) layer.advance(k.tokens, 0, options_.max_rollback);
+    if (tree != nullptr) layer.tree.keep(*tree);
   }
 
   void attend_checked(std::size_t l, const Rows& q, const TensorView<E>& out,
@@ -448,6 +514,7 @@ class KvCache {
     check_written_once(MutableTensor{out});
     check_spans(options, q.tokens, shape.q_heads);
     const bool capturing = is_capturing(stream);
+    refuse_captured_chooser(capturing, options, q.tokens);
     if (!capturing) latest_ = stream;
     require<CapacityError>(!capturing || !layer.compresses_by_itself(),
                            "cuda::KvCache: layer ", l,
@@ -457,9 +524,17 @@ class KvCache {
                                   : q.tokens <= layer.tokens - layer.committed,
                         "cuda::KvCache::attend: ", q.tokens, " queries, but only the latest ",
                         layer.tokens - layer.committed, " rows have not been committed");
+    if (options.tree == nullptr) {
+      layer.tree.refuse("attend");
+    } else {
+      refuse_captured_tree(capturing);
+      layer.tree.check_is(*options.tree, q.tokens);
+    }
     if (q.tokens == 0) return;
+    DeviceTree::Next next = prepare_tree(options.tree, q.tokens, stream);
     const Request request{.queries = static_cast<int>(q.tokens), .own_rows = false,
-                          .selected = options.read == Read::selected};
+                          .selected = options.read == Read::selected,
+                          .tree = write_tree(next, options.tree, q.tokens, stream)};
     attend_layer(l, request, q, nullptr, nullptr, out, options, capturing, stream);
     if (!capturing) layer.queries.push(layer.tokens - q.tokens, q.tokens);
     finish_call(l, q, options, capturing, stream);
@@ -473,7 +548,7 @@ class KvCache {
       // A recorded refresh is one of all heads, for that is what `replayed` takes it for.
       const bool all = options.refresh || (capturing && layer.is_stale());
       layer.for_each_stale(all, [&](std::size_t first, std::size_t count) {
-        refresh(l, first, count, q, request.own_rows ? q.tokens : 0, capturing, stream);
+        refresh(l, first, count, q, options, request.own_rows ? q.tokens : 0, capturing, stream);
       });
     }
     AttendParams params{.heads = device_.heads(l), .states = device_.counters(l),
@@ -522,18 +597,72 @@ class KvCache {
     layer.committed = layer.tokens;
   }
 
+  // ---- trees
+
+  static void refuse_captured_tree(bool capturing) {
+    require<CapacityError>(!capturing, "cuda::KvCache: a tree of guesses cannot be part of a graph, but "
+                           "the stream captures");
+  }
+  // `tokens` tokens are about to be added. Behind it the layer can note the tree without failing.
+  void check_growth(const char* call, Layer& layer, std::size_t tokens, const TokenTree* tree,
+                    bool capturing) const {
+    if (tree == nullptr) return layer.tree.refuse(call);
+    refuse_captured_tree(capturing);
+    layer.tree.check_grows_to(*tree, tokens, options_.max_rollback);
+    layer.tree.prepare(*tree, layer.text());
+  }
+  // A chain is read like any chunk, which needs no mask.
+  static bool branches(const TokenTree* tree) {
+    return tree != nullptr && !tree->empty() && tree->depth(tree->size() - 1) + 1 < tree->size();
+  }
+  [[nodiscard]] DeviceTree::Next prepare_tree(const TokenTree* tree, std::size_t queries,
+                                              cudaStream_t stream) const {
+    return branches(tree) && queries > 0 ? tree_.prepare(*tree, queries, stream) : DeviceTree::Next{};
+  }
+  // What the kernels are told of the tree that is prepared in `next`.
+  [[nodiscard]] CallTree write_tree(DeviceTree::Next& next, const TokenTree* tree, std::size_t queries,
+                                    cudaStream_t stream) {
+    if (!branches(tree)) return {};
+    tree_.write(next, queries, stream);
+    return tree_.view();
+  }
+  // The rows of a path from its node `first` on, and their queries, join those before.
+  void move_path(std::size_t root, std::span<const std::size_t> path, std::size_t first,
+                 cudaStream_t stream) const {
+    while (first < path.size()) {
+      const std::size_t count = std::min<std::size_t>(path.size() - first, PathPart::most);
+      PathPart part{.root = static_cast<int>(root), .first = static_cast<int>(first),
+                    .count = static_cast<int>(count), .node = {}};
+      for (std::size_t i = 0; i < count; ++i) {
+        part.node[i] = static_cast<std::uint16_t>(path[first + i]);
+      }
+      engine_->accept_rows(device_.heads(0), plan_.shape().kv_head_count(), options_.page_rows, part,
+                           stream);
+      for (const Layer& layer : layers_) layer.queries.accept(part, stream);
+      first += count;
+    }
+  }
+
   // ---- choosing
 
-  // Of these heads, those that select choose by the call's last query. `own_rows`: rows of the call
-  // that the device's counters lack.
+  // `replayed` takes it that a call chooses by its last query.
+  static void refuse_captured_chooser(bool capturing, const AttendOptions& options, std::size_t tokens) {
+    require<CapacityError>(!capturing || options.refresh_query.value_or(tokens - 1) + 1 == tokens,
+                           "cuda::KvCache: refresh_query is ", options.refresh_query.value_or(0),
+                           ", in a graph only the last of a call's ", tokens, " queries chooses");
+  }
+  // Of these heads, those that select choose by one of the call's queries. `own_rows`: rows of the call
+  // that the counters lack.
   void refresh(std::size_t l, std::size_t first, std::size_t count, const Rows& q,
-               std::size_t own_rows, bool capturing, cudaStream_t stream) {
-    Tensor queries = tensor_of(q);
-    queries.data += static_cast<long long>(first * plan_.shape().group() * q.head_stride * sizeof(E));
-    engine_->refresh(device_.heads(l) + first, device_.counters(l), count, queries, static_cast<int>(q.tokens),
-                     static_cast<int>(own_rows), options_.page_rows, stream);
+               const AttendOptions& options, std::size_t own_rows, bool capturing, cudaStream_t stream) {
+    const std::size_t queries = options.refresh_query.value_or(q.tokens - 1) + 1;
+    const std::size_t behind = q.tokens - queries;  // rows behind the query that chooses
+    Tensor rows = tensor_of(q);
+    rows.data += static_cast<long long>(first * plan_.shape().group() * q.head_stride * sizeof(E));
+    engine_->refresh(device_.heads(l) + first, device_.counters(l), count, rows, static_cast<int>(queries),
+                     static_cast<int>(own_rows) - static_cast<int>(behind), options_.page_rows, stream);
     if (capturing) return;
-    layers_[l].note_refresh(first, count, layers_[l].tokens + own_rows, options_.max_rollback);
+    layers_[l].note_refresh(first, count, layers_[l].tokens + own_rows - behind, options_.max_rollback);
   }
 
   void finish_call(std::size_t l, const Rows& q, const AttendOptions& options, bool capturing,
@@ -542,7 +671,7 @@ class KvCache {
     // A read of all rows that asks for a refresh chooses for the reads that follow: behind the
     // call, so that its own rows can be chosen.
     if (options.read == Read::all && options.refresh && layer.selects()) {
-      refresh(l, 0, layer.heads.size(), q, 0, capturing, stream);
+      refresh(l, 0, layer.heads.size(), q, options, 0, capturing, stream);
     }
     if (capturing || !layer.wants_compress()) return;
     try {
@@ -587,6 +716,7 @@ class KvCache {
   std::shared_ptr<Engine<E>> engine_;
   DeviceState device_;
   std::vector<Layer> layers_;
+  DeviceTree tree_{options_.memory};
   // Reading a cache (rows, fork) is use, too.
   mutable cudaStream_t latest_ = nullptr;
 };

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cache/pending_tree.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
@@ -38,9 +39,10 @@ class Layer {
 
   std::vector<HeadStore> heads;
   QueryRing queries;
-  std::size_t tokens = 0;
+  std::size_t tokens = 0;  ///< nodes of a tree included
   std::size_t committed = 0;
   std::size_t reserved = 0;
+  PendingTree tree = {};  ///< what the latest rows are, where they are guesses that branch
   std::optional<float> scale = {};  ///< of the latest call, for a compression
   float softcap = 0.0F;
 
@@ -58,12 +60,22 @@ class Layer {
     committed = std::max(committed, end - std::min(end, max_rollback));
     tokens += rows;
   }
+  /// Tokens of the text, on which a pending tree hangs.
+  [[nodiscard]] std::size_t text() const { return tokens - tree.size(); }
   void truncate(std::size_t to) {
+    tree.truncate(to - std::min(to, text()));
     tokens = to;
     queries.truncate(to);
-    for (auto& choices : choices_) {
-      while (!choices.empty() && choices.back().tokens > to) choices.pop_back();
-    }
+    undo_choices(to);
+  }
+  /// Of the pending tree only `path` stays, as text. Its first `unmoved` nodes are where they were: of
+  /// the nodes' choices theirs stay, for they are those of the text's own queries.
+  void accept(std::span<const std::size_t> path, std::size_t unmoved) {
+    const std::size_t root = text();
+    queries.note_accepted(root, path);
+    tree.truncate(0);
+    tokens = root + path.size();
+    undo_choices(root + unmoved);
   }
 
   /// Whether any head has quantised rows, now or once it is compressed.
@@ -232,9 +244,16 @@ class Layer {
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
       : queries{std::move(own_queries)}, tokens{other.tokens}, committed{other.committed},
-        scale{other.scale}, softcap{other.softcap}, q_heads_{other.q_heads_},
+        tree{other.tree}, scale{other.scale}, softcap{other.softcap}, q_heads_{other.q_heads_},
         memory_{other.memory_}, choices_{other.choices_},
         has_sink_logits_{other.has_sink_logits_} {}
+
+  // Choices by queries behind so many tokens go.
+  void undo_choices(std::size_t to) {
+    for (auto& choices : choices_) {
+      while (!choices.empty() && choices.back().tokens > to) choices.pop_back();
+    }
+  }
 
   [[nodiscard]] bool knows_queries(std::size_t count) const {
     return queries.end() == tokens && queries.size() >= std::min(count, tokens);

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 
+#include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/queries.cuh>
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
@@ -59,6 +61,29 @@ class QueryRing {
   void truncate(std::size_t position) {
     end_ = std::min(end_, position);
     begin_ = std::min(begin_, end_);
+  }
+
+  /// Moves the queries of a part of a tree's path, as their rows are moved.
+  void accept(const PathPart& path, cudaStream_t stream) const {
+    if (slots_ == 0) return;
+    constexpr int numbers_of_thread = 8;
+    const AcceptQueriesParams params{.ring = reinterpret_cast<std::uint16_t*>(queries_.get()),
+                                     .slots = static_cast<int>(slots_),
+                                     .numbers = static_cast<int>(q_heads_ * head_dim_), .path = path};
+    launch(accept_queries_kernel<>,
+           {.grid_x = quotient_up(params.numbers, numbers_of_thread * accept_threads),
+            .threads = accept_threads},
+           stream, params, "accept_queries_kernel");
+  }
+  /// The nodes of `path`, of a tree behind position `root`, are the text from now on.
+  void note_accepted(std::size_t root, std::span<const std::size_t> path) {
+    const std::size_t begin = begin_;
+    const std::size_t end = end_;
+    truncate(root);
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      const std::size_t was_at = root + path[i];
+      if (was_at >= begin && was_at < end) push(root + i, 1);  // else it came without a query
+    }
   }
 
   [[nodiscard]] QueryRing fork(cudaStream_t stream) const {

@@ -2,7 +2,9 @@
 //
 // Everything a cache can launch, for half and one head dimension: compiled where nvcc is found,
 // also where nothing can run it.
+#include <cstddef>
 #include <memory>
+#include <vector>
 
 #include <kvpolicy/cuda.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
@@ -26,6 +28,10 @@ kvpolicy::cuda::CachedRows use(const Plan& plan, const __half* q, const __half* 
   cache.append(0, rows, rows, stream);
   cache.attend(0, queries, result, {}, stream);
   cache.truncate(1, stream);
+  kvpolicy::TokenTree tree;
+  tree.add(kvpolicy::TokenTree::text);
+  cache.step(0, queries, rows, rows, result, {.tree = &tree}, stream);
+  cache.accept(std::vector<std::size_t>{0}, stream);
   cache.commit(stream);
   cache.compress(stream);
   const Cache other = cache.fork(stream);

@@ -15,6 +15,7 @@
 #include <kvpolicy/cuda/kernels/attend.cuh>
 
 #include "device_head.hpp"
+#include "tree_mask.hpp"
 
 namespace test {
 
@@ -37,6 +38,7 @@ struct CallCase {
   float softcap = 0.0F;
   bool sink_logits = false;
   float loudness = 1.5F;  ///< of the queries
+  kvpolicy::TokenTree tree = {};  ///< whose last nodes the queries are; those before are appended
 };
 
 /// Sequences of heads; heads of one sequence share its state.
@@ -52,6 +54,7 @@ class DecodeLayer {
         cases_{std::move(heads)},
         call_{call},
         random_{seed} {
+    if (!call_.tree.empty()) mask_ = TreeMask{call_.tree, call_.queries};
     const std::size_t sequences = cases_.size() / static_cast<std::size_t>(kv_heads);
     for (int i = 0; i < head_dim / 2; ++i) {
       frequencies_.push_back(
@@ -111,7 +114,7 @@ class DecodeLayer {
     p.kv_heads = kv_heads_;
     p.group = group_;
     p.page_rows = page_rows_;
-    p.request = {call_.queries, call_.own_rows, call_.selected};
+    p.request = {call_.queries, call_.own_rows, call_.selected, mask_.view()};
     p.q = q_;
     if (call_.own_rows) {
       p.k = k_;
@@ -176,8 +179,17 @@ class DecodeLayer {
     const std::size_t h = static_cast<std::size_t>(sequence * kv_heads_ + q_head / group_);
     const HeadCase& head = cases_[h];
     const cuda::LayerState& state = states_[static_cast<std::size_t>(sequence)];
-    const int first = call_.own_rows ? state.tokens : state.tokens - call_.queries;
-    const int position = first + query;
+    // With a tree, `first` is where the text ends.
+    const bool tree = !call_.tree.empty();
+    const int older = tree ? static_cast<int>(call_.tree.size()) - call_.queries : 0;
+    const int first = (call_.own_rows ? state.tokens : state.tokens - call_.queries) - older;
+    const auto place_of = [&](int i) {
+      return tree ? first + static_cast<int>(call_.tree.depth(static_cast<std::size_t>(older + i)))
+                  : first + i;
+    };
+    const int position = place_of(query);
+    int lowest = place_of(0);
+    for (int i = 0; i < call_.queries; ++i) lowest = std::min(lowest, place_of(i));
     std::vector<double> q, turned;
     for (int c = 0; c < head_dim_; ++c) q.push_back(number(q_.row(sequence, query, q_head), c));
     turned = q;
@@ -210,9 +222,20 @@ class DecodeLayer {
     const auto within = [&](int token) {
       if (token > position) return false;
       if (recent == 0) return true;
-      return head.view.chunk_mask ? token >= first - recent : token > position - recent;
+      return head.view.chunk_mask ? token >= lowest - recent : token > position - recent;
     };
-    for (int row = 0; row < state.tokens - head.view.evicted; ++row) {
+    const auto show_stored = [&](bool sink, int row) {
+      const auto at = static_cast<std::size_t>(row) * static_cast<std::size_t>(head_dim_);
+      show(
+          sink, [&](int c) { return rows_[h].keys[at + static_cast<std::size_t>(c)]; },
+          [&](int c) { return rows_[h].values[at + static_cast<std::size_t>(c)]; });
+    };
+    const auto show_own = [&](bool sink, int j) {
+      show(
+          sink, [&](int c) { return number(k_.row(sequence, j, q_head / group_), c); },
+          [&](int c) { return number(v_.row(sequence, j, q_head / group_), c); });
+    };
+    for (int row = 0; row < (tree ? first : state.tokens) - head.view.evicted; ++row) {
       const bool sink = row < head.view.sinks;
       const int token = sink ? row : row + head.view.evicted;
       if (sink ? token > position : !within(token)) continue;
@@ -220,17 +243,24 @@ class DecodeLayer {
         const auto chunk = row / head.view.chunk_rows;
         if (std::find(head.chosen.begin(), head.chosen.end(), chunk) == head.chosen.end()) continue;
       }
-      const auto at = static_cast<std::size_t>(row) * static_cast<std::size_t>(head_dim_);
-      show(
-          sink, [&](int c) { return rows_[h].keys[at + static_cast<std::size_t>(c)]; },
-          [&](int c) { return rows_[h].values[at + static_cast<std::size_t>(c)]; });
+      show_stored(sink, row);
     }
-    for (int j = 0; call_.own_rows && j < call_.queries; ++j) {
+    for (int node = 0; node < static_cast<int>(call_.tree.size()); ++node) {
+      const auto number = static_cast<std::size_t>(node);
+      if (!is_ancestor_or_same(call_.tree, number, static_cast<std::size_t>(older + query))) continue;
+      const int token = first + static_cast<int>(call_.tree.depth(number));
+      const bool sink = token < head.view.sinks;
+      if (!sink && !within(token)) continue;
+      if (node >= older && call_.own_rows) {
+        show_own(sink, node - older);
+      } else {
+        show_stored(sink, first - head.view.evicted + node);
+      }
+    }
+    for (int j = 0; !tree && call_.own_rows && j < call_.queries; ++j) {
       const bool sink = first + j < head.view.sinks;
       if (sink ? first + j > position : !within(first + j)) continue;
-      show(
-          sink, [&](int c) { return number(k_.row(sequence, j, q_head / group_), c); },
-          [&](int c) { return number(v_.row(sequence, j, q_head / group_), c); });
+      show_own(sink, j);
     }
 
     constexpr double nothing = -std::numeric_limits<double>::infinity();
@@ -257,6 +287,7 @@ class DecodeLayer {
   int head_dim_, group_, kv_heads_, page_rows_;
   std::vector<HeadCase> cases_;
   CallCase call_;
+  TreeMask mask_;
   std::mt19937 random_;
   std::vector<float> frequencies_;
   std::vector<std::unique_ptr<DeviceHead<E>>> owned_;

@@ -115,13 +115,15 @@ struct DeviceBackend {
   static constexpr double bound_error = 1e-3;
   static constexpr Layout odd_layout = Layout::aligned;
   static constexpr std::size_t flush_rows = kvpolicy::cuda::block_rows;
+  static constexpr bool trees = true;
 
+  /// Rows of the text; the model knows the nodes of a pending tree.
   static Rows rows_of(const Cache& cache, std::size_t l, std::size_t h, Read read, std::size_t appended) {
     const std::size_t dim = cache.plan().shape().head_dim;
     const kvpolicy::cuda::CachedRows cached = cache.rows(l, h, read, appended);
     Rows rows;
     bool once = true;
-    for (std::size_t i = 0; i < cached.positions.size(); ++i) {
+    for (std::size_t i = 0; i < cached.positions.size() - cached.nodes; ++i) {
       oracle::Row& row = rows[cached.positions[i]];
       once = once && row.key.empty();
       row.position = cached.positions[i];
@@ -143,8 +145,9 @@ struct DeviceBackend {
   static void check_held(const Cache& cache, std::size_t l, std::size_t h, const Rows& rows,
                          const HeadModel& model) {
     const kvpolicy::cuda::CachedRows cached = cache.rows(l, h);
-    std::size_t wrong = cached.quantized.size() == rows.size() ? 0 : 1;
-    for (std::size_t i = 0; i < cached.quantized.size(); ++i) {
+    const std::size_t text = cached.quantized.size() - cached.nodes;
+    std::size_t wrong = text == rows.size() ? 0 : 1;
+    for (std::size_t i = 0; i < text; ++i) {
       const std::int64_t position = cached.positions[i];
       if (cached.quantized[i] != model.key_is_quantized(position)) ++wrong;
     }

@@ -186,6 +186,19 @@ struct DeviceChunk {
                  rows<const E>(v.data(), shape.kv_heads, 0, tokens), stream);
   }
   template <class Cache>
+  void append_part(Cache& cache, std::size_t layer, std::size_t first, std::size_t count,
+                   const AttendOptions& options, cudaStream_t stream = nullptr) const {
+    cache.append(layer, rows<const E>(k.data(), shape.kv_heads, first, count),
+                 rows<const E>(v.data(), shape.kv_heads, first, count), options, stream);
+  }
+  template <class Cache>
+  void attend_part(Cache& cache, std::size_t layer, std::size_t first, std::size_t count,
+                   AttendOptions options = {}, cudaStream_t stream = nullptr) const {
+    options.log_sum_exp = {log_sum_exp.data() + first * shape.q_heads, count * shape.q_heads};
+    cache.attend(layer, rows<const E>(q.data(), shape.q_heads, first, count),
+                 rows<E>(out.data(), shape.q_heads, first, count), options, stream);
+  }
+  template <class Cache>
   void attend(Cache& cache, std::size_t layer, AttendOptions options = {}, cudaStream_t stream = nullptr) const {
     options.log_sum_exp = {log_sum_exp.data(), log_sum_exp.size()};
     cache.attend(layer, rows<const E>(q.data(), shape.q_heads, 0, tokens),

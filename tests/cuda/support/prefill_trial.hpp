@@ -24,6 +24,7 @@
 
 #include "cuda/support/device_head.hpp"
 #include "cuda/support/launch.hpp"
+#include "cuda/support/tree_mask.hpp"
 #include "support/tensors.hpp"
 
 namespace test::prefill {
@@ -56,6 +57,7 @@ struct Case {
   int more_heads = 0;  // that the log-sum-exp has room for
   float softcap = 0.0F;
   float scale = 0.0F;  // 0: 1 / sqrt(head_dim)
+  TokenTree tree = {};  // whose last nodes the queries are; those before are appended to the history
 };
 
 /// [sequences, tokens, heads, head_dim] of 16-bit numbers.
@@ -93,6 +95,7 @@ class Trial {
   explicit Trial(const Case& c) : c_{c} {
     const int sequences = static_cast<int>(c.histories.size());
     const int kv_heads = static_cast<int>(c.heads.size());
+    if (!c.tree.empty()) mask_ = TreeMask{c.tree, c.queries};
     test::Random random{static_cast<std::uint64_t>(c.queries * 1000 + c.histories[0])};
     q_ = std::make_unique<Numbers>(sequences, c.queries, kv_heads * c.group, HeadDim, c.padded);
     out_ = std::make_unique<Numbers>(sequences, c.queries, kv_heads * c.group, HeadDim, c.padded);
@@ -106,8 +109,9 @@ class Trial {
     }
     for (int s = 0; s < sequences; ++s) {
       const int history = c.histories[static_cast<std::size_t>(s)];
-      const int tokens = history + (c.own_rows ? 0 : c.queries);
-      states_.push_back({.tokens = tokens, .committed = std::max(0, tokens - c.tentative)});
+      const int tokens = history + older() + (c.own_rows ? 0 : c.queries);
+      const int firm = c.tree.empty() ? tokens : history;  // nodes may always be taken back
+      states_.push_back({.tokens = tokens, .committed = std::max(0, firm - c.tentative)});
       for (const Head& head : c.heads) add(head, states_.back(), random);
     }
     for (int h = 0; h < kv_heads * c.group; ++h) sinks_.push_back(test::normal(random) * 2);
@@ -122,7 +126,8 @@ class Trial {
     params.kv_heads = static_cast<int>(c_.heads.size());
     params.group = c_.group;
     params.page_rows = c_.page_rows;
-    params.request = {.queries = c_.queries, .own_rows = c_.own_rows, .selected = c_.selected};
+    params.request = {.queries = c_.queries, .own_rows = c_.own_rows, .selected = c_.selected,
+                      .tree = mask_.view()};
     params.q = q_->tensor;
     if (c_.own_rows) params.k = k_->tensor, params.v = v_->tensor;
     params.out = out_->tensor;
@@ -228,7 +233,20 @@ class Trial {
     int position;
     bool sink;
     Row row;
+    int node = -1;
   };
+
+  [[nodiscard]] int older() const {
+    return c_.tree.empty() ? 0 : static_cast<int>(c_.tree.size()) - c_.queries;
+  }
+  /// Where the call begins; with a tree, where the text ends.
+  [[nodiscard]] int first_of(const LayerState& state) const {
+    return (c_.own_rows ? state.tokens : state.tokens - c_.queries) - older();
+  }
+  [[nodiscard]] int position_of(const LayerState& state, int token) const {
+    if (c_.tree.empty()) return first_of(state) + token;
+    return first_of(state) + static_cast<int>(c_.tree.depth(static_cast<std::size_t>(older() + token)));
+  }
 
   /// Every row that the head holds or the call brings, that its policy lets some query see.
   [[nodiscard]] std::vector<Seen> rows_of(int s, int h) const {
@@ -236,13 +254,18 @@ class Trial {
     const HeadView& view = head.view;
     const LayerState& state = states_[static_cast<std::size_t>(s)];
     const auto& stored = *heads_[static_cast<std::size_t>(s) * c_.heads.size() + h];
-    const int first = c_.own_rows ? state.tokens : state.tokens - c_.queries;
+    int first = position_of(state, 0);
+    for (int t = 0; t < c_.queries; ++t) first = std::min(first, position_of(state, t));
+    const int text = c_.tree.empty() ? state.tokens : first_of(state);
     std::vector<Seen> seen;
     for (int row = 0; row < state.tokens - view.evicted; ++row) {
-      const int position = row + view.evicted;
-      const bool sink = row < view.sinks;
+      const int node = row + view.evicted < text ? -1 : row + view.evicted - text;
+      const int position =
+          node < 0 ? row + view.evicted
+                   : text + static_cast<int>(c_.tree.depth(static_cast<std::size_t>(node)));
+      const bool sink = node < 0 ? row < view.sinks : position < view.sinks;
       if (!sink && view.recent > 0 && position < first - view.recent) continue;
-      if (c_.selected && view.chunk_rows > 0 && row < head.chosen_end &&
+      if (node < 0 && c_.selected && view.chunk_rows > 0 && row < head.chosen_end &&
           std::find(head.chosen.begin(), head.chosen.end(), row / view.chunk_rows) ==
               head.chosen.end()) {
         continue;
@@ -256,18 +279,19 @@ class Trial {
       }
       r.rounded = !sink && row < view.packed_end(state.committed);
       r.rotated = sink && view.rotation_limit > 0;
-      seen.push_back({position, sink, std::move(r)});
+      seen.push_back({position, sink, std::move(r), node});
     }
     for (int t = 0; c_.own_rows && t < c_.queries; ++t) {
-      const int position = first + t;
+      const int position = position_of(state, t);
       const bool sink = position < view.sinks;
+      if (!c_.tree.empty() && !sink && view.recent > 0 && position < first - view.recent) continue;
       Row r;
       for (int i = 0; i < HeadDim; ++i) {
         r.key.push_back(number<E>(k_->tensor.row(s, t, h)[i]));
         r.value.push_back(number<E>(v_->tensor.row(s, t, h)[i]));
       }
       r.rotated = sink && view.rotation_limit > 0;
-      seen.push_back({position, sink, std::move(r)});
+      seen.push_back({position, sink, std::move(r), c_.tree.empty() ? -1 : older() + t});
     }
     return seen;
   }
@@ -276,8 +300,7 @@ class Trial {
                                 const std::vector<Seen>& rows) const {
     const HeadView& view = c_.heads[static_cast<std::size_t>(h)].view;
     const LayerState& state = states_[static_cast<std::size_t>(s)];
-    const int first = c_.own_rows ? state.tokens : state.tokens - c_.queries;
-    const int position = first + token;
+    const int position = position_of(state, token);
     std::vector<double> query, turned;
     for (int i = 0; i < HeadDim; ++i)
       query.push_back(number<E>(q_->tensor.row(s, token, q_head)[i]));
@@ -295,6 +318,10 @@ class Trial {
     double moved = 0;  // how far rounding may move a logit
     for (const Seen& at : rows) {
       if (at.position > position) continue;
+      if (at.node >= 0 && !is_ancestor_or_same(c_.tree, static_cast<std::size_t>(at.node),
+                                               static_cast<std::size_t>(older() + token))) {
+        continue;
+      }
       const bool windowed = view.recent > 0 && !view.chunk_mask && !at.sink;
       if (windowed && at.position <= position - view.recent) continue;
       const auto& q = at.row.rotated ? turned : query;
@@ -349,6 +376,7 @@ class Trial {
   }
 
   const Case& c_;
+  TreeMask mask_;
   std::unique_ptr<Numbers> q_, k_, v_, out_;
   std::vector<float> frequencies_;
   std::vector<LayerState> states_;

@@ -191,6 +191,7 @@ struct SetStateParams {
   int count = 0;
   int kv_heads = 0;
   LayerState state;  ///< committed < 0: each keeps its own
+  int choices_until = 0;  ///< choices of chunks by queries behind so many tokens go
 };
 
 inline constexpr int set_state_threads = 128;
@@ -209,7 +210,7 @@ set_state_kernel(const KVPOLICY_GRID_CONSTANT SetStateParams params) {
   Selections* choices = params.heads[i].selections;
   if (choices == nullptr) return;
   // A choice by a query that was taken back goes with it; the one before returns.
-  while (choices->valid > 0 && choices->tokens[choices->latest] > params.state.tokens) {
+  while (choices->valid > 0 && choices->tokens[choices->latest] > params.choices_until) {
     choices->latest = (choices->latest > 0 ? choices->latest : choices->slots) - 1;
     --choices->valid;
   }

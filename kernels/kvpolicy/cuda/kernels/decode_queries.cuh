@@ -52,7 +52,8 @@ struct DecodeQueries {
     for (int i = thread_index(); i < columns * vectors / 2; i += thread_count()) {
       const int column = i / (vectors / 2);
       const int channel = i % (vectors / 2) * 8;
-      const int position = share.list.first_position + column / p.group;
+      const int query = smaller(column / p.group, p.request.queries - 1);
+      const int position = share.list.first_position + p.request.place_of(query);
       const int steps = smaller(share.head.rotation_limit - position, 0);
       Words4 low = *Operands::place(plain, column, channel);
       Words4 high = *Operands::place(plain, column, channel + HeadDim / 2);

@@ -15,6 +15,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
+#include <kvpolicy/cuda/kernels/tree.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -105,6 +106,10 @@ struct Segment {
   int reach = unlimited;
   const int* chunks = nullptr;
   int chunk_rows = 0;
+  // Rows of nodes of a tree: a query sees what CallTree says, and of it what is in reach.
+  int node = -1;  ///< of row `first`; -1: rows of the text. `position` is where depth 0 stands
+  int depth_begin = 0;  ///< nodes of other depths belong to another segment, or to none
+  int depth_end = unlimited;
 
   /// Row number (or index, see `first`) of the segment's i-th row.
   KVPOLICY_HOST_DEVICE int row(int i) const {
@@ -121,13 +126,48 @@ struct Request {
   int queries = 1;
   bool own_rows = true;   ///< the call brings rows of its own; else its queries' rows are appended
   bool selected = false;  ///< Read::selected
+  CallTree tree = {};
+
+  /// Nodes that were there before the call's.
+  KVPOLICY_HOST_DEVICE int older_nodes() const { return tree.nodes > 0 ? tree.nodes - queries : 0; }
+  /// How far a query stands behind SegmentList::first_position.
+  KVPOLICY_HOST_DEVICE int place_of(int query) const {
+    return tree.nodes > 0 ? tree.depths[older_nodes() + query] : query;
+  }
+  /// How far the furthest query stands behind SegmentList::first_position.
+  KVPOLICY_HOST_DEVICE int span() const { return tree.nodes > 0 ? tree.highest : queries - 1; }
 };
 
-inline constexpr int most_segments = 6;
+/// One query of a tree's call.
+struct TreeQuery {
+  const CallTree& tree;
+  int depth;
+  const std::uint32_t* seen;
+
+  KVPOLICY_HOST_DEVICE TreeQuery(const Request& request, int query)
+      : tree{request.tree},
+        depth{tree.depths[request.older_nodes() + query]},
+        seen{tree.seen + query * tree.words} {}
+
+  /// Whether it sees the segment's i-th row, which may lie outside; depth 0 stands at `root`.
+  KVPOLICY_HOST_DEVICE bool sees(const Segment& segment, int root, int i) const {
+    if (i < 0 || i >= segment.rows) return false;
+    int behind = i;  // the segment's position
+    if (segment.node >= 0) {
+      const std::uint32_t word = seen[CallTree::word_of(segment.node) + i / 32];
+      if ((word >> i % 32 & 1U) == 0) return false;
+      behind = tree.depths[segment.node + i];
+      if (behind < segment.depth_begin || behind >= segment.depth_end) return false;
+    }
+    return segment.reach == unlimited || segment.position + behind > root + depth - segment.reach;
+  }
+};
+
+inline constexpr int most_segments = 7;
 
 struct SegmentList {
   int count = 0;
-  int first_position = 0;  ///< of the first query
+  int first_position = 0;  ///< of the first query; with a tree, of depth 0
   Segment segment[most_segments];
 
   KVPOLICY_HOST_DEVICE void add(const Segment& next) {
@@ -139,15 +179,45 @@ KVPOLICY_HOST_DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 KVPOLICY_HOST_DEVICE int larger(int a, int b) { return a > b ? a : b; }
 KVPOLICY_HOST_DEVICE constexpr int quotient_up(int a, int b) { return (a + b - 1) / b; }
 
+/// The nodes of a tree, those that are cached already and then the call's: rows from `row` on, node 0
+/// at text position `root`. The window's oldest row is `oldest`. Some may be sinks, by where they
+/// stand; these are other segments over the same rows.
+template <class List>
+KVPOLICY_HOST_DEVICE void list_nodes(const HeadView& head, const Request& request, int root, int row,
+                                     int oldest, int reach, List& list) {
+  const int older = request.older_nodes();
+  for (int own = 0; own < 2; ++own) {
+    Segment nodes{.rows = own == 0 ? older : request.queries, .position = root,
+                  .node = own == 0 ? 0 : older};
+    if (own == 1 && request.own_rows) {
+      nodes.source = Segment::Source::call;
+    } else {
+      nodes.first = row + nodes.node;
+    }
+    if (head.sinks > root) {
+      Segment sinks = nodes;
+      sinks.rotated = head.inverse_frequencies != nullptr;
+      sinks.depth_end = head.sinks - root;
+      list.add(sinks);
+    }
+    nodes.reach = reach;
+    nodes.depth_begin = larger(oldest - root, 0);
+    list.add(nodes);
+  }
+}
+
 /// Adds the segments that a call reads of a head, in the order of the text, to a list: a SegmentList,
 /// or whatever else has its `first_position` and `add`.
 template <class List>
 KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& state,
                                         const Request& request, List& list) {
   using Source = Segment::Source;
-  const int first = request.own_rows ? state.tokens : state.tokens - request.queries;
+  // With a tree, nodes that the cache holds stand between the text and the call.
+  const bool tree = request.tree.nodes > 0;
+  const int first =
+      (request.own_rows ? state.tokens : state.tokens - request.queries) - request.older_nodes();
   list.first_position = first;
-  const int stored = state.tokens - head.evicted;
+  const int stored = (tree ? first : state.tokens) - head.evicted;
   const int reach = head.recent > 0 && !head.chunk_mask ? head.recent : unlimited;
   const bool rotated = head.inverse_frequencies != nullptr;
   list.add({.rotated = rotated, .rows = smaller(head.sinks, stored)});
@@ -155,8 +225,9 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
   int from = head.sinks;
   if (head.recent > 0) {
     // The oldest row that the first query sees; with the chunk's mask `recent` rows precede it.
-    from = larger(from, first + (head.chunk_mask ? 0 : 1) - head.recent);
+    from = larger(from, first + request.tree.lowest + (head.chunk_mask ? 0 : 1) - head.recent);
   }
+  const int oldest = from + head.evicted;
   const int packed_end = smaller(head.packed_end(state.committed), stored);
   if (request.selected && head.chunk_rows > 0 && head.selections->valid > 0) {
     const Selections& choice = *head.selections;
@@ -180,7 +251,9 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
   const int exact_from = larger(from, packed_end);
   list.add({.rows = stored - exact_from, .first = exact_from,
             .position = exact_from + head.evicted, .reach = reach});
-  if (request.own_rows) {
+  if (tree) {
+    list_nodes(head, request, first, stored, oldest, reach, list);
+  } else if (request.own_rows) {
     const int sinks = smaller(larger(head.sinks - first, 0), request.queries);
     list.add({.source = Source::call, .rotated = rotated, .rows = sinks, .position = first});
     list.add({.source = Source::call, .rows = request.queries - sinks, .first = sinks,

@@ -199,7 +199,13 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       LogitTile<HeadDim> logits;
       multiply_keys<E, HeadDim>(logits, query_memory, ring.keys());
       scale.prepare(logits);
-      if (segment.cuts(cursor.tile)) hide<HeadDim>(logits, segment, cursor.tile, queries);
+      if (segment.cuts(cursor.tile)) {
+        if (params.request.tree.nodes > 0) {
+          hide_of_tree<HeadDim>(logits, segment, cursor.tile, queries, params.request);
+        } else {
+          hide<HeadDim>(logits, segment, cursor.tile, queries);
+        }
+      }
       WeightTile<HeadDim> weights;
       soften<E>(logits, states, output, weights, scale.factor);
 

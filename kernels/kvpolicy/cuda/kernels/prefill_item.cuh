@@ -33,9 +33,13 @@ KVPOLICY_DEVICE int index_of(const AttendParams& params, const PrefillItem& item
 template <int HeadDim>
 KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile) {
   const int first = tile * prefill_tile_rows<HeadDim>;
+  const CallTree& tree = request.tree;
   return {.first = first,
           .rows = smaller(prefill_tile_rows<HeadDim>, request.queries * group - first),
-          .group = group};
+          .group = group,
+          .depths = tree.nodes > 0 ? tree.depths + request.older_nodes() : nullptr,
+          .lowest = tree.lowest,
+          .highest = tree.highest};
 }
 
 /// Heads that a block can rank: their counts of tiles lie where the tiles will. Of more heads the

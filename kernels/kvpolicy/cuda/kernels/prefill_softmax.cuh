@@ -151,6 +151,35 @@ KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, i
   }
 }
 
+/// The same for a tree's call.
+template <int HeadDim>
+KVPOLICY_DEVICE void hide_of_tree(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
+                                  const QueryTile& queries, const Request& request) {
+  using Shape = PrefillShape<HeadDim>;
+  const int begin = tile * Shape::key_rows - live.lead + lane_index() % 4 * 2;
+  KVPOLICY_UNROLL
+  for (int m = 0; m < Shape::row_tiles; ++m) {
+    KVPOLICY_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const TreeQuery query{request, queries.token(query_row<HeadDim>(m, half))};
+      // Bits first: the logits leave no registers for many columns at a time.
+      std::uint32_t seen = 0;
+      KVPOLICY_NO_UNROLL
+      for (int i = Shape::key_rows / 4 - 1; i >= 0; --i) {
+        const int row = begin + i / 2 * 8 + i % 2;
+        seen = seen * 2 + (query.sees(live.segment, queries.first_position, row) ? 1U : 0U);
+      }
+      KVPOLICY_UNROLL
+      for (int n = 0; n < Shape::key_rows / 8; ++n) {
+        KVPOLICY_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          if ((seen >> (n * 2 + i) & 1U) == 0) logits.at[m][n][half * 2 + i] = minus_infinity();
+        }
+      }
+    }
+  }
+}
+
 /// Weighs a tile of logits against all before, whose sums and output are turned down where the
 /// maximum has grown. A row that has seen nothing yet has maximum -infinity and weights of 0.
 template <Element E, int HeadDim>

@@ -73,14 +73,27 @@ struct QueryTile {
   int first = 0;  ///< row
   int rows = 0;
   int group = 1;
-  int first_position = 0;  ///< text position of row 0's token, not of `first`
+  // Of a tree's call: how deep each query stands, and the least and greatest of these.
+  const int* depths = nullptr;
+  int lowest = 0;
+  int highest = 0;
+  int first_position = 0;  ///< text position of row 0's token, not of `first`; or of depth 0
 
   KVPOLICY_DEVICE int token(int row) const {
     return smaller(first + row, first + rows - 1) / group;
   }
   KVPOLICY_DEVICE int head(int row) const { return (first + row) % group; }
   /// Text position of the tile's row; of rows behind the last, the last one's.
-  KVPOLICY_DEVICE int position(int row) const { return first_position + token(row); }
+  KVPOLICY_DEVICE int position(int row) const {
+    return first_position + (depths == nullptr ? token(row) : depths[token(row)]);
+  }
+  /// At least, and at most, the positions of all its rows.
+  KVPOLICY_DEVICE int first_row_position() const {
+    return depths == nullptr ? position(0) : first_position + lowest;
+  }
+  KVPOLICY_DEVICE int last_row_position() const {
+    return depths == nullptr ? position(rows - 1) : first_position + highest;
+  }
 };
 
 /// A segment as tiles of consecutive rows. Column c of tile j is the segment's row
@@ -104,13 +117,15 @@ KVPOLICY_DEVICE LiveSegment live_part(const HeadView& head, const Segment& segme
                                       const QueryTile& queries) {
   LiveSegment live{.segment = segment};
   if (segment.rows <= 0) return live;
-  const int first = queries.position(0);
-  const int last = queries.position(queries.rows - 1);
+  const int first = queries.first_row_position();
+  const int last = queries.last_row_position();
   int begin = 0;
   int end = segment.rows;
   int whole_begin = 0;
   int whole_end = segment.rows;
-  if (segment.chunks != nullptr) {
+  if (segment.node >= 0) {
+    whole_end = 0;
+  } else if (segment.chunks != nullptr) {
     if (segment.position_of(segment.rows - 1) > first) whole_end = 0;
   } else {
     if (segment.source == Segment::Source::packed) {

@@ -23,6 +23,7 @@ struct Share {
   bool may_be_unseen[most_segments];  ///< a chunk list with rows that not every query sees
   int units[2];                       ///< of exact rows and of packed ones
   int last_weight;                    ///< of the head's last unit
+  int last_position;                  ///< of the furthest query
   bool rotated;                       ///< some segment is read with turned queries
   bool begins;                        ///< the head's first unit is among them
   bool ends;                          ///< its last one is
@@ -33,6 +34,7 @@ struct Share {
     head = p.heads[index];
     list.count = 0;
     list_segments(head, p.states[index / p.kv_heads], p.request, list);
+    last_position = list.first_position + p.request.span();
     units[0] = units[1] = 0;
     rotated = false;
     place += weight_of_head;
@@ -76,6 +78,35 @@ struct UnitCursor {
   }
 };
 
+/// The mask of a tree's call, for the logits as `cap_and_mask` has them.
+template <int Tiles, int ColumnTiles>
+KVPOLICY_DEVICE void mask_tree(float (&logits)[Tiles][ColumnTiles][4], const AttendParams& p,
+                               const Share& share, const Segment& segment, int first) {
+  // Bits first, one after another: the kernel has no registers to spare for this.
+  constexpr int rows = 2 * Tiles;  // of a lane
+  static_assert(2 * ColumnTiles * rows <= 32);
+  std::uint32_t seen = 0;
+  KVPOLICY_NO_UNROLL
+  for (int i = 2 * ColumnTiles * rows - 1; i >= 0; --i) {
+    const int column = i / rows / 2 * tile_columns + lane_index() % 4 * 2 + i / rows % 2;
+    const int row = first + i % rows * 8 + lane_index() / 4;
+    const bool sees = column < p.request.queries * p.group &&
+                      TreeQuery{p.request, column / p.group}.sees(segment, share.list.first_position, row);
+    seen = seen * 2 + (sees ? 1U : 0U);
+  }
+  KVPOLICY_UNROLL
+  for (int n = 0; n < ColumnTiles; ++n) {
+    KVPOLICY_UNROLL
+    for (int tile = 0; tile < Tiles; ++tile) {
+      KVPOLICY_UNROLL
+      for (int k = 0; k < 4; ++k) {  // upper row and odd column, as the products leave them
+        const int i = (2 * n + k % 2) * rows + 2 * tile + k / 2;
+        if ((seen >> i & 1U) == 0) logits[tile][n][k] = minus_infinity();
+      }
+    }
+  }
+}
+
 /// Soft cap and mask for the logits of a unit, Tiles of 16 rows, of which row 0 is row
 /// `first` of the segment (negative: rows before the segment come first).
 template <int Tiles, int ColumnTiles>
@@ -99,9 +130,14 @@ KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const 
     cut = cut || share.may_be_unseen[s];
   } else {
     cut = cut || segment.position + last > query ||
-          segment.position + first <= query + p.request.queries - 1 - segment.reach;
+          segment.position + first <= share.last_position - segment.reach;
   }
   if (!cut) return;
+  // Rows of nodes are always cut, for their segment begins where the first query's position does.
+  if (p.request.tree.nodes > 0) {
+    mask_tree(logits, p, share, segment, first);
+    return;
+  }
   const int g = lane_index() / 4;
   const int t = lane_index() % 4;
   KVPOLICY_UNROLL

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Keeps one path of a tree: its rows move together behind the text, in every head of every layer, and
+// so do the queries that a layer keeps. What is left behind them goes with the counters
+// (set_state_kernel).
+//
+// Nodes of a path come in ascending order and a path's k-th node is node k or a later one. So rows
+// only move to the front, and a row is free to be written once those in front of it have moved.
+#pragma once
+
+#include <cstdint>
+
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+/// Part of a path, as it travels with the kernel's parameters. Parts are put on a stream in order.
+struct PathPart {
+  static constexpr int most = 1024;
+  int root = 0;   ///< text position of node 0's row
+  int first = 0;  ///< place on the path of `node[0]`
+  int count = 0;
+  std::uint16_t node[most];
+};
+
+struct AcceptRowsParams {
+  const HeadView* heads = nullptr;
+  int head_dim = 0;
+  int page_rows = 64;
+  PathPart path;
+};
+
+inline constexpr int accept_threads = 256;
+
+/// One block for each head. No row of the path is packed: a row that may go is exact.
+template <int Threads = accept_threads>
+KVPOLICY_KERNEL(Threads, 1)
+accept_rows_kernel(const KVPOLICY_GRID_CONSTANT AcceptRowsParams p) {
+  const HeadView& head = p.heads[block_x()];
+  const int root = p.path.root - head.evicted;
+  const int side_vectors = p.head_dim / 8;
+  const int vectors = 2 * side_vectors;  // of 16 bytes: keys, then values
+  const int rows = Threads / vectors;
+  const int mine = thread_index() / vectors;
+  const int vector = thread_index() % vectors;
+  const auto place = [&](int row) {
+    const int slot = head.exact_slot(row);
+    auto* page = reinterpret_cast<Words4*>(head.exact_pages[slot / p.page_rows]);
+    return page + slot % p.page_rows * side_vectors + vector % side_vectors +
+           vector / side_vectors * p.page_rows * side_vectors;
+  };
+  for (int first = 0; first < p.path.count; first += rows) {
+    const int i = first + mine;
+    const bool moves = mine < rows && i < p.path.count;
+    Words4 words{};
+    if (moves) words = *place(root + p.path.node[i]);
+    sync_block();  // the rows of this turn are read before any of them is written over
+    if (moves) *place(root + p.path.first + i) = words;
+  }
+}
+
+struct AcceptQueriesParams {
+  std::uint16_t* ring = nullptr;  ///< [slots, q_heads, head_dim]: queries.cuh
+  int slots = 0;
+  int numbers = 0;                ///< q_heads * head_dim
+  PathPart path;
+};
+
+/// A thread for each 16 bytes of a token's queries.
+template <int Threads = accept_threads>
+KVPOLICY_KERNEL(Threads, 1)
+accept_queries_kernel(const KVPOLICY_GRID_CONSTANT AcceptQueriesParams p) {
+  const int vector = block_x() * Threads + thread_index();
+  if (vector >= p.numbers / 8) return;
+  const auto place = [&](int token) {
+    const auto slot = static_cast<long long>(token % p.slots);
+    return reinterpret_cast<Words4*>(p.ring + slot * p.numbers) + vector;
+  };
+  for (int i = 0; i < p.path.count; ++i) {
+    *place(p.path.root + p.path.first + i) = *place(p.path.root + p.path.node[i]);
+  }
+}
+
+}  // namespace kvpolicy::cuda
