@@ -44,7 +44,8 @@ using TriForcePlan = HeadPlan<ChunkRetrievalCache<DenseStorage<E>>>;
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using TriForceCache = KvCache<TriForcePlan<E>, Engine>;
 
-/// The same with quantised rows. What decides is the target over them.
+/// The same with quantised rows. What decides is the target over them; that it says what plain decoding
+/// over them would say takes SpeculationOptions::commit_every.
 template <Element E = float>
 using QuantizedTriForcePlan = HeadPlan<ChunkRetrievalCache<ResidualStorage<E>>>;
 template <Element E = float, AttentionEngine Engine = ScalarEngine>

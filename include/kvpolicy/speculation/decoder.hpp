@@ -48,8 +48,16 @@ struct SpeculationOptions {
   bool adapt = true;
   std::size_t most_length = 16;
   RefreshRule refresh = {};
+  /// 0: rows are committed `max_rollback` behind the latest, whenever a call reads on. A number n: all
+  /// are, in the first step behind a prompt and where n divides their number, and no verification
+  /// crosses such a place. It matters where rows change as they are committed, in quantised heads:
+  /// only so do a verification's tokens read what plain decoding with the same n (`length` 0, or your
+  /// own loop) shows them, and decoding equals it. At most max_rollback.
+  std::size_t commit_every = 0;
   std::vector<int> stop_tokens = {};  ///< the text ends with the first of them
-  std::size_t prompt_chunk = 512;     ///< tokens of a prompt read at once
+  /// Tokens of a prompt read at once. A call that fails half-way through the layers (memory, say) can
+  /// be taken back, and the next step mends it, if these are no more than max_rollback.
+  std::size_t prompt_chunk = 512;
 };
 
 /// A token of the text, and who brought it: 0 the target itself, 1 the draft, 2 its draft, ...
@@ -97,6 +105,9 @@ class SpeculativeDecoder {
     require(most == 0 || most < rollback(), "SpeculativeDecoder: ", most,
             " guesses, but the cache can take back max_rollback = ", rollback(),
             " rows, must be one more than guesses");
+    require(options_.commit_every == 0 || (commits && options_.commit_every <= rollback()),
+            "SpeculativeDecoder: commit_every is ", options_.commit_every,
+            ", must be 0 or at most max_rollback = ", rollback(), " of a cache that has commit()");
   }
 
   /// Takes up a text of which the cache has read all but the last token: a fork of one that read the
@@ -108,6 +119,7 @@ class SpeculativeDecoder {
     text_.assign(text.begin(), text.end());
     chosen_at_ = text_.size();
     refresh_due_ = true;  // what was chosen before is not known here
+    commit_due_ = true;
   }
 
   /// Appends tokens to the text and reads them, but for the last, which the next step reads: at
@@ -131,6 +143,7 @@ class SpeculativeDecoder {
     require(cache_->tokens() <= text_.size(), "SpeculativeDecoder: the cache has read ",
             cache_->tokens(), " tokens of a text that the decoder does not know; continue_text tells it");
     text_.insert(text_.end(), tokens.begin(), tokens.end());
+    commit_due_ = true;
     read_all_but_last(progress);
   }
 
@@ -177,8 +190,17 @@ class SpeculativeDecoder {
       ending_ = Ending::capacity;
       return false;
     }
-    const std::size_t guesses =
+    std::size_t guesses =
         std::min({length_.length(), most - 1, room - (text_.size() - cache_->tokens())});
+    if constexpr (commits) {
+      if (options_.commit_every > 0) {
+        if (commit_due_) cache_->commit();
+        commit_due_ = false;
+        const std::size_t room_before_commit =
+            options_.commit_every - cache_->tokens() % options_.commit_every;
+        guesses = std::min(guesses, room_before_commit - 1);
+      }
+    }
     guesses_.clear();
     const std::size_t seen = cache_->tokens();
     const auto start = Clock::now();
@@ -335,6 +357,7 @@ class SpeculativeDecoder {
     statistics_.tokens += tokens;
     statistics_.draft_seconds += draft_seconds_;
     statistics_.verify_seconds += verify_seconds_;
+    commit_due_ = options_.commit_every > 0 && (text_.size() - 1) % options_.commit_every == 0;
     if (refresh_due_) {
       refresh_due_ = false;
       chosen_at_ = text_.size();
@@ -352,6 +375,7 @@ class SpeculativeDecoder {
   }
 
   static constexpr std::size_t unlimited = static_cast<std::size_t>(-1);
+  static constexpr bool commits = requires(Cache& cache) { cache.commit(); };
 
   Model* model_;
   Cache* cache_;
@@ -370,6 +394,7 @@ class SpeculativeDecoder {
   double draft_seconds_ = 0.0;
   double verify_seconds_ = 0.0;
   Clock::time_point verify_start_ = {};
+  bool commit_due_ = false;
   // Choosing anew.
   bool refresh_due_ = true;  // also behind a prompt of one token, which nothing was chosen by
   std::size_t chosen_at_ = 0;

@@ -82,7 +82,9 @@ class TextReader {
 };
 
 struct ModelDraftOptions {
-  std::size_t chunk = 512;  ///< tokens of a text read at once
+  /// Tokens of a text read at once. A call that fails half-way through the layers can be taken back
+  /// by the next one if these are no more than max_rollback; else all calls throw RollbackError.
+  std::size_t chunk = 512;
 };
 
 /// A Draft. Model and cache must outlive it; nothing else may write the cache. Not synchronised.
