@@ -88,7 +88,7 @@ TEST_CASE("slow memory changes no bit of any output, whatever the heads and the 
     test::Random random{300 + seed};
     test::FailingSlowMemory slow;
     CacheOptions options{.max_rollback = seed % 2 == 0 ? 0 : std::size_t{20}, .max_append = 8,
-                         .page_rows = seed < 2 ? std::size_t{16} : std::size_t{64}};
+                         .page_rows = seed == 0 || seed == 3 ? std::size_t{16} : std::size_t{64}};
     CacheOptions with_slow = options;
     with_slow.slow_memory = &slow;
     {

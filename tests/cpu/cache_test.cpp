@@ -2,6 +2,7 @@
 //
 // Whole caches under every policy: the same random calls through the CPU engine and ScalarEngine.
 #include <initializer_list>
+#include <memory_resource>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -88,6 +89,7 @@ void run(std::uint64_t seed, double tolerance) {
   CacheOptions options;
   options.max_rollback = seed % 2 == 0 ? 0 : 25;
   options.page_rows = 32;
+  if (seed % 3 == 0) options.slow_memory = std::pmr::new_delete_resource();  // copies of chosen rows
   KvCache<AnyPlan<E>> scalar{plan, options};
   cpu::KvCache<AnyPlan<E>, cpu::Engine<Serially>> fast{plan, options, cpu::Engine<Serially>{{1 + seed / 100 % 2}}};
 
