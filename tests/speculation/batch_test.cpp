@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Several texts in steps together: each writes what it writes alone, whoever joins, leaves or fails.
+// Several texts in steps together: each writes what it writes alone, whoever joins, leaves or
+// fails.
 #include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <memory>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -55,7 +57,8 @@ struct Text {
     decoder.read_prompt(prompt);
   }
   static SpeculationOptions options(std::size_t number) {
-    SpeculationOptions result = fixed(1 + number % 5, {.temperature = number % 2 == 0 ? 1.0F : 0.0F});
+    SpeculationOptions result =
+        fixed(1 + number % 5, {.temperature = number % 2 == 0 ? 1.0F : 0.0F});
     result.seed = number;
     return result;
   }
@@ -140,8 +143,8 @@ TEST_CASE("a model that can reads all texts at once; ended texts are left out, a
   TableCache draft_cache;
   TableModel small = target.like(9, 0.5F);
   using Middle = Text<BatchedModel>::Middle;
-  Text<BatchedModel>::Decoder full{target, small_cache,
-                                   Middle{target, small_cache, Small{small, draft_cache}}, fixed(3)};
+  Text<BatchedModel>::Decoder full{
+      target, small_cache, Middle{target, small_cache, Small{small, draft_cache}}, fixed(3)};
   full.read_prompt(std::vector<int>{1, 2, 3});
   full.generate(100);
   REQUIRE(full.ending() == Ending::capacity);
@@ -186,7 +189,7 @@ TEST_CASE("one text fails alone: by its draft, or by its logits") {
     REQUIRE(results[1].error != nullptr);
     CHECK_THROWS_AS(std::rethrow_exception(results[1].error), ShapeError);
     CHECK(copy(decoders[1]->text()) == before);
-    for (const std::size_t i : {0, 2}) {
+    for (const std::size_t i : std::vector<std::size_t>{0, 2}) {
       CHECK(results[i].error == nullptr);
       CHECK(results[i].step.tokens.size() >= 1);
     }

@@ -81,11 +81,10 @@ TEST_CASE("accepting too often is seen, at either level") {
 }
 
 TEST_CASE("a draft that reports another distribution than it drew from is seen") {
-  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
-                  [](Bench& b) {
-                    const std::vector<std::size_t> parents(3, TokenTree::text);
-                    return ForgetsReplacement{{b.small, b.small_cache, TokenTree{parents}}};
-                  }) < doubtless);
+  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3}, [](Bench& b) {
+          const std::vector<std::size_t> parents(3, TokenTree::text);
+          return ForgetsReplacement{{b.small, b.small_cache, TokenTree{parents}}};
+        }) < doubtless);
 }
 
 TEST_CASE("chi-square: values of the tables") {
@@ -97,7 +96,8 @@ TEST_CASE("chi-square: values of the tables") {
   CHECK(chi_square_p(1106.9690, 1000) == doctest::Approx(0.01).epsilon(1e-4));
   for (const double x : {0.0, 0.3, 1.0, 7.0, 60.0}) {
     CHECK(chi_square_p(x, 2) == doctest::Approx(std::exp(-x / 2.0)).epsilon(1e-9));
-    CHECK(chi_square_p(x, 4) == doctest::Approx(std::exp(-x / 2.0) * (1.0 + x / 2.0)).epsilon(1e-9));
+    CHECK(chi_square_p(x, 4) ==
+          doctest::Approx(std::exp(-x / 2.0) * (1.0 + x / 2.0)).epsilon(1e-9));
   }
   CHECK(chi_square_p(std::nan(""), 3) == 0.0);
 }

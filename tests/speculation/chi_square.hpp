@@ -89,7 +89,8 @@ inline double upper_gamma(double a, double x) {
   return h * scale;
 }
 
-/// How likely a chi-square statistic with so many degrees of freedom is as large as this, or larger.
+/// How likely a chi-square statistic with so many degrees of freedom is as large as this, or
+/// larger.
 inline double chi_square_p(double statistic, std::size_t freedom) {
   if (!(statistic >= 0.0)) return 0.0;  // NaN too
   return freedom == 0 ? 1.0 : upper_gamma(static_cast<double>(freedom) / 2.0, statistic / 2.0);
@@ -99,8 +100,7 @@ inline double chi_square_p(double statistic, std::size_t freedom) {
 /// goes by: given those, runs that do not overlap are independent draws.
 class RunCounts {
  public:
-  explicit RunCounts(std::size_t vocabulary)
-      : vocabulary_{vocabulary}, counts_(power(5), 0) {}
+  explicit RunCounts(std::size_t vocabulary) : vocabulary_{vocabulary}, counts_(power(5), 0) {}
 
   /// Counts `runs` runs behind the first `prompt` tokens, at least two, of `text`.
   void add(std::span<const int> text, std::size_t prompt, std::size_t runs) {
@@ -121,17 +121,17 @@ class RunCounts {
                                const kvpolicy::SamplingOptions& sampling) const {
     std::vector<std::vector<double>> next;
     for (std::size_t pair = 0; pair < power(2); ++pair) {
-      next.push_back(shaped(model.logits(static_cast<int>(pair / vocabulary_),
-                                         static_cast<int>(pair % vocabulary_)),
-                            sampling));
+      next.push_back(shaped(
+          model.logits(static_cast<int>(pair / vocabulary_), static_cast<int>(pair % vocabulary_)),
+          sampling));
     }
     double statistic = 0.0;
     std::size_t freedom = 0;
     const std::size_t runs = power(3);
     for (std::size_t pair = 0; pair < power(2); ++pair) {
       const std::span<const std::size_t> observed = std::span{counts_}.subspan(pair * runs, runs);
-      const auto total = static_cast<double>(
-          std::accumulate(observed.begin(), observed.end(), std::size_t{0}));
+      const auto total =
+          static_cast<double>(std::accumulate(observed.begin(), observed.end(), std::size_t{0}));
       struct Bin {
         double expected = 0.0;
         double observed = 0.0;
@@ -139,9 +139,8 @@ class RunCounts {
       Bin rest;
       std::vector<Bin> bins;
       for (std::size_t run = 0; run < runs; ++run) {
-        const std::array<std::size_t, 5> t{pair / vocabulary_, pair % vocabulary_,
-                                           run / power(2), run / vocabulary_ % vocabulary_,
-                                           run % vocabulary_};
+        const std::array<std::size_t, 5> t{pair / vocabulary_, pair % vocabulary_, run / power(2),
+                                           run / vocabulary_ % vocabulary_, run % vocabulary_};
         double share = 1.0;
         for (std::size_t i = 2; i < 5; ++i) share *= next[t[i - 2] * vocabulary_ + t[i - 1]][t[i]];
         if (share == 0.0 && observed[run] > 0) return 0.0;  // it cannot come

@@ -31,7 +31,7 @@ constexpr std::size_t text = TokenTree::text;
 
 /// Names one right token after another, from the text that is to come.
 struct Oracle {
-  std::vector<int> future;  // the whole text
+  std::vector<int> future;                                // the whole text
   std::size_t wrong_from = static_cast<std::size_t>(-1);  // guesses from here on are wrong
   static std::size_t vocabulary() { return 0; }
   void propose(std::span<const int> seen, std::size_t most, const SamplingOptions&, Random&,
@@ -39,8 +39,8 @@ struct Oracle {
     guesses.clear();
     for (std::size_t i = seen.size(); guesses.size() < most && i < future.size(); ++i) {
       const int token = i >= wrong_from ? (future[i] + 1) % 6 : future[i];
-      guesses.push_back({token, Distribution::certain(token),
-                         guesses.empty() ? text : guesses.size() - 1});
+      guesses.push_back(
+          {token, Distribution::certain(token), guesses.empty() ? text : guesses.size() - 1});
     }
   }
 };
@@ -69,7 +69,7 @@ TEST_CASE("greedy decoding writes the plain text, whatever guesses, for every le
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     const TableModel target{6, 100 + seed, 2.0F, 0.6F};
     const TableModel small = target.like(200 + seed, seed % 4 == 0 ? 0.0F : 1.0F);
-    for (const std::size_t length : {0, 1, 2, 3, 5, 8}) {
+    for (const std::size_t length : std::vector<std::size_t>{0, 1, 2, 3, 5, 8}) {
       CAPTURE(seed);
       CAPTURE(length);
       const std::vector<int> expected = plain_greedy(target, {3, 1, 4, 1, 5}, 70);
@@ -109,8 +109,8 @@ TEST_CASE("greedy decoding writes the plain text, whatever guesses, for every le
 
 TEST_CASE("the length chosen at run time changes no token") {
   Pair pair;
-  Decoder<Selected<Small>> decoder{pair.target, pair.cache, pair.hierarchy(),
-                                   {.length = 3, .adapt = true, .most_length = 9}};
+  Decoder<Selected<Small>> decoder{
+      pair.target, pair.cache, pair.hierarchy(), {.length = 3, .adapt = true, .most_length = 9}};
   decoder.read_prompt(pair.prompt);
   decoder.generate(400);
   CHECK(copy(decoder.text()) == plain_greedy(pair.target, pair.prompt, 400));
@@ -220,7 +220,7 @@ TEST_CASE("a stop token ends the text, also among guesses that stay; reopen goes
   Pair pair;
   const std::vector<int> expected = plain_greedy(pair.target, pair.prompt, 60);
   for (const int stop : {0, 1, 2, 3, 4, 5}) {
-    for (const std::size_t length : {0, 1, 4, 7}) {
+    for (const std::size_t length : std::vector<std::size_t>{0, 1, 4, 7}) {
       CAPTURE(stop);
       CAPTURE(length);
       pair.cache = TableCache{};
@@ -276,8 +276,8 @@ TEST_CASE("the callback cancels; tokens of the same step are part of the text") 
 }
 
 TEST_CASE("capacity: the text goes on to the last token that the cache can bring") {
-  for (const std::size_t length : {0, 1, 4, 7}) {
-    for (const std::size_t most : {5, 6, 9, 20}) {
+  for (const std::size_t length : std::vector<std::size_t>{0, 1, 4, 7}) {
+    for (const std::size_t most : std::vector<std::size_t>{5, 6, 9, 20}) {
       CAPTURE(length);
       CAPTURE(most);
       Pair pair;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What drafts owe whoever judges them: as many guesses as asked for, each with the distribution that
-// it was drawn from, about the text that they are told, whatever they were told before.
+// What drafts owe whoever judges them: as many guesses as asked for, each with the distribution
+// that it was drawn from, about the text that they are told, whatever they were told before.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <random>
 #include <span>
@@ -38,7 +39,8 @@ Guesses propose(D& draft, std::span<const int> seen, std::size_t most, Random& r
 /// The text and a guess's ancestors, and itself.
 std::vector<int> path_to(std::vector<int> seen, const Guesses& guesses, std::size_t guess) {
   std::vector<int> reversed;
-  for (std::size_t i = guess; i != text; i = guesses[i].parent) reversed.push_back(guesses[i].token);
+  for (std::size_t i = guess; i != text; i = guesses[i].parent)
+    reversed.push_back(guesses[i].token);
   seen.insert(seen.end(), reversed.rbegin(), reversed.rend());
   return seen;
 }
@@ -96,9 +98,10 @@ TEST_CASE("ModelDraft: a run of guesses, each drawn from what it reports") {
   Pair pair;
   Small draft = pair.small_draft();
   Random random{1};
-  for (const std::size_t most : {1, 2, 5}) {
+  for (const std::size_t most : std::vector<std::size_t>{1, 2, 5}) {
     for (const SamplingOptions& sampling :
-         {plain, SamplingOptions{.temperature = 0.7F, .top_k = 3, .top_p = 0.9F}, SamplingOptions{}}) {
+         {plain, SamplingOptions{.temperature = 0.7F, .top_k = 3, .top_p = 0.9F},
+          SamplingOptions{}}) {
       const Guesses guesses = propose(draft, pair.prompt, most, random, sampling);
       REQUIRE(guesses.size() == most);
       CHECK(is_chain(guesses));
@@ -190,7 +193,8 @@ TEST_CASE("SelectedDraft: each guess follows the target over selected rows, and 
   CHECK(tree[1] > 0);
 }
 
-TEST_CASE("TreeDraft: guesses have the shape, siblings are drawn one after another without return") {
+TEST_CASE(
+    "TreeDraft: guesses have the shape, siblings are drawn one after another without return") {
   const std::vector<std::size_t> parents{text, text, text, 0, 0, 2, 3, 5, 5};
   Pair pair;
   Tree draft = pair.tree(parents);

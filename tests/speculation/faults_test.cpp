@@ -57,8 +57,8 @@ void survives(const MakeDraft& make_draft, Where where, const Fault& fault) {
       CHECK(fault.kind == Fault::Kind::no_memory);
     } catch (const std::runtime_error&) {
       ++thrown;
-      CHECK((fault.kind == Fault::Kind::throws_before ||
-             fault.kind == Fault::Kind::throws_half_way));
+      CHECK(
+          (fault.kind == Fault::Kind::throws_before || fault.kind == Fault::Kind::throws_half_way));
     }
   };
   is_named([&] { decoder.read_prompt(pair.prompt); });
@@ -83,9 +83,9 @@ void survives(const MakeDraft& make_draft, Where where, const Fault& fault) {
   CHECK(counted.tokens == counted.verifications + counted.accepted);
 }
 
-constexpr Fault::Kind kinds[] = {Fault::Kind::nan,             Fault::Kind::infinite,
-                                 Fault::Kind::throws_before,   Fault::Kind::throws_half_way,
-                                 Fault::Kind::no_memory,       Fault::Kind::too_few_logits};
+constexpr Fault::Kind kinds[] = {Fault::Kind::nan,           Fault::Kind::infinite,
+                                 Fault::Kind::throws_before, Fault::Kind::throws_half_way,
+                                 Fault::Kind::no_memory,     Fault::Kind::too_few_logits};
 
 template <class MakeDraft>
 void survives_all(const MakeDraft& make_draft, Where where, Read read) {
@@ -117,9 +117,11 @@ TEST_CASE("the small model fails at any call, alone, inside, and as a tree") {
   survives_all([](Pair& p) { return p.small_draft(); }, Where::small, Read::all);
   survives_all([](Pair& p) { return p.hierarchy(3); }, Where::small, Read::all);
   survives_all([](Pair& p) { return p.tree({text, text, 0, 1, 3}); }, Where::small, Read::all);
-  survives_all([](Pair& p) {
-    return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 2}), {4, false}};
-  }, Where::small, Read::all);
+  survives_all(
+      [](Pair& p) {
+        return Selected<Tree>{p.target, p.cache, p.tree({text, text, 0, 2}), {4, false}};
+      },
+      Where::small, Read::all);
 }
 
 TEST_CASE("faults again and again do not add up") {

@@ -20,6 +20,11 @@
 namespace test {
 
 // The sanitizers make it too slow for as many: there the tests look for slips of memory first.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define KVPOLICY_FEW_SAMPLES
+#endif
+#endif
 #if defined(__SANITIZE_ADDRESS__) || defined(KVPOLICY_FEW_SAMPLES)
 inline constexpr std::size_t wanted_samples = 20'000;
 #else
@@ -38,8 +43,8 @@ struct Bench {
 };
 
 /// p-value of "runs of three tokens, 200,000 of them, come as `target` would have them". Each text
-/// goes on for `runs` runs, so that they begin and end anywhere in a verification. `draft(bench)` is
-/// the Draft to judge.
+/// goes on for `runs` runs, so that they begin and end anywhere in a verification. `draft(bench)`
+/// is the Draft to judge.
 template <class Rule = kvpolicy::SpeculativeSampling, class MakeDraft>
 double p_of_runs(const TableModel& target, const TableModel& small,
                  const kvpolicy::SpeculationOptions& options, MakeDraft draft,

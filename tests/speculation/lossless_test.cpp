@@ -54,7 +54,9 @@ auto tree(std::vector<std::size_t> parents) {
 }
 auto tree_in_hierarchy(std::vector<std::size_t> parents) {
   return [=](Bench& b) {
-    return Selected<Tree>{b.target, b.cache, Tree{b.small, b.small_cache, TokenTree{parents}},
+    return Selected<Tree>{b.target,
+                          b.cache,
+                          Tree{b.small, b.small_cache, TokenTree{parents}},
                           {parents.size(), false}};
   };
 }
@@ -63,15 +65,15 @@ auto tree_in_hierarchy(std::vector<std::size_t> parents) {
 /// latest. At times it has none.
 struct CertainDraft {
   static std::size_t vocabulary() { return 0; }
-  static void propose(std::span<const int> tokens, std::size_t most, const SamplingOptions&, Random&,
-                      Guesses& guesses) {
+  static void propose(std::span<const int> tokens, std::size_t most, const SamplingOptions&,
+                      Random&, Guesses& guesses) {
     guesses.clear();
     int last = tokens.back();
     if (tokens.size() % 5 == 0) return;
     while (guesses.size() < most) {
       last = (last + 1) % 4;
-      guesses.push_back({last, Distribution::certain(last),
-                         guesses.empty() ? text : guesses.size() - 1});
+      guesses.push_back(
+          {last, Distribution::certain(last), guesses.empty() ? text : guesses.size() - 1});
     }
   }
 };
@@ -79,8 +81,8 @@ struct CertainDraft {
 /// Independent draws at one place, which may be equal (SpecInfer's siblings), each with one behind.
 struct IndependentDraft {
   static std::size_t vocabulary() { return 0; }
-  static void propose(std::span<const int> tokens, std::size_t most, const SamplingOptions& sampling,
-                      Random& random, Guesses& guesses) {
+  static void propose(std::span<const int> tokens, std::size_t most,
+                      const SamplingOptions& sampling, Random& random, Guesses& guesses) {
     guesses.clear();
     const Distribution first =
         distribution_of(target.logits(tokens.back(), tokens.back()), sampling);
@@ -98,10 +100,10 @@ constexpr double least = 0.001;
 }  // namespace
 
 TEST_CASE("a draft model: runs of tokens are the target's, at every length and shape of sampling") {
-  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 1},
-                  draft_only()) > least);
-  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F}, .length = 2},
-                  draft_only()) > least);
+  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 1}, draft_only()) >
+        least);
+  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F}, .length = 2}, draft_only()) >
+        least);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F, .top_p = 0.8F}, .length = 3},
                   draft_only()) > least);
   CHECK(p_of_runs(wide_target, wide_small,
@@ -117,8 +119,8 @@ TEST_CASE("the target over selected rows as its own draft") {
 }
 
 TEST_CASE("three levels, with several lengths of the inner run") {
-  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
-                  hierarchy(1)) > least);
+  CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3}, hierarchy(1)) >
+        least);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F, .top_p = 0.8F}, .length = 5},
                   hierarchy(2)) > least);
   CHECK(p_of_runs(wide_target, wide_small,

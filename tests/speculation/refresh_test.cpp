@@ -71,7 +71,7 @@ void chooses_every(Pair& pair, Decoder<D>& decoder, std::size_t every, std::size
 }  // namespace
 
 TEST_CASE("every n tokens the verification chooses, by the text's last token") {
-  for (const std::size_t every : {1, 7, 20}) {
+  for (const std::size_t every : std::vector<std::size_t>{1, 7, 20}) {
     CAPTURE(every);
     const RefreshRule rule{.every = every, .below_acceptance = 0.0};
     Pair alone;

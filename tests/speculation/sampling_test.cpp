@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From logits to distributions and draws: against the definitions on random logits, and what lies at
-// the edges.
+// From logits to distributions and draws: against the definitions on random logits, and what lies
+// at the edges.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -56,10 +56,9 @@ TEST_CASE("distributions equal the definitions on random logits, with ties and b
       for (float& x : logits) x = pick(4) == 0 ? -infinity : x;
       logits[pick(logits.size())] = 1.0F;
     }
-    const SamplingOptions options{
-        .temperature = std::array{0.05F, 0.7F, 1.0F, 3.0F}[pick(4)],
-        .top_k = std::array<std::size_t, 5>{0, 1, 3, 17, 400}[pick(5)],
-        .top_p = std::array{1.0F, 0.9F, 0.31F, 0.013F}[pick(4)]};
+    const SamplingOptions options{.temperature = std::array{0.05F, 0.7F, 1.0F, 3.0F}[pick(4)],
+                                  .top_k = std::array<std::size_t, 5>{0, 1, 3, 17, 400}[pick(5)],
+                                  .top_p = std::array{1.0F, 0.9F, 0.31F, 0.013F}[pick(4)]};
     CAPTURE(round);
     const Distribution p = sampled(logits, options);
     const std::vector<double> expected = test::shaped(logits, options);
@@ -128,8 +127,8 @@ TEST_CASE("top_k: ties go to the lower token, more than the vocabulary is all of
   CHECK(sampled(logits, {.temperature = 1.0F, .top_k = 99}) ==
         sampled(logits, {.temperature = 1.0F}));
   // Banned tokens never fill the places.
-  const Distribution few = sampled({-infinity, 0.0F, -infinity, 0.0F},
-                                   {.temperature = 1.0F, .top_k = 3});
+  const Distribution few =
+      sampled({-infinity, 0.0F, -infinity, 0.0F}, {.temperature = 1.0F, .top_k = 3});
   CHECK(few.outcomes().size() == 2);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A cache of tokens instead of rows, for tests of speculative decoding without attention. It has
-// KvCache's ways with tentative rows and trees and holds its caller to them: whatever a decoder or a
-// draft may not do throws BrokenRule.
+// KvCache's ways with tentative rows and trees and holds its caller to them: whatever a decoder or
+// a draft may not do throws BrokenRule.
 #pragma once
 
 #include <cstddef>
@@ -87,9 +87,9 @@ class TableCache {
         " exceed max_tokens = ", options_.max_tokens);
     if (options.tree != nullptr) {
       const kvpolicy::TokenTree& tree = *options.tree;
-      kvpolicy::require<kvpolicy::ShapeError>(tree.size() == tree_.size() + tokens.size() &&
-                                                  tree.first(tree_.size()) == tree_,
-                                              "TableCache: another tree than the one that waits");
+      kvpolicy::require<kvpolicy::ShapeError>(
+          tree.size() == tree_.size() + tokens.size() && tree.first(tree_.size()) == tree_,
+          "TableCache: another tree than the one that waits");
       kvpolicy::require<kvpolicy::CapacityError>(tree.size() <= options_.max_rollback,
                                                  "TableCache: a tree of ", tree.size(),
                                                  " nodes, max_rollback is ", options_.max_rollback);

@@ -34,7 +34,7 @@ struct Fault {
 /// What a test may want to know of a call.
 struct CallRecord {
   kvpolicy::Read read;
-  std::size_t seen;    // tokens in the cache before it
+  std::size_t seen;  // tokens in the cache before it
   std::size_t tokens;
   bool tree;
   bool refresh;

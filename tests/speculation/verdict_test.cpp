@@ -68,7 +68,8 @@ TEST_CASE("greedy: guesses stay as long as the target agrees, then its own token
 
 TEST_CASE("greedy: of siblings the one that the target names leads on, at every depth") {
   // 0 and 1 follow the text, 2 and 3 follow 1, 4 follows 3.
-  const Guesses tree{certain(0, text), certain(1, text), certain(2, 1), certain(3, 1), certain(2, 3)};
+  const Guesses tree{certain(0, text), certain(1, text), certain(2, 1), certain(3, 1),
+                     certain(2, 3)};
   Verdict verdict = greedy(tree, sure_of({1, 0, 3, 0, 2, 1}));
   CHECK(verdict.path == Path{1, 3, 4});
   CHECK(verdict.next == 1);
@@ -131,13 +132,15 @@ TEST_CASE("judge refuses logits of another size, and NaN where it decides") {
   CHECK(judge(guesses, behind, {}, random).next == 0);
 }
 
-TEST_CASE("a chain of guesses is read as a run of tokens, and its rows are cut off behind the path") {
+TEST_CASE(
+    "a chain of guesses is read as a run of tokens, and its rows are cut off behind the path") {
   const std::vector<int> unread{7, 8};
   const Guesses guesses{certain(1, text), certain(2, 0), certain(3, 1)};
   const PendingCall pending{unread, guesses};
   CHECK(pending.tokens() == 5);
   const ModelCall call = pending.call({.read = Read::selected, .refresh = true});
-  CHECK(std::vector<int>(call.tokens.begin(), call.tokens.end()) == std::vector<int>{7, 8, 1, 2, 3});
+  CHECK(std::vector<int>(call.tokens.begin(), call.tokens.end()) ==
+        std::vector<int>{7, 8, 1, 2, 3});
   CHECK(call.logits == LogitsOf::all);
   CHECK(call.attend.tree == nullptr);
   CHECK(call.attend.read == Read::selected);
