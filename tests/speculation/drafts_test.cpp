@@ -249,6 +249,23 @@ TEST_CASE("TreeDraft: greedy siblings are the likeliest in order; no more than t
   for (std::size_t i = 0; i < 12; ++i) CHECK(two_levels[i].parent == (i < 6 ? text : i - 6));
 }
 
+TEST_CASE("TreeDraft: what it has read of guesses that became text is not read again") {
+  Pair pair;
+  Tree draft = pair.tree({text, text, 0, 1, 3});
+  Random random{2};
+  const Guesses guesses = propose(draft, pair.prompt, 5, random);
+  std::vector<int> seen = path_to(pair.prompt, guesses, 4);  // by way of the second sibling
+  seen.push_back(2);
+  std::vector<test::CallRecord> calls;
+  pair.small.records = &calls;
+  (void)propose(draft, seen, 1, random);
+  REQUIRE(calls.size() == 1);
+  // Of the three guesses the last was a leaf, which it had not read.
+  CHECK(calls[0].seen == pair.prompt.size() + 2);
+  CHECK(calls[0].tokens == 2);
+  CHECK(pair.small_cache.text() == seen);
+}
+
 TEST_CASE("a tree that its cache cannot take back whole is refused by the cache") {
   Pair pair;
   pair.small_cache = TableCache{{.max_rollback = 3}};
