@@ -209,6 +209,24 @@ TEST_CASE("slow pages: written once, never read by selected reads, kept by forks
   CHECK(test::dump(fork) == test::dump(cache));
 }
 
+// Kivi's flush quantises keys long before values: pages of keys that are full must wait for those of
+// the values, or the rows between were read from slow memory.
+TEST_CASE("slow pages: keys and values of a row leave fast memory together") {
+  using Retrieval = ChunkRetrievalCache<PerChannelStorage<float>>;
+  constexpr ModelShape small{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
+  Retrieval::Config config{.chunk = 16, .budget = 320};
+  config.storage = {{.bits = 4, .key_group = 16, .residual = 48, .flush = Flush::kivi}};
+  test::FailingSlowMemory slow;
+  Cache cache{Plan{small, config}, {.page_rows = 16, .slow_memory = &slow}};
+  test::Random random{4};
+  test::feed(cache, random, {150});  // 144 keys are quantised, 102 values
+  const std::size_t key_page = 16 * 32 + 2 * 64 * 2, value_page = 16 * 32 + 2 * 16 * 2;
+  CHECK(cache.slow_bytes() == 96 / 16 * (key_page + value_page));
+  test::feed(cache, random, {1}, {.read = Read::selected});
+  CHECK(slow_rows(cache, 0, 0, Read::all, slow) == 96);
+  CHECK(slow_rows(cache, 0, 0, Read::selected, slow) == 0);
+}
+
 // Every call of the slow memory fails once, in every call of the cache.
 TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes on") {
   struct Case {
