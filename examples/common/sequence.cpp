@@ -8,6 +8,8 @@
 #include <kvpolicy/cpu.hpp>
 #include <reference_model/run.hpp>
 
+#include "bytes_read.hpp"
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -16,13 +18,6 @@ namespace kvpolicy::tools {
 namespace {
 
 using Engine = cpu::Engine<>;
-
-std::size_t bytes_of_rows(const Plane& plane, std::size_t rows, std::size_t head_dim) {
-  const std::size_t codes = rows * head_dim * bits_of(plane.format.encoding) / 8;
-  if (!is_quantized(plane.format.encoding)) return codes;
-  // A scale and a zero per group; a group spans channels of a row or rows of a channel.
-  return codes + 2 * sizeof(half) * (rows * head_dim / plane.format.group);
-}
 
 template <Element E>
 class PlanSequence final : public Sequence {
@@ -56,20 +51,11 @@ class PlanSequence final : public Sequence {
   [[nodiscard]] std::size_t bytes() const override { return cache_.bytes(); }
 
   [[nodiscard]] std::size_t bytes_read(const Reading& reading) const override {
+    std::size_t total = bytes_shown(cache_, reading.read);
+    if (!reading.refresh_each_step) return total;
     const ModelShape& shape = cache_.plan().shape();
-    std::size_t total = 0;
     for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
-      const std::size_t layer = head / shape.kv_heads;
-      const SegmentList shown = cache_.segments(layer, head % shape.kv_heads, reading.read);
-      for (const Segment& segment : shown) {
-        segment.for_each_run([&](const RowRun& run) {
-          total += bytes_of_rows(segment.keys, run.rows, shape.head_dim) +
-                   bytes_of_rows(segment.values, run.rows, shape.head_dim);
-        });
-      }
-      if (reading.refresh_each_step) {
-        total += summary_bytes(cache_.plan().at(layer, head % shape.kv_heads));
-      }
+      total += summary_bytes(cache_.plan().at(head / shape.kv_heads, head % shape.kv_heads));
     }
     return total;
   }

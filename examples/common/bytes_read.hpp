@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Bytes of cached rows that one pass of a model reads, over all heads of a cache.
+#pragma once
+
+#include <cstddef>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/segment.hpp>
+
+namespace kvpolicy::tools {
+
+[[nodiscard]] inline std::size_t bytes_of_rows(const Plane& plane, std::size_t rows,
+                                               std::size_t head_dim) {
+  const std::size_t codes = rows * head_dim * bits_of(plane.format.encoding) / 8;
+  if (!is_quantized(plane.format.encoding)) return codes;
+  // A scale and a zero per group; a group spans channels of a row or rows of a channel.
+  return codes + 2 * sizeof(half) * (rows * head_dim / plane.format.group);
+}
+
+/// Of the rows that `read` shows; what choosing them reads is not among them.
+template <class Cache>
+[[nodiscard]] std::size_t bytes_shown(const Cache& cache, Read read) {
+  const ModelShape& shape = cache.plan().shape();
+  std::size_t total = 0;
+  for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
+    const SegmentList shown = cache.segments(head / shape.kv_heads, head % shape.kv_heads, read);
+    for (const Segment& segment : shown) {
+      segment.for_each_run([&](const RowRun& run) {
+        total += bytes_of_rows(segment.keys, run.rows, shape.head_dim) +
+                 bytes_of_rows(segment.values, run.rows, shape.head_dim);
+      });
+    }
+  }
+  return total;
+}
+
+}  // namespace kvpolicy::tools

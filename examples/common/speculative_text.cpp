@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "speculative_text.hpp"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include <kvpolicy/cpu.hpp>
+#include <kvpolicy/speculation/acceptance_vector.hpp>
+#include <kvpolicy/triforce.hpp>
+#include <reference_model/language_model.hpp>
+
+#include "any_draft.hpp"
+#include "bytes_read.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+using Cache = KvCache<AnyPlan<bfloat16>, cpu::Engine<>>;
+using Reader = reference::LlamaReader;
+using Selected = SelectedDraft<Reader, Cache, AnyDraft>;
+using Decoder = SpeculativeDecoder<Reader, Cache, AnyDraft>;
+
+constexpr std::array<NamedStructure, 7> all_structures{{
+    {"triforce", Structure::triforce,
+     "a small model guesses, the target over selected rows corrects it"},
+    {"self", Structure::self, "the target over selected rows guesses"},
+    {"draft", Structure::draft, "a small model guesses, over sinks and latest rows"},
+    {"streaming", Structure::streaming, "the target itself guesses, over sinks and latest rows"},
+    {"ngram", Structure::ngram, "the text guesses: what followed these tokens before"},
+    {"tree", Structure::tree, "a small model guesses several continuations at once"},
+    {"plain", Structure::plain, "nobody guesses: token by token"},
+}};
+
+template <class Summary>
+AnyPlan<bfloat16> plan_with(const ModelShape& shape, const SpeculationSetup& setup) {
+  if (setup.bits == 0) {
+    using Policy = ChunkRetrievalCache<DenseStorage<bfloat16>, Summary>;
+    return AnyPlan<bfloat16>{shape,
+                             typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget}};
+  }
+  using Policy = ChunkRetrievalCache<PerTokenStorage<bfloat16>, Summary>;
+  const std::size_t group = shape.head_dim % 32 == 0 ? 32 : 16;
+  const ResidualConfig storage{
+      .bits = setup.bits, .key_group = group, .value_group = group, .residual = 128};
+  return AnyPlan<bfloat16>{
+      shape,
+      typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget, .storage = {storage}}};
+}
+
+Cache target_cache(const reference::Llama& model, const SpeculationSetup& setup,
+                   const CacheOptions& options) {
+  auto plan = target_plan(model.config().shape(), setup);
+  reference::limit_windows(plan, model.config());
+  return Cache{std::move(plan), options};
+}
+
+Cache streaming_cache(const reference::Llama& model, const SpeculationSetup& setup,
+                      const CacheOptions& options) {
+  auto plan = triforce_draft_plan<AnyPlan<bfloat16>>(
+      model.config().shape(), {.sinks = setup.sinks, .rows = setup.draft_rows});
+  reference::limit_windows(plan, model.config());
+  return Cache{std::move(plan), options};
+}
+
+std::size_t most_guesses(const SpeculationSetup& setup) {
+  const SpeculationOptions& options = setup.options;
+  const std::size_t most = std::max(options.length, options.adapt ? options.most_length : 0);
+  return std::max(most, setup.structure == Structure::tree ? setup.tree_nodes : 0);
+}
+
+// Room for the guesses, the token before them, and what the middle level tries beyond them.
+CacheOptions cache_options(const SpeculationSetup& setup) {
+  const std::size_t rows = most_guesses(setup) + 2;
+  return {.max_rollback = rows, .max_append = rows};
+}
+
+// As the decoder shall have them: a tree has a length of its own, and nobody has none.
+SpeculationOptions decoder_options(const SpeculationSetup& setup) {
+  SpeculationOptions options = setup.options;
+  if (setup.structure == Structure::tree) options.length = setup.tree_nodes;
+  if (setup.structure == Structure::plain) options.length = 0;
+  if (setup.structure == Structure::tree || setup.structure == Structure::plain) {
+    options.adapt = false;
+  }
+  return options;
+}
+
+bool has_streaming_cache(Structure structure) {
+  return needs_small_model(structure) || structure == Structure::streaming;
+}
+
+double share(std::size_t part, std::size_t whole) {
+  if (whole == 0) return std::numeric_limits<double>::quiet_NaN();
+  return static_cast<double>(part) / static_cast<double>(whole);
+}
+
+}  // namespace
+
+std::span<const NamedStructure> structures() { return all_structures; }
+
+const NamedStructure& named(Structure structure) {
+  return *std::ranges::find(all_structures, structure, &NamedStructure::structure);
+}
+
+Structure structure_named(const std::string& name) {
+  const auto found =
+      std::ranges::find_if(all_structures, [&](const NamedStructure& s) { return name == s.name; });
+  std::string names;
+  for (const NamedStructure& s : all_structures)
+    names += (names.empty() ? "" : ", ") + std::string{s.name};
+  require(found != all_structures.end(), "'", name, "' is no way to decode; there are ", names);
+  return found->structure;
+}
+
+bool needs_small_model(Structure structure) {
+  return structure == Structure::triforce || structure == Structure::draft ||
+         structure == Structure::tree;
+}
+
+AnyPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& setup) {
+  return setup.min_max ? plan_with<MinMaxKey>(shape, setup) : plan_with<MeanKey>(shape, setup);
+}
+
+double LevelReport::acceptance() const { return share(accepted, judged); }
+double LevelReport::tokens_per_pass() const { return share(tokens, passes); }
+
+// The decoder points at its neighbours: parts stay where they are.
+struct SpeculativeText::Parts {
+  Parts(const reference::Llama& target, const reference::Llama* small,
+        const SpeculationSetup& chosen, Cache own, std::optional<Cache> drafts,
+        std::span<const int> has_read)
+      : model{&target},
+        small_model{small},
+        setup{chosen},
+        reader{target},
+        draft_reader{needs_small_model(chosen.structure) ? *small : target},
+        cache{std::move(own)},
+        draft_cache{std::move(drafts)},
+        decoder{reader, cache, make_draft(has_read), decoder_options(chosen)} {}
+
+  AnyDraft make_draft(std::span<const int> has_read) {
+    switch (setup.structure) {
+      case Structure::triforce:
+        return corrected(add(std::make_shared<ModelDraft<Reader, Cache>>(
+            draft_reader, *draft_cache, ModelDraftOptions{}, has_read)));
+      case Structure::self:
+        return corrected(AnyDraft{std::make_shared<NoDraft>()});
+      case Structure::draft:
+      case Structure::streaming:
+        return add(std::make_shared<ModelDraft<Reader, Cache>>(draft_reader, *draft_cache,
+                                                               ModelDraftOptions{}, has_read));
+      case Structure::ngram:
+        // A byte says less than a word: more of them are looked up.
+        return add(std::make_shared<NgramDraft>(reader.vocabulary() == 256
+                                                    ? NgramDraftConfig{.most = 12, .least = 4}
+                                                    : NgramDraftConfig{}));
+      case Structure::tree: {
+        auto shape = best_tree(AcceptanceVectorConfig{}.prior, setup.tree_nodes);
+        tree_levels = levels_of(shape);
+        return add(std::make_shared<TreeDraft<Reader, Cache>>(
+            draft_reader, *draft_cache, std::move(shape), ModelDraftOptions{}, has_read));
+      }
+      case Structure::plain:
+        break;
+    }
+    return AnyDraft{std::make_shared<NoDraft>()};
+  }
+
+  // The draft that nobody corrects, remembered for its work.
+  template <class D>
+  AnyDraft add(std::shared_ptr<D> draft) {
+    prepare = [this, draft] {
+      // One guess, which nobody looks at: the draft reads the text for it.
+      Random unused;
+      Guesses guesses;
+      draft->propose(decoder.text(), 1, {}, unused, guesses);
+    };
+    lowest.emplace(std::move(draft));
+    return *lowest;
+  }
+  AnyDraft corrected(AnyDraft inner) {
+    selected = std::make_shared<Selected>(reader, cache, std::move(inner), setup.middle);
+    return AnyDraft{selected};
+  }
+
+  const reference::Llama* model;
+  const reference::Llama* small_model;
+  SpeculationSetup setup;
+  Reader reader;
+  Reader draft_reader;
+  Cache cache;
+  std::optional<Cache> draft_cache;
+  std::shared_ptr<Selected> selected;
+  std::optional<AnyDraft> lowest;
+  std::function<void()> prepare;
+  std::size_t tree_levels = 0;
+  std::size_t draft_has_read = 0;  // tokens of the text; 0 if that cannot be told
+  Decoder decoder;
+};
+
+SpeculativeText::SpeculativeText(const reference::Llama& model, const reference::Llama* small,
+                                 const SpeculationSetup& setup) {
+  require(!needs_small_model(setup.structure) || small != nullptr, "decoding by ",
+          named(setup.structure).name, " needs a small model beside the target");
+  const CacheOptions options = cache_options(setup);
+  std::optional<Cache> drafts;
+  if (has_streaming_cache(setup.structure)) {
+    const bool own = setup.structure == Structure::streaming;
+    drafts.emplace(streaming_cache(own ? model : *small, setup, options));
+  }
+  parts_ = std::make_unique<Parts>(model, small, setup, target_cache(model, setup, options),
+                                   std::move(drafts), std::span<const int>{});
+}
+SpeculativeText::SpeculativeText(std::unique_ptr<Parts> parts) : parts_{std::move(parts)} {}
+SpeculativeText::~SpeculativeText() = default;
+
+void SpeculativeText::read(std::span<const int> tokens, const Report& report) {
+  Parts& parts = *parts_;
+  parts.decoder.reopen();
+  parts.decoder.read_prompt(tokens, report);
+  if (!parts.prepare || text().empty()) return;
+  parts.prepare();
+  parts.draft_has_read = text().size();
+}
+
+void SpeculativeText::reopen() { parts_->decoder.reopen(); }
+
+DecodedStep SpeculativeText::step(std::size_t most) {
+  parts_->draft_has_read = 0;
+  return parts_->decoder.step(most);
+}
+
+std::unique_ptr<SpeculativeText> SpeculativeText::fork(const SpeculationSetup& setup) const {
+  const Parts& from = *parts_;
+  require(!needs_small_model(setup.structure) || from.small_model != nullptr, "decoding by ",
+          named(setup.structure).name, " needs a small model beside the target");
+  std::optional<Cache> drafts;
+  std::span<const int> has_read;
+  if (has_streaming_cache(setup.structure)) {
+    const bool own = setup.structure == Structure::streaming;
+    const bool same = from.draft_cache && from.draft_has_read == text().size() &&
+                      own == (from.setup.structure == Structure::streaming);
+    if (same) {
+      drafts.emplace(from.draft_cache->fork());
+      has_read = text();
+    } else {
+      drafts.emplace(
+          streaming_cache(own ? *from.model : *from.small_model, setup, from.cache.options()));
+    }
+  }
+  auto parts = std::make_unique<Parts>(*from.model, from.small_model, setup, from.cache.fork(),
+                                       std::move(drafts), has_read);
+  parts->decoder.continue_text(text());
+  if (parts->prepare) {
+    parts->prepare();
+    parts->draft_has_read = text().size();
+  }
+  return std::unique_ptr<SpeculativeText>{new SpeculativeText{std::move(parts)}};
+}
+
+const SpeculationSetup& SpeculativeText::setup() const { return parts_->setup; }
+std::span<const int> SpeculativeText::text() const { return parts_->decoder.text(); }
+
+std::vector<LevelReport> SpeculativeText::levels() const {
+  const Parts& parts = *parts_;
+  const auto judging = [](std::string name, const LevelStatistics& did) {
+    return LevelReport{std::move(name), did.verifications, did.places,
+                       did.accepted,    did.tokens,        did.verify_seconds};
+  };
+  std::vector<LevelReport> levels{judging("target", parts.decoder.statistics())};
+  if (parts.selected) levels.push_back(judging("selected", parts.selected->statistics()));
+  if (parts.lowest) {
+    const DraftWork& work = parts.lowest->work();
+    const std::size_t passes = parts.setup.structure == Structure::ngram ? work.calls
+                               : parts.setup.structure == Structure::tree
+                                   ? work.calls * parts.tree_levels
+                                   : work.guesses;
+    levels.push_back({proposers().back(), passes, 0, 0, work.guesses, work.seconds});
+  }
+  return levels;
+}
+
+std::vector<std::string> SpeculativeText::proposers() const {
+  switch (parts_->setup.structure) {
+    case Structure::triforce:
+      return {"target", "selected", "draft"};
+    case Structure::self:
+      return {"target", "selected"};
+    case Structure::draft:
+      return {"target", "draft"};
+    case Structure::streaming:
+      return {"target", "streaming"};
+    case Structure::ngram:
+      return {"target", "n-gram"};
+    case Structure::tree:
+      return {"target", "tree"};
+    case Structure::plain:
+      break;
+  }
+  return {"target"};
+}
+
+std::size_t SpeculativeText::guessed() const { return parts_->decoder.statistics().guessed; }
+std::size_t SpeculativeText::refreshes() const { return parts_->decoder.refreshes(); }
+std::size_t SpeculativeText::bytes() const { return parts_->cache.bytes(); }
+std::size_t SpeculativeText::draft_bytes() const {
+  return parts_->draft_cache ? parts_->draft_cache->bytes() : 0;
+}
+
+std::size_t SpeculativeText::bytes_read() const {
+  const Parts& parts = *parts_;
+  std::size_t bytes = 0;
+  for (const LevelReport& level : levels()) {
+    if (level.name == "target" || level.name == "selected") {
+      const Read read = level.name == "target" ? Read::all : Read::selected;
+      bytes += level.passes * bytes_shown(parts.cache, read);
+    } else if (parts.draft_cache) {
+      bytes += level.passes * bytes_shown(*parts.draft_cache, Read::all);
+    }
+  }
+  return bytes;
+}
+
+std::string draft_folder_of(const std::string& model_folder) {
+  std::string folder = model_folder;
+  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  return folder + "-draft";
+}
+
+void require_draft_folder(const std::string& folder) {
+  std::error_code ignored;
+  require<FormatError>(
+      std::filesystem::exists(std::filesystem::path{folder} / "config.json", ignored), folder,
+      ": no small model here, of the target's tokens; expected config.json and "
+      "model.safetensors");
+}
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decodes a long text by guesses, shows who proposed each token, and says what that gained over
+// decoding token by token, measured in the same run.
+#include <algorithm>
+#include <cstddef>
+#include <iostream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/text_file.hpp>
+#include <reference_model/llama.hpp>
+
+#include "common/exam.hpp"
+#include "common/files.hpp"
+#include "common/retrieval_text.hpp"
+#include "common/run_tool.hpp"
+#include "common/sequence.hpp"
+#include "common/speculation_report.hpp"
+#include "common/speculation_run.hpp"
+#include "common/speculative_text.hpp"
+#include "common/terminal.hpp"
+#include "common/token_strip.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+struct Arguments {
+  std::string model;
+  std::string draft_model;  // empty: the one beside the model
+  std::string method = "triforce";
+  std::string prompt;
+  std::string file;
+  std::vector<int> tokens;
+  std::size_t text = 7680;
+  std::size_t questions = 4;
+  std::uint64_t text_seed = 1;
+  std::size_t most_new = 128;
+  std::string stop;
+  std::optional<std::size_t> length;
+  std::optional<std::size_t> draft_length;
+  std::string summary = "min-max";
+  std::size_t threads = 0;
+  bool alone = false;
+  bool json = false;
+  SpeculationSetup setup;
+};
+
+constexpr const char* description =
+    R"(Decodes by guesses and loses nothing: drafts guess, the target judges all guesses in one pass.
+
+The text shows who proposed each token: a tiny draft model, the target over a few selected rows of
+its cache, or the target itself. Whoever proposed it, a token is the target's own: without
+--temperature the text is the one that decoding token by token gives, which runs beside and is
+compared.
+
+Without a prompt the shipped model reads a piece of the King James Bible with facts hidden in it
+("The key of Bamelo is 48213."), goes on with it, and then answers questions about the facts.)";
+
+std::string footer() {
+  std::string text = "Ways to decode (--method):\n";
+  for (const NamedStructure& s : structures()) text += fmt::format("  {:10}{}\n", s.name, s.about);
+  return text + R"(
+Examples:
+  triforce_generate                               the shipped model with its small draft
+  triforce_generate --method self                 without the small draft
+  triforce_generate --summary mean --chunk 8      rows chosen as published: few digits are found
+  triforce_generate --length 6 --json             six guesses each time, for another program
+  triforce_generate --questions 0 --max-new 400 --temperature 0.8 --top-p 0.95 --seed 7
+  triforce_generate --file chapter.txt --method ngram --max-new 200 --stop .
+  triforce_generate --quantise 4                  the target's rows in 4 bits but for the latest
+  triforce_generate --model DIR --draft-model DIR --tokens 128000,791,1893
+
+The table: a pass reads a model once; of the places that a level judged a share was accepted. What a
+pass of the target brings, and how much less the passes below it cost, is the gain: long texts and
+small budgets pay. docs/triforce.md explains it.)";
+}
+
+std::string read_prompt(const Arguments& arguments) {
+  if (!arguments.prompt.empty()) return arguments.prompt;
+  if (arguments.file != "-") return io::read_text_file(arguments.file);
+  std::string text{std::istreambuf_iterator<char>{std::cin}, {}};
+  require(!text.empty(), "stdin is empty, expected a prompt");
+  return text;
+}
+
+// One turn, of a prompt that was given.
+std::vector<SpeculationTurn> own_turns(const Arguments& arguments, std::size_t vocabulary,
+                                       std::vector<int>& stop_tokens) {
+  SpeculationTurn turn;
+  turn.most_new = arguments.most_new;
+  turn.prompt = arguments.tokens;
+  if (turn.prompt.empty()) {
+    require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
+            ", not of bytes, and this program has no tokenizer: give the prompt as "
+            "--tokens N,N,...");
+    turn.prompt = tokens_of(read_prompt(arguments));
+  }
+  const std::vector<int> stop = tokens_of(arguments.stop);
+  if (stop.size() == 1) stop_tokens.push_back(stop.front());
+  if (stop.size() > 1) turn.stop = stop;
+  return {std::move(turn)};
+}
+
+// The shipped text goes on; then each question is a turn, which ends with its sentence.
+std::vector<SpeculationTurn> shipped_turns(const Arguments& arguments,
+                                           std::vector<int>& stop_tokens) {
+  require(arguments.stop.empty(),
+          "--stop ends what follows a prompt of yours (--prompt, --file, "
+          "--tokens); the shipped text goes on for --max-new tokens");
+  const RetrievalText text =
+      draw_text(held_out_text(), {.length = arguments.text,
+                                  .questions = std::max<std::size_t>(arguments.questions, 1),
+                                  .seed = arguments.text_seed});
+  std::vector<SpeculationTurn> turns(1);
+  turns.front().prompt = tokens_of(text.body);
+  turns.front().most_new = arguments.most_new;
+  turns.front().past_stop_tokens = true;
+  for (const Question& question : text.questions) {
+    if (turns.size() > arguments.questions) break;
+    SpeculationTurn& turn = turns.emplace_back();
+    turn.prompt = tokens_of(question.text);
+    turn.most_new = 64;
+    turn.question = question.text.substr(1);
+    turn.answer = question.answer;
+  }
+  stop_tokens.push_back('.');
+  return turns;
+}
+
+std::vector<SpeculationTurn> make_turns(const Arguments& arguments, const reference::Llama& model,
+                                        std::vector<int>& stop_tokens) {
+  const std::size_t vocabulary = model.config().vocabulary;
+  require(arguments.stop.empty() || vocabulary == 256,
+          "--stop is a text, but the model does not write bytes: its vocabulary is ", vocabulary);
+  stop_tokens = model.config().eos_tokens;
+  if (!arguments.prompt.empty() || !arguments.file.empty() || !arguments.tokens.empty()) {
+    return own_turns(arguments, vocabulary, stop_tokens);
+  }
+  require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
+          ", not of bytes, so it cannot read the shipped text: give a prompt as --tokens N,N,...");
+  return shipped_turns(arguments, stop_tokens);
+}
+
+nlohmann::json settings_json(const Arguments& arguments) {
+  const SpeculationOptions& options = arguments.setup.options;
+  return {{"model", arguments.model},
+          {"draft_model", arguments.draft_model},
+          {"threads", threads()},
+          {"chunk", arguments.setup.chunk},
+          {"budget", arguments.setup.budget},
+          {"summary", arguments.summary},
+          {"bits", arguments.setup.bits},
+          {"length", options.length},
+          {"adaptive", options.adapt},
+          {"draft_length", arguments.setup.middle.length},
+          {"tree_nodes", arguments.setup.tree_nodes},
+          {"temperature", options.sampling.temperature},
+          {"top_k", options.sampling.top_k},
+          {"top_p", options.sampling.top_p},
+          {"seed", options.seed}};
+}
+
+void run(Arguments& arguments) {
+  SpeculationSetup& setup = arguments.setup;
+  setup.structure = structure_named(arguments.method);
+  setup.min_max = arguments.summary == "min-max";
+  if (arguments.length) {
+    setup.options.length = *arguments.length;
+    setup.options.adapt = false;
+  }
+  if (arguments.length || arguments.draft_length) {
+    setup.middle.length = arguments.draft_length.value_or(setup.middle.length);
+    setup.middle.adapt = false;
+  }
+  require_model_folder(arguments.model);
+  set_threads(arguments.threads);
+  const auto model = reference::Llama::load(arguments.model);
+  const std::vector<SpeculationTurn> turns =
+      make_turns(arguments, model, setup.options.stop_tokens);
+  std::optional<reference::Llama> small;
+  if (needs_small_model(setup.structure)) {
+    if (arguments.draft_model.empty()) arguments.draft_model = draft_folder_of(arguments.model);
+    require_draft_folder(arguments.draft_model);
+    small.emplace(reference::Llama::load(arguments.draft_model));
+  }
+  SpeculativeText text{model, small ? &*small : nullptr, setup};
+  const bool bytes = model.config().vocabulary == 256;
+  if (arguments.json) {
+    const SpeculationResult result = run_speculation(text, turns, !arguments.alone);
+    nlohmann::json json = settings_json(arguments);
+    json.update(as_json(text, turns, result, bytes));
+    constexpr auto replace = nlohmann::json::error_handler_t::replace;
+    fmt::print("{}\n", json.dump(-1, ' ', false, replace));
+    return;
+  }
+  SpeculationDisplay display{turns, {text.proposers(), bytes, wants_colour(stdout)}};
+  print_report(text, turns, run_speculation(text, turns, !arguments.alone, display.watcher()));
+}
+
+CLI::Option* add_count(CLI::App& app, const char* name, std::size_t& number, std::uint64_t least,
+                       const char* about) {
+  return app.add_option(name, number, about)
+      ->type_name("N")
+      ->check(whole_number(least, 1'000'000))
+      ->capture_default_str();
+}
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  SpeculationOptions& options = arguments.setup.options;
+  app.add_option("--model", arguments.model, "Hugging Face folder of the target")
+      ->type_name("DIR")
+      ->capture_default_str();
+  app.add_option(
+         "--draft-model", arguments.draft_model,
+         "Of the small model, with the same tokens; default: the target's folder + \"-draft\"")
+      ->type_name("DIR");
+  auto* source = app.add_option_group("Prompt", "one of; without, the shipped text");
+  source->add_option("--prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
+  source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")
+      ->type_name("PATH");
+  source->add_option("--tokens", arguments.tokens, "The prompt as numbers of tokens")
+      ->delimiter(',')
+      ->type_name("N,N,...");
+  source->require_option(0, 1);
+  add_count(app, "--text", arguments.text, 1, "Bytes of the shipped text");
+  add_count(app, "--questions", arguments.questions, 0, "Asked about the shipped text");
+  app.add_option("--text-seed", arguments.text_seed, "Another piece of it, and other facts")
+      ->type_name("N")
+      ->check(any_whole_number())
+      ->capture_default_str();
+  app.add_option("--method", arguments.method, "How to decode, see below")
+      ->type_name("NAME")
+      ->capture_default_str();
+  app.add_option("--length", arguments.length,
+                 "Guesses before the target judges; default: chosen by what is measured")
+      ->type_name("N")
+      ->check(whole_number(0, 1024));
+  app.add_option("--draft-length", arguments.draft_length,
+                 "Guesses of the small draft before the target over selected rows judges; default: "
+                 "chosen, or 1 with --length")
+      ->type_name("N")
+      ->check(whole_number(0, 1024));
+  add_count(app, "--budget", arguments.setup.budget, 1, "Rows that are selected, of each head");
+  add_count(app, "--chunk", arguments.setup.chunk, 1, "Rows that are selected together");
+  app.add_option("--summary", arguments.summary,
+                 "What chunks are selected by: mean keys, or bounds")
+      ->check(CLI::IsMember({"mean", "min-max"}))
+      ->type_name("KIND")
+      ->capture_default_str();
+  add_count(app, "--refresh-every", options.refresh.every, 0,
+            "Selects anew after N tokens; 0: when guesses are refused");
+  app.add_option("--quantise", arguments.setup.bits, "Bits of the target's rows")
+      ->check(CLI::IsMember({2, 4, 8}))
+      ->type_name("BITS");
+  add_count(app, "--tree-size", arguments.setup.tree_nodes, 1, "Guesses of --method tree");
+  add_count(app, "--max-new", arguments.most_new, 1, "New tokens at most");
+  app.add_option("--stop", arguments.stop, "Ends behind this text")->type_name("TEXT");
+  app.add_option("--temperature", options.sampling.temperature, "0: always the likeliest token")
+      ->type_name("X")
+      ->capture_default_str();
+  add_count(app, "--top-k", options.sampling.top_k, 0, "Only the N likeliest; 0: all");
+  app.add_option("--top-p", options.sampling.top_p, "Only the likeliest that reach this share")
+      ->type_name("X")
+      ->capture_default_str();
+  app.add_option("--seed", options.seed, "Of what temperature leaves to chance")
+      ->type_name("N")
+      ->check(any_whole_number())
+      ->capture_default_str();
+  app.add_option("--threads", arguments.threads, "Threads; 0: all that OpenMP offers")
+      ->type_name("N")
+      ->check(whole_number(0, most_threads))
+      ->capture_default_str();
+  app.add_flag("--alone", arguments.alone, "Without plain decoding beside");
+  app.add_flag("--json", arguments.json, "Print JSON");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  arguments.model = repository_path(shipped_model);
+  CLI::App app{description, "triforce_generate"};
+  app.footer(footer());
+  app.get_formatter()->column_width(26);
+  add_options(app, arguments);
+  return run_tool(app, argc, argv, [&] { run(arguments); });
+}

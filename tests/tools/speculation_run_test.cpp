@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <common/speculation_run.hpp>
+#include <common/speculative_text.hpp>
+
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/core/error.hpp>
+#include <reference_model/llama.hpp>
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+namespace {
+
+// A random model of 64 tokens, which is its own small model.
+const reference::Llama& model() {
+  static const auto loaded = reference::Llama::load("tests/model/goldens/gqa2_d80");
+  return loaded;
+}
+
+SpeculationSetup setup_of(Structure structure) {
+  SpeculationSetup setup;
+  setup.structure = structure;
+  setup.options.length = 4;
+  setup.options.adapt = false;
+  return setup;
+}
+
+std::vector<int> prompt() {
+  std::vector<int> tokens;
+  for (int i = 0; i < 90; ++i) tokens.push_back((i * 7 + i / 5) % 64);
+  return tokens;
+}
+
+}  // namespace
+
+TEST_CASE("what a run reports adds up") {
+  for (const NamedStructure& s : structures()) {
+    CAPTURE(s.name);
+    SpeculativeText text{model(), &model(), setup_of(s.structure)};
+    SpeculationTurn first;
+    first.prompt = prompt();
+    first.most_new = 40;
+    SpeculationTurn second;
+    second.prompt = {1, 2, 3};
+    second.most_new = 17;
+    std::size_t seen = 0;
+    std::vector<std::size_t> begun;
+    std::vector<std::size_t> ended;
+    const SpeculationResult result =
+        run_speculation(text, {first, second}, true,
+                        {.begins = [&](std::size_t turn) { begun.push_back(turn); },
+                         .token = [&](const NewToken&) { ++seen; },
+                         .ends = [&](std::size_t turn) { ended.push_back(turn); }});
+    CHECK(result.tokens == 57);
+    CHECK(result.plain_tokens == 57);
+    CHECK(seen == 57);
+    CHECK(begun == std::vector<std::size_t>{0, 1});
+    CHECK(ended == begun);
+    CHECK(result.endings == std::vector<Ending>{Ending::length, Ending::length});
+    CHECK(result.tokens_of_turn(0).size() == 40);
+    CHECK(result.tokens_of_turn(1).size() == 17);
+    CHECK(text.text().size() == 90 + 3 + 57);
+
+    // Levels against steps, which come another way.
+    REQUIRE(!result.levels.empty());
+    const LevelReport& target = result.levels.front();
+    CHECK(target.name == "target");
+    CHECK(target.passes == result.steps.size());
+    CHECK(target.tokens == 57);
+    std::size_t from_others = 0;
+    std::size_t guessed = 0;
+    for (const SpeculationStep& step : result.steps) {
+      guessed += step.guessed;
+      for (const NewToken& token : step.tokens) from_others += token.level > 0;
+    }
+    CHECK(target.accepted == from_others);
+    CHECK(guessed == text.guessed());
+    CHECK(target.judged >= target.accepted);
+    CHECK(result.levels.size() == text.proposers().size());
+    const bool no_draft_cache = s.structure == Structure::plain || s.structure == Structure::self ||
+                                s.structure == Structure::ngram;
+    CHECK((text.draft_bytes() == 0) == no_draft_cache);
+    CHECK(result.seconds > 0.0);
+    CHECK(result.plain_seconds > 0.0);
+    CHECK(result.speedup() == doctest::Approx(result.plain_seconds / 57 / (result.seconds / 57)));
+    if (s.structure == Structure::plain) {
+      CHECK(result.same_text);
+      CHECK(std::isnan(target.acceptance()));
+      CHECK(result.predicted_tokens_per_verification() == doctest::Approx(1.0));
+    }
+    if (s.structure == Structure::self || s.structure == Structure::triforce) {
+      // A text below the budget: the middle level reads what the target reads.
+      CHECK(target.acceptance() > 0.5);
+      CHECK(result.tokens_per_verification() > 2.0);
+    }
+  }
+}
+
+TEST_CASE("a fork goes on as its origin does, and leaves it alone") {
+  for (const Structure structure : {Structure::triforce, Structure::draft, Structure::tree}) {
+    CAPTURE(named(structure).name);
+    SpeculativeText text{model(), &model(), setup_of(structure)};
+    text.read(prompt());
+    const auto fork = text.fork(setup_of(structure));
+    while (fork->text().size() < 130) static_cast<void>(fork->step(130 - fork->text().size()));
+    CHECK(text.text().size() == 90);
+    while (text.text().size() < 130) static_cast<void>(text.step(130 - text.text().size()));
+    CHECK(std::vector<int>(text.text().begin(), text.text().end()) ==
+          std::vector<int>(fork->text().begin(), fork->text().end()));
+  }
+}
+
+TEST_CASE("a turn ends behind its stop text, wherever steps end") {
+  SpeculativeText text{model(), nullptr, setup_of(Structure::plain)};
+  SpeculationTurn turn;
+  turn.prompt = prompt();
+  turn.most_new = 30;
+  const auto all = run_speculation(text, {turn}, false).tokens_of_turn(0);
+  REQUIRE(all.size() == 30);
+  for (const std::size_t at : {0U, 1U, 7U, 20U}) {
+    turn.stop = {all[at].token, all[at + 1].token, all[at + 2].token};
+    std::size_t ends = 0;  // the first place where the three stand
+    while (all[ends].token != turn.stop[0] || all[ends + 1].token != turn.stop[1] ||
+           all[ends + 2].token != turn.stop[2]) {
+      ++ends;
+    }
+    for (const Structure structure : {Structure::plain, Structure::self}) {
+      SpeculativeText other{model(), nullptr, setup_of(structure)};
+      const auto result = run_speculation(other, {turn}, true);
+      CHECK(result.tokens_of_turn(0).size() == ends + 3);
+      CHECK(result.endings.front() == Ending::stop_token);
+    }
+  }
+}
+
+TEST_CASE("what cannot be is refused by name") {
+  CHECK_THROWS_WITH_AS(static_cast<void>(structure_named("tri")),
+                       doctest::Contains("triforce, self, draft"), ConfigError);
+  for (const NamedStructure& s : structures()) CHECK(structure_named(s.name) == s.structure);
+  CHECK_THROWS_WITH_AS((SpeculativeText{model(), nullptr, setup_of(Structure::triforce)}),
+                       doctest::Contains("triforce needs a small model"), ConfigError);
+  SpeculativeText text{model(), nullptr, setup_of(Structure::self)};
+  text.read(prompt());
+  CHECK_THROWS_AS(static_cast<void>(text.fork(setup_of(Structure::draft))), ConfigError);
+  CHECK(draft_folder_of("a/b/") == "a/b-draft");
+}
