@@ -35,8 +35,8 @@ using namespace kvpolicy::tools;
 
 struct Arguments {
   std::string model;
-  std::vector<std::string> plans{"full",  "sink_recent", "duo",     "headkv",
-                                 "quest", "int4",        "duo+int4"};
+  std::vector<std::string> plans{"full",  "sink_recent", "duo",      "headkv",
+                                 "quest", "int4",        "duo+int4", "triforce"};
   std::size_t tokens = 8192;
   std::size_t questions = 12;
   std::uint64_t seed = 1;
@@ -56,9 +56,11 @@ A model reads it once under each plan; every question ("What is the key of Bamel
 of what was read, so no question knows of another. An answer is right if every byte of it is.)";
 
 std::string footer() {
-  return std::string{"Plans (--plans, one or more):\n"} + plan_help() + R"(
+  return std::string{"Plans (--plans, one or more):\n"} + plan_help() +
+         R"(  triforce               full attention, by guesses: needs the small model in DIR-draft, and the CPU
+
 Examples:
-  compare                                     the demo: the shipped model, seven plans
+  compare                                     the demo: the shipped model, eight plans
   compare --plans full duo:0.5 duo:0.75       what more streaming heads cost
   compare --plans full headkv --compress text
                                               a budget that is spent before the question is known
@@ -109,6 +111,8 @@ Comparison prepare(const Arguments& arguments, const reference::Llama& model, bo
       arguments.compress == "text" ? Compress::behind_text : Compress::behind_question;
   for (const std::string& name : arguments.plans) {
     try {
+      require<FormatError>(name != "triforce" || arguments.device == "cpu",
+                           "its tokens are decoded on the CPU, not on --device ", arguments.device);
       comparison.plans.push_back(
           make_exam_plan(name, model.config().shape(), arguments.model, compress));
     } catch (const FormatError& missing) {
@@ -147,7 +151,7 @@ nlohmann::json as_json(const Arguments& arguments, const reference::Llama& model
   for (std::size_t i = 0; i < comparison.plans.size(); ++i) {
     const ExamResult& result = comparison.results[i];
     nlohmann::json row{{"plan", result.plan},
-                       {"about", describe(comparison.plans[i].plan)},
+                       {"about", describe(comparison.plans[i])},
                        {"kv_bytes", result.bytes},
                        {"kv_bytes_before_compression", result.peak_bytes},
                        {"kv_bytes_read_per_token", result.bytes_read},
@@ -220,7 +224,7 @@ void print_table(const Comparison& comparison) {
   }
   fmt::print("\n{}\n", table.text(wants_colour(stdout)));
   for (const ExamPlan& plan : comparison.plans) {
-    fmt::print("  {}{}\n", padded_name(comparison, plan.name), describe(plan.plan));
+    fmt::print("  {}{}\n", padded_name(comparison, plan.name), describe(plan));
   }
 }
 

@@ -90,6 +90,44 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const Re
   return result;
 }
 
+// The same where answers come by guesses.
+ExamResult examine_by_guesses(const reference::Llama& model, const ExamPlan& plan,
+                              const RetrievalText& text, const TokensDone& advance) {
+  ExamResult result;
+  SpeculativeText read{model, plan.small_model.get(), *plan.speculation};
+  const Stopwatch prefill;
+  std::size_t before = 0;
+  read.read(tokens_of(text.body), [&](std::size_t done, std::size_t) {
+    advance(done - before);
+    before = done;
+  });
+  result.prefill_ms = prefill.milliseconds();
+  result.peak_bytes = static_cast<double>(read.bytes() + read.draft_bytes());
+  for (const Question& question : text.questions) {
+    const std::unique_ptr<SpeculativeText> cache = read.fork(*plan.speculation);
+    cache->read(tokens_of(question.text));
+    std::string answer;
+    const auto take = [&](const DecodedStep& step) {
+      for (const NewToken& token : step.tokens) answer += static_cast<char>(token.token);
+    };
+    // The first token comes with the question, as in the other plans.
+    take(cache->step(1));
+    const std::size_t bytes_before = cache->bytes_read();
+    const Stopwatch decode;
+    while (answer.size() < question.answer.size()) {
+      take(cache->step(question.answer.size() - answer.size()));
+    }
+    result.decode_ms += decode.milliseconds();
+    result.bytes += static_cast<double>(cache->bytes() + cache->draft_bytes());
+    result.bytes_read += static_cast<double>(cache->bytes_read() - bytes_before) /
+                         static_cast<double>(std::max<std::size_t>(answer.size(), 2) - 1);
+    result.right.push_back(answer == question.answer);
+    result.answers.push_back(std::move(answer));
+    advance(question.text.size() + question.answer.size());
+  }
+  return result;
+}
+
 std::size_t tokens_in(std::span<const RetrievalText> texts) {
   std::size_t tokens = 0;
   for (const RetrievalText& text : texts) {
@@ -147,10 +185,14 @@ ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
     done += tokens;
     if (report) report(done, total);
   };
+  const auto examine_one = [&](const RetrievalText& text) {
+    return plan.speculation ? examine_by_guesses(model, plan, text, advance)
+                            : examine_text(made, plan, text, advance);
+  };
   std::vector<ExamResult> parts(texts.size());
   if (share == Threads::one_text) {
     for (std::size_t i = 0; i < texts.size(); ++i) {
-      parts[i] = examine_text(made, plan, texts[i], advance);
+      parts[i] = examine_one(texts[i]);
     }
     return joined(plan.name, parts);
   }
@@ -160,7 +202,7 @@ ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
   for (std::ptrdiff_t i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
     try {
-      parts[at] = examine_text(made, plan, texts[at], advance);
+      parts[at] = examine_one(texts[at]);
     } catch (...) {
       const std::lock_guard lock{reporting};
       failure = std::current_exception();

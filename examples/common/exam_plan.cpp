@@ -52,6 +52,18 @@ std::string describe_head(const typename P::Config& config) {
 
 ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
                         const std::string& model_folder, Compress compress) {
+  if (name == named(Structure::triforce).name) {
+    const SpeculationSetup setup;
+    const std::string folder = draft_folder_of(model_folder);
+    require_draft_folder(folder);
+    return {name,
+            target_plan(shape, setup),
+            {},
+            false,
+            compress,
+            setup,
+            std::make_shared<const reference::Llama>(reference::Llama::load(folder))};
+  }
   PlanArguments arguments;
   arguments.plan = name;
   arguments.headkv.kernel = byte_kernel;
@@ -59,7 +71,7 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
   auto plan = make_plan<bfloat16>(arguments, shape, model_folder);
   const PlanNeeds needs = needs_of(plan);
   const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
-  return {name, std::move(plan), reading, needs.compress, compress};
+  return {name, std::move(plan), reading, needs.compress, compress, {}, nullptr};
 }
 
 std::string describe(const AnyPlan<bfloat16>& plan) {
@@ -100,6 +112,12 @@ std::string describe(const AnyPlan<bfloat16>& plan) {
     if (kind.budgeted) text += fmt::format(", {} to {} for a head", kind.least, kind.most);
   }
   return text;
+}
+
+std::string describe(const ExamPlan& plan) {
+  if (!plan.speculation) return describe(plan.plan);
+  return fmt::format("every row; a small model and {} rows in chunks of {} guess, all rows decide",
+                     thousands(plan.speculation->budget), plan.speculation->chunk);
 }
 
 HeadKinds kinds_of(const AnyPlan<bfloat16>& plan) {

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include <kvpolicy/core/model_shape.hpp>
@@ -11,6 +13,7 @@
 #include <kvpolicy/plan/duo_gates.hpp>
 
 #include "sequence.hpp"
+#include "speculative_text.hpp"
 
 namespace kvpolicy::tools {
 
@@ -25,11 +28,15 @@ struct ExamPlan {
   Reading reading;  ///< of the tokens that it answers with
   bool compresses = false;
   Compress compress = Compress::behind_question;
+  /// Answers come by guesses: the plan is that of the target's cache.
+  std::optional<SpeculationSetup> speculation = {};
+  std::shared_ptr<const reference::Llama> small_model = nullptr;  ///< that guesses
 };
 
 /// `name` is a `--plan` (tool_plan.hpp); gates and scores lie beside the model's weights.
 /// Heads that select read what they select, and select anew for every token. HeadKV's settings are
-/// those for a small model of bytes.
+/// those for a small model of bytes. "triforce" is full attention whose tokens are guessed before,
+/// with the help of the small model beside the model's folder.
 /// @throws ConfigError, FormatError
 [[nodiscard]] ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
                                       const std::string& model_folder,
@@ -37,6 +44,8 @@ struct ExamPlan {
 
 /// What the heads keep, on a line: "8 heads every row, 8 heads the first 16 rows and latest 128".
 [[nodiscard]] std::string describe(const AnyPlan<bfloat16>& plan);
+
+[[nodiscard]] std::string describe(const ExamPlan& plan);
 
 /// Which heads a plan treats as streaming heads: those with sinks and a window.
 [[nodiscard]] HeadKinds kinds_of(const AnyPlan<bfloat16>& plan);
