@@ -13,6 +13,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/memory_of.hpp>
 #include <kvpolicy/cuda/options.hpp>
+#include <kvpolicy/cuda/pinned_memory.hpp>
 #if defined(__CUDACC__)
 #include <kvpolicy/cuda/tensor.hpp>
 #endif

@@ -35,6 +35,7 @@ struct Capture {
 
 struct CUstream_st {
   bool blocking = true;  // waits for, and is waited for by, the default stream
+  bool eager = false;    // works at once though others are late
   std::shared_ptr<kvpolicy::cuda::simt::Capture> capture;
   bool began_capture = false;                      // rather than having joined it
   std::deque<kvpolicy::cuda::simt::Work> pending;  // only of streams that work late
@@ -71,6 +72,9 @@ class Device {
   /// Work waits in its stream until somebody waits for the stream: host code that reads a result,
   /// or uses a buffer again, too soon shows.
   bool late = false;
+  /// Streams that are made from now on are not late: one that overtakes another, for which it should
+  /// have waited, shows.
+  bool eager_streams = false;
 
   Device() { streams_.insert(&default_stream_); }
 
@@ -153,6 +157,7 @@ class Device {
   CUstream_st* create_stream(bool blocking) {
     auto stream = std::make_unique<CUstream_st>();
     stream->blocking = blocking;
+    stream->eager = eager_streams;
     streams_.insert(stream.get());
     return stream.release();
   }
@@ -174,7 +179,7 @@ class Device {
     }
     ++stream->submitted;
     stream->pending.push_back(std::move(work));
-    if (!late) finish(*stream);
+    if (!late || stream->eager) finish(*stream);
     return cudaSuccess;
   }
   /// Works until `ticket` pieces are done.

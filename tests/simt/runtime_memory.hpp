@@ -168,11 +168,11 @@ template <class T>
 cudaError_t cudaHostAlloc(T** place, std::size_t bytes, unsigned) {
   return cudaMallocHost(reinterpret_cast<void**>(place), bytes);
 }
+/// Does not wait: nothing says that a device's would, so work that still needs the memory shows.
 inline cudaError_t cudaFreeHost(void* place) {
   auto& d = kvpolicy::cuda::simt::device();
   d.note_wait();
   if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
-  d.finish_all();
   return d.release(place, kvpolicy::cuda::simt::MemoryKind::pinned);
 }
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* place) {

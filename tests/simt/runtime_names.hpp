@@ -137,6 +137,8 @@ inline constexpr unsigned cudaEventDefault = 0;
 inline constexpr unsigned cudaEventBlockingSync = 1;
 inline constexpr unsigned cudaEventDisableTiming = 2;
 inline constexpr unsigned cudaHostAllocDefault = 0;
+inline constexpr unsigned cudaHostAllocPortable = 1;
+inline constexpr unsigned cudaHostAllocMapped = 2;
 inline constexpr unsigned cudaEventWaitDefault = 0;
 #define cudaStreamLegacy (reinterpret_cast<cudaStream_t>(1))
 #define cudaStreamPerThread (reinterpret_cast<cudaStream_t>(2))

@@ -23,9 +23,10 @@ namespace kvpolicy::cuda {
 class DeviceState {
  public:
   DeviceState() = default;  ///< Nothing yet.
+  /// `slow`: heads may be in slow memory, and have a second description.
   /// @throws std::bad_alloc, DeviceError
-  DeviceState(const ModelShape& shape, MemoryResource* memory, cudaStream_t stream)
-      : shape_{shape}, memory_{memory}, block_{allocate(memory, block_bytes(), stream)} {
+  DeviceState(const ModelShape& shape, bool slow, MemoryResource* memory, cudaStream_t stream)
+      : shape_{shape}, slow_{slow}, memory_{memory}, block_{allocate(memory, block_bytes(), stream)} {
     check(cudaMemsetAsync(block_.get(), 0, block_bytes(), stream), "cudaMemsetAsync");
   }
 
@@ -37,9 +38,20 @@ class DeviceState {
   [[nodiscard]] HeadView* heads(std::size_t layer) const {
     return reinterpret_cast<HeadView*>(counters(shape_.layers + 1)) + layer * shape_.kv_heads;
   }
+  /// As selected reads find them.
+  [[nodiscard]] HeadView* selected_heads(std::size_t layer) const {
+    return heads(layer) + (slow_ ? shape_.kv_head_count() : 0);
+  }
   void describe(std::size_t layer, const Layer& own, DeviceWrites& writes) const {
     for (std::size_t head = 0; head < own.heads.size(); ++head) {
       writes.write(heads(layer) + head, own.heads[head].view());
+    }
+    describe_selected(layer, own, writes);
+  }
+  void describe_selected(std::size_t layer, const Layer& own, DeviceWrites& writes) const {
+    if (!slow_) return;
+    for (std::size_t head = 0; head < own.heads.size(); ++head) {
+      writes.write(selected_heads(layer) + head, own.heads[head].selected_view());
     }
   }
 
@@ -71,13 +83,15 @@ class DeviceState {
   }
 
  private:
-  // Counters, one more for out_of_range, then heads.
+  // Counters, one more for out_of_range, then heads, and heads once more.
   [[nodiscard]] std::size_t block_bytes() const {
-    return (shape_.layers + 1) * sizeof(LayerState) + shape_.kv_head_count() * sizeof(HeadView);
+    return (shape_.layers + 1) * sizeof(LayerState) +
+           shape_.kv_head_count() * (slow_ ? 2 : 1) * sizeof(HeadView);
   }
   [[nodiscard]] std::size_t table_bytes() const { return shape_.head_dim / 2 * sizeof(float); }
 
   ModelShape shape_;
+  bool slow_ = false;
   MemoryResource* memory_ = nullptr;
   Block block_;
   std::vector<std::pair<RotaryConfig, Block>> frequencies_;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -21,12 +22,16 @@
 #include <kvpolicy/cuda/kernels/append.cuh>
 #include <kvpolicy/cuda/kernels/compact.cuh>
 #include <kvpolicy/cuda/kernels/decode.cuh>
+#include <kvpolicy/cuda/kernels/gather.cuh>
 #include <kvpolicy/cuda/kernels/observe.cuh>
 #include <kvpolicy/cuda/kernels/prefill.cuh>
 #include <kvpolicy/cuda/kernels/score.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
+#include <kvpolicy/cuda/kernels/slow_rows.cuh>
+#include <kvpolicy/cuda/kernels/stage.cuh>
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
+#include <kvpolicy/cuda/staging.hpp>
 
 /// The head dimensions that kernels are compiled for: fewer compile faster. Define it alike in
 /// every translation unit of a program.
@@ -93,7 +98,7 @@ class Engine {
     dispatch_head_dim(shape.head_dim, [&]<int D>() { lay_out<D>(); });
     require<CapacityError>(!is_capturing(stream), "cuda::Engine: memory cannot be asked for inside a "
                            "graph, but the stream captures");
-    workspace_ = allocate(memory_, workspace_bytes(), stream);
+    workspace_ = allocate(memory_, own_bytes(), stream);
     // Tickets are zero between calls; what blocks leave for each other needs no beginning.
     check(cudaMemsetAsync(workspace_.get(), 0, tickets_ * sizeof(std::uint32_t), stream),
           "cudaMemsetAsync");
@@ -101,12 +106,55 @@ class Engine {
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   [[nodiscard]] const Device& device() const { return device_; }
-  [[nodiscard]] std::size_t workspace_bytes() const {
-    return tickets_ * sizeof(std::uint32_t) + states_ * sizeof(PartialState) + values_ * sizeof(float);
-  }
+  /// With the buffers through which rows in slow memory are read.
+  [[nodiscard]] std::size_t workspace_bytes() const { return own_bytes() + staging_bytes(); }
+  [[nodiscard]] std::size_t staging_bytes() const { return staging_ == nullptr ? 0 : staging_->bytes(); }
 
   /// Where the workspace goes back.
-  void give_back_on(cudaStream_t stream) noexcept { cuda::give_back_on(workspace_, stream); }
+  void give_back_on(cudaStream_t stream) noexcept {
+    cuda::give_back_on(workspace_, stream);
+    if (staging_ != nullptr) staging_->give_back_on(stream);
+  }
+
+  // ---- rows in slow memory
+
+  /// Where layers are staged; made when it is asked for first. @throws std::bad_alloc, DeviceError
+  [[nodiscard]] Staging& staging() {
+    if (staging_ == nullptr) staging_ = std::make_unique<Staging>(shape_.kv_heads, memory_);
+    return *staging_;
+  }
+  /// Work put on `stream` from now on comes behind the copies that are on the way.
+  void join_copies(cudaStream_t stream) const noexcept {
+    if (staging_ != nullptr) staging_->join(stream);
+  }
+  /// Of a layer whose pages lie staged at `rows`: its heads as a call reads them.
+  /// @throws DeviceError
+  [[nodiscard]] const HeadView* describe_staged(const HeadView* heads, const LayerState* state,
+                                                bool selected, std::byte* rows, std::size_t page_rows,
+                                                cudaStream_t stream) const {
+    const int kv_heads = static_cast<int>(shape_.kv_heads);
+    const StageParams params{.from = heads, .state = state, .page_rows = static_cast<int>(page_rows),
+                             .selected = selected, .rows = rows, .table = staging_->table(),
+                             .to = staging_->views()};
+    launch(stage_kernel<>,
+           {.grid_x = quotient_up(device_.multiprocessors, kv_heads), .grid_y = kv_heads,
+            .threads = stage_threads},
+           stream, params, "stage_kernel");
+    return staging_->views();
+  }
+  /// Brings the chosen rows of heads in slow memory near, those of them that are not.
+  /// @throws DeviceError
+  void gather(const HeadView* heads, const LayerState* states, std::size_t page_rows,
+              cudaStream_t stream) const {
+    const int kv_heads = static_cast<int>(shape_.kv_heads);
+    const GatherParams params{.heads = heads, .states = states, .kv_heads = kv_heads,
+                              .page_rows = static_cast<int>(page_rows),
+                              .head_dim = static_cast<int>(shape_.head_dim)};
+    launch(gather_kernel<>,
+           {.grid_x = quotient_up(2 * device_.multiprocessors, kv_heads), .grid_y = kv_heads,
+            .threads = gather_threads, .shared_bytes = gather_shared_bytes()},
+           stream, params, "gather_kernel");
+  }
 
   /// Attention of one layer (kernels/attend.cuh says what `params` are; workspace and splits are the
   /// engine's to fill in). `packs`: some head may have quantised rows. `longest`: about the most
@@ -127,8 +175,8 @@ class Engine {
   }
 
   /// New rows and what they commit. `jobs`: about how many blocks and chunks are committed at most.
-  /// @throws DeviceError
-  void append(AppendParams params, std::size_t jobs, cudaStream_t stream) const {
+  /// `slow`: some head is in slow memory. @throws DeviceError
+  void append(AppendParams params, std::size_t jobs, cudaStream_t stream, bool slow = false) const {
     check_heads(params.sequences, params.kv_heads);
     params.tickets = tickets();
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
@@ -151,6 +199,11 @@ class Engine {
              {.grid_x = std::clamp(quotient_up(params.rows, write_tile_rows), 1, wave),
               .grid_y = heads, .threads = write_threads},
              stream, params, "write_kernel");
+      if (!slow) return;
+      const EnterParams entering{.heads = params.heads, .states = params.states,
+                                 .kv_heads = params.kv_heads, .page_rows = params.page_rows};
+      launch(enter_kernel<>, {.grid_x = heads, .threads = enter_threads}, stream, entering,
+             "enter_kernel");
     });
   }
 
@@ -254,6 +307,9 @@ class Engine {
     values_ = states_ * D;
   }
 
+  [[nodiscard]] std::size_t own_bytes() const {
+    return tickets_ * sizeof(std::uint32_t) + states_ * sizeof(PartialState) + values_ * sizeof(float);
+  }
   [[nodiscard]] std::uint32_t* tickets() const {
     return reinterpret_cast<std::uint32_t*>(workspace_.get());
   }
@@ -306,6 +362,7 @@ class Engine {
   std::size_t states_ = 0;
   std::size_t values_ = 0;
   Block workspace_;  // tickets, then states, then values
+  std::unique_ptr<Staging> staging_;
 };
 
 }  // namespace kvpolicy::cuda

@@ -8,11 +8,13 @@
 #include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include <kvpolicy/cuda/describe.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/pages.hpp>
+#include <kvpolicy/cuda/slow_store.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -23,6 +25,9 @@ struct StoreContext {
   std::size_t tail_rows = 1;  ///< rows that may be taken back or wait for their `attend`
   std::size_t selection_slots = 2;
   MemoryResource* memory = nullptr;
+  MemoryResource* slow_memory = nullptr;  ///< or null: all rows are on the device
+  std::size_t latest_rows = 0;
+  std::size_t max_tokens = 0;
 };
 
 /// How many pages of each kind a head needs, and how its slots are laid out.
@@ -33,6 +38,11 @@ class HeadGeometry {
       : settings_{settings}, context_{context}, held_{held} {}
 
   [[nodiscard]] bool packs() const { return settings_.is_packed() && !held_; }
+  /// Whether the rows are in slow memory: where every row is kept.
+  [[nodiscard]] bool is_slow() const {
+    return context_.slow_memory != nullptr && settings_.recent == 0 && settings_.sinks == 0 &&
+           !settings_.compresses;
+  }
   [[nodiscard]] std::size_t exact_origin() const { return up(settings_.sinks); }
   /// Slots of the ring of exact rows; 0 where they lie in a line.
   [[nodiscard]] std::size_t exact_ring() const {
@@ -76,7 +86,30 @@ class HeadGeometry {
   }
   [[nodiscard]] std::size_t bytes(std::size_t rows) const {
     return exact_pages(rows) * exact_page_bytes() + packed_pages(rows) * packed_page_bytes() +
-           summary_pages(rows) * summary_page_bytes();
+           summary_pages(rows) * summary_page_bytes() + (is_slow() ? slow().bytes() : 0);
+  }
+  // ---- of a head in slow memory
+  [[nodiscard]] std::size_t slow_pages(std::size_t rows) const {
+    return packs() ? packed_pages(rows) : exact_pages(rows);
+  }
+  [[nodiscard]] std::size_t slow_bytes(std::size_t rows) const {
+    return is_slow() ? slow_pages(rows) * slow().page_bytes : 0;
+  }
+  [[nodiscard]] SlowGeometry slow() const {
+    SlowGeometry slow{.packed = packs(),
+                      .page_bytes = packs() ? packed_page_bytes() : exact_page_bytes(),
+                      .page_rows = context_.page_rows};
+    // Rows that may be taken back are never far: what is staged is never written again.
+    slow.latest_pages = up(std::max(context_.latest_rows, context_.tail_rows)) / context_.page_rows + 1;
+    if (settings_.chunk == 0) return slow;
+    slow.budget_chunks = settings_.chosen_rows / settings_.chunk;
+    std::size_t rows = slow.budget_chunks * settings_.chunk;
+    if (context_.max_tokens > 0) rows = std::min(rows, context_.max_tokens);
+    slow.chosen_pages = slow.shift_pages = up(rows) / context_.page_rows;
+    // Rows keep their slots in the ring of exact rows whatever they are called.
+    const std::size_t ring = exact_ring() / context_.page_rows;
+    if (ring > 0) slow.shift_pages = (slow.shift_pages + ring - 1) / ring * ring;
+    return slow;
   }
 
  private:
@@ -96,7 +129,11 @@ class HeadStore {
   HeadStore(const HeadSettings& settings, const StoreContext& context, const float* frequencies,
             DeviceWrites& writes)
       : HeadStore{settings, context, frequencies, settings.compresses && settings.is_packed(), 0,
-                  writes} {}
+                  writes} {
+    if (!slow_) return;
+    slow_->begin(0, writes);
+    slow_->describe(slow_pages(), writes);
+  }
 
   [[nodiscard]] const HeadSettings& settings() const { return settings_; }
   [[nodiscard]] const HeadView& view() const { return view_; }
@@ -106,20 +143,46 @@ class HeadStore {
   [[nodiscard]] const Pages& exact() const { return exact_; }
   [[nodiscard]] const Pages& packed() const { return packed_; }
   [[nodiscard]] const Pages& summaries() const { return summaries_; }
+  /// Whether rows are in slow memory: the exact pages, or the packed ones of a head that has them.
+  [[nodiscard]] bool is_slow() const { return slow_.has_value(); }
+  [[nodiscard]] const Pages& slow_pages() const { return slow_->geometry().packed ? packed_ : exact_; }
+  /// As a selected read finds it: the rows of the choice have been gathered (kernels/gather.cuh).
+  [[nodiscard]] HeadView selected_view() const {
+    HeadView view = view_;
+    if (!slow_ || settings_.chunk == 0) return view;
+    view.evicted -= static_cast<int>(slow_->shift_rows());
+    (slow_->geometry().packed ? view.packed_pages : view.exact_pages) = slow_->shifted_table();
+    view.selections = slow_->chosen();
+    return view;
+  }
+  /// Pages that a read of all rows must have staged, of a text that came to `furthest`.
+  [[nodiscard]] std::size_t far_pages(const LayerState& furthest) const {
+    return slow_->far_pages(entered_pages(furthest));
+  }
+  /// Room that a text of `tokens` takes where rows are staged.
+  [[nodiscard]] std::size_t staged_pages(std::size_t tokens) const {
+    return slow_ ? HeadGeometry{settings_, context_, held_}.slow_pages(tokens) : 0;
+  }
+  [[nodiscard]] std::size_t slow_page_bytes() const { return slow_ ? slow_->geometry().page_bytes : 0; }
+  void set_stage_place(const StagePlace& place) { slow_->set_stage_place(place); }
+  [[nodiscard]] const StagePlace& stage_place() const { return slow_->stage_place(); }
   /// Text positions of the rows that survived the last compression, [survivors]; null before.
   [[nodiscard]] const Block& positions() const { return positions_; }
   [[nodiscard]] std::size_t survivors() const { return survivors_; }
 
   [[nodiscard]] std::size_t bytes() const {
-    return exact_.bytes() + packed_.bytes() + summaries_.bytes();
+    return exact_.bytes() + packed_.bytes() + summaries_.bytes() + (slow_ ? slow_->bytes() : 0);
   }
+  /// Of them, bytes in slow memory.
+  [[nodiscard]] std::size_t slow_bytes() const { return slow_ ? slow_pages().bytes() : 0; }
   [[nodiscard]] std::size_t shared_bytes() const {
     return exact_.shared_bytes() + packed_.shared_bytes() + summaries_.shared_bytes();
   }
   /// Page tables, positions, selections and scores: bookkeeping, not in `bytes`.
   [[nodiscard]] std::size_t overhead_bytes() const {
     return exact_.table_bytes() + packed_.table_bytes() + summaries_.table_bytes() +
-           survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float);
+           survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float) +
+           (slow_ ? slow_->overhead_bytes() : 0);
   }
 
   /// Memory for a longer text, obtained before anything changes.
@@ -127,6 +190,7 @@ class HeadStore {
     Pages::Growth exact;
     Pages::Growth packed;
     Pages::Growth summaries;
+    SlowStore::Growth slow;
     Block scores;
     std::size_t scored_chunks = 0;
   };
@@ -138,6 +202,7 @@ class HeadStore {
     growth.exact = exact_.prepare(geometry.exact_pages(rows), stream);
     growth.packed = packed_.prepare(geometry.packed_pages(rows), stream);
     growth.summaries = summaries_.prepare(geometry.summary_pages(rows), stream);
+    if (slow_) growth.slow = slow_->prepare(geometry.slow_pages(rows), stream);
     const std::size_t chunks = settings_.chunk == 0 ? 0 : rows / settings_.chunk;
     if (chunks > scored_chunks_) {
       growth.scores = allocate(context_.memory, chunks * sizeof(float), stream);
@@ -146,11 +211,13 @@ class HeadStore {
     return growth;
   }
   /// The view is then to be written again; what it no longer names comes back in `growth`.
-  /// @throws DeviceError
-  void grow(Growth& growth, DeviceWrites& writes) {
+  /// `furthest`: how far the text ever came, of a head in slow memory. @throws DeviceError
+  void grow(Growth& growth, DeviceWrites& writes, const LayerState& furthest = {}) {
+    const std::size_t before = slow_ ? slow_pages().count() : 0;
     exact_.grow(growth.exact, writes);
     packed_.grow(growth.packed, writes);
     summaries_.grow(growth.summaries, writes);
+    if (slow_) slow_->grow(growth.slow, slow_pages(), before, entered_pages(furthest), writes);
     if (growth.scored_chunks > 0) {
       std::swap(scores_, growth.scores);  // nothing to keep: scores live from kernel to kernel
       scored_chunks_ = growth.scored_chunks;
@@ -160,14 +227,16 @@ class HeadStore {
   /// Where the memory goes back.
   void give_back_on(cudaStream_t stream) noexcept {
     for (Pages* pages : {&exact_, &packed_, &summaries_}) pages->give_back_on(stream);
+    if (slow_) slow_->give_back_on(stream);
     for (const Block* block : {&selections_, &scores_, &positions_}) {
       cuda::give_back_on(*block, stream);
     }
   }
 
-  /// An independent store with the same rows: full pages of committed rows are shared.
-  [[nodiscard]] HeadStore fork(std::size_t tokens, std::size_t committed, const float* frequencies,
-                               DeviceWrites& writes) const {
+  /// An independent store with the same rows: full pages of committed rows are shared. `reached`: the
+  /// most tokens that the text ever had.
+  [[nodiscard]] HeadStore fork(std::size_t tokens, std::size_t committed, std::size_t reached,
+                               const float* frequencies, DeviceWrites& writes) const {
     const HeadGeometry geometry{settings_, context_, held_};
     const std::size_t rows = tokens - evicted();
     const std::size_t firm = committed - std::min(committed, evicted());
@@ -175,12 +244,18 @@ class HeadStore {
     HeadStore other{settings_, context_, frequencies, held_, evicted(), writes};
     // A ring is written in place, so nothing of it can be shared.
     const std::size_t sinks = std::min(firm, settings_.sinks) / page_rows;
+    // A page that is not shared is open, so a copy is near: in slow memory nothing is read.
+    const auto source_of = [&](const Pages& pages) {
+      return [this, &pages](std::size_t i) {
+        return slow_ && &pages == &slow_pages() ? slow_->near_page(i) : pages.page(i);
+      };
+    };
     other.exact_ = exact_.fork(geometry.exact_ring() > 0 ? sinks : firm / page_rows,
-                               geometry.exact_pages(rows), writes);
+                               geometry.exact_pages(rows), writes, source_of(exact_));
     const auto packed_rows =
         static_cast<std::size_t>(view_.packed_end(static_cast<int>(committed)) - view_.sinks);
     other.packed_ = packed_.fork(geometry.packed_ring() > 0 ? 0 : packed_rows / page_rows,
-                                 geometry.packed_pages(rows), writes);
+                                 geometry.packed_pages(rows), writes, source_of(packed_));
     const std::size_t chunks = settings_.chunk == 0 ? 0 : firm / settings_.chunk;
     other.summaries_ = summaries_.fork(chunks / page_rows, geometry.summary_pages(rows), writes);
     if (survivors_ > 0) {
@@ -207,6 +282,15 @@ class HeadStore {
       other.scores_ = allocate(context_.memory, scored_chunks_ * sizeof(float), writes.stream());
       other.scored_chunks_ = scored_chunks_;
     }
+    if (slow_) {
+      const std::size_t entered =
+          entered_pages({static_cast<int>(reached), static_cast<int>(committed)});
+      other.slow_->copy_latest(*slow_, entered, writes.stream());
+      other.slow_->set_stage_place(slow_->stage_place());
+      other.slow_->begin(entered, writes);
+      SlowStore::Growth table = other.slow_->prepare(other.slow_pages().count(), writes.stream());
+      other.slow_->grow(table, other.slow_pages(), 0, entered, writes);
+    }
     other.describe_pages();
     return other;
   }
@@ -229,8 +313,8 @@ class HeadStore {
   HeadStore(const HeadSettings& settings, const StoreContext& context, const float* frequencies,
             bool held, std::size_t evicted, DeviceWrites& writes)
       : settings_{settings}, context_{context}, held_{held},
-        exact_{context.memory, HeadGeometry{settings, context, held}.exact_page_bytes()},
-        packed_{context.memory, HeadGeometry{settings, context, held}.packed_page_bytes()},
+        exact_{memory_for(false), HeadGeometry{settings, context, held}.exact_page_bytes(), context.memory},
+        packed_{memory_for(true), HeadGeometry{settings, context, held}.packed_page_bytes(), context.memory},
         summaries_{context.memory, HeadGeometry{settings, context, held}.summary_page_bytes()} {
     const HeadGeometry geometry{settings, context, held};
     const auto number = [](std::size_t n) { return static_cast<int>(std::min<std::size_t>(n, INT_MAX)); };
@@ -252,6 +336,20 @@ class HeadStore {
     view_.budget_chunks = settings.chunk == 0 ? 0 : number(settings.chosen_rows / settings.chunk);
     view_.min_max = settings.min_max;
     make_selections(writes);
+    if (!geometry.is_slow()) return;
+    slow_.emplace(geometry.slow(), context.memory, writes.stream());
+    view_.slow = slow_->device();
+  }
+
+  // Of exact pages, or of packed ones.
+  [[nodiscard]] MemoryResource* memory_for(bool packed) const {
+    const HeadGeometry geometry{settings_, context_, held_};
+    return geometry.is_slow() && geometry.packs() == packed ? context_.slow_memory : context_.memory;
+  }
+  // Slow pages that a text which came so far has entered (as kernels/slow_rows.cuh counts them).
+  [[nodiscard]] std::size_t entered_pages(const LayerState& furthest) const {
+    return static_cast<std::size_t>(pages_come_to(view_, slow_->geometry().packed,
+                                                  static_cast<int>(context_.page_rows), furthest));
   }
 
   [[nodiscard]] std::size_t selection_bytes() const {
@@ -275,6 +373,7 @@ class HeadStore {
     view_.scores = reinterpret_cast<float*>(scores_.get());
     view_.exact_pages = exact_.table();
     view_.packed_pages = packed_.table();
+    if (slow_) (slow_->geometry().packed ? view_.packed_pages : view_.exact_pages) = slow_->table();
     view_.summary_pages = summaries_.table();
   }
 
@@ -284,6 +383,7 @@ class HeadStore {
   Pages exact_;
   Pages packed_;
   Pages summaries_;
+  std::optional<SlowStore> slow_;
   Block selections_;
   Block scores_;
   std::size_t scored_chunks_ = 0;

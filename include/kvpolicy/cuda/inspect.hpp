@@ -72,8 +72,10 @@ template <Element E>
       request.tree = DeviceTree::shape_of(tree, static_cast<std::size_t>(request.queries));
     }
   }
+  // From the device or from slow memory; a copy within the host need not wait for the stream.
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   const auto fetch = [&](void* to, const void* from, std::size_t bytes) {
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   };
   HeadView view = store.view();

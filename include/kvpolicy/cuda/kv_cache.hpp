@@ -96,7 +96,10 @@ class KvCache {
     latest_ = stream;
     KvCache other{plan_, options_, engine == nullptr ? engine_ : std::move(engine), stream};
     other.require_own_shape();
-    other.device_ = DeviceState{plan_.shape(), options_.memory, stream};
+    other.device_ = DeviceState{plan_.shape(), options_.slow_memory != nullptr, options_.memory, stream};
+    if (other.engine_ != engine_ && options_.slow_memory != nullptr) {
+      other.make_staging(stage_extent(), stream);
+    }
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       other.layers_.push_back(layers_[l].fork(
@@ -271,7 +274,8 @@ class KvCache {
     return std::ranges::max_element(layers_, {}, &Layer::committed)->committed;
   }
 
-  /// Device bytes of rows, summaries and kept queries; pages shared with forks count in full.
+  /// Bytes of rows, summaries and kept queries, on the device and in slow memory; pages shared with
+  /// forks count in full.
   [[nodiscard]] std::size_t bytes() const {
     std::size_t total = 0;
     for (const Layer& layer : layers_) {
@@ -280,7 +284,15 @@ class KvCache {
     }
     return total;
   }
-  /// Of them, bytes that a fork holds too.
+  /// Of them, bytes in slow memory.
+  [[nodiscard]] std::size_t slow_bytes() const {
+    std::size_t total = 0;
+    for (const Layer& layer : layers_) {
+      for (const HeadStore& head : layer.heads) total += head.slow_bytes();
+    }
+    return total;
+  }
+  /// Of all bytes, those that a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
     std::size_t total = 0;
     for (const Layer& layer : layers_) {
@@ -356,6 +368,7 @@ class KvCache {
   }
   // What has gone back to others already was moved out.
   void give_back() noexcept {
+    if (engine_ != nullptr && options_.slow_memory != nullptr) engine_->join_copies(latest_);
     for (Layer& layer : layers_) layer.give_back_on(latest_);
     tree_.give_back_on(latest_);
     device_.give_back_on(latest_);
@@ -376,7 +389,7 @@ class KvCache {
                 options_.max_rollback, ", must be 0");
       }
     }
-    device_ = DeviceState{shape, options_.memory, stream};
+    device_ = DeviceState{shape, options_.slow_memory != nullptr, options_.memory, stream};
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < shape.layers; ++l) {
       layers_.emplace_back(Layer::Shape{shape, options_}, plan_.observed_queries(l), stream);
@@ -393,7 +406,8 @@ class KvCache {
     return {.head_dim = plan_.shape().head_dim, .page_rows = options_.page_rows,
             .tail_rows = options_.tail_rows(),
             .selection_slots = Layer::selection_slots(options_.max_rollback),
-            .memory = options_.memory};
+            .memory = options_.memory, .slow_memory = options_.slow_memory,
+            .latest_rows = options_.latest_rows, .max_tokens = options_.max_tokens};
   }
 
   // Of all layers.
@@ -414,17 +428,35 @@ class KvCache {
       if (tokens <= layer.reserved) continue;
       for (HeadStore& head : layer.heads) growths.push_back(head.prepare(tokens, stream));
     }
+    std::optional<StageExtent> extent;
+    for (const Layer& layer : layers) {
+      if (tokens <= layer.reserved || !layer.is_slow()) continue;
+      extent = extent.value_or(StageExtent{}).united(layer.stage_extent(tokens, options_.max_tokens));
+    }
+    if (extent) make_staging(*extent, stream);
     DeviceWrites writes{stream};
     auto growth = growths.begin();
     for (std::size_t l = first; l < first + count; ++l) {
       Layer& layer = layers_[l];
       if (tokens <= layer.reserved) continue;
       layer.give_back_on(stream);
-      for (HeadStore& head : layer.heads) head.grow(*growth++, writes);
+      layer.lay_out_staging(tokens, options_.max_tokens);
+      for (HeadStore& head : layer.heads) head.grow(*growth++, writes, layer.furthest());
       device_.describe(l, layers_[l], writes);
       layer.reserved = tokens;
     }
     writes.flush();
+  }
+  // Two buffers for a layer's rows in slow memory. Nothing else has changed yet.
+  void make_staging(const StageExtent& extent, cudaStream_t stream) {
+    Staging& staging = engine_->staging();
+    Staging::Growth growth = staging.prepare(extent, stream);
+    staging.grow(growth, stream);
+  }
+  [[nodiscard]] StageExtent stage_extent() const {
+    StageExtent extent;
+    for (const Layer& layer : layers_) extent = extent.united(layer.stage_extent(0, 0));
+    return extent;
   }
   // Whole pages, so that a step asks once for the tokens of a page.
   void make_room(std::size_t l, std::size_t tokens, bool capturing, cudaStream_t stream) {
@@ -468,10 +500,12 @@ class KvCache {
     require<CapacityError>(!capturing || !layer.compresses_by_itself(),
                            "cuda::KvCache: layer ", l,
                            " compresses by itself, for which it asks for memory: not in a graph");
+    refuse_staging(l, options, capturing);
     check_growth("step", layer, q.tokens, options.tree, capturing);
     DeviceTree::Next next = prepare_tree(options.tree, q.tokens, stream);
     make_room(l, q.tokens, capturing, stream);
     if (q.tokens == 0) return;
+    fetch_rows(l, options, stream);
     const Request request{.queries = static_cast<int>(q.tokens), .own_rows = true,
                           .selected = options.read == Read::selected,
                           .tree = write_tree(next, options.tree, q.tokens, stream)};
@@ -524,6 +558,7 @@ class KvCache {
                                   : q.tokens <= layer.tokens - layer.committed,
                         "cuda::KvCache::attend: ", q.tokens, " queries, but only the latest ",
                         layer.tokens - layer.committed, " rows have not been committed");
+    refuse_staging(l, options, capturing);
     if (options.tree == nullptr) {
       layer.tree.refuse("attend");
     } else {
@@ -532,6 +567,7 @@ class KvCache {
     }
     if (q.tokens == 0) return;
     DeviceTree::Next next = prepare_tree(options.tree, q.tokens, stream);
+    fetch_rows(l, options, stream);
     const Request request{.queries = static_cast<int>(q.tokens), .own_rows = false,
                           .selected = options.read == Read::selected,
                           .tree = write_tree(next, options.tree, q.tokens, stream)};
@@ -551,7 +587,7 @@ class KvCache {
         refresh(l, first, count, q, options, request.own_rows ? q.tokens : 0, capturing, stream);
       });
     }
-    AttendParams params{.heads = device_.heads(l), .states = device_.counters(l),
+    AttendParams params{.heads = near_heads(l, request, stream), .states = device_.counters(l),
                         .kv_heads = static_cast<int>(layer.heads.size()),
                         .group = static_cast<int>(plan_.shape().group()),
                         .page_rows = static_cast<int>(options_.page_rows), .request = request,
@@ -587,7 +623,7 @@ class KvCache {
     if (k != nullptr) params.k = tensor_of(*k);
     if (v != nullptr) params.v = tensor_of(*v);
     params.out_of_range = device_.out_of_range();
-    engine_->append(params, layer.most_commit_jobs(rows), stream);
+    engine_->append(params, layer.most_commit_jobs(rows), stream, layer.is_slow());
   }
 
   void commit_layer(std::size_t l, cudaStream_t stream) {
@@ -641,6 +677,37 @@ class KvCache {
       for (const Layer& layer : layers_) layer.queries.accept(part, stream);
       first += count;
     }
+  }
+
+  // ---- rows in slow memory
+
+  void refuse_staging(std::size_t l, const AttendOptions& options, bool capturing) const {
+    require<CapacityError>(!capturing || !layers_[l].stages(options.read == Read::selected),
+                           "cuda::KvCache: layer ", l, " has heads in slow memory that read all their "
+                           "rows, which are brought page by page as the text grows: not in a graph");
+  }
+  // Before anything is launched: the layer's rows, if they are not there or on the way, and the next
+  // layer's, so that they come while this one is attended.
+  void fetch_rows(std::size_t l, const AttendOptions& options, cudaStream_t stream) {
+    const bool selected = options.read == Read::selected;
+    if (!layers_[l].stages(selected)) return;
+    Staging& staging = engine_->staging();
+    const StagedLayer now = layers_[l].staged(selected);
+    staging.fetch(now, 0, stream);
+    const Layer& next = layers_[(l + 1) % layers_.size()];
+    if (&next != &layers_[l] && next.stages(selected)) staging.fetch(next.staged(selected), now.id, stream);
+  }
+  // The heads of a layer with all that a call reads on the device.
+  [[nodiscard]] const HeadView* near_heads(std::size_t l, const Request& request, cudaStream_t stream) {
+    const Layer& layer = layers_[l];
+    if (request.selected && layer.gathers()) {
+      engine_->gather(device_.heads(l), device_.counters(l), options_.page_rows, stream);
+    }
+    const HeadView* heads = request.selected ? device_.selected_heads(l) : device_.heads(l);
+    if (!layer.stages(request.selected)) return heads;
+    std::byte* rows = engine_->staging().rows_of(layer.stage_id(), stream);
+    return engine_->describe_staged(heads, device_.counters(l), request.selected, rows,
+                                    options_.page_rows, stream);
   }
 
   // ---- choosing
@@ -708,6 +775,9 @@ class KvCache {
     for (std::size_t i = 0; i < compressions.size(); ++i) {
       const std::size_t l = places[i];
       compressions[i].run(scratch.get(), device_.heads(l), device_.counters(l), device_.out_of_range(), stream);
+      DeviceWrites writes{stream};
+      device_.describe_selected(l, layers_[l], writes);
+      writes.flush();
     }
   }
 

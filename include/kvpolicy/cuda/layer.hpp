@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -19,6 +20,7 @@
 #include <kvpolicy/cuda/head_store.hpp>
 #include <kvpolicy/cuda/options.hpp>
 #include <kvpolicy/cuda/query_ring.hpp>
+#include <kvpolicy/cuda/staging.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -41,6 +43,7 @@ class Layer {
   QueryRing queries;
   std::size_t tokens = 0;  ///< nodes of a tree included
   std::size_t committed = 0;
+  std::size_t reached = 0;  ///< the most tokens that it ever had
   std::size_t reserved = 0;
   PendingTree tree = {};  ///< what the latest rows are, where they are guesses that branch
   std::optional<float> scale = {};  ///< of the latest call, for a compression
@@ -59,6 +62,7 @@ class Layer {
     const std::size_t end = tokens + commit_rows;
     committed = std::max(committed, end - std::min(end, max_rollback));
     tokens += rows;
+    reached = std::max(reached, tokens);
   }
   /// Tokens of the text, on which a pending tree hangs.
   [[nodiscard]] std::size_t text() const { return tokens - tree.size(); }
@@ -115,6 +119,54 @@ class Layer {
       visit(first, last - first, heads[first].settings().is_packed());
       first = last;
     }
+  }
+
+  // ---- rows in slow memory
+
+  [[nodiscard]] bool is_slow() const { return std::ranges::any_of(heads, &HeadStore::is_slow); }
+  /// Whether a read needs rows of a head that must be staged.
+  [[nodiscard]] bool stages(bool selected) const {
+    return std::ranges::any_of(heads, [&](const HeadStore& head) { return is_staged(head, selected); });
+  }
+  /// Whether a selected read finds rows of a head where they were gathered.
+  [[nodiscard]] bool gathers() const {
+    return std::ranges::any_of(heads, [](const HeadStore& head) {
+      return head.is_slow() && head.settings().chunk > 0;
+    });
+  }
+  [[nodiscard]] LayerState furthest() const {
+    return {static_cast<int>(reached), static_cast<int>(committed)};
+  }
+  /// What there must be room for where rows are staged, for a text of `tokens`. It grows by a quarter
+  /// at least, so that a text that grows row by row seldom asks.
+  [[nodiscard]] StageExtent stage_extent(std::size_t text, std::size_t max_tokens) const {
+    return extent_of(staged_for(text, max_tokens));
+  }
+  void lay_out_staging(std::size_t text, std::size_t max_tokens) {
+    const std::size_t room = staged_for(text, max_tokens);
+    if (room == staged_tokens_ || !is_slow()) return;
+    staged_tokens_ = room;
+    stage_id_ = next_stage_id();
+    StagePlace place;
+    for (HeadStore& head : heads) {
+      if (!head.is_slow()) continue;
+      head.set_stage_place(place);
+      place.pages += head.staged_pages(room);
+      place.bytes += head.staged_pages(room) * head.slow_page_bytes();
+    }
+  }
+  /// Of what `staged` says, among all layers of a program.
+  [[nodiscard]] std::uint64_t stage_id() const { return stage_id_; }
+  /// The pages that a read must find staged.
+  [[nodiscard]] StagedLayer staged(bool selected) const {
+    StagedLayer layer{.id = stage_id_, .heads = {}};
+    for (const HeadStore& head : heads) {
+      if (!head.is_slow()) continue;
+      layer.heads.push_back({&head.slow_pages(),
+                             is_staged(head, selected) ? head.far_pages(furthest()) : 0,
+                             head.stage_place().bytes});
+    }
+    return layer;
   }
 
   // ---- choosing chunks
@@ -221,7 +273,8 @@ class Layer {
   [[nodiscard]] Layer fork(DeviceWrites& writes, Frequencies frequencies) const {
     Layer other{*this, queries.fork(writes.stream())};
     for (const HeadStore& head : heads) {
-      other.heads.push_back(head.fork(tokens, committed, frequencies(head.settings()), writes));
+      other.heads.push_back(
+          head.fork(tokens, committed, reached, frequencies(head.settings()), writes));
     }
     other.reserved = tokens;
     if (sink_logits_ != nullptr) {
@@ -244,9 +297,32 @@ class Layer {
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
       : queries{std::move(own_queries)}, tokens{other.tokens}, committed{other.committed},
-        tree{other.tree}, scale{other.scale}, softcap{other.softcap}, q_heads_{other.q_heads_},
+        reached{other.reached}, tree{other.tree}, scale{other.scale}, softcap{other.softcap},
+        q_heads_{other.q_heads_},
         memory_{other.memory_}, choices_{other.choices_},
-        has_sink_logits_{other.has_sink_logits_} {}
+        has_sink_logits_{other.has_sink_logits_}, staged_tokens_{other.staged_tokens_} {}
+
+  // A selected read finds the rows of heads that select without them.
+  [[nodiscard]] static bool is_staged(const HeadStore& head, bool selected) {
+    return head.is_slow() && !(selected && head.settings().chunk > 0);
+  }
+  [[nodiscard]] std::size_t staged_for(std::size_t text, std::size_t max_tokens) const {
+    if (text <= staged_tokens_) return staged_tokens_;
+    const std::size_t room = staged_tokens_ + staged_tokens_ / 4;
+    return std::max(text, max_tokens == 0 ? room : std::min(room, max_tokens));
+  }
+  [[nodiscard]] StageExtent extent_of(std::size_t text) const {
+    StageExtent extent;
+    for (const HeadStore& head : heads) {
+      extent.pages += head.staged_pages(text);
+      extent.bytes += head.staged_pages(text) * head.slow_page_bytes();
+    }
+    return extent;
+  }
+  [[nodiscard]] static std::uint64_t next_stage_id() {
+    static std::atomic<std::uint64_t> latest{0};
+    return ++latest;
+  }
 
   // Choices by queries behind so many tokens go.
   void undo_choices(std::size_t to) {
@@ -276,6 +352,8 @@ class Layer {
   std::vector<std::vector<Choice>> choices_;  // of each head; empty where none ever chose
   Block sink_logits_;
   bool has_sink_logits_ = false;
+  std::size_t staged_tokens_ = 0;  // that the places of staged pages are laid out for
+  std::uint64_t stage_id_ = next_stage_id();
 };
 
 }  // namespace kvpolicy::cuda

@@ -16,7 +16,8 @@ namespace kvpolicy::cuda {
 /// far: these make room by whole pages, up to max_tokens). Before any compression; a compressed
 /// head keeps its budget and window and has room for the tokens since. Rows that may be rolled back
 /// lie with the others, so there is no tail. Page tables, selections and the engine's workspace come
-/// on top (KvCache::overhead_bytes, Engine::workspace_bytes).
+/// on top (KvCache::overhead_bytes, Engine::workspace_bytes). `slow` is what KvCache::slow_bytes is:
+/// the latest and the chosen rows lie on the device as well, and count twice.
 /// @throws ConfigError for options or heads that a device cache refuses
 template <class Plan>
 [[nodiscard]] MemoryEstimate memory_of(const Plan& plan, std::size_t tokens,
@@ -24,13 +25,16 @@ template <class Plan>
   options.validate();
   const ModelShape& shape = plan.shape();
   const StoreContext context{.head_dim = shape.head_dim, .page_rows = options.page_rows,
-                             .tail_rows = options.tail_rows()};
+                             .tail_rows = options.tail_rows(), .slow_memory = options.slow_memory,
+                             .latest_rows = options.latest_rows, .max_tokens = options.max_tokens};
   MemoryEstimate estimate;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
       const HeadSettings settings = describe(plan, layer, head);
       const bool held = settings.compresses && settings.is_packed();
-      estimate.heads += HeadGeometry{settings, context, held}.bytes(tokens);
+      const HeadGeometry geometry{settings, context, held};
+      estimate.heads += geometry.bytes(tokens);
+      estimate.slow += geometry.slow_bytes(tokens);
     }
     const std::size_t observed = plan.observed_queries(layer);
     if (observed > 0) {

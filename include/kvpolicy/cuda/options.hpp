@@ -30,6 +30,16 @@ struct CacheOptions {
   Launches launches = Launches::joint;
   /// Every byte on the device is asked of this resource; it must outlive the cache and its forks.
   MemoryResource* memory = default_memory();
+  /// For rows of heads that keep every row (full, quantised residual, chunk retrieval): memory that
+  /// kernels can address but that is not the device's (PinnedMemory), for a text that is longer than
+  /// the device has room for; it must outlive the cache and its forks. Windows, budgets, summaries,
+  /// chosen rows and the latest rows stay on the device. A selected read then crosses the bus only
+  /// behind a new choice; a read of all rows brings them layer by layer, a layer ahead, to two buffers
+  /// that belong to the engine, and cannot be part of a graph. Null: everything is on the device.
+  MemoryResource* slow_memory = nullptr;
+  /// Rows of a head in slow memory, the latest, that lie on the device as well (whole pages, and never
+  /// fewer than can be taken back). Of a selecting head those behind its choice should be among them.
+  std::size_t latest_rows = 512;
 
   [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }
 
@@ -43,6 +53,8 @@ struct CacheOptions {
     require(std::has_single_bit(page_rows) && page_rows >= 64 && page_rows <= 4096,
             "cuda::CacheOptions: page_rows is ", page_rows,
             ", must be a power of two from 64 to 4096");
+    require(latest_rows <= most, "cuda::CacheOptions: latest_rows is ", latest_rows,
+            ", must be at most ", most);
     require(memory != nullptr, "cuda::CacheOptions: memory is null, must be a memory resource");
   }
 };

@@ -16,7 +16,10 @@ namespace kvpolicy::cuda {
 /// Grows at its end, many pages to an allocation (a slab). Forks share slabs.
 class Pages {
  public:
-  Pages(MemoryResource* memory, std::size_t page_bytes) : memory_{memory}, page_bytes_{page_bytes} {}
+  /// `table_memory`: where the table lies, if the pages lie in memory that is slower to look into.
+  Pages(MemoryResource* memory, std::size_t page_bytes, MemoryResource* table_memory = nullptr)
+      : memory_{memory}, table_memory_{table_memory == nullptr ? memory : table_memory},
+        page_bytes_{page_bytes} {}
 
   [[nodiscard]] std::size_t count() const { return pages_.size(); }
   /// Of all slabs that live because of these pages.
@@ -35,7 +38,22 @@ class Pages {
   [[nodiscard]] std::byte* const* table() const {
     return reinterpret_cast<std::byte* const*>(table_.get());
   }
-  [[nodiscard]] const std::byte* page(std::size_t index) const { return pages_[index]; }
+  [[nodiscard]] std::byte* page(std::size_t index) const { return pages_[index]; }
+  /// Puts copies of the pages [first, last) on the stream, page i to i pages behind `to`.
+  /// @throws DeviceError
+  void copy(std::size_t first, std::size_t last, std::byte* to, cudaStream_t stream) const {
+    std::size_t begin = 0;  // page that lies first in a slab
+    for (const Slab& slab : slabs_) {
+      const std::size_t from = std::max(first, begin);
+      const std::size_t end = std::min(last, begin + slab.used);
+      if (from < end) {
+        check(cudaMemcpyAsync(to + from * page_bytes_, pages_[from],
+                              (end - from) * page_bytes_, cudaMemcpyDefault, stream),
+              "cudaMemcpyAsync");
+      }
+      begin += slab.used;
+    }
+  }
 
   /// Memory for more pages, obtained before anything changes.
   struct Growth {
@@ -51,7 +69,7 @@ class Pages {
     growth.count = count;
     if (count > table_places_) {
       growth.places = std::max<std::size_t>({count, 2 * table_places_, 16});
-      growth.table = allocate(memory_, growth.places * sizeof(std::byte*), stream);
+      growth.table = allocate(table_memory_, growth.places * sizeof(std::byte*), stream);
     }
     pages_.reserve(count);
     slabs_.reserve(slabs_.size() + 1);
@@ -81,7 +99,13 @@ class Pages {
 
   /// The first `shared` pages in common with this one, copies of the next ones up to `count`.
   [[nodiscard]] Pages fork(std::size_t shared, std::size_t count, DeviceWrites& writes) const {
-    Pages other{memory_, page_bytes_};
+    return fork(shared, count, writes, [this](std::size_t i) { return pages_[i]; });
+  }
+  /// The same, where page i is to be copied from `source(i)`.
+  template <class Source>
+  [[nodiscard]] Pages fork(std::size_t shared, std::size_t count, DeviceWrites& writes,
+                           Source source) const {
+    Pages other{memory_, page_bytes_, table_memory_};
     count = std::min(count, pages_.size());
     shared = std::min(shared, count);
     if (count == 0) return other;
@@ -96,12 +120,12 @@ class Pages {
     Growth growth = other.prepare(count, writes.stream());
     if (growth.count == 0) {  // all are shared
       other.table_places_ = std::max<std::size_t>(count, 16);
-      other.table_ = allocate(memory_, other.table_bytes(), writes.stream());
+      other.table_ = allocate(table_memory_, other.table_bytes(), writes.stream());
       for (std::size_t i = 0; i < count; ++i) other.write_entry(i, writes);
     }
     other.grow(growth, writes);
     for (std::size_t i = shared; i < count; ++i) {
-      check(cudaMemcpyAsync(other.pages_[i], pages_[i], page_bytes_, cudaMemcpyDeviceToDevice,
+      check(cudaMemcpyAsync(other.pages_[i], source(i), page_bytes_, cudaMemcpyDefault,
                             writes.stream()),
             "cudaMemcpyAsync");
     }
@@ -121,6 +145,7 @@ class Pages {
   }
 
   MemoryResource* memory_;
+  MemoryResource* table_memory_;
   std::size_t page_bytes_;
   std::vector<Slab> slabs_;         // in the order of their pages
   std::vector<std::byte*> pages_;

@@ -19,7 +19,8 @@ kvpolicy::cuda::CachedRows use(const Plan& plan, const __half* q, const __half* 
                                cudaStream_t stream) {
   using kvpolicy::cuda::view;
   const kvpolicy::ModelShape& shape = plan.shape();
-  Cache cache{plan, {.max_rollback = 8}, stream};
+  kvpolicy::cuda::PinnedMemory pinned;
+  Cache cache{plan, {.max_rollback = 8, .slow_memory = &pinned}, stream};
   cache.reserve(1024, stream);
   const auto queries = view(q, 1, shape.q_heads, shape.head_dim);
   const auto rows = view(k, 1, shape.kv_heads, shape.head_dim);

@@ -22,10 +22,12 @@ namespace test {
 /// Counts what lives, fails on demand.
 class CountingDeviceMemory : public kvpolicy::cuda::MemoryResource {
  public:
+  explicit CountingDeviceMemory(MemoryResource* from = kvpolicy::cuda::default_memory()) : from_{from} {}
+
   void* allocate(std::size_t bytes, cudaStream_t stream) override {
     if (left_ == 0) throw std::bad_alloc{};
     if (left_ != never) --left_;
-    void* memory = kvpolicy::cuda::default_memory()->allocate(bytes, stream);
+    void* memory = from_->allocate(bytes, stream);
     blocks_[memory] = bytes;
     live_ += bytes;
     ++allocations_;
@@ -39,7 +41,7 @@ class CountingDeviceMemory : public kvpolicy::cuda::MemoryResource {
     }
     live_ -= bytes;
     blocks_.erase(found);
-    kvpolicy::cuda::default_memory()->deallocate(memory, bytes, stream);
+    from_->deallocate(memory, bytes, stream);
   }
 
   [[nodiscard]] std::size_t live_bytes() const { return live_; }
@@ -48,13 +50,29 @@ class CountingDeviceMemory : public kvpolicy::cuda::MemoryResource {
   /// Blocks given back that were never given, or with another size.
   [[nodiscard]] std::size_t faults() const { return faults_; }
   void fail_after(std::size_t successes) { left_ = successes; }
+  /// visit(start, bytes) of all that lives.
+  template <class Visit>
+  void for_each_block(Visit visit) const {
+    for (const auto& [start, bytes] : blocks_) visit(start, bytes);
+  }
 
  private:
+  MemoryResource* from_;
   std::map<void*, std::size_t> blocks_;
   std::size_t live_ = 0;
   std::size_t allocations_ = 0;
   std::size_t faults_ = 0;
   std::size_t left_ = never;
+};
+
+/// Memory of the device, with memory of the host beside it.
+struct TwoDeviceMemories : CountingDeviceMemory {
+  kvpolicy::cuda::PinnedMemory pinned;
+  CountingDeviceMemory slow{&pinned};
+
+  [[nodiscard]] std::size_t live_bytes() const { return CountingDeviceMemory::live_bytes() + slow.live_bytes(); }
+  [[nodiscard]] std::size_t live_blocks() const { return CountingDeviceMemory::live_blocks() + slow.live_blocks(); }
+  [[nodiscard]] std::size_t faults() const { return CountingDeviceMemory::faults() + slow.faults(); }
 };
 
 /// Waits after each call: tests give their tensors back at once. Sink logits go to the device, where
@@ -158,6 +176,12 @@ struct DeviceBackend {
     for (const Cache* cache : caches) total += cache->bytes() + cache->overhead_bytes();
     return total - (caches.size() > 1 ? caches.front()->shared_bytes() : 0);
   }
+};
+
+/// A cache with slow memory: it does what the one without does.
+template <class Plan>
+struct SlowDeviceBackend : DeviceBackend<Plan> {
+  using Memory = TwoDeviceMemories;
 };
 
 /// Every kind of head that the kernels serve.

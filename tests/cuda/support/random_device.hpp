@@ -19,7 +19,7 @@ struct DeviceCase {
 };
 
 // Several sequences that between them have every head, rollback, page size and group.
-template <kvpolicy::Element E>
+template <kvpolicy::Element E, class Backend = DeviceBackend<kvpolicy::AnyPlan<E>>>
 void random_device_sequences(std::uint64_t seed, std::size_t operations) {
   using Plan = kvpolicy::AnyPlan<E>;
   const std::vector<DeviceCase> cases{{1, 7, 1, 0, 1, 64}, {2, 4, 1, 0, 40, 64},  {7, 3, 1, 1, 1, 128},
@@ -45,8 +45,9 @@ void random_device_sequences(std::uint64_t seed, std::size_t operations) {
     options.max_rollback = one.max_rollback;
     options.max_append = one.max_append;
     options.page_rows = one.page_rows;
+    options.latest_rows = i % 3 * 80;
     options.launches = i % 2 == 0 ? kvpolicy::cuda::Launches::joint : kvpolicy::cuda::Launches::separate;
-    random_operations<Plan, E, DeviceBackend<Plan>>(seed * 1000 + i, shape, heads, options, logits, operations);
+    random_operations<Plan, E, Backend>(seed * 1000 + i, shape, heads, options, logits, operations);
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
+#include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -44,9 +45,9 @@ accept_rows_kernel(const KVPOLICY_GRID_CONSTANT AcceptRowsParams p) {
   const int rows = Threads / vectors;
   const int mine = thread_index() / vectors;
   const int vector = thread_index() % vectors;
-  const auto place = [&](int row) {
+  const auto place = [&](std::byte* const* pages, int row) {
     const int slot = head.exact_slot(row);
-    auto* page = reinterpret_cast<Words4*>(head.exact_pages[slot / p.page_rows]);
+    auto* page = reinterpret_cast<Words4*>(pages[slot / p.page_rows]);
     return page + slot % p.page_rows * side_vectors + vector % side_vectors +
            vector / side_vectors * p.page_rows * side_vectors;
   };
@@ -54,9 +55,13 @@ accept_rows_kernel(const KVPOLICY_GRID_CONSTANT AcceptRowsParams p) {
     const int i = first + mine;
     const bool moves = mine < rows && i < p.path.count;
     Words4 words{};
-    if (moves) words = *place(root + p.path.node[i]);
+    if (moves) words = *place(head.exact_pages, root + p.path.node[i]);
     sync_block();  // the rows of this turn are read before any of them is written over
-    if (moves) *place(root + p.path.first + i) = words;
+    if (!moves) continue;
+    const int row = root + p.path.first + i;
+    *place(head.exact_pages, row) = words;
+    // Rows in slow memory are written through: these are near, and have another place for good.
+    if (head.slow != nullptr && head.slow->packed == 0) *place(head.slow->pages, row) = words;
   }
 }
 

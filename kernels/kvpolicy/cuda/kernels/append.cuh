@@ -15,6 +15,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/quantize.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
+#include <kvpolicy/cuda/kernels/slow_rows.cuh>
 #include <kvpolicy/cuda/kernels/summarize.cuh>
 
 namespace kvpolicy::cuda {
@@ -65,6 +66,9 @@ struct HeadAppend {
   int kv_head;
   LayerState before;
   LayerState after;
+  // Pages that the text had and will have come to, of a head in slow memory.
+  int entered_before = 0;
+  int entered = 0;
 
   KVPOLICY_DEVICE HeadAppend(const AppendParams& p, int of_sequence, int of_head)
       : params{p},
@@ -72,7 +76,12 @@ struct HeadAppend {
         sequence{of_sequence},
         kv_head{of_head},
         before{p.states[of_sequence]},
-        after{state_after(before, p.rows, p.commit_rows, p.max_rollback)} {}
+        after{state_after(before, p.rows, p.commit_rows, p.max_rollback)} {
+    if (head.slow == nullptr) return;
+    entered_before = head.slow->state->entered;
+    entered = larger(entered_before,
+                     pages_come_to(head, head.slow->packed != 0, params.page_rows, after));
+  }
 
   /// Rows that lay in the cache before the call.
   KVPOLICY_DEVICE int stored() const { return before.tokens - head.evicted; }
@@ -97,7 +106,7 @@ struct HeadAppend {
         quantize_block<E, HeadDim>(
             head, params.page_rows, begin + first * block_rows,
             [&](int row) { return exact(row, true); }, [&](int row) { return exact(row, false); },
-            shared_memory(), params.out_of_range);
+            shared_memory(), params.out_of_range, entered);
       }
     }
     if (head.chunk_rows == 0) return;
@@ -120,12 +129,15 @@ struct HeadAppend {
       const int row = stored() + own;
       if (row >= head.sinks && row < needed) continue;
       const int channel = i % vectors * 8;
+      const int slot = head.exact_slot(row);
+      const PagePlaces page = places_of_page(head, false, slot / params.page_rows, entered);
       KVPOLICY_UNROLL
       for (int side = 0; side < 2; ++side) {
-        const bool key = side == 0;
-        *reinterpret_cast<Words4*>(exact_row<HeadDim>(head, params.page_rows, row, key) + channel) =
-            *reinterpret_cast<const Words4*>(
-                (key ? params.k : params.v).row(sequence, own, kv_head) + channel);
+        const Words4 numbers = *reinterpret_cast<const Words4*>(
+            (side == 0 ? params.k : params.v).row(sequence, own, kv_head) + channel);
+        const int at = ((side * params.page_rows + slot % params.page_rows) * HeadDim + channel) * 2;
+        *reinterpret_cast<Words4*>(page.place + at) = numbers;
+        if (page.second != nullptr) *reinterpret_cast<Words4*>(page.second + at) = numbers;
       }
     }
   }
@@ -150,6 +162,7 @@ append_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
   task.commit(0, 1);
   sync_block();  // a new row may take the slot of one that was quantised just now
   task.write(0, params.rows, 0);
+  if (task.head.slow != nullptr) enter_pages(*task.head.slow, task.entered_before, task.entered);
   task.arrive(params.kv_heads);
 }
 
@@ -213,6 +226,7 @@ set_state_kernel(const KVPOLICY_GRID_CONSTANT SetStateParams params) {
   while (choices->valid > 0 && choices->tokens[choices->latest] > params.choices_until) {
     choices->latest = (choices->latest > 0 ? choices->latest : choices->slots) - 1;
     --choices->valid;
+    if (params.heads[i].slow != nullptr) params.heads[i].slow->state->gathered = -1;
   }
 }
 

@@ -39,6 +39,8 @@ struct Selections {
   int* chunks = nullptr;
 };
 
+struct SlowRows;  // slow_rows.cuh
+
 /// One KV head of one sequence, resident on the device. Plain numbers and addresses: which policy
 /// they describe is the host's affair (include/kvpolicy/cuda/describe.hpp).
 struct HeadView {
@@ -69,6 +71,7 @@ struct HeadView {
   std::byte* const* summary_pages = nullptr;    ///< page_rows summaries each, [vectors, rows, dim]
   Selections* selections = nullptr;
   float* scores = nullptr;  ///< room for one of each closed chunk; between score.cuh and select.cuh
+  SlowRows* slow = nullptr;  ///< of a head whose rows are in slow memory
 
   KVPOLICY_HOST_DEVICE bool is_packed() const { return encoding >= Encoding::uint8; }
 

@@ -16,6 +16,7 @@
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
+#include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -234,15 +235,19 @@ KVPOLICY_DEVICE std::uint16_t* exact_row(const HeadView& head, int page_rows, in
 /// Where a block of a head's packed rows lies.
 struct PackedBlock {
   std::byte* page;
+  std::byte* second;  ///< another copy of the page, or null
   int row;  ///< of the block's first, in the page
   PackedLayout layout;
 
-  /// The block that begins with head row `first`.
-  KVPOLICY_DEVICE PackedBlock(const HeadView& head, int head_dim, int page_rows, int first)
+  /// The block that begins with head row `first`; `entered` as places_of_page has it.
+  KVPOLICY_DEVICE PackedBlock(const HeadView& head, int head_dim, int page_rows, int first,
+                              int entered = 0)
       : layout{code_bits(head.encoding), head_dim,       page_rows,
                head.key_per_channel,     head.key_group, head.value_group} {
     const int slot = head.packed_slot(first);
-    page = head.packed_pages[slot / page_rows];
+    const PagePlaces places = places_of_page(head, true, slot / page_rows, entered);
+    page = places.place;
+    second = places.second;
     row = slot % page_rows;
   }
   KVPOLICY_DEVICE std::byte* codes(bool keys) const {
@@ -262,19 +267,25 @@ struct PackedBlock {
 template <int HeadDim, bool Keys>
 KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const HeadView& head,
                                 const PackedBlock& to, int page_rows) {
-  write_codes<HeadDim, Keys>(memory, code_bits(head.encoding),
-                             reinterpret_cast<std::uint32_t*>(to.codes(Keys)));
-  write_grids(memory, Keys && head.key_per_channel, Keys ? head.key_group : head.value_group,
-              to.row, page_rows, to.scales(Keys), to.zeros(Keys));
+  PackedBlock at = to;
+  KVPOLICY_NO_UNROLL
+  for (int copy = 0; copy < 2 && at.page != nullptr; ++copy) {
+    write_codes<HeadDim, Keys>(memory, code_bits(head.encoding),
+                               reinterpret_cast<std::uint32_t*>(at.codes(Keys)));
+    write_grids(memory, Keys && head.key_per_channel, Keys ? head.key_group : head.value_group,
+                at.row, page_rows, at.scales(Keys), at.zeros(Keys));
+    at.page = to.second;
+  }
 }
 
 /// Quantises the 64 rows from `first` on, all threads of the block together. `key(row)` and
-/// `value(row)` say where the rows of these numbers lie, exact.
+/// `value(row)` say where the rows of these numbers lie, exact; `entered` as places_of_page has it.
 template <Element E, int HeadDim, class Key, class Value>
 KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int first, Key key,
-                                    Value value, std::byte* shared, int* out_of_range) {
+                                    Value value, std::byte* shared, int* out_of_range,
+                                    int entered = 0) {
   const QuantizerMemory<HeadDim> memory{shared};
-  const PackedBlock to{head, HeadDim, page_rows, first};
+  const PackedBlock to{head, HeadDim, page_rows, first, entered};
   const auto levels = static_cast<float>((1 << code_bits(head.encoding)) - 1);
   int refused = 0;
   sync_block();  // whatever used the memory before

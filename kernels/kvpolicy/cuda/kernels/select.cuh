@@ -12,6 +12,7 @@
 
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
+#include <kvpolicy/cuda/kernels/slow_rows.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -218,6 +219,7 @@ refresh_select_kernel(const KVPOLICY_GRID_CONSTANT RefreshParams p) {
     choices.counts[slot] = k;
     choices.latest = slot;
     choices.valid = valid;
+    if (head.slow != nullptr) head.slow->state->gathered = -1;
   }
 }
 

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Brings the rows of chosen chunks near: from the pages of a head in slow memory (slow_rows.cuh) to
+// pages of their own, densely, in the order of the choice. A selected read then never crosses the
+// bus, for its head is described by a second HeadView in which these rows come first.
+//
+// What is missing is decided on the device: after a new choice, or one that a rollback returned to,
+// all of it; of a head that quantises its rows also those chunks that were exact when they were
+// chosen and are packed by now. Else nothing, and the kernel costs its launch. So it can stand in a
+// captured step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+#include <kvpolicy/cuda/kernels/slow_rows.cuh>
+
+namespace kvpolicy::cuda {
+
+/// All pointers are the device's.
+struct GatherParams {
+  const HeadView* heads = nullptr;     ///< [sequences, kv_heads]
+  const LayerState* states = nullptr;  ///< [sequences]
+  int kv_heads = 0;
+  int page_rows = 64;
+  int head_dim = 0;
+};
+
+inline constexpr int gather_threads = 256;
+constexpr std::size_t gather_shared_bytes() { return sizeof(std::uint32_t); }
+
+/// What is copied at a time, a row or a chunk of packed rows, as parts of 16 bytes.
+struct GatherUnit {
+  bool packed;
+  bool per_channel;
+  int rows;
+  int row_parts;     ///< of one side of an exact row
+  int code_parts;    ///< of one side of a packed chunk
+  int key_parts;     ///< of its keys' scales
+  int value_parts;
+  int key_group;
+  int head_dim;
+  int page_rows;
+  int parts;         ///< in all
+  PackedLayout layout;
+
+  KVPOLICY_DEVICE GatherUnit(const HeadView& head, const GatherParams& p)
+      : packed{head.slow->packed != 0}, per_channel{head.key_per_channel},
+        rows{packed ? head.chunk_rows : 1}, row_parts{p.head_dim / 8}, code_parts{0}, key_parts{0},
+        value_parts{0}, key_group{head.key_group}, head_dim{p.head_dim}, page_rows{p.page_rows},
+        parts{2 * row_parts} {
+    if (!packed) return;
+    const int bits = code_bits(head.encoding);
+    layout = PackedLayout{bits, head_dim, page_rows, per_channel, key_group, head.value_group};
+    code_parts = rows / tile_rows * layout.tile_bytes / 16;
+    // A chunk is whole groups of rows, where keys are quantised by channels.
+    key_parts = (per_channel ? rows / key_group * head_dim : head_dim / key_group * rows) / 8;
+    value_parts = head_dim / head.value_group * rows / 8;
+    parts = 2 * (code_parts + key_parts + value_parts);
+  }
+
+  /// Byte of its page where a part of the unit that begins at row `row` of the page lies.
+  KVPOLICY_DEVICE int offset(int part, int row) const {
+    if (!packed) {
+      const int side = part < row_parts ? 0 : 1;
+      return (side * page_rows + row) * head_dim * 2 + (part - side * row_parts) * 16;
+    }
+    const int codes = row / tile_rows * layout.tile_bytes;
+    if (part < code_parts) return codes + part * 16;
+    part -= code_parts;
+    if (part < code_parts) return layout.values_offset + codes + part * 16;
+    part -= code_parts;
+    if (part < 2 * key_parts) {
+      const int start = part < key_parts ? layout.key_scales_offset : layout.key_zeros_offset;
+      if (part >= key_parts) part -= key_parts;
+      return start + (per_channel ? row / key_group * head_dim * 2 + part * 16 : of_group(part, row));
+    }
+    part -= 2 * key_parts;
+    const int start = part < value_parts ? layout.value_scales_offset : layout.value_zeros_offset;
+    return start + of_group(part < value_parts ? part : part - value_parts, row);
+  }
+
+ private:
+  /// Numbers of rows, group by group of channels.
+  KVPOLICY_DEVICE int of_group(int part, int row) const {
+    const int parts_of_group = rows / 8;
+    return (part / parts_of_group * page_rows + row) * 2 + part % parts_of_group * 16;
+  }
+};
+
+/// Grid (any, sequences * kv_heads), gather_shared_bytes().
+template <int Threads = gather_threads>
+KVPOLICY_KERNEL(Threads, 2)
+gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
+  const HeadView& head = p.heads[block_y()];
+  if (head.slow == nullptr || head.chunk_rows == 0 || head.selections->valid == 0) return;
+  const SlowRows& slow = *head.slow;
+  const Selections& choice = *head.selections;
+  const int* chunks = choice.chunks + static_cast<long long>(choice.latest) * head.budget_chunks;
+  const int count = choice.counts[choice.latest];
+  int end = count;
+  if (slow.packed != 0) {  // those that are not packed yet are near as they are
+    const int packed_end = head.packed_end(p.states[block_y() / p.kv_heads].committed);
+    end = 0;
+    for (int step = 1 << 30; step > 0; step /= 2) {
+      if (end + step <= count && chunks[end + step - 1] * head.chunk_rows < packed_end) end += step;
+    }
+  }
+  const int before = slow.state->gathered;
+  if (before == end) return;  // for all blocks alike: nobody changes it in this launch
+  const int begin = larger(before, 0);
+
+  const GatherUnit unit{head, p};
+  const int units_of_chunk = head.chunk_rows / unit.rows;
+  const auto shift_pages = static_cast<int>(slow.shift / p.page_rows);
+  const long long parts = static_cast<long long>(end - begin) * units_of_chunk * unit.parts;
+  constexpr int at_once = 4;  // loads under way in a thread
+  const long long stride = static_cast<long long>(grid_x()) * Threads;
+  for (long long first = static_cast<long long>(block_x()) * Threads + thread_index(); first < parts;
+       first += stride * at_once) {
+    Words4 words[at_once];
+    KVPOLICY_UNROLL
+    for (int j = 0; j < at_once; ++j) {
+      const long long i = first + j * stride;
+      if (i >= parts) continue;
+      const int number = static_cast<int>(i / unit.parts);
+      const int at = number % units_of_chunk * unit.rows;
+      const int row = chunks[begin + number / units_of_chunk] * head.chunk_rows + at;
+      words[j] = *reinterpret_cast<const Words4*>(
+          slow.table[row / p.page_rows] +
+          unit.offset(static_cast<int>(i % unit.parts), row % p.page_rows));
+    }
+    KVPOLICY_UNROLL
+    for (int j = 0; j < at_once; ++j) {
+      const long long i = first + j * stride;
+      if (i >= parts) continue;
+      const int row = begin * head.chunk_rows + static_cast<int>(i / unit.parts) * unit.rows;
+      *reinterpret_cast<Words4*>(slow.table[row / p.page_rows - shift_pages] +
+                                 unit.offset(static_cast<int>(i % unit.parts), row % p.page_rows)) =
+          words[j];
+    }
+  }
+
+  // The last block tells where they are now.
+  auto& arrived = *reinterpret_cast<std::uint32_t*>(shared_memory());
+  sync_block();
+  if (thread_index() == 0) {
+    fence_device();
+    arrived = atomic_add(&slow.state->tickets, 1U);
+  }
+  sync_block();
+  if (arrived + 1 != static_cast<std::uint32_t>(grid_x())) return;
+  Selections& chosen = *slow.chosen;
+  const int shift = static_cast<int>(slow.shift);
+  for (int i = thread_index(); i < count; i += Threads) {
+    chosen.chunks[i] = i < end ? i : chunks[i] + shift / head.chunk_rows;
+  }
+  if (thread_index() == 0) {
+    chosen.latest = 0;
+    chosen.valid = 1;
+    chosen.tokens[0] = choice.tokens[choice.latest];
+    chosen.ends[0] = choice.ends[choice.latest] + shift;
+    chosen.counts[0] = count;
+    slow.state->gathered = end;
+    slow.state->tickets = 0;
+  }
+}
+
+}  // namespace kvpolicy::cuda

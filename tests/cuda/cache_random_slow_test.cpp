@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include "cuda/support/random_device.hpp"
+
+TEST_CASE("random operations with rows in slow memory: every policy does what its model says") {
+  using Plan = kvpolicy::AnyPlan<kvpolicy::half>;
+  test::random_device_sequences<kvpolicy::half, test::SlowDeviceBackend<Plan>>(test::more_seeds(2), 40);
+}
