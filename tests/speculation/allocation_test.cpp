@@ -100,12 +100,12 @@ TEST_CASE("a step that gets no memory leaves the text as it was, and the next go
       test::Decoder<decltype(draft)> decoder{pair.target, pair.cache, std::move(draft),
                                              test::fixed(4)};
       decoder.read_prompt(pair.prompt);
-      decoder.generate(already);
+      for (std::size_t step = 0; step < already; ++step) (void)decoder.step();
       const std::vector<int> before = copy(decoder.text());
       done = true;
       try {
         const test::FailNew fail{successes};
-        (void)decoder.step(4);
+        (void)decoder.step();
       } catch (const std::bad_alloc&) {
         done = false;
         ++failures;
@@ -121,7 +121,7 @@ TEST_CASE("a step that gets no memory leaves the text as it was, and the next go
   };
   const auto runs_out = [&](auto make_draft) {
     runs_out_in(make_draft, 0);
-    runs_out_in(make_draft, 5);
+    runs_out_in(make_draft, 1);
   };
   runs_out([](Pair& p) { return p.small_draft(); });
   runs_out([](Pair& p) { return p.hierarchy(2); });
@@ -130,6 +130,44 @@ TEST_CASE("a step that gets no memory leaves the text as it was, and the next go
   });
   runs_out([](Pair& p) { return p.tree({text, text, 0, 1, 3}); });
   runs_out([](Pair& p) {
+    p.small = p.target.like(1, 0.0F);  // its guesses stay
+    return p.tree({text, text, 0, 2});
+  });
+  runs_out([](Pair& p) {
     return test::Selected<test::Tree>{p.target, p.cache, p.tree({text, text, 0}), {3, false}};
   });
+}
+
+TEST_CASE("a tree of guesses that gets no memory is followed by one about any text") {
+  const std::vector<std::size_t> parents{TokenTree::text, TokenTree::text, 0, 2, 3};
+  std::size_t failures = 0;
+  bool done = false;
+  for (std::size_t successes = 0; !done; ++successes) {
+    REQUIRE(successes < 2000);
+    CAPTURE(successes);
+    test::Pair pair;
+    test::Tree draft = pair.tree(parents);
+    Random random;
+    Guesses guesses;
+    done = true;
+    try {
+      const test::FailNew fail{successes};
+      draft.propose(pair.prompt, 5, {}, random, guesses);
+    } catch (const std::bad_alloc&) {
+      done = false;
+      ++failures;
+    }
+    // As if some of its guesses had become text.
+    const std::vector<int> text = test::plain_greedy(pair.small, pair.prompt, 4);
+    draft.propose(text, 5, {}, random, guesses);
+    test::Pair fresh;
+    Guesses expected;
+    fresh.tree(parents).propose(text, 5, {}, random, expected);
+    REQUIRE(guesses.size() == expected.size());
+    for (std::size_t i = 0; i < guesses.size(); ++i) {
+      CHECK(guesses[i].token == expected[i].token);
+      CHECK(guesses[i].parent == expected[i].parent);
+    }
+  }
+  CHECK(failures > 10);
 }
