@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
@@ -33,6 +34,12 @@ cuda::Block upload(std::span<const float> numbers, cuda::MemoryResource* memory,
                         stream),
         "cudaMemcpyAsync");
   return block;
+}
+
+// From pageable memory: the driver has taken the numbers when the call returns.
+void upload(int* to, std::span<const int> numbers, cudaStream_t stream) {
+  check(cudaMemcpyAsync(to, numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice, stream),
+        "cudaMemcpyAsync");
 }
 
 void check_config(const LlamaConfig& config) {
@@ -133,6 +140,7 @@ CudaLlama::Room CudaLlama::lay_out(std::size_t rows, std::size_t logit_rows,
   };
   const std::size_t pairs = config_.head_dim / 2;
   place(room.tokens, rows);
+  place(room.offsets, rows);
   place(room.cosines, rows * pairs);
   place(room.sines, rows * pairs);
   place(room.residual, rows * config_.hidden);
@@ -162,39 +170,63 @@ void CudaLlama::reserve(std::size_t rows, std::size_t logit_rows, cudaStream_t s
   cuda::Block memory = allocate(options_.memory, lay_out(rows, logit_rows, nullptr).bytes, stream);
   room_ = lay_out(rows, logit_rows, memory.get());
   room_.memory = std::move(memory);
+  branched_ = false;
+  count_offsets(stream);
 }
 
 void CudaLlama::set_tokens(std::span<const int> tokens, std::size_t first_position,
                            cudaStream_t stream) {
+  put_tokens(tokens, first_position, stream);
+  if (!branched_) return;
+  count_offsets(stream);
+  branched_ = false;
+}
+
+void CudaLlama::set_tokens(std::span<const int> tokens, std::span<const std::size_t> positions,
+                           cudaStream_t stream) {
+  require<ShapeError>(positions.size() == tokens.size(), "CudaLlama: ", positions.size(),
+                      " positions for ", tokens.size(), " tokens, must be as many");
+  put_tokens(tokens, positions.empty() ? 0 : std::ranges::max(positions), stream);
+  std::vector<int> offsets(positions.size());
+  for (std::size_t row = 0; row < positions.size(); ++row) {
+    offsets[row] = static_cast<int>(positions[row]) - static_cast<int>(positions.front());
+  }
+  branched_ = true;
+  upload(room_.offsets, std::span<const int>{offsets}, stream);
+  const auto position = static_cast<int>(positions.front());
+  upload(&progress()->position, std::span{&position, 1}, stream);
+}
+
+void CudaLlama::put_tokens(std::span<const int> tokens, std::size_t position, cudaStream_t stream) {
   require<ShapeError>(!tokens.empty(), "CudaLlama: no tokens, expected at least 1");
   require<ShapeError>(tokens.size() <= room_.rows, "CudaLlama: ", tokens.size(),
                       " tokens at once, reserved are ", room_.rows);
   constexpr std::size_t last = std::numeric_limits<int>::max() - (std::size_t{1} << 24);
-  require<ShapeError>(first_position <= last, "CudaLlama: position ", first_position,
-                      ", must be at most ", last);
+  require<ShapeError>(position <= last, "CudaLlama: position ", position, ", must be at most ", last);
   for (std::size_t row = 0; row < tokens.size(); ++row) {
     require<ShapeError>(
         tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < config_.vocabulary,
         "CudaLlama: token ", tokens[row], " at place ", row, " is outside the vocabulary of ",
         config_.vocabulary);
   }
-  // From pageable memory: the driver has taken both when the calls return.
-  check(cudaMemcpyAsync(room_.tokens, tokens.data(), tokens.size_bytes(), cudaMemcpyHostToDevice,
-                        stream),
-        "cudaMemcpyAsync");
-  const auto position = static_cast<int>(first_position);
-  check(cudaMemcpyAsync(&progress()->position, &position, sizeof position, cudaMemcpyHostToDevice,
-                        stream),
-        "cudaMemcpyAsync");
+  upload(room_.tokens, tokens, stream);
+  const auto first = static_cast<int>(position);
+  upload(&progress()->position, std::span{&first, 1}, stream);
 }
 
-// ---- the pass --------------------------------------------------------------------------------
+// The ordinary case: each row stands behind the one before it.
+void CudaLlama::count_offsets(cudaStream_t stream) {
+  std::vector<int> offsets(room_.rows);
+  std::iota(offsets.begin(), offsets.end(), 0);
+  upload(room_.offsets, std::span<const int>{offsets}, stream);
+}
 
 void CudaLlama::embed(std::size_t rows, cudaStream_t stream) {
   launch(kernels::angles_kernel<>,
          {.grid_x = static_cast<int>(rows), .threads = kernels::angles_threads}, stream,
          kernels::AnglesParams{
              .position = &progress()->position,
+             .offsets = room_.offsets,
              .inverse_frequencies = reinterpret_cast<const float*>(inverse_frequencies_.get()),
              .cosines = room_.cosines,
              .sines = room_.sines,

@@ -69,6 +69,10 @@ class CudaLlama {
   /// @throws ShapeError for no tokens, more than reserved, or one outside the vocabulary
   void set_tokens(std::span<const int> tokens, std::size_t first_position,
                   cudaStream_t stream = nullptr);
+  /// The same for tokens at any positions, as in a tree of guesses.
+  /// @throws ShapeError also if there are not as many positions as tokens
+  void set_tokens(std::span<const int> tokens, std::span<const std::size_t> positions,
+                  cudaStream_t stream = nullptr);
 
   /// The pass over the first `rows` tokens that were set. Can be captured. Moves the position on.
   /// @throws ShapeError for more rows or logits than reserved, DeviceError, what `attend` throws
@@ -111,6 +115,7 @@ class CudaLlama {
     std::size_t bytes = 0;
     cuda::Block memory = {};
     int* tokens = nullptr;     // [rows]
+    int* offsets = nullptr;    // [rows], of their positions from the first one's
     float* cosines = nullptr;  // [rows, head_dim / 2]
     float* sines = nullptr;
     float* residual = nullptr;          // [rows, hidden]
@@ -139,6 +144,8 @@ class CudaLlama {
   [[nodiscard]] Progress* progress() const { return reinterpret_cast<Progress*>(progress_.get()); }
   [[nodiscard]] int* choices() const { return reinterpret_cast<int*>(progress() + 1); }
 
+  void put_tokens(std::span<const int> tokens, std::size_t position, cudaStream_t stream);
+  void count_offsets(cudaStream_t stream);
   void embed(std::size_t rows, cudaStream_t stream);
   void norm(const cuda::Block& weight, const float* x, std::size_t rows, cudaStream_t stream);
   void before_attention(const Layer& layer, std::size_t rows, cudaStream_t stream);
@@ -157,6 +164,7 @@ class CudaLlama {
   Room room_;
   std::size_t room_version_ = 0;
   std::size_t logit_rows_ = 0;  // of the latest forward
+  bool branched_ = false;       // the offsets are a tree's
 };
 
 }  // namespace kvpolicy::reference

@@ -12,6 +12,7 @@ namespace kvpolicy::cuda::llama {
 
 struct AnglesParams {
   const int* position = nullptr;               ///< of the first row
+  const int* offsets = nullptr;                ///< [rows]: positions of the rows behind the first
   const float* inverse_frequencies = nullptr;  ///< [pairs]
   float* cosines = nullptr;                    ///< [rows, pairs]
   float* sines = nullptr;
@@ -28,7 +29,7 @@ angles_kernel(const KVPOLICY_GRID_CONSTANT AnglesParams p) {
   const long long at = static_cast<long long>(row) * p.pairs;
   for (int pair = thread_index(); pair < p.pairs; pair += thread_count()) {
     // In double, as kvpolicy::rotate: at a million positions a float angle is off by a tenth.
-    sine_cosine(static_cast<double>(*p.position + row) * p.inverse_frequencies[pair],
+    sine_cosine(static_cast<double>(*p.position + p.offsets[row]) * p.inverse_frequencies[pair],
                 p.sines[at + pair], p.cosines[at + pair]);
   }
 }
