@@ -81,11 +81,14 @@ TEST_CASE("angles belong to the position on the device, far into a text as well"
       }
       const DeviceNumbers<float> given{frequencies};
       const DeviceNumbers<int> position{std::vector{first}};
+      const std::vector<int> behind{0, 1, 2, 1, 7};  // as in a tree of guesses
+      const DeviceNumbers<int> offsets{behind};
       const DeviceNumbers<float> cosines{rows * pairs};
       const DeviceNumbers<float> sines{rows * pairs};
       cuda::launch(kernels::angles_kernel<>, {.grid_x = rows, .threads = kernels::angles_threads},
                    nullptr,
                    kernels::AnglesParams{.position = position.data(),
+                                         .offsets = offsets.data(),
                                          .inverse_frequencies = given.data(),
                                          .cosines = cosines.data(),
                                          .sines = sines.data(),
@@ -94,7 +97,7 @@ TEST_CASE("angles belong to the position on the device, far into a text as well"
       double error = 0;
       for (std::size_t i = 0; i < rows * pairs; ++i) {
         const double angle =
-            (first + static_cast<double>(i / pairs)) * static_cast<double>(frequencies[i % pairs]);
+            static_cast<double>(first + behind[i / pairs]) * static_cast<double>(frequencies[i % pairs]);
         error =
             std::fmax(error, std::fabs(std::cos(angle) - static_cast<double>(cosines.get()[i])));
         error = std::fmax(error, std::fabs(std::sin(angle) - static_cast<double>(sines.get()[i])));

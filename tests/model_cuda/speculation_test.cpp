@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Speculative decoding with target and draft on a device: the same code as on the host, over device
+// caches bound to their stream, decodes greedily what plain decoding does.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+// The heads of the models below; all instances would take minutes to compile.
+#define KVPOLICY_CUDA_HEAD_DIMS 64
+#include <kvpolicy/cuda/kv_cache.hpp>
+#include <kvpolicy/cuda/on_stream.hpp>
+#include <kvpolicy/triforce.hpp>
+#include <reference_model/cuda/graph.hpp>
+#include <reference_model/cuda/language_model.hpp>
+#include <reference_model/cuda/llama.hpp>
+#include <reference_model/run.hpp>
+
+#include "model/golden.hpp"
+#include "model_cuda/models.hpp"
+
+namespace kvpolicy::reference {
+namespace {
+
+using Plan = HeadPlan<ChunkRetrievalCache<DenseStorage<bfloat16>>, SinkRecentCache<DenseStorage<bfloat16>>>;
+using Retrieval = ChunkRetrievalCache<DenseStorage<bfloat16>>;
+using Window = SinkRecentCache<DenseStorage<bfloat16>>;
+using Cache = cuda::KvCache<Plan>;
+using OnStream = cuda::OnStream<Cache>;
+
+cuda::CacheOptions options() {
+  cuda::CacheOptions options;
+  options.max_rollback = 24;
+  options.max_append = 24;
+  return options;
+}
+
+struct Rig {
+  Llama model = rounded_to_bfloat16(Llama::load(golden_folder("gqa7_d64")));
+  reference::Stream stream;
+  CudaLlama target{model, {}, stream};
+  CudaLlama small{model, {}, stream};  // agrees where its window tells it enough
+  CudaLlamaReader target_reader{target};
+  CudaLlamaReader small_reader{small};
+  Plan plan{model.config().shape(), Retrieval::Config{.chunk = 4, .budget = 16}};
+  Plan window{model.config().shape(), Window::Config{.sinks = 2, .recent = 20}};
+  Cache cache{plan, options(), stream};
+  Cache small_cache{window, options(), stream};
+  OnStream on_stream{cache, stream};
+  OnStream small_on_stream{small_cache, stream};
+  std::vector<int> prompt = golden_tokens("gqa7_d64", 60);
+};
+
+SpeculationOptions greedy(std::size_t length) {
+  SpeculationOptions options;
+  options.length = length;
+  options.adapt = false;
+  options.refresh.every = 9;
+  return options;
+}
+
+constexpr std::size_t new_tokens = 24;
+
+std::vector<int> plain_text() {
+  Rig rig;
+  SpeculativeDecoder decoder{rig.target_reader, rig.on_stream, NoDraft{}, greedy(0)};
+  decoder.read_prompt(rig.prompt);
+  CHECK(decoder.generate(new_tokens) == Ending::length);
+  return {decoder.text().begin(), decoder.text().end()};
+}
+
+template <class Decoder>
+void check_text(Decoder decoder, const Rig& rig, const std::vector<int>& want) {
+  decoder.read_prompt(rig.prompt);
+  CHECK(decoder.generate(new_tokens) == Ending::length);
+  CHECK(std::vector<int>(decoder.text().begin(), decoder.text().end()) == want);
+  CHECK(rig.cache.tokens() == want.size() - 1);
+  // Else the guesses took no part.
+  CHECK(decoder.statistics().accepted > 0);
+  CHECK(decoder.statistics().places > decoder.statistics().accepted - 1);
+}
+
+TEST_CASE("guesses on a device change no token") {
+  const std::vector<int> want = plain_text();
+  SUBCASE("of a model with a window") {
+    Rig rig;
+    check_text(SpeculativeDecoder{rig.target_reader, rig.on_stream,
+                                  ModelDraft{rig.small_reader, rig.small_on_stream}, greedy(4)},
+               rig, want);
+  }
+  SUBCASE("of the target over selected rows") {
+    Rig rig;
+    check_text(SpeculativeDecoder{rig.target_reader, rig.on_stream,
+                                  SelectedDraft{rig.target_reader, rig.on_stream, NoDraft{}}, greedy(5)},
+               rig, want);
+  }
+  SUBCASE("of both") {
+    Rig rig;
+    check_text(triforce(rig.target_reader, rig.on_stream, rig.small_reader, rig.small_on_stream, greedy(6)),
+               rig, want);
+  }
+  SUBCASE("in a tree") {
+    Rig rig;
+    const std::vector<double> acceptance{0.6, 0.2, 0.1};
+    check_text(SpeculativeDecoder{rig.target_reader, rig.on_stream,
+                                  TreeDraft{rig.small_reader, rig.small_on_stream, best_tree(acceptance, 9)},
+                                  greedy(9)},
+               rig, want);
+  }
+}
+
+TEST_CASE("tokens of a tree stand where their nodes do") {
+  Rig rig;
+  static_cast<void>(rig.target_reader.read(rig.on_stream, {.tokens = rig.prompt}));
+  const std::size_t text = rig.prompt.size();
+  TokenTree tree;
+  for (const std::size_t parent : {TokenTree::text, TokenTree::text, std::size_t{0}, std::size_t{1}, std::size_t{2}}) {
+    tree.add(parent);
+  }
+  const std::vector<int> tokens{1, 2, 3, 4, 5};
+  const std::size_t vocabulary = rig.target_reader.vocabulary();
+  const auto together = rig.target_reader.read(
+      rig.on_stream, {.tokens = tokens, .logits = LogitsOf::all, .attend = {.tree = &tree}});
+  rig.on_stream.truncate(text);
+  for (const std::vector<std::size_t>& path : {std::vector<std::size_t>{0, 2, 4}, {1, 3}}) {
+    for (const std::size_t node : path) {
+      const auto alone = rig.target_reader.read(rig.on_stream, {.tokens = std::span{tokens}.subspan(node, 1)});
+      const std::span row{together.data() + node * vocabulary, vocabulary};
+      float error = 0.0F;
+      for (std::size_t i = 0; i < vocabulary; ++i) {
+        const float difference = std::abs(alone[i] - row[i]);
+        error = difference <= error ? error : difference;  // NaN stays
+      }
+      CHECK(error <= 0.02F * spread(alone));
+    }
+    rig.on_stream.truncate(text);
+  }
+}
+
+}  // namespace
+}  // namespace kvpolicy::reference
