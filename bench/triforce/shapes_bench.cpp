@@ -154,13 +154,13 @@ template <unsigned Target, unsigned Middle>
 void hierarchy(benchmark::State& state) {
   World& w = world();
   const auto length = static_cast<std::size_t>(state.range(0));
-  constexpr std::size_t tokens = 64;
+  constexpr std::size_t tokens = 256;
   std::vector<double> plain, ours, ratios;
   LevelStatistics seen;
   for (auto _ : state) {
     Cache cache = w.cache.fork();
     LevelStatistics ignored;
-    plain.push_back(decode(SpeculativeDecoder{w.reader, cache, NoDraft{}, fixed(0)}, 12, &ignored));
+    plain.push_back(decode(SpeculativeDecoder{w.reader, cache, NoDraft{}, fixed(0)}, 24, &ignored));
     cache = w.cache.fork();
     SmallCache small_cache = w.small_cache.fork();
     const auto run = [&]<class Inner>(Inner inner) {

@@ -45,3 +45,12 @@ struct FailNew {
   std::free(start);
 }
 void operator delete(void* start, std::size_t) noexcept { operator delete(start); }
+// As the standard's own would; under a sanitizer that one is the sanitizer's (std::stable_sort asks it).
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+void operator delete(void* start, const std::nothrow_t&) noexcept { operator delete(start); }
