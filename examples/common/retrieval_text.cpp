@@ -5,7 +5,6 @@
 #include <array>
 #include <cctype>
 #include <numeric>
-#include <random>
 #include <set>
 #include <utility>
 
@@ -15,41 +14,12 @@
 #include <fmt/format.h>
 
 #include "files.hpp"
+#include "random.hpp"
 
 namespace kvpolicy::tools {
 namespace {
 
 constexpr std::size_t slack = 2000;  // so that a sentence begins before the text is used up
-
-// The generator's bits are fixed by the C++ standard; what becomes of them is written here, for
-// the library's distributions and std::shuffle differ between implementations.
-class Random {
- public:
-  Random(std::uint64_t seed, std::uint64_t length, std::uint64_t number) {
-    std::seed_seq sequence{low(seed),    high(seed),  low(length),
-                           high(length), low(number), high(number)};
-    bits_.seed(sequence);
-  }
-
-  // Uniform in [0, end), end > 0.
-  std::size_t below(std::size_t end) {
-    const std::uint64_t whole = bits_.max() - bits_.max() % end;
-    std::uint64_t drawn = bits_();
-    while (drawn >= whole) drawn = bits_();
-    return static_cast<std::size_t>(drawn % end);
-  }
-
-  template <class Range>
-  void shuffle(Range& range) {
-    for (std::size_t i = range.size(); i > 1; --i) std::swap(range[i - 1], range[below(i)]);
-  }
-
- private:
-  static std::uint32_t low(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
-  static std::uint32_t high(std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); }
-
-  std::mt19937_64 bits_;
-};
 
 // Three syllables of a consonant and a vowel.
 std::vector<std::string> draw_names(Random& random, std::size_t count) {
@@ -119,6 +89,13 @@ std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& ra
   }
   body += slice.substr(done);
   return body;
+}
+
+// Where the part for finding heads ends: the first boundary at or behind 30 % of the text.
+std::size_t share_for_identification(std::string_view text) {
+  std::size_t end = text.size() * 3 / 10;
+  while (end < text.size() && !is_boundary(text, end)) ++end;
+  return end;
 }
 
 }  // namespace
@@ -195,6 +172,17 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
 
 std::string held_out_text() {
   return io::read_text_file(repository_path("reference_model/weights/heldout_kjv.txt"));
+}
+
+std::string identification_text() {
+  std::string text = held_out_text();
+  text.resize(share_for_identification(text));
+  return text;
+}
+
+std::string evaluation_text() {
+  const std::string text = held_out_text();
+  return text.substr(share_for_identification(text));
 }
 
 }  // namespace kvpolicy::tools

@@ -110,3 +110,14 @@ TEST_CASE("lengths that cannot be are refused") {
   CHECK_THROWS_AS(draw_text(plain, {.lead_in = true, .two_step = true}), ConfigError);
   CHECK_NOTHROW(draw_text(plain, {.length = longest_text(plain)}));
 }
+
+TEST_CASE("heads are found and judged on texts that share nothing") {
+  const std::string all = held_out_text();
+  const std::string first = identification_text();
+  const std::string rest = evaluation_text();
+  CHECK(first + rest == all);
+  CHECK(first.size() >= all.size() * 3 / 10);
+  CHECK(first.size() < all.size() * 3 / 10 + 500);
+  CHECK(first.back() == ' ');  // whole sentences
+  CHECK_NOTHROW(draw_text(first, {.length = 16384}));
+}
