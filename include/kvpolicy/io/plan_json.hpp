@@ -51,6 +51,42 @@ struct PolicyList<std::variant<Ps...>> {
   }
 };
 
+[[nodiscard]] inline OrderedJson write_shape(const ModelShape& shape) {
+  return {{"layers", shape.layers},
+          {"q_heads", shape.q_heads},
+          {"kv_heads", shape.kv_heads},
+          {"head_dim", shape.head_dim}};
+}
+
+/// The value of "shape". @throws FormatError for one that no model can have, or more than
+/// `largest_plan` heads.
+[[nodiscard]] inline ModelShape read_shape(JsonObject& object) {
+  JsonObject own{object.at("shape"), object.where("shape")};
+  const ModelShape shape{.layers = own.count("layers"),
+                         .q_heads = own.count("q_heads"),
+                         .kv_heads = own.count("kv_heads"),
+                         .head_dim = own.count("head_dim")};
+  own.refuse_others();
+  try {
+    shape.validate();
+  } catch (const ConfigError& error) {
+    throw FormatError(message(object.where("shape"), ": ", error.what()));
+  }
+  require<FormatError>(shape.kv_head_count() <= largest_plan, object.where("shape"), ": has ",
+                       shape.kv_head_count(), " KV heads in all, must be at most ", largest_plan);
+  return shape;
+}
+
+/// @throws FormatError unless the file says that it is of this format and version.
+inline void require_format(JsonObject& object, std::string_view format, std::size_t version) {
+  const std::string& own = object.text("format");
+  require<FormatError>(own == format, object.where("format"), ": is ", in_quotes(own),
+                       ", must be '", format, "'");
+  const std::size_t written = object.count("version");
+  require<FormatError>(written == version, object.where("version"), ": is ", written,
+                       ", this program reads version ", version);
+}
+
 /// @throws ConfigError for more than `largest_plan` heads.
 template <class Plan>
 [[nodiscard]] std::string format_plan(const Plan& plan) {
@@ -76,12 +112,8 @@ template <class Plan>
       table += (table.empty() ? "\n    " : ",\n    ") + write_setting<P>(own).dump();
     });
   }
-  const OrderedJson shape_json = {{"layers", shape.layers},
-                                  {"q_heads", shape.q_heads},
-                                  {"kv_heads", shape.kv_heads},
-                                  {"head_dim", shape.head_dim}};
   return message("{\n  \"format\": \"", plan_format, "\",\n  \"version\": ", plan_version,
-                 ",\n  \"shape\": ", shape_json.dump(), ",\n  \"settings\": [", table,
+                 ",\n  \"shape\": ", write_shape(shape).dump(), ",\n  \"settings\": [", table,
                  "\n  ],\n  \"heads\": [", heads, "\n  ]\n}\n");
 }
 
@@ -110,26 +142,8 @@ template <class Plan = AnyPlan<float>>
 [[nodiscard]] Plan parse_plan(std::string_view text, std::string_view origin = "plan") {
   const Json json = parse_json(text, origin);
   JsonObject object{json, std::string{origin}};
-  const std::string& format = object.text("format");
-  require<FormatError>(format == plan_format, object.where("format"), ": is ", in_quotes(format),
-                       ", must be '", plan_format, "'");
-  const std::size_t version = object.count("version");
-  require<FormatError>(version == plan_version, object.where("version"), ": is ", version,
-                       ", this program reads version ", plan_version);
-
-  JsonObject shape_object{object.at("shape"), object.where("shape")};
-  const ModelShape shape{.layers = shape_object.count("layers"),
-                         .q_heads = shape_object.count("q_heads"),
-                         .kv_heads = shape_object.count("kv_heads"),
-                         .head_dim = shape_object.count("head_dim")};
-  shape_object.refuse_others();
-  try {
-    shape.validate();
-  } catch (const ConfigError& error) {
-    throw FormatError(message(object.where("shape"), ": ", error.what()));
-  }
-  require<FormatError>(shape.kv_head_count() <= largest_plan, object.where("shape"), ": has ",
-                       shape.kv_head_count(), " KV heads in all, must be at most ", largest_plan);
+  require_format(object, plan_format, plan_version);
+  const ModelShape shape = read_shape(object);
 
   const Json& table = object.at("settings");
   require<FormatError>(table.is_array() && !table.empty(), object.where("settings"),

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What each head's damage under each choice was measured to be, as a file: the input of plan search
+// (plan/search.hpp) that `identify_heads damage` writes. Settings stand as in plan files.
+//
+//     {"format": "kvpolicy damage", "version": 1,
+//      "shape": {"layers": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 64},
+//      "context": 2048,
+//      "choices": [{"setting": {"policy": "full"}, "damage": [[0, 0]]},
+//                  {"setting": {"policy": "sink_recent", "sinks": 4, "recent": 64},
+//                   "damage": [[0.7, 0.01]]}]}
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/io/plan_json.hpp>
+#include <kvpolicy/plan/search.hpp>
+
+namespace kvpolicy::io {
+
+inline constexpr std::string_view damage_format = "kvpolicy damage";
+inline constexpr std::size_t damage_version = 1;
+
+template <class Plan>
+struct DamageTable {
+  ModelShape shape;
+  std::size_t context = 0;  ///< Tokens of the texts that it was measured on.
+  std::vector<HeadChoice<Plan>> choices;
+};
+
+/// @throws ConfigError for a table that does not fit the shape or has a number that is not finite
+template <class Plan>
+[[nodiscard]] std::string format_damage(const DamageTable<Plan>& table) {
+  std::string choices;
+  for (const HeadChoice<Plan>& choice : table.choices) {
+    require_fits(choice.damage, table.shape, "format_damage");
+    OrderedJson rows = OrderedJson::array();
+    for (std::size_t layer = 0; layer < table.shape.layers; ++layer) {
+      OrderedJson row = OrderedJson::array();
+      for (const double damage : choice.damage.layer(layer)) {
+        require(std::isfinite(damage), "format_damage: a damage is ", damage, ", must be finite");
+        row.push_back(damage);
+      }
+      rows.push_back(std::move(row));
+    }
+    Plan::visit(choice.config, [&]<class P>(const typename P::Config& own) {
+      choices += message(choices.empty() ? "\n    " : ",\n    ", "{\"setting\": ",
+                         write_setting<P>(own).dump(), ",\n     \"damage\": ", rows.dump(), '}');
+    });
+  }
+  return message("{\n  \"format\": \"", damage_format, "\",\n  \"version\": ", damage_version,
+                 ",\n  \"shape\": ", write_shape(table.shape).dump(),
+                 ",\n  \"context\": ", table.context, ",\n  \"choices\": [", choices, "\n  ]\n}\n");
+}
+
+/// @throws FormatError
+template <class Plan>
+[[nodiscard]] DamageTable<Plan> parse_damage(std::string_view text,
+                                             std::string_view origin = "damage") {
+  const Json json = parse_json(text, origin);
+  JsonObject object{json, std::string{origin}};
+  require_format(object, damage_format, damage_version);
+  DamageTable<Plan> table{read_shape(object), object.count("context"), {}};
+  const Json& choices = object.at("choices");
+  require<FormatError>(choices.is_array() && !choices.empty(), object.where("choices"),
+                       ": must be an array of at least one choice, is ", shown(choices));
+  object.refuse_others();
+  for (const Json& entry : choices) {
+    const std::string where = message(origin, ", choices[", table.choices.size(), ']');
+    JsonObject choice{entry, where};
+    const auto config =
+        parse_setting<Plan>(choice.at("setting"), where + ", key 'setting'", table.shape);
+    const Json& layers = choice.at("damage");
+    choice.refuse_others();
+    require<FormatError>(layers.is_array() && layers.size() == table.shape.layers, where,
+                         ": 'damage' must be an array of ", table.shape.layers, " layers, is ",
+                         shown(layers));
+    HeadDamage damage{table.shape.layers, table.shape.kv_heads};
+    for (std::size_t layer = 0; layer < table.shape.layers; ++layer) {
+      const Json& row = layers[layer];
+      require<FormatError>(row.is_array() && row.size() == table.shape.kv_heads, where,
+                           ": 'damage' of layer ", layer, " must be an array of ",
+                           table.shape.kv_heads, " KV heads, is ", shown(row));
+      for (std::size_t head = 0; head < table.shape.kv_heads; ++head) {
+        const double value = row[head].is_number() ? row[head].get<double>() : std::nan("");
+        require<FormatError>(value >= 0.0 && std::isfinite(value), where, ": the damage of layer ",
+                             layer, ", head ", head, " is ", shown(row[head]),
+                             ", must be 0 or positive");
+        damage(layer, head) = value;
+      }
+    }
+    table.choices.push_back({config, std::move(damage)});
+  }
+  return table;
+}
+
+/// @throws FormatError
+template <class Plan>
+[[nodiscard]] DamageTable<Plan> load_damage(const std::filesystem::path& path) {
+  return parse_damage<Plan>(read_text_file(path), path.string());
+}
+
+/// @throws ConfigError as `format_damage`, FormatError if the file cannot be written
+template <class Plan>
+void save_damage(const std::filesystem::path& path, const DamageTable<Plan>& table) {
+  write_text_file(path, format_damage(table));
+}
+
+}  // namespace kvpolicy::io

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What plan search chooses from where nobody has measured what the choices do to the model: a menu of
+// policies and precisions, with damages guessed from how much each head retrieves.
+//
+// The guess, for a head of importance g (0 to 1), which keeps r of n rows at b bits:
+//
+//     damage = (g + 0.02) · lost(r / n) + (g + 0.05) · 1 / (2^b - 1)^2
+//
+// lost is 1 - r/n for sinks and a window, and a quarter of it for rows that attention chooses. The
+// second term goes with the energy of the rounding error of b-bit codes, and is 0 for exact rows. Ranks
+// are what matters: DuoAttention (arXiv:2410.10819) says that a streaming head of gate 0 loses nothing by
+// its window, HeadKV (arXiv:2410.19258) that chosen rows lose far less than the latest ones. Measured
+// damages (io/damage_json.hpp) are better wherever the model is at hand.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <vector>
+
+#include <kvpolicy/plan/duo_gates.hpp>
+#include <kvpolicy/plan/headkv_budgets.hpp>
+#include <kvpolicy/plan/search.hpp>
+#include <kvpolicy/policy/full_cache.hpp>
+#include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/quantized_residual_cache.hpp>
+#include <kvpolicy/policy/sink_recent_cache.hpp>
+
+namespace kvpolicy {
+
+struct SearchMenuConfig {
+  std::size_t sinks = 16;      ///< Of every window.
+  std::size_t least_rows = 32; ///< Rows of the smallest window and the smallest budget, windows included.
+  std::size_t group = 32;      ///< Channels that share a scale; divides head_dim.
+  std::size_t residual = 32;   ///< Exact latest rows of heads that keep every row in few bits.
+  SnapKvScorer::Config scorer = {};
+
+  void validate() const {
+    SnapKvScorer::validate(scorer);
+    require(least_rows > sinks && least_rows > scorer.window, "SearchMenuConfig: least_rows is ",
+            least_rows, ", must be more than sinks = ", sinks, " and the scorer's window = ",
+            scorer.window);
+  }
+};
+
+/// HeadKV scores [layers, q_heads] as importances [layers, kv_heads] from 0 to 1: means of the groups,
+/// the largest of them 1.
+/// @throws ConfigError as `group_scores`, or if all are zero
+[[nodiscard]] inline HeadGates importance_of(const HeadScores& scores, const ModelShape& shape) {
+  HeadGates importance = group_scores(checked_scores(scores, shape), shape.kv_heads);
+  const double most = std::ranges::max(importance.values());
+  require(most > 0.0, "importance_of: all scores are zero");
+  for (double& one : importance.values()) one /= most;
+  return importance;
+}
+
+namespace detail {
+
+template <class Plan>
+class Menu {
+ public:
+  using E = typename Plan::element_type;
+  using Dense = DenseStorage<E>;
+  using Codes = ResidualStorage<E, Granularity::per_token>;
+
+  Menu(const ModelShape& shape, const HeadGates& importance, std::size_t context,
+       const SearchMenuConfig& config)
+      : shape_{shape}, importance_{importance}, context_{context}, config_{config} {}
+
+  std::vector<HeadChoice<Plan>> make() {
+    add<FullCache<Dense>>({}, 0.0, exact);
+    for (const std::size_t bits : {8, 4, 2}) {
+      add<QuantizedResidualCache<E>>({.storage = {codes(bits, config_.residual)}}, 0.0, bits);
+    }
+    for (std::size_t rows = config_.least_rows; rows < context_; rows *= 2) {
+      const double lost = 1.0 - static_cast<double>(rows) / static_cast<double>(context_);
+      const std::size_t recent = rows - config_.sinks;
+      const std::size_t budget = rows - config_.scorer.window;
+      add<SinkRecentCache<Dense>>({.sinks = config_.sinks, .recent = recent}, lost, exact);
+      add<HeadBudgetCache<Dense>>({.budget = budget, .scorer = config_.scorer}, lost / 4, exact);
+      add<HeadBudgetCache<Codes>>(
+          {.budget = budget, .scorer = config_.scorer, .storage = {codes(4, 0)}}, lost / 4, 4);
+    }
+    return std::move(choices_);
+  }
+
+ private:
+  static constexpr std::size_t exact = 0;
+
+  [[nodiscard]] ResidualConfig codes(std::size_t bits, std::size_t residual) const {
+    return {.bits = bits,
+            .key_group = config_.group,
+            .value_group = config_.group,
+            .residual = residual};
+  }
+
+  // Policies that the plan cannot have are no choices.
+  template <class P>
+  void add(const typename P::Config& config, double lost, std::size_t bits) {
+    if constexpr (std::constructible_from<typename Plan::Config, typename P::Config>) {
+      const double steps = bits == exact ? 0.0 : std::exp2(static_cast<double>(bits)) - 1.0;
+      const double noise = bits == exact ? 0.0 : 1.0 / (steps * steps);
+      HeadChoice<Plan> choice{config, HeadDamage{shape_.layers, shape_.kv_heads}};
+      for (std::size_t i = 0; i < importance_.values().size(); ++i) {
+        const double g = std::clamp(importance_.values()[i], 0.0, 1.0);
+        choice.damage.values()[i] = (g + 0.02) * lost + (g + 0.05) * noise;
+      }
+      choices_.push_back(std::move(choice));
+    }
+  }
+
+  const ModelShape& shape_;
+  const HeadGates& importance_;
+  std::size_t context_;
+  const SearchMenuConfig& config_;
+  std::vector<HeadChoice<Plan>> choices_;
+};
+
+}  // namespace detail
+
+/// Choices for `search_plan` at `context` tokens: every row exact, in 8, 4 and 2 bits; windows and
+/// budgets of `least_rows`, twice as many, and so on below `context`, budgets also in 4 bits. Of these,
+/// what `Plan` has policies for. `importance` is [layers, kv_heads]: DuoAttention's gates, or
+/// `importance_of` HeadKV's scores; clipped to 0 to 1.
+/// @throws ConfigError for an importance that is not a number or does not fit, or a setting that does
+/// not work
+template <class Plan>
+[[nodiscard]] std::vector<HeadChoice<Plan>> rule_of_thumb(const ModelShape& shape,
+                                                          const HeadGates& importance,
+                                                          std::size_t context,
+                                                          const SearchMenuConfig& config = {}) {
+  config.validate();
+  check_gates(importance);
+  require_fits(importance, shape, "rule_of_thumb");
+  return detail::Menu<Plan>{shape, importance, context, config}.make();
+}
+
+}  // namespace kvpolicy
