@@ -17,6 +17,7 @@
 #include <kvpolicy/io/plan_json.hpp>
 
 #include "common/model_sizes.hpp"
+#include "common/plan_search.hpp"
 #include "common/plan_view.hpp"
 #include "common/run_tool.hpp"
 #include "common/table.hpp"
@@ -39,6 +40,8 @@ struct Arguments {
   std::size_t context = 131072;
   std::string memory = "80GB";
   std::size_t page_rows = 64;
+  HeadKnowledge known;
+  std::string budget = "1/8";
   bool published = false;
   std::string output;
   bool json = false;
@@ -56,6 +59,9 @@ constexpr const char* examples = R"(Examples:
   # what a cache takes at 128 Ki tokens, policy by policy, and how far 40 GB go
   plan memory --shape llama-3-8b --plan int4 --context 131072
   plan max-context --memory 40GB --shape llama-3-8b --plan sink_recent:128,256
+
+  # the plan that harms least in an eighth of the bytes, all policies and precisions mixed
+  plan search --weights reference_model/weights/keyfinder --context 4096 --bytes 1/8 plan.json
 
   # a published pattern as a plan file, and back
   plan convert PATTERN_FOLDER duo.json --shape llama-3-8b --sparsity 0.5
@@ -254,6 +260,36 @@ void max_context(const Arguments& a) {
   });
 }
 
+// ---- search
+
+void search(const Arguments& a) {
+  require(!a.shape.empty() || !a.known.weights.empty(),
+          "--shape is needed: a model's name, layers,q_heads,kv_heads,head_dim or a model folder; or "
+          "--weights. Known:\n",
+          known_shapes());
+  const ModelShape shape = parse_shape(a.shape.empty() ? a.known.weights : a.shape);
+  const std::size_t bytes = parse_budget(a.budget, shape, a.context, a.options());
+  const SearchChoices menu = search_choices(a.known, shape, a.context);
+  const auto found = search_plan<Plan>(shape, menu.choices, bytes, a.context, a.options());
+  const std::size_t full = Plan{shape}.memory(a.context, a.options()).total();
+  const double smaller = static_cast<double>(full) / static_cast<double>(found.bytes);
+  if (!a.output.empty()) io::save_plan(a.output, found.plan);
+  if (a.json) {
+    const OrderedJson json = {{"from", menu.from},        {"context", a.context},
+                              {"bytes_allowed", bytes},   {"bytes", found.bytes},
+                              {"bytes_full", full},       {"times_smaller", smaller},
+                              {"damage", found.damage},   {"choices", menu.choices.size()},
+                              {"plan", OrderedJson::parse(io::format_plan(found.plan))}};
+    fmt::print("{}\n", json.dump());
+    return;
+  }
+  fmt::print("{} at {} tokens, {:.2f}x smaller than a full cache ({} allowed)\n"
+             "chosen among {} settings a head by {}; damage {:.4g}\n\n{}",
+             bytes_text(found.bytes), thousands(a.context), smaller, bytes_text(bytes),
+             menu.choices.size(), menu.from, found.damage, plan_map(found.plan, wants_colour(stdout)));
+  if (!a.output.empty()) fmt::print("\nwrote the plan {}\n", a.output);
+}
+
 // ---- convert
 
 // Full heads to gates of 1, streaming heads to gates of 0.
@@ -400,6 +436,27 @@ int main(int argc, char** argv) {
   context_command->add_option("--memory", a.memory, "Memory for the cache: 80GB, 24GiB, …")
       ->capture_default_str();
 
+  CLI::App* search_command =
+      add_command(app, "search", "The plan that harms least within a number of bytes", a);
+  search_command->add_option("OUTPUT", a.output, "Write the plan there")->type_name("FILE.json");
+  search_command->add_option("--bytes", a.budget, "For the cache: 1/8 of a full one, or 64MB")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  search_command->add_option("--context", a.context, "Tokens in the cache")->capture_default_str();
+  search_command->add_option("--damage", a.known.damage, "What `identify_heads damage` measured")
+      ->type_name("FILE");
+  search_command->add_option("--gates", a.known.gates, "Or a DuoAttention pattern")->type_name("FOLDER");
+  search_command->add_option("--scores", a.known.scores, "Or HeadKV head scores")->type_name("FILE");
+  search_command->add_option("--shape", a.shape, "The model, by name")->type_name("SHAPE");
+  search_command
+      ->add_option("--weights", a.known.weights,
+                   "Model folder with its shape and, unless given above, damage.json, duo/ or headkv/")
+      ->type_name("DIR");
+  search_command->footer(
+      "Damages of single heads are added up, so the choice is exact where heads do not stand in for "
+      "one another\nand a good guess where they do. Gates and scores are made into damages by a rule "
+      "of thumb\n(include/kvpolicy/plan/search_menu.hpp); measured ones are better.");
+
   CLI::App* convert_command = add_command(
       app, "convert", "Anything to a plan file; a plan file to a pattern folder or head scores", a);
   add_source(*convert_command, a);
@@ -417,6 +474,7 @@ int main(int argc, char** argv) {
     if (*budgets_command) budgets(a, kv_heads);
     if (*memory_command) memory(a);
     if (*context_command) max_context(a);
+    if (*search_command) search(a);
     if (*convert_command) convert(a);
   });
 }

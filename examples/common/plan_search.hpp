@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `plan search`: a budget of bytes and what is known about the heads, made into a plan.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/search.hpp>
+
+namespace kvpolicy::tools {
+
+/// What is known about the heads. At most one of them is given; none: what lies in `weights`, its
+/// damage.json first, then duo/, then headkv/retrieval_heads.json.
+struct HeadKnowledge {
+  std::string weights;
+  std::string damage;  ///< a file of `identify_heads damage`
+  std::string gates;   ///< a pattern folder of DuoAttention
+  std::string scores;  ///< a score file of HeadKV
+
+  [[nodiscard]] std::size_t given() const {
+    return (damage.empty() ? 0U : 1U) + (gates.empty() ? 0U : 1U) + (scores.empty() ? 0U : 1U);
+  }
+};
+
+struct SearchChoices {
+  std::vector<HeadChoice<AnyPlan<bfloat16>>> choices;
+  std::string from;  ///< "damages measured at 2,048 tokens (…/damage.json)"
+};
+
+/// @throws ConfigError if nothing is known or it does not fit the shape, FormatError for bad files
+[[nodiscard]] SearchChoices search_choices(const HeadKnowledge& known, const ModelShape& shape,
+                                           std::size_t context);
+
+/// "1/8" of what a full cache takes at `context`, or bytes as parse_bytes takes them.
+/// @throws ConfigError
+[[nodiscard]] std::size_t parse_budget(const std::string& text, const ModelShape& shape,
+                                       std::size_t context, const CacheOptions& options = {});
+
+}  // namespace kvpolicy::tools
