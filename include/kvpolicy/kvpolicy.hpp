@@ -9,5 +9,7 @@
 #include <kvpolicy/kivi.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
 #include <kvpolicy/plan/reorder.hpp>
+#include <kvpolicy/plan/search.hpp>
+#include <kvpolicy/plan/search_menu.hpp>
 #include <kvpolicy/triforce.hpp>
 #include <kvpolicy/version.hpp>
