@@ -11,6 +11,9 @@
 #include <kvpolicy/io/head_scores.hpp>
 #include <kvpolicy/io/plan_json.hpp>
 #include <kvpolicy/kivi.hpp>
+#include <kvpolicy/pyramidkv.hpp>
+#include <kvpolicy/streaming_llm.hpp>
+#include <reference_model/config.hpp>
 
 namespace kvpolicy::tools {
 namespace {
@@ -113,6 +116,8 @@ class Maker {
       return duo(weights_ / "duo", spec_.share(0, arguments_.sparsity));
     }
     if (spec_.name == "headkv") return headkv();
+    if (spec_.name == "pyramid") return pyramid();
+    if (spec_.name == "streaming_llm") return streaming_llm();
     return from_path();
   }
 
@@ -189,6 +194,29 @@ class Maker {
     return quantized_headkv_plan<Plan>(shape_, loaded, config, codes(0));
   }
 
+  [[nodiscard]] Plan pyramid() const {
+    spec_.at_most(2);
+    spec_.exact_rows();
+    // Votes are counted as for HeadKV; how the rows are shared out is the method's own.
+    const HeadKvConfig& votes = arguments_.headkv;
+    return pyramidkv_plan<Plan>(shape_, {.capacity = spec_.count(0, votes.capacity),
+                                         .window = spec_.count(1, votes.window),
+                                         .pooling = votes.pooling,
+                                         .kernel = votes.kernel,
+                                         .compress_every = votes.compress_every});
+  }
+
+  [[nodiscard]] Plan streaming_llm() const {
+    spec_.at_most(2);
+    spec_.exact_rows();
+    require(!weights_.empty(), "--plan ", spec_.text, ": needs to know how the model turns its ",
+            "keys; give the model, or sink_recent as the plan");
+    return streaming_llm_plan<Plan>(
+        shape_, {.sinks = spec_.count(0, arguments_.sinks.value_or(16)),
+                 .recent = spec_.count(1, arguments_.recent.value_or(128)),
+                 .rotary = reference::load_llama_config(weights_.string()).rotary});
+  }
+
   // What is not a name is a path: a folder is a pattern, a file says itself what it is.
   [[nodiscard]] Plan from_path() const {
     const fs::path path{arguments_.plan};
@@ -222,7 +250,8 @@ class Maker {
 
 void require_plan_source(const std::string& plan) {
   const Spec spec{plan};
-  constexpr std::string_view names[]{"full", "sink_recent", "chunk", "quest", "duo", "headkv"};
+  constexpr std::string_view names[]{"full", "sink_recent", "chunk",   "quest",
+                                     "duo",  "headkv",      "pyramid", "streaming_llm"};
   const bool named = std::ranges::count(names, spec.name) > 0 ||
                      bits_named(spec.name, "int") != 0 || bits_named(spec.name, "kivi") != 0;
   std::error_code ignored;
@@ -239,6 +268,8 @@ const char* plan_help() {
   quest:16,1024        the same by smallest and largest key (Quest)
   duo:0.5              half of the heads stream, by the model's own gates (DuoAttention)
   headkv:128           128 rows per head on average, by the model's own scores (HeadKV)
+  pyramid:128          128 rows per head on average, most in the lower layers (PyramidKV)
+  streaming_llm:16,128 as sink_recent, but the two seem to be neighbours (StreamingLLM)
   duo+int4:0.5         and so on: +int8, +int4, +int2 quantise sink_recent, chunk, quest,
                        duo's retrieval heads and headkv's survivors
   FILE.json            a plan file (`plan convert` writes them), or HeadKV head scores

@@ -11,5 +11,7 @@
 #include <kvpolicy/plan/reorder.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
+#include <kvpolicy/pyramidkv.hpp>
+#include <kvpolicy/streaming_llm.hpp>
 #include <kvpolicy/triforce.hpp>
 #include <kvpolicy/version.hpp>

@@ -134,32 +134,11 @@ inline void check_scores(const HeadScores& scores) {
   const std::size_t mean = config.capacity - config.window;
   const auto rows = static_cast<double>(mean);
   const double shared = rows / config.beta;
-  HeadBudgets budgets{scores.layers(), kv_heads};
-  std::vector<double> remainders(heads);
-  std::size_t total = 0;
+  std::vector<double> budgets(heads);
   for (std::size_t i = 0; i < heads; ++i) {
-    const double budget =
-        (rows - shared) + shares.values()[i] * shared * static_cast<double>(heads);
-    const double floor = std::floor(std::max(budget, 0.0));
-    budgets.values()[i] = static_cast<std::size_t>(floor);
-    remainders[i] = budget - floor;
-    total += budgets.values()[i];
+    budgets[i] = (rows - shared) + shares.values()[i] * shared * static_cast<double>(heads);
   }
-  std::vector<std::size_t> ranked(heads);
-  std::iota(ranked.begin(), ranked.end(), std::size_t{0});
-  std::ranges::stable_sort(
-      ranked, [&](std::size_t a, std::size_t b) { return remainders[a] > remainders[b]; });
-  for (std::size_t i = 0; total < mean * heads; i = (i + 1) % heads, ++total) {
-    ++budgets.values()[ranked[i]];
-  }
-  // Rounding of the sum above may have gone one row too far, on the smallest remainder then.
-  for (std::size_t i = heads; total > mean * heads; i = i == 0 ? heads : i) {
-    std::size_t& budget = budgets.values()[ranked[--i]];
-    if (budget == 0) continue;
-    --budget;
-    --total;
-  }
-  return budgets;
+  return {scores.layers(), kv_heads, round_to_sum(budgets, mean * heads)};
 }
 
 }  // namespace kvpolicy

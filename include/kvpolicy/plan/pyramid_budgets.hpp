@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many rows each layer may keep: PyramidKV (Cai et al., arXiv:2406.02069) gives much to the
+// lower layers, whose attention is spread out, and little to the upper ones, on a straight line:
+//
+//     first layer   2 b - b / beta            b = capacity - window
+//     last layer    b / beta
+//
+// All heads of a layer get the same. Where we differ: budgets are those of KV heads, the heads
+// that are stored, and sum to b for each of them exactly, where the published code rounds the step
+// from layer to layer down and so hands out less or more than it was given.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/plan/headkv_budgets.hpp>
+#include <kvpolicy/plan/rounding.hpp>
+
+namespace kvpolicy {
+
+struct PyramidBudgetConfig {
+  std::size_t capacity = 128;  ///< Rows per head on average, window included.
+  std::size_t window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
+  double beta = 20.0;          ///< The last layer keeps b / beta rows: 1 makes all layers equal.
+  /// Tokens of the prompt, where they are known. A short prompt has no room for the first layer's
+  /// budget: as published, the line is then laid flatter, so that it begins with all of the prompt.
+  std::size_t tokens = 0;
+
+  void validate() const {
+    constexpr std::size_t most = std::size_t{1} << 40;
+    require(capacity >= 1 && capacity <= most, "PyramidBudgetConfig: capacity is ", capacity,
+            ", must be 1 to 2^40");
+    require(window <= capacity, "PyramidBudgetConfig: window is ", window,
+            ", must be at most capacity = ", capacity);
+    // Written so that NaN fails.
+    require(beta >= 1.0, "PyramidBudgetConfig: beta is ", beta, ", must be at least 1");
+  }
+};
+
+/// Budgets [layers, kv_heads] besides the window, which never rise from a layer to the next and sum
+/// to (capacity - window) x layers x kv_heads. @throws ConfigError
+[[nodiscard]] inline HeadBudgets pyramid_budgets(const ModelShape& shape,
+                                                 const PyramidBudgetConfig& config = {}) {
+  shape.validate();
+  config.validate();
+  const std::size_t mean = config.capacity - config.window;
+  const auto rows = static_cast<double>(mean);
+  double first = 2.0 * rows - rows / config.beta;
+  if (config.tokens > 0) {
+    const std::size_t room = config.tokens - std::min(config.tokens, config.window);
+    first = std::clamp(static_cast<double>(room), rows, std::max(first, rows));
+  }
+  std::vector<double> line(shape.layers, rows);
+  for (std::size_t layer = 0; layer < shape.layers && shape.layers > 1; ++layer) {
+    const double done = static_cast<double>(layer) / static_cast<double>(shape.layers - 1);
+    line[layer] = first - done * 2.0 * (first - rows);
+  }
+  const std::vector<std::size_t> of_layer = round_to_sum(line, mean * shape.layers);
+  HeadBudgets budgets{shape.layers, shape.kv_heads};
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      budgets(layer, head) = of_layer[layer];
+    }
+  }
+  return budgets;
+}
+
+}  // namespace kvpolicy

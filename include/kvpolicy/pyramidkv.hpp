@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// PyramidKV: after the prompt the lower layers keep many rows and the upper ones few, and each head
+// those rows that the prompt's last queries attend to most. For long prompts with short answers,
+// where nothing is known about single heads; with head scores, headkv.hpp spends rows better.
+//
+//     auto plan = kvpolicy::pyramidkv_plan<kvpolicy::half>(shape, {.capacity = 128});
+//     kvpolicy::PyramidKvCache<kvpolicy::half> cache{plan};
+//     …prefill…  cache.compress();  …decode…
+//
+// Method: Cai et al., arXiv:2406.02069, over SnapKV, arXiv:2404.14469. Where we differ:
+// plan/pyramid_budgets.hpp and policy/snapkv_scorer.hpp say it.
+#pragma once
+
+#include <cstddef>
+
+#include <kvpolicy/headkv.hpp>
+#include <kvpolicy/plan/pyramid_budgets.hpp>
+
+namespace kvpolicy {
+
+/// The policies are HeadKV's; only the budgets differ.
+template <Element E = float>
+using PyramidKvPlan = HeadKvPlan<E>;
+template <Element E = float, AttentionEngine Engine = ScalarEngine>
+using PyramidKvCache = HeadKvCache<E, Engine>;
+
+struct PyramidKvConfig {
+  std::size_t capacity = 128;  ///< Rows per head on average, window included.
+  std::size_t window = 8;      ///< Latest rows, whose queries vote.
+  double beta = 20.0;          ///< The last layer keeps 1 / beta of the average besides the window.
+  std::size_t tokens = 0;      ///< Of the prompt, where they are known (plan/pyramid_budgets.hpp).
+  Pooling pooling = Pooling::max;
+  std::size_t kernel = 7;
+  std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
+
+  [[nodiscard]] PyramidBudgetConfig budgets() const { return {capacity, window, beta, tokens}; }
+  [[nodiscard]] SnapKvScorer::Config scorer() const { return {window, pooling, kernel}; }
+};
+
+/// `T` is an element type, or a plan type with the policy of HeadKvPlan (AnyPlan, for one).
+/// @throws ConfigError if a setting does not work.
+template <class T = float>
+[[nodiscard]] plan_for<T, PyramidKvPlan> pyramidkv_plan(const ModelShape& shape,
+                                                        const PyramidKvConfig& config = {}) {
+  using Budget = HeadBudgetCache<DenseStorage<element_of<T>>>;
+  return plan_of_budgets<plan_for<T, PyramidKvPlan>>(
+      shape, pyramid_budgets(shape, config.budgets()),
+      typename Budget::Config{.compress_every = config.compress_every, .scorer = config.scorer()});
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <variant>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/pyramidkv.hpp>
+
+using namespace kvpolicy;
+
+namespace {
+constexpr ModelShape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
+}
+
+TEST_CASE_TEMPLATE("lower layers get more", Plan, PyramidKvPlan<half>, AnyPlan<half>) {
+  const auto plan = pyramidkv_plan<Plan>(
+      shape, {.capacity = 48, .window = 8, .beta = 4.0, .pooling = Pooling::average, .kernel = 5,
+              .compress_every = 16});
+  using Config = typename HeadBudgetCache<DenseStorage<half>>::Config;
+  const std::size_t expected[]{70, 40, 10};  // 2 * 40 - 10 down to 40 / 4
+  for (std::size_t i = 0; i < 6; ++i) {
+    CHECK(std::get<Config>(plan.at(i / 2, i % 2)) ==
+          Config{.budget = expected[i / 2],
+                 .compress_every = 16,
+                 .scorer = {.window = 8, .pooling = Pooling::average, .kernel = 5}});
+  }
+  CHECK_THROWS_AS((void)pyramidkv_plan<Plan>(shape, {.window = 0}), ConfigError);
+  CHECK_THROWS_AS((void)pyramidkv_plan<Plan>(shape, {.beta = 0.0}), ConfigError);
+  CHECK_THROWS_AS((void)pyramidkv_plan<Plan>(shape, {.kernel = 4}), ConfigError);
+}
+
+TEST_CASE("a compressed cache holds what its plan foresaw") {
+  constexpr std::size_t tokens = 100;
+  PyramidKvCache<float> cache{pyramidkv_plan<float>(shape, {.capacity = 48, .beta = 4.0})};
+  const std::vector<float> q(tokens * 4 * 64, 0.5F);
+  const std::vector<float> kv(tokens * 2 * 64, 0.25F);
+  std::vector<float> out(q.size());
+  for (std::size_t layer = 0; layer < 3; ++layer) {
+    cache.step(layer, TensorView<const float>{q.data(), tokens, 4, 64},
+               TensorView<const float>{kv.data(), tokens, 2, 64},
+               TensorView<const float>{kv.data(), tokens, 2, 64},
+               TensorView<float>{out.data(), tokens, 4, 64});
+  }
+  cache.compress();
+  const std::size_t expected[]{78, 48, 18};
+  for (std::size_t i = 0; i < 6; ++i) {
+    std::visit([&](const auto& policy) { CHECK(policy.rows() == expected[i / 2]); },
+               cache.policy(i / 2, i % 2));
+  }
+  CHECK(cache.bytes() == cache.plan().memory(tokens, {}, true).total());
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Against the paper's own description, in double: keys are kept as they were before their rotation,
+// and for each query the rows in the cache are numbered anew and turned to those numbers.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <variant>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/streaming_llm.hpp>
+
+#include "support/oracle.hpp"
+#include "support/tensors.hpp"
+
+using namespace kvpolicy;
+
+namespace {
+
+constexpr ModelShape shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
+constexpr double theta = 10000.0;
+
+// Channel i with channel i + 32, as the Llama family does.
+std::vector<double> turned(const std::vector<double>& row, std::size_t position) {
+  std::vector<double> out(row.size());
+  const std::size_t pairs = row.size() / 2;
+  for (std::size_t i = 0; i < pairs; ++i) {
+    const double angle = static_cast<double>(position) *
+                         std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(row.size()));
+    out[i] = row[i] * std::cos(angle) - row[i + pairs] * std::sin(angle);
+    out[i + pairs] = row[i + pairs] * std::cos(angle) + row[i] * std::sin(angle);
+  }
+  return out;
+}
+
+using Rows = std::vector<std::vector<double>>;  // [tokens x heads] of [head_dim]
+
+Rows draw(test::Random& random, std::size_t count) {
+  Rows rows(count, std::vector<double>(64));
+  for (auto& row : rows) {
+    for (double& x : row) x = static_cast<double>(test::normal(random));
+  }
+  return rows;
+}
+
+std::vector<double> expected_row(const Rows& q, const Rows& k, const Rows& v, std::size_t token,
+                                 std::size_t q_head, std::size_t sinks, std::size_t recent,
+                                 bool in_cache) {
+  std::vector<std::size_t> kept;
+  for (std::size_t t = 0; t <= token; ++t) {
+    if (t < sinks || t + recent > token) kept.push_back(t);
+  }
+  std::vector<oracle::Row> rows(kept.size());
+  std::vector<const oracle::Row*> seen;
+  for (std::size_t place = 0; place < kept.size(); ++place) {
+    const std::size_t at = kept[place] * 2 + q_head / 2;
+    rows[place].key = turned(k[at], in_cache ? place : kept[place]);
+    rows[place].value = v[at];
+    seen.push_back(&rows[place]);
+  }
+  const auto query = turned(q[token * 4 + q_head], in_cache ? kept.size() - 1 : token);
+  const auto weights = oracle::probabilities(query, seen, {.scale = 1.0 / 8.0, .sink_logit = {}});
+  std::vector<double> out(64);
+  for (std::size_t place = 0; place < kept.size(); ++place) {
+    for (std::size_t i = 0; i < 64; ++i) out[i] += weights[place] * rows[place].value[i];
+  }
+  return out;
+}
+
+test::Tensor<float> tensor(const Rows& rows, std::size_t first, std::size_t tokens,
+                           std::size_t heads, bool turn) {
+  test::Tensor<float> out{tokens, heads, 64};
+  for (std::size_t t = 0; t < tokens; ++t) {
+    for (std::size_t h = 0; h < heads; ++h) {
+      const auto& row = rows[(first + t) * heads + h];
+      const auto placed = turn ? turned(row, first + t) : row;
+      for (std::size_t i = 0; i < 64; ++i) out.at(t, h, i) = static_cast<float>(placed[i]);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("rows look as near as their places in the cache") {
+  test::Random random{3};
+  for (const bool in_cache : {true, false}) {
+    for (const std::size_t chunk : {1, 7, 40}) {
+      CAPTURE(in_cache);
+      CAPTURE(chunk);
+      constexpr std::size_t tokens = 40, sinks = 3, recent = 9;
+      const Rows q = draw(random, tokens * 4);
+      const Rows k = draw(random, tokens * 2);
+      const Rows v = draw(random, tokens * 2);
+      StreamingLlmConfig config{.sinks = sinks, .recent = recent};
+      if (in_cache) config.rotary = RotaryConfig{.theta = theta};
+      StreamingLlmCache<float> cache{streaming_llm_plan<float>(shape, config)};
+      bool close = true;
+      for (std::size_t first = 0; first < tokens; first += chunk) {
+        const std::size_t count = std::min(chunk, tokens - first);
+        auto out = tensor(q, first, count, 4, true);
+        const auto queries = tensor(q, first, count, 4, true);
+        const auto keys = tensor(k, first, count, 2, true);
+        const auto values = tensor(v, first, count, 2, false);
+        cache.step(0, queries.view(), keys.view(), values.view(), out.view());
+        for (std::size_t t = 0; t < count; ++t) {
+          for (std::size_t h = 0; h < 4; ++h) {
+            const auto wanted = expected_row(q, k, v, first + t, h, sinks, recent, in_cache);
+            for (std::size_t i = 0; i < 64; ++i) {
+              const double off = std::abs(static_cast<double>(out.number(t, h, i)) - wanted[i]);
+              close = close && off <= 1e-4;
+            }
+          }
+        }
+      }
+      CHECK(close);
+      CHECK(cache.bytes() == cache.plan().memory(tokens).total());
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("every head gets the same window", Plan, StreamingLlmPlan<half>, AnyPlan<half>) {
+  const RotaryConfig rotary{.theta = 5e5};
+  const auto plan = streaming_llm_plan<Plan>(
+      shape, {.sinks = 2, .recent = 30, .rotary = rotary, .mask = Mask::chunk});
+  using Config = typename SinkRecentCache<DenseStorage<half>>::Config;
+  for (std::size_t head = 0; head < 2; ++head) {
+    CHECK(std::get<Config>(plan.at(0, head)) ==
+          Config{.sinks = 2, .recent = 30, .mask = Mask::chunk, .in_cache = rotary});
+  }
+  CHECK_THROWS_AS((void)streaming_llm_plan<Plan>(shape, {.recent = 0}), ConfigError);
+  CHECK_THROWS_AS((void)streaming_llm_plan<Plan>(shape, {.rotary = RotaryConfig{.theta = -1.0}}),
+                  ConfigError);
+}
