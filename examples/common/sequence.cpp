@@ -2,6 +2,7 @@
 #include "sequence.hpp"
 
 #include <array>
+#include <concepts>
 #include <utility>
 
 #include <kvpolicy/cache/kv_cache.hpp>
@@ -29,6 +30,15 @@ class PlanSequence final : public Sequence {
 
   [[nodiscard]] std::unique_ptr<Sequence> fork() const override {
     return std::make_unique<PlanSequence>(*model_, cache_.fork());
+  }
+
+  [[nodiscard]] std::unique_ptr<Sequence> fork_as(AnyPlan<bfloat16> plan) const override {
+    if constexpr (std::same_as<E, bfloat16>) {
+      reference::limit_windows(plan, model_->config());
+      return std::make_unique<PlanSequence>(*model_, cache_.fork_as(std::move(plan)));
+    } else {
+      return Sequence::fork_as(std::move(plan));
+    }
   }
 
   std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk,
@@ -78,19 +88,25 @@ class PlanSequence final : public Sequence {
 };
 
 template <Element E>
-std::unique_ptr<Sequence> make(const reference::Llama& model, AnyPlan<E> plan) {
+std::unique_ptr<Sequence> make(const reference::Llama& model, AnyPlan<E> plan,
+                               const CacheOptions& options) {
   reference::limit_windows(plan, model.config());
   using Made = PlanSequence<E>;
-  return std::make_unique<Made>(model, typename Made::Cache{std::move(plan)});
+  return std::make_unique<Made>(model, typename Made::Cache{std::move(plan), options});
 }
 
 }  // namespace
 
-std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, AnyPlan<bfloat16> plan) {
-  return make(model, std::move(plan));
+std::unique_ptr<Sequence> Sequence::fork_as(AnyPlan<bfloat16>) const {
+  throw ConfigError{"Sequence::fork_as: only a sequence of bfloat16 on the CPU goes under another plan"};
+}
+
+std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, AnyPlan<bfloat16> plan,
+                                        std::size_t kept_queries) {
+  return make(model, std::move(plan), {.kept_queries = kept_queries});
 }
 std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, AnyPlan<float> plan) {
-  return make(model, std::move(plan));
+  return make(model, std::move(plan), {});
 }
 
 void set_threads([[maybe_unused]] std::size_t threads) {

@@ -34,6 +34,12 @@ class Sequence {
   /// Another continuation of the same text; rows that are full pages are shared with it.
   [[nodiscard]] virtual std::unique_ptr<Sequence> fork() const = 0;
 
+  /// The same text under another plan (KvCache::fork_as), so that one prompt serves many plans. A plan
+  /// that compresses needs queries: make this sequence with `kept_queries`.
+  /// @throws ConfigError where rows are gone or quantised, and for sequences that are not of bfloat16
+  /// on the CPU; as KvCache::fork_as
+  [[nodiscard]] virtual std::unique_ptr<Sequence> fork_as(AnyPlan<bfloat16> plan) const;
+
   /// Reads tokens, `chunk` at a time; logits of the last one.
   virtual std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk = 512,
                                      const Report& report = {}) = 0;
@@ -58,10 +64,11 @@ class Sequence {
 };
 
 /// An empty sequence. Layers that the model reads through a sliding window get one, whatever the
-/// plan says. The model must outlive the sequence and its forks.
+/// plan says. The model must outlive the sequence and its forks. `kept_queries`: as CacheOptions has it.
 /// @throws ConfigError, ShapeError if the plan does not fit the model.
 [[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model,
-                                                      AnyPlan<bfloat16> plan);
+                                                      AnyPlan<bfloat16> plan,
+                                                      std::size_t kept_queries = 0);
 [[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model,
                                                       AnyPlan<float> plan);
 

@@ -19,6 +19,7 @@
 
 #include <kvpolicy/cache/call_checks.hpp>
 #include <kvpolicy/cache/layer.hpp>
+#include <kvpolicy/cache/other_plan.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scalar_engine.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
@@ -53,11 +54,11 @@ class KvCache {
     const StorageContext context = options_.context(shape.head_dim);
     layers_.reserve(shape.layers);
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      const std::size_t queries = std::max(plan_.observed_queries(layer), options_.kept_queries);
       Layer& added = layers_.emplace_back(Layer{
           {},
           {options_.tail_rows(), shape.kv_heads, shape.head_dim, options_.memory},
-          {plan_.observed_queries(layer), options_.tail_rows(), shape.q_heads, shape.head_dim,
-           options_.memory}});
+          {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
       added.heads.reserve(shape.kv_heads);
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         Plan::visit(plan_.at(layer, head), [&]<class P>(const typename P::Config& config) {
@@ -80,6 +81,26 @@ class KvCache {
   /// An independent cache with the same rows: full pages are shared, open ones copied.
   /// @throws std::bad_alloc
   [[nodiscard]] KvCache fork() const { return KvCache{*this}; }
+
+  /// An independent cache with the same tokens under another plan of the same shape and element
+  /// type, as if it had been fed them in one chunk: one prompt serves many plans. Committed rows go to
+  /// the new heads, which quantise, summarise or compress themselves as they would have; heads that have
+  /// the same policy and settings under both plans share full pages. The tail and a pending tree come
+  /// along, and so do the latest queries, as many as this cache keeps: for a plan whose heads compress
+  /// by more, `compress` says what is missing (CacheOptions::kept_queries keeps more). Selecting
+  /// heads choose anew. Wants memory for all rows of the heads that change.
+  /// @throws ConfigError if the plan does not fit, or a head that changes holds not every row or holds
+  /// rows quantised; ShapeError for rows that a new head cannot hold; std::bad_alloc, StorageError
+  template <class OtherPlan>
+  [[nodiscard]] KvCache<OtherPlan, Engine> fork_as(OtherPlan plan) const {
+    static_assert(std::same_as<typename OtherPlan::element_type, element_type>,
+                  "KvCache::fork_as: both plans must have one element type");
+    require(plan.shape() == plan_.shape(),
+            "KvCache::fork_as: the plans are for models of different shapes");
+    KvCache<OtherPlan, Engine> other{std::move(plan), options_, engine_};
+    other.take(*this);
+    return other;
+  }
 
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
   /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`; with a tree,
@@ -241,7 +262,31 @@ class KvCache {
  private:
   using Layer = CacheLayer<Policy, element_type>;
 
+  template <class OtherPlan, AttentionEngine OtherEngine>
+  friend class KvCache;
+
   KvCache(const KvCache&) = default;
+
+  // This cache is new, and may be thrown away half-way.
+  template <class OtherPlan>
+  void take(const KvCache<OtherPlan, Engine>& other) {
+    const StorageContext context = options_.context(plan_.shape().head_dim);
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      take_layer(layers_[l], other.layers_[l], l, context, [&](std::size_t head) {
+        return std::visit(
+            [&]<class Config>(const Config& own) {
+              return std::visit(
+                  [&]<class Other>(const Other& config) {
+                    if constexpr (std::same_as<Config, Other>) return own == config;
+                    return false;
+                  },
+                  other.plan_.at(l, head));
+            },
+            plan_.at(l, head));
+      });
+      compress_due(layers_[l]);
+    }
+  }
 
   [[nodiscard]] std::size_t checked(std::size_t layer) const {
     require<ShapeError>(layer < layers_.size(), "KvCache: there is no layer ", layer,
@@ -476,6 +521,17 @@ class KvCache {
         layer.for_each_selecting([](auto& policy, std::size_t) { policy.forget_selection(); });
       }
     }
+    try {
+      compress_due(layer);
+    } catch (...) {
+      // The step itself is done and its rows are kept; the next one tries again.
+    }
+  }
+
+  // ---- compression
+
+  // Heads that compress by themselves, where it is time.
+  void compress_due(Layer& layer) {
     bool due = false;
     for (const Policy& head : layer.heads) {
       std::visit(
@@ -487,15 +543,9 @@ class KvCache {
           head);
     }
     if (!due) return;
-    try {
-      commit_layer(layer);
-      compress_layers({&layer, 1}, /*only_due=*/true);
-    } catch (...) {
-      // The step itself is done and its rows are kept; the next one tries again.
-    }
+    commit_layer(layer);
+    compress_layers({&layer, 1}, /*only_due=*/true);
   }
-
-  // ---- compression
 
   void compress_layers(std::span<Layer> layers, bool only_due = false) {
     const auto each = [&](Layer& layer, auto act) {

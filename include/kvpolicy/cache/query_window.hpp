@@ -59,6 +59,18 @@ class QueryWindow {
     begin_ = std::max(begin_, written_ - std::min(written_, slots_));
   }
 
+  /// A new window learns what another one of the same queries knows, as far as it has room.
+  void take(const QueryWindow& other) {
+    if (slots_ == 0) return;
+    const std::size_t count = std::min(other.end_ - other.begin_, slots_);
+    for (std::size_t position = other.end_ - count; position < other.end_; ++position) {
+      std::memcpy(slot(position % slots_, 0), other.slot(position % other.slots_, 0),
+                  bytes() / slots_);
+    }
+    begin_ = other.end_ - count;
+    end_ = written_ = other.end_;
+  }
+
   /// Forgets the queries at `position` and behind.
   void truncate(std::size_t position) {
     end_ = std::min(end_, position);

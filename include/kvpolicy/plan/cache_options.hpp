@@ -19,6 +19,9 @@ struct CacheOptions {
   std::size_t max_append = 1;
   /// Most tokens the cache will take; 0: as many as memory holds.
   std::size_t max_tokens = 0;
+  /// Latest queries that every layer keeps, though the plan's heads want fewer: for forks under a plan
+  /// whose heads compress by them (KvCache::fork_as).
+  std::size_t kept_queries = 0;
   /// Rows of a page, the unit of growth and of sharing between forks. A power of two, 16 to 4096.
   std::size_t page_rows = 64;
   /// Row memory is asked of this resource; it must outlive the cache and its forks.
@@ -41,6 +44,8 @@ struct CacheOptions {
             ", must be at most ", most);
     require(max_append >= 1 && max_append <= most, "CacheOptions: max_append is ", max_append,
             ", must be 1 to ", most);
+    require(kept_queries <= most, "CacheOptions: kept_queries is ", kept_queries,
+            ", must be at most ", most);
     require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,
             "CacheOptions: page_rows is ", page_rows, ", must be a power of two from 16 to 4096");
     require(memory != nullptr, "CacheOptions: memory is null, must be a memory resource");

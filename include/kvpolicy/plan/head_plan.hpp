@@ -212,9 +212,9 @@ class HeadPlan {
     MemoryEstimate estimate;
     estimate.tail = 2 * options.tail_rows() * shape_.kv_head_count() * row;
     for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
-      const std::size_t observed = observed_queries(layer);
-      if (observed == 0) continue;
-      estimate.queries += (observed + options.tail_rows()) * shape_.q_heads * row;
+      const std::size_t kept = std::max(observed_queries(layer), options.kept_queries);
+      if (kept == 0) continue;
+      estimate.queries += (kept + options.tail_rows()) * shape_.q_heads * row;
     }
     return estimate;
   }
