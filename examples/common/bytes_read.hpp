@@ -18,19 +18,29 @@ namespace kvpolicy::tools {
   return codes + 2 * sizeof(half) * (rows * head_dim / plane.format.group);
 }
 
-/// Of the rows that `read` shows; what choosing them reads is not among them.
+/// Of the rows that `read` shows of one head; what choosing them reads is not among them.
+template <class Cache>
+[[nodiscard]] std::size_t bytes_shown(const Cache& cache, std::size_t layer, std::size_t head,
+                                      Read read) {
+  const std::size_t head_dim = cache.plan().shape().head_dim;
+  std::size_t total = 0;
+  const SegmentList shown = cache.segments(layer, head, read);
+  for (const Segment& segment : shown) {
+    segment.for_each_run([&](const RowRun& run) {
+      total += bytes_of_rows(segment.keys, run.rows, head_dim) +
+               bytes_of_rows(segment.values, run.rows, head_dim);
+    });
+  }
+  return total;
+}
+
+/// The same of all heads.
 template <class Cache>
 [[nodiscard]] std::size_t bytes_shown(const Cache& cache, Read read) {
   const ModelShape& shape = cache.plan().shape();
   std::size_t total = 0;
   for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
-    const SegmentList shown = cache.segments(head / shape.kv_heads, head % shape.kv_heads, read);
-    for (const Segment& segment : shown) {
-      segment.for_each_run([&](const RowRun& run) {
-        total += bytes_of_rows(segment.keys, run.rows, shape.head_dim) +
-                 bytes_of_rows(segment.values, run.rows, shape.head_dim);
-      });
-    }
+    total += bytes_shown(cache, head / shape.kv_heads, head % shape.kv_heads, read);
   }
   return total;
 }

@@ -95,16 +95,24 @@ class CudaSequence final : public Sequence {
   [[nodiscard]] std::size_t tokens() const override { return cache_.tokens(); }
   [[nodiscard]] std::size_t bytes() const override { return cache_.bytes(); }
 
+  [[nodiscard]] std::vector<std::size_t> head_bytes() const override {
+    std::vector<std::size_t> bytes;
+    for (std::size_t layer = 0; layer < cache_.plan().shape().layers; ++layer) {
+      for (std::size_t head = 0; head < cache_.plan().shape().kv_heads; ++head) {
+        bytes.push_back(
+            row_bytes(cuda::describe(cache_.plan(), layer, head), layer, head, Read::all));
+      }
+    }
+    return bytes;
+  }
+
   [[nodiscard]] std::size_t bytes_read(const Reading& reading) const override {
     const ModelShape& shape = cache_.plan().shape();
     std::size_t total = 0;
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         const cuda::HeadSettings settings = cuda::describe(cache_.plan(), layer, head);
-        const auto rows = cache_.rows(layer, head, reading.read, 0, shared_->stream);
-        const auto quantized = static_cast<std::size_t>(std::ranges::count(rows.quantized, true));
-        total += (rows.quantized.size() - quantized) * 2 * shape.head_dim * sizeof(bfloat16) +
-                 quantized * quantized_row_bytes(settings);
+        total += row_bytes(settings, layer, head, reading.read);
         if (reading.refresh_each_step && settings.chunk > 0) {
           total += (settings.min_max ? 2 : 1) * (cache_.tokens() / settings.chunk) *
                    shape.head_dim * sizeof(bfloat16);
@@ -115,6 +123,15 @@ class CudaSequence final : public Sequence {
   }
 
  private:
+  // Of the rows that a read shows.
+  [[nodiscard]] std::size_t row_bytes(const cuda::HeadSettings& settings, std::size_t layer,
+                                      std::size_t head, Read read) const {
+    const auto rows = cache_.rows(layer, head, read, 0, shared_->stream);
+    const auto quantized = static_cast<std::size_t>(std::ranges::count(rows.quantized, true));
+    const std::size_t dense = 2 * cache_.plan().shape().head_dim * sizeof(bfloat16);
+    return (rows.quantized.size() - quantized) * dense + quantized * quantized_row_bytes(settings);
+  }
+
   // Codes, scales and zeros of a row's key and value: its share of a page.
   [[nodiscard]] std::size_t quantized_row_bytes(const cuda::HeadSettings& settings) const {
     const cuda::StoreContext context{.head_dim = cache_.plan().shape().head_dim,

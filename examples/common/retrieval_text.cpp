@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cmath>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -64,9 +65,17 @@ std::size_t facts_in(std::size_t length) { return std::clamp<std::size_t>(length
 
 struct Hidden {
   std::string sentence;
+  double depth = -1;      // share of the slice; negative: anywhere
   std::size_t place = 0;  // in the plain slice
   std::size_t end = 0;    // in the body, behind the sentence
 };
+
+// Of places in order, the one that is closest.
+std::size_t nearest(const std::vector<std::size_t>& places, double wanted) {
+  return *std::ranges::min_element(places, {}, [&](std::size_t place) {
+    return std::abs(static_cast<double>(place) - wanted);
+  });
+}
 
 // The slice with its sentences hidden in it.
 std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& random) {
@@ -74,7 +83,10 @@ std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& ra
   for (std::size_t at = 2; at <= slice.size(); ++at) {
     if (is_boundary(slice, at)) places.push_back(at);
   }
-  for (Hidden& one : hidden) one.place = places[random.below(places.size())];
+  for (Hidden& one : hidden) {
+    one.place = one.depth < 0 ? places[random.below(places.size())]
+                              : nearest(places, one.depth * static_cast<double>(slice.size()));
+  }
   std::vector<std::size_t> order(hidden.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   random.shuffle(order);  // sentences at one place: which is asked for must not tell their order
@@ -98,6 +110,32 @@ std::size_t share_for_identification(std::string_view text) {
   return end;
 }
 
+void require_room(std::string_view plain, std::size_t length) {
+  require(length <= longest_text(plain), "a text of ", length,
+          " bytes is longer than the sample text has room for, which is ", longest_text(plain));
+}
+
+// That many bytes from behind a boundary on.
+std::string_view slice_of(std::string_view plain, std::size_t bytes, Random& random) {
+  std::size_t first = random.below(plain.size() - bytes - slack);
+  while (!is_boundary(plain, first)) {
+    ++first;
+    require<FormatError>(first + bytes <= plain.size(),
+                         "the sample text has no sentence for thousands of bytes");
+  }
+  return plain.substr(first, bytes);
+}
+
+void require_depths(const RetrievalTextConfig& config) {
+  require(config.depths.empty() || !config.two_step,
+          "depths are for facts that are asked for by themselves, not for two-step questions");
+  require(config.depths.size() <= 32, "a text takes at most 32 depths, there are ",
+          config.depths.size());
+  for (const double depth : config.depths) {
+    require(depth >= 0 && depth <= 1, "a depth is ", depth, ", must be a share from 0 to 1");
+  }
+}
+
 }  // namespace
 
 std::size_t questions_per_text(std::size_t length, bool two_step) {
@@ -109,7 +147,9 @@ std::size_t longest_text(std::string_view plain) {
 }
 
 RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& config) {
-  const std::size_t facts = facts_in(config.length);
+  require_depths(config);
+  const std::size_t facts =
+      config.depths.empty() ? facts_in(config.length) : config.depths.size();
   const std::size_t pairs = config.two_step ? facts / 4 : 0;
   require(!config.lead_in || !config.two_step,
           "the opening of an answer would give away a two-step question: ask for whole answers");
@@ -121,6 +161,7 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
     keys.push_back(fmt::format("{:05}", random.below(100000)));
     hidden.push_back({.sentence = fact(name, keys.back())});
   }
+  for (std::size_t i = 0; i < config.depths.size(); ++i) hidden[i].depth = config.depths[i];
   for (std::size_t i = 0; i < pairs; ++i) {
     hidden.push_back({.sentence = older(names[2 * i], names[2 * i + 1])});
   }
@@ -138,6 +179,7 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
       std::array<std::string_view, 2> pair{names[asked], names[asked + 1]};
       random.shuffle(pair);
       question.text = ask_older(pair[0], pair[1]);
+      question.other = answer(names[asked + 1], keys[asked + 1]);
     } else {
       question.text = ask(names[asked]);
     }
@@ -154,19 +196,20 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
   for (const Hidden& one : hidden) taken += one.sentence.size();
   require(config.length > taken, "a text of ", config.length, " bytes is too short for ", facts,
           " facts and a question: it takes at least ", taken + 1);
-  require(config.length <= longest_text(plain), "a text of ", config.length,
-          " bytes is longer than the sample text has room for, which is ", longest_text(plain));
+  require_room(plain, config.length);
   const std::size_t bytes = config.length - taken;
-  std::size_t first = random.below(plain.size() - bytes - slack);
-  while (!is_boundary(plain, first)) {
-    ++first;
-    require<FormatError>(first + bytes <= plain.size(),
-                         "the sample text has no sentence for thousands of bytes");
-  }
-  text.body = hide(plain.substr(first, bytes), hidden, random);
+  text.body = hide(slice_of(plain, bytes, random), hidden, random);
   for (std::size_t i = 0; i < questions; ++i) {
     text.questions[i].distance = text.body.size() - hidden[config.two_step ? 2 * i : i].end;
   }
+  return text;
+}
+
+RetrievalText draw_plain_text(std::string_view plain, const RetrievalTextConfig& config) {
+  require_room(plain, config.length);
+  Random random{config.seed, config.length, config.number};
+  RetrievalText text;
+  text.body = slice_of(plain, config.length, random);
   return text;
 }
 

@@ -17,6 +17,9 @@ struct Question {
   std::string text;          ///< "\nWhat is the key of Bamelo? "
   std::string answer;        ///< "The key of Bamelo is 48213."
   std::size_t distance = 0;  ///< Bytes from the end of the fact asked for to the end of the text.
+  /// Two-step questions: the answer for the other name, which a model gives that finds the pair and
+  /// its keys but not who is older.
+  std::string other = {};
 };
 
 struct RetrievalText {
@@ -36,6 +39,9 @@ struct RetrievalTextConfig {
   bool two_step = false;  ///< "the key of the older of A and B": two facts lead to the answer.
   std::uint64_t seed = 1;
   std::uint64_t number = 0;  ///< Which of a seed's texts.
+  /// A fact at each of these shares of the text, 0 its beginning and 1 its end, moved to the nearest
+  /// boundary; question i asks for the fact at depth i. Empty: facts anywhere. Not with `two_step`.
+  std::vector<double> depths = {};
 };
 
 /// The questions that a text of this length can take.
@@ -44,8 +50,13 @@ struct RetrievalTextConfig {
 /// The longest text that `plain` has room for.
 [[nodiscard]] std::size_t longest_text(std::string_view plain);
 
-/// Hides facts in a slice of `plain`. @throws ConfigError for a length that cannot be.
+/// Hides facts in a slice of `plain`. @throws ConfigError for a length or depths that cannot be.
 [[nodiscard]] RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& config);
+
+/// A slice of `plain` that begins behind a sentence, and nothing hidden in it. Of the config it
+/// takes length, seed and number. @throws ConfigError for a length that cannot be.
+[[nodiscard]] RetrievalText draw_plain_text(std::string_view plain,
+                                            const RetrievalTextConfig& config);
 
 /// The part of the King James text that the shipped model was not trained on, on one line.
 /// @throws FormatError if the file is not there.

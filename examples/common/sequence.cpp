@@ -60,6 +60,16 @@ class PlanSequence final : public Sequence {
   [[nodiscard]] std::size_t tokens() const override { return cache_.tokens(); }
   [[nodiscard]] std::size_t bytes() const override { return cache_.bytes(); }
 
+  [[nodiscard]] std::vector<std::size_t> head_bytes() const override {
+    const ModelShape& shape = cache_.plan().shape();
+    std::vector<std::size_t> bytes;
+    for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
+      bytes.push_back(
+          bytes_shown(cache_, head / shape.kv_heads, head % shape.kv_heads, Read::all));
+    }
+    return bytes;
+  }
+
   [[nodiscard]] std::size_t bytes_read(const Reading& reading) const override {
     std::size_t total = bytes_shown(cache_, reading.read);
     if (!reading.refresh_each_step) return total;

@@ -54,6 +54,9 @@ class Sequence {
 
   [[nodiscard]] virtual std::size_t tokens() const = 0;
   [[nodiscard]] virtual std::size_t bytes() const = 0;
+  /// Bytes of the rows that each KV head keeps, layer after layer; `bytes` counts pages, which are
+  /// rarely full.
+  [[nodiscard]] virtual std::vector<std::size_t> head_bytes() const = 0;
   /// Bytes of cached rows that the next token's attention reads, over all heads.
   [[nodiscard]] virtual std::size_t bytes_read(const Reading& reading = {}) const = 0;
 

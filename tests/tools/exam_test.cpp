@@ -3,7 +3,6 @@
 #include <common/exam_plan.hpp>
 
 #include <cstddef>
-#include <random>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -11,44 +10,12 @@
 #include <kvpolicy/core/error.hpp>
 #include <reference_model/llama.hpp>
 
+#include "byte_model.hpp"
+
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
 
 namespace {
-
-// Two layers of a byte model with random weights: its answers are nonsense, but always the same.
-reference::Llama random_model(std::size_t vocabulary = 256) {
-  reference::LlamaConfig config;
-  config.vocabulary = vocabulary;
-  config.hidden = 32;
-  config.intermediate = 48;
-  config.layers = 2;
-  config.q_heads = 4;
-  config.kv_heads = 2;
-  config.head_dim = 64;
-  config.max_positions = 4096;
-  config.rotary.theta = 1e4F;
-  config.windows = {0, 0};
-  std::mt19937 bits{7};
-  const auto numbers = [&](std::size_t count) {
-    std::vector<float> drawn(count);
-    for (float& x : drawn) x = static_cast<float>(bits() % 2001) / 1000.0F - 1.0F;
-    return drawn;
-  };
-  const auto linear = [&](std::size_t inputs, std::size_t outputs) {
-    return reference::Linear{inputs, outputs, numbers(inputs * outputs), {}};
-  };
-  reference::LlamaWeights weights;
-  weights.embedding = linear(32, vocabulary);
-  for (std::size_t layer = 0; layer < 2; ++layer) {
-    weights.layers.push_back({std::vector<float>(32, 1.0F), linear(32, 256), linear(32, 128),
-                              linear(32, 128), linear(256, 32), std::vector<float>(32, 1.0F),
-                              linear(32, 48), linear(32, 48), linear(48, 32)});
-  }
-  weights.norm.assign(32, 1.0F);
-  weights.head = linear(32, vocabulary);
-  return {config, weights};
-}
 
 std::vector<RetrievalText> texts(std::size_t count) {
   std::vector<RetrievalText> drawn;
@@ -61,7 +28,7 @@ std::vector<RetrievalText> texts(std::size_t count) {
 }  // namespace
 
 TEST_CASE("questions of one text do not disturb each other") {
-  const auto model = random_model();
+  const auto model = random_byte_model();
   const ExamPlan plan = make_exam_plan("full", model.config().shape(), "");
   std::vector<RetrievalText> both = texts(1);
   const ExamResult together = examine(model, plan, both);
@@ -72,7 +39,7 @@ TEST_CASE("questions of one text do not disturb each other") {
 }
 
 TEST_CASE("threads may share the texts") {
-  const auto model = random_model();
+  const auto model = random_byte_model();
   const ExamPlan plan = make_exam_plan("sink_recent:16,64", model.config().shape(), "");
   const auto drawn = texts(3);
   std::size_t reported = 0;
@@ -90,7 +57,7 @@ TEST_CASE("threads may share the texts") {
 }
 
 TEST_CASE("a plan that reads everything after all answers like the full one") {
-  const auto model = random_model();
+  const auto model = random_byte_model();
   const ModelShape shape = model.config().shape();
   const auto drawn = texts(2);
   const ExamResult full = examine(model, make_exam_plan("full", shape, ""), drawn);
@@ -105,7 +72,7 @@ TEST_CASE("a plan that reads everything after all answers like the full one") {
 }
 
 TEST_CASE("bytes read are those of the rows that are shown") {
-  const auto model = random_model();
+  const auto model = random_byte_model();
   const ModelShape shape = model.config().shape();
   const auto drawn = texts(1);
   const std::size_t rows = 512 - 1;  // the last byte of the answer is not fed back
@@ -133,6 +100,6 @@ TEST_CASE("plans describe themselves") {
 }
 
 TEST_CASE("a model that does not write bytes is refused") {
-  const auto model = random_model(300);
+  const auto model = random_byte_model(300);
   CHECK_THROWS_AS(require_bytes(model), ConfigError);
 }

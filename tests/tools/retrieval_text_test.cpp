@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <common/retrieval_text.hpp>
 
+#include <cmath>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -120,4 +122,56 @@ TEST_CASE("heads are found and judged on texts that share nothing") {
   CHECK(first.size() < all.size() * 3 / 10 + 500);
   CHECK(first.back() == ' ');  // whole sentences
   CHECK_NOTHROW(draw_text(first, {.length = 16384}));
+}
+
+TEST_CASE("facts are hidden at the depths asked for") {
+  const std::string plain = held_out_text();
+  for (const std::size_t length : {1024UL, 4096UL}) {
+    const std::vector<double> depths{0.0, 0.05, 0.35, 0.5, 0.95, 1.0};
+    const auto text =
+        draw_text(plain, {.length = length, .questions = 6, .seed = 4, .depths = depths});
+    REQUIRE(text.questions.size() == depths.size());
+    CHECK(text.facts == depths.size());
+    const std::string prose = without_facts(text.body);
+    for (std::size_t i = 0; i < depths.size(); ++i) {
+      // How much of the prose stands before the fact; a boundary is never far.
+      const std::string fact = text.questions[i].answer + ' ';
+      REQUIRE(count(text.body, fact) == 1);
+      const std::string before = without_facts(text.body.substr(0, text.body.find(fact)));
+      const double depth =
+          static_cast<double>(before.size()) / static_cast<double>(prose.size());
+      CHECK(std::abs(depth - depths[i]) * static_cast<double>(prose.size()) < 150);
+    }
+  }
+  const auto deep = [&](std::vector<double> depths, bool two_step) {
+    return draw_text(plain, {.length = 1024, .two_step = two_step, .depths = std::move(depths)});
+  };
+  CHECK_THROWS_AS(deep({1.5}, false), ConfigError);
+  CHECK_THROWS_AS(deep({-0.1}, false), ConfigError);
+  CHECK_THROWS_AS(deep({0.5}, true), ConfigError);
+  CHECK_THROWS_AS(deep(std::vector<double>(33, 0.5), false), ConfigError);
+}
+
+TEST_CASE("the other answer of a two-step question is the younger one's key") {
+  const auto text = draw_text(
+      held_out_text(), {.length = 2048, .questions = 4, .two_step = true, .seed = 7});
+  REQUIRE(text.questions.size() == 4);
+  for (const Question& question : text.questions) {
+    const std::string elder = question.answer.substr(11, 6);
+    const std::string younger = question.other.substr(11, 6);
+    CHECK(count(text.body, elder + " is older than " + younger + ". ") == 1);
+    CHECK(count(text.body, question.other + ' ') == 1);
+    CHECK(question.text.find(younger) != std::string::npos);
+  }
+}
+
+TEST_CASE("a plain text is a slice from behind a sentence") {
+  const std::string plain = held_out_text();
+  const auto text = draw_plain_text(plain, {.length = 3000, .seed = 1, .number = 2});
+  CHECK(text.body.size() == 3000);
+  CHECK(text.questions.empty());
+  const std::size_t at = plain.find(text.body);
+  REQUIRE(at != std::string::npos);
+  CHECK(std::string{".:;?!"}.find(plain[at - 2]) != std::string::npos);
+  CHECK_THROWS_AS(static_cast<void>(draw_plain_text(plain, {.length = plain.size()})), ConfigError);
 }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "prompt_forks.hpp"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+namespace kvpolicy::tools {
+
+bool reads_prompt_in_full(const AnyPlan<bfloat16>& plan) {
+  bool in_full = true;
+  plan.for_each_head([&](std::size_t, std::size_t, const auto& config) {
+    if constexpr (requires { config.recent; }) in_full = false;
+    if constexpr (requires { config.compress_every; }) {
+      in_full = in_full && config.compress_every == 0;
+    }
+  });
+  return in_full;
+}
+
+PromptForks::PromptForks(const reference::Llama& model, std::vector<int> prompt, Prefill prefill)
+    : model_{&model},
+      prompt_{std::move(prompt)},
+      shared_{prompt_.size() - std::min(prompt_.size(), read_by_forks)},
+      prefill_{prefill} {}
+
+std::unique_ptr<Sequence> PromptForks::in_full() { return to_the_end(full().fork()); }
+
+std::unique_ptr<Sequence> PromptForks::under(const ExamPlan& plan) {
+  const bool shares = prefill_ == Prefill::shared && reads_prompt_in_full(plan.plan);
+  return to_the_end(shares ? full().fork_as(plan.plan) : read(plan.plan));
+}
+
+const Sequence& PromptForks::full() {
+  if (!full_) full_ = read(AnyPlan<bfloat16>{model_->config().shape()});
+  return *full_;
+}
+
+// The part that forks share.
+std::unique_ptr<Sequence> PromptForks::read(AnyPlan<bfloat16> plan) const {
+  auto sequence = make_sequence(*model_, std::move(plan));
+  const std::span<const int> front{prompt_.data(), shared_};
+  if (!front.empty()) static_cast<void>(sequence->prefill(front));
+  return sequence;
+}
+
+std::unique_ptr<Sequence> PromptForks::to_the_end(std::unique_ptr<Sequence> sequence) const {
+  const std::span<const int> end = std::span{prompt_}.subspan(shared_);
+  if (!end.empty()) static_cast<void>(sequence->prefill(end));
+  return sequence;
+}
+
+}  // namespace kvpolicy::tools

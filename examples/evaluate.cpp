@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a model still can under each of many plans: suites of tasks, methods and budgets, seeds. The
+// same command draws the same tasks again; a file that is already there is gone on with.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <kvpolicy/core/error.hpp>
+#include <reference_model/llama.hpp>
+
+#include "common/equal_bytes.hpp"
+#include "common/evaluation.hpp"
+#include "common/evaluation_table.hpp"
+#include "common/exam.hpp"
+#include "common/files.hpp"
+#include "common/progress.hpp"
+#include "common/retrieval_text.hpp"
+#include "common/run_tool.hpp"
+#include "common/stopwatch.hpp"
+#include "common/terminal.hpp"
+#include "tool_plan.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+struct Arguments {
+  std::string model;
+  std::vector<Suite> suites{Suite::keys};
+  std::vector<std::string> plans{"full", "sink_recent", "duo", "int8", "int4"};
+  std::vector<std::string> bytes;
+  std::vector<std::size_t> lengths{1024, 2048, 4096};
+  std::vector<std::uint64_t> seeds{1, 2, 3};
+  SuiteConfig config;
+  std::string prefill = "shared";
+  std::string compress = "question";
+  std::string text = "evaluation";
+  std::size_t threads = 0;
+  std::string out;
+  bool resume = false;
+  bool json = false;
+};
+
+constexpr const char* description =
+    R"(Measures what a model still can when its KV cache is kept by each of many plans.
+
+Suites (--suite, one or more):
+  keys         many facts hidden in a text, "The key of Bamelo is 48213. "; questions ask for them.
+               An answer is right if every byte that greedy decoding writes is
+  passkey      the same with facts at even depths, a question for each: a grid of length and depth
+  reasoning    "the key of the older of A and B": two facts lead to the answer. The shipped model
+               guesses between the two names, so the table counts finding either one's key, too
+  perplexity   surprise at text that goes on behind a context, in nats and bits per byte
+  agreement    distance from the full cache on answers and on text that goes on: the share of bytes
+               with the same likeliest next byte, and the KL divergence of what is expected
+
+Every plan meets the same tasks. A text is read once, with full attention, and each plan that keeps
+all of it gets a fork (--prefill own: each reads it by itself); plans with streaming heads read it
+themselves. Texts are from the part of the King James Bible that the shipped model was not trained on,
+behind the 30 % of it that heads are identified on.)";
+
+std::string footer() {
+  return std::string{"Plans (--plans, one or more):\n"} + plan_help() + R"(
+Budgets: with --bytes 1/4, methods stand in --plans without their setting, and get the one with
+which they keep a quarter of the full cache's bytes at each length, counted in rows of KV heads:
+"h2o" becomes h2o:256 at 1,024 tokens, "duo" the lowest sparsity that fits. Plans with settings of
+their own ("int4", "full", "headkv:64") are measured as they are, once.
+
+Examples:
+  evaluate --suite passkey --plans full duo streaming_llm h2o --bytes 1/2 1/4 --out grid.json
+  evaluate --plans full int8 int4 int2 kivi2 --suite keys perplexity --lengths 2048
+  evaluate --plans full duo:0.25 duo:0.5 duo:0.75 --seeds 1 2 3 4 5
+  evaluate --out grid.json --resume ...                     measures only what grid.json lacks)";
+}
+
+std::string joined(const std::vector<Suite>& suites) {
+  std::vector<std::string> names;
+  for (const Suite suite : suites) names.emplace_back(name_of(suite));
+  return spaced(names);
+}
+
+// As it would have to be typed again.
+std::string command_of(const Arguments& arguments) {
+  const SuiteConfig& config = arguments.config;
+  return fmt::format(
+      "evaluate --suite {} --plans {}{} --lengths {} --seeds {} --questions {} --per-text {} "
+      "--depths {} --windows {} --score {} --compress {} --prefill {}{}{}",
+      joined(arguments.suites), spaced(arguments.plans),
+      arguments.bytes.empty() ? "" : " --bytes " + spaced(arguments.bytes),
+      spaced(arguments.lengths), spaced(arguments.seeds), config.questions, config.per_text,
+      config.depths, config.windows, config.scored, arguments.compress, arguments.prefill,
+      config.lead_in ? " --lead-in" : "",
+      arguments.text == "held-out" ? " --text held-out" : "");
+}
+
+// Whether a name leaves a method's setting to the budget.
+bool takes_budget(const std::string& plan, const ByteBudget& budget) {
+  if (method_of(plan) != plan) return false;
+  try {
+    static_cast<void>(at_equal_bytes(plan, {.share = 1, .length = budget.length,
+                                            .shape = budget.shape}));
+    return true;
+  } catch (const ConfigError&) {
+    return false;
+  }
+}
+
+// The plans of one length: with --bytes each method once for each budget, else as they are named.
+std::vector<Entry> entries_at(const Arguments& arguments, std::size_t length,
+                              const ModelShape& shape) {
+  std::vector<Entry> entries;
+  const auto add = [&](const std::string& method, double share, const std::string& plan) {
+    entries.push_back(
+        {method, share, make_exam_plan(plan, shape, arguments.model, arguments.config.compress)});
+    require(!entries.back().plan.speculation, "--plans ", plan,
+            ": guesses change no answer; measure full");
+  };
+  for (const std::string& plan : arguments.plans) {
+    ByteBudget budget{.length = length, .shape = shape};
+    if (arguments.bytes.empty() || !takes_budget(plan, budget)) {
+      add(method_of(plan), 0, plan);
+      continue;
+    }
+    for (const std::string& share : arguments.bytes) {
+      budget.share = parse_share(share);
+      add(plan, budget.share, at_equal_bytes(plan, budget));
+    }
+  }
+  return entries;
+}
+
+class Run {
+ public:
+  explicit Run(Arguments arguments)
+      : arguments_{std::move(arguments)},
+        model_{reference::Llama::load(arguments_.model)},
+        plain_{arguments_.text == "held-out" ? held_out_text() : evaluation_text()},
+        settings_(settings_of(arguments_.config, arguments_.model)) {  // braces would make a list
+    settings_["text"] = arguments_.text;
+    require_bytes(model_);
+    if (arguments_.resume) known_ = points_of(arguments_.out, settings_);
+  }
+
+  void measure_all() {
+    plan_work();
+    for (Group& group : groups_) {
+      const std::string doing = fmt::format("{} at {}", name_of(group.suite), thousands(group.length));
+      const Stopwatch took;
+      if (!group.todo.empty()) {
+        const auto points = measure(model_, group.suite, config_at(group.length), arguments_.seeds,
+                                    group.todo, plain_, [&](double units) {
+                                      done_ += units;
+                                      progress_.update(done_ / total_, doing);
+                                    });
+        for (const Point& point : points) known_.push_back(as_json(point));
+        progress_.note(fmt::format("  {:<10} {:>6} tokens, {:>3} plans   {}", name_of(group.suite),
+                                   thousands(group.length), group.todo.size(),
+                                   duration(took.seconds())));
+      }
+      for (const Point& point : group.wanted) {
+        results_.push_back(*find_point(known_, point));
+      }
+      // As it stands, so that a run that is stopped has not been for nothing.
+      if (!arguments_.out.empty()) write_result(arguments_.out, file(results_and_rest()));
+    }
+    progress_.clear();
+    if (!arguments_.out.empty()) write_result(arguments_.out, file(results_));
+  }
+
+  void print() const {
+    if (arguments_.json) {
+      fmt::print("{}", file(results_));
+    } else {
+      fmt::print("{}", evaluation_tables(results_));
+    }
+  }
+
+ private:
+  struct Group {
+    Suite suite = Suite::keys;
+    std::size_t length = 0;
+    std::vector<Entry> todo;
+    std::vector<Point> wanted;  // without outcomes, in the order of the file
+  };
+
+  [[nodiscard]] SuiteConfig config_at(std::size_t length) const {
+    SuiteConfig config = arguments_.config;
+    config.length = length;
+    return config;
+  }
+
+  // Everything that is drawn and every plan is made once before, so that what is wrong is said now.
+  void plan_work() {
+    for (const Suite suite : arguments_.suites) {
+      for (const std::size_t length : arguments_.lengths) {
+        Group group{suite, length, {}, {}};
+        for (Entry& entry : entries_at(arguments_, length, model_.config().shape())) {
+          bool missing = false;
+          for (const std::uint64_t seed : arguments_.seeds) {
+            group.wanted.push_back(
+                {suite, length, seed, entry.plan.name, entry.method, entry.share, {}});
+            missing = missing || find_point(known_, group.wanted.back()) == nullptr;
+          }
+          if (missing) group.todo.push_back(std::move(entry));
+        }
+        for (const std::uint64_t seed : arguments_.seeds) {
+          for (const Task& task : draw_tasks(suite, config_at(length), seed, plain_)) {
+            if (!group.todo.empty()) total_ += cost(task, group.todo.size());
+          }
+        }
+        groups_.push_back(std::move(group));
+      }
+    }
+  }
+
+  // What later groups will find again must not be lost from the file meanwhile.
+  [[nodiscard]] std::vector<nlohmann::ordered_json> results_and_rest() const {
+    std::vector<nlohmann::ordered_json> all = results_;
+    for (const auto& point : known_) {
+      if (std::ranges::find(results_, point) == results_.end()) all.push_back(point);
+    }
+    return all;
+  }
+
+  [[nodiscard]] std::string file(const std::vector<nlohmann::ordered_json>& points) const {
+    return file_of(command_of(arguments_), settings_, points);
+  }
+
+  Arguments arguments_;
+  reference::Llama model_;
+  std::string plain_;
+  nlohmann::json settings_;
+  std::vector<Group> groups_;
+  std::vector<nlohmann::ordered_json> known_;    // measured before or now
+  std::vector<nlohmann::ordered_json> results_;  // those that were asked for, in order
+  double total_ = 0;
+  double done_ = 0;
+  Progress progress_;
+};
+
+void run(Arguments arguments) {
+  require_model_folder(arguments.model);
+  require(!arguments.resume || !arguments.out.empty(), "--resume needs the file: --out PATH");
+  set_threads(arguments.threads);
+  arguments.config.prefill = arguments.prefill == "own" ? Prefill::own : Prefill::shared;
+  arguments.config.compress =
+      arguments.compress == "text" ? Compress::behind_text : Compress::behind_question;
+  Run work{std::move(arguments)};
+  work.measure_all();
+  work.print();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  arguments.model = repository_path(shipped_model);
+  CLI::App app{description, "evaluate"};
+  app.footer(footer());
+  app.get_formatter()->column_width(26);
+  const auto count = [&](const char* name, std::size_t& value, std::size_t most, const char* what) {
+    app.add_option(name, value, what)
+        ->check(whole_number(1, most))
+        ->type_name("N")
+        ->capture_default_str();
+  };
+  std::map<std::string, Suite> suites;
+  for (std::size_t i = 0; i < std::size(suite_names); ++i) {
+    suites.emplace(suite_names[i], static_cast<Suite>(i));
+  }
+  app.add_option("--suite", arguments.suites, "What is measured, see above")
+      ->transform(CLI::Transformer(suites))
+      ->type_name("SUITE...")
+      ->default_str("keys");
+  app.add_option("--model", arguments.model, "Folder of a byte-level model")
+      ->type_name("DIR")
+      ->capture_default_str();
+  app.add_option("--plans", arguments.plans, "Plans or methods to measure, see below")
+      ->type_name("PLAN...")
+      ->default_str(spaced(arguments.plans));
+  app.add_option("--bytes", arguments.bytes, "Budgets, as shares of the full cache's bytes")
+      ->type_name("SHARE...");
+  app.add_option("--lengths", arguments.lengths, "Bytes of text, question and answer together")
+      ->check(whole_number(1, 1'000'000))
+      ->type_name("N...")
+      ->default_str(spaced(arguments.lengths));
+  app.add_option("--seeds", arguments.seeds, "Other texts and questions for each")
+      ->check(any_whole_number())
+      ->type_name("N...")
+      ->default_str(spaced(arguments.seeds));
+  count("--questions", arguments.config.questions, 1'000'000, "Questions at each length and seed");
+  count("--per-text", arguments.config.per_text, 32, "Questions that share a text, at most");
+  count("--depths", arguments.config.depths, 32, "passkey: depths, all in each text");
+  count("--windows", arguments.config.windows, 100'000, "Texts that go on, for a length and seed");
+  count("--score", arguments.config.scored, 1'000'000, "Bytes for which a text goes on");
+  app.add_flag("--lead-in", arguments.config.lead_in,
+               "Put the opening of the answer behind the question and ask for its digits alone");
+  app.add_option("--compress", arguments.compress,
+                 "When budget plans drop rows: behind the question, or behind the text")
+      ->check(CLI::IsMember({"question", "text"}))
+      ->type_name("WHEN")
+      ->capture_default_str();
+  app.add_option("--prefill", arguments.prefill, "Who reads a text: shared or own, see above")
+      ->check(CLI::IsMember({"shared", "own"}))
+      ->type_name("WHO")
+      ->capture_default_str();
+  app.add_option("--text", arguments.text,
+                 "evaluation: held-out text that no head was identified on; held-out: all of it, "
+                 "for longer texts")
+      ->check(CLI::IsMember({"evaluation", "held-out"}))
+      ->type_name("WHICH")
+      ->capture_default_str();
+  app.add_option("--threads", arguments.threads, "Threads; 0: all that OpenMP offers")
+      ->check(whole_number(0, most_threads))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--out", arguments.out, "Write JSON there, too, as points come")
+      ->type_name("PATH");
+  app.add_flag("--resume", arguments.resume,
+               "Skip what --out has already, if it was measured with the same settings");
+  app.add_flag("--json", arguments.json, "Print JSON instead of Markdown");
+  return run_tool(app, argc, argv, [&] { run(arguments); });
+}

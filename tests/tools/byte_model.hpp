@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A model of bytes that knows nothing, for tests of what is done with a model.
+#pragma once
+
+#include <cstddef>
+#include <random>
+#include <vector>
+
+#include <reference_model/llama.hpp>
+
+namespace kvpolicy::tools {
+
+// Two layers of a byte model with random weights: its answers are nonsense, but always the same.
+inline reference::Llama random_byte_model(std::size_t vocabulary = 256) {
+  reference::LlamaConfig config;
+  config.vocabulary = vocabulary;
+  config.hidden = 32;
+  config.intermediate = 48;
+  config.layers = 2;
+  config.q_heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 64;
+  config.max_positions = 4096;
+  config.rotary.theta = 1e4F;
+  config.windows = {0, 0};
+  std::mt19937 bits{7};
+  const auto numbers = [&](std::size_t count) {
+    std::vector<float> drawn(count);
+    for (float& x : drawn) x = static_cast<float>(bits() % 2001) / 1000.0F - 1.0F;
+    return drawn;
+  };
+  const auto linear = [&](std::size_t inputs, std::size_t outputs) {
+    return reference::Linear{inputs, outputs, numbers(inputs * outputs), {}};
+  };
+  reference::LlamaWeights weights;
+  weights.embedding = linear(32, vocabulary);
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    weights.layers.push_back({std::vector<float>(32, 1.0F), linear(32, 256), linear(32, 128),
+                              linear(32, 128), linear(256, 32), std::vector<float>(32, 1.0F),
+                              linear(32, 48), linear(32, 48), linear(48, 32)});
+  }
+  weights.norm.assign(32, 1.0F);
+  weights.head = linear(32, vocabulary);
+  return {config, weights};
+}
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <common/equal_bytes.hpp>
+
+#include <cstddef>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <common/exam_plan.hpp>
+#include <common/files.hpp>
+#include <common/sequence.hpp>
+#include <kvpolicy/core/error.hpp>
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+namespace {
+
+const ModelShape shape{.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
+
+ByteBudget budget(double share, std::size_t length) {
+  return {.share = share, .length = length, .shape = shape};
+}
+
+// What a cache really keeps of so many rows, as a share of a full one.
+double kept(const reference::Llama& model, const std::string& plan_name, std::size_t length) {
+  const ExamPlan plan = make_exam_plan(plan_name, shape, repository_path(shipped_model));
+  const auto cache = make_sequence(model, plan.plan);
+  std::vector<int> text(length);
+  for (std::size_t i = 0; i < length; ++i) text[i] = static_cast<int>('a' + i * i % 23);
+  static_cast<void>(cache->prefill(text));
+  if (plan.compresses) cache->compress();
+  const std::vector<std::size_t> heads = cache->head_bytes();
+  const auto bytes = static_cast<double>(std::accumulate(heads.begin(), heads.end(), std::size_t{0}));
+  return bytes / (16.0 * static_cast<double>(length) * 256.0);
+}
+
+}  // namespace
+
+TEST_CASE("methods get the setting that fits their bytes") {
+  CHECK(at_equal_bytes("h2o", budget(0.25, 1024)) == "h2o:256");
+  CHECK(at_equal_bytes("headkv@a/b.json", budget(1.0 / 32, 4096)) == "headkv@a/b.json:128");
+  CHECK(at_equal_bytes("snapkv", budget(1.0 / 3, 3000)) == "snapkv:1000");
+  CHECK(at_equal_bytes("tova", budget(1, 77)) == "tova:77");
+  CHECK(at_equal_bytes("streaming_llm", budget(0.5, 2048)) == "streaming_llm:16,1008");
+  CHECK(at_equal_bytes("sink_recent", budget(1.0 / 64, 1024)) == "sink_recent:8,8");
+  // 16 heads of 4,096 rows, 144 where they stream: 9 streaming leave 45.7 %, 8 leave 51.8 %.
+  CHECK(at_equal_bytes("duo", budget(0.5, 4096)) == "duo:0.5625");
+  CHECK(at_equal_bytes("duo", budget(0.52, 4096)) == "duo:0.5");
+  CHECK(at_equal_bytes("duo", budget(1, 4096)) == "duo:0");
+  // A row in 4 bits takes 80 bytes, an exact one 256.
+  CHECK(row_bytes(shape, 16) == 256);
+  CHECK(row_bytes(shape, 4) == 80);
+  CHECK(at_equal_bytes("headkv+int4", budget(0.25, 1024)) == "headkv+int4:819");
+  CHECK(at_equal_bytes("duo@a:b/c+int4", budget(0.35, 4096)) == "duo@a:b/c+int4:0");
+}
+
+TEST_CASE("what is asked for is what a cache keeps, and the next setting would keep too much") {
+  const auto model = reference::Llama::load(repository_path(shipped_model));
+  const std::size_t length = 640;
+  for (const double share : {0.25, 0.3, 0.41, 0.6}) {
+    for (const std::string method : {"sink_recent", "duo", "duo+int8"}) {
+      CAPTURE(method);
+      CAPTURE(share);
+      const double own = kept(model, at_equal_bytes(method, budget(share, length)), length);
+      CHECK(own <= share);
+      // Of a window's rows the next query is one.
+      CHECK(own > share - (method == "sink_recent" ? 2.0 / 640 : 1.0 / 16));
+    }
+  }
+  // A text's end: heads whose budget is longer than the text leave some of it unused.
+  for (const double share : {0.05, 0.1}) {
+    const double own = kept(model, at_equal_bytes("headkv", budget(share, length)), length);
+    CHECK(own <= share);
+    CHECK(own > share - 2.0 / 640);
+  }
+  CHECK(kept(model, at_equal_bytes("headkv", budget(0.5, length)), length) <= 0.5);
+}
+
+TEST_CASE("a budget that a method cannot meet is refused") {
+  CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("duo", budget(1.0 / 32, 1024))), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("h2o", budget(1e-4, 1024))), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("h2o", budget(0, 1024))), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("h2o", budget(1.5, 1024))), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("quest", budget(0.5, 1024))), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(at_equal_bytes("duo+int3", budget(0.5, 1024))), ConfigError);
+}
+
+TEST_CASE("shares are written in three ways") {
+  CHECK(parse_share("1/4") == 0.25);
+  CHECK(parse_share("0.25") == 0.25);
+  CHECK(parse_share("25%") == 0.25);
+  for (const char* wrong : {"", "x", "0", "2", "1/0", "-1/2", "1/", "25 %", "nan"}) {
+    CAPTURE(wrong);
+    CHECK_THROWS_AS(static_cast<void>(parse_share(wrong)), ConfigError);
+  }
+}
+
+TEST_CASE("a plan's method is its name without the numbers") {
+  CHECK(method_of("full") == "full");
+  CHECK(method_of("h2o:512") == "h2o");
+  CHECK(method_of("duo@gates/a+int4:0.5") == "duo@gates/a+int4");
+  CHECK(method_of("duo@a:b/c") == "duo@a:b/c");
+}
