@@ -48,25 +48,50 @@ struct OneThreadIfSmall {
 };
 #endif
 
-/// y [rows, outputs] = x [rows, inputs] Wᵀ + scale * y, all row-major. A single row is a
-/// matrix-vector product, for which both libraries have a path of their own.
-void multiply(const float* x, std::size_t rows, const Linear& layer, float scale, float* y) {
+/// The library's product of what was checked. A single row is a matrix-vector product, for which
+/// both libraries have a path of their own.
+void library_product(const MatrixView& a, const MatrixView& b, float scale, float keep, float* out,
+                     std::size_t stride) {
+  const std::size_t rows = a.transposed ? a.columns : a.rows;
+  const std::size_t columns = b.transposed ? b.rows : b.columns;
+  const std::size_t inner = a.transposed ? a.rows : a.columns;
 #if defined(KVPOLICY_WITH_ONEDNN)
-  const auto m = static_cast<dnnl_dim_t>(rows);
-  const auto n = static_cast<dnnl_dim_t>(layer.outputs);
-  const auto k = static_cast<dnnl_dim_t>(layer.inputs);
-  const OneThreadIfSmall guard{layer.weight.size()};
-  const dnnl_status_t status =
-      dnnl_sgemm('N', 'T', m, n, k, 1.0F, x, k, layer.weight.data(), k, scale, y, n);
-  require<ShapeError>(status == dnnl_success, "oneDNN refused a product of [", m, ", ", k,
-                      "] and [", n, ", ", k, "]: status ", static_cast<int>(status));
+  const auto size = [](std::size_t n) { return static_cast<dnnl_dim_t>(n); };
+  const dnnl_status_t status = dnnl_sgemm(
+      a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', size(rows), size(columns), size(inner),
+      scale, a.data, size(a.stride), b.data, size(b.stride), keep, out, size(stride));
+  require<ShapeError>(status == dnnl_success, "oneDNN refused a product of [", rows, ", ", inner,
+                      "] and [", inner, ", ", columns, "]: status ", static_cast<int>(status));
 #else
-  const auto m = static_cast<blasint>(rows);
-  const auto n = static_cast<blasint>(layer.outputs);
-  const auto k = static_cast<blasint>(layer.inputs);
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, k, 1.0F, x, k, layer.weight.data(), k,
-              scale, y, n);
+  const auto size = [](std::size_t n) { return static_cast<blasint>(n); };
+  cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
+              b.transposed ? CblasTrans : CblasNoTrans, size(rows), size(columns), size(inner),
+              scale, a.data, size(a.stride), b.data, size(b.stride), keep, out, size(stride));
 #endif
+}
+
+MatrixView rows_of(const float* x, std::size_t rows, std::size_t width) {
+  return {.data = x, .rows = rows, .columns = width, .stride = width};
+}
+
+MatrixView weight_of(const Linear& layer, bool transposed) {
+  MatrixView view = rows_of(layer.weight.data(), layer.outputs, layer.inputs);
+  view.transposed = transposed;
+  return view;
+}
+
+/// y [rows, outputs] = x [rows, inputs] Wᵀ + keep * y.
+void forward_product(const float* x, std::size_t rows, const Linear& layer, float keep, float* y) {
+  const OneThreadIfSmall guard{layer.weight.size()};
+  library_product(rows_of(x, rows, layer.inputs), weight_of(layer, true), 1.0F, keep, y,
+                  layer.outputs);
+}
+
+/// dx [rows, inputs] = dy [rows, outputs] W + keep * dx.
+void back_product(const float* dy, std::size_t rows, const Linear& layer, float keep, float* dx) {
+  const OneThreadIfSmall guard{layer.weight.size()};
+  library_product(rows_of(dy, rows, layer.outputs), weight_of(layer, false), 1.0F, keep, dx,
+                  layer.inputs);
 }
 
 }  // namespace
@@ -76,14 +101,32 @@ void Linear::apply(const float* x, std::size_t rows, float* y) const {
   for (std::size_t row = 0; row < rows && !bias.empty(); ++row) {
     std::ranges::copy(bias, y + row * outputs);
   }
-  multiply(x, rows, *this, bias.empty() ? 0.0F : 1.0F, y);
+  forward_product(x, rows, *this, bias.empty() ? 0.0F : 1.0F, y);
 }
 
 void Linear::add_to(const float* x, std::size_t rows, float* y) const {
   for (std::size_t row = 0; row < rows && !bias.empty(); ++row) {
     for (std::size_t i = 0; i < outputs; ++i) y[row * outputs + i] += bias[i];
   }
-  multiply(x, rows, *this, 1.0F, y);
+  forward_product(x, rows, *this, 1.0F, y);
+}
+
+void Linear::back(const float* dy, std::size_t rows, float* dx) const {
+  back_product(dy, rows, *this, 0.0F, dx);
+}
+
+void Linear::add_back(const float* dy, std::size_t rows, float* dx) const {
+  back_product(dy, rows, *this, 1.0F, dx);
+}
+
+void multiply(const MatrixView& a, const MatrixView& b, float scale, float keep, float* out,
+              std::size_t stride) {
+  const std::size_t inner = a.transposed ? a.rows : a.columns;
+  const std::size_t other = b.transposed ? b.columns : b.rows;
+  require<ShapeError>(inner == other, "multiply: the inner sizes are ", inner, " and ", other,
+                      ", they must be the same");
+  const OneThreadIfSmall guard{0};
+  library_product(a, b, scale, keep, out, stride);
 }
 
 void for_each_row_block(std::size_t rows,

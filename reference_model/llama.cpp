@@ -2,74 +2,15 @@
 #include <reference_model/llama.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/rotary.hpp>
+#include <reference_model/operations.hpp>
 
 namespace kvpolicy::reference {
 namespace {
-
-/// Every row [width] to unit mean square, times a learned weight.
-void normalise(const float* x, std::size_t rows, const std::vector<float>& weight, float eps,
-               float* out) {
-  const std::size_t width = weight.size();
-  for (std::size_t row = 0; row < rows; ++row, x += width, out += width) {
-    float squares = 0.0F;
-    for (std::size_t i = 0; i < width; ++i) squares += x[i] * x[i];
-    const float scale = 1.0F / std::sqrt(squares / static_cast<float>(width) + eps);
-    for (std::size_t i = 0; i < width; ++i) out[i] = x[i] * scale * weight[i];
-  }
-}
-
-/// gate = silu(gate) * up.
-void swiglu(float* gate, const float* up, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) gate[i] *= up[i] / (1.0F + std::exp(-gate[i]));
-}
-
-/// cos and sin of every token's angles, the same for all heads and layers.
-class Rotation {
- public:
-  Rotation(std::span<const std::size_t> positions, std::span<const float> frequencies)
-      : pairs_{frequencies.size()},
-        cosine_(positions.size() * pairs_),
-        sine_(positions.size() * pairs_) {
-    for_each_row_block(positions.size(), [&](std::size_t first, std::size_t count) {
-      for (std::size_t i = first * pairs_; i < (first + count) * pairs_; ++i) {
-        // The product in double, as kvpolicy::rotate does, which turns sinks by the same angles.
-        const double angle = static_cast<double>(positions[i / pairs_]) *
-                             static_cast<double>(frequencies[i % pairs_]);
-        cosine_[i] = static_cast<float>(std::cos(angle));
-        sine_[i] = static_cast<float>(std::sin(angle));
-      }
-    });
-  }
-
-  /// Turns the rows [first, first + count) of x [tokens, heads, head_dim]: channel i together with
-  /// channel i + head_dim / 2.
-  void apply(std::vector<float>& x, std::size_t heads, std::size_t first, std::size_t count) const {
-    for (std::size_t token = first; token < first + count; ++token) {
-      const float* c = cosine_.data() + token * pairs_;
-      const float* s = sine_.data() + token * pairs_;
-      for (std::size_t head = 0; head < heads; ++head) {
-        float* low = x.data() + (token * heads + head) * 2 * pairs_;
-        float* high = low + pairs_;
-        for (std::size_t i = 0; i < pairs_; ++i) {
-          const float a = low[i];
-          const float b = high[i];
-          low[i] = a * c[i] - b * s[i];
-          high[i] = b * c[i] + a * s[i];
-        }
-      }
-    }
-  }
-
- private:
-  std::size_t pairs_;
-  std::vector<float> cosine_, sine_;  // [tokens, pairs]
-};
 
 /// What the layers of one forward pass hand on. All work but attention is row by row.
 struct Activations {
@@ -97,8 +38,8 @@ void before_attention(const LlamaConfig& c, const LlamaLayer& layer, const Rotat
     layer.q.apply(normed, count, a.q.data() + first * layer.q.outputs);
     layer.k.apply(normed, count, a.k.data() + first * layer.k.outputs);
     layer.v.apply(normed, count, a.v.data() + first * layer.v.outputs);
-    rotation.apply(a.q, c.q_heads, first, count);
-    rotation.apply(a.k, c.kv_heads, first, count);
+    rotation.apply(a.q.data(), c.q_heads, first, count);
+    rotation.apply(a.k.data(), c.kv_heads, first, count);
   });
 }
 
@@ -183,9 +124,8 @@ std::vector<float> Llama::forward(std::span<const int> tokens, std::size_t first
   return forward(tokens, positions, attend, logits);
 }
 
-std::vector<float> Llama::forward(std::span<const int> tokens,
-                                  std::span<const std::size_t> positions, const AttendFn& attend,
-                                  LogitsOf logits) const {
+std::vector<float> Llama::run(std::span<const int> tokens, std::span<const std::size_t> positions,
+                              const AttendFn& attend) const {
   const LlamaConfig& c = config_;
   const std::size_t rows = tokens.size();
   require<ShapeError>(rows > 0, "Llama: no tokens, expected at least 1");
@@ -214,17 +154,38 @@ std::vector<float> Llama::forward(std::span<const int> tokens,
     after_attention(c, weights_.layers[i], a);
   }
 
+  return std::move(a.x);
+}
+
+std::vector<float> Llama::forward(std::span<const int> tokens,
+                                  std::span<const std::size_t> positions, const AttendFn& attend,
+                                  LogitsOf logits) const {
+  const LlamaConfig& c = config_;
+  const std::vector<float> x = run(tokens, positions, attend);
   if (logits == LogitsOf::none) return {};
+  const std::size_t rows = tokens.size();
   const std::size_t wanted = logits == LogitsOf::all ? rows : 1;
-  const Linear& head = c.tied_embeddings ? weights_.embedding : weights_.head;
+  std::vector<float> normed(wanted * c.hidden);
   std::vector<float> result(wanted * c.vocabulary);
   for_each_row_block(wanted, [&](std::size_t first, std::size_t count) {
-    float* normed = a.normed.data() + first * c.hidden;
-    normalise(a.x.data() + (rows - wanted + first) * c.hidden, count, weights_.norm, c.norm_eps,
-              normed);
-    head.apply(normed, count, result.data() + first * c.vocabulary);
+    float* part = normed.data() + first * c.hidden;
+    normalise(x.data() + (rows - wanted + first) * c.hidden, count, weights_.norm, c.norm_eps,
+              part);
+    head().apply(part, count, result.data() + first * c.vocabulary);
   });
   return result;
+}
+
+std::vector<float> Llama::hidden(std::span<const int> tokens, const AttendFn& attend) const {
+  std::vector<std::size_t> positions(tokens.size());
+  std::iota(positions.begin(), positions.end(), std::size_t{0});
+  const std::vector<float> x = run(tokens, positions, attend);
+  std::vector<float> normed(x.size());
+  for_each_row_block(tokens.size(), [&](std::size_t first, std::size_t count) {
+    const std::size_t at = first * config_.hidden;
+    normalise(x.data() + at, count, weights_.norm, config_.norm_eps, normed.data() + at);
+  });
+  return normed;
 }
 
 }  // namespace kvpolicy::reference

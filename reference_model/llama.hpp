@@ -70,8 +70,22 @@ class Llama {
                                            const AttendFn& attend,
                                            LogitsOf logits = LogitsOf::last) const;
 
+  /// What the output layer would read: [tokens, hidden] behind the final norm, of a text from its
+  /// first token on. @throws as forward
+  [[nodiscard]] std::vector<float> hidden(std::span<const int> tokens,
+                                          const AttendFn& attend) const;
+
+  /// The output layer: the embedding where they are tied.
+  [[nodiscard]] const Linear& head() const noexcept {
+    return config_.tied_embeddings ? weights_.embedding : weights_.head;
+  }
+
  private:
   void check_weights() const;
+  /// The residual stream behind the last layer, [tokens, hidden].
+  [[nodiscard]] std::vector<float> run(std::span<const int> tokens,
+                                       std::span<const std::size_t> positions,
+                                       const AttendFn& attend) const;
 
   LlamaConfig config_;
   LlamaWeights weights_;

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A text that heads are identified on: its tokens, and which of them count. How it is put together
+// is the caller's business; examples/identify hides passkeys in the shipped model's kind of text.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+
+namespace kvpolicy::reference {
+
+/// A passkey as it stands twice in a text.
+struct Passkey {
+  std::size_t hidden = 0;  ///< position of its first token where it is hidden
+  std::size_t answer = 0;  ///< and where it is given as an answer
+  std::size_t tokens = 0;  ///< the same at both places
+};
+
+struct LabelledText {
+  std::vector<int> tokens;
+  std::vector<std::size_t> labels;  ///< positions that count in a loss, in order
+  std::vector<Passkey> passkeys;    ///< none in plain text
+
+  /// @throws ShapeError for no labels, or a position outside the text.
+  void check() const {
+    require<ShapeError>(!labels.empty(), "LabelledText: no token is labelled");
+    for (const std::size_t label : labels) {
+      require<ShapeError>(label < tokens.size(), "LabelledText: label at ", label, ", the text has ",
+                          tokens.size(), " tokens");
+    }
+    for (const Passkey& key : passkeys) {
+      require<ShapeError>(key.tokens > 0 && key.hidden + key.tokens <= key.answer &&
+                              key.answer + key.tokens <= tokens.size(),
+                          "LabelledText: a passkey of ", key.tokens, " tokens at ", key.hidden,
+                          " is answered at ", key.answer, " of ", tokens.size());
+    }
+  }
+};
+
+}  // namespace kvpolicy::reference
