@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
@@ -15,51 +13,13 @@
 #include <fmt/format.h>
 
 #include "files.hpp"
+#include "key_format.hpp"
 #include "random.hpp"
 
 namespace kvpolicy::tools {
 namespace {
 
 constexpr std::size_t slack = 2000;  // so that a sentence begins before the text is used up
-
-// Three syllables of a consonant and a vowel.
-std::vector<std::string> draw_names(Random& random, std::size_t count) {
-  constexpr std::string_view consonants = "bdfghjklmnprstvz";
-  constexpr std::string_view vowels = "aeiou";
-  std::set<std::string> names;
-  while (names.size() < count) {
-    std::string name;
-    for (int syllable = 0; syllable < 3; ++syllable) {
-      name += consonants[random.below(consonants.size())];
-      name += vowels[random.below(vowels.size())];
-    }
-    name.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(name.front())));
-    names.insert(std::move(name));
-  }
-  std::vector<std::string> shuffled{names.begin(), names.end()};
-  random.shuffle(shuffled);
-  return shuffled;
-}
-
-std::string fact(std::string_view name, std::string_view key) {
-  return fmt::format("The key of {} is {}. ", name, key);
-}
-std::string older(std::string_view elder, std::string_view younger) {
-  return fmt::format("{} is older than {}. ", elder, younger);
-}
-std::string ask(std::string_view name) { return fmt::format("\nWhat is the key of {}? ", name); }
-std::string ask_older(std::string_view first, std::string_view second) {
-  return fmt::format("\nWhat is the key of the older of {} and {}? ", first, second);
-}
-std::string answer(std::string_view name, std::string_view key) {
-  return fmt::format("The key of {} is {}.", name, key);
-}
-
-// Behind a sentence or a part of one: where facts go, and where a slice begins.
-bool is_boundary(std::string_view text, std::size_t at) {
-  constexpr std::string_view ends = ".:;?!";
-  return at >= 2 && text[at - 1] == ' ' && ends.find(text[at - 2]) != std::string_view::npos;
-}
 
 std::size_t facts_in(std::size_t length) { return std::clamp<std::size_t>(length / 128, 4, 32); }
 
@@ -81,7 +41,7 @@ std::size_t nearest(const std::vector<std::size_t>& places, double wanted) {
 std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& random) {
   std::vector<std::size_t> places{0};
   for (std::size_t at = 2; at <= slice.size(); ++at) {
-    if (is_boundary(slice, at)) places.push_back(at);
+    if (is_sentence_start(slice, at)) places.push_back(at);
   }
   for (Hidden& one : hidden) {
     one.place = one.depth < 0 ? places[random.below(places.size())]
@@ -106,7 +66,7 @@ std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& ra
 // Where the part for finding heads ends: the first boundary at or behind 30 % of the text.
 std::size_t share_for_identification(std::string_view text) {
   std::size_t end = text.size() * 3 / 10;
-  while (end < text.size() && !is_boundary(text, end)) ++end;
+  while (end < text.size() && !is_sentence_start(text, end)) ++end;
   return end;
 }
 
@@ -118,7 +78,7 @@ void require_room(std::string_view plain, std::size_t length) {
 // That many bytes from behind a boundary on.
 std::string_view slice_of(std::string_view plain, std::size_t bytes, Random& random) {
   std::size_t first = random.below(plain.size() - bytes - slack);
-  while (!is_boundary(plain, first)) {
+  while (!is_sentence_start(plain, first)) {
     ++first;
     require<FormatError>(first + bytes <= plain.size(),
                          "the sample text has no sentence for thousands of bytes");
@@ -158,12 +118,12 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
   std::vector<std::string> keys;
   std::vector<Hidden> hidden;
   for (const std::string& name : names) {
-    keys.push_back(fmt::format("{:05}", random.below(100000)));
-    hidden.push_back({.sentence = fact(name, keys.back())});
+    keys.push_back(draw_key(random));
+    hidden.push_back({.sentence = key_fact(name, keys.back())});
   }
   for (std::size_t i = 0; i < config.depths.size(); ++i) hidden[i].depth = config.depths[i];
   for (std::size_t i = 0; i < pairs; ++i) {
-    hidden.push_back({.sentence = older(names[2 * i], names[2 * i + 1])});
+    hidden.push_back({.sentence = key_older(names[2 * i], names[2 * i + 1])});
   }
 
   // Question i is about name (two-step: pair) i: names come shuffled.
@@ -174,14 +134,14 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
   for (std::size_t i = 0; i < questions; ++i) {
     const std::size_t asked = config.two_step ? 2 * i : i;
     Question question;
-    question.answer = answer(names[asked], keys[asked]);
+    question.answer = key_answer(names[asked], keys[asked]);
     if (config.two_step) {
       std::array<std::string_view, 2> pair{names[asked], names[asked + 1]};
       random.shuffle(pair);
-      question.text = ask_older(pair[0], pair[1]);
-      question.other = answer(names[asked + 1], keys[asked + 1]);
+      question.text = ask_key_of_older(pair[0], pair[1]);
+      question.other = key_answer(names[asked + 1], keys[asked + 1]);
     } else {
-      question.text = ask(names[asked]);
+      question.text = ask_key(names[asked]);
     }
     tail = std::max(tail, question.text.size() + question.answer.size());
     if (config.lead_in) {

@@ -40,4 +40,13 @@ struct LabelledText {
   }
 };
 
+/// The same text with labels on its passkeys' answers alone.
+[[nodiscard]] inline LabelledText answers_of(LabelledText text) {
+  text.labels.clear();
+  for (const Passkey& key : text.passkeys) {
+    for (std::size_t i = 0; i < key.tokens; ++i) text.labels.push_back(key.answer + i);
+  }
+  return text;
+}
+
 }  // namespace kvpolicy::reference

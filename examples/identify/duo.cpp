@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// identify_heads duo: DuoAttention's identification and what its paper compares it with.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/duo_pattern.hpp>
+#include <kvpolicy/io/text_file.hpp>
+#include <reference_model/identify/duo_gates.hpp>
+#include <reference_model/identify/head_ablation.hpp>
+#include <reference_model/identify/head_profile.hpp>
+#include <reference_model/llama.hpp>
+
+#include <fmt/format.h>
+
+#include <common/exam.hpp>
+#include <common/files.hpp>
+#include <common/heat_map.hpp>
+#include <common/progress.hpp>
+#include <common/retrieval_text.hpp>
+#include <common/run_tool.hpp>
+#include <common/sequence.hpp>
+#include <common/stopwatch.hpp>
+#include <common/terminal.hpp>
+
+#include "duo_checkpoint.hpp"
+#include "passkey_text.hpp"
+#include "subcommands.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using reference::AttentionMask;
+using reference::GateObjective;
+
+constexpr const char* footer = R"(
+A gate of 1 says that a KV head needs the whole text, a gate of 0 that the first and the latest rows
+are enough. Methods:
+  optimise  DuoAttention: all gates are trained at once, so that the model with its heads mixed of
+            full and streaming attention stays like the unmodified one while gates close. Heads that
+            stand in for each other are found together.
+  ablation  Each head alone is made a streaming head; its gate is the rise of the loss, on a
+            logarithmic scale. A run of the model for each head.
+  profile   What the paper compares with: the attention that a head pays to passkeys, or to rows that
+            a streaming head would not have. One run for each text.
+
+Losses of optimise: distill compares hidden states on questions and answers about passkeys; lm is the
+usual loss on plain text, which hardly ever needs far rows. Masks: what a streaming head is while it
+is judged; the gates are written for --sinks and --recent either way.
+
+The shipped model reads a text of 1 Ki to 8 Ki bytes, so its streaming heads have 16 sinks and 128
+recent rows by default, where the paper's have 128 and 256. Texts come from the first 30 % of the
+held-out text; measure on the rest.
+
+Files in --out: full_attention_heads.tsv and config.json, as DuoAttention publishes them, the second
+with how the gates were found; while training checkpoint.json, from which --resume goes on to the
+same gates, bit for bit.
+
+Examples:
+  identify_heads duo --out gates
+  identify_heads duo --out gates --steps 2000 --context 4096 --sinks 128 --recent 256
+  identify_heads duo --out gates --resume
+  identify_heads duo --method profile --profile outside
+)";
+
+struct Arguments {
+  std::string model;
+  std::string text;
+  std::string out;
+  std::string method = "optimise";
+  std::string loss;  // empty: the method's own
+  std::string mask = "both";
+  std::string texts;  // empty: the loss's own
+  std::string keys = "digits";
+  std::string mixing = "unmodified";
+  std::string reduction = "mean";
+  std::string profile = "passkey";
+  PasskeyTextConfig set;
+  std::size_t sinks = 16;
+  std::size_t recent = 128;
+  std::size_t steps = 400;
+  std::size_t samples = 24;
+  std::size_t save_every = 20;
+  std::size_t stop_after = 0;
+  double rate = 0.02;
+  double penalty = 0.05;
+  double sparsity = 0.5;
+  std::uint64_t threads = 0;
+  bool resume = false;
+  bool json = false;
+};
+
+/// What a method found, and what is worth keeping about how.
+struct Found {
+  HeadGates gates;
+  io::Json numbers = io::Json::object();
+  bool complete = true;
+};
+
+/// What the name of a choice left open means.
+void settle(Arguments& a) {
+  if (a.loss.empty()) a.loss = a.method == "ablation" ? "lm" : "distill";
+  const bool plain = a.method == "optimise" && a.loss == "lm";
+  if (a.texts.empty()) a.texts = plain ? "plain" : "passkeys";
+  a.set.kind = a.keys == "words" ? PasskeyKind::words : PasskeyKind::digits;
+  require(a.mask != "sinks" || a.sinks > 0, "--mask sinks needs --sinks above 0");
+  require(!a.resume || a.method == "optimise", "--resume goes on with --method optimise alone");
+  require(!a.resume || !a.out.empty(), "--resume needs --out, the folder with checkpoint.json");
+  require(a.stop_after == 0 || !a.out.empty(),
+          "--stop-after needs --out, or nothing is left to go on from");
+}
+
+AttentionMask mask_of(const Arguments& a) {
+  // A head that sees sinks alone still sees its own token.
+  if (a.mask == "sinks") return {.sinks = a.sinks, .recent = 1};
+  if (a.mask == "recent") return {.sinks = 0, .recent = a.recent};
+  return {.sinks = a.sinks, .recent = a.recent};
+}
+
+GateObjective objective_of(const Arguments& a) {
+  return a.loss == "lm" ? GateObjective::language : GateObjective::distillation;
+}
+
+/// All that the result depends on.
+io::Json settings_of(const Arguments& a) {
+  const AttentionMask mask = mask_of(a);
+  io::Json settings = {{"method", a.method},
+                       {"model", fs::path{a.model}.lexically_normal().filename().string()},
+                       {"found_with_sinks", mask.sinks},
+                       {"found_with_recent", mask.recent},
+                       {"texts", a.texts},
+                       {"context", a.set.context},
+                       {"lengths", a.set.lengths},
+                       {"seed", a.set.seed}};
+  if (!a.text.empty()) settings["text"] = fs::path{a.text}.filename().string();
+  if (a.texts == "passkeys") {
+    settings["passkeys"] = a.set.passkeys;
+    settings["passkey_kind"] = a.keys;
+    settings["depths"] = a.set.depths;
+  }
+  if (a.method != "profile") settings["loss"] = a.loss;
+  if (a.method == "optimise") {
+    settings["steps"] = a.steps;
+    settings["rate"] = a.rate;
+    settings["penalty"] = a.penalty;
+    settings["mixing"] = a.mixing;
+    settings["reduction"] = a.reduction;
+  } else {
+    settings["samples"] = a.samples;
+  }
+  if (a.method == "profile") settings["profile"] = a.profile;
+  return settings;
+}
+
+reference::LabelledText draw(const Arguments& a, const std::string& plain, std::size_t number) {
+  return a.texts == "plain" ? plain_text(plain, a.set, number)
+                            : passkey_text(plain, a.set, number);
+}
+
+std::string checkpoint_path(const Arguments& a) {
+  return (fs::path{a.out} / "checkpoint.json").string();
+}
+
+/// The mean of the steps [first, last).
+double mean_of(const std::vector<double>& values, std::size_t first, std::size_t last) {
+  return std::accumulate(values.begin() + static_cast<std::ptrdiff_t>(first),
+                         values.begin() + static_cast<std::ptrdiff_t>(last), 0.0) /
+         static_cast<double>(last - first);
+}
+
+reference::GateTraining training_of(const Arguments& a) {
+  return {.steps = a.steps,
+          .rate = a.rate,
+          .penalty = a.penalty,
+          .initial = 1.0,
+          .streaming = mask_of(a),
+          .mixing = a.mixing == "mixed" ? reference::Mixing::full_of_mixed
+                                        : reference::Mixing::full_of_unmodified,
+          .reduction = a.reduction == "sum" ? reference::Reduction::sum : reference::Reduction::mean,
+          .objective = objective_of(a)};
+}
+
+Found optimise(const Arguments& a, const reference::Llama& model, const std::string& plain) {
+  DuoCheckpoint so_far;
+  so_far.settings = settings_of(a);
+  if (a.resume) so_far = load_checkpoint(checkpoint_path(a), so_far.settings);
+  const std::size_t first = so_far.state.step;
+  reference::GateTrainer trainer =
+      a.resume ? reference::GateTrainer{model, training_of(a), so_far.state}
+               : reference::GateTrainer{model, training_of(a)};
+  const std::size_t last = a.stop_after > 0 ? std::min(a.stop_after, a.steps) : a.steps;
+  // The losses of single texts jump; what is told is their mean since the line before.
+  const std::size_t line = std::max<std::size_t>(a.steps / 10, 1);
+  io::Json lines = io::Json::array();
+  Progress progress{!a.json};
+  const Stopwatch took;
+  std::size_t told = 0;
+  const auto tell = [&](std::size_t done, double rate) {
+    const double loss = mean_of(so_far.losses, told, done);
+    const double penalty = mean_of(so_far.penalties, told, done);
+    told = done;
+    lines.push_back({{"step", done}, {"loss", loss}, {"penalty", penalty}});
+    progress.note(fmt::format("  step {:>5}   loss {:.6f}   penalty {:.6f}   rate {:.4f}", done,
+                              loss, penalty, rate));
+  };
+  for (std::size_t done = line; done <= first; done += line) {
+    tell(done, a.rate * reference::rate_factor(done - 1, a.steps));
+  }
+  for (std::size_t done = first; done < last;) {
+    const reference::GateStep step = trainer.step(draw(a, plain, done));
+    ++done;
+    so_far.losses.push_back(step.loss);
+    so_far.penalties.push_back(step.penalty);
+    progress.update(static_cast<double>(done - first) / static_cast<double>(last - first),
+                    fmt::format("step {} of {}, loss {:.5f}", done, a.steps, step.loss));
+    if (done % line == 0 || done == a.steps) tell(done, step.rate);
+    if (!a.out.empty() && done < a.steps && (done % a.save_every == 0 || done == last)) {
+      so_far.state = trainer.state();
+      save_checkpoint(checkpoint_path(a), so_far);
+    }
+  }
+  if (last > first) {
+    progress.note(fmt::format("  {} steps in {}, {:.3f} s each", last - first,
+                              duration(took.seconds()),
+                              took.seconds() / static_cast<double>(last - first)));
+  }
+  Found found{.gates = trainer.state().gates};
+  found.complete = trainer.done();
+  found.numbers["losses"] = std::move(lines);
+  return found;
+}
+
+Found measure(const Arguments& a, const reference::Llama& model, const std::string& plain) {
+  std::vector<reference::LabelledText> texts;
+  for (std::size_t number = 0; number < a.samples; ++number) texts.push_back(draw(a, plain, number));
+  Progress progress{!a.json};
+  const auto report = [&](std::size_t done, std::size_t total) {
+    progress.update(static_cast<double>(done) / static_cast<double>(total),
+                    fmt::format("run {} of {}", done, total));
+  };
+  Found found;
+  if (a.method == "profile") {
+    const auto what = a.profile == "outside" ? reference::ProfileOf::outside
+                                             : reference::ProfileOf::passkey;
+    found.gates = reference::profile_heads(model, texts, mask_of(a), what, report);
+    return found;
+  }
+  const reference::HeadAblation ablation =
+      reference::ablate_heads(model, texts, mask_of(a), objective_of(a), report);
+  found.gates = reference::gates_of_rises(ablation);
+  found.numbers["loss"] = ablation.loss;
+  for (std::size_t layer = 0; layer < ablation.losses.layers(); ++layer) {
+    const auto row = ablation.losses.layer(layer);
+    found.numbers["losses"].push_back(std::vector<double>(row.begin(), row.end()));
+  }
+  return found;
+}
+
+/// The published files; how the gates were found goes with them.
+void write(const Arguments& a, const Found& found) {
+  const fs::path folder{a.out};
+  io::save_duo_pattern(folder, {.gates = found.gates, .sinks = a.sinks, .recent = a.recent});
+  io::Json config = {{"sink_size", a.sinks}, {"recent_size", a.recent}};
+  config.update(settings_of(a));
+  for (const auto& [name, value] : found.numbers.items()) config[name] = value;
+  io::write_text_file(folder / io::duo_config_file, config.dump(2) + "\n");
+  std::error_code ignored;
+  fs::remove(checkpoint_path(a), ignored);
+}
+
+void show(const Arguments& a, const Found& found) {
+  if (a.json) {
+    io::Json json = settings_of(a);
+    for (std::size_t layer = 0; layer < found.gates.layers(); ++layer) {
+      const auto row = found.gates.layer(layer);
+      json["gates"].push_back(std::vector<double>(row.begin(), row.end()));
+    }
+    json["complete"] = found.complete;
+    for (const auto& [name, value] : found.numbers.items()) json[name] = value;
+    fmt::print("{}\n", json.dump());
+    return;
+  }
+  const HeadKinds kinds = head_kinds(found.gates, a.sparsity);
+  fmt::print("\nGates; at a sparsity of {} the framed heads keep the whole text:\n\n{}\n",
+             a.sparsity, heat_map(found.gates, kinds, wants_colour(stdout)));
+  fmt::print("{}", io::format_duo_gates(found.gates));
+  if (!found.complete) {
+    fmt::print("\nStopped early; --resume --out {} goes on.\n", a.out);
+  } else if (a.out.empty()) {
+    fmt::print("\nNothing was written; --out FOLDER keeps the gates.\n");
+  } else {
+    fmt::print("\nwrote {}; use it with --plan duo@{}:{}\n", a.out, a.out, a.sparsity);
+  }
+}
+
+void run(Arguments a) {
+  settle(a);
+  require_model_folder(a.model);
+  set_threads(a.threads);
+  const auto model = reference::Llama::load(a.model);
+  require_bytes(model);
+  const std::string plain = a.text.empty() ? identification_text() : io::read_text_file(a.text);
+  const Found found = a.method == "optimise" ? optimise(a, model, plain) : measure(a, model, plain);
+  if (!a.out.empty() && found.complete) write(a, found);
+  show(a, found);
+}
+
+}  // namespace
+
+void add_duo(CLI::App& app, std::function<void()>& work) {
+  // Lives as long as the command line that fills it.
+  const auto a = std::make_shared<Arguments>();
+  a->model = repository_path(shipped_model);
+  CLI::App* command = app.add_subcommand(
+      "duo", "A gate for each KV head: DuoAttention's training, ablation or attention profiles");
+  command->footer(footer);
+  command->get_formatter()->column_width(26);
+  const auto text = [&](const char* name, std::string& value, const char* about,
+                        const char* type) {
+    return command->add_option(name, value, about)->type_name(type);
+  };
+  const auto choice = [&](const char* name, std::string& value, const char* about,
+                          std::vector<std::string> choices) {
+    return command->add_option(name, value, about)
+        ->check(CLI::IsMember(std::move(choices)))
+        ->type_name("NAME");
+  };
+  const auto count = [&](const char* name, std::size_t& value, const char* about,
+                         std::uint64_t least, std::uint64_t most) {
+    return command->add_option(name, value, about)
+        ->check(whole_number(least, most))
+        ->type_name("N")
+        ->capture_default_str();
+  };
+  text("--model", a->model, "Folder of a byte-level model", "DIR")->capture_default_str();
+  text("--out", a->out, "Folder that the gates go to", "DIR");
+  choice("--method", a->method, "optimise, ablation or profile, see below",
+         {"optimise", "ablation", "profile"})
+      ->capture_default_str();
+  choice("--loss", a->loss, "distill or lm; default: distill, of ablation lm", {"distill", "lm"});
+  choice("--mask", a->mask, "Of streaming heads: both, or sinks or recent rows alone",
+         {"both", "sinks", "recent"})
+      ->capture_default_str();
+  count("--sinks", a->sinks, "First rows of a streaming head", 0, 1'000'000);
+  count("--recent", a->recent, "Latest rows of a streaming head", 1, 1'000'000);
+  count("--steps", a->steps, "Steps of training, a text each; the paper's are 2000", 1, 10'000'000);
+  count("--samples", a->samples, "Texts of ablation and profile", 1, 1'000'000);
+  count("--context", a->set.context, "Bytes of the longest text, all included", 256, 10'000'000);
+  count("--lengths", a->set.lengths, "Different lengths", 1, 1'000'000);
+  count("--passkeys", a->set.passkeys, "Passkeys in a text", 1, 1000);
+  choice("--passkey-kind", a->keys, "digits, or the published 32 words", {"digits", "words"})
+      ->capture_default_str();
+  choice("--texts", a->texts, "passkeys or plain; default: passkeys, of lm training plain",
+         {"passkeys", "plain"});
+  text("--text", a->text, "Plain text instead of the shipped one", "FILE");
+  choice("--mixing", a->mixing, "Full attention of the unmodified run, or of the mixed",
+         {"unmodified", "mixed"})
+      ->capture_default_str();
+  choice("--reduction", a->reduction, "Losses as means, or as the paper's sums", {"mean", "sum"})
+      ->capture_default_str();
+  choice("--profile", a->profile, "Attention to passkeys, or outside sinks and recent rows",
+         {"passkey", "outside"})
+      ->capture_default_str();
+  command->add_option("--rate", a->rate, "Of AdamW")->check(CLI::PositiveNumber)->type_name("X")
+      ->capture_default_str();
+  command->add_option("--penalty", a->penalty, "On open gates")->check(CLI::PositiveNumber)
+      ->type_name("X")
+      ->capture_default_str();
+  command->add_option("--sparsity", a->sparsity, "Share of streaming heads in the picture")
+      ->check(CLI::Range(0.0, 1.0))
+      ->type_name("X")
+      ->capture_default_str();
+  count("--save-every", a->save_every, "Steps between checkpoints", 1, 10'000'000);
+  count("--stop-after", a->stop_after, "Stop at that step, to go on later; 0: never", 0,
+        10'000'000);
+  command->add_flag("--resume", a->resume, "Go on from the checkpoint in --out");
+  command->add_option("--seed", a->set.seed, "Other texts")
+      ->check(any_whole_number())
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--threads", a->threads, "Threads; 0: all that OpenMP offers")
+      ->check(whole_number(0, most_threads))
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_flag("--json", a->json, "Print JSON");
+  command->callback([a, &work] { work = [a] { run(*a); }; });
+}
+
+}  // namespace kvpolicy::tools

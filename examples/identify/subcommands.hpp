@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The subcommands of identify_heads, each in a file of its name. `add` puts options on the command
+// line; when the subcommand is chosen, `work` becomes what it does.
+#pragma once
+
+#include <functional>
+
+#include <CLI/CLI.hpp>
+
+namespace kvpolicy::tools {
+
+void add_duo(CLI::App& app, std::function<void()>& work);
+
+}  // namespace kvpolicy::tools
