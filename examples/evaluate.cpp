@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,7 +75,8 @@ std::string footer() {
   return std::string{"Plans (--plans, one or more):\n"} + plan_help() + R"(
 Budgets: with --bytes 1/4, methods stand in --plans without their setting, and get the one with
 which they keep a quarter of the full cache's bytes at each length, counted in rows of KV heads:
-"h2o" becomes h2o:256 at 1,024 tokens, "duo" the lowest sparsity that fits. Plans with settings of
+"h2o" becomes h2o:256 at 1,024 tokens, "duo" the lowest sparsity that fits; a method that cannot
+keep so little is left out of that budget. Plans with settings of
 their own ("int4", "full", "headkv:64") are measured as they are, once.
 
 Examples:
@@ -100,25 +102,25 @@ std::string command_of(const Arguments& arguments) {
       arguments.bytes.empty() ? "" : " --bytes " + spaced(arguments.bytes),
       spaced(arguments.lengths), spaced(arguments.seeds), config.questions, config.per_text,
       config.depths, config.windows, config.scored, arguments.compress, arguments.prefill,
-      config.lead_in ? " --lead-in" : "",
-      arguments.text == "held-out" ? " --text held-out" : "");
+      config.lead_in ? " --lead-in" : "", arguments.text == "held-out" ? " --text held-out" : "");
 }
 
 // Whether a name leaves a method's setting to the budget.
 bool takes_budget(const std::string& plan, const ByteBudget& budget) {
   if (method_of(plan) != plan) return false;
   try {
-    static_cast<void>(at_equal_bytes(plan, {.share = 1, .length = budget.length,
-                                            .shape = budget.shape}));
+    static_cast<void>(
+        at_equal_bytes(plan, {.share = 1, .length = budget.length, .shape = budget.shape}));
     return true;
   } catch (const ConfigError&) {
     return false;
   }
 }
 
-// The plans of one length: with --bytes each method once for each budget, else as they are named.
+// The plans of one length: with --bytes each method once for each budget that it can meet, else as
+// they are named. `left_out` gets a line for each that it cannot.
 std::vector<Entry> entries_at(const Arguments& arguments, std::size_t length,
-                              const ModelShape& shape) {
+                              const ModelShape& shape, std::set<std::string>& left_out) {
   std::vector<Entry> entries;
   const auto add = [&](const std::string& method, double share, const std::string& plan) {
     entries.push_back(
@@ -134,9 +136,18 @@ std::vector<Entry> entries_at(const Arguments& arguments, std::size_t length,
     }
     for (const std::string& share : arguments.bytes) {
       budget.share = parse_share(share);
-      add(plan, budget.share, at_equal_bytes(plan, budget));
+      std::string setting;
+      try {
+        setting = at_equal_bytes(plan, budget);
+      } catch (const ConfigError& why) {
+        left_out.insert(why.what());
+        continue;
+      }
+      add(plan, budget.share, setting);
     }
   }
+  require(!entries.empty(), "there is nothing to measure: ",
+          left_out.empty() ? "--plans is empty" : *left_out.begin());
   return entries;
 }
 
@@ -155,7 +166,8 @@ class Run {
   void measure_all() {
     plan_work();
     for (Group& group : groups_) {
-      const std::string doing = fmt::format("{} at {}", name_of(group.suite), thousands(group.length));
+      const std::string doing =
+          fmt::format("{} at {}", name_of(group.suite), thousands(group.length));
       const Stopwatch took;
       if (!group.todo.empty()) {
         const auto points = measure(model_, group.suite, config_at(group.length), arguments_.seeds,
@@ -202,10 +214,11 @@ class Run {
 
   // Everything that is drawn and every plan is made once before, so that what is wrong is said now.
   void plan_work() {
+    std::set<std::string> left_out;
     for (const Suite suite : arguments_.suites) {
       for (const std::size_t length : arguments_.lengths) {
         Group group{suite, length, {}, {}};
-        for (Entry& entry : entries_at(arguments_, length, model_.config().shape())) {
+        for (Entry& entry : entries_at(arguments_, length, model_.config().shape(), left_out)) {
           bool missing = false;
           for (const std::uint64_t seed : arguments_.seeds) {
             group.wanted.push_back(
@@ -222,6 +235,7 @@ class Run {
         groups_.push_back(std::move(group));
       }
     }
+    for (const std::string& why : left_out) progress_.note("  left out: " + why);
   }
 
   // What later groups will find again must not be lost from the file meanwhile.

@@ -43,19 +43,18 @@ std::string duo(const std::string& method, std::size_t bits, const ByteBudget& b
   const double dense = row_bytes(shape, 16);
   const double coded = row_bytes(shape, bits);
   const std::size_t exact = bits == 16 ? budget.length : std::min(budget.length, exact_latest);
-  const double retrieving = static_cast<double>(exact) * dense +
-                            static_cast<double>(budget.length - exact) * coded;
+  const double retrieving =
+      static_cast<double>(exact) * dense + static_cast<double>(budget.length - exact) * coded;
   const double streaming =
       static_cast<double>(std::min(budget.length, budget.sinks + budget.recent)) * dense;
   const std::size_t heads = shape.kv_head_count();
   const double allowed =
       budget.share * static_cast<double>(heads * budget.length) * dense * (1 + 1e-9);
   for (std::size_t stream = 0; stream <= heads; ++stream) {
-    const double bytes = static_cast<double>(stream) * streaming +
-                         static_cast<double>(heads - stream) * retrieving;
+    const double bytes =
+        static_cast<double>(stream) * streaming + static_cast<double>(heads - stream) * retrieving;
     if (bytes > allowed) continue;
-    return fmt::format("{}:{}", method,
-                       static_cast<double>(stream) / static_cast<double>(heads));
+    return fmt::format("{}:{}", method, static_cast<double>(stream) / static_cast<double>(heads));
   }
   throw ConfigError{fmt::format(
       "{} cannot keep as little as {:.4g} of {} rows: with every head streaming it is {:.4g}",
@@ -68,8 +67,8 @@ std::string duo(const std::string& method, std::size_t bits, const ByteBudget& b
 double row_bytes(const ModelShape& shape, std::size_t bits) {
   if (bits == 16) return static_cast<double>(2 * shape.head_dim * sizeof(bfloat16));
   const std::size_t group = shape.head_dim % 32 == 0 ? 32 : 16;
-  return static_cast<double>(2 * (shape.head_dim * bits / 8 +
-                                  shape.head_dim / group * 2 * sizeof(half)));
+  return static_cast<double>(
+      2 * (shape.head_dim * bits / 8 + shape.head_dim / group * 2 * sizeof(half)));
 }
 
 std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Methods are compared at equal bytes: which setting makes a method keep a given share of what the
-// full cache keeps. Counted in rows of KV heads where the answer begins, without the pages that hold
-// them, which make no difference between 65 rows and 128.
+// full cache keeps. Counted in rows of KV heads where the answer begins, without the pages that
+// hold them, which make no difference between 65 rows and 128.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@ namespace kvpolicy::tools {
 
 /// What a plan's settings are made for.
 struct ByteBudget {
-  double share = 0.5;          ///< of the bytes of all heads' rows in full, above 0, at most 1
-  std::size_t length = 4096;   ///< rows of a head in full: text and question
+  double share = 0.5;         ///< of the bytes of all heads' rows in full, above 0, at most 1
+  std::size_t length = 4096;  ///< rows of a head in full: text and question
   ModelShape shape;
-  std::size_t sinks = 16;      ///< opening rows of heads that stream
-  std::size_t recent = 128;    ///< duo: their latest rows, as its pattern says
+  std::size_t sinks = 16;    ///< opening rows of heads that stream
+  std::size_t recent = 128;  ///< duo: their latest rows, as its pattern says
 };
 
 /// Bytes of one row's key and value in bfloat16, or in so many bits with a scale and a zero in half
@@ -32,9 +32,9 @@ struct ByteBudget {
 ///   h2o, tova, keynorm              "h2o:1024"              rows per head, on average
 ///   duo                             "duo:0.8125"            the fewest heads stream that may
 ///
-/// "@FILE" and "+int4" stay where they are and count. The latest 128 rows of quantised retrieval heads
-/// count as exact. @throws ConfigError for another method, or a budget that it cannot meet: one row
-/// per head, or all heads streaming.
+/// "@FILE" and "+int4" stay where they are and count. The latest 128 rows of quantised retrieval
+/// heads count as exact. @throws ConfigError for another method, or a budget that it cannot meet:
+/// one row per head, or all heads streaming.
 [[nodiscard]] std::string at_equal_bytes(const std::string& method, const ByteBudget& budget);
 
 /// A `--plan` without its settings: "duo@gates/a+int4:0.5" is "duo@gates/a+int4".

@@ -54,9 +54,8 @@ struct Measure {
 
 std::vector<Measure> measures() {
   const auto marks = [](std::string wanted) {
-    return [wanted = std::move(wanted)](const Json& point) {
-      return share_of_marks(point, wanted);
-    };
+    return
+        [wanted = std::move(wanted)](const Json& point) { return share_of_marks(point, wanted); };
   };
   const auto values = [](std::string name) {
     return [name = std::move(name)](const Json& point) {
@@ -83,7 +82,8 @@ std::vector<Measure> measures() {
 std::string row_name(const Json& point) {
   const auto method = point["method"].get<std::string>();
   if (!point.contains("share")) return point["plan"].get<std::string>();
-  return fmt::format("{} at {} %", method, fmt::format("{:.4g}", 100 * point["share"].get<double>()));
+  return fmt::format("{} at {} %", method,
+                     fmt::format("{:.4g}", 100 * point["share"].get<double>()));
 }
 
 template <class Key>
@@ -135,8 +135,8 @@ std::string evaluation_tables(const std::vector<nlohmann::ordered_json>& points)
       if (point["suite"] == measure.suite) own.push_back(point);
     }
     if (own.empty()) continue;
-    text += fmt::format("{}{}:\n\n{}", text.empty() ? "" : "\n", measure.title,
-                        table_of(measure, own));
+    text +=
+        fmt::format("{}{}:\n\n{}", text.empty() ? "" : "\n", measure.title, table_of(measure, own));
   }
   return text;
 }

@@ -19,7 +19,8 @@ namespace kvpolicy::tools {
 
 /// Who reads a prompt. `shared`: attention over the prompt is full for every plan that keeps all of
 /// it, and rows are quantised behind it (as published: KIVI's prompt attends to exact rows). `own`:
-/// each plan reads it in chunks of 512, and a chunk sees the chunks before it as the plan keeps them.
+/// each plan reads it in chunks of 512, and a chunk sees the chunks before it as the plan keeps
+/// them.
 enum class Prefill : std::uint8_t { shared, own };
 
 /// Whether the prompt reads every row exactly under the plan, so that a full cache can read it.

@@ -32,9 +32,8 @@ struct Hidden {
 
 // Of places in order, the one that is closest.
 std::size_t nearest(const std::vector<std::size_t>& places, double wanted) {
-  return *std::ranges::min_element(places, {}, [&](std::size_t place) {
-    return std::abs(static_cast<double>(place) - wanted);
-  });
+  return *std::ranges::min_element(
+      places, {}, [&](std::size_t place) { return std::abs(static_cast<double>(place) - wanted); });
 }
 
 // The slice with its sentences hidden in it.
@@ -108,8 +107,7 @@ std::size_t longest_text(std::string_view plain) {
 
 RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& config) {
   require_depths(config);
-  const std::size_t facts =
-      config.depths.empty() ? facts_in(config.length) : config.depths.size();
+  const std::size_t facts = config.depths.empty() ? facts_in(config.length) : config.depths.size();
   const std::size_t pairs = config.two_step ? facts / 4 : 0;
   require(!config.lead_in || !config.two_step,
           "the opening of an answer would give away a two-step question: ask for whole answers");

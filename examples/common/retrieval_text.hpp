@@ -39,8 +39,9 @@ struct RetrievalTextConfig {
   bool two_step = false;  ///< "the key of the older of A and B": two facts lead to the answer.
   std::uint64_t seed = 1;
   std::uint64_t number = 0;  ///< Which of a seed's texts.
-  /// A fact at each of these shares of the text, 0 its beginning and 1 its end, moved to the nearest
-  /// boundary; question i asks for the fact at depth i. Empty: facts anywhere. Not with `two_step`.
+  /// A fact at each of these shares of the text, 0 its beginning and 1 its end, moved to the
+  /// nearest boundary; question i asks for the fact at depth i. Empty: facts anywhere. Not with
+  /// `two_step`.
   std::vector<double> depths = {};
 };
 
@@ -64,7 +65,8 @@ struct RetrievalTextConfig {
 
 /// That text in two parts that share no byte, so that no head is judged by a text that it was found
 /// on. The split is the first boundary of sentences at or behind 30 % of it: what identifies heads
-/// (gates, scores, the choice of a plan) draws from the first part, what measures them from the rest.
+/// (gates, scores, the choice of a plan) draws from the first part, what measures them from the
+/// rest.
 /// @throws as held_out_text
 [[nodiscard]] std::string identification_text();
 [[nodiscard]] std::string evaluation_text();

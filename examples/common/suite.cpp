@@ -20,9 +20,8 @@ using Logits = std::vector<float>;
 std::vector<double> even_depths(std::size_t count) {
   std::vector<double> depths;
   for (std::size_t i = 0; i < count; ++i) {
-    depths.push_back(count == 1 ? 0.5
-                                : 0.05 + 0.9 * static_cast<double>(i) /
-                                             static_cast<double>(count - 1));
+    depths.push_back(
+        count == 1 ? 0.5 : 0.05 + 0.9 * static_cast<double>(i) / static_cast<double>(count - 1));
   }
   return depths;
 }
@@ -52,8 +51,8 @@ void draw_windows(const SuiteConfig& config, std::uint64_t seed, const std::stri
   require(config.scored < config.length, "a text of ", config.length, " bytes has no room for ",
           config.scored, " to score; score fewer");
   for (std::size_t i = 0; i < config.windows; ++i) {
-    RetrievalText text = draw_plain_text(
-        plain, {.length = config.length, .seed = seed, .number = i});
+    RetrievalText text =
+        draw_plain_text(plain, {.length = config.length, .seed = seed, .number = i});
     std::string follows = text.body.substr(config.length - config.scored);
     text.body.resize(config.length - config.scored);
     tasks.push_back({std::move(text), std::move(follows)});
@@ -149,8 +148,8 @@ void compare_answers(const Sequence& read, const ExamPlan& plan, const Retrieval
     Asked asked = ask(read, plan, text.questions[q]);
     count_bytes(*asked.cache, outcome);
     const Distance apart =
-        distance(truths[q].said, along(*asked.cache, plan.reading, std::move(asked.logits),
-                                       truths[q].answer));
+        distance(truths[q].said,
+                 along(*asked.cache, plan.reading, std::move(asked.logits), truths[q].answer));
     outcome.measures["answer_kl"].push_back(apart.kl);
     outcome.measures["answer_same"].push_back(apart.same);
   }

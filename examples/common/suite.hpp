@@ -44,7 +44,8 @@ inline constexpr std::string_view suite_names[] = {"passkey", "keys", "reasoning
 
 /// What is drawn, and how plans meet it.
 struct SuiteConfig {
-  std::size_t length = 4096;   ///< bytes of text, question and answer together, or text and what follows
+  std::size_t length =
+      4096;  ///< bytes of text, question and answer together, or text and what follows
   std::size_t questions = 34;  ///< for a seed; the passkey grid rounds up to whole texts
   std::size_t per_text = 10;   ///< questions that share a text, at most
   std::size_t depths = 10;     ///< of the passkey grid, from 5 % to 95 %
@@ -75,8 +76,8 @@ struct Outcome {
   /// the full cache in nats per byte, "answer_same", "text_same": share of bytes with the same
   /// likeliest next byte, for each question or text.
   std::map<std::string, std::vector<double>> measures;
-  /// Where the answer or the scored text begins, for each question or text: allocated bytes, and the
-  /// bytes of the rows kept by each KV head, layer after layer.
+  /// Where the answer or the scored text begins, for each question or text: allocated bytes, and
+  /// the bytes of the rows kept by each KV head, layer after layer.
   std::vector<double> kv_bytes;
   std::vector<std::vector<double>> head_bytes;
 

@@ -17,7 +17,8 @@ std::vector<long double> slow_softmax(const std::vector<float>& logits) {
   std::vector<long double> shares;
   long double sum = 0;
   for (const float logit : logits) sum += std::exp(static_cast<long double>(logit));
-  for (const float logit : logits) shares.push_back(std::exp(static_cast<long double>(logit)) / sum);
+  for (const float logit : logits)
+    shares.push_back(std::exp(static_cast<long double>(logit)) / sum);
   return shares;
 }
 
@@ -44,8 +45,7 @@ TEST_CASE("surprise and divergence are those of probabilities written out") {
               doctest::Approx(static_cast<double>(-std::log(p[i]))).epsilon(1e-9));
         apart += p[i] * std::log(p[i] / q[i]);
       }
-      CHECK(divergence(truth, guess) ==
-            doctest::Approx(static_cast<double>(apart)).epsilon(1e-9));
+      CHECK(divergence(truth, guess) == doctest::Approx(static_cast<double>(apart)).epsilon(1e-9));
       CHECK(divergence(truth, truth) == 0);
     }
   }

@@ -33,7 +33,8 @@ double kept(const reference::Llama& model, const std::string& plan_name, std::si
   static_cast<void>(cache->prefill(text));
   if (plan.compresses) cache->compress();
   const std::vector<std::size_t> heads = cache->head_bytes();
-  const auto bytes = static_cast<double>(std::accumulate(heads.begin(), heads.end(), std::size_t{0}));
+  const auto bytes =
+      static_cast<double>(std::accumulate(heads.begin(), heads.end(), std::size_t{0}));
   return bytes / (16.0 * static_cast<double>(length) * 256.0);
 }
 

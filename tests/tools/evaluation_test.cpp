@@ -58,8 +58,8 @@ TEST_CASE("suites draw as many tasks as asked for, the same each time") {
   const std::string plain = evaluation_text();
   SuiteConfig config = small();
   config.length = 1024;
-  for (const Suite suite : {Suite::passkey, Suite::keys, Suite::reasoning, Suite::perplexity,
-                            Suite::agreement}) {
+  for (const Suite suite :
+       {Suite::passkey, Suite::keys, Suite::reasoning, Suite::perplexity, Suite::agreement}) {
     CAPTURE(name_of(suite));
     const auto tasks = draw_tasks(suite, config, 5, plain);
     const auto again = draw_tasks(suite, config, 5, plain);
@@ -179,10 +179,12 @@ TEST_CASE("results depend neither on threads nor on which plans are measured tog
     set_threads(1);
     const auto one = as_jsons(measure(model, suite, config, {1, 2}, entries(model, names), plain));
     set_threads(3);
-    const auto three = as_jsons(measure(model, suite, config, {1, 2}, entries(model, names), plain));
+    const auto three =
+        as_jsons(measure(model, suite, config, {1, 2}, entries(model, names), plain));
     CHECK(file_of("c", settings, one) == file_of("c", settings, three));
     // Gone on with: one plan from a file, the others now.
-    const auto first = as_jsons(measure(model, suite, config, {1, 2}, entries(model, {names[2]}), plain));
+    const auto first =
+        as_jsons(measure(model, suite, config, {1, 2}, entries(model, {names[2]}), plain));
     write_result(path, file_of("c", settings, first));
     auto known = points_of(path, settings);
     CHECK(known == first);
@@ -192,8 +194,12 @@ TEST_CASE("results depend neither on threads nor on which plans are measured tog
     std::vector<nlohmann::ordered_json> ordered;
     for (const std::uint64_t seed : {1U, 2U}) {
       for (const std::string& name : names) {
-        const auto* found = find_point(known, {.suite = suite, .length = 512, .seed = seed,
-                                               .plan = name, .method = name, .outcome = {}});
+        const auto* found = find_point(known, {.suite = suite,
+                                               .length = 512,
+                                               .seed = seed,
+                                               .plan = name,
+                                               .method = name,
+                                               .outcome = {}});
         REQUIRE(found != nullptr);
         ordered.push_back(*found);
       }
@@ -236,8 +242,13 @@ TEST_CASE("plans that evict do so behind the question, or behind the text") {
 }
 
 TEST_CASE("tables have a row for each plan, means and spreads over seeds") {
-  Point point{.suite = Suite::reasoning, .length = 1024, .seed = 1, .plan = "h2o:256",
-              .method = "h2o", .share = 0.25, .outcome = {}};
+  Point point{.suite = Suite::reasoning,
+              .length = 1024,
+              .seed = 1,
+              .plan = "h2o:256",
+              .method = "h2o",
+              .share = 0.25,
+              .outcome = {}};
   point.outcome.marks = "1o00";
   point.outcome.kv_bytes = {3e6};
   point.outcome.head_bytes = {{1e6, 1e6}};

@@ -138,8 +138,7 @@ TEST_CASE("facts are hidden at the depths asked for") {
       const std::string fact = text.questions[i].answer + ' ';
       REQUIRE(count(text.body, fact) == 1);
       const std::string before = without_facts(text.body.substr(0, text.body.find(fact)));
-      const double depth =
-          static_cast<double>(before.size()) / static_cast<double>(prose.size());
+      const double depth = static_cast<double>(before.size()) / static_cast<double>(prose.size());
       CHECK(std::abs(depth - depths[i]) * static_cast<double>(prose.size()) < 150);
     }
   }
@@ -153,8 +152,8 @@ TEST_CASE("facts are hidden at the depths asked for") {
 }
 
 TEST_CASE("the other answer of a two-step question is the younger one's key") {
-  const auto text = draw_text(
-      held_out_text(), {.length = 2048, .questions = 4, .two_step = true, .seed = 7});
+  const auto text =
+      draw_text(held_out_text(), {.length = 2048, .questions = 4, .two_step = true, .seed = 7});
   REQUIRE(text.questions.size() == 4);
   for (const Question& question : text.questions) {
     const std::string elder = question.answer.substr(11, 6);

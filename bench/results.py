@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what `evaluate` has written, for bench/tables.py and bench/plot.py. Standard library only."""
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WEIGHTS = ROOT / "reference_model" / "weights" / "keyfinder"
+
+# The kinds of gates, by their folder beside the weights; the first is what the paper proposes.
+GATES = {"duo": "optimised", "duo-ablation": "single-head ablation",
+         "duo-profile": "attention profiling", "duo-lm": "language-modelling loss",
+         "duo-sinks": "optimised, mask of sinks only", "duo-recent": "optimised, mask of recent only"}
+
+SCORES = {"retrieval_heads": "HeadKV-R (retrieval)", "enhanced_heads": "HeadKV-ER (enhanced)",
+          "retrieval_reasoning_heads": "HeadKV-R2 (reasoning)"}
+
+METHODS = {"full": "full", "duo": "DuoAttention", "streaming_llm": "StreamingLLM", "h2o": "H2O",
+           "tova": "TOVA", "fastgen": "FastGen", "snapkv": "SnapKV", "pyramid": "PyramidKV",
+           "adakv": "Ada-KV", "keynorm": "key norm", "sink_recent": "sink + recent",
+           "razor": "RazorAttention"}
+
+
+def load(path):
+    """The points of a file; none, and a line on stderr, if it is not there."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)["points"]
+    except FileNotFoundError:
+        print(f"{path} is not there: what is made of it stays as it is", file=sys.stderr)
+        return []
+    except (ValueError, KeyError) as why:
+        sys.exit(f"{path} is not what evaluate writes: {why}")
+
+
+def name_of(point):
+    """What a reader calls it."""
+    method = point["method"]
+    for part in ("duo@", "headkv@"):
+        if method.startswith(part):
+            rest, plus, storage = method[len(part):].partition("+")
+            stem = Path(rest).stem
+            known = GATES if part == "duo@" else SCORES
+            return known.get(stem, stem) + (f" + {storage}" if plus else "")
+    plain, plus, storage = method.partition("+")
+    if "/" in plain:
+        return Path(plain).stem
+    return METHODS.get(plain, plain) + (f" + {storage}" if plus else "")
+
+
+def setting_of(point):
+    """The numbers behind the name: "duo:0.5" has [0.5]."""
+    numbers = point["plan"][len(point["method"]):].lstrip(":")
+    return [float(number) for number in numbers.split(",")] if numbers else []
+
+
+def of(points, **wanted):
+    """Those whose fields are as wanted; a set or list is one of several."""
+    def fits(point):
+        for key, value in wanted.items():
+            own = name_of(point) if key == "name" else point.get(key)
+            if own not in value if isinstance(value, (set, list, tuple)) else own != value:
+                return False
+        return True
+    return [point for point in points if fits(point)]
+
+
+def by(points, key):
+    """{key(point): points}, in the order they come."""
+    groups = {}
+    for point in points:
+        groups.setdefault(key(point), []).append(point)
+    return groups
+
+
+def share(point, marks="1"):
+    return sum(mark in marks for mark in point["marks"]) / len(point["marks"])
+
+
+def mean_over(point, measure):
+    return statistics.fmean(point[measure])
+
+
+def over_seeds(points, value):
+    """Mean and standard deviation of the seeds' means, each over its points (lengths)."""
+    seeds = [statistics.fmean(value(point) for point in own)
+             for own in by(points, lambda point: point["seed"]).values()]
+    if not seeds:
+        return math.nan, math.nan
+    return statistics.fmean(seeds), statistics.stdev(seeds) if len(seeds) > 1 else math.nan
+
+
+def against(points, others, value):
+    """The same of the difference to the point with the same tasks among `others`."""
+    tasks = {(point["suite"], point["tokens"], point["seed"]): point for point in others}
+    def difference(point):
+        return value(point) - value(tasks[point["suite"], point["tokens"], point["seed"]])
+    return over_seeds(points, difference)
+
+
+def bytes_share(points, full, field="row_bytes"):
+    """Of the full cache's rows, mean over lengths."""
+    whole = {(point["suite"], point["tokens"]): point[field] for point in full}
+    return statistics.fmean(point[field] / whole[point["suite"], point["tokens"]]
+                            for point in points)
+
+
+def questions(points):
+    """Questions a point stands on, all seeds together."""
+    per_point = by(points, lambda point: (point["suite"], point["tokens"], point["plan"]))
+    counts = {sum(len(point["marks"]) for point in own) for own in per_point.values()}
+    return " or ".join(str(count) for count in sorted(counts))
