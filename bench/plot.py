@@ -221,8 +221,7 @@ def frontier(plt, folder):
     for plan, own in by([p for p in keys if p["method"] != "full"],
                         lambda p: (name_of(p), p.get("share"), p["plan"] if "share" not in p
                                    else "")).items():
-        name = "plan search" if "/search/" in own[0]["plan"] else plan[0]
-        named.setdefault(name, []).append((100 * results.bytes_share(own, full),
+        named.setdefault(plan[0], []).append((100 * results.bytes_share(own, full),
                                            *over_seeds(own, share)))
     figure, side = plt.subplots(figsize=(7.2, 4.4))
     side.set_xscale("log", base=2)

@@ -45,6 +45,8 @@ def name_of(point):
             known = GATES if part == "duo@" else SCORES
             return known.get(stem, stem) + (f" + {storage}" if plus else "")
     plain, plus, storage = method.partition("+")
+    if "/search/" in plain:
+        return "plan search"
     if "/" in plain:
         return Path(plain).stem
     return METHODS.get(plain, plain) + (f" + {storage}" if plus else "")

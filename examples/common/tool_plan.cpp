@@ -20,20 +20,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "duo+int4:0.5" is the name "duo", the storage "int4" and the numbers {0.5}.
+// "duo@gates/mine+int4:0.5" is the name "duo", the source "gates/mine", the storage "int4" and the
+// numbers {0.5}.
 struct Spec {
   std::string_view text;
   std::string_view name;
+  std::string_view source;   // a path; empty: beside the model's weights
   std::string_view storage;  // empty: exact rows
   std::vector<std::string_view> numbers;
 
   explicit Spec(std::string_view all) : text{all} {
-    const std::size_t colon = all.find(':');
+    // In a path a : and a + may be part of it; only its last part can be followed by either.
+    const bool sourced = all.starts_with("duo@") || all.starts_with("headkv@");
+    const std::size_t slash = sourced ? all.rfind('/') : std::string_view::npos;
+    const std::size_t last = slash == std::string_view::npos ? 0 : slash;
+    const std::size_t colon = all.find(':', last);
     name = all.substr(0, colon);
-    const std::size_t plus = name.find('+');
-    if (plus != std::string_view::npos) {
+    const std::size_t plus = sourced ? name.rfind("+int") : name.find('+');
+    if (plus != std::string_view::npos && plus >= last) {
       storage = name.substr(plus + 1);
       name = name.substr(0, plus);
+    }
+    if (sourced) {
+      source = name.substr(name.find('@') + 1);
+      name = name.substr(0, name.find('@'));
     }
     if (colon == std::string_view::npos) return;
     for (std::string_view rest = all.substr(colon + 1);;) {
@@ -110,10 +120,10 @@ class Maker {
     if (spec_.name == "quest") return chunks<MinMaxKey>();
     if (spec_.name == "duo") {
       spec_.at_most(1);
-      require(!weights_.empty(), "--plan ", spec_.text,
+      require(!weights_.empty() || !spec_.source.empty(), "--plan ", spec_.text,
               ": needs the gates that lie with a model's ",
               "weights; give the model, or a pattern folder as the plan");
-      return duo(weights_ / "duo", spec_.share(0, arguments_.sparsity));
+      return duo(source_or(weights_ / "duo"), spec_.share(0, arguments_.sparsity));
     }
     if (spec_.name == "headkv") return headkv();
     if (spec_.name == "pyramid") return pyramid();
@@ -181,12 +191,13 @@ class Maker {
 
   [[nodiscard]] Plan headkv() const {
     spec_.at_most(2);
-    require(!weights_.empty(), "--plan ", spec_.text, ": needs the head scores that lie with a ",
+    require(!weights_.empty() || !spec_.source.empty(), "--plan ", spec_.text,
+            ": needs the head scores that lie with a ",
             "model's weights; give the model, or a score file as the plan");
     HeadKvConfig config = arguments_.headkv;
     config.capacity = spec_.count(0, config.capacity);
     config.window = spec_.count(1, config.window);
-    return headkv(weights_ / "headkv" / "retrieval_heads.json", config);
+    return headkv(source_or(weights_ / "headkv" / "retrieval_heads.json"), config);
   }
   [[nodiscard]] Plan headkv(const fs::path& scores, const HeadKvConfig& config) const {
     const HeadScores loaded = io::load_head_scores(scores);
@@ -236,6 +247,10 @@ class Maker {
     return plan;
   }
 
+  [[nodiscard]] fs::path source_or(const fs::path& beside) const {
+    return spec_.source.empty() ? beside : fs::path{spec_.source};
+  }
+
   [[nodiscard]] ResidualConfig codes(std::size_t residual) const {
     return per_token(spec_, spec_.storage, shape_, residual);
   }
@@ -266,8 +281,10 @@ const char* plan_help() {
   kivi2 kivi4          the same with keys per channel (KIVI)
   chunk:16,1024        every row kept, 1,024 read, in chunks of 16, by mean key (TriForce)
   quest:16,1024        the same by smallest and largest key (Quest)
-  duo:0.5              half of the heads stream, by the model's own gates (DuoAttention)
-  headkv:128           128 rows per head on average, by the model's own scores (HeadKV)
+  duo:0.5              half of the heads stream, by the model's own gates (DuoAttention);
+                       duo@FOLDER:0.5 by those of a pattern folder
+  headkv:128           128 rows per head on average, by the model's own scores (HeadKV);
+                       headkv@FILE:128 by those of a score file
   pyramid:128          128 rows per head on average, most in the lower layers (PyramidKV)
   streaming_llm:16,128 as sink_recent, but the two seem to be neighbours (StreamingLLM)
   duo+int4:0.5         and so on: +int8, +int4, +int2 quantise sink_recent, chunk, quest,

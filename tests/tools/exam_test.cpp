@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <common/exam.hpp>
 #include <common/exam_plan.hpp>
+#include <common/files.hpp>
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -102,4 +104,21 @@ TEST_CASE("plans describe themselves") {
 TEST_CASE("a model that does not write bytes is refused") {
   const auto model = random_byte_model(300);
   CHECK_THROWS_AS(require_bytes(model), ConfigError);
+}
+
+TEST_CASE("gates and scores may come from elsewhere, and be quantised") {
+  const ModelShape shape{.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
+  const std::string weights = repository_path(shipped_model);
+  const auto plan = [&](const std::string& name) {
+    return make_exam_plan(name, shape, weights).plan;
+  };
+  CHECK(plan("duo@" + weights + "/duo:0.75") == plan("duo:0.75"));
+  CHECK(plan("duo@" + weights + "/duo+int4:0.75") == plan("duo+int4:0.75"));
+  CHECK(plan("duo@" + weights + "/duo") == plan("duo"));
+  CHECK(plan("headkv@" + weights + "/headkv/retrieval_heads.json:64") == plan("headkv:64"));
+  CHECK(plan("headkv@" + weights + "/headkv/retrieval_heads.json+int4:64,16") ==
+        plan("headkv+int4:64,16"));
+  CHECK(plan("duo:0.75") != plan("duo:0.5"));
+  CHECK_THROWS(static_cast<void>(plan("duo@no/such:0.5")));
+  CHECK_THROWS_AS(static_cast<void>(plan("duo@" + weights + "/duo:x")), ConfigError);
 }
