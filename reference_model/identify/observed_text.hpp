@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A model reading a text over a full cache that lets one look on: which rows does each query head
+// attend to, and how much, when a token is read? What the ways to find important heads are made of.
+//
+//     reference::ObservedText<cpu::Engine<>> text{model};
+//     text.read(prompt);                                    // quickly, unobserved
+//     logits = text.observe(token, [](layer, q_head, attention) { … });
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/duo.hpp>
+#include <reference_model/llama.hpp>
+#include <reference_model/run.hpp>
+
+namespace kvpolicy::reference {
+
+/// `attention` [tokens read, this one included] holds the share of each position; they sum to 1.
+/// Called for every layer, then for every query head, in order.
+using AttentionVisit =
+    std::function<void(std::size_t layer, std::size_t q_head, std::span<const float> attention)>;
+
+/// The model must outlive it. Copies nothing; not synchronised.
+template <AttentionEngine Engine = ScalarEngine>
+class ObservedText {
+ public:
+  /// @throws ConfigError if the model's shape does not work.
+  explicit ObservedText(const Llama& model)
+      : model_{&model}, cache_{plan_for_model(model.config())} {}
+
+  [[nodiscard]] std::size_t tokens() const { return cache_.tokens(); }
+
+  /// Reads on, `chunk` tokens at a time; logits of the last one, none for no tokens.
+  std::vector<float> read(std::span<const int> tokens, std::size_t chunk = 512) {
+    if (tokens.empty()) return {};
+    return prefill(*model_, cache_, tokens, chunk);
+  }
+
+  /// Reads one token and shows `visit` where each query head looks for it; its logits.
+  std::vector<float> observe(int token, const AttentionVisit& visit) {
+    require_ready(*model_, cache_);
+    const std::array one{token};
+    const auto attend = [&](std::size_t layer, TensorView<const float> q,
+                            TensorView<const float> k, TensorView<const float> v,
+                            TensorView<float> out) {
+      show(layer, q, k, v, visit);
+      cache_.step(layer, q, k, v, out);
+    };
+    return model_->forward(one, cache_.tokens(), attend, LogitsOf::last);
+  }
+
+ private:
+  [[nodiscard]] static DuoPlan<float> plan_for_model(const LlamaConfig& config) {
+    DuoPlan<float> plan{config.shape()};
+    limit_windows(plan, config);
+    return plan;
+  }
+
+  // Before the row is kept, so that the cache shows what this very query may see.
+  void show(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+            TensorView<const float> v, const AttentionVisit& visit) {
+    const std::size_t position = cache_.tokens(layer);
+    const std::size_t group = q.heads / k.heads;
+    std::vector<SegmentList> lists(k.heads);
+    std::vector<std::span<const Segment>> heads;
+    std::vector<std::vector<float>> sums(k.heads);
+    std::vector<std::span<float>> sum_views;
+    for (std::size_t head = 0; head < k.heads; ++head) {
+      SegmentList& list = lists[head];
+      list = cache_.segments(layer, head);
+      list.push_back(rows_of(k.row(0, head), v.row(0, head), 1, k.head_dim,
+                             static_cast<std::int64_t>(position)));
+      std::size_t rows = 0;
+      for (const Segment& segment : list) rows += segment.rows;
+      sums[head].resize(group * rows);
+      heads.emplace_back(list);
+      sum_views.emplace_back(sums[head]);
+    }
+    cache_.engine().observe(LayerObservation{ConstTensor{q}, static_cast<std::int64_t>(position),
+                                             heads, sum_views, AttendOptions{}});
+    std::vector<float> attention(position + 1);
+    for (std::size_t q_head = 0; q_head < q.heads; ++q_head) {
+      const std::size_t head = q_head / group;
+      const std::size_t rows = sums[head].size() / group;
+      const float* share = sums[head].data() + q_head % group * rows;
+      std::ranges::fill(attention, 0.0F);
+      for (const Segment& segment : lists[head]) {
+        for (std::size_t row = 0; row < segment.rows; ++row) {
+          attention[static_cast<std::size_t>(segment.position_of(row))] = *share++;
+        }
+      }
+      visit(layer, q_head, attention);
+    }
+  }
+
+  const Llama* model_;
+  KvCache<DuoPlan<float>, Engine> cache_;
+};
+
+}  // namespace kvpolicy::reference
