@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <limits>
+#include <random>
 #include <string>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -99,4 +101,28 @@ TEST_CASE("scores are the same after they were written and read, on one line as 
                        doctest::Contains("there is no such file"), FormatError);
   CHECK_THROWS_AS(io::save_head_scores(folder.path() / "no" / "such" / "folder.json", scores),
                   FormatError);
+}
+
+TEST_CASE("samples are read one by one and written as they are") {
+  const std::string text = R"({"0-0": [0.5, 0.25, 1e-7], "0-1": [0], "1-0": [1, 2], "1-1": [3]})";
+  const io::HeadSamples samples = io::parse_head_samples(text);
+  CHECK(samples(0, 0) == std::vector<double>{0.5, 0.25, 1e-7});
+  CHECK(samples(0, 1) == std::vector<double>{0.0});
+  CHECK(samples(1, 0) == std::vector<double>{1.0, 2.0});
+  CHECK(io::format_head_samples(samples) ==
+        "{\"0-0\": [0.5, 0.25, 1e-07], \"0-1\": [0.0], \"1-0\": [1.0, 2.0], \"1-1\": [3.0]}\n");
+  io::HeadSamples drawn{3, 5};
+  std::mt19937_64 random{2};
+  for (auto& list : drawn.values()) {
+    for (std::size_t i = 0; i <= random() % 4; ++i) {
+      list.push_back(static_cast<double>(random() >> 11) * 0x1p-53);
+    }
+  }
+  CHECK(io::parse_head_samples(io::format_head_samples(drawn)) == drawn);  // to the last bit
+  drawn(2, 4)[0] = std::numeric_limits<double>::quiet_NaN();
+  CHECK_THROWS_WITH_AS((void)io::format_head_samples(drawn),
+                       doctest::Contains("layer 2, head 4 is nan"), ConfigError);
+  drawn(0, 1).clear();
+  CHECK_THROWS_WITH_AS((void)io::format_head_samples(drawn),
+                       doctest::Contains("layer 0, head 1 has no samples"), ConfigError);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reads and writes the head scores published with HeadKV (arXiv:2410.19258): a JSON object that
-// gives each query head, "layer-head", a list of scores, one for each time it was tried. A head's
+// gives each query head, "layer-head", a list of scores, one for each sample that counted. A head's
 // score is their mean. The published code takes heads in the order of the file; here the key
 // decides, so any order will do.
 #pragma once
@@ -42,9 +42,12 @@ namespace kvpolicy::io {
   return {layer, number(key.substr(std::min(dash + 1, key.size())))};
 }
 
+/// [layers, q_heads] of a score for each sample.
+using HeadSamples = HeadTable<std::vector<double>>;
+
 /// @throws FormatError if a head is missing, has no scores, or has a score that is no number.
-[[nodiscard]] inline HeadScores parse_head_scores(std::string_view text,
-                                                  std::string_view origin = "head scores") {
+[[nodiscard]] inline HeadSamples parse_head_samples(std::string_view text,
+                                                    std::string_view origin = "head scores") {
   const Json json = parse_json(text, origin);
   require<FormatError>(json.is_object() && !json.empty(), origin, ": must be an object that gives ",
                        "each head, 'layer-head', a list of scores, is ", shown(json));
@@ -59,22 +62,35 @@ namespace kvpolicy::io {
   require<FormatError>(json.size() == layers * heads, origin, ": has ", json.size(),
                        " heads, but the largest numbers mean ", layers, " layers x ", heads,
                        " heads");
-  HeadScores scores{layers, heads};
+  HeadSamples samples{layers, heads};
   for (const auto& item : json.items()) {
     const auto [layer, head] = parse_head_key(item.key(), origin);
     const Json& list = item.value();
     require<FormatError>(list.is_array() && !list.empty(), origin, ", key '", item.key(),
                          "': must be a list of at least one score, is ", shown(list));
-    double sum = 0.0;
     for (const Json& score : list) {
       require<FormatError>(score.is_number(), origin, ", key '", item.key(),
                            "': every score must be a number, one is ", shown(score));
-      sum += score.get<double>();
+      samples(layer, head).push_back(score.get<double>());
     }
-    const double mean = sum / static_cast<double>(list.size());
-    require<FormatError>(std::isfinite(mean), origin, ", key '", item.key(),
-                         "': the scores sum to more than a double holds");
-    scores(layer, head) = mean;
+  }
+  return samples;
+}
+
+/// The mean of each head's samples. @throws FormatError as above, or if a sum is not finite.
+[[nodiscard]] inline HeadScores parse_head_scores(std::string_view text,
+                                                  std::string_view origin = "head scores") {
+  const HeadSamples samples = parse_head_samples(text, origin);
+  HeadScores scores{samples.layers(), samples.heads()};
+  for (std::size_t layer = 0; layer < samples.layers(); ++layer) {
+    for (std::size_t head = 0; head < samples.heads(); ++head) {
+      double sum = 0.0;
+      for (const double score : samples(layer, head)) sum += score;
+      const double mean = sum / static_cast<double>(samples(layer, head).size());
+      require<FormatError>(std::isfinite(mean), origin, ", key '", layer, '-', head,
+                           "': the scores sum to more than a double holds");
+      scores(layer, head) = mean;
+    }
   }
   return scores;
 }
@@ -84,18 +100,34 @@ namespace kvpolicy::io {
   return parse_head_scores(read_text_file(path), path.string());
 }
 
-/// One line, as the published code reads it, with one score in each list.
-[[nodiscard]] inline std::string format_head_scores(const HeadScores& scores) {
+/// One line, as the published code reads it.
+/// @throws ConfigError for a head without samples, or a score that is not finite.
+[[nodiscard]] inline std::string format_head_samples(const HeadSamples& samples) {
   std::string text = "{";
-  for (std::size_t layer = 0; layer < scores.layers(); ++layer) {
-    for (std::size_t head = 0; head < scores.heads(); ++head) {
-      require(std::isfinite(scores(layer, head)), "HeadScores: the score of layer ", layer,
-              ", head ", head, " is ", scores(layer, head), ", must be finite");
-      if (text.size() > 1) text += ", ";
-      text += message('"', layer, '-', head, "\": [", Json(scores(layer, head)).dump(), ']');
+  for (std::size_t layer = 0; layer < samples.layers(); ++layer) {
+    for (std::size_t head = 0; head < samples.heads(); ++head) {
+      require(!samples(layer, head).empty(), "HeadSamples: layer ", layer, ", head ", head,
+              " has no samples, must have at least 1");
+      text += message(text.size() > 1 ? ", " : "", '"', layer, '-', head, "\": [");
+      for (std::size_t i = 0; i < samples(layer, head).size(); ++i) {
+        const double score = samples(layer, head)[i];
+        require(std::isfinite(score), "HeadScores: the score of layer ", layer, ", head ", head,
+                " is ", score, ", must be finite");
+        text += (i > 0 ? ", " : "") + Json(score).dump();
+      }
+      text += "]";
     }
   }
   return text + "}\n";
+}
+
+/// The same with one score in each list.
+[[nodiscard]] inline std::string format_head_scores(const HeadScores& scores) {
+  HeadSamples samples{scores.layers(), scores.heads()};
+  for (std::size_t i = 0; i < scores.values().size(); ++i) {
+    samples.values()[i] = {scores.values()[i]};
+  }
+  return format_head_samples(samples);
 }
 
 /// @throws ConfigError for a score that is not finite, FormatError if the file cannot be written.
