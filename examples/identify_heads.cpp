@@ -20,6 +20,8 @@ Examples:
   identify_heads duo --out gates                    train gates for the shipped model
   identify_heads duo --method ablation --out gates  or try each head by itself
   generate --plan duo@gates:0.5 --prompt ...        a cache with half of the heads streaming
+  identify_heads headkv                             score query heads, to headkv/retrieval_heads.json
+  generate --plan headkv/retrieval_heads.json --capacity 128 --prompt ...
   identify_heads duo --help                         what there is to choose
 )";
 
@@ -31,5 +33,6 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   std::function<void()> work;
   add_duo(app, work);
+  add_headkv(app, work);
   return run_tool(app, argc, argv, [&] { work(); });
 }

@@ -11,5 +11,6 @@
 namespace kvpolicy::tools {
 
 void add_duo(CLI::App& app, std::function<void()>& work);
+void add_headkv(CLI::App& app, std::function<void()>& work);
 
 }  // namespace kvpolicy::tools
