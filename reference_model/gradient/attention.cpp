@@ -107,11 +107,11 @@ void check(TensorView<const float> q, TensorView<const float> k, TensorView<cons
   }
 }
 
-/// Calls work(kv_head) for all, on several threads.
+/// Calls work(kv_head) for all, on several threads where a text is worth waking them for.
 template <class Work>
-void for_each_head(std::size_t heads, Work work) {
+void for_each_head(std::size_t heads, std::size_t tokens, Work work) {
   std::exception_ptr failure;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (tokens >= 4 * block_queries)
   for (std::size_t head = 0; head < heads; ++head) {
     try {
       work(head);
@@ -177,7 +177,7 @@ void masked_attention(TensorView<const float> q, TensorView<const float> k,
   check(q, k, v, masks, out);
   const std::size_t group = q.heads / k.heads;
   if (record != nullptr) record->log_sums.assign(q.heads * q.tokens, 0.0F);
-  for_each_head(k.heads, [&](std::size_t kv_head) {
+  for_each_head(k.heads, q.tokens, [&](std::size_t kv_head) {
     std::vector<float> scores;
     std::array<float, block_queries> log_sums{};
     for (std::size_t first = 0; first < q.tokens; first += block_queries) {
@@ -239,7 +239,7 @@ void masked_attention_back(TensorView<const float> q, TensorView<const float> k,
                       "masked_attention_back: the gradients or the record are of another text");
   const std::size_t group = q.heads / k.heads;
   const float scale = softmax_scale(q.head_dim);
-  for_each_head(k.heads, [&](std::size_t kv_head) {
+  for_each_head(k.heads, q.tokens, [&](std::size_t kv_head) {
     std::vector<float> scores;
     std::vector<float> changes;
     std::array<float, block_queries> through{};

@@ -144,6 +144,10 @@ TEST_CASE("KV heads have masks of their own, query heads that of their group") {
             .forward_error() <= 5e-6);
 }
 
+TEST_CASE("long texts, whose heads go to several threads") {
+  CHECK(Case{{300, 4, 2, 8}, {{.sinks = 5, .recent = 50}, {}}}.forward_error() <= 5e-6);
+}
+
 TEST_CASE("the way back equals central differences") {
   const auto check = [](Case c, std::size_t stride) {
     std::vector<float> dq(c.q.size()), dk(c.k.size()), dv(c.v.size());
