@@ -253,7 +253,7 @@ void print_answers(const Comparison& comparison) {
 void print_heat_map(const ExamPlan& duo, const std::string& model) {
   fmt::print(
       "\nWhich heads the plan {} lets keep the whole text: [framed].\n"
-      "The darker a head, the more answers go wrong without it.\n{}",
+      "The darker a head, the further open training left its gate.\n{}",
       duo.name, heat_map(gates_of(model), kinds_of(duo.plan), wants_colour(stdout)));
 }
 

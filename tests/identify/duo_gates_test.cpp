@@ -84,7 +84,7 @@ TEST_CASE("training finds gates that are better than all open and all closed") {
   const LabelledText text = text_of(name);
   for (const GateObjective objective : {GateObjective::distillation, GateObjective::language}) {
     for (const Mixing mixing : {Mixing::full_of_unmodified, Mixing::full_of_mixed}) {
-      const GateTraining training{.steps = 40, .rate = 0.05, .penalty = 0.3,
+      const GateTraining training{.steps = 50, .rate = 0.05, .penalty = 0.3,
                                   .streaming = {.sinks = 4, .recent = 24}, .mixing = mixing,
                                   .objective = objective};
       GatedLlama gated{model, training.streaming, mixing};
