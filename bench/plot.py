@@ -99,7 +99,7 @@ def gate_ablation(plt, folder):
     if not keys:
         return None
     lengths = sorted({p["tokens"] for p in keys})
-    figure, axes = plt.subplots(1, len(lengths), figsize=(4.6 * len(lengths) + 0.6, 4), sharey=True,
+    figure, axes = plt.subplots(1, len(lengths), figsize=(4.4 * len(lengths) + 3, 4), sharey=True,
                                 squeeze=False)
     for side, length in zip(axes[0], lengths):
         here = of(keys, tokens=length)
@@ -125,7 +125,7 @@ def gate_ablation(plt, folder):
         side.set_ylim(-2, 103)
         side.tick_params(axis="x", labelrotation=45, labelsize=8)
     axes[0][0].set_ylabel("questions answered exactly, %")
-    axes[0][0].legend(frameon=False, fontsize=8, loc="lower right")
+    axes[0][-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.suptitle("How few heads have to keep the text, by how they were chosen", fontsize=11)
     figure.tight_layout()
     return figure
@@ -140,7 +140,7 @@ def gates(plt, _):
     found = {label: read_gates(results.WEIGHTS / folder / "full_attention_heads.tsv")
              for folder, label in results.GATES.items()
              if (results.WEIGHTS / folder / "full_attention_heads.tsv").exists()}
-    figure, axes = plt.subplots(1, len(found), figsize=(2.05 * len(found) + 1, 2.7), squeeze=False)
+    figure, axes = plt.subplots(1, len(found), figsize=(max(5, 2.05 * len(found) + 1), 2.7), squeeze=False)
     image = None
     for side, (label, table) in zip(axes[0], found.items()):
         image = side.imshow([[min(1, max(0, gate)) for gate in row] for row in table], vmin=0,
@@ -168,7 +168,7 @@ def budget_accuracy(plt, folder):
     panels = [("keys", "1", "keys: answered exactly"),
               ("reasoning", "1o", "two-step: the key of one of the two")]
     panels = [panel for panel in panels if of(points, suite=panel[0])]
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.8 * len(panels), 4), sharey=True,
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels) + 2.2, 4), sharey=True,
                                 squeeze=False)
     for side, (suite, marks, title) in zip(axes[0], panels):
         own = of(points, suite=suite)
@@ -185,7 +185,7 @@ def budget_accuracy(plt, folder):
         side.set_xlabel("rows kept per KV head, on average")
         side.set_ylim(-2, 103)
     axes[0][0].set_ylabel("questions, %")
-    axes[0][-1].legend(frameon=False, fontsize=8)
+    axes[0][-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.suptitle("Few rows answer if they go to the heads that look things up", fontsize=11)
     figure.tight_layout()
     return figure
@@ -223,7 +223,7 @@ def frontier(plt, folder):
                                    else "")).items():
         named.setdefault(plan[0], []).append((100 * results.bytes_share(own, full),
                                            *over_seeds(own, share)))
-    figure, side = plt.subplots(figsize=(7.2, 4.4))
+    figure, side = plt.subplots(figsize=(8.6, 4.6))
     side.set_xscale("log", base=2)
     order = sorted(named, key=lambda name: name != "plan search")
     for i, name in enumerate(order):
@@ -242,7 +242,7 @@ def frontier(plt, folder):
     side.set_xlabel("KV rows kept, % of the full cache's bytes")
     side.set_ylabel("questions answered exactly, %")
     side.set_ylim(-2, 103)
-    side.legend(frameon=False, fontsize=8, ncols=2)
+    side.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     side.set_title("What is left of the answers at each number of bytes", fontsize=11)
     plain(side)
     figure.tight_layout()
