@@ -321,15 +321,15 @@ HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
   HeadScores scores{shape.layers, shape.q_heads};
   std::size_t sum = 0;
   plan.for_each_head([&](std::size_t layer, std::size_t head, const auto& own) {
-    if constexpr (requires { own.scorer; }) {
+    if constexpr (requires { own.scorer.window; }) {
       for (std::size_t i = 0; i < shape.group(); ++i) {
         scores(layer, head * shape.group() + i) = static_cast<double>(own.budget);
       }
       sum += own.budget;
       config.window = own.scorer.window;
     } else {
-      throw ConfigError(message("head scores stand for heads with a budget alone; KV head ", head,
-                                " of layer ", layer, " has none"));
+      throw ConfigError(message("head scores stand for heads with a budget and SnapKV's rank alone; ",
+                                "KV head ", head, " of layer ", layer, " is another"));
     }
   });
   config.capacity = sum / shape.kv_head_count() + config.window;

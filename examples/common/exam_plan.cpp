@@ -30,6 +30,18 @@ std::string precision(const typename Storage::Config& config) {
   }
 }
 
+// Which rows a scorer keeps.
+std::string ranked_rows(const SnapKvScorer::Config& scorer) {
+  return fmt::format("the rows that the latest {} look at most", scorer.window);
+}
+std::string ranked_rows(const TovaScorer::Config&) {
+  return "the rows that the latest one looks at most";
+}
+std::string ranked_rows(const H2oScorer::Config& scorer) {
+  return fmt::format("the latest {} rows and those that got most attention", scorer.recent);
+}
+std::string ranked_rows(const KeyNormScorer::Config&) { return "the rows with the shortest keys"; }
+
 // What one head keeps; budgets differ from head to head and are told apart from it.
 template <class P>
 std::string describe_head(const typename P::Config& config) {
@@ -41,7 +53,8 @@ std::string describe_head(const typename P::Config& config) {
     return fmt::format("every row{}, of which a token reads {} in chunks of {}",
                        precision<Storage>(config.storage), thousands(config.budget), config.chunk);
   } else if constexpr (CompressingPolicy<P>) {
-    return fmt::format("the rows that the latest {} look at most{}", P::observed_queries(config),
+    return fmt::format("{}{}{}", ranked_rows(config.scorer),
+                       config.share_in_layer ? " among all heads of the layer" : "",
                        precision<Storage>(config.storage));
   } else {
     return "every row" + precision<Storage>(config.storage);

@@ -56,7 +56,7 @@ Cell cell_of(const typename P::Config& config, std::size_t largest_budget) {
     const std::size_t bits = bits_of_rows(config);
     return {budget_glyph(config.budget, largest_budget), "\033[33m",
             fmt::format("up to {} rows behind a compression, and the latest {}{}",
-                        thousands(largest_budget), config.scorer.window,
+                        thousands(largest_budget), P::scorer_type::kept_rows(config.scorer),
                         bits == 0 ? "" : fmt::format(", {} bits", bits))};
   } else if constexpr (SelectingPolicy<P>) {
     return {"◇", "\033[36m", setting_text(config)};
@@ -75,7 +75,11 @@ std::string setting_text(const Plan::Config& config) {
                          thousands(own.recent));
     } else if constexpr (CompressingPolicy<P>) {
       text = fmt::format("{} rows behind a compression, and the latest {}", thousands(own.budget),
-                         own.scorer.window);
+                         P::scorer_type::kept_rows(own.scorer));
+      if (P::scorer_type::name != SnapKvScorer::name) {
+        text += fmt::format(", ranked by {}", P::scorer_type::name);
+      }
+      if (own.share_in_layer) text += ", shared by the heads of the layer";
     } else if constexpr (SelectingPolicy<P>) {
       text = fmt::format("every row, of which {} are read, in chunks of {} by {} key",
                          thousands(own.budget), own.chunk,

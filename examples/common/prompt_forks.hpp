@@ -46,12 +46,14 @@ class PromptForks {
   [[nodiscard]] std::unique_ptr<Sequence> read(AnyPlan<bfloat16> plan) const;
   [[nodiscard]] std::unique_ptr<Sequence> to_the_end(std::unique_ptr<Sequence> sequence) const;
   [[nodiscard]] const Sequence& full();
+  [[nodiscard]] const Sequence& added_up();
 
   const reference::Llama* model_;
   std::vector<int> prompt_;
   std::size_t shared_;  // tokens in front that forks need not read
   Prefill prefill_;
-  std::unique_ptr<Sequence> full_;  // read when it is first needed
+  std::unique_ptr<Sequence> full_;      // read when it is first needed
+  std::unique_ptr<Sequence> added_up_;  // likewise
 };
 
 }  // namespace kvpolicy::tools

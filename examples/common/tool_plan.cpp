@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <concepts>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include <kvpolicy/duo.hpp>
@@ -126,6 +128,11 @@ class Maker {
       return duo(source_or(weights_ / "duo"), spec_.share(0, arguments_.sparsity));
     }
     if (spec_.name == "headkv") return headkv();
+    if (spec_.name == "snapkv") return budgets<SnapKvScorer>();
+    if (spec_.name == "adakv") return budgets<SnapKvScorer>(/*share=*/true);
+    if (spec_.name == "tova") return budgets<TovaScorer>();
+    if (spec_.name == "h2o") return budgets<H2oScorer>();
+    if (spec_.name == "keynorm") return budgets<KeyNormScorer>();
     if (spec_.name == "pyramid") return pyramid();
     if (spec_.name == "streaming_llm") return streaming_llm();
     return from_path();
@@ -205,6 +212,41 @@ class Maker {
     return quantized_headkv_plan<Plan>(shape_, loaded, config, codes(0));
   }
 
+  // So many rows for every head, in all.
+  template <class Scorer>
+  [[nodiscard]] Plan budgets(bool share = false) const {
+    constexpr bool votes = std::same_as<Scorer, SnapKvScorer>;
+    spec_.at_most(votes ? 2 : 1);
+    const std::size_t capacity = spec_.count(0, arguments_.headkv.capacity);
+    const auto make = [&]<class Storage>(std::type_identity<Storage>, const auto& storage) {
+      typename HeadBudgetCache<Storage, Scorer>::Config config;
+      config.storage = storage;
+      config.share_in_layer = share;
+      if constexpr (votes) {
+        config.scorer = arguments_.headkv.scorer();
+        config.scorer.window = spec_.count(1, config.scorer.window);
+      }
+      if constexpr (std::same_as<Scorer, H2oScorer>) config.scorer.recent = capacity / 2;
+      if constexpr (std::same_as<Scorer, H2oScorer> || std::same_as<Scorer, TovaScorer>) {
+        config.compress_every = 1;  // as published: at each token that is decoded
+        config.wait_until_told = true;
+      }
+      const std::size_t kept = Scorer::kept_rows(config.scorer);
+      require(capacity > 0 && capacity >= kept, "--plan ", spec_.text, ": a capacity of ", capacity,
+              " rows, must be at least 1 and at least the ", kept,
+              " latest rows that are always kept");
+      config.budget = capacity - kept;
+      return Plan{shape_, config};
+    };
+    if constexpr (votes) {
+      if (!spec_.storage.empty()) {
+        return make(std::type_identity<Codes>{}, typename Codes::Config{codes(0)});
+      }
+    }
+    spec_.exact_rows();
+    return make(std::type_identity<Dense>{}, typename Dense::Config{});
+  }
+
   [[nodiscard]] Plan pyramid() const {
     spec_.at_most(2);
     spec_.exact_rows();
@@ -265,8 +307,9 @@ class Maker {
 
 void require_plan_source(const std::string& plan) {
   const Spec spec{plan};
-  constexpr std::string_view names[]{"full", "sink_recent", "chunk",   "quest",
-                                     "duo",  "headkv",      "pyramid", "streaming_llm"};
+  constexpr std::string_view names[]{"full",    "sink_recent", "chunk", "quest", "duo",
+                                     "headkv",  "snapkv",      "adakv", "tova",  "h2o",
+                                     "keynorm", "pyramid",     "streaming_llm"};
   const bool named = std::ranges::count(names, spec.name) > 0 ||
                      bits_named(spec.name, "int") != 0 || bits_named(spec.name, "kivi") != 0;
   std::error_code ignored;
@@ -285,10 +328,15 @@ const char* plan_help() {
                        duo@FOLDER:0.5 by those of a pattern folder
   headkv:128           128 rows per head on average, by the model's own scores (HeadKV);
                        headkv@FILE:128 by those of a score file
+  snapkv:128           128 rows of every head, those that the prompt's end looks at most (SnapKV)
+  adakv:128            the same on average, the heads of a layer compete for them (Ada-KV)
+  h2o:128              128 rows of every head: half by all attention so far, half the latest (H2O)
+  tova:128             128 rows of every head, by the latest token's attention alone (TOVA)
+  keynorm:128          128 rows of every head, those with the shortest keys
   pyramid:128          128 rows per head on average, most in the lower layers (PyramidKV)
   streaming_llm:16,128 as sink_recent, but the two seem to be neighbours (StreamingLLM)
   duo+int4:0.5         and so on: +int8, +int4, +int2 quantise sink_recent, chunk, quest,
-                       duo's retrieval heads and headkv's survivors
+                       duo's retrieval heads and the survivors of headkv, snapkv and adakv
   FILE.json            a plan file (`plan convert` writes them), or HeadKV head scores
   FOLDER               a DuoAttention pattern: full_attention_heads.tsv and config.json
 )";

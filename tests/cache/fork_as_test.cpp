@@ -117,10 +117,10 @@ std::string refusal(Act act) {
 }  // namespace
 
 TEST_CASE("fork_as: every policy takes the rows as if it had been fed them in one chunk") {
-  for (const std::size_t max_rollback : {0, 5, 70}) {
+  for (const std::size_t max_rollback : std::vector<std::size_t>{0, 5, 70}) {
     const auto heads = test::some_heads(0, shape.kv_head_count(), max_rollback == 0);
     const auto plan = test::plan_of(std::type_identity<AnyPlan<E>>{}, shape, heads);
-    for (const std::size_t tokens : {0, 1, 64, 131}) {
+    for (const std::size_t tokens : std::vector<std::size_t>{0, 1, 64, 131}) {
       CAPTURE(max_rollback);
       CAPTURE(tokens);
       test::CountingResource memory;
@@ -234,7 +234,7 @@ TEST_CASE("fork_as: refuses rows that are gone or quantised, and says where") {
 
 TEST_CASE("fork_as: a new head must be able to hold the rows, tentative ones too") {
   const Source quantized{shape, Codes::Config{}};
-  for (const std::size_t large : {3, 19}) {  // committed, in the tail
+  for (const std::size_t large : std::vector<std::size_t>{3, 19}) {  // committed, in the tail
     KvCache<Source> source{Source{shape}, {.max_rollback = 4}};
     Text text{5, 20};
     text.layers[1].v.at(large, 2, 9) = INFINITY;

@@ -273,6 +273,11 @@ TEST_CASE("settings that no device cache can serve") {
   CHECK(contains(plan_error(one, Budget::Config{.scorer = {.window = 65}}), "window is 65 queries, must be 1 to 64"));
   CHECK(plan_error(one, Budget::Config{.scorer = {.window = 64}}).empty());
   CHECK(contains(plan_error(one, Budget::Config{.scorer = {.kernel = 67}}), "pooling kernel is 67"));
+  CHECK(contains(plan_error(one, Budget::Config{.share_in_layer = true}), "share_in_layer"));
+  CHECK(contains(plan_error(one, Budget::Config{.compress_every = 1, .wait_until_told = true}), "wait_until_told"));
+  using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(HeadPlan<H2o>{one}, 9)); }),
+                 "ranked by h2o have no kernel"));
   const std::string itself = plan_error(one, Budget::Config{.compress_every = 9}, {.max_rollback = 1});
   CHECK(contains(itself, "compresses by itself"));
   CHECK(contains(itself, "max_rollback is 1, must be 0"));

@@ -54,6 +54,34 @@ TEST_CASE("every plan comes back the same, in every element type") {
   }
 }
 
+TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
+  using Dense = DenseStorage<float>;
+  const HeadBudgetCache<Dense, H2oScorer>::Config h2o{
+      .budget = 3, .compress_every = 1, .wait_until_told = true, .scorer = {.recent = 5}};
+  const HeadBudgetCache<Dense, KeyNormScorer>::Config key_norm{.budget = 4, .scorer = {.recent = 6}};
+  const HeadBudgetCache<Dense, TovaScorer>::Config tova{.budget = 7, .compress_every = 2};
+  const HeadBudgetCache<PerTokenStorage<float>>::Config shared{
+      .share_in_layer = true, .safe_share = 0.1, .scorer = {.window = 3}};
+  AnyPlan<float> plan{shape, h2o};
+  plan.set(0, 1, key_norm);
+  plan.set(1, 0, tova);
+  plan.set(1, 1, shared);
+  const std::string text = io::format_plan(plan);
+  CHECK(io::parse_plan(text) == plan);
+  for (const char* part : {R"("scorer":"h2o")", R"("scorer":"key_norm")", R"("scorer":"tova")",
+                           R"("wait_until_told":true)", R"("share_in_layer":true)", R"("safe_share":0.1)"}) {
+    CAPTURE(part);
+    CHECK(text.find(part) != std::string::npos);
+  }
+  // A setting of another scorer's is unknown, and a flag is a flag.
+  std::string wrong = text;
+  wrong.replace(wrong.find("\"recent\""), 8, "\"window\"");
+  CHECK_THROWS_AS((void)io::parse_plan(wrong), FormatError);
+  wrong = text;
+  wrong.replace(wrong.find("\"share_in_layer\":true"), 21, "\"share_in_layer\":1");
+  CHECK(refusal<AnyPlan<float>>(wrong) == Says{"share_in_layer: must be true or false, is 1"});
+}
+
 TEST_CASE("numbers come back to the last bit, and sizes beyond 53 bits too") {
   using Window = SinkRecentCache<DenseStorage<float>>;
   Random random{8};

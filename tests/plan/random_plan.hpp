@@ -42,9 +42,13 @@ void randomize(Config& config, Random& random) {
   }
   if constexpr (requires { config.scorer; }) {
     config.budget = pick(random, 0, 120);
-    config.scorer = {.window = pick(random, 1, 20),
-                     .pooling = pick(random, 0, 1) == 0 ? Pooling::max : Pooling::average,
-                     .kernel = 2 * pick(random, 0, 4) + 1};
+    if constexpr (requires { config.scorer.kernel; }) {
+      config.scorer = {.window = pick(random, 1, 20),
+                       .pooling = pick(random, 0, 1) == 0 ? Pooling::max : Pooling::average,
+                       .kernel = 2 * pick(random, 0, 4) + 1};
+    } else if constexpr (requires { config.scorer.recent; }) {
+      config.scorer.recent = pick(random, 0, 30);
+    }
   }
   if constexpr (requires { config.refresh_every; }) {
     config.chunk = 32 * pick(random, 1, 2);

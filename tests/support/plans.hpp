@@ -47,8 +47,10 @@ typename P::Config policy_config(const HeadSpec& spec) {
   if constexpr (requires { config.scorer; }) {
     config.budget = spec.budget;
     config.compress_every = spec.compress_every;
-    config.scorer = {spec.window, spec.average ? kvpolicy::Pooling::average : kvpolicy::Pooling::max,
-                     spec.kernel};
+    if constexpr (requires { config.scorer.kernel; }) {
+      config.scorer = {spec.window, spec.average ? kvpolicy::Pooling::average : kvpolicy::Pooling::max,
+                       spec.kernel};
+    }
   }
   if constexpr (requires { config.chunk; }) {
     config.chunk = spec.chunk;
@@ -68,7 +70,9 @@ bool is_policy_of(const HeadSpec& spec) {
               spec.per_channel == (Storage::key_granularity == kvpolicy::Granularity::per_channel);
   }
   if constexpr (requires(typename P::Config c) { c.recent; }) return storage && spec.kind == Kind::window;
-  if constexpr (requires(typename P::Config c) { c.scorer; }) return storage && spec.kind == Kind::budget;
+  if constexpr (requires(typename P::Config c) { c.scorer; }) {
+    return storage && spec.kind == Kind::budget && P::scorer_type::name == "snapkv";
+  }
   if constexpr (requires { typename P::summary_type; }) {
     return storage && spec.kind == Kind::retrieval && spec.min_max == (P::summary_type::vectors == 2);
   }

@@ -48,8 +48,9 @@ class HeadModel {
   [[nodiscard]] const HeadSpec& spec() const { return spec_; }
   [[nodiscard]] std::size_t committed() const { return committed_; }
 
-  /// The text's rows up to `tokens` were handed to the policy.
+  /// The text's rows up to `tokens` were handed to the policy. Rows leave the residual while others come.
   void commit(std::size_t tokens) {
+    if (committed_ >= tokens) return;
     for (; committed_ < tokens; ++committed_) {
       kept_.push_back(static_cast<std::int64_t>(committed_));
       const bool is_sink = spec_.kind == Kind::window && committed_ < spec_.sinks;

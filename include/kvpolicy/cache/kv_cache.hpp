@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <kvpolicy/cache/call_checks.hpp>
+#include <kvpolicy/cache/compression.hpp>
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/cache/other_plan.hpp>
 #include <kvpolicy/core/attention.hpp>
@@ -59,6 +60,7 @@ class KvCache {
           {},
           {options_.tail_rows(), shape.kv_heads, shape.head_dim, options_.memory},
           {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
+      check_sharing(layer);
       added.heads.reserve(shape.kv_heads);
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         Plan::visit(plan_.at(layer, head), [&]<class P>(const typename P::Config& config) {
@@ -67,6 +69,10 @@ class KvCache {
                     "KvCache: KV head ", head, " of layer ", layer,
                     " compresses by itself, which cannot be rolled back; max_rollback is ",
                     options_.max_rollback, ", must be 0");
+            require(options_.max_rollback == 0 || !AccumulatingPolicy<P>, "KvCache: KV head ", head,
+                    " of layer ", layer,
+                    " adds up the attention of every call, which cannot be rolled back; ",
+                    "max_rollback is ", options_.max_rollback, ", must be 0");
           }
           added.heads.push_back(Policy{std::in_place_type<P>, config, context});
         });
@@ -172,7 +178,8 @@ class KvCache {
     for (Layer& layer : layers_) layer.release_spare();
   }
 
-  /// Commits, then lets every head with a budget drop what its latest queries attend to least.
+  /// Commits, then lets every head with a budget drop the rows that it ranks lowest: of most scorers
+  /// those that its latest queries attend to least.
   /// Heads of other policies stay as they are. If memory runs out, rows are committed, no more.
   /// @throws std::bad_alloc, StorageError, ShapeError if rows came without their queries (`append`
   /// alone), RollbackError if a tree is pending
@@ -238,6 +245,11 @@ class KvCache {
     return total;
   }
 
+  /// Keys that were read besides those of attention itself: one for each row of a head that was
+  /// looked at for a compression, or at a call because the head adds up its attention. Forks go on
+  /// counting.
+  [[nodiscard]] std::size_t observed_rows() const { return observed_rows_; }
+
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] const CacheOptions& options() const { return options_; }
   [[nodiscard]] Engine& engine() { return engine_; }
@@ -271,6 +283,7 @@ class KvCache {
   template <class OtherPlan>
   void take(const KvCache<OtherPlan, Engine>& other) {
     const StorageContext context = options_.context(plan_.shape().head_dim);
+    observed_rows_ = other.observed_rows_;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       take_layer(layers_[l], other.layers_[l], l, context, [&](std::size_t head) {
         return std::visit(
@@ -285,6 +298,24 @@ class KvCache {
             plan_.at(l, head));
       });
       compress_due(layers_[l]);
+    }
+  }
+
+  // Heads that share their budgets are ranked against each other.
+  void check_sharing(std::size_t layer) const {
+    std::optional<typename Plan::Config> first;
+    for (std::size_t head = 0; head < plan_.shape().kv_heads; ++head) {
+      Plan::visit(plan_.at(layer, head), [&]<class P>(typename P::Config config) {
+        if constexpr (SharingPolicy<P>) {
+          if (!config.share_in_layer) return;
+          config.budget = 0;
+          const typename Plan::Config plain{config};
+          require(!first || *first == plain, "KvCache: KV head ", head, " of layer ", layer,
+                  " shares the layer's budget with heads that have another policy or other settings; ",
+                  "they must agree in all but the budget");
+          first = plain;
+        }
+      });
     }
   }
 
@@ -354,6 +385,7 @@ class KvCache {
     layer.tail.write(k, v, leaving - from_tail, tokens, layer.tokens + leaving - from_tail);
     layer.tokens += tokens;
     if (options.tree != nullptr) layer.tree.keep(*options.tree);
+    if (layer.accumulates()) layer.accumulate(sums_, shape.group());
     finish_call(layer, q, options);
   }
 
@@ -399,7 +431,14 @@ class KvCache {
       layer.tree.check_is(*options.tree, q.tokens);
     }
     if (q.tokens == 0) return;
+    // What is added up cannot be taken back, so the rows it belongs to may not be either.
+    const bool accumulates = layer.accumulates();
+    if (accumulates) reserve(layer, layer.uncommitted(), {&layer, 1});
     attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr);
+    if (accumulates) {
+      layer.commit_tail(layer.uncommitted());
+      layer.accumulate(sums_, shape.group());
+    }
     finish_call(layer, q, options);
   }
 
@@ -486,8 +525,9 @@ class KvCache {
       }
       heads_.emplace_back(list);
     }
-    engine_.attend(
-        LayerAttention{q, out, static_cast<std::int64_t>(position - node), heads_, options});
+    const LayerAttention call{q, out, static_cast<std::int64_t>(position - node), heads_, options};
+    engine_.attend(call);
+    if (layer.accumulates()) observe_call(layer, engine_, call, sums_, observed_rows_);
   }
 
   // Selecting heads choose by one query of a call that begins at `position`.
@@ -548,88 +588,18 @@ class KvCache {
   }
 
   void compress_layers(std::span<Layer> layers, bool only_due = false) {
-    const auto each = [&](Layer& layer, auto act) {
-      for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-        std::visit(
-            [&]<class P>(P& policy) {
-              if constexpr (CompressingPolicy<P>) {
-                if (!only_due || layer.is_due(policy)) act(policy, head);
-              }
-            },
-            layer.heads[head]);
-      }
-    };
-    try {
-      for (Layer& layer : layers) prepare_compress(layer, each);
-    } catch (...) {
-      for (Layer& layer : layers) each(layer, [](auto& policy, std::size_t) { policy.abandon_compress(); });
-      throw;
-    }
-    for (Layer& layer : layers) each(layer, [](auto& policy, std::size_t) { policy.finish_compress(); });
-  }
-
-  template <class Each>
-  void prepare_compress(Layer& layer, Each each) {
-    const ModelShape& shape = plan_.shape();
-    std::vector<std::vector<float>> sums(layer.heads.size());
-    std::vector<std::span<float>> sum_views(layer.heads.size());
-    shown_.resize(layer.heads.size());
-    heads_.assign(layer.heads.size(), {});
-    std::size_t wanted = 0;
-    each(layer, [&](auto& policy, std::size_t head) {
-      if (!policy.is_compressible()) return;
-      wanted = std::max(wanted, policy.observed_queries());
-      sums[head].resize(shape.group() * policy.rows());
-      sum_views[head] = sums[head];
-      shown_[head].clear();
-      policy.segments({.first_position = static_cast<std::int64_t>(layer.tokens)}, shown_[head]);
-      heads_[head] = shown_[head];
-    });
-    if (wanted == 0) return;
-    // Heads with a smaller window than the layer's largest are observed apart.
-    for (std::size_t queries = wanted; queries > 0;) {
-      observe(layer, queries, sum_views, each);
-      std::size_t next = 0;
-      each(layer, [&](auto& policy, std::size_t head) {
-        if (!policy.is_compressible()) return;
-        const std::size_t own = policy.observed_queries();
-        if (own == queries) {
-          const std::size_t seen = std::min(queries, layer.queries.end());
-          policy.prepare_compress(sums[head], shape.group(), seen);
-        }
-        if (own < queries) next = std::max(next, own);
-      });
-      queries = next;
-    }
-  }
-
-  // Sums of the latest `queries` queries, for the heads that want just so many.
-  template <class Each>
-  void observe(Layer& layer, std::size_t queries, std::span<const std::span<float>> sums, Each each) {
-    const ModelShape& shape = plan_.shape();
-    std::vector<element_type> latest(queries * shape.q_heads * shape.head_dim);
-    const std::size_t count = layer.queries.copy_latest(queries, latest.data());
-    std::vector<std::span<const Segment>> chosen(layer.heads.size());
-    each(layer, [&](auto& policy, std::size_t head) {
-      if (policy.is_compressible() && policy.observed_queries() == queries) {
-        chosen[head] = heads_[head];
-      }
-    });
-    const TensorView<const element_type> view{latest.data(), count, shape.q_heads, shape.head_dim};
-    engine_.observe(LayerObservation{ConstTensor{view},
-                                     static_cast<std::int64_t>(layer.tokens - count), chosen, sums,
-                                     AttendOptions{.scale = layer.scale,
-                                                   .softcap = layer.softcap,
-                                                   .sink_logits = layer.sink_logits}});
+    Compression<Layer, Engine>{plan_.shape(), engine_, observed_rows_}.run(layers, only_due);
   }
 
   Plan plan_;
   CacheOptions options_;
   Engine engine_;
   std::vector<Layer> layers_;
+  std::size_t observed_rows_ = 0;
   // Scratch of a call.
   std::vector<SegmentList> shown_;
   std::vector<std::span<const Segment>> heads_;
+  std::vector<std::vector<float>> sums_;  // see observe_call
 };
 
 }  // namespace kvpolicy

@@ -21,6 +21,8 @@ namespace kvpolicy {
 /// The parts of KvCache that concern a single layer. `Policy` is a variant of policies.
 template <class Policy, Element E>
 struct CacheLayer {
+  using element_type = E;
+
   std::vector<Policy> heads;
   Tail<E> tail;
   QueryWindow<E> queries;
@@ -116,7 +118,28 @@ struct CacheLayer {
 
   /// Rows that were only appended bring no query.
   [[nodiscard]] bool knows_queries(std::size_t count) const {
-    return queries.end() == tokens && queries.size() >= std::min(count, tokens);
+    return count == 0 || (queries.end() == tokens && queries.size() >= std::min(count, tokens));
+  }
+
+  /// Whether a head adds up the attention of every call.
+  [[nodiscard]] bool accumulates(std::size_t head) const {
+    return std::visit([]<class P>(const P&) { return AccumulatingPolicy<P>; }, heads[head]);
+  }
+  [[nodiscard]] bool accumulates() const {
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      if (accumulates(head)) return true;
+    }
+    return false;
+  }
+  /// The sums of a call whose rows are committed, as `observe_call` made them.
+  void accumulate(std::span<const std::vector<float>> sums, std::size_t group) noexcept {
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      std::visit(
+          [&]<class P>(P& policy) {
+            if constexpr (AccumulatingPolicy<P>) policy.accumulate(sums[head], group);
+          },
+          heads[head]);
+    }
   }
 
   /// @throws ShapeError if a head that would drop rows lacks queries to choose by.

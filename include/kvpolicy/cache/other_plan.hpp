@@ -8,6 +8,7 @@
 #include <concepts>
 #include <cstddef>
 #include <memory_resource>
+#include <span>
 #include <variant>
 #include <vector>
 
@@ -53,6 +54,20 @@ template <KvPolicy P>
   require(!quantized, "KvCache::fork_as: KV head ", head, " of layer ", layer,
           " holds quantised rows; a head of another policy or other settings needs exact ones");
   return shown;
+}
+
+/// What the policy has added up of each row's attention.
+/// @throws ConfigError if it has not
+template <KvPolicy P>
+[[nodiscard]] std::span<const double> accumulated_by([[maybe_unused]] const P& policy,
+                                                     std::size_t layer, std::size_t head) {
+  if constexpr (AccumulatingPolicy<P>) {
+    return policy.accumulated();
+  } else {
+    throw ConfigError{message("KvCache::fork_as: KV head ", head, " of layer ", layer,
+                              " has not added up the attention that its rows got; a head that ranks "
+                              "by it needs all of it, from the first query on")};
+  }
 }
 
 /// Rows that will be read become available, where they lie in slow memory.
@@ -108,6 +123,11 @@ void take_layer(CacheLayer<Policy, E>& to, const CacheLayer<OtherPolicy, E>& fro
                 from.heads[head]);
             fetch_rows(context.slow_memory, rows, context.head_dim);
             commit_all(policy, rows, from.committed);
+            if constexpr (AccumulatingPolicy<P>) {
+              policy.inherit(std::visit(
+                  [&](const auto& old) { return accumulated_by(old, layer, head); },
+                  from.heads[head]));
+            }
           }
           if constexpr (requires(const Segment& rows) { policy.check(rows); }) {
             from.for_each_uncommitted(head, [&](const Segment& rows) { policy.check(rows); });

@@ -129,6 +129,11 @@ template <class Storage>
 struct DeviceHead<HeadBudgetCache<Storage, SnapKvScorer>> {
   static HeadSettings describe(const typename HeadBudgetCache<Storage, SnapKvScorer>::Config& config,
                                std::size_t head_dim) {
+    require(!config.share_in_layer, "cuda: heads that share a layer's budget (share_in_layer) have no "
+            "kernel; give every head its own, or run the plan on the host");
+    require(!config.wait_until_told || config.compress_every == 0,
+            "cuda: wait_until_told has no kernel; set compress_every behind the prompt, or run the "
+            "plan on the host");
     HeadSettings settings = describe_storage<Storage>(config.storage, head_dim);
     settings.compresses = true;
     settings.budget = config.budget;
@@ -137,6 +142,17 @@ struct DeviceHead<HeadBudgetCache<Storage, SnapKvScorer>> {
     settings.pooled_rows = config.scorer.kernel;
     settings.compress_every = config.compress_every;
     return settings;
+  }
+};
+
+/// There are kernels for SnapKV's rank alone; a plan with another scorer compiles, and is refused.
+template <class Storage, class Scorer>
+struct DeviceHead<HeadBudgetCache<Storage, Scorer>> {
+  static HeadSettings describe(const typename HeadBudgetCache<Storage, Scorer>::Config&,
+                               std::size_t /*head_dim*/) {
+    throw ConfigError{message("cuda: heads whose rows are ranked by ", Scorer::name,
+                              " have no kernel; rank by ", SnapKvScorer::name,
+                              ", or run the plan on the host")};
   }
 };
 

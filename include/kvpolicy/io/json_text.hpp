@@ -160,6 +160,13 @@ class JsonObject {
     require<FormatError>(found->is_number(), where(key), ": must be a number, is ", shown(*found));
     return found->get<double>();
   }
+  [[nodiscard]] bool flag_or(const char* key, bool otherwise) {
+    const Json* found = find(key);
+    if (found == nullptr) return otherwise;
+    require<FormatError>(found->is_boolean(), where(key), ": must be true or false, is ",
+                         shown(*found));
+    return found->get<bool>();
+  }
   [[nodiscard]] const std::string& text(const char* key) {
     const Json& found = at(key);
     require<FormatError>(found.is_string(), where(key), ": must be a string, is ", shown(found));

@@ -14,8 +14,11 @@
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/policy/chunk_retrieval_cache.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
+#include <kvpolicy/policy/h2o_scorer.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/key_norm_scorer.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
+#include <kvpolicy/policy/tova_scorer.hpp>
 #include <kvpolicy/storage/residual_storage.hpp>
 
 namespace kvpolicy::io {
@@ -139,22 +142,65 @@ struct PolicyJson<SinkRecentCache<Storage>> {
   }
 };
 
-template <class Storage>
-struct PolicyJson<HeadBudgetCache<Storage, SnapKvScorer>> {
-  using Config = typename HeadBudgetCache<Storage, SnapKvScorer>::Config;
+/// The same of a scorer's settings, which stand beside its policy's.
+template <class Scorer>
+struct ScorerJson;
+
+template <>
+struct ScorerJson<SnapKvScorer> {
+  static void write(const SnapKvScorer::Config& config, OrderedJson& json) {
+    json["window"] = config.window;
+    json["pooling"] = pooling_names(config.pooling);
+    json["kernel"] = config.kernel;
+  }
+  static void read(JsonObject& object, SnapKvScorer::Config& config) {
+    config.window = object.count_or("window", config.window);
+    config.pooling = pooling_names.read(object, "pooling", config.pooling);
+    config.kernel = object.count_or("kernel", config.kernel);
+  }
+};
+template <>
+struct ScorerJson<TovaScorer> {
+  static void write(const TovaScorer::Config&, OrderedJson&) {}
+  static void read(JsonObject&, TovaScorer::Config&) {}
+};
+template <>
+struct ScorerJson<H2oScorer> {
+  static void write(const H2oScorer::Config& config, OrderedJson& json) {
+    json["recent"] = config.recent;
+  }
+  static void read(JsonObject& object, H2oScorer::Config& config) {
+    config.recent = object.count_or("recent", config.recent);
+  }
+};
+template <>
+struct ScorerJson<KeyNormScorer> {
+  static void write(const KeyNormScorer::Config& config, OrderedJson& json) {
+    json["recent"] = config.recent;
+  }
+  static void read(JsonObject& object, KeyNormScorer::Config& config) {
+    config.recent = object.count_or("recent", config.recent);
+  }
+};
+
+template <class Storage, class Scorer>
+struct PolicyJson<HeadBudgetCache<Storage, Scorer>> {
+  using Config = typename HeadBudgetCache<Storage, Scorer>::Config;
   static void write(const Config& config, OrderedJson& json) {
     json["budget"] = config.budget;
     json["compress_every"] = config.compress_every;
-    json["window"] = config.scorer.window;
-    json["pooling"] = pooling_names(config.scorer.pooling);
-    json["kernel"] = config.scorer.kernel;
+    if (config.wait_until_told) json["wait_until_told"] = true;
+    if (config.share_in_layer) json["share_in_layer"] = true;
+    if (config.safe_share != Config{}.safe_share) json["safe_share"] = config.safe_share;
+    ScorerJson<Scorer>::write(config.scorer, json);
   }
   static void read(JsonObject& object, Config& config) {
     config.budget = object.count_or("budget", config.budget);
     config.compress_every = object.count_or("compress_every", config.compress_every);
-    config.scorer.window = object.count_or("window", config.scorer.window);
-    config.scorer.pooling = pooling_names.read(object, "pooling", config.scorer.pooling);
-    config.scorer.kernel = object.count_or("kernel", config.scorer.kernel);
+    config.wait_until_told = object.flag_or("wait_until_told", config.wait_until_told);
+    config.share_in_layer = object.flag_or("share_in_layer", config.share_in_layer);
+    config.safe_share = object.number_or("safe_share", config.safe_share);
+    ScorerJson<Scorer>::read(object, config.scorer);
   }
 };
 

@@ -1,31 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Keeps a fixed number of rows, those that the text's own last queries attend to most, and the
-// rows since. Until it is compressed it keeps everything; each head may have another budget.
+// Keeps a fixed number of rows, those that its scorer ranks highest, and the rows since. Until it is
+// compressed it keeps everything; each head may have another budget.
 //
 // Method: HeadKV, arXiv:2410.19258 (a budget per head), with SnapKV's choice of rows inside a head
-// (policy/snapkv_scorer.hpp). `budget` counts rows besides the window: the papers' "capacity" is
-// budget + window.
+// (policy/snapkv_scorer.hpp), or another one's (tova_scorer.hpp, h2o_scorer.hpp, key_norm_scorer.hpp).
+// `budget` counts rows besides those that the scorer always keeps, SnapKV's window: the papers'
+// "capacity" is budget + window. Heads of a layer may share their budgets (shared_rows.hpp: Ada-KV).
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/row.hpp>
 #include <kvpolicy/policy/policy.hpp>
+#include <kvpolicy/policy/row_scorer.hpp>
+#include <kvpolicy/policy/shared_rows.hpp>
 #include <kvpolicy/policy/snapkv_scorer.hpp>
 #include <kvpolicy/policy/top_rows.hpp>
 
 namespace kvpolicy {
 
 /// One head's surviving rows. Not synchronised: segments are valid until the next `commit` or
-/// `finish_compress`. The survivors' positions (8 bytes a row) are bookkeeping, not in `bytes()`.
+/// `finish_compress`. The survivors' positions (8 bytes a row) are bookkeeping, not in `bytes()`,
+/// and so are the sums of a scorer that adds up (8 more).
 template <KvStorage Storage, RowScorer Scorer = SnapKvScorer>
 class HeadBudgetCache {
   static_assert(Storage::movable_rows,
@@ -37,9 +42,16 @@ class HeadBudgetCache {
   using storage_type = Storage;
   using scorer_type = Scorer;
   struct Config {
-    std::size_t budget = 120;  ///< Rows kept besides the observed window; 0 keeps the window alone.
+    std::size_t budget = 120;  ///< Rows kept by rank, besides those that the scorer always keeps.
     /// Compress whenever this many rows have come on top; 0: only when the cache is told to.
     std::size_t compress_every = 0;
+    /// That begins with the first compression that the cache is told to make, behind a prompt: then a
+    /// prompt is attended to as a whole, however it is cut.
+    bool wait_until_told = false;
+    /// The rows of all heads of the layer that share compete for the sum of their budgets (Ada-KV).
+    /// Such heads must agree in all but the budget.
+    bool share_in_layer = false;
+    double safe_share = 0.2;  ///< Of its budget, what a head that shares keeps whatever the others have.
     typename Scorer::Config scorer = {};
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
@@ -48,7 +60,7 @@ class HeadBudgetCache {
 
   /// @throws ConfigError if the scorer's or the storage's config does not fit.
   HeadBudgetCache(const Config& config, const StorageContext& context)
-      : config_{config}, storage_{config.storage, context.fast()} {
+      : config_{config}, head_dim_{context.head_dim}, storage_{config.storage, context.fast()} {
     validate(config, context);
     hold(storage_, true);  // survivors first, then bits
   }
@@ -57,6 +69,9 @@ class HeadBudgetCache {
     constexpr std::size_t most = std::size_t{1} << 40;
     require(config.budget <= most, "HeadBudgetCache: budget is ", config.budget,
             ", must be at most 2^40");
+    // Written so that NaN fails.
+    require(config.safe_share >= 0.0 && config.safe_share <= 1.0, "HeadBudgetCache: safe_share is ",
+            config.safe_share, ", must be 0 to 1");
     Scorer::validate(config.scorer);
     Storage::validate(config.storage, context);
   }
@@ -64,95 +79,152 @@ class HeadBudgetCache {
   void check(const Segment& rows) const { storage_.check(rows); }
   void reserve(std::size_t rows) {
     storage_.reserve(rows);
-    if (positions_.empty() || positions_.capacity() - positions_.size() >= rows) return;
-    positions_.reserve(std::max(positions_.size() + rows, 2 * positions_.capacity()));
+    if (evicted_) reserve_more(positions_, rows);
+    if (accumulates) reserve_more(sums_, rows);
   }
   void release_spare() noexcept { storage_.release_spare(); }
 
   void commit(const Segment& rows) {
     storage_.append(rows);
-    if (positions_.empty()) return;  // nothing evicted so far: row numbers are positions
+    alone_ += rows.rows;
+    if (accumulates) sums_.resize(storage_.end(), 0.0);
+    if (!evicted_) return;  // row numbers are positions
     for (std::size_t i = 0; i < rows.rows; ++i) positions_.push_back(rows.position_of(i));
   }
 
   void segments(const ReadRequest&, SegmentList& out) const {
     storage_.show(0, storage_.end(),
-                  {.positions = positions_.empty() ? nullptr : positions_.data()}, out);
+                  {.positions = evicted_ ? positions_.data() : nullptr}, out);
   }
 
-  /// Latest queries whose attention decides; the cache keeps them.
+  /// Latest queries whose attention decides; the cache keeps them. 0: no query is asked.
   [[nodiscard]] static std::size_t observed_queries(const Config& config) {
-    return Scorer::observed_queries(config.scorer);
+    if constexpr (ObservingScorer<Scorer>) return Scorer::observed_queries(config.scorer);
+    return 0;
   }
   [[nodiscard]] std::size_t observed_queries() const { return observed_queries(config_); }
-  /// Whether compressing would evict anything, once `more` rows were committed.
+  /// Rows that stay when a longer text is compressed, where heads do not share.
+  [[nodiscard]] static std::size_t capacity(const Config& config) {
+    return config.budget + Scorer::kept_rows(config.scorer);
+  }
+  /// Whether compressing would evict anything, once `more` rows were committed; of heads that share
+  /// one may lose rows because another one would.
   [[nodiscard]] bool is_compressible(std::size_t more = 0) const {
-    return storage_.end() + more > config_.budget + observed_queries();
+    return alone_ + more > capacity(config_);
   }
   /// Whether the config asks for a compression now.
   [[nodiscard]] bool wants_compress() const {
-    return config_.compress_every > 0 &&
-           storage_.end() >= config_.budget + observed_queries() + config_.compress_every;
+    return config_.compress_every > 0 && (told_ || !config_.wait_until_told) &&
+           alone_ >= capacity(config_) + config_.compress_every;
   }
   [[nodiscard]] static bool compresses_by_itself(const Config& config) {
     return config.compress_every > 0;
   }
+  [[nodiscard]] bool shares_in_layer() const { return config_.share_in_layer; }
+
+  /// Adds what the queries of a call paid, once its rows are committed: `sums` [group, rows()], each
+  /// row's probability summed over the queries.
+  void accumulate(std::span<const float> sums, std::size_t group) noexcept
+    requires AccumulatingScorer<Scorer>
+  {
+    for (std::size_t row = 0; row < sums_.size(); ++row) {
+      double total = 0.0;
+      for (std::size_t head = 0; head < group; ++head) {
+        total += static_cast<double>(sums[head * sums_.size() + row]);
+      }
+      sums_[row] += total / static_cast<double>(group);
+    }
+  }
+  /// What was added up so far, a mean over the query heads for each row; to give to another head that
+  /// holds the same rows.
+  [[nodiscard]] std::span<const double> accumulated() const
+    requires AccumulatingScorer<Scorer>
+  {
+    return sums_;
+  }
+  void inherit(std::span<const double> accumulated)
+    requires AccumulatingScorer<Scorer>
+  {
+    KVPOLICY_ASSERT(accumulated.size() == sums_.size());
+    std::ranges::copy(accumulated, sums_.begin());
+  }
 
   /// Chooses the survivors by `sums` [group, rows], each row's probability summed over `queries`
-  /// observed queries, and copies them. Nothing changes until `finish_compress`.
+  /// observed queries (empty for a scorer that observes none), and copies them. Nothing changes until
+  /// `finish_compress`.
   /// @throws std::bad_alloc
   void prepare_compress(std::span<const float> sums, std::size_t group, std::size_t queries) {
-    const std::size_t window = std::min(observed_queries(), storage_.end());
-    const std::size_t candidates = storage_.end() - window;
-    std::vector<float> scores(candidates);
-    Scorer::score(config_.scorer, sums, group, queries, scores);
-    std::vector<std::size_t> numbers = top_rows(scores, config_.budget);
-    for (std::size_t row = candidates; row < storage_.end(); ++row) numbers.push_back(row);
-    std::vector<std::int64_t> positions;
-    positions.reserve(numbers.size());
-    for (const std::size_t row : numbers) {
-      positions.push_back(positions_.empty() ? static_cast<std::int64_t>(row) : positions_[row]);
-    }
+    prepare_survivors(top_rows(scores(sums, group, queries), config_.budget));
+  }
+  /// The same in two steps, for heads that share: what the candidates are worth, ...
+  [[nodiscard]] SharingHead compete(std::span<const float> sums, std::size_t group,
+                                    std::size_t queries) const {
+    const std::size_t kept = std::min(Scorer::kept_rows(config_.scorer), alone_);
+    return {scores(sums, group, queries), std::min(config_.budget, alone_ - kept),
+            static_cast<std::size_t>(config_.safe_share * static_cast<double>(config_.budget))};
+  }
+  /// ... and which of them survive, ascending, besides the rows that always do.
+  void prepare_survivors(std::vector<std::size_t> numbers) {
+    for (std::size_t row = candidates(); row < storage_.end(); ++row) numbers.push_back(row);
+    Survivors kept{storage_.select(numbers), {}, {}};
     // The copy holds nothing back: survivors that do not fit its residual are quantised in it.
-    pending_.emplace(storage_.select(numbers), std::move(positions));
+    kept.positions.reserve(numbers.size());
+    for (const std::size_t row : numbers) {
+      kept.positions.push_back(evicted_ ? positions_[row] : static_cast<std::int64_t>(row));
+      if (accumulates) kept.sums.push_back(sums_[row]);
+    }
+    pending_.emplace(std::move(kept));
   }
   void finish_compress() noexcept {
+    alone_ = std::min(alone_, capacity(config_));
+    told_ = true;
     if (pending_) {
-      storage_ = std::move(pending_->first);
-      positions_ = std::move(pending_->second);
+      storage_ = std::move(pending_->storage);
+      positions_ = std::move(pending_->positions);
+      sums_ = std::move(pending_->sums);
       pending_.reset();
+      evicted_ = true;
     } else {
-      hold(storage_, false);  // everything survived
+      hold(storage_, false);  // everything survived, and is quantised as other rows come
     }
   }
   void abandon_compress() noexcept { pending_.reset(); }
 
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
   [[nodiscard]] std::size_t bytes() const {
-    return storage_.bytes() + (pending_ ? pending_->first.bytes() : 0);
+    return storage_.bytes() + (pending_ ? pending_->storage.bytes() : 0);
   }
   [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }
 
   /// A bound where a text is compressed: the rows that survive, and `compress_every` on top. A head
-  /// that compresses only when told to may hold the whole text: that is what this counts then.
+  /// that compresses only when told to may hold the whole text: that is what this counts then. Heads
+  /// that share count as if they did not: as many rows, but for parts of pages.
   [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
                                                    const StorageContext& context,
                                                    std::size_t tokens) {
-    const std::size_t kept = config.budget + observed_queries(config);
-    const std::size_t rows =
-        config.compress_every == 0 ? tokens : std::min(tokens, kept + config.compress_every);
+    const std::size_t rows = config.compress_every == 0 || config.wait_until_told
+                                 ? tokens
+                                 : std::min(tokens, capacity(config) + config.compress_every);
     return exact_bytes(config, context, rows);
   }
   /// Right after a compression of a text of `tokens`.
   [[nodiscard]] static std::size_t bytes_compressed(const Config& config,
                                                     const StorageContext& context,
                                                     std::size_t tokens) {
-    const std::size_t kept = config.budget + observed_queries(config);
+    const std::size_t kept = capacity(config);
     if (tokens <= kept) return exact_bytes(config, context, tokens);
     return Storage::bytes_of_rows(config.storage, context, 0, kept);
   }
 
  private:
+  static constexpr bool accumulates = AccumulatingScorer<Scorer>;
+
+  struct Survivors {
+    Storage storage;
+    std::vector<std::int64_t> positions;
+    std::vector<double> sums;
+  };
+
   // Rows that were not compressed are exact whatever the storage.
   [[nodiscard]] static std::size_t exact_bytes(const Config&, const StorageContext& context,
                                                std::size_t rows) {
@@ -163,10 +235,49 @@ class HeadBudgetCache {
     if constexpr (requires { storage.hold(held); }) storage.hold(held);
   }
 
+  template <class T>
+  static void reserve_more(std::vector<T>& list, std::size_t count) {
+    if (list.capacity() - list.size() >= count) return;
+    list.reserve(std::max(list.size() + count, 2 * list.capacity()));
+  }
+
+  // Rows that are ranked: all but the latest that the scorer always keeps.
+  [[nodiscard]] std::size_t candidates() const {
+    return storage_.end() - std::min(Scorer::kept_rows(config_.scorer), storage_.end());
+  }
+
+  [[nodiscard]] std::vector<float> scores([[maybe_unused]] std::span<const float> sums,
+                                          [[maybe_unused]] std::size_t group,
+                                          [[maybe_unused]] std::size_t queries) const {
+    std::vector<float> scores(candidates());
+    if constexpr (ObservingScorer<Scorer>) {
+      Scorer::score(config_.scorer, sums, group, queries, scores);
+    } else if constexpr (AccumulatingScorer<Scorer>) {
+      Scorer::score_sums(config_.scorer, std::span{sums_}.first(scores.size()), scores);
+    } else {
+      SegmentList shown;
+      storage_.show(0, scores.size(), {}, shown);
+      std::vector<float> key(head_dim_);
+      std::size_t row = 0;
+      for (const Segment& segment : shown) {
+        for (std::size_t i = 0; i < segment.rows; ++i, ++row) {
+          load_row(segment.keys, i, key);
+          scores[row] = Scorer::score_key(config_.scorer, key);
+        }
+      }
+    }
+    return scores;
+  }
+
   Config config_;
+  std::size_t head_dim_;
   Storage storage_;
+  bool evicted_ = false;                 // whether rows are gone, even all of them
   std::vector<std::int64_t> positions_;  // of each row, once rows were evicted
-  std::optional<std::pair<Storage, std::vector<std::int64_t>>> pending_;
+  std::vector<double> sums_;             // of each row, where the scorer adds up
+  bool told_ = false;                    // whether it was ever compressed
+  std::size_t alone_ = 0;                // rows that this head would hold if it shared with none
+  std::optional<Survivors> pending_;
 };
 
 }  // namespace kvpolicy

@@ -72,10 +72,23 @@ concept SelectingPolicy = requires(const P& seen) {
   { seen.selection_is_stale() } -> std::convertible_to<bool>;
 };
 
-/// A policy that drops rows by how much attention they got (HeadBudgetCache).
+/// A policy that drops rows by rank (HeadBudgetCache), mostly by how much attention they got.
 template <class P>
 concept CompressingPolicy = requires(const P& seen) {
   { seen.observed_queries() } -> std::convertible_to<std::size_t>;
+};
+
+/// One of them that adds up how much attention each row gets: the cache observes every call.
+template <class P>
+concept AccumulatingPolicy =
+    CompressingPolicy<P> && requires(P& policy, std::span<const float> sums, std::size_t group) {
+      policy.accumulate(sums, group);
+    };
+
+/// One of them that may compete with the other heads of its layer for rows.
+template <class P>
+concept SharingPolicy = CompressingPolicy<P> && requires(const P& seen) {
+  { seen.shares_in_layer() } -> std::convertible_to<bool>;
 };
 
 template <class P>

@@ -9,28 +9,15 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <string_view>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/policy/row_scorer.hpp>
 
 namespace kvpolicy {
-
-/// What HeadBudgetCache asks of a scorer: how many of the latest queries it wants observed, and a
-/// score for each candidate row. `sums` is [group, rows]: each row's probability summed over the
-/// queries; the first `out.size()` rows are the candidates.
-template <class S>
-concept RowScorer = std::equality_comparable<typename S::Config> &&
-                    requires(const typename S::Config& config, std::span<const float> sums,
-                             std::size_t n, std::span<float> out) {
-                      S::validate(config);
-                      { S::observed_queries(config) } -> std::convertible_to<std::size_t>;
-                      S::score(config, sums, n, n, out);  // (config, sums, group, queries, out)
-                    };
 
 enum class Pooling : std::uint8_t { max, average };
 
@@ -51,6 +38,7 @@ struct SnapKvScorer {
             config.kernel, ", must be odd and at most ", most);
   }
 
+  [[nodiscard]] static std::size_t kept_rows(const Config& config) { return config.window; }
   [[nodiscard]] static std::size_t observed_queries(const Config& config) { return config.window; }
 
   static void score(const Config& config, std::span<const float> sums, std::size_t group,

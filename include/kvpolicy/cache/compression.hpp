@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How heads with a budget drop rows: what their scorers want to know is asked of the engine, every
+// head's survivors are copied to fresh pages, and swapped in when nothing can fail any more.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include <kvpolicy/cache/layer.hpp>
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/policy/policy.hpp>
+#include <kvpolicy/policy/shared_rows.hpp>
+
+namespace kvpolicy {
+
+/// The rows that segments show.
+[[nodiscard]] inline std::size_t count_rows(std::span<const Segment> segments) {
+  std::size_t rows = 0;
+  for (const Segment& segment : segments) {
+    segment.for_each_run([&](const RowRun& run) { rows += run.rows; });
+  }
+  return rows;
+}
+
+/// One compression of a cache's layers. `Layer` is a CacheLayer.
+template <class Layer, AttentionEngine Engine>
+class Compression {
+ public:
+  /// `observed_rows` grows by the keys that are read.
+  Compression(const ModelShape& shape, Engine& engine, std::size_t& observed_rows)
+      : shape_{shape}, engine_{engine}, observed_rows_{observed_rows} {}
+
+  /// All heads that compress, or those alone whose settings ask for it now.
+  /// @throws std::bad_alloc, StorageError, with all heads as they were
+  void run(std::span<Layer> layers, bool only_due) {
+    try {
+      for (Layer& layer : layers) prepare(layer, active_heads(layer, only_due));
+    } catch (...) {
+      for (Layer& layer : layers) {
+        for_each(layer, [](auto& policy, std::size_t) { policy.abandon_compress(); });
+      }
+      throw;
+    }
+    for (Layer& layer : layers) {
+      const std::vector<bool> active = active_heads(layer, only_due);
+      for_each(layer, [&](auto& policy, std::size_t head) {
+        if (active[head]) policy.finish_compress();
+      });
+    }
+  }
+
+ private:
+  // act(policy, head) for each head that compresses.
+  template <class Act>
+  static void for_each(Layer& layer, Act act) {
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      std::visit(
+          [&]<class P>(P& policy) {
+            if constexpr (CompressingPolicy<P>) act(policy, head);
+          },
+          layer.heads[head]);
+    }
+  }
+  template <class P>
+  static bool shares(const P& policy) {
+    if constexpr (SharingPolicy<P>) return policy.shares_in_layer();
+    return false;
+  }
+
+  static std::vector<bool> active_heads(Layer& layer, bool only_due) {
+    std::vector<bool> active(layer.heads.size(), false);
+    bool one_shares = false;
+    for_each(layer, [&](auto& policy, std::size_t head) {
+      active[head] = !only_due || layer.is_due(policy);
+      one_shares = one_shares || (active[head] && shares(policy));
+    });
+    for_each(layer, [&](auto& policy, std::size_t head) {
+      if (shares(policy)) active[head] = one_shares;
+    });
+    return active;
+  }
+
+  void prepare(Layer& layer, const std::vector<bool>& active) {
+    // Who loses rows, and how many queries each asks: heads that want fewer are observed apart.
+    std::vector<bool> ranked(layer.heads.size(), false);
+    bool one_shares = false;
+    for_each(layer, [&](auto& policy, std::size_t head) {
+      ranked[head] = active[head] && policy.is_compressible();
+      one_shares = one_shares || (ranked[head] && shares(policy));
+    });
+    std::set<std::size_t, std::greater<>> windows;
+    sums_.resize(layer.heads.size());
+    for_each(layer, [&](auto& policy, std::size_t head) {
+      if (shares(policy)) ranked[head] = one_shares;
+      sums_[head].clear();
+      if (ranked[head]) windows.insert(policy.observed_queries());
+    });
+    sharing_.clear();
+    for (const std::size_t window : windows) {
+      std::vector<bool> asked(layer.heads.size(), false);
+      for_each(layer, [&](auto& policy, std::size_t head) {
+        asked[head] = ranked[head] && policy.observed_queries() == window;
+      });
+      const std::size_t seen = window == 0 ? 0 : observe(layer, window, asked);
+      for_each(layer, [&]<class P>(P& policy, std::size_t head) {
+        if (!asked[head]) return;
+        if constexpr (SharingPolicy<P>) {
+          if (policy.shares_in_layer()) {
+            sharing_.push_back(policy.compete(sums_[head], shape_.group(), seen));
+            return;
+          }
+        }
+        policy.prepare_compress(sums_[head], shape_.group(), seen);
+      });
+    }
+    if (!one_shares) return;
+    // They agree in the queries that they ask, so they have come in the order of the heads.
+    auto chosen = share_rows(sharing_);
+    auto next = chosen.begin();
+    for_each(layer, [&]<class P>(P& policy, std::size_t) {
+      if constexpr (SharingPolicy<P>) {
+        if (policy.shares_in_layer()) policy.prepare_survivors(std::move(*next++));
+      }
+    });
+  }
+
+  // Fills the sums of these heads with the attention of the latest `window` queries, of which so many
+  // are known.
+  std::size_t observe(Layer& layer, std::size_t window, const std::vector<bool>& asked) {
+    std::vector<SegmentList> shown(layer.heads.size());
+    std::vector<std::span<const Segment>> heads(layer.heads.size());
+    std::vector<std::span<float>> sums(layer.heads.size());
+    for_each(layer, [&](auto& policy, std::size_t head) {
+      if (!asked[head]) return;
+      policy.segments({.first_position = static_cast<std::int64_t>(layer.tokens)}, shown[head]);
+      heads[head] = shown[head];
+      sums_[head].resize(shape_.group() * policy.rows());
+      sums[head] = sums_[head];
+      observed_rows_ += policy.rows();
+    });
+    using E = typename Layer::element_type;
+    std::vector<E> queries(window * shape_.q_heads * shape_.head_dim);
+    const std::size_t count = layer.queries.copy_latest(window, queries.data());
+    const TensorView<const E> view{queries.data(), count, shape_.q_heads, shape_.head_dim};
+    engine_.observe(LayerObservation{ConstTensor{view},
+                                     static_cast<std::int64_t>(layer.tokens - count), heads, sums,
+                                     AttendOptions{.scale = layer.scale,
+                                                   .softcap = layer.softcap,
+                                                   .sink_logits = layer.sink_logits}});
+    return count;
+  }
+
+  const ModelShape& shape_;
+  Engine& engine_;
+  std::size_t& observed_rows_;
+  std::vector<std::vector<float>> sums_;  // of each head, [group, rows]
+  std::vector<SharingHead> sharing_;      // of the heads that share, in their order
+};
+
+/// What the heads of a layer that add up attention get from one call, whose attention they have just
+/// been shown: `sums` [kv_heads] of [group, rows shown], empty for the other heads.
+/// @throws what the engine throws
+template <class Layer, AttentionEngine Engine>
+void observe_call(const Layer& layer, Engine& engine, const LayerAttention& call,
+                  std::vector<std::vector<float>>& sums, std::size_t& observed_rows) {
+  std::vector<std::span<const Segment>> heads(layer.heads.size());
+  std::vector<std::span<float>> views(layer.heads.size());
+  sums.resize(layer.heads.size());
+  for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+    sums[head].clear();
+    if (!layer.accumulates(head)) continue;
+    heads[head] = call.heads[head];
+    const std::size_t rows = count_rows(heads[head]);
+    sums[head].resize(call.group() * rows);
+    views[head] = sums[head];
+    observed_rows += rows;
+  }
+  engine.observe(LayerObservation{call.queries, call.first_position, heads, views,
+                                  AttendOptions{.scale = call.options.scale,
+                                                .softcap = call.options.softcap,
+                                                .sink_logits = call.options.sink_logits}});
+}
+
+}  // namespace kvpolicy
