@@ -5,6 +5,7 @@
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/duo.hpp>
+#include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/headkv.hpp>
 #include <kvpolicy/kivi.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
@@ -12,6 +13,7 @@
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
 #include <kvpolicy/pyramidkv.hpp>
+#include <kvpolicy/razor_attention.hpp>
 #include <kvpolicy/streaming_llm.hpp>
 #include <kvpolicy/triforce.hpp>
 #include <kvpolicy/version.hpp>

@@ -259,6 +259,41 @@ class KvCache {
     return layers_[checked(layer)].heads[head];
   }
 
+  /// How the latest queries attend, of which the cache has kept some (`kept_queries`), at most
+  /// `queries`: for each KV head of the layer [group, rows], each row's probability summed over them,
+  /// in the order of `segments`. What plans may be chosen by (fastgen.hpp). Returns their number.
+  /// @throws ShapeError if rows came without their queries, RollbackError if a tree is pending
+  std::size_t observe(std::size_t layer, std::size_t queries,
+                      std::vector<std::vector<float>>& sums) {
+    const Layer& own = layers_[checked(layer)];
+    own.tree.refuse("observe");
+    own.check_queries();
+    const ModelShape& shape = plan_.shape();
+    std::vector<SegmentList> shown(shape.kv_heads);
+    std::vector<std::span<const Segment>> heads(shape.kv_heads);
+    std::vector<std::span<float>> views(shape.kv_heads);
+    sums.resize(shape.kv_heads);
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      shown[head] = segments(layer, head);
+      std::size_t rows = 0;
+      for (const Segment& segment : shown[head]) {
+        segment.for_each_run([&](const RowRun& run) { rows += run.rows; });
+      }
+      sums[head].assign(shape.group() * rows, 0.0F);
+      heads[head] = shown[head];
+      views[head] = sums[head];
+    }
+    std::vector<element_type> latest(queries * shape.q_heads * shape.head_dim);
+    const std::size_t count = own.queries.copy_latest(queries, latest.data());
+    const TensorView<const element_type> view{latest.data(), count, shape.q_heads, shape.head_dim};
+    engine_.observe(LayerObservation{ConstTensor{view},
+                                     static_cast<std::int64_t>(own.tokens - count), heads, views,
+                                     AttendOptions{.scale = own.scale,
+                                                   .softcap = own.softcap,
+                                                   .sink_logits = own.sink_logits}});
+    return count;
+  }
+
   /// The cached rows that the next query of a head would read, for engines with attention of
   /// their own and for inspection; with a pending tree, what one right behind the text would read, and
   /// all nodes. Valid until the cache next changes.

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// FastGen: the prompt itself shows what each head needs. Behind it, every head gets the cheapest of
+// four policies that keeps enough of the attention that the prompt's last queries paid. For models
+// about which nothing is known beforehand, and prompts that are worth reading in full once.
+//
+//     KvCache<HeadPlan<FullCache<DenseStorage<half>>>> whole{full, {.kept_queries = 8}};
+//     …prefill…
+//     auto profile = kvpolicy::profile_attention(whole, 8);
+//     auto plan = kvpolicy::fastgen_plan<half>(shape, profile, {.recovery = 0.95});
+//     auto cache = whole.fork_as(plan);  cache.compress();  …decode…
+//
+// Method: Ge et al., arXiv:2310.01801. Where we differ:
+//  - There are no token classes: the text's opening rows stand for the special tokens, and nothing
+//    for punctuation.
+//  - Latest and frequent rows together are chosen as one: the most attended, as many as both make.
+//    Attention to near rows is attention, so that keeps no less of it in no more rows.
+//  - The profile is that of the latest queries, not of all: a full profile is a second prefill.
+//  - The choice is made for KV heads; every query head of a group has to keep enough.
+//  - What is decoded later stays, in all but `locality` heads, unless `compress_every` is set.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+#include <kvpolicy/plan/plan_for.hpp>
+#include <kvpolicy/policy/full_cache.hpp>
+#include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/sink_recent_cache.hpp>
+#include <kvpolicy/policy/top_rows.hpp>
+
+namespace kvpolicy {
+
+template <Element E = float>
+using FastGenPlan = HeadPlan<FullCache<DenseStorage<E>>, SinkRecentCache<DenseStorage<E>>,
+                             HeadBudgetCache<DenseStorage<E>>>;
+template <Element E = float, AttentionEngine Engine = ScalarEngine>
+using FastGenCache = KvCache<FastGenPlan<E>, Engine>;
+
+/// What a full cache shows behind a prompt: for each KV head [group, rows], each row's attention,
+/// summed over the latest `queries` queries (`AttentionEngine::observe` writes it so).
+struct AttentionProfile {
+  HeadTable<std::vector<float>> sums;  ///< [layers, kv_heads]
+  std::size_t queries = 0;
+};
+
+/// The profile of a cache whose heads keep every row, by the latest `queries` queries, or those that
+/// it has kept. @throws ConfigError if it has kept none, or a head keeps less; as KvCache::observe
+template <class Cache>
+[[nodiscard]] AttentionProfile profile_attention(Cache& cache, std::size_t queries) {
+  const ModelShape& shape = cache.plan().shape();
+  AttentionProfile profile{{shape.layers, shape.kv_heads}, 0};
+  std::vector<std::vector<float>> sums;
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    profile.queries = cache.observe(layer, queries, sums);
+    require(profile.queries > 0, "profile_attention: the cache has kept no queries, ",
+            "kept_queries must be at least 1");
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      const std::size_t rows = sums[head].size() / shape.group();
+      require(rows == cache.tokens(layer), "profile_attention: KV head ", head, " of layer ", layer,
+              " has ", rows, " rows of ", cache.tokens(layer), ", must keep all");
+      profile.sums(layer, head) = std::move(sums[head]);
+    }
+  }
+  return profile;
+}
+
+/// From the simplest to the dearest.
+enum class FastGenChoice : std::uint8_t {
+  locality,                ///< the opening and the latest rows
+  frequency,               ///< the most attended rows
+  locality_and_frequency,  ///< as many most attended rows as both
+  full
+};
+using FastGenChoices = HeadTable<FastGenChoice>;  ///< [layers, kv_heads]
+
+struct FastGenConfig {
+  double recovery = 0.95;   ///< Share of each query head's attention that the kept rows must have.
+  double local = 0.3;       ///< Latest rows, as a share of the prompt's.
+  double frequent = 0.3;    ///< Most attended rows, as a share of the prompt's.
+  std::size_t sinks = 4;    ///< Opening rows that `locality` keeps besides.
+  std::size_t window = 8;   ///< Latest rows that are always kept, and latest queries that vote.
+  std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
+
+  /// @throws ConfigError
+  void validate() const {
+    // Written so that NaN fails.
+    require(recovery >= 0.0 && recovery <= 1.0, "FastGenConfig: recovery is ", recovery,
+            ", must be 0 to 1");
+    require(local > 0.0 && local <= 1.0, "FastGenConfig: local is ", local,
+            ", must be more than 0 and at most 1");
+    require(frequent > 0.0 && frequent <= 1.0, "FastGenConfig: frequent is ", frequent,
+            ", must be more than 0 and at most 1");
+    SnapKvScorer::validate(scorer());
+  }
+  /// Rows are ranked one by one.
+  [[nodiscard]] SnapKvScorer::Config scorer() const {
+    return {.window = window, .pooling = Pooling::max, .kernel = 1};
+  }
+  [[nodiscard]] std::size_t recent(std::size_t rows) const { return part(local, rows); }
+  /// Rows of a head that ranks them, latest ones included.
+  [[nodiscard]] std::size_t ranked(FastGenChoice choice, std::size_t rows) const {
+    const std::size_t both = choice == FastGenChoice::frequency ? 0 : part(local, rows);
+    return std::max(window, part(frequent, rows) + both);
+  }
+
+ private:
+  [[nodiscard]] static std::size_t part(double share, std::size_t rows) {
+    return static_cast<std::size_t>(std::ceil(share * static_cast<double>(rows)));
+  }
+};
+
+namespace detail {
+
+// The rows that a choice would keep of [group, rows].
+[[nodiscard]] inline std::vector<std::size_t> kept_rows(FastGenChoice choice,
+                                                        std::span<const float> sums,
+                                                        std::size_t group, std::size_t queries,
+                                                        const FastGenConfig& config) {
+  const std::size_t rows = sums.size() / group;
+  std::vector<std::size_t> kept;
+  if (choice == FastGenChoice::locality || choice == FastGenChoice::full) {
+    const std::size_t recent = choice == FastGenChoice::full ? rows : config.recent(rows);
+    for (std::size_t row = 0; row < rows; ++row) {
+      if (row < config.sinks || row + recent >= rows) kept.push_back(row);
+    }
+    return kept;
+  }
+  const std::size_t candidates = rows - std::min(rows, config.window);
+  std::vector<float> scores(candidates);
+  SnapKvScorer::score(config.scorer(), sums, group, queries, scores);
+  kept = top_rows(scores, config.ranked(choice, rows) - config.window);
+  for (std::size_t row = candidates; row < rows; ++row) kept.push_back(row);
+  return kept;
+}
+
+// Whether these rows have enough of every query head's attention.
+[[nodiscard]] inline bool recovers(std::span<const std::size_t> kept, std::span<const float> sums,
+                                   std::size_t group, double recovery) {
+  const std::size_t rows = sums.size() / group;
+  for (std::size_t head = 0; head < group; ++head) {
+    const auto own = sums.subspan(head * rows, rows);
+    double all = 0.0;
+    double found = 0.0;
+    for (const float share : own) all += static_cast<double>(share);
+    for (const std::size_t row : kept) found += static_cast<double>(own[row]);
+    if (!(found >= recovery * all)) return false;
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// For each KV head the choice with the fewest rows that recovers enough; of equally many the
+/// simpler. @throws ConfigError for settings that do not work, or a profile that is not of this
+/// shape, has no queries or rows, or a share that is negative or not finite.
+[[nodiscard]] inline FastGenChoices fastgen_choices(const ModelShape& shape,
+                                                    const AttentionProfile& profile,
+                                                    const FastGenConfig& config = {}) {
+  shape.validate();
+  config.validate();
+  require_fits(profile.sums, shape, "fastgen_choices");
+  require(profile.queries > 0, "fastgen_choices: a profile of no queries");
+  FastGenChoices choices{shape.layers, shape.kv_heads, FastGenChoice::full};
+  for (std::size_t i = 0; i < choices.values().size(); ++i) {
+    const std::span<const float> sums{profile.sums.values()[i]};
+    const auto fits = [](float share) { return share >= 0.0F && std::isfinite(share); };
+    require(!sums.empty() && sums.size() % shape.group() == 0 && std::ranges::all_of(sums, fits),
+            "fastgen_choices: the profile of layer ", i / shape.kv_heads, ", KV head ",
+            i % shape.kv_heads, " must be [", shape.group(), ", rows] of numbers that are 0 or more");
+    std::size_t fewest = sums.size() / shape.group();
+    for (const auto choice : {FastGenChoice::locality, FastGenChoice::frequency,
+                              FastGenChoice::locality_and_frequency}) {
+      const auto kept = detail::kept_rows(choice, sums, shape.group(), profile.queries, config);
+      if (kept.size() >= fewest) continue;
+      if (!detail::recovers(kept, sums, shape.group(), config.recovery)) continue;
+      choices.values()[i] = choice;
+      fewest = kept.size();
+    }
+  }
+  return choices;
+}
+
+/// The plan for a fork of the cache that was profiled (`KvCache::fork_as`), which is then told to
+/// compress. `T` is an element type, or a plan type with the policies of FastGenPlan (AnyPlan).
+/// @throws ConfigError as above.
+template <class T = float>
+[[nodiscard]] plan_for<T, FastGenPlan> fastgen_plan(const ModelShape& shape,
+                                                    const AttentionProfile& profile,
+                                                    const FastGenConfig& config = {}) {
+  using Dense = DenseStorage<element_of<T>>;
+  const FastGenChoices choices = fastgen_choices(shape, profile, config);
+  plan_for<T, FastGenPlan> plan{shape, typename FullCache<Dense>::Config{}};
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      const FastGenChoice choice = choices(layer, head);
+      const std::size_t rows = profile.sums(layer, head).size() / shape.group();
+      if (choice == FastGenChoice::full) continue;
+      if (choice == FastGenChoice::locality) {
+        plan.set(layer, head, typename SinkRecentCache<Dense>::Config{
+                                  .sinks = config.sinks, .recent = config.recent(rows)});
+      } else {
+        plan.set(layer, head, typename HeadBudgetCache<Dense>::Config{
+                                  .budget = config.ranked(choice, rows) - config.window,
+                                  .compress_every = config.compress_every,
+                                  .scorer = config.scorer()});
+      }
+    }
+  }
+  return plan;
+}
+
+}  // namespace kvpolicy

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The choice of heads against sets that are filled one best head at a time.
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <random>
+#include <set>
+#include <variant>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/razor_attention.hpp>
+
+using namespace kvpolicy;
+
+namespace {
+
+constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
+const HeadScores echo{2, 4, {0.1, 0.2, 0.0, 0.9, 0.3, 0.3, 0.4, 0.0}};       // KV: .2 .9 .3 .4
+const HeadScores induction{2, 4, {0.5, 0.0, 0.1, 0.1, 0.0, 0.6, 0.6, 0.2}};  // KV: .5 .1 .6 .6
+
+// heads x percent / 100, rounded up, in whole numbers.
+std::set<std::size_t> best(const HeadScores& scores, std::size_t group, std::size_t percent) {
+  std::set<std::size_t> chosen;
+  const std::size_t heads = scores.values().size() / group;
+  while (chosen.size() * 100 < heads * percent) {
+    double most = -1;
+    std::size_t who = 0;
+    for (std::size_t i = 0; i < scores.values().size(); ++i) {
+      if (chosen.contains(i / group) || scores.values()[i] <= most) continue;
+      most = scores.values()[i];
+      who = i / group;
+    }
+    chosen.insert(who);
+  }
+  return chosen;
+}
+
+}  // namespace
+
+TEST_CASE("the best by either score keep everything") {
+  const auto kinds = [](double e, double i) {
+    const HeadKinds table =
+        razor_attention_kinds(shape, echo, induction, {.echo = e, .induction = i});
+    std::set<std::size_t> kept;
+    for (std::size_t head = 0; head < 4; ++head) {
+      if (table.values()[head] == HeadKind::retrieval) kept.insert(head);
+    }
+    return kept;
+  };
+  using Heads = std::set<std::size_t>;
+  CHECK(kinds(0, 0) == Heads{});
+  CHECK(kinds(0.01, 0) == Heads{1});
+  CHECK(kinds(0.01, 0.14) == Heads{1, 2});  // of equals the lower head
+  CHECK(kinds(0.25, 0.5) == Heads{1, 2, 3});
+  CHECK(kinds(0, 0.75) == Heads{0, 2, 3});
+  CHECK(kinds(1, 0) == Heads{0, 1, 2, 3});
+}
+
+TEST_CASE("any scores, any shares") {
+  std::mt19937 random{4};
+  for (int round = 0; round < 300; ++round) {
+    const std::size_t group = 1 + random() % 3;
+    const ModelShape drawn{.layers = 1 + random() % 10, .q_heads = 0, .kv_heads = 1 + random() % 8,
+                           .head_dim = 64};
+    ModelShape whole = drawn;
+    whole.q_heads = group * drawn.kv_heads;
+    HeadScores first{whole.layers, whole.q_heads};
+    HeadScores second = first;
+    for (double& score : first.values()) score = static_cast<double>(random() % 20);
+    for (double& score : second.values()) score = static_cast<double>(random() % 20);
+    const std::size_t e = random() % 101;
+    const std::size_t i = random() % 101;
+    const HeadKinds kinds = razor_attention_kinds(
+        whole, first, second,
+        {.echo = static_cast<double>(e) / 100, .induction = static_cast<double>(i) / 100});
+    std::set<std::size_t> expected = best(first, group, e);
+    expected.merge(best(second, group, i));
+    bool same = true;
+    for (std::size_t head = 0; head < kinds.values().size(); ++head) {
+      same = same && (kinds.values()[head] == HeadKind::retrieval) == expected.contains(head);
+    }
+    CHECK(same);
+  }
+}
+
+TEST_CASE_TEMPLATE("the others keep the opening and the latest rows", Plan,
+                   RazorAttentionPlan<half>, AnyPlan<half>) {
+  using Full = FullCache<DenseStorage<half>>;
+  using Window = SinkRecentCache<DenseStorage<half>>;
+  const auto plan =
+      razor_attention_plan<Plan>(shape, echo, induction, {.mask = Mask::chunk});
+  for (std::size_t head = 0; head < 4; ++head) {
+    const auto& config = plan.at(head / 2, head % 2);
+    if (head == 1 || head == 2) {
+      CHECK(std::holds_alternative<typename Full::Config>(config));
+    } else {
+      CHECK(std::get<typename Window::Config>(config) ==
+            typename Window::Config{.sinks = 4, .recent = 4000, .mask = Mask::chunk});
+    }
+  }
+  CHECK(RazorAttentionConfig{.tokens = 20'000}.recent() == 4000);
+  CHECK(RazorAttentionConfig{.tokens = 20'001}.recent() == 4001);
+  CHECK(RazorAttentionConfig{.least_recent = 10, .compression = 3.0, .tokens = 100}.recent() == 34);
+  // Two heads of every row, two of 4 + 4,096, in pages of 64 rows.
+  const RazorAttentionConfig long_text{.tokens = 20'480};
+  const auto memory = razor_attention_plan<Plan>(shape, echo, induction, long_text).memory(20'480);
+  constexpr std::size_t row = 2 * 64 * sizeof(half);
+  CHECK(memory.heads >= (2 * 20'480 + 2 * 4100) * row);
+  CHECK(memory.heads <= (2 * 20'480 + 2 * (4100 + 3 * 64)) * row);
+}
+
+TEST_CASE("what does not work is refused") {
+  const auto refused = [](const HeadScores& some, const RazorAttentionConfig& config = {}) {
+    CHECK_THROWS_AS((void)razor_attention_plan<float>(shape, echo, some, config), ConfigError);
+    CHECK_THROWS_AS((void)razor_attention_plan<float>(shape, some, induction, config), ConfigError);
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  refused(HeadScores{2, 2, 1.0});
+  refused(HeadScores{2, 4, -1.0});
+  refused(HeadScores{2, 4, nan});
+  refused(echo, {.echo = nan});
+  refused(echo, {.induction = 1.5});
+  refused(echo, {.compression = 0.5});
+  refused(echo, {.compression = nan});
+  refused(echo, {.least_recent = 0});
+}
