@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -34,6 +35,7 @@
 #include <common/terminal.hpp>
 
 #include "duo_checkpoint.hpp"
+#include "duo_settings.hpp"
 #include "passkey_text.hpp"
 #include "subcommands.hpp"
 
@@ -41,8 +43,7 @@ namespace kvpolicy::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using reference::AttentionMask;
-using reference::GateObjective;
+using Arguments = DuoSettings;
 
 constexpr const char* footer = R"(
 A gate of 1 says that a KV head needs the whole text, a gate of 0 that the first and the latest rows
@@ -65,7 +66,8 @@ held-out text; measure on the rest.
 
 Files in --out: full_attention_heads.tsv and config.json, as DuoAttention publishes them, the second
 with how the gates were found; while training checkpoint.json, from which --resume goes on to the
-same gates, bit for bit.
+same gates, bit for bit. With --resume a command may be repeated until it is done: gates that are
+there and were found with the same settings are not found again.
 
 Examples:
   identify_heads duo --out gates
@@ -74,94 +76,12 @@ Examples:
   identify_heads duo --method profile --profile outside
 )";
 
-struct Arguments {
-  std::string model;
-  std::string text;
-  std::string out;
-  std::string method = "optimise";
-  std::string loss;  // empty: the method's own
-  std::string mask = "both";
-  std::string texts;  // empty: the loss's own
-  std::string keys = "digits";
-  std::string mixing = "unmodified";
-  std::string reduction = "mean";
-  std::string profile = "passkey";
-  PasskeyTextConfig set;
-  std::size_t sinks = 16;
-  std::size_t recent = 128;
-  std::size_t steps = 400;
-  std::size_t samples = 24;
-  std::size_t save_every = 20;
-  std::size_t stop_after = 0;
-  double rate = 0.02;
-  double penalty = 0.05;
-  double sparsity = 0.5;
-  std::uint64_t threads = 0;
-  bool resume = false;
-  bool json = false;
-};
-
 /// What a method found, and what is worth keeping about how.
 struct Found {
   HeadGates gates;
   io::Json numbers = io::Json::object();
   bool complete = true;
 };
-
-/// What the name of a choice left open means.
-void settle(Arguments& a) {
-  if (a.loss.empty()) a.loss = a.method == "ablation" ? "lm" : "distill";
-  const bool plain = a.method == "optimise" && a.loss == "lm";
-  if (a.texts.empty()) a.texts = plain ? "plain" : "passkeys";
-  a.set.kind = a.keys == "words" ? PasskeyKind::words : PasskeyKind::digits;
-  require(a.mask != "sinks" || a.sinks > 0, "--mask sinks needs --sinks above 0");
-  require(!a.resume || a.method == "optimise", "--resume goes on with --method optimise alone");
-  require(!a.resume || !a.out.empty(), "--resume needs --out, the folder with checkpoint.json");
-  require(a.stop_after == 0 || !a.out.empty(),
-          "--stop-after needs --out, or nothing is left to go on from");
-}
-
-AttentionMask mask_of(const Arguments& a) {
-  // A head that sees sinks alone still sees its own token.
-  if (a.mask == "sinks") return {.sinks = a.sinks, .recent = 1};
-  if (a.mask == "recent") return {.sinks = 0, .recent = a.recent};
-  return {.sinks = a.sinks, .recent = a.recent};
-}
-
-GateObjective objective_of(const Arguments& a) {
-  return a.loss == "lm" ? GateObjective::language : GateObjective::distillation;
-}
-
-/// All that the result depends on.
-io::Json settings_of(const Arguments& a) {
-  const AttentionMask mask = mask_of(a);
-  io::Json settings = {{"method", a.method},
-                       {"model", fs::path{a.model}.lexically_normal().filename().string()},
-                       {"found_with_sinks", mask.sinks},
-                       {"found_with_recent", mask.recent},
-                       {"texts", a.texts},
-                       {"context", a.set.context},
-                       {"lengths", a.set.lengths},
-                       {"seed", a.set.seed}};
-  if (!a.text.empty()) settings["text"] = fs::path{a.text}.filename().string();
-  if (a.texts == "passkeys") {
-    settings["passkeys"] = a.set.passkeys;
-    settings["passkey_kind"] = a.keys;
-    settings["depths"] = a.set.depths;
-  }
-  if (a.method != "profile") settings["loss"] = a.loss;
-  if (a.method == "optimise") {
-    settings["steps"] = a.steps;
-    settings["rate"] = a.rate;
-    settings["penalty"] = a.penalty;
-    settings["mixing"] = a.mixing;
-    settings["reduction"] = a.reduction;
-  } else {
-    settings["samples"] = a.samples;
-  }
-  if (a.method == "profile") settings["profile"] = a.profile;
-  return settings;
-}
 
 reference::LabelledText draw(const Arguments& a, const std::string& plain, std::size_t number) {
   return a.texts == "plain" ? plain_text(plain, a.set, number)
@@ -179,26 +99,15 @@ double mean_of(const std::vector<double>& values, std::size_t first, std::size_t
          static_cast<double>(last - first);
 }
 
-reference::GateTraining training_of(const Arguments& a) {
-  return {.steps = a.steps,
-          .rate = a.rate,
-          .penalty = a.penalty,
-          .initial = 1.0,
-          .streaming = mask_of(a),
-          .mixing = a.mixing == "mixed" ? reference::Mixing::full_of_mixed
-                                        : reference::Mixing::full_of_unmodified,
-          .reduction = a.reduction == "sum" ? reference::Reduction::sum : reference::Reduction::mean,
-          .objective = objective_of(a)};
-}
-
 Found optimise(const Arguments& a, const reference::Llama& model, const std::string& plain) {
   DuoCheckpoint so_far;
-  so_far.settings = settings_of(a);
-  if (a.resume) so_far = load_checkpoint(checkpoint_path(a), so_far.settings);
+  so_far.settings = json_of(a);
+  const bool begun = a.resume && fs::exists(checkpoint_path(a));
+  if (begun) so_far = load_checkpoint(checkpoint_path(a), so_far.settings);
   const std::size_t first = so_far.state.step;
   reference::GateTrainer trainer =
-      a.resume ? reference::GateTrainer{model, training_of(a), so_far.state}
-               : reference::GateTrainer{model, training_of(a)};
+      begun ? reference::GateTrainer{model, training_of(a), so_far.state}
+            : reference::GateTrainer{model, training_of(a)};
   const std::size_t last = a.stop_after > 0 ? std::min(a.stop_after, a.steps) : a.steps;
   // The losses of single texts jump; what is told is their mean since the line before.
   const std::size_t line = std::max<std::size_t>(a.steps / 10, 1);
@@ -272,7 +181,7 @@ void write(const Arguments& a, const Found& found) {
   const fs::path folder{a.out};
   io::save_duo_pattern(folder, {.gates = found.gates, .sinks = a.sinks, .recent = a.recent});
   io::Json config = {{"sink_size", a.sinks}, {"recent_size", a.recent}};
-  config.update(settings_of(a));
+  config.update(json_of(a));
   for (const auto& [name, value] : found.numbers.items()) config[name] = value;
   io::write_text_file(folder / io::duo_config_file, config.dump(2) + "\n");
   std::error_code ignored;
@@ -281,7 +190,7 @@ void write(const Arguments& a, const Found& found) {
 
 void show(const Arguments& a, const Found& found) {
   if (a.json) {
-    io::Json json = settings_of(a);
+    io::Json json = json_of(a);
     for (std::size_t layer = 0; layer < found.gates.layers(); ++layer) {
       const auto row = found.gates.layer(layer);
       json["gates"].push_back(std::vector<double>(row.begin(), row.end()));
@@ -300,12 +209,35 @@ void show(const Arguments& a, const Found& found) {
   } else if (a.out.empty()) {
     fmt::print("\nNothing was written; --out FOLDER keeps the gates.\n");
   } else {
-    fmt::print("\nwrote {}; use it with --plan duo@{}:{}\n", a.out, a.out, a.sparsity);
+    fmt::print("\n{} holds them; use them with --plan duo@{}:{}\n", a.out, a.out, a.sparsity);
   }
+}
+
+/// Gates that were found before, with these very settings; none if there are none, or others.
+std::optional<Found> found_before(const Arguments& a) {
+  const fs::path folder{a.out};
+  if (!fs::exists(folder / io::duo_config_file) || !fs::exists(folder / io::duo_gates_file)) {
+    return {};
+  }
+  const std::string path = (folder / io::duo_config_file).string();
+  const io::Json config = io::parse_json(io::read_text_file(path), path);
+  io::Json wanted = json_of(a);
+  wanted["sink_size"] = a.sinks;
+  wanted["recent_size"] = a.recent;
+  for (const auto& [name, value] : wanted.items()) {
+    if (!config.is_object() || !config.contains(name) || config[name] != value) return {};
+  }
+  return Found{.gates = io::load_duo_pattern(folder).gates};
 }
 
 void run(Arguments a) {
   settle(a);
+  if (a.resume && !fs::exists(checkpoint_path(a))) {
+    if (const auto before = found_before(a)) {
+      if (!a.json) fmt::print("{} holds what would be found: nothing is left to do.\n", a.out);
+      return show(a, *before);
+    }
+  }
   require_model_folder(a.model);
   set_threads(a.threads);
   const auto model = reference::Llama::load(a.model);
@@ -384,7 +316,7 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
   count("--save-every", a->save_every, "Steps between checkpoints", 1, 10'000'000);
   count("--stop-after", a->stop_after, "Stop at that step, to go on later; 0: never", 0,
         10'000'000);
-  command->add_flag("--resume", a->resume, "Go on from the checkpoint in --out");
+  command->add_flag("--resume", a->resume, "Go on from the checkpoint in --out, if there is one; done before: nothing to do");
   command->add_option("--seed", a->set.seed, "Other texts")
       ->check(any_whole_number())
       ->type_name("N")
