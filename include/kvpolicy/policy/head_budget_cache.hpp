@@ -43,7 +43,8 @@ class HeadBudgetCache {
   using scorer_type = Scorer;
   struct Config {
     std::size_t budget = 120;  ///< Rows kept by rank, besides those that the scorer always keeps.
-    /// Compress whenever this many rows have come on top; 0: only when the cache is told to.
+    /// Compress whenever this many rows have come on top; 0: only when the cache is told to. Rows that
+    /// an `append` left in the tail count once they are committed.
     std::size_t compress_every = 0;
     /// That begins with the first compression that the cache is told to make, behind a prompt: then a
     /// prompt is attended to as a whole, however it is cut.
