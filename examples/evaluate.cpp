@@ -72,7 +72,10 @@ themselves. Texts are from the part of the King James Bible that the shipped mod
 behind the 30 % of it that heads are identified on.)";
 
 std::string footer() {
-  return std::string{"Plans (--plans, one or more):\n"} + plan_help() + R"(
+  return std::string{"Plans (--plans, one or more):\n"} + plan_help() + R"(  fastgen:0.95         each head the fewest rows with so much of the attention of the prompt's end,
+                       chosen behind it (FastGen); fastgen:0.95,0.1,0.2 with those shares of latest
+                       and of most attended rows among the choices
+
 Budgets: with --bytes 1/4, methods stand in --plans without their setting, and get the one with
 which they keep a quarter of the full cache's bytes at each length, counted in rows of KV heads:
 "h2o" becomes h2o:256 at 1,024 tokens, "duo" the lowest sparsity that fits; a method that cannot

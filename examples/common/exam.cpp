@@ -51,6 +51,7 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const Re
                         const TokensDone& advance) {
   ExamResult result;
   const auto prefilled = make(plan.plan);
+  if (plan.fastgen) prefilled->choose_behind_prompt(*plan.fastgen);
   const Stopwatch prefill;
   std::size_t before = 0;
   // The logits behind the text are of no use: the questions come next.

@@ -2,7 +2,9 @@
 #include "exam_plan.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -61,6 +63,26 @@ std::string describe_head(const typename P::Config& config) {
   }
 }
 
+// fastgen:recovery,local,frequent
+FastGenConfig fastgen_config(const std::string& name) {
+  // Bytes, not word pieces: four times as many, so that the queries are those of the whole question.
+  FastGenConfig config{.sinks = 16, .window = 32};
+  const std::size_t colon = std::min(name.find(':'), name.size());
+  require(name.substr(0, colon) == "fastgen", "--plan ", name, ": is not the name of a plan");
+  const char* at = name.data() + colon;
+  const char* const end = name.data() + name.size();
+  for (double* number : {&config.recovery, &config.local, &config.frequent}) {
+    if (at == end) break;
+    const auto [next, error] = std::from_chars(at + 1, end, *number);
+    require(error == std::errc{} && (next == end || *next == ','), "--plan ", name,
+            ": behind the colon come up to three numbers: recovery, local, frequent");
+    at = next;
+  }
+  require(at == end, "--plan ", name, ": fastgen takes at most 3 numbers");
+  config.validate();
+  return config;
+}
+
 }  // namespace
 
 ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
@@ -75,7 +97,16 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
             false,
             compress,
             setup,
-            std::make_shared<const reference::Llama>(reference::Llama::load(folder))};
+            std::make_shared<const reference::Llama>(reference::Llama::load(folder)),
+            {}};
+  }
+  if (name.starts_with("fastgen")) {
+    const FastGenConfig config = fastgen_config(name);
+    // Until it chooses, every head keeps all rows, and the queries to choose by.
+    constexpr std::size_t every_row = std::size_t{1} << 40;
+    AnyPlan<bfloat16> plan{shape, HeadBudgetCache<DenseStorage<bfloat16>>::Config{
+                                      .budget = every_row, .scorer = config.scorer()}};
+    return {name, std::move(plan), {}, true, compress, {}, nullptr, config};
   }
   PlanArguments arguments;
   arguments.plan = name;
@@ -84,7 +115,7 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
   auto plan = make_plan<bfloat16>(arguments, shape, model_folder);
   const PlanNeeds needs = needs_of(plan);
   const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
-  return {name, std::move(plan), reading, needs.compress, compress, {}, nullptr};
+  return {name, std::move(plan), reading, needs.compress, compress, {}, nullptr, {}};
 }
 
 std::string describe(const AnyPlan<bfloat16>& plan) {
@@ -128,6 +159,10 @@ std::string describe(const AnyPlan<bfloat16>& plan) {
 }
 
 std::string describe(const ExamPlan& plan) {
+  if (plan.fastgen) {
+    return fmt::format("for each head, behind the prompt, the fewest rows with {} of the attention",
+                       percent(plan.fastgen->recovery));
+  }
   if (!plan.speculation) return describe(plan.plan);
   return fmt::format("every row; a small model and {} rows in chunks of {} guess, all rows decide",
                      thousands(plan.speculation->budget), plan.speculation->chunk);

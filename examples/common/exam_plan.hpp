@@ -9,6 +9,7 @@
 #include <string>
 
 #include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
 
@@ -31,12 +32,15 @@ struct ExamPlan {
   /// Answers come by guesses: the plan is that of the target's cache.
   std::optional<SpeculationSetup> speculation = {};
   std::shared_ptr<const reference::Llama> small_model = nullptr;  ///< that guesses
+  /// The plan is chosen when the cache is first compressed; until then it keeps all rows.
+  std::optional<FastGenConfig> fastgen = {};
 };
 
 /// `name` is a `--plan` (tool_plan.hpp); gates and scores lie beside the model's weights.
 /// Heads that select read what they select, and select anew for every token. HeadKV's settings are
 /// those for a small model of bytes. "triforce" is full attention whose tokens are guessed before,
-/// with the help of the small model beside the model's folder.
+/// with the help of the small model beside the model's folder. "fastgen:0.95" is FastGen with that
+/// recovery; "fastgen:0.95,0.1,0.2" with those shares of latest and of most attended rows.
 /// @throws ConfigError, FormatError
 [[nodiscard]] ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
                                       const std::string& model_folder,

@@ -44,8 +44,10 @@ std::unique_ptr<Sequence> PromptForks::in_full() { return to_the_end(full().fork
 
 std::unique_ptr<Sequence> PromptForks::under(const ExamPlan& plan) {
   const bool shares = prefill_ == Prefill::shared && reads_prompt_in_full(plan.plan);
-  if (!shares) return to_the_end(read(plan.plan));
-  return to_the_end((accumulates(plan.plan) ? added_up() : full()).fork_as(plan.plan));
+  auto own = to_the_end(shares ? (accumulates(plan.plan) ? added_up() : full()).fork_as(plan.plan)
+                               : read(plan.plan));
+  if (plan.fastgen) own->choose_behind_prompt(*plan.fastgen);
+  return own;
 }
 
 const Sequence& PromptForks::full() {

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <concepts>
+#include <optional>
+#include <concepts>
 #include <utility>
 
 #include <kvpolicy/cache/kv_cache.hpp>
@@ -29,7 +31,9 @@ class PlanSequence final : public Sequence {
       : model_{&model}, cache_{std::move(cache)} {}
 
   [[nodiscard]] std::unique_ptr<Sequence> fork() const override {
-    return std::make_unique<PlanSequence>(*model_, cache_.fork());
+    auto fork = std::make_unique<PlanSequence>(*model_, cache_.fork());
+    fork->fastgen_ = fastgen_;
+    return fork;
   }
 
   [[nodiscard]] std::unique_ptr<Sequence> fork_as(AnyPlan<bfloat16> plan) const override {
@@ -55,7 +59,26 @@ class PlanSequence final : public Sequence {
     return reference::step(*model_, cache_, tokens, reference::LogitsOf::all);
   }
 
-  void compress() override { cache_.compress(); }
+  void compress() override {
+    if (fastgen_) {
+      if constexpr (std::same_as<E, bfloat16>) {
+        const AttentionProfile profile = profile_attention(cache_, fastgen_->window);
+        auto plan = fastgen_plan<AnyPlan<E>>(cache_.plan().shape(), profile, *fastgen_);
+        reference::limit_windows(plan, model_->config());
+        cache_ = cache_.fork_as(std::move(plan));
+        fastgen_.reset();
+      }
+    }
+    cache_.compress();
+  }
+
+  void choose_behind_prompt(const FastGenConfig& config) override {
+    if constexpr (std::same_as<E, bfloat16>) {
+      fastgen_ = config;
+    } else {
+      Sequence::choose_behind_prompt(config);
+    }
+  }
 
   [[nodiscard]] std::size_t tokens() const override { return cache_.tokens(); }
   [[nodiscard]] std::size_t bytes() const override { return cache_.bytes(); }
@@ -95,6 +118,7 @@ class PlanSequence final : public Sequence {
 
   const reference::Llama* model_;
   Cache cache_;
+  std::optional<FastGenConfig> fastgen_;  // until the next compress
 };
 
 template <Element E>
@@ -106,6 +130,10 @@ std::unique_ptr<Sequence> make(const reference::Llama& model, AnyPlan<E> plan,
 }
 
 }  // namespace
+
+void Sequence::choose_behind_prompt(const FastGenConfig&) {
+  throw ConfigError{"Sequence: only one of bfloat16 on the CPU chooses its plan behind the prompt"};
+}
 
 std::unique_ptr<Sequence> Sequence::fork_as(AnyPlan<bfloat16>) const {
   throw ConfigError{"Sequence::fork_as: only a sequence of bfloat16 on the CPU goes under another plan"};

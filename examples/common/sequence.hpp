@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
 #include <reference_model/llama.hpp>
 
@@ -51,6 +52,12 @@ class Sequence {
   virtual std::vector<float> score(std::span<const int> tokens) = 0;
 
   virtual void compress() = 0;
+
+  /// The next `compress` goes, first, under the plan that FastGen chooses then, by how the latest
+  /// queries attend. Every head must keep all rows until then, and the sequence `window` queries.
+  /// Forks made before it choose for themselves.
+  /// @throws ConfigError for sequences that are not of bfloat16 on the CPU
+  virtual void choose_behind_prompt(const FastGenConfig& config);
 
   [[nodiscard]] virtual std::size_t tokens() const = 0;
   [[nodiscard]] virtual std::size_t bytes() const = 0;
