@@ -148,9 +148,11 @@ std::vector<Point> measure(const reference::Llama& model, Suite suite, const Sui
     set_threads(1);  // of this text; how many there are would show in the last bits
     Job& job = jobs[static_cast<std::size_t>(i)];
     try {
-      job.outcomes = perform(model, job.task, plans, config, suite == Suite::agreement);
-      const std::lock_guard lock{reporting};
-      if (advance) advance(cost(job.task, plans.size()));
+      job.outcomes = perform(model, job.task, plans, config, suite == Suite::agreement,
+                             [&](double units) {
+                               const std::lock_guard lock{reporting};
+                               if (advance) advance(units);
+                             });
     } catch (...) {
       const std::lock_guard lock{reporting};
       failure = std::current_exception();

@@ -63,11 +63,8 @@ struct Entry {
 [[nodiscard]] const nlohmann::ordered_json* find_point(
     const std::vector<nlohmann::ordered_json>& points, const Point& point);
 
-/// Called with units done since the last call, from any thread but one at a time.
-using Advance = std::function<void(double units)>;
-
 /// All entries on all seeds' tasks of one suite and length. Texts are shared out among threads;
-/// results do not depend on how many there are.
+/// results do not depend on how many there are. `advance` is called by one of them at a time.
 /// @throws what drawing and performing throw.
 [[nodiscard]] std::vector<Point> measure(const reference::Llama& model, Suite suite,
                                          const SuiteConfig& config,

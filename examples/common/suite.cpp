@@ -199,7 +199,7 @@ std::vector<Task> draw_tasks(Suite suite, const SuiteConfig& config, std::uint64
 
 std::vector<Outcome> perform(const reference::Llama& model, const Task& task,
                              std::span<const ExamPlan* const> plans, const SuiteConfig& config,
-                             bool compare_with_full) {
+                             bool compare_with_full, const Advance& advance) {
   std::vector<int> prompt = tokens_of(task.text.body);
   if (!task.follows.empty()) prompt.pop_back();
   PromptForks forks{model, std::move(prompt), config.prefill};
@@ -215,16 +215,18 @@ std::vector<Outcome> perform(const reference::Llama& model, const Task& task,
   std::vector<Outcome> outcomes(plans.size());
   for (std::size_t p = 0; p < plans.size(); ++p) {
     const auto read = forks.under(*plans[p]);
+    if (task.follows.empty() && plans[p]->compresses &&
+        plans[p]->compress == Compress::behind_text) {
+      read->compress();
+    }
     if (!task.follows.empty()) {
       go_on(*read, *plans[p], task, truth, outcomes[p]);
-      continue;
-    }
-    if (plans[p]->compresses && plans[p]->compress == Compress::behind_text) read->compress();
-    if (compare_with_full) {
+    } else if (compare_with_full) {
       compare_answers(*read, *plans[p], task.text, truths, outcomes[p]);
     } else {
       answer_all(*read, *plans[p], task.text, outcomes[p]);
     }
+    if (advance) advance(cost(task, plans.size()) / static_cast<double>(plans.size()));
   }
   return outcomes;
 }

@@ -84,12 +84,16 @@ struct Outcome {
   void add(const Outcome& more);
 };
 
+/// Called with units of cost done since the last call.
+using Advance = std::function<void(double units)>;
+
 /// What each plan does with a task. Single-threaded, so that results do not depend on how work is
 /// shared out.
 /// @throws what the cache throws.
 [[nodiscard]] std::vector<Outcome> perform(const reference::Llama& model, const Task& task,
                                            std::span<const ExamPlan* const> plans,
-                                           const SuiteConfig& config, bool compare_with_full);
+                                           const SuiteConfig& config, bool compare_with_full,
+                                           const Advance& advance = {});
 
 /// What performing a task under so many plans takes, in arbitrary units.
 [[nodiscard]] double cost(const Task& task, std::size_t plans);
