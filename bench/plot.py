@@ -87,8 +87,8 @@ def needle_grids(plt, folder):
     for side in axes[-1]:
         side.set_xlabel("text, Ki bytes", fontsize=8)
     figure.suptitle("Which passkeys are found at equal KV bytes", fontsize=11)
-    figure.tight_layout(rect=(0, 0, 0.94, 1))
-    bar = figure.colorbar(image, cax=figure.add_axes((0.95, 0.16, 0.012, 0.62)))
+    figure.tight_layout(rect=(0, 0, 0.92, 1))
+    bar = figure.colorbar(image, cax=figure.add_axes((0.93, 0.16, 0.012, 0.62)))
     bar.set_label("passkeys found, %", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     return figure

@@ -18,7 +18,7 @@ SCORES = {"retrieval_heads": "HeadKV-R (retrieval)", "enhanced_heads": "HeadKV-E
           "retrieval_reasoning_heads": "HeadKV-R2 (reasoning)"}
 
 METHODS = {"full": "full", "duo": "DuoAttention", "streaming_llm": "StreamingLLM", "h2o": "H2O",
-           "tova": "TOVA", "fastgen": "FastGen", "snapkv": "SnapKV", "pyramid": "PyramidKV",
+           "tova": "TOVA", "fastgen": "FastGen", "snapkv": "SnapKV", "pyramid": "PyramidKV", "headkv": "HeadKV",
            "adakv": "Ada-KV", "keynorm": "key norm", "sink_recent": "sink + recent",
            "razor": "RazorAttention"}
 

@@ -144,15 +144,16 @@ def combined(points):
     rows = []
     for _, own in by([p for p in keys if p["plan"] != "full"],
                      lambda p: (p["method"], p.get("share"), p["plan"] if "share" not in p else "")).items():
-        rows.append((results.bytes_share(own, full), over_seeds(own, share)[0],
+        rows.append((own[0].get("share", results.bytes_share(own, full)),
+                     over_seeds(own, share)[0], results.bytes_share(own, full),
                      [name_of(own[0]), cell(over_seeds(own, share)),
                       cell(results.against(own, full, share), sign=True)]))
     text = []
+    # Methods stand at the budget that their settings were made for, other plans at the one they fit.
     for budget in (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32):
-        # Plans that take more than the next smaller budget and no more than this one.
         here = sorted((row for row in rows if budget / 2 * 1.001 < row[0] <= budget * 1.001),
                       key=lambda row: -row[1])
-        for kept, _, row in here:
+        for _, _, kept, row in here:
             text.append([f"1/{1 / budget:.0f}"] + row + [f"{100 * kept:.2f} %"])
     return table(["bytes, at most", "plan", "keys, %", "less full, points", "KV rows kept"],
                  [["1", "full", cell(over_seeds(full, share)), "", "100 %"]] + text)

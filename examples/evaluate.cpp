@@ -72,15 +72,16 @@ themselves. Texts are from the part of the King James Bible that the shipped mod
 behind the 30 % of it that heads are identified on.)";
 
 std::string footer() {
-  return std::string{"Plans (--plans, one or more):\n"} + plan_help() + R"(  fastgen:0.95         each head the fewest rows with so much of the attention of the prompt's end,
+  return std::string{"Plans (--plans, one or more):\n"} + plan_help() +
+         R"(  fastgen:0.95         each head the fewest rows with so much of the attention of the prompt's end,
                        chosen behind it (FastGen); fastgen:0.95,0.1,0.2 with those shares of latest
                        and of most attended rows among the choices
 
 Budgets: with --bytes 1/4, methods stand in --plans without their setting, and get the one with
 which they keep a quarter of the full cache's bytes at each length, counted in rows of KV heads:
-"h2o" becomes h2o:256 at 1,024 tokens, "duo" the lowest sparsity that fits; a method that cannot
-keep so little is left out of that budget. Plans with settings of
-their own ("int4", "full", "headkv:64") are measured as they are, once.
+"h2o" becomes h2o:249 at 1,024 tokens (27 are the answer's), "duo" the lowest sparsity that fits; a
+method that cannot keep so little is left out of that budget. Plans with settings of their own
+("int4", "full", "headkv:64") are measured as they are, once.
 
 Examples:
   evaluate --suite passkey --plans full duo streaming_llm h2o --bytes 1/2 1/4 --out grid.json
@@ -121,9 +122,10 @@ bool takes_budget(const std::string& plan, const ByteBudget& budget) {
 }
 
 // The plans of one length: with --bytes each method once for each budget that it can meet, else as
-// they are named. `left_out` gets a line for each that it cannot.
-std::vector<Entry> entries_at(const Arguments& arguments, std::size_t length,
-                              const ModelShape& shape, std::set<std::string>& left_out) {
+// they are named. `rows`: of a head in full where an answer begins. `left_out` gets a line for each
+// that it cannot.
+std::vector<Entry> entries_at(const Arguments& arguments, std::size_t rows, const ModelShape& shape,
+                              std::set<std::string>& left_out) {
   std::vector<Entry> entries;
   const auto add = [&](const std::string& method, double share, const std::string& plan) {
     entries.push_back(
@@ -132,7 +134,7 @@ std::vector<Entry> entries_at(const Arguments& arguments, std::size_t length,
             ": guesses change no answer; measure full");
   };
   for (const std::string& plan : arguments.plans) {
-    ByteBudget budget{.length = length, .shape = shape};
+    ByteBudget budget{.length = rows, .shape = shape};
     if (arguments.bytes.empty() || !takes_budget(plan, budget)) {
       add(method_of(plan), 0, plan);
       continue;
@@ -152,6 +154,12 @@ std::vector<Entry> entries_at(const Arguments& arguments, std::size_t length,
   require(!entries.empty(), "there is nothing to measure: ",
           left_out.empty() ? "--plans is empty" : *left_out.begin());
   return entries;
+}
+
+// Of a head that keeps them all.
+std::size_t rows_before_answer(const Task& task) {
+  const auto& questions = task.text.questions;
+  return task.text.body.size() + (questions.empty() ? 0 : questions.front().text.size());
 }
 
 class Run {
@@ -221,7 +229,14 @@ class Run {
     for (const Suite suite : arguments_.suites) {
       for (const std::size_t length : arguments_.lengths) {
         Group group{suite, length, {}, {}};
-        for (Entry& entry : entries_at(arguments_, length, model_.config().shape(), left_out)) {
+        std::vector<Task> tasks;
+        for (const std::uint64_t seed : arguments_.seeds) {
+          for (Task& task : draw_tasks(suite, config_at(length), seed, plain_)) {
+            tasks.push_back(std::move(task));
+          }
+        }
+        const std::size_t rows = rows_before_answer(tasks.at(0));
+        for (Entry& entry : entries_at(arguments_, rows, model_.config().shape(), left_out)) {
           bool missing = false;
           for (const std::uint64_t seed : arguments_.seeds) {
             group.wanted.push_back(
@@ -230,10 +245,8 @@ class Run {
           }
           if (missing) group.todo.push_back(std::move(entry));
         }
-        for (const std::uint64_t seed : arguments_.seeds) {
-          for (const Task& task : draw_tasks(suite, config_at(length), seed, plain_)) {
-            if (!group.todo.empty()) total_ += cost(task, group.todo.size());
-          }
+        for (const Task& task : tasks) {
+          if (!group.todo.empty()) total_ += cost(task, group.todo.size());
         }
         groups_.push_back(std::move(group));
       }
