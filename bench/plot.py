@@ -38,7 +38,8 @@ def lines(axes, named, digits_of_x):
         x, mean, deviation = ([point[k] for point in points] for k in range(3))
         axes.errorbar(x, [100 * m for m in mean],
                       yerr=[0 if d != d else 100 * d for d in deviation], capsize=2, linewidth=1.6,
-                      markersize=5, color=COLOURS[i % 8], marker=MARKERS[i % 8], label=name)
+                      markersize=max(4, 11 - 1.5 * i), color=COLOURS[i % 8],
+                      marker=MARKERS[i % 8], label=name)  # where they meet, all are seen
     ticks = sorted({point[0] for points in named.values() for point in points})
     axes.set_xticks(ticks, [digits_of_x(tick) for tick in ticks])
     axes.minorticks_off()

@@ -12,6 +12,7 @@ WEIGHTS = ROOT / "reference_model" / "weights" / "keyfinder"
 # The kinds of gates, by their folder beside the weights; the first is what the paper proposes.
 GATES = {"duo": "optimised", "duo-ablation": "single-head ablation",
          "duo-profile": "attention profiling", "duo-lm": "language-modelling loss",
+         "duo-lm-passkeys": "language-modelling loss, passkeys alone",
          "duo-sinks": "optimised, mask of sinks only", "duo-recent": "optimised, mask of recent only"}
 
 SCORES = {"retrieval_heads": "HeadKV-R (retrieval)", "enhanced_heads": "HeadKV-ER (enhanced)",
