@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "head_damage.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include <kvpolicy/core/error.hpp>
+
+#include "../tool_plan.hpp"
+#include "exam.hpp"
+#include "sequence.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+using Plan = AnyPlan<bfloat16>;
+
+// Nats of `token` under logits [vocabulary].
+double nats(std::span<const float> logits, int token) {
+  const double most = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
+  return std::log(sum) + most - static_cast<double>(logits[static_cast<std::size_t>(token)]);
+}
+
+// A text read with all rows kept, up to where each probe begins.
+class ReadText {
+ public:
+  ReadText(const reference::Llama& model, const RetrievalText& text, std::size_t end)
+      : text_{&text}, tokens_{tokens_of(text.body)} {
+    require(tokens_.size() > end && end > 1, "a text of ", tokens_.size(),
+            " tokens has no end of ", end, " to be measured by");
+    before_end_ = make_sequence(model, Plan{model.config().shape()});
+    const std::span<const int> tokens{tokens_};
+    static_cast<void>(before_end_->prefill(tokens.first(tokens.size() - end)));
+    end_ = tokens.last(end);
+    whole_ = before_end_->fork();
+    static_cast<void>(whole_->prefill(end_));
+  }
+
+  [[nodiscard]] TextLoss loss(const Plan& plan) const {
+    const bool compresses = needs_of(plan).compress;
+    TextLoss loss;
+    const auto ending = before_end_->fork_as(plan);
+    if (compresses) ending->compress();
+    loss.text = sum(*ending, end_) / static_cast<double>(end_.size() - 1);
+
+    std::size_t answered = 0;
+    const auto whole = whole_->fork_as(plan);
+    for (const Question& question : text_->questions) {
+      const auto asked = whole->fork();
+      const auto logits = asked->prefill(tokens_of(question.text), question.text.size());
+      if (compresses) asked->compress();
+      const std::vector<int> answer = tokens_of(question.answer);
+      loss.answers += nats(logits, answer.front()) + sum(*asked, answer);
+      answered += answer.size();
+    }
+    loss.answers /= static_cast<double>(std::max<std::size_t>(answered, 1));
+    return loss;
+  }
+
+ private:
+  // Of all tokens but the first, read as one chunk.
+  static double sum(Sequence& sequence, std::span<const int> tokens) {
+    const std::vector<float> logits = sequence.score(tokens.first(tokens.size() - 1));
+    const std::size_t vocabulary = logits.size() / (tokens.size() - 1);
+    double total = 0;
+    for (std::size_t i = 1; i < tokens.size(); ++i) {
+      total += nats(std::span{logits}.subspan((i - 1) * vocabulary, vocabulary), tokens[i]);
+    }
+    return total;
+  }
+
+  const RetrievalText* text_;
+  std::vector<int> tokens_;
+  std::span<const int> end_;  // of tokens_
+  std::unique_ptr<Sequence> before_end_, whole_;
+};
+
+// losses[text][plan]
+std::vector<std::vector<TextLoss>> losses_under(const reference::Llama& model,
+                                                std::span<const Plan> plans,
+                                                std::span<const RetrievalText> texts,
+                                                std::size_t end, const DamageReport& report) {
+  require_bytes(model);
+  require(!texts.empty(), "there are no texts to measure damage by");
+  std::vector<std::vector<TextLoss>> losses(texts.size());
+  std::exception_ptr failure;  // none may leave a parallel loop
+  std::mutex reporting;
+  std::size_t done = 0;
+  const auto count = static_cast<std::ptrdiff_t>(texts.size());
+#pragma omp parallel for schedule(dynamic, 1)
+  for (std::ptrdiff_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    try {
+      const ReadText read{model, texts[at], end};
+      for (const Plan& plan : plans) {
+        losses[at].push_back(read.loss(plan));
+        const std::lock_guard lock{reporting};
+        ++done;
+        if (report) {
+          report(static_cast<double>(done) / static_cast<double>(texts.size() * plans.size()));
+        }
+      }
+    } catch (...) {
+      const std::lock_guard lock{reporting};
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+  return losses;
+}
+
+TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
+  TextLoss sum;
+  for (const auto& own : losses) {
+    sum.answers += own[plan].answers;
+    sum.text += own[plan].text;
+  }
+  const auto texts = static_cast<double>(losses.size());
+  return {sum.answers / texts, sum.text / texts};
+}
+
+}  // namespace
+
+std::vector<HeadChoice<Plan>> measure_damage(const reference::Llama& model,
+                                             std::span<const Plan::Config> choices,
+                                             std::span<const RetrievalText> texts,
+                                             const DamageReport& report, std::size_t end) {
+  const ModelShape shape = model.config().shape();
+  std::vector<Plan> plans{Plan{shape}};
+  for (const Plan::Config& choice : choices) {
+    for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
+      plans.push_back(plans.front());
+      plans.back().set(i / shape.kv_heads, i % shape.kv_heads, choice);
+    }
+  }
+  const auto losses = losses_under(model, plans, texts, end, report);
+  const TextLoss full = mean(losses, 0);
+  std::vector<HeadChoice<Plan>> measured;
+  std::size_t plan = 1;
+  for (const Plan::Config& choice : choices) {
+    HeadDamage damage{shape.layers, shape.kv_heads};
+    for (double& one : damage.values()) {
+      const TextLoss own = mean(losses, plan++);
+      one = std::max(0.0, own.answers - full.answers) + std::max(0.0, own.text - full.text);
+    }
+    measured.push_back({choice, std::move(damage)});
+  }
+  return measured;
+}
+
+TextLoss loss_under(const reference::Llama& model, const Plan& plan,
+                    std::span<const RetrievalText> texts, std::size_t end) {
+  return mean(losses_under(model, {&plan, 1}, texts, end, {}), 0);
+}
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a model loses when a single head is given another policy: the numbers that plan search adds up.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/search.hpp>
+#include <reference_model/llama.hpp>
+
+#include "retrieval_text.hpp"
+
+namespace kvpolicy::tools {
+
+/// What a model pays for texts under a plan, in nats: less is better.
+struct TextLoss {
+  double answers = 0;  ///< for a token of the answers, mean
+  double text = 0;     ///< for a token of the text's own end, mean
+  [[nodiscard]] double sum() const { return answers + text; }
+};
+
+/// Called with the share that is done.
+using DamageReport = std::function<void(double share)>;
+
+/// The loss of every choice on every head alone, all other heads keeping every row, less the loss
+/// where all do; what a choice gains counts as 0. Each text is read once with all rows kept and forked
+/// under each plan, so windows and codes begin to matter behind the prompt. Heads with a budget are
+/// compressed behind the question, and behind the text for its end.
+///
+/// `texts` ask with the opening of the answer (RetrievalTextConfig::lead_in). Texts are shared among
+/// threads; the result does not depend on how many there are.
+/// @throws ConfigError as require_bytes, or for no texts or a text of no more than `end` bytes
+[[nodiscard]] std::vector<HeadChoice<AnyPlan<bfloat16>>> measure_damage(
+    const reference::Llama& model, std::span<const AnyPlan<bfloat16>::Config> choices,
+    std::span<const RetrievalText> texts, const DamageReport& report = {}, std::size_t end = 256);
+
+/// The loss under one plan, by the same texts and the same forks.
+[[nodiscard]] TextLoss loss_under(const reference::Llama& model, const AnyPlan<bfloat16>& plan,
+                                  std::span<const RetrievalText> texts, std::size_t end = 256);
+
+}  // namespace kvpolicy::tools

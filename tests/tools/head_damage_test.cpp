@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Damages of single heads against a forward pass in plain loops that masks what the head may not see.
+#include <common/head_damage.hpp>
+
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/core/error.hpp>
+#include <reference_model/llama.hpp>
+
+#include <common/exam.hpp>
+#include <common/files.hpp>
+#include <common/sequence.hpp>
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+namespace {
+
+using Plan = AnyPlan<bfloat16>;
+using Dense = DenseStorage<bfloat16>;
+using Full = FullCache<Dense>::Config;
+using Window = SinkRecentCache<Dense>::Config;
+using Budget = HeadBudgetCache<Dense>::Config;
+
+const reference::Llama& shipped() {
+  static const auto model = reference::Llama::load(repository_path(shipped_model));
+  return model;
+}
+
+std::vector<RetrievalText> texts(std::size_t count) {
+  std::vector<RetrievalText> drawn;
+  for (std::size_t i = 0; i < count; ++i) {
+    drawn.push_back(draw_text(identification_text(),
+                              {.length = 640, .questions = 2, .lead_in = true, .number = i}));
+  }
+  return drawn;
+}
+
+// Attention of a whole text in plain loops. From token `from` on, KV head `head` of layer `layer` sees
+// the first `sinks` tokens and the latest `recent`.
+struct MaskedHead {
+  std::size_t layer = 0, head = 0, sinks = 0, recent = 0, from = 0;
+};
+
+reference::AttendFn plain_attention(const MaskedHead& masked) {
+  return [masked](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                  TensorView<const float> v, TensorView<float> out) {
+    const std::size_t group = q.heads / k.heads;
+    for (std::size_t t = 0; t < q.tokens; ++t) {
+      for (std::size_t head = 0; head < q.heads; ++head) {
+        const std::size_t kv = head / group;
+        const bool windowed = layer == masked.layer && kv == masked.head && t >= masked.from;
+        std::vector<double> weights(t + 1, 0.0);
+        double total = 0;
+        for (std::size_t row = 0; row <= t; ++row) {
+          if (windowed && row >= masked.sinks && row + masked.recent <= t) continue;
+          double dot = 0;
+          for (std::size_t i = 0; i < q.head_dim; ++i) {
+            dot += static_cast<double>(q.row(t, head)[i]) * static_cast<double>(k.row(row, kv)[i]);
+          }
+          total += weights[row] = std::exp(dot / std::sqrt(static_cast<double>(q.head_dim)));
+        }
+        for (std::size_t i = 0; i < q.head_dim; ++i) {
+          double sum = 0;
+          for (std::size_t row = 0; row <= t; ++row) {
+            sum += weights[row] / total * static_cast<double>(v.row(row, kv)[i]);
+          }
+          out.row(t, head)[i] = static_cast<float>(sum);
+        }
+      }
+    }
+  };
+}
+
+// Mean nats of tokens[from, end).
+double plain_loss(const std::vector<int>& tokens, std::size_t from, const MaskedHead& masked) {
+  const auto logits =
+      shipped().forward(tokens, std::size_t{0}, plain_attention(masked), reference::LogitsOf::all);
+  double sum = 0;
+  for (std::size_t t = from; t < tokens.size(); ++t) {
+    const float* row = logits.data() + (t - 1) * 256;
+    double total = 0;
+    for (std::size_t i = 0; i < 256; ++i) total += std::exp(static_cast<double>(row[i]));
+    sum += std::log(total) - static_cast<double>(row[static_cast<std::size_t>(tokens[t])]);
+  }
+  return sum / static_cast<double>(tokens.size() - from);
+}
+
+TextLoss plain_losses(const RetrievalText& text, std::size_t end, MaskedHead masked) {
+  const std::vector<int> body = tokens_of(text.body);
+  TextLoss loss;
+  masked.from = body.size() - end;
+  loss.text = plain_loss(body, masked.from + 1, masked);
+  masked.from = body.size();
+  for (const Question& question : text.questions) {
+    const std::vector<int> tokens = tokens_of(text.body + question.text + question.answer);
+    loss.answers += plain_loss(tokens, tokens.size() - question.answer.size(), masked) /
+                    static_cast<double>(text.questions.size());
+  }
+  return loss;
+}
+
+}  // namespace
+
+TEST_CASE("losses under a plan are those of plain loops with a mask") {
+  const ModelShape shape = shipped().config().shape();
+  const auto drawn = texts(1);
+  constexpr std::size_t end = 100;
+  double retrieval_damage = 0;
+  for (const auto& [layer, head] : {std::pair{1, 1}, std::pair{0, 2}}) {
+    CAPTURE(layer);
+    Plan plan{shape};
+    plan.set(static_cast<std::size_t>(layer), static_cast<std::size_t>(head),
+             Window{.sinks = 8, .recent = 40});
+    const TextLoss fast = loss_under(shipped(), plan, drawn, end);
+    const TextLoss slow = plain_losses(
+        drawn[0], end,
+        {static_cast<std::size_t>(layer), static_cast<std::size_t>(head), 8, 40, 0});
+    // Rows are kept in bfloat16 here, and in float there.
+    CHECK(std::abs(fast.answers - slow.answers) <= 0.05 * slow.answers + 0.005);
+    CHECK(std::abs(fast.text - slow.text) <= 0.02 * slow.text);
+    if (layer == 1) retrieval_damage = slow.answers;
+  }
+  const TextLoss full = loss_under(shipped(), Plan{shape}, drawn, end);
+  const TextLoss slow = plain_losses(drawn[0], end, {99, 0, 0, 0, 0});
+  CHECK(std::abs(full.answers - slow.answers) <= 0.05 * slow.answers + 0.005);
+  CHECK(std::abs(full.text - slow.text) <= 0.02 * slow.text);
+  CHECK(retrieval_damage > full.answers + 0.02);  // so that the bounds above say something
+}
+
+TEST_CASE("damage is the rise of the loss of one head, choice by choice, whatever the threads") {
+  const ModelShape shape = shipped().config().shape();
+  const auto drawn = texts(2);
+  const std::vector<Plan::Config> choices{Full{}, Window{.sinks = 4, .recent = 28},
+                                          Budget{.budget = 24, .scorer = {.window = 8}}};
+  double reported = 0;
+  const std::size_t before = threads();
+  set_threads(2);
+  const auto measured = measure_damage(
+      shipped(), choices, drawn, [&](double share) { reported = share; }, 64);
+  set_threads(1);
+  const auto again = measure_damage(shipped(), choices, drawn, {}, 64);
+  set_threads(before);
+  CHECK(reported == 1.0);
+  REQUIRE(measured.size() == 3);
+  for (std::size_t c = 0; c < 3; ++c) {
+    CHECK(measured[c].config == choices[c]);
+    CHECK(measured[c].damage == again[c].damage);
+  }
+  for (const double damage : measured[0].damage.values()) CHECK(damage == 0.0);
+
+  const TextLoss full = loss_under(shipped(), Plan{shape}, drawn, 64);
+  for (const std::size_t head : {4U, 9U}) {
+    Plan plan{shape};
+    plan.set(head / 4, head % 4, choices[2]);
+    const TextLoss own = loss_under(shipped(), plan, drawn, 64);
+    const double rise = std::max(0.0, own.answers - full.answers) + std::max(0.0, own.text - full.text);
+    CHECK(measured[2].damage(head / 4, head % 4) == doctest::Approx(rise));
+  }
+  CHECK_THROWS_AS((void)measure_damage(shipped(), choices, {}, {}, 64), ConfigError);
+  CHECK_THROWS_AS((void)measure_damage(shipped(), choices, drawn, {}, 10000), ConfigError);
+}
