@@ -31,11 +31,13 @@ double nats(std::span<const float> logits, int token) {
 // A text read with all rows kept, up to where each probe begins.
 class ReadText {
  public:
-  ReadText(const reference::Llama& model, const RetrievalText& text, std::size_t end)
+  // `queries`: the most that any plan chooses rows by.
+  ReadText(const reference::Llama& model, const RetrievalText& text, std::size_t end,
+           std::size_t queries)
       : text_{&text}, tokens_{tokens_of(text.body)} {
     require(tokens_.size() > end && end > 1, "a text of ", tokens_.size(),
             " tokens has no end of ", end, " to be measured by");
-    before_end_ = make_sequence(model, Plan{model.config().shape()});
+    before_end_ = make_sequence(model, Plan{model.config().shape()}, queries);
     const std::span<const int> tokens{tokens_};
     static_cast<void>(before_end_->prefill(tokens.first(tokens.size() - end)));
     end_ = tokens.last(end);
@@ -89,6 +91,12 @@ std::vector<std::vector<TextLoss>> losses_under(const reference::Llama& model,
                                                 std::size_t end, const DamageReport& report) {
   require_bytes(model);
   require(!texts.empty(), "there are no texts to measure damage by");
+  std::size_t queries = 0;
+  for (const Plan& plan : plans) {
+    for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) {
+      queries = std::max(queries, plan.observed_queries(layer));
+    }
+  }
   std::vector<std::vector<TextLoss>> losses(texts.size());
   std::exception_ptr failure;  // none may leave a parallel loop
   std::mutex reporting;
@@ -98,7 +106,7 @@ std::vector<std::vector<TextLoss>> losses_under(const reference::Llama& model,
   for (std::ptrdiff_t i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
     try {
-      const ReadText read{model, texts[at], end};
+      const ReadText read{model, texts[at], end, queries};
       for (const Plan& plan : plans) {
         losses[at].push_back(read.loss(plan));
         const std::lock_guard lock{reporting};

@@ -32,7 +32,7 @@ using DamageReport = std::function<void(double share)>;
 /// compressed behind the question, and behind the text for its end.
 ///
 /// `texts` ask with the opening of the answer (RetrievalTextConfig::lead_in). Texts are shared among
-/// threads; the result does not depend on how many there are.
+/// threads; how many there are changes the result by rounding alone.
 /// @throws ConfigError as require_bytes, or for no texts or a text of no more than `end` bytes
 [[nodiscard]] std::vector<HeadChoice<AnyPlan<bfloat16>>> measure_damage(
     const reference::Llama& model, std::span<const AnyPlan<bfloat16>::Config> choices,

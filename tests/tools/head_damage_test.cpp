@@ -32,11 +32,11 @@ const reference::Llama& shipped() {
   return model;
 }
 
-std::vector<RetrievalText> texts(std::size_t count) {
+std::vector<RetrievalText> texts(std::size_t count, std::size_t questions = 2) {
   std::vector<RetrievalText> drawn;
   for (std::size_t i = 0; i < count; ++i) {
     drawn.push_back(draw_text(identification_text(),
-                              {.length = 640, .questions = 2, .lead_in = true, .number = i}));
+                              {.length = 512, .questions = questions, .lead_in = true, .number = i}));
   }
   return drawn;
 }
@@ -109,7 +109,7 @@ TextLoss plain_losses(const RetrievalText& text, std::size_t end, MaskedHead mas
 
 TEST_CASE("losses under a plan are those of plain loops with a mask") {
   const ModelShape shape = shipped().config().shape();
-  const auto drawn = texts(1);
+  const auto drawn = texts(1, 1);
   constexpr std::size_t end = 100;
   double retrieval_damage = 0;
   for (const auto& [layer, head] : {std::pair{1, 1}, std::pair{0, 2}}) {
@@ -150,7 +150,10 @@ TEST_CASE("damage is the rise of the loss of one head, choice by choice, whateve
   REQUIRE(measured.size() == 3);
   for (std::size_t c = 0; c < 3; ++c) {
     CHECK(measured[c].config == choices[c]);
-    CHECK(measured[c].damage == again[c].damage);
+    for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
+      const double one = measured[c].damage.values()[i];
+      CHECK(std::abs(one - again[c].damage.values()[i]) <= 1e-3 + 0.01 * one);
+    }
   }
   for (const double damage : measured[0].damage.values()) CHECK(damage == 0.0);
 
