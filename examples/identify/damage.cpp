@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// identify_heads damage: tries every policy of a menu on every head alone, for `plan search`.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/damage_json.hpp>
+#include <kvpolicy/plan/search_menu.hpp>
+#include <reference_model/llama.hpp>
+
+#include <common/exam.hpp>
+#include <common/files.hpp>
+#include <common/head_damage.hpp>
+#include <common/plan_view.hpp>
+#include <common/progress.hpp>
+#include <common/retrieval_text.hpp>
+#include <common/run_tool.hpp>
+#include <common/sequence.hpp>
+#include <common/stopwatch.hpp>
+#include <common/table.hpp>
+#include <common/terminal.hpp>
+
+#include "subcommands.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+using Plan = AnyPlan<bfloat16>;
+using Damages = io::DamageTable<Plan>;
+
+constexpr const char* footer = R"(
+Every head is given every setting of a menu (all rows in 8, 4 or 2 bits; windows and budgets of 32,
+64, ... rows, budgets also in 4 bits) while the other heads keep everything. Damage is how much more
+the answers of questions and the end of the text then cost the model, in nats a token, both added.
+A text is read once and forked under each setting, so the whole table takes some minutes.
+
+Examples:
+  identify_heads damage --out damage.json
+  plan search --weights DIR --damage damage.json --bytes 1/16 --context 4096 plan.json
+  evaluate --plans plan.json                           what the plan is worth
+)";
+
+struct DamageArguments {
+  std::string model = repository_path(shipped_model);
+  std::string out = "damage.json";
+  std::size_t length = 2048;
+  std::size_t texts = 8;
+  std::size_t questions = 6;
+  std::size_t least_rows = 32;
+  std::size_t window = 8;
+  std::size_t kernel = 29;
+  std::uint64_t seed = 11;
+  std::size_t threads = 0;
+  bool json = false;
+};
+
+std::vector<RetrievalText> draw_texts(const DamageArguments& a) {
+  std::vector<RetrievalText> texts;
+  for (std::size_t i = 0; i < a.texts; ++i) {
+    texts.push_back(draw_text(identification_text(), {.length = a.length,
+                                                      .questions = a.questions,
+                                                      .lead_in = true,
+                                                      .seed = a.seed,
+                                                      .number = i}));
+  }
+  return texts;
+}
+
+std::vector<Plan::Config> menu_of(const DamageArguments& a, const ModelShape& shape) {
+  const SearchMenuConfig config{.least_rows = a.least_rows,
+                                .group = shape.head_dim % 32 == 0 ? std::size_t{32} : 16,
+                                .scorer = {.window = a.window, .kernel = a.kernel}};
+  const HeadGates none{shape.layers, shape.kv_heads};
+  std::vector<Plan::Config> menu;
+  for (auto& choice : rule_of_thumb<Plan>(shape, none, a.length, config)) {
+    menu.push_back(std::move(choice.config));
+  }
+  return menu;
+}
+
+std::string report(const Damages& table) {
+  Table lines;
+  lines.add_column("setting of one head", "", Align::left);
+  lines.add_column("bytes");
+  lines.add_column("least damage");
+  lines.add_column("greatest");
+  lines.add_column("by head", "", Align::left);
+  for (const HeadChoice<Plan>& choice : table.choices) {
+    const auto [least, most] = std::ranges::minmax_element(choice.damage.values());
+    const auto worst = static_cast<std::size_t>(most - choice.damage.values().begin());
+    const Plan one{ModelShape{1, 1, 1, table.shape.head_dim}, choice.config};
+    lines.add_row({setting_text(choice.config),
+                   thousands(one.memory(table.context, {}, true).heads), fmt::format("{:.4f}", *least),
+                   fmt::format("{:.4f}", *most),
+                   fmt::format("layer {} head {}", worst / table.shape.kv_heads,
+                               worst % table.shape.kv_heads)});
+  }
+  return lines.text(wants_colour(stdout));
+}
+
+void run(const DamageArguments& a) {
+  require_model_folder(a.model);
+  set_threads(a.threads);
+  const auto model = reference::Llama::load(a.model);
+  const ModelShape shape = model.config().shape();
+  const auto menu = menu_of(a, shape);
+  const auto texts = draw_texts(a);
+  Progress progress;
+  const Stopwatch took;
+  Damages table{shape, a.length, {}};
+  table.choices = measure_damage(model, menu, texts, [&](double share) {
+    progress.update(share, fmt::format("{} settings of {} heads", menu.size(), shape.kv_head_count()));
+  });
+  progress.note(fmt::format("  measured in {}", duration(took.seconds())));
+  const std::string text = io::format_damage(table);
+  write_result(a.out, text);
+  if (a.json) {
+    fmt::print("{}", text);
+    return;
+  }
+  fmt::print("{} texts of {} tokens, {} questions each\n\n{}\nwrote {}\n", texts.size(),
+             thousands(a.length), texts.front().questions.size(), report(table), a.out);
+}
+
+}  // namespace
+
+void add_damage(CLI::App& app, std::function<void()>& work) {
+  CLI::App* command = app.add_subcommand(
+      "damage", "What each head loses under each policy, for plan search: head by head, measured");
+  const auto a = std::make_shared<DamageArguments>();
+  command->add_option("--model", a->model, "Folder of a byte-level model")
+      ->type_name("DIR")
+      ->capture_default_str();
+  command->add_option("--out", a->out, "Where the table goes")->type_name("FILE")->capture_default_str();
+  const auto count = [&](const char* name, std::size_t& value, const char* about, std::size_t least,
+                         std::size_t most) {
+    command->add_option(name, value, about)
+        ->check(whole_number(least, most))
+        ->type_name("N")
+        ->capture_default_str();
+  };
+  count("--length", a->length, "Bytes of text, question and answer together", 512, 1'000'000);
+  count("--texts", a->texts, "Texts", 1, 10'000);
+  count("--questions", a->questions, "Questions on each text, at most", 1, 32);
+  count("--least-rows", a->least_rows, "Rows of the smallest window and budget", 17, 65'536);
+  count("--window", a->window, "Latest queries by which budgets choose", 1, 1024);
+  count("--kernel", a->kernel, "Rows that they pool, odd; 7 for word pieces, 29 for bytes", 1, 1023);
+  command->add_option("--seed", a->seed, "Other texts and questions")
+      ->check(any_whole_number())
+      ->type_name("N")
+      ->capture_default_str();
+  count("--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
+  command->add_flag("--json", a->json, "Print the table as JSON");
+  command->footer(footer);
+  command->callback([a, &work] { work = [a] { run(*a); }; });
+}
+
+}  // namespace kvpolicy::tools
