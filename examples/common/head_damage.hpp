@@ -36,10 +36,10 @@ using DamageReport = std::function<void(double share)>;
 /// @throws ConfigError as require_bytes, or for no texts or a text of no more than `end` bytes
 [[nodiscard]] std::vector<HeadChoice<AnyPlan<bfloat16>>> measure_damage(
     const reference::Llama& model, std::span<const AnyPlan<bfloat16>::Config> choices,
-    std::span<const RetrievalText> texts, const DamageReport& report = {}, std::size_t end = 256);
+    std::span<const RetrievalText> texts, const DamageReport& report = {}, std::size_t end = 128);
 
 /// The loss under one plan, by the same texts and the same forks.
 [[nodiscard]] TextLoss loss_under(const reference::Llama& model, const AnyPlan<bfloat16>& plan,
-                                  std::span<const RetrievalText> texts, std::size_t end = 256);
+                                  std::span<const RetrievalText> texts, std::size_t end = 128);
 
 }  // namespace kvpolicy::tools

@@ -54,8 +54,8 @@ struct DamageArguments {
   std::string model = repository_path(shipped_model);
   std::string out = "damage.json";
   std::size_t length = 2048;
-  std::size_t texts = 8;
-  std::size_t questions = 6;
+  std::size_t texts = 6;
+  std::size_t questions = 4;
   std::size_t least_rows = 32;
   std::size_t window = 8;
   std::size_t kernel = 29;
