@@ -22,6 +22,8 @@ Examples:
   generate --plan duo@gates:0.5 --prompt ...        a cache with half of the heads streaming
   identify_heads headkv                             score query heads, to headkv/retrieval_heads.json
   generate --plan headkv/retrieval_heads.json --capacity 128 --prompt ...
+  identify_heads damage --out damage.json           what each head loses under each policy
+  plan search --damage damage.json --weights DIR --bytes 1/16 --context 4096 plan.json
   identify_heads duo --help                         what there is to choose
 )";
 
@@ -34,5 +36,6 @@ int main(int argc, char** argv) {
   std::function<void()> work;
   add_duo(app, work);
   add_headkv(app, work);
+  add_damage(app, work);
   return run_tool(app, argc, argv, [&] { work(); });
 }
