@@ -76,6 +76,10 @@ std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) 
           ", must be above 0 and at most 1");
   const Method parsed = parse(method);
   if (parsed.name == "duo") return duo(method, parsed.bits, budget);
+  if (parsed.name == "search") {
+    require(parsed.bits == 16, method, ": chooses precisions by itself");
+    return fmt::format("{}:{},{}", method, budget.share, budget.length);
+  }
   const std::size_t rows =
       whole(budget.share * static_cast<double>(budget.length) * row_bytes(budget.shape, 16) /
             row_bytes(budget.shape, parsed.bits));
@@ -90,7 +94,8 @@ std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) 
                                        "h2o",    "tova",   "keynorm"};
   require(std::ranges::count(counted, parsed.name) > 0, method,
           " has no setting that makes it keep a share of the bytes; those that have are duo, "
-          "streaming_llm, sink_recent, headkv, snapkv, pyramid, adakv, h2o, tova and keynorm");
+          "streaming_llm, sink_recent, headkv, snapkv, pyramid, adakv, h2o, tova, keynorm and "
+          "search");
   return fmt::format("{}:{}", method, std::min(rows, budget.length));
 }
 

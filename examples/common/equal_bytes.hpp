@@ -31,6 +31,7 @@ struct ByteBudget {
 ///   headkv, snapkv, pyramid, adakv,
 ///   h2o, tova, keynorm              "h2o:1024"              rows per head, on average
 ///   duo                             "duo:0.8125"            the fewest heads stream that may
+///   search                          "search:0.25,4096"      what plan search finds for the bytes
 ///
 /// "@FILE" and "+int4" stay where they are and count. The latest 128 rows of quantised retrieval
 /// heads count as exact. @throws ConfigError for another method, or a budget that it cannot meet:

@@ -17,10 +17,10 @@ namespace kvpolicy::tools {
 /// What is known about the heads. At most one of them is given; none: what lies in `weights`, its
 /// damage.json first, then duo/, then headkv/retrieval_heads.json.
 struct HeadKnowledge {
-  std::string weights;
-  std::string damage;  ///< a file of `identify_heads damage`
-  std::string gates;   ///< a pattern folder of DuoAttention
-  std::string scores;  ///< a score file of HeadKV
+  std::string weights = {};
+  std::string damage = {};  ///< a file of `identify_heads damage`
+  std::string gates = {};   ///< a pattern folder of DuoAttention
+  std::string scores = {};  ///< a score file of HeadKV
 
   [[nodiscard]] std::size_t given() const {
     return (damage.empty() ? 0U : 1U) + (gates.empty() ? 0U : 1U) + (scores.empty() ? 0U : 1U);

@@ -17,6 +17,8 @@
 #include <kvpolicy/streaming_llm.hpp>
 #include <reference_model/config.hpp>
 
+#include "plan_search.hpp"
+
 namespace kvpolicy::tools {
 namespace {
 
@@ -135,10 +137,37 @@ class Maker {
     if (spec_.name == "keynorm") return budgets<KeyNormScorer>();
     if (spec_.name == "pyramid") return pyramid();
     if (spec_.name == "streaming_llm") return streaming_llm();
+    if (spec_.name == "search") return search();
     return from_path();
   }
 
  private:
+  // Bytes are those of rows, as near as the smallest pages come, and queries are not counted: so do all
+  // plans that are compared at equal bytes.
+  [[nodiscard]] Plan search() const {
+    spec_.at_most(2);
+    spec_.exact_rows();
+    const double share = spec_.share(0, 0.125);
+    require(share > 0 && share <= 1, "--plan ", spec_.text, ": the share of the bytes is ", share,
+            ", must be above 0 and at most 1");
+    const std::size_t context = spec_.count(1, 4096);
+    HeadKnowledge known{.weights = weights_.string()};
+    if (!spec_.source.empty()) known.damage = spec_.source;
+    const auto menu = search_choices(known, shape_, context);
+    const CacheOptions options{.page_rows = 16};
+    std::size_t queries = 0;
+    for (const auto& choice : menu.choices) {
+      queries = std::max(
+          queries, AnyPlan<bfloat16>{shape_, choice.config}.memory(0, options).queries);
+    }
+    const MemoryEstimate all = AnyPlan<bfloat16>{shape_}.memory(context, options);
+    const auto rows = static_cast<std::size_t>(share * static_cast<double>(all.heads));
+    const auto found =
+        search_plan<AnyPlan<bfloat16>>(shape_, menu.choices, rows + all.tail + queries, context, options);
+    // By way of the file, which does not know the element type.
+    return io::parse_plan<Plan>(io::format_plan(found.plan));
+  }
+
   [[nodiscard]] Plan full() const {
     spec_.at_most(0);
     spec_.exact_rows();
@@ -307,9 +336,9 @@ class Maker {
 
 void require_plan_source(const std::string& plan) {
   const Spec spec{plan};
-  constexpr std::string_view names[]{"full",    "sink_recent", "chunk", "quest", "duo",
-                                     "headkv",  "snapkv",      "adakv", "tova",  "h2o",
-                                     "keynorm", "pyramid",     "streaming_llm"};
+  constexpr std::string_view names[]{"full",    "sink_recent", "chunk",         "quest", "duo",
+                                     "headkv",  "snapkv",      "adakv",         "tova",  "h2o",
+                                     "keynorm", "pyramid",     "streaming_llm", "search"};
   const bool named = std::ranges::count(names, spec.name) > 0 ||
                      bits_named(spec.name, "int") != 0 || bits_named(spec.name, "kivi") != 0;
   std::error_code ignored;
@@ -335,6 +364,8 @@ const char* plan_help() {
   keynorm:128          128 rows of every head, those with the shortest keys
   pyramid:128          128 rows per head on average, most in the lower layers (PyramidKV)
   streaming_llm:16,128 as sink_recent, but the two seem to be neighbours (StreamingLLM)
+  search:0.125,4096    an eighth of a full cache's bytes at 4,096 tokens, spent head by head over all
+                       of these by what lies with the model (`plan search`), or search@damage.json
   duo+int4:0.5         and so on: +int8, +int4, +int2 quantise sink_recent, chunk, quest,
                        duo's retrieval heads and the survivors of headkv, snapkv and adakv
   FILE.json            a plan file (`plan convert` writes them), or HeadKV head scores
