@@ -134,6 +134,25 @@ TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
   return {sum.answers / texts, sum.text / texts};
 }
 
+// Of one policy and storage, fewer bytes never harm less: where a few texts say so, that is chance, and a
+// search would pick just these.
+void smooth(std::vector<HeadChoice<Plan>>& choices, std::size_t head_dim, std::size_t tokens) {
+  const auto bytes = [&](const HeadChoice<Plan>& choice) {
+    return Plan{ModelShape{1, 1, 1, head_dim}, choice.config}
+        .memory(tokens, {.page_rows = 16}, true)
+        .heads;
+  };
+  for (HeadChoice<Plan>& small : choices) {
+    for (const HeadChoice<Plan>& large : choices) {
+      if (small.config.index() != large.config.index() || bytes(small) >= bytes(large)) continue;
+      for (std::size_t i = 0; i < small.damage.values().size(); ++i) {
+        double& own = small.damage.values()[i];
+        own = std::max(own, large.damage.values()[i]);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<HeadChoice<Plan>> measure_damage(const reference::Llama& model,
@@ -160,6 +179,9 @@ std::vector<HeadChoice<Plan>> measure_damage(const reference::Llama& model,
     }
     measured.push_back({choice, std::move(damage)});
   }
+  std::size_t longest = 0;
+  for (const RetrievalText& text : texts) longest = std::max(longest, text.body.size());
+  smooth(measured, shape.head_dim, longest);
   return measured;
 }
 

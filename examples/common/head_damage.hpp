@@ -27,9 +27,10 @@ struct TextLoss {
 using DamageReport = std::function<void(double share)>;
 
 /// The loss of every choice on every head alone, all other heads keeping every row, less the loss
-/// where all do; what a choice gains counts as 0. Each text is read once with all rows kept and forked
-/// under each plan, so windows and codes begin to matter behind the prompt. Heads with a budget are
-/// compressed behind the question, and behind the text for its end.
+/// where all do; what a choice gains counts as 0, and of one policy and storage a choice of fewer bytes
+/// counts as no better than one of more. Each text is read once with all rows kept and forked under each
+/// plan: what a window does to the reading of a prompt is not measured. Heads with a budget are compressed
+/// behind the question, and behind the text for its end.
 ///
 /// `texts` ask with the opening of the answer (RetrievalTextConfig::lead_in). Texts are shared among
 /// threads; how many there are changes the result by rounding alone.

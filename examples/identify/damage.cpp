@@ -39,10 +39,11 @@ using Plan = AnyPlan<bfloat16>;
 using Damages = io::DamageTable<Plan>;
 
 constexpr const char* footer = R"(
-Every head is given every setting of a menu (all rows in 8, 4 or 2 bits; windows and budgets of 32,
-64, ... rows, budgets also in 4 bits) while the other heads keep everything. Damage is how much more
+Every head is given every setting of a menu (all rows in 8, 4 or 2 bits; budgets of 32, 64, ... rows,
+exact and in 4 bits) while the other heads keep everything. Damage is how much more
 the answers of questions and the end of the text then cost the model, in nats a token, both added.
-A text is read once and forked under each setting, so the whole table takes some minutes.
+A text is read once and forked under each setting, so the whole table takes some minutes; windows are
+not in the menu, for they change the reading of the text itself.
 
 Examples:
   identify_heads damage --out damage.json
@@ -83,7 +84,9 @@ std::vector<Plan::Config> menu_of(const DamageArguments& a, const ModelShape& sh
   const HeadGates none{shape.layers, shape.kv_heads};
   std::vector<Plan::Config> menu;
   for (auto& choice : rule_of_thumb<Plan>(shape, none, a.length, config)) {
-    menu.push_back(std::move(choice.config));
+    bool window = false;
+    Plan::visit(choice.config, [&]<class P>(const typename P::Config&) { window = WindowPolicy<P>; });
+    if (!window) menu.push_back(std::move(choice.config));
   }
   return menu;
 }
@@ -152,7 +155,7 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
   count("--length", a->length, "Bytes of text, question and answer together", 512, 1'000'000);
   count("--texts", a->texts, "Texts", 1, 10'000);
   count("--questions", a->questions, "Questions on each text, at most", 1, 32);
-  count("--least-rows", a->least_rows, "Rows of the smallest window and budget", 17, 65'536);
+  count("--least-rows", a->least_rows, "Rows of the smallest budget", 17, 65'536);
   count("--window", a->window, "Latest queries by which budgets choose", 1, 1024);
   count("--kernel", a->kernel, "Rows that they pool, odd; 7 for word pieces, 29 for bytes", 1, 1023);
   command->add_option("--seed", a->seed, "Other texts and questions")
