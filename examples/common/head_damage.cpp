@@ -160,22 +160,35 @@ std::vector<HeadChoice<Plan>> measure_damage(const reference::Llama& model,
                                              std::span<const RetrievalText> texts,
                                              const DamageReport& report, std::size_t end) {
   const ModelShape shape = model.config().shape();
+  const std::size_t heads = shape.kv_head_count();
   std::vector<Plan> plans{Plan{shape}};
+  const auto add = [&](const Plan& others, std::size_t head, const Plan::Config& config) {
+    plans.push_back(others);
+    plans.back().set(head / shape.kv_heads, head % shape.kv_heads, config);
+  };
   for (const Plan::Config& choice : choices) {
-    for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
-      plans.push_back(plans.front());
-      plans.back().set(i / shape.kv_heads, i % shape.kv_heads, choice);
+    const Plan all{shape, choice};
+    plans.push_back(all);
+    for (std::size_t head = 0; head < heads; ++head) {
+      add(Plan{shape}, head, choice);
+      add(all, head, Plan{shape}.at(0, 0));
     }
   }
   const auto losses = losses_under(model, plans, texts, end, report);
-  const TextLoss full = mean(losses, 0);
+  // What `worse` costs more than `better`.
+  const auto rise = [](const TextLoss& worse, const TextLoss& better) {
+    return std::max(0.0, worse.answers - better.answers) + std::max(0.0, worse.text - better.text);
+  };
+  const TextLoss none = mean(losses, 0);
   std::vector<HeadChoice<Plan>> measured;
   std::size_t plan = 1;
   for (const Plan::Config& choice : choices) {
+    const TextLoss all = mean(losses, plan++);
     HeadDamage damage{shape.layers, shape.kv_heads};
     for (double& one : damage.values()) {
-      const TextLoss own = mean(losses, plan++);
-      one = std::max(0.0, own.answers - full.answers) + std::max(0.0, own.text - full.text);
+      const TextLoss alone = mean(losses, plan++);
+      const TextLoss spared = mean(losses, plan++);
+      one = (rise(alone, none) + rise(all, spared)) / 2;
     }
     measured.push_back({choice, std::move(damage)});
   }

@@ -26,11 +26,15 @@ struct TextLoss {
 /// Called with the share that is done.
 using DamageReport = std::function<void(double share)>;
 
-/// The loss of every choice on every head alone, all other heads keeping every row, less the loss
-/// where all do; what a choice gains counts as 0, and of one policy and storage a choice of fewer bytes
-/// counts as no better than one of more. Each text is read once with all rows kept and forked under each
-/// plan: what a window does to the reading of a prompt is not measured. Heads with a budget are compressed
-/// behind the question, and behind the text for its end.
+/// How much every choice harms on every head: the mean of two rises of the loss, that of the head alone
+/// having the choice, and that which the head adds where all others have it. Heads that stand in for one
+/// another hardly show in the first, and more than their worth in the second: these are the first and the
+/// last term of a Shapley value (Shapley, 1953), which the mean of all orders would be. What a choice gains
+/// counts as 0, and of one policy and storage a choice of fewer bytes counts as no better than one of more.
+///
+/// Each text is read once with all rows kept and forked under each plan: what a window does to the reading
+/// of a prompt is not measured. Heads with a budget are compressed behind the question, and behind the text
+/// for its end.
 ///
 /// `texts` ask with the opening of the answer (RetrievalTextConfig::lead_in). Texts are shared among
 /// threads; how many there are changes the result by rounding alone.

@@ -40,9 +40,10 @@ using Damages = io::DamageTable<Plan>;
 
 constexpr const char* footer = R"(
 Every head is given every setting of a menu (all rows in 8, 4 or 2 bits; budgets of 32, 64, ... rows,
-exact and in 4 bits) while the other heads keep everything. Damage is how much more
-the answers of questions and the end of the text then cost the model, in nats a token, both added.
-A text is read once and forked under each setting, so the whole table takes some minutes; windows are
+exact and in 4 bits), once while the other heads keep everything and once while they have the same
+setting. Damage is how much more the answers of questions and the end of the text then cost the model, in
+nats a token, both added; the mean of the two cases, for heads that stand in for one another are not
+missed in the first. A text is read once and forked under each setting, so the whole table takes some minutes; windows are
 not in the menu, for they change the reading of the text itself.
 
 Examples:

@@ -157,14 +157,22 @@ TEST_CASE("damage is the rise of the loss of one head, choice by choice, whateve
   }
   for (const double damage : measured[0].damage.values()) CHECK(damage == 0.0);
 
-  const TextLoss full = loss_under(shipped(), Plan{shape}, drawn, 64);
+  // Each case by itself: the head alone has the choice, and the head alone has not.
+  const auto rise = [&](const Plan& worse, const Plan& better) {
+    const TextLoss a = loss_under(shipped(), worse, drawn, 64);
+    const TextLoss b = loss_under(shipped(), better, drawn, 64);
+    return std::max(0.0, a.answers - b.answers) + std::max(0.0, a.text - b.text);
+  };
   for (const std::size_t head : {4U, 9U}) {
-    Plan plan{shape};
-    plan.set(head / 4, head % 4, choices[2]);
-    const TextLoss own = loss_under(shipped(), plan, drawn, 64);
-    const double rise = std::max(0.0, own.answers - full.answers) + std::max(0.0, own.text - full.text);
-    CHECK(measured[2].damage(head / 4, head % 4) == doctest::Approx(rise));
+    Plan alone{shape};
+    alone.set(head / 4, head % 4, choices[2]);
+    Plan spared{shape, choices[2]};
+    spared.set(head / 4, head % 4, choices[0]);
+    const double expected =
+        (rise(alone, Plan{shape}) + rise(Plan{shape, choices[2]}, spared)) / 2;
+    CHECK(measured[2].damage(head / 4, head % 4) == doctest::Approx(expected).epsilon(0.01));
   }
+  CHECK(measured[2].damage(1, 0) > 0.01);
   CHECK_THROWS_AS((void)measure_damage(shipped(), choices, {}, {}, 64), ConfigError);
   CHECK_THROWS_AS((void)measure_damage(shipped(), choices, drawn, {}, 10000), ConfigError);
 }

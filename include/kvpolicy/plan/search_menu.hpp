@@ -71,7 +71,7 @@ class Menu {
 
   std::vector<HeadChoice<Plan>> make() {
     add<FullCache<Dense>>({}, 0.0, exact);
-    for (const std::size_t bits : {8, 4, 2}) {
+    for (const std::size_t bits : {std::size_t{8}, std::size_t{4}, std::size_t{2}}) {
       add<QuantizedResidualCache<E>>({.storage = {codes(bits, config_.residual)}}, 0.0, bits);
     }
     for (std::size_t rows = config_.least_rows; rows < context_; rows *= 2) {
