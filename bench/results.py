@@ -21,7 +21,7 @@ SCORES = {"retrieval_heads": "HeadKV-R (retrieval)", "enhanced_heads": "HeadKV-E
 METHODS = {"full": "full", "duo": "DuoAttention", "streaming_llm": "StreamingLLM", "h2o": "H2O",
            "tova": "TOVA", "fastgen": "FastGen", "snapkv": "SnapKV", "pyramid": "PyramidKV", "headkv": "HeadKV",
            "adakv": "Ada-KV", "keynorm": "key norm", "sink_recent": "sink + recent",
-           "razor": "RazorAttention"}
+           "razor": "RazorAttention", "search": "plan search"}
 
 
 def load(path):
@@ -46,8 +46,6 @@ def name_of(point):
             known = GATES if part == "duo@" else SCORES
             return known.get(stem, stem) + (f" + {storage}" if plus else "")
     plain, plus, storage = method.partition("+")
-    if "/search/" in plain:
-        return "plan search"
     if "/" in plain:
         return Path(plain).stem
     return METHODS.get(plain, plain) + (f" + {storage}" if plus else "")

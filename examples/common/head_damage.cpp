@@ -52,7 +52,6 @@ class ReadText {
     if (compresses) ending->compress();
     loss.text = sum(*ending, end_) / static_cast<double>(end_.size() - 1);
 
-    std::size_t answered = 0;
     const auto whole = whole_->fork_as(plan);
     for (const Question& question : text_->questions) {
       const auto asked = whole->fork();
@@ -60,9 +59,8 @@ class ReadText {
       if (compresses) asked->compress();
       const std::vector<int> answer = tokens_of(question.answer);
       loss.answers += nats(logits, answer.front()) + sum(*asked, answer);
-      answered += answer.size();
     }
-    loss.answers /= static_cast<double>(std::max<std::size_t>(answered, 1));
+    loss.answers /= static_cast<double>(std::max<std::size_t>(text_->questions.size(), 1));
     return loss;
   }
 

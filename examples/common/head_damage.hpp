@@ -18,7 +18,7 @@ namespace kvpolicy::tools {
 
 /// What a model pays for texts under a plan, in nats: less is better.
 struct TextLoss {
-  double answers = 0;  ///< for a token of the answers, mean
+  double answers = 0;  ///< for a whole answer, mean: whether all of it is right is what counts
   double text = 0;     ///< for a token of the text's own end, mean
   [[nodiscard]] double sum() const { return answers + text; }
 };
@@ -36,8 +36,7 @@ using DamageReport = std::function<void(double share)>;
 /// of a prompt is not measured. Heads with a budget are compressed behind the question, and behind the text
 /// for its end.
 ///
-/// `texts` ask with the opening of the answer (RetrievalTextConfig::lead_in). Texts are shared among
-/// threads; how many there are changes the result by rounding alone.
+/// Texts are shared among threads; how many there are changes the result by rounding alone.
 /// @throws ConfigError as require_bytes, or for no texts or a text of no more than `end` bytes
 [[nodiscard]] std::vector<HeadChoice<AnyPlan<bfloat16>>> measure_damage(
     const reference::Llama& model, std::span<const AnyPlan<bfloat16>::Config> choices,

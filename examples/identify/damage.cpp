@@ -41,8 +41,8 @@ using Damages = io::DamageTable<Plan>;
 constexpr const char* footer = R"(
 Every head is given every setting of a menu (all rows in 8, 4 or 2 bits; budgets of 32, 64, ... rows,
 exact and in 4 bits), once while the other heads keep everything and once while they have the same
-setting. Damage is how much more the answers of questions and the end of the text then cost the model, in
-nats a token, both added; the mean of the two cases, for heads that stand in for one another are not
+setting. Damage is how much more an answer and a token of the text's end then cost the model, in nats, both
+added; the mean of the two cases, for heads that stand in for one another are not
 missed in the first. A text is read once and forked under each setting, so the whole table takes some minutes; windows are
 not in the menu, for they change the reading of the text itself.
 
@@ -55,9 +55,9 @@ Examples:
 struct DamageArguments {
   std::string model = repository_path(shipped_model);
   std::string out = "damage.json";
-  std::size_t length = 2048;
-  std::size_t texts = 6;
-  std::size_t questions = 4;
+  std::size_t length = 4096;
+  std::size_t texts = 4;
+  std::size_t questions = 6;
   std::size_t least_rows = 32;
   std::size_t window = 8;
   std::size_t kernel = 29;
@@ -71,7 +71,6 @@ std::vector<RetrievalText> draw_texts(const DamageArguments& a) {
   for (std::size_t i = 0; i < a.texts; ++i) {
     texts.push_back(draw_text(identification_text(), {.length = a.length,
                                                       .questions = a.questions,
-                                                      .lead_in = true,
                                                       .seed = a.seed,
                                                       .number = i}));
   }

@@ -36,7 +36,7 @@ std::vector<RetrievalText> texts(std::size_t count, std::size_t questions = 2) {
   std::vector<RetrievalText> drawn;
   for (std::size_t i = 0; i < count; ++i) {
     drawn.push_back(draw_text(identification_text(),
-                              {.length = 512, .questions = questions, .lead_in = true, .number = i}));
+                              {.length = 512, .questions = questions, .number = i}));
   }
   return drawn;
 }
@@ -99,7 +99,8 @@ TextLoss plain_losses(const RetrievalText& text, std::size_t end, MaskedHead mas
   masked.from = body.size();
   for (const Question& question : text.questions) {
     const std::vector<int> tokens = tokens_of(text.body + question.text + question.answer);
-    loss.answers += plain_loss(tokens, tokens.size() - question.answer.size(), masked) /
+    loss.answers += plain_loss(tokens, tokens.size() - question.answer.size(), masked) *
+                    static_cast<double>(question.answer.size()) /
                     static_cast<double>(text.questions.size());
   }
   return loss;
