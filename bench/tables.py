@@ -54,8 +54,8 @@ def gates(points):
                        f"({100 * min(each):.1f} to {100 * max(each):.1f})")
             rest.append(f"{100 * (statistics.fmean(each) - over_seeds(full, share)[0]):+.1f}")
         rows.append(row + rest)
-    text = table(["gates", "sparsity 0.5, %", "sparsity 0.75, %", "less full, points",
-                  "less full, points"], rows)
+    text = table(["gates", "sparsity 0.5, %", "sparsity 0.75, %", "less full at 0.5, points",
+                  "less full at 0.75, points"], rows)
     return f"{results.questions(keys)} questions a plan and length.\n\n{text}"
 
 
