@@ -41,18 +41,21 @@ class Compression {
   /// All heads that compress, or those alone whose settings ask for it now.
   /// @throws std::bad_alloc, StorageError, with all heads as they were
   void run(std::span<Layer> layers, bool only_due) {
+    std::vector<std::vector<bool>> active;
+    active.reserve(layers.size());
+    for (Layer& layer : layers) active.push_back(active_heads(layer, only_due));
     try {
-      for (Layer& layer : layers) prepare(layer, active_heads(layer, only_due));
+      for (std::size_t l = 0; l < layers.size(); ++l) prepare(layers[l], active[l]);
     } catch (...) {
       for (Layer& layer : layers) {
         for_each(layer, [](auto& policy, std::size_t) { policy.abandon_compress(); });
       }
       throw;
     }
-    for (Layer& layer : layers) {
-      const std::vector<bool> active = active_heads(layer, only_due);
-      for_each(layer, [&](auto& policy, std::size_t head) {
-        if (active[head]) policy.finish_compress();
+    // Nothing may fail from here on.
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      for_each(layers[l], [&](auto& policy, std::size_t head) {
+        if (active[l][head]) policy.finish_compress();
       });
     }
   }
