@@ -36,6 +36,7 @@
 
 #include "duo_checkpoint.hpp"
 #include "duo_settings.hpp"
+#include "own_texts.hpp"
 #include "passkey_text.hpp"
 #include "subcommands.hpp"
 
@@ -64,6 +65,16 @@ The shipped model reads a text of 1 Ki to 8 Ki bytes, so its streaming heads hav
 recent rows by default, where the paper's have 128 and 256. Texts come from the first 30 % of the
 held-out text; measure on the rest.
 
+A model with a tokenizer needs texts of its own, as token ids, in a file for --labelled:
+  {"format": "kvpolicy labelled texts", "version": 1, "texts": [
+    {"tokens": [5, 9, 2, 7, 9, 2], "labelled": [[3, 6]],
+     "passkeys": [{"hidden": [1, 3], "answer": [4, 6]}]}, ...]}
+Ranges are [first, end], from 0, end not included; labelled are the tokens that count in a loss:
+questions and answers, or nearly all of a plain text. passkeys may be left out but for --profile
+passkey; ablation, where it has them, counts their answers alone. Training takes the texts in turn,
+ablation and profile the first --samples of them. Texts no longer than --sinks and --recent
+together say nothing about heads.
+
 Files in --out: full_attention_heads.tsv and config.json, as DuoAttention publishes them, the second
 with how the gates were found; while training checkpoint.json, from which --resume goes on to the
 same gates, bit for bit. With --resume a command may be repeated until it is done: gates that are
@@ -74,6 +85,7 @@ Examples:
   identify_heads duo --out gates --steps 2000 --context 4096 --sinks 128 --recent 256
   identify_heads duo --out gates --resume
   identify_heads duo --method profile --profile outside
+  identify_heads duo --model llama --labelled texts.json --sinks 128 --recent 256 --out gates
 )";
 
 /// What a method found, and what is worth keeping about how.
@@ -83,9 +95,26 @@ struct Found {
   bool complete = true;
 };
 
-reference::LabelledText draw(const Arguments& a, const std::string& plain, std::size_t number) {
-  return a.texts == "plain" ? plain_text(plain, a.set, number)
-                            : passkey_text(plain, a.set, number);
+/// Text `number`, from 0, of those that heads are identified on.
+using TextOf = std::function<reference::LabelledText(std::size_t number)>;
+
+TextOf drawn_texts(const Arguments& a) {
+  const std::string plain = a.text.empty() ? identification_text() : io::read_text_file(a.text);
+  return [plain, set = a.set, keys = a.texts != "plain"](std::size_t number) {
+    return keys ? passkey_text(plain, set, number) : plain_text(plain, set, number);
+  };
+}
+
+/// What the settings say of a file of texts; they are then as complete as without one.
+TextOf own_texts(Arguments& a) {
+  const std::size_t vocabulary = reference::load_llama_config(a.model).vocabulary;
+  LabelledTexts own = load_labelled_texts(a.labelled, vocabulary);
+  if (a.method == "profile" && a.profile == "passkey") require_passkeys(own, a.labelled);
+  a.labelled_digest = own.digest;
+  a.samples = std::min(a.samples, own.texts.size());  // each once
+  return [texts = std::move(own.texts)](std::size_t number) {
+    return texts[number % texts.size()];
+  };
 }
 
 std::string checkpoint_path(const Arguments& a) {
@@ -99,7 +128,7 @@ double mean_of(const std::vector<double>& values, std::size_t first, std::size_t
          static_cast<double>(last - first);
 }
 
-Found optimise(const Arguments& a, const reference::Llama& model, const std::string& plain) {
+Found optimise(const Arguments& a, const reference::Llama& model, const TextOf& text_of) {
   DuoCheckpoint so_far;
   so_far.settings = json_of(a);
   const bool begun = a.resume && fs::exists(checkpoint_path(a));
@@ -127,7 +156,7 @@ Found optimise(const Arguments& a, const reference::Llama& model, const std::str
     tell(done, a.rate * reference::rate_factor(done - 1, a.steps));
   }
   for (std::size_t done = first; done < last;) {
-    const reference::GateStep step = trainer.step(draw(a, plain, done));
+    const reference::GateStep step = trainer.step(text_of(done));
     ++done;
     so_far.losses.push_back(step.loss);
     so_far.penalties.push_back(step.penalty);
@@ -150,9 +179,9 @@ Found optimise(const Arguments& a, const reference::Llama& model, const std::str
   return found;
 }
 
-Found measure(const Arguments& a, const reference::Llama& model, const std::string& plain) {
+Found measure(const Arguments& a, const reference::Llama& model, const TextOf& text_of) {
   std::vector<reference::LabelledText> texts;
-  for (std::size_t number = 0; number < a.samples; ++number) texts.push_back(draw(a, plain, number));
+  for (std::size_t number = 0; number < a.samples; ++number) texts.push_back(text_of(number));
   Progress progress{!a.json};
   const auto report = [&](std::size_t done, std::size_t total) {
     progress.update(static_cast<double>(done) / static_cast<double>(total),
@@ -232,6 +261,11 @@ std::optional<Found> found_before(const Arguments& a) {
 
 void run(Arguments a) {
   settle(a);
+  TextOf text_of;
+  if (!a.labelled.empty()) {
+    require_model_folder(a.model);
+    text_of = own_texts(a);
+  }
   if (a.resume && !fs::exists(checkpoint_path(a))) {
     if (const auto before = found_before(a)) {
       if (!a.json) fmt::print("{} holds what would be found: nothing is left to do.\n", a.out);
@@ -241,9 +275,12 @@ void run(Arguments a) {
   require_model_folder(a.model);
   set_threads(a.threads);
   const auto model = reference::Llama::load(a.model);
-  require_bytes(model);
-  const std::string plain = a.text.empty() ? identification_text() : io::read_text_file(a.text);
-  const Found found = a.method == "optimise" ? optimise(a, model, plain) : measure(a, model, plain);
+  if (!text_of) {
+    require_bytes(model);
+    text_of = drawn_texts(a);
+  }
+  const Found found =
+      a.method == "optimise" ? optimise(a, model, text_of) : measure(a, model, text_of);
   if (!a.out.empty() && found.complete) write(a, found);
   show(a, found);
 }
@@ -275,7 +312,8 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
         ->type_name("N")
         ->capture_default_str();
   };
-  text("--model", a->model, "Folder of a byte-level model", "DIR")->capture_default_str();
+  text("--model", a->model, "Folder of a model, byte-level but for --labelled", "DIR")
+      ->capture_default_str();
   text("--out", a->out, "Folder that the gates go to", "DIR");
   choice("--method", a->method, "optimise, ablation or profile, see below",
          {"optimise", "ablation", "profile"})
@@ -288,14 +326,19 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
   count("--recent", a->recent, "Latest rows of a streaming head", 1, 1'000'000);
   count("--steps", a->steps, "Steps of training, a text each; the paper's are 2000", 1, 10'000'000);
   count("--samples", a->samples, "Texts of ablation and profile", 1, 1'000'000);
-  count("--context", a->set.context, "Bytes of the longest text, all included", 256, 10'000'000);
-  count("--lengths", a->set.lengths, "Different lengths", 1, 1'000'000);
-  count("--passkeys", a->set.passkeys, "Passkeys in a text", 1, 1000);
-  choice("--passkey-kind", a->keys, "digits, or the published 32 words", {"digits", "words"})
-      ->capture_default_str();
-  choice("--texts", a->texts, "passkeys or plain; default: passkeys, of lm training plain",
-         {"passkeys", "plain"});
-  text("--text", a->text, "Plain text instead of the shipped one", "FILE");
+  CLI::Option* own = text("--labelled", a->labelled, "Texts of your own, as token ids", "FILE");
+  // What texts are drawn by means nothing to texts that are there.
+  own->excludes(count("--context", a->set.context, "Bytes of the longest text, all included", 256,
+                      10'000'000));
+  own->excludes(count("--lengths", a->set.lengths, "Different lengths", 1, 1'000'000));
+  own->excludes(count("--passkeys", a->set.passkeys, "Passkeys in a text", 1, 1000));
+  own->excludes(choice("--passkey-kind", a->keys, "digits, or the published 32 words",
+                       {"digits", "words"})
+                    ->capture_default_str());
+  own->excludes(choice("--texts", a->texts,
+                       "passkeys or plain; default: passkeys, of lm training plain",
+                       {"passkeys", "plain"}));
+  own->excludes(text("--text", a->text, "Plain text instead of the shipped one", "FILE"));
   choice("--mixing", a->mixing, "Full attention of the unmodified run, or of the mixed",
          {"unmodified", "mixed"})
       ->capture_default_str();
@@ -317,10 +360,10 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
   count("--stop-after", a->stop_after, "Stop at that step, to go on later; 0: never", 0,
         10'000'000);
   command->add_flag("--resume", a->resume, "Go on from the checkpoint in --out, if there is one; done before: nothing to do");
-  command->add_option("--seed", a->set.seed, "Other texts")
-      ->check(any_whole_number())
-      ->type_name("N")
-      ->capture_default_str();
+  own->excludes(command->add_option("--seed", a->set.seed, "Other texts")
+                    ->check(any_whole_number())
+                    ->type_name("N")
+                    ->capture_default_str());
   command->add_option("--threads", a->threads, "Threads; 0: all that OpenMP offers")
       ->check(whole_number(0, most_threads))
       ->type_name("N")

@@ -10,6 +10,7 @@ namespace kvpolicy::tools {
 void settle(DuoSettings& a) {
   if (a.loss.empty()) a.loss = a.method == "ablation" ? "lm" : "distill";
   const bool plain = a.method == "optimise" && a.loss == "lm";
+  if (!a.labelled.empty()) a.texts = "own";
   if (a.texts.empty()) a.texts = plain ? "plain" : "passkeys";
   a.set.kind = a.keys == "words" ? PasskeyKind::words : PasskeyKind::digits;
   require(a.mask != "sinks" || a.sinks > 0, "--mask sinks needs --sinks above 0");
@@ -38,10 +39,15 @@ io::Json json_of(const DuoSettings& a) {
                        {"model", model.filename().string()},
                        {"found_with_sinks", mask.sinks},
                        {"found_with_recent", mask.recent},
-                       {"texts", a.texts},
-                       {"context", a.set.context},
-                       {"lengths", a.set.lengths},
-                       {"seed", a.set.seed}};
+                       {"texts", a.texts}};
+  if (a.texts == "own") {
+    settings["labelled"] = std::filesystem::path{a.labelled}.filename().string();
+    settings["labelled_digest"] = a.labelled_digest;
+  } else {
+    settings["context"] = a.set.context;
+    settings["lengths"] = a.set.lengths;
+    settings["seed"] = a.set.seed;
+  }
   if (!a.text.empty()) settings["text"] = std::filesystem::path{a.text}.filename().string();
   if (a.texts == "passkeys") {
     settings["passkeys"] = a.set.passkeys;

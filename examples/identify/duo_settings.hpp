@@ -20,11 +20,13 @@ namespace kvpolicy::tools {
 struct DuoSettings {
   std::string model;  ///< folder
   std::string text;   ///< file; empty: the shipped one
+  std::string labelled;  ///< file of texts of one's own; empty: texts are drawn
+  std::string labelled_digest;  ///< of that file
   std::string out;    ///< folder; empty: nothing is written
   std::string method = "optimise";
   std::string loss;  ///< empty: the method's own
   std::string mask = "both";
-  std::string texts;  ///< empty: the loss's own
+  std::string texts;  ///< empty: the loss's own; "own" for `labelled`
   std::string keys = "digits";
   std::string mixing = "unmodified";
   std::string reduction = "mean";

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -28,6 +29,7 @@
 #include "../common/stopwatch.hpp"
 #include "../common/terminal.hpp"
 #include "needles.hpp"
+#include "own_texts.hpp"
 #include "subcommands.hpp"
 
 namespace kvpolicy::tools {
@@ -41,6 +43,7 @@ struct Arguments {
   std::size_t tries = 8;
   std::uint64_t seed = 1;
   std::size_t threads = 0;
+  std::string samples;  // file of one's own; empty: they are drawn
   std::string out;
   bool json = false;
 };
@@ -65,6 +68,13 @@ Only samples that the model answers rightly count; where it fails, another is dr
 Texts come from a part of the sample text that is kept for identification: the plans' answers are
 measured on the rest.
 
+A model with a tokenizer needs samples of its own, as token ids, in a file for --samples:
+  {"format": "kvpolicy needle samples", "version": 1, "samples": [
+    {"prompt": [5, 9, 2, 7], "answer": [9, 2], "needle": [1, 2]}, ...]}
+prompt is text and question, answer what the model should write, needle the place in the prompt
+where that stands: its first token, from 0, and how many, best as many as the answer's. --kind
+says how they are scored, not what they are.
+
 The scores are written as HeadKV publishes them, {"layer-head": [a score for each sample, ...]}.
 A plan takes the mean of them, and of each group of query heads: --plan headkv@FILE:128.)";
 
@@ -74,7 +84,8 @@ Examples:
   identify_heads headkv --kind enhanced --seed 2      other needles
   identify_heads headkv --kind reasoning --tries 12   two-step questions, which the shipped model
                                                       answers about half of the time
-  identify_heads headkv --lengths 512 --depths 3      a quick look)";
+  identify_heads headkv --lengths 512 --depths 3      a quick look
+  identify_heads headkv --model llama --samples FILE  a model with a tokenizer)";
 
 // As the published files are called.
 std::string file_of(const std::string& kind) {
@@ -91,6 +102,7 @@ struct Cell {
 struct Identified {
   std::vector<Cell> cells;
   io::HeadSamples samples;
+  std::string digest;  // of the file of samples, if there was one
 
   [[nodiscard]] std::size_t tried() const {
     std::size_t sum = 0;
@@ -105,11 +117,42 @@ struct Identified {
 // Scores are written with seven digits: more is rounding of the attention itself.
 double shortened(double score) { return std::round(score * 1e7) / 1e7; }
 
-Identified identify(const Arguments& arguments, const reference::Llama& model) {
+reference::NeedleRule rule_of(const Arguments& arguments) {
+  return arguments.kind == "retrieval" ? reference::NeedleRule::retrieval
+                                       : reference::NeedleRule::enhanced;
+}
+
+// Whether the model answers rightly; only then are its heads' scores kept.
+bool score(const reference::Llama& model, const reference::NeedleSample& sample,
+           const Arguments& arguments, io::HeadSamples& samples) {
+  const auto result = reference::score_needle<cpu::Engine<>>(model, sample, rule_of(arguments));
+  if (!result.right) return false;
+  for (std::size_t i = 0; i < result.scores.values().size(); ++i) {
+    samples.values()[i].push_back(shortened(result.scores.values()[i]));
+  }
+  return true;
+}
+
+Identified identify_on(const NeedleSamples& own, const Arguments& arguments,
+                       const reference::Llama& model) {
+  Identified found{{}, {model.config().layers, model.config().q_heads}, own.digest};
+  Progress progress;
+  for (const reference::NeedleSample& sample : own.samples) {
+    const std::size_t done = found.cells.size();
+    progress.update(static_cast<double>(done) / static_cast<double>(own.samples.size()),
+                    fmt::format("sample {} of {}", done + 1, own.samples.size()));
+    found.cells.push_back(
+        {.length = sample.prompt.size() + sample.answer.size(),
+         .depth = static_cast<double>(sample.needle) / static_cast<double>(sample.prompt.size()),
+         .tried = 1,
+         .right = score(model, sample, arguments, found.samples)});
+  }
+  return found;
+}
+
+Identified identify_drawn(const Arguments& arguments, const reference::Llama& model) {
   const std::string plain = identification_text();
-  const auto rule = arguments.kind == "retrieval" ? reference::NeedleRule::retrieval
-                                                  : reference::NeedleRule::enhanced;
-  Identified found{{}, {model.config().layers, model.config().q_heads}};
+  Identified found{{}, {model.config().layers, model.config().q_heads}, {}};
   const double step = 1.0 / static_cast<double>(arguments.depths);
   double total = 0;
   for (const std::size_t length : arguments.lengths) total += static_cast<double>(length);
@@ -128,19 +171,12 @@ Identified identify(const Arguments& arguments, const reference::Llama& model) {
                                                 .seed = arguments.seed,
                                                 .number = d * arguments.tries + cell.tried});
         ++cell.tried;
-        const auto result = reference::score_needle<cpu::Engine<>>(model, sample, rule);
-        if (!result.right) continue;
-        cell.right = true;
-        for (std::size_t i = 0; i < result.scores.values().size(); ++i) {
-          found.samples.values()[i].push_back(shortened(result.scores.values()[i]));
-        }
+        cell.right = score(model, sample, arguments, found.samples);
       }
       found.cells.push_back(cell);
       done += static_cast<double>(length) * step;
     }
   }
-  require(found.right() > 0, "the model answered none of ", found.tried(),
-          " questions, so there is nothing to score heads by");
   return found;
 }
 
@@ -166,14 +202,20 @@ nlohmann::json as_json(const Arguments& arguments, const Identified& found) {
   for (std::size_t layer = 0; layer < scores.layers(); ++layer) {
     rows.push_back(std::vector<double>(scores.layer(layer).begin(), scores.layer(layer).end()));
   }
-  return {{"method", "headkv"},
-          {"kind", arguments.kind},
-          {"seed", arguments.seed},
-          {"tried", found.tried()},
-          {"counted", found.right()},
-          {"cells", std::move(cells)},
-          {"scores", std::move(rows)},
-          {"file", arguments.out}};
+  nlohmann::json json = {{"method", "headkv"},
+                         {"kind", arguments.kind},
+                         {"tried", found.tried()},
+                         {"counted", found.right()},
+                         {"cells", std::move(cells)},
+                         {"scores", std::move(rows)},
+                         {"file", arguments.out}};
+  if (arguments.samples.empty()) {
+    json["seed"] = arguments.seed;
+  } else {
+    json["samples"] = std::filesystem::path{arguments.samples}.filename().string();
+    json["samples_digest"] = found.digest;
+  }
+  return json;
 }
 
 // KV heads, shaded by their scores and framed where they have more than an equal share.
@@ -208,23 +250,38 @@ std::string best_heads(const HeadScores& scores) {
 void run(Arguments arguments) {
   require_model_folder(arguments.model);
   set_threads(arguments.threads);
+  NeedleSamples own;
+  if (!arguments.samples.empty()) {
+    const std::size_t vocabulary = reference::load_llama_config(arguments.model).vocabulary;
+    own = load_needle_samples(arguments.samples, vocabulary);
+  }
   const auto model = reference::Llama::load(arguments.model);
-  require_bytes(model);
+  if (own.samples.empty()) require_bytes(model);
   if (arguments.out.empty()) arguments.out = "headkv/" + file_of(arguments.kind);
   const Stopwatch took;
-  const Identified found = identify(arguments, model);
+  const Identified found = own.samples.empty() ? identify_drawn(arguments, model)
+                                               : identify_on(own, arguments, model);
+  require(found.right() > 0, "the model answered none of ", found.tried(),
+          " questions, so there is nothing to score heads by");
   write_result(arguments.out, io::format_head_samples(found.samples));
   if (arguments.json) {
     fmt::print("{}\n", as_json(arguments, found).dump());
     return;
   }
   const HeadScores scores = means(found.samples);
+  const std::string counted =
+      own.samples.empty()
+          ? fmt::format("{} of {} places gave a sample that counts; {} of {} questions were "
+                        "answered rightly",
+                        found.right(), found.cells.size(), found.right(), found.tried())
+          : fmt::format("{} of {} samples were answered rightly and count", found.right(),
+                        found.tried());
   fmt::print(
-      "{} of {} places gave a sample that counts; {} of {} questions were answered rightly ({}).\n\n"
+      "{} ({}).\n\n"
       "Scores of the KV heads, the mean of their query heads; framed: more than an equal share\n{}\n"
       "Query heads with the most, as layer-head: {}\nWrote {}\n",
-      found.right(), found.cells.size(), found.right(), found.tried(), duration(took.seconds()),
-      picture(scores, model.config().kv_heads), best_heads(scores), arguments.out);
+      counted, duration(took.seconds()), picture(scores, model.config().kv_heads),
+      best_heads(scores), arguments.out);
 }
 
 }  // namespace
@@ -239,25 +296,34 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
       ->check(CLI::IsMember({"retrieval", "enhanced", "reasoning"}))
       ->type_name("KIND")
       ->capture_default_str();
-  command->add_option("--model", arguments->model, "Folder of a byte-level model")
+  command
+      ->add_option("--model", arguments->model, "Folder of a model, byte-level but for --samples")
       ->type_name("DIR")
       ->capture_default_str();
-  command->add_option("--lengths", arguments->lengths, "Bytes of text, question and answer together")
-      ->check(whole_number(1, 1'000'000))
-      ->type_name("N...")
-      ->default_str(spaced(arguments->lengths));
-  command->add_option("--depths", arguments->depths, "Places of the fact in texts of each length")
-      ->check(whole_number(1, 100))
-      ->type_name("N")
-      ->capture_default_str();
-  command->add_option("--tries", arguments->tries, "Samples drawn for a place until one is answered")
-      ->check(whole_number(1, 1000))
-      ->type_name("N")
-      ->capture_default_str();
-  command->add_option("--seed", arguments->seed, "Other texts, facts and questions")
-      ->check(any_whole_number())
-      ->type_name("N")
-      ->capture_default_str();
+  CLI::Option* own =
+      command->add_option("--samples", arguments->samples, "Samples of your own, as token ids")
+          ->type_name("FILE");
+  // What samples are drawn by means nothing to samples that are there.
+  own->excludes(
+      command
+          ->add_option("--lengths", arguments->lengths,
+                       "Bytes of text, question and answer together")
+          ->check(whole_number(1, 1'000'000))
+          ->type_name("N...")
+          ->default_str(spaced(arguments->lengths)));
+  const auto count = [&](const char* name, std::size_t& value, const char* what,
+                         std::uint64_t most) {
+    own->excludes(command->add_option(name, value, what)
+                      ->check(whole_number(1, most))
+                      ->type_name("N")
+                      ->capture_default_str());
+  };
+  count("--depths", arguments->depths, "Places of the fact in texts of each length", 100);
+  count("--tries", arguments->tries, "Samples drawn for a place until one is answered", 1000);
+  own->excludes(command->add_option("--seed", arguments->seed, "Other texts, facts and questions")
+                    ->check(any_whole_number())
+                    ->type_name("N")
+                    ->capture_default_str());
   command->add_option("--threads", arguments->threads, "Threads; 0: all that OpenMP offers")
       ->check(whole_number(0, most_threads))
       ->type_name("N")
