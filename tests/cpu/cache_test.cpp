@@ -20,9 +20,11 @@ using test::below;
 using test::Random;
 using test::Tensor;
 
-// A random config of each policy of AnyPlan in turn.
+// A random config of each policy of AnyPlan in turn; in a cache that rolls back, of a head that keeps
+// everything for each policy that cannot.
 template <class E>
-typename AnyPlan<E>::Config random_config(Random& random, std::size_t which, std::size_t head_dim) {
+typename AnyPlan<E>::Config random_config(Random& random, std::size_t which, std::size_t head_dim,
+                                          bool rolls_back) {
   const std::vector<std::size_t> bit_counts{2, 4, 8};
   const auto residual = [&](auto& storage) {
     if constexpr (requires { storage.bits; }) {
@@ -53,6 +55,9 @@ typename AnyPlan<E>::Config random_config(Random& random, std::size_t which, std
       residual(own);
     }
     config = own;
+    AnyPlan<E>::visit(config, [&]<class P>(const typename P::Config&) {
+      if (rolls_back && AccumulatingPolicy<P>) config = typename FullCache<DenseStorage<E>>::Config{};
+    });
   };
   [&]<class... Own>(std::variant<Own...>*) { (fill(Own{}), ...); }(
       static_cast<typename AnyPlan<E>::Config*>(nullptr));
@@ -80,16 +85,16 @@ void run(std::uint64_t seed, double tolerance) {
   shape.kv_heads = policies;
   shape.q_heads = policies * test::one_of(random, groups);
   shape.head_dim = test::one_of(random, head_dims);
-  AnyPlan<E> plan{shape};
-  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      plan.set(layer, head, random_config<E>(random, head, shape.head_dim));
-    }
-  }
   CacheOptions options;
   options.max_rollback = seed % 2 == 0 ? 0 : 25;
   options.page_rows = 32;
   if (seed % 3 == 0) options.slow_memory = std::pmr::new_delete_resource();  // copies of chosen rows
+  AnyPlan<E> plan{shape};
+  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      plan.set(layer, head, random_config<E>(random, head, shape.head_dim, options.max_rollback > 0));
+    }
+  }
   KvCache<AnyPlan<E>> scalar{plan, options};
   cpu::KvCache<AnyPlan<E>, cpu::Engine<Serially>> fast{plan, options, cpu::Engine<Serially>{{1 + seed / 100 % 2}}};
 
