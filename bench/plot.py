@@ -79,7 +79,7 @@ def needle_grids(plt, folder):
             image = side.imshow([[100 * x for x in row] for row in cells(own)], vmin=0, vmax=100,
                                 cmap="cividis", aspect="auto")
             kept = 100 * results.bytes_share(own, full)
-            side.set_title(f"{method}, {kept:.0f} % of rows\n"
+            side.set_title(f"{method}\n{kept:.0f} % of rows, "
                            f"{100 * over_seeds(own, share)[0]:.0f} % found", fontsize=8)
             side.set_xticks(range(len(lengths)), [f"{length / 1024:g}" for length in lengths],
                             fontsize=7)

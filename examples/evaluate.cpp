@@ -310,7 +310,7 @@ int main(int argc, char** argv) {
     suites.emplace(suite_names[i], static_cast<Suite>(i));
   }
   app.add_option("--suite", arguments.suites, "What is measured, see above")
-      ->transform(CLI::Transformer(suites))
+      ->transform(CLI::Transformer(suites).description(""))
       ->type_name("SUITE...")
       ->default_str("keys");
   app.add_option("--model", arguments.model, "Folder of a byte-level model")
