@@ -244,7 +244,7 @@ def frontier(plt, folder):
     side.set_ylabel("questions answered exactly, %")
     side.set_ylim(-2, 103)
     side.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    side.set_title("What is left of the answers at each number of bytes", fontsize=11)
+    side.set_title("The searched plan keeps the answers down to a 32nd of the bytes", fontsize=11)
     plain(side)
     figure.tight_layout()
     return figure
