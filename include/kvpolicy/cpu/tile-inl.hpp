@@ -13,73 +13,13 @@
 
 #include <kvpolicy/cpu/decode_rows-inl.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
+#include <kvpolicy/cpu/product-inl.hpp>
 #include <kvpolicy/cpu/row_block-inl.hpp>
 #include <kvpolicy/cpu/stream-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
-
-/// Rows and vectors of a product's result that registers hold.
-inline constexpr std::size_t product_rows = many_registers ? 8 : 4;
-inline constexpr std::size_t product_vectors = 3;
-
-/// c[i, x] = sum over k of a[i * a_row + k * a_step] * b[k * b_step + x] for product_rows rows i and
-/// N vectors x; with `factors`, on top of factors[i] * c[i, x].
-template <std::size_t N>
-HWY_INLINE void product_block(const float* a, std::size_t a_row, std::size_t a_step, const float* b,
-                              std::size_t b_step, std::size_t steps, float* c, std::size_t c_row,
-                              const float* factors) {
-  FloatVector sums[product_rows][N];
-  unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
-    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-      sums[i][n] = factors == nullptr ? zero_vector()
-                                      : hn::Mul(hn::Set(floats, factors[i]),
-                                                hn::LoadU(floats, c + i * c_row + n * lanes));
-    });
-  });
-  for (std::size_t k = 0; k < steps; ++k) {
-    FloatVector numbers[N];
-    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-      numbers[n] = hn::LoadU(floats, b + k * b_step + n * lanes);
-    });
-    unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
-      const auto factor = hn::Set(floats, a[i * a_row + k * a_step]);
-      unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-        sums[i][n] = hn::MulAdd(factor, numbers[n], sums[i][n]);
-      });
-    });
-  }
-  unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
-    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-      hn::StoreU(sums[i][n], floats, c + i * c_row + n * lanes);
-    });
-  });
-}
-
-/// The same for `rows` rows, rounded up to product_rows, and `width` columns, a multiple of the lanes.
-inline void product(const float* a, std::size_t a_row, std::size_t a_step, const float* b,
-                    std::size_t b_step, std::size_t steps, float* c, std::size_t c_row,
-                    std::size_t rows, std::size_t width, const float* factors) {
-  for (std::size_t i = 0; i < rows; i += product_rows) {
-    const float* row_factors = factors == nullptr ? nullptr : factors + i;
-    for (std::size_t x = 0; x < width;) {
-      const std::size_t left = (width - x) / lanes;
-      const auto block = [&]<std::size_t N>() {
-        product_block<N>(a + i * a_row, a_row, a_step, b + x, b_step, steps, c + i * c_row + x,
-                         c_row, row_factors);
-        x += N * lanes;
-      };
-      if (left >= 3 && left != 4) {
-        block.template operator()<3>();
-      } else if (left >= 2) {
-        block.template operator()<2>();
-      } else {
-        block.template operator()<1>();
-      }
-    }
-  }
-}
 
 /// One tile of queries over a sequence of blocks.
 class TilePass {
@@ -90,13 +30,13 @@ class TilePass {
     return (queries + unit - 1) / unit * unit;
   }
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return padded(queries) * (head_dim + max_block_rows + 1) + max_block_rows * head_dim +
-           2 * head_dim;
+    return paneled(queries) * head_dim + padded(queries) * (max_block_rows + 1) +
+           max_block_rows * head_dim + 2 * head_dim;
   }
 
   TilePass(const QueryTile& tile, const Partial& partial, float* scratch)
       : tile_{tile}, partial_{partial}, head_dim_{tile.queries.head_dim}, width_{padded(tile.rows)},
-        queries_{scratch}, logits_{queries_ + width_ * head_dim_},
+        queries_{scratch}, logits_{queries_ + paneled(tile.rows) * head_dim_},
         rows_{logits_ + width_ * max_block_rows}, params_{rows_ + max_block_rows * head_dim_},
         factors_{params_ + 2 * head_dim_} {}
 
@@ -104,46 +44,33 @@ class TilePass {
 
   /// Takes the queries [tile.rows, head_dim] of the blocks that follow.
   void set_queries(const float* queries) {
-    for (std::size_t channel = 0; channel < head_dim_; ++channel) {
-      float* column = queries_ + channel * width_;
-      for (std::size_t m = 0; m < tile_.rows; ++m) column[m] = queries[m * head_dim_ + channel];
-      std::fill(column + tile_.rows, column + width_, 0.0F);
-    }
-  }
-
-  void add(const RowBlock& block) {
-    compute_logits(block);
-    update_softmax(block.rows);
-    add_values(block);
-  }
-  /// Only the softmax's state: for sums of exponentials without values.
-  void add_keys(const RowBlock& block) {
-    compute_logits(block);
-    update_softmax(block.rows);
-  }
-
-  /// Of each row with each query: [block.rows, width()], -infinity where unseen.
-  const float* compute_logits(const RowBlock& block) {
-    decode_side(block.keys, block.rows, head_dim_, params_, rows_);
-    product(rows_, head_dim_, 1, queries_, width_, head_dim_, logits_, width_, block.rows, width_,
-            nullptr);
-    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, block.rows * width_);
-    if (block.cut) {
-      for (std::size_t row = 0; row < block.rows; ++row) {
-        float* logits = logits_ + row * width_;
-        // Not the padding behind them: queries that see nothing take a slow path.
-        block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
-          std::fill(logits + unseeing.begin, logits + unseeing.end,
-                    -std::numeric_limits<float>::infinity());
-        });
+    for (std::size_t first = 0; first < width_; first += panel_width) {
+      float* panel = queries_ + first * head_dim_;
+      const std::size_t end = std::clamp(tile_.rows, first, first + panel_width);
+      for (std::size_t channel = 0; channel < head_dim_; ++channel) {
+        float* numbers = panel + channel * panel_width;
+        for (std::size_t m = first; m < end; ++m) *numbers++ = queries[m * head_dim_ + channel];
+        std::fill(numbers, panel + (channel + 1) * panel_width, 0.0F);
       }
     }
-    return logits_;
+  }
+
+  /// `next` is the block that comes then, to be fetched; perhaps one without rows.
+  void add(const RowBlock& block, const RowBlock& next) {
+    compute_logits(block, {block.values, block.rows, head_dim_, product_steps(block.rows, width_)});
+    update_softmax(block.rows);
+    add_values(block, {next.keys, next.rows, head_dim_, product_steps(tile_.rows, head_dim_)});
+  }
+  /// Only the softmax's state: for sums of exponentials without values.
+  void add_keys(const RowBlock& block, const RowBlock& next) {
+    compute_logits(block, {next.keys, next.rows, head_dim_, product_steps(block.rows, width_)});
+    update_softmax(block.rows);
   }
 
   /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
-  const float* compute_probabilities(const RowBlock& block, const float* log_sum_exp) {
-    compute_logits(block);
+  const float* compute_probabilities(const RowBlock& block, const RowBlock& next,
+                                     const float* log_sum_exp) {
+    compute_logits(block, {next.keys, next.rows, head_dim_, product_steps(block.rows, width_)});
     for (std::size_t m = 0; m < width_; m += lanes) {
       const auto total = hn::LoadU(floats, log_sum_exp + m);
       for (std::size_t row = 0; row < block.rows; ++row) {
@@ -157,6 +84,28 @@ class TilePass {
   }
 
  private:
+  // Queries rounded up to whole panels of the product.
+  [[nodiscard]] static constexpr std::size_t paneled(std::size_t queries) {
+    return (padded(queries) + panel_width - 1) / panel_width * panel_width;
+  }
+
+  // Of each row with each query: [block.rows, width()], -infinity where unseen.
+  void compute_logits(const RowBlock& block, const FetchAhead& ahead) {
+    decode_side(block.keys, block.rows, head_dim_, params_, rows_);
+    product(rows_, head_dim_, 1, {queries_, panel_width * head_dim_, panel_width}, head_dim_, logits_,
+            width_, block.rows, width_, nullptr, ahead);
+    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, block.rows * width_);
+    if (!block.cut) return;
+    for (std::size_t row = 0; row < block.rows; ++row) {
+      float* logits = logits_ + row * width_;
+      // Not the padding behind them: queries that see nothing take a slow path.
+      block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
+        std::fill(logits + unseeing.begin, logits + unseeing.end,
+                  -std::numeric_limits<float>::infinity());
+      });
+    }
+  }
+
   void update_softmax(std::size_t rows) {
     for (std::size_t m = 0; m < width_; m += lanes) {
       const auto old = hn::LoadU(floats, partial_.max + m);
@@ -209,7 +158,7 @@ class TilePass {
     return hn::Load(floats, sums);
   }
 
-  void add_values(const RowBlock& block) {
+  void add_values(const RowBlock& block, const FetchAhead& ahead) {
     decode_side(block.values, block.rows, head_dim_, params_, rows_);
     if (block.cut && !all_finite(rows_, block.rows * head_dim_)) {
       for (std::size_t i = 0; i < tile_.rows * head_dim_; ++i) {
@@ -217,15 +166,15 @@ class TilePass {
       }
       return add_seen_values(tile_, block, rows_, logits_, 1, width_, partial_.values);
     }
-    product(logits_, 1, width_, rows_, head_dim_, block.rows, partial_.values, head_dim_,
-            tile_.rows, head_dim_, factors_);
+    product(logits_, 1, width_, {rows_, panel_width, head_dim_}, block.rows, partial_.values,
+            head_dim_, tile_.rows, head_dim_, factors_, ahead);
   }
 
   const QueryTile& tile_;
   Partial partial_;
   std::size_t head_dim_;
   std::size_t width_;   // queries with padding
-  float* queries_;      // [head_dim, width]
+  float* queries_;      // panels of [head_dim, width]
   float* logits_;       // [max_block_rows, width]
   float* rows_;         // [max_block_rows, head_dim]
   float* params_;       // [2, head_dim]

@@ -26,7 +26,7 @@ struct DefaultTuning {
   static constexpr std::size_t stream_rows = 32;     ///< of a block that few queries read; <= 64
   static constexpr std::size_t tile_rows = 64;       ///< of a block that a tile reads; <= 64
   static constexpr std::size_t stream_queries = 12;  ///< with more, a call works in tiles
-  static constexpr std::size_t tile_queries = 64;
+  static constexpr std::size_t tile_queries = 128;
   static constexpr std::size_t tasks_per_thread = 4;  ///< evens out what else the machine does
   static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< no part of a tile is less
 };
@@ -74,7 +74,9 @@ class Worker {
       }
     } else {
       TilePass pass{tile, partial, scratch_};
-      for_each_block(reader, queries, pass, [&](const RowBlock& block) { pass.add(block); });
+      for_each_block(reader, queries, pass, [&](const RowBlock& block, const RowBlock& next) {
+        pass.add(block, next);
+      });
     }
   }
 
@@ -90,7 +92,9 @@ class Worker {
     {
       BlockReader reader{segments, tile, 0, weight};
       Queries queries{tile, queries_};
-      for_each_block(reader, queries, pass, [&](const RowBlock& block) { pass.add_keys(block); });
+      for_each_block(reader, queries, pass, [&](const RowBlock& block, const RowBlock& next) {
+        pass.add_keys(block, next);
+      });
     }
     float* log_sum_exp = partial.max;  // its place
     for (std::size_t m = 0; m < tile.rows; ++m) {
@@ -100,8 +104,8 @@ class Worker {
     }
     BlockReader reader{segments, tile, 0, weight};
     Queries queries{tile, queries_};
-    for_each_block(reader, queries, pass, [&](const RowBlock& block) {
-      const float* probabilities = pass.compute_probabilities(block, log_sum_exp);
+    for_each_block(reader, queries, pass, [&](const RowBlock& block, const RowBlock& next) {
+      const float* probabilities = pass.compute_probabilities(block, next, log_sum_exp);
       for (std::size_t row = 0; row < block.rows; ++row) {
         for (std::size_t m = 0; m < tile.rows; ++m) {
           sums[(tile.first + m) % tile.group * rows + block.ordinals[row]] +=
@@ -152,11 +156,12 @@ class Worker {
 
   template <class Visit>
   void for_each_block(BlockReader& reader, Queries& queries, TilePass& pass, Visit visit) {
-    RowBlock& block = blocks_->front();
-    for (reader.read(block, Tuning::tile_rows); block.rows > 0;
-         reader.read(block, Tuning::tile_rows)) {
-      if (queries.load_for(*block.segment)) pass.set_queries(queries_);
-      visit(block);
+    RowBlock* block = blocks_->data();
+    RowBlock* next = block + 1;
+    for (reader.read(*block, Tuning::tile_rows); block->rows > 0; std::swap(block, next)) {
+      reader.read(*next, Tuning::tile_rows);
+      if (queries.load_for(*block->segment)) pass.set_queries(queries_);
+      visit(*block, *next);
     }
   }
 

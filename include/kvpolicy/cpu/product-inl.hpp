@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Matrix products in float, blocked for registers: what a tile of many queries does with the rows
+// of a block, and the memory that is fetched meanwhile.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/stream-inl.hpp>
+#include <kvpolicy/cpu/vector-inl.hpp>
+
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+
+/// Rows and vectors of a product's result that registers hold. Enough sums to hide the latency of
+/// a multiply-add, and more of them than numbers loaded: 10 loads for 16 where registers are many.
+inline constexpr std::size_t product_rows = many_registers ? 8 : 4;
+inline constexpr std::size_t product_vectors = many_registers ? 2 : 3;
+inline constexpr std::size_t panel_width = product_vectors * lanes;
+
+/// One side of a block that will be needed soon, fetched in equal shares while a product runs: a
+/// tile works so long on what it has that the processor forgets to read on by itself.
+class FetchAhead {
+ public:
+  FetchAhead() = default;
+  FetchAhead(const BlockSide& side, std::size_t rows, std::size_t head_dim, std::size_t steps)
+      : prefetch_{prefetch_of(side, rows, head_dim)}, share_{(rows + steps - 1) / steps} {}
+
+  HWY_INLINE void step() {
+    const std::size_t end = std::min(next_ + share_, prefetch_.count);
+    for (; next_ < end; ++next_) prefetch_.row(next_);
+  }
+
+ private:
+  Prefetch prefetch_;
+  std::size_t share_ = 0;
+  std::size_t next_ = 0;
+};
+
+/// A matrix [steps, width] in panels of `panel_width` columns: column x of row k stands at
+/// `numbers[x / panel_width * panel_stride + k * step + x % panel_width]`.
+struct Panels {
+  const float* numbers;
+  std::size_t panel_stride;
+  std::size_t step;
+};
+
+/// c[i, x] = sum over k of a[i * a_row + k * a_step] * b[k * b_step + x] for product_rows rows i and
+/// N vectors x; with `factors`, on top of factors[i] * c[i, x].
+template <std::size_t N>
+HWY_INLINE void product_block(const float* a, std::size_t a_row, std::size_t a_step, const float* b,
+                              std::size_t b_step, std::size_t steps, float* c, std::size_t c_row,
+                              const float* factors) {
+  FloatVector sums[product_rows][N];
+  unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+      sums[i][n] = factors == nullptr ? zero_vector()
+                                      : hn::Mul(hn::Set(floats, factors[i]),
+                                                hn::LoadU(floats, c + i * c_row + n * lanes));
+    });
+  });
+  for (std::size_t k = 0; k < steps; ++k) {
+    FloatVector numbers[N];
+    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+      numbers[n] = hn::LoadU(floats, b + k * b_step + n * lanes);
+    });
+    unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+      const auto factor = hn::Set(floats, a[i * a_row + k * a_step]);
+      unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+        sums[i][n] = hn::MulAdd(factor, numbers[n], sums[i][n]);
+      });
+    });
+  }
+  unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+      hn::StoreU(sums[i][n], floats, c + i * c_row + n * lanes);
+    });
+  });
+}
+
+/// visit.operator()<N>(x) for each panel of a matrix, which begins at column x and has N vectors.
+template <class Visit>
+HWY_INLINE void for_each_panel(std::size_t width, Visit&& visit) {
+  for (std::size_t x = 0; x < width; x += panel_width) {
+    const std::size_t vectors = std::min((width - x) / lanes, product_vectors);
+    if (vectors == product_vectors) {
+      visit.template operator()<product_vectors>(x);
+    } else if (vectors == 2) {
+      visit.template operator()<2>(x);
+    } else {
+      visit.template operator()<1>(x);
+    }
+  }
+}
+
+/// Steps that a FetchAhead makes during a product.
+[[nodiscard]] inline std::size_t product_steps(std::size_t rows, std::size_t width) {
+  return (rows + product_rows - 1) / product_rows * ((width + panel_width - 1) / panel_width);
+}
+
+/// c = a b for `rows` rows, rounded up to product_rows, and `width` columns, a multiple of the
+/// lanes; a's numbers stand at a[i * a_row + k * a_step]. With `factors`, on top of
+/// factors[i] * c[i, x].
+inline void product(const float* a, std::size_t a_row, std::size_t a_step, const Panels& b,
+                    std::size_t steps, float* c, std::size_t c_row, std::size_t rows,
+                    std::size_t width, const float* factors, FetchAhead ahead) {
+  // One panel of b stays in the first-level cache while all rows of a pass.
+  for_each_panel(width, [&]<std::size_t N>(std::size_t x) {
+    const float* panel = b.numbers + x / panel_width * b.panel_stride;
+    for (std::size_t i = 0; i < rows; i += product_rows) {
+      ahead.step();
+      product_block<N>(a + i * a_row, a_row, a_step, panel, b.step, steps, c + i * c_row + x, c_row,
+                       factors == nullptr ? nullptr : factors + i);
+    }
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu
