@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of one layer on the CPU, under every policy: decode over 4 Ki to 256 Ki rows, prefill in
+// chunks, and what quantising, appending, compressing and selecting add to them. Each case is
+// checked against double precision before it is timed; caches are cold, and beside each number
+// stands what the machine can read, or multiply and add, in the same run.
+//
+//   attention_cpu_bench --json ours.json
+//   attention_cpu_bench --filter 'decode/int4/.*/64Ki'
+//
+// docs/performance.md says what the numbers mean and what they are to reach; ./scripts/bench builds
+// and runs this. With --smoke the same cases run tiny, verified and hardly timed (ctest -L bench);
+// --spoil output|rows|silence falsifies every case, to see that it is found.
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/io/head_scores.hpp>
+#include <kvpolicy/plan/headkv_budgets.hpp>
+
+#include "decode_case.hpp"
+#include "headkv_sample.hpp"
+#include "prefill_case.hpp"
+#include "program.hpp"
+
+namespace {
+using namespace kvpolicy;
+using namespace kvpolicy::bench;
+
+constexpr std::size_t head_dim = 128;
+constexpr std::size_t Ki = 1024;
+
+// Query and KV heads, as names have them.
+struct Heads {
+  std::size_t q = 32;
+  std::size_t kv = 8;
+  [[nodiscard]] std::string name() const { return std::to_string(q) + "x" + std::to_string(kv); }
+};
+
+[[nodiscard]] std::string tokens_name(std::size_t tokens) {
+  return tokens % Ki == 0 ? std::to_string(tokens / Ki) + "Ki" : std::to_string(tokens);
+}
+
+class Cases {
+ public:
+  Cases(Run& run, CaseList& list, const Options& options)
+      : run_{run}, list_{list}, threads_{options.threads}, scores_{sample_scores()} {
+    if (!options.scores.empty()) scores_ = io::load_head_scores(options.scores);
+    for (const Heads heads : {Heads{32, 8}, Heads{32, 32}}) {
+      if (run_.quick && heads.kv == 32) continue;
+      for (const std::size_t tokens : {4 * Ki, 16 * Ki, 64 * Ki, 256 * Ki}) {
+        if (run_.quick && tokens != 16 * Ki) continue;
+        if (run_.smoke && tokens != 4 * Ki) continue;
+        decode(heads, tokens);
+      }
+    }
+    streaming();
+    for (const Heads heads : {Heads{32, 8}, Heads{32, 32}}) {
+      if (run_.quick && heads.kv == 32) continue;
+      for (const std::size_t tokens : {4 * Ki, 16 * Ki}) {
+        if ((run_.quick || run_.smoke) && tokens != 4 * Ki) continue;
+        prefill(heads, tokens);
+      }
+    }
+    compress();
+    prompt();
+  }
+
+ private:
+  // ---- sizes: a smoke run takes small ones of the same kind
+
+  [[nodiscard]] Heads scaled(Heads heads) const {
+    return run_.smoke ? Heads{heads.q / 4, heads.kv / 4} : heads;
+  }
+  [[nodiscard]] std::size_t scaled(std::size_t tokens) const {
+    return run_.smoke ? 300 + tokens % 7 : tokens;
+  }
+  [[nodiscard]] std::size_t chunk() const { return run_.smoke ? 70 : portion_rows; }
+  [[nodiscard]] std::size_t budget() const { return run_.smoke ? 128 : 4096; }
+  [[nodiscard]] ModelShape shape(Heads heads, std::size_t layers = 1) const {
+    return {.layers = layers, .q_heads = scaled(heads).q, .kv_heads = scaled(heads).kv,
+            .head_dim = head_dim};
+  }
+  [[nodiscard]] Streaming::Config window() const {
+    return run_.smoke ? Streaming::Config{.sinks = 16, .recent = 40}
+                      : Streaming::Config{.sinks = 64, .recent = 256};
+  }
+  template <class Policy>
+  [[nodiscard]] typename Policy::Config quantized(std::size_t bits) const {
+    return {.storage = {{.bits = bits, .residual = run_.smoke ? 64U : 128U}}};
+  }
+
+  // ---- plans, of one layer or several alike
+
+  template <class Config>
+  [[nodiscard]] std::function<MixedPlan(std::size_t)> uniform(Heads heads,
+                                                              const Config& config) const {
+    return [own = shape(heads), config](std::size_t layers) {
+      ModelShape all = own;
+      all.layers = layers;
+      return MixedPlan{all, MixedPlan::Config{config}};
+    };
+  }
+  // Half of the heads of a layer read everything, the others sinks and a window.
+  [[nodiscard]] std::function<MixedPlan(std::size_t)> duo(Heads heads) const {
+    return [own = shape(heads), config = window()](std::size_t layers) {
+      ModelShape all = own;
+      all.layers = layers;
+      MixedPlan plan{all};
+      for (std::size_t layer = 0; layer < layers; ++layer) {
+        for (std::size_t head = all.kv_heads / 2; head < all.kv_heads; ++head) {
+          plan.set(layer, head, config);
+        }
+      }
+      return plan;
+    };
+  }
+  // `capacity` rows on average over all heads of the layers that there are scores for.
+  [[nodiscard]] std::function<MixedPlan(std::size_t)> headkv(Heads heads,
+                                                             std::size_t capacity) const {
+    const HeadScores scores = scores_for(scores_, scaled(heads).kv);
+    const HeadBudgets budgets =
+        headkv_budgets(scores, scaled(heads).kv, {.capacity = capacity, .window = 8});
+    return [own = shape(heads), budgets](std::size_t layers) {
+      ModelShape all = own;
+      all.layers = layers;
+      MixedPlan plan{all};
+      for (std::size_t layer = 0; layer < layers; ++layer) {
+        for (std::size_t head = 0; head < all.kv_heads; ++head) {
+          plan.set(layer, head, Budget::Config{.budget = budgets(layer % budgets.layers(), head)});
+        }
+      }
+      return plan;
+    };
+  }
+
+  // ---- registration
+
+  // `once`, `each`: about how many seconds filling takes and one thread count.
+  template <class Body>
+  void add(const std::string& name, double once, double each, const Body& body) {
+    for (const std::size_t threads : threads_) {
+      list_.add(name + "/threads:" + std::to_string(threads), run_.smoke ? 1.0 : once + each,
+                [body, threads](benchmark::State& state) { body(state, threads); });
+      once = 0.0;
+    }
+  }
+
+  template <class Plan>
+  void add_decode(DecodeCase<Plan> what) {
+    if (what.rows_of.empty()) what.rows_of = what.name;
+    const Plan few = what.plan(what.layers);
+    const History history{.compressed_at = what.tokens, .chosen_at = what.tokens,
+                          .selected = what.read == Read::selected, .refreshes = what.refresh};
+    double bytes = 0.0;
+    for (std::size_t layer = 0; layer < what.layers; ++layer) {
+      bytes += layer_bytes(few, layer, what.tokens, history);
+    }
+    // Filling goes at about 1 GB/s, steps at 10.
+    const double times = what.flushed ? 1.0 : std::clamp(run_.cold_bytes() / bytes, 1.0, 64.0);
+    const double filled = static_cast<double>(what.layers * few.shape().kv_heads * what.tokens) *
+                          4.0 * head_dim * times;
+    const double steps = static_cast<double>(run_.patience().least) * bytes;
+    auto kept = std::make_shared<const DecodeCase<Plan>>(std::move(what));
+    add(kept->name, filled * 1e-9, 0.3 + run_.case_seconds + steps * 1e-10,
+        [&run = run_, kept](benchmark::State& state, std::size_t threads) {
+          run_decode(state, run, *kept, threads);
+        });
+  }
+
+  using Attend = void (*)(benchmark::State&, Run&, const PrefillCase<MixedPlan>&, std::size_t);
+  void add_prefill(PrefillCase<MixedPlan> what, Attend attend, double share_of_calls) {
+    what.chunk = chunk();
+    if (what.rows_of.empty()) what.rows_of = what.name;
+    const double flops = layer_flops(what.plan(), 0, what.tokens - what.chunk, what.chunk);
+    auto kept = std::make_shared<const PrefillCase<MixedPlan>>(std::move(what));
+    const double calls = static_cast<double>(prefill_patience(run_).least) * share_of_calls;
+    add(kept->name, 0.5, 3 * run_.case_seconds + calls * flops * 1e-11,
+        [&run = run_, kept, attend](benchmark::State& state, std::size_t threads) {
+          attend(state, run, *kept, threads);
+        });
+  }
+
+  // ---- decode
+
+  template <Element E>
+  void full(const std::string& type, Heads heads, std::size_t tokens, const std::string& baseline) {
+    const auto plan = [own = shape(heads)](std::size_t layers) {
+      ModelShape all = own;
+      all.layers = layers;
+      return FullPlan<E>{all};
+    };
+    add_decode<FullPlan<E>>({.name = decode_name(type, heads, tokens),
+                             .baseline = baseline,
+                             .rows_of = {},
+                             .plan = plan,
+                             .tokens = scaled(tokens)});
+  }
+  [[nodiscard]] static std::string decode_name(const std::string& policy, Heads heads,
+                                               std::size_t tokens) {
+    return "decode/" + policy + "/" + heads.name() + "/" + tokens_name(tokens);
+  }
+
+  void decode(Heads heads, std::size_t tokens) {
+    const std::string baseline = decode_name("bf16", heads, tokens);
+    const auto mixed = [&](const std::string& policy, auto plan) {
+      return DecodeCase<MixedPlan>{.name = decode_name(policy, heads, tokens),
+                                   .baseline = policy == "bf16" ? std::string{} : baseline,
+                                   .rows_of = {},
+                                   .plan = std::move(plan),
+                                   .tokens = scaled(tokens)};
+    };
+    add_decode(mixed("bf16", uniform(heads, Full::Config{})));
+    full<half>("f16", heads, tokens, baseline);
+    if (tokens <= 64 * Ki) full<float>("f32", heads, tokens, baseline);
+    for (const std::size_t bits : {8, 4, 2}) {
+      add_decode(mixed("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits))));
+    }
+    add_decode(mixed("kivi4", uniform(heads, quantized<PerChannel>(4))));
+    add_decode(mixed("duo", duo(heads)));
+    if (tokens == 16 * Ki || tokens == 64 * Ki || run_.smoke) {
+      auto ragged = mixed("headkv", headkv(heads, run_.smoke ? 64 : tokens / 16));
+      ragged.layers = scores_for(scores_, scaled(heads).kv).layers();
+      ragged.compressed = true;
+      add_decode(std::move(ragged));
+    }
+    if (tokens < 4 * budget() && !run_.smoke) return;
+    const std::size_t chosen = std::min(budget(), scaled(tokens) / 2 / 16 * 16);
+    const auto retrieving = uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = chosen});
+    for (const bool refresh : {true, false}) {
+      auto what = mixed(refresh ? "retrieval" : "standing", retrieving);
+      what.rows_of = decode_name("retrieval", heads, tokens);
+      what.read = Read::selected;
+      what.refresh = refresh;
+      add_decode(std::move(what));
+    }
+  }
+
+  void streaming() {
+    const Heads heads{32, 8};
+    const std::string first = decode_name("streaming", heads, 1000);
+    for (const std::size_t tokens : {1000, 1000000}) {
+      add_decode<MixedPlan>({.name = decode_name("streaming", heads, tokens),
+                             .baseline = tokens == 1000 ? std::string{} : first,
+                             .rows_of = {},
+                             .plan = uniform(heads, window()),
+                             .tokens = scaled(tokens),
+                             .flushed = true,
+                             .samples = 100});
+    }
+  }
+
+  // ---- prefill
+
+  void prefill(Heads heads, std::size_t tokens) {
+    const auto name = [&](const std::string& policy) {
+      return "prefill/" + policy + "/" + heads.name() + "/" + tokens_name(tokens);
+    };
+    const auto of_policy = [&](const std::string& policy, auto plan) {
+      add_prefill({.name = name(policy),
+                   .baseline = policy == "bf16" ? std::string{} : name("bf16"),
+                   .rows_of = {},
+                   .plan = [plan] { return plan(1); },
+                   .tokens = scaled(tokens)},
+                  run_prefill<MixedPlan>, 1.0);
+    };
+    of_policy("bf16", uniform(heads, Full::Config{}));
+    for (const std::size_t bits : {8, 4, 2}) {
+      of_policy("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits)));
+    }
+    of_policy("kivi4", uniform(heads, quantized<PerChannel>(4)));
+    of_policy("duo", duo(heads));
+    of_policy("retrieval", uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = budget()}));
+  }
+
+  void compress() {
+    const Heads heads{32, 8};
+    for (const std::size_t tokens : {16 * Ki, 64 * Ki}) {
+      if ((run_.quick || run_.smoke) && tokens != 16 * Ki) continue;
+      const auto plan =
+          uniform(heads, Budget::Config{.budget = run_.smoke ? 20 : tokens / 16 - 8});
+      add_prefill({.name = "compress/headkv/" + heads.name() + "/" + tokens_name(tokens),
+                   .baseline = {},
+                   .rows_of = {},
+                   .plan = [plan] { return plan(1); },
+                   .tokens = scaled(tokens)},
+                  run_compress<MixedPlan>, 1.0);
+    }
+  }
+
+  void prompt() {
+    const Heads heads{32, 8};
+    for (const std::size_t tokens : {16 * Ki, 64 * Ki}) {
+      if (run_.quick || (run_.smoke && tokens != 16 * Ki)) continue;
+      const std::string tail = "/" + heads.name() + "/" + tokens_name(tokens);
+      const auto of_policy = [&](const std::string& policy, auto plan) {
+        add_prefill({.name = "prompt/" + policy + tail,
+                     .baseline = policy == "bf16" ? std::string{} : "prompt/bf16" + tail,
+                     .rows_of = {},
+                     .plan = [plan] { return plan(1); },
+                     .tokens = scaled(tokens)},
+                    run_prompt<MixedPlan>, 4.0);
+      };
+      of_policy("bf16", uniform(heads, Full::Config{}));
+      of_policy("duo", duo(heads));
+    }
+  }
+
+  Run& run_;
+  CaseList& list_;
+  std::vector<std::size_t> threads_;
+  HeadScores scores_;
+};
+
+constexpr std::string_view usage = R"(usage: attention_cpu_bench [options] [--benchmark_...]
+
+Attention of one layer on this machine's CPU, under every policy: verified, then timed with cold
+caches, with one thread and with all. A line for each case; numbers are medians of single calls.
+
+  --filter REGEX    only these cases (their names: --benchmark_list_tests)
+  --quick           one length, all threads, few samples: under two minutes
+  --json FILE       results for machines, for bench/compare.py and bench/plot_cpu.py
+  --seconds S       of samples for each case (default 1)
+  --threads N       instead of all threads
+  --memory GiB      that the rows of one case may take (default: a third of what is free, 6 at most)
+  --scores FILE     head scores for the headkv cases, in HeadKV's format, of 32 heads a layer
+                    (default: those of the shipped model, built in)
+  --smoke           every case, tiny: does it run and verify?
+)";
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return run_program(argc, argv, usage, [](Run& run, CaseList& list, const Options& options) {
+    Cases{run, list, options};
+  });
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One token's step through one layer of cached rows, cold: `append`, which hands the row before to
+// its policy, and `attend`. Samples go round over layers that together read several times what the
+// third-level cache holds; where that would take too much memory or filling, the caches are emptied
+// between samples instead. The text grows by a token with every step, as it does in use.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/policy/top_rows.hpp>
+
+#include "check.hpp"
+#include "workload.hpp"
+
+namespace kvpolicy::bench {
+
+template <class Plan>
+struct DecodeCase {
+  std::string name;
+  std::string baseline;                     ///< case that the ratio is taken to; empty: none
+  std::string rows_of;                      ///< cases of the same name here share their rows
+  std::function<Plan(std::size_t layers)> plan;
+  std::size_t tokens = 0;                   ///< at the first step, the query's own row included
+  std::size_t layers = 1;                   ///< of one sample, where layers differ
+  Read read = Read::all;
+  bool refresh = false;                     ///< every step chooses its chunks anew
+  bool compressed = false;                  ///< budgets are enforced behind the prompt
+  bool flushed = false;                     ///< one layer, caches emptied: for texts too long to repeat
+  std::size_t samples = 0;                  ///< at least; 0: as for all cases
+};
+
+/// A filled cache.
+template <class Plan>
+class DecodeRig {
+ public:
+  using E = typename Plan::element_type;
+
+  DecodeRig(const DecodeCase<Plan>& what, const Run& run)
+      : prompt_{what.tokens - 1},
+        cache_{sized_plan(what, run), {.max_append = portion_rows}, Engine{}},
+        numbers_{portion_rows * shape().kv_heads * shape().head_dim},
+        query_numbers_{shape().q_heads * shape().head_dim},
+        chosen_at_(shape().layers),
+        out_(shape().q_heads * shape().head_dim) {
+    for (std::size_t layer = 0; layer < shape().layers; ++layer) {
+      if (what.compressed) {
+        // Budgets are enforced by the latest queries, so the last rows come with theirs.
+        fill(cache_, numbers_, layer, prompt_ - std::min(prompt_, last_rows));
+        while (cache_.tokens(layer) < prompt_) step(layer, {});
+        cache_.compress(layer);
+      } else {
+        fill(cache_, numbers_, layer, prompt_);
+      }
+    }
+    cache_.commit();
+  }
+
+  [[nodiscard]] const ModelShape& shape() const { return cache_.plan().shape(); }
+  [[nodiscard]] const Plan& plan() const { return cache_.plan(); }
+  /// Whether samples that go round find nothing cached.
+  [[nodiscard]] bool is_cold(const DecodeCase<Plan>& what, const Run& run) const {
+    return bytes(what) * static_cast<double>(shape().layers) >= run.cold_bytes();
+  }
+  void use_threads(std::size_t threads) { cache_.engine() = Engine{pool_of(threads)}; }
+
+  /// Every layer chooses, for steps over a standing selection.
+  void choose() {
+    for (std::size_t layer = 0; layer < shape().layers; ++layer) {
+      step(layer, {.read = Read::selected, .refresh = true});
+      chosen_at_[layer] = cache_.tokens(layer) - 1;
+    }
+  }
+
+  struct Times {
+    double append = 0.0;
+    double attend = 0.0;
+  };
+  Times step(std::size_t layer, const AttendOptions& options) {
+    const auto k = row();
+    const auto v = row();
+    const auto q = query();
+    Times times;
+    times.append = seconds_of([&] { cache_.append(layer, k, v); });
+    times.attend = seconds_of([&] { cache_.attend(layer, q, out_view(), options); });
+    benchmark::DoNotOptimize(out_.data());
+    return times;
+  }
+
+  /// What is wrong with a step of this layer, or nothing.
+  [[nodiscard]] std::optional<std::string> verify(const DecodeCase<Plan>& what, const Run& run,
+                                                  std::size_t layer) {
+    cache_.commit();
+    const std::size_t position = cache_.tokens(layer);
+    const auto k = row();
+    const auto v = row();
+    const auto q = query();
+    Check check{shape(), q};
+    const auto heads = checked_heads(plan(), layer, run.smoke);
+    const auto expect = [&](bool with_own) {
+      for (const std::size_t head : heads) {
+        SegmentList segments = cache_.segments(layer, head, what.read);
+        if (with_own) segments.push_back(own_rows(k, v, head, position));
+        check.expect(0, head, segments,
+                     {static_cast<std::int64_t>(position), window_of(plan(), layer, head)});
+      }
+    };
+    // Before the step, for a row that it commits may be quantised; but a choice that it makes is
+    // seen behind it.
+    if (!what.refresh) expect(true);
+    cache_.append(layer, k, v);
+    poison(out_);
+    cache_.attend(layer, q, out_view(), {.read = what.read, .refresh = what.refresh});
+    spoil_output(run, out_);
+    if (what.refresh) expect(false);
+    for (const std::size_t head : heads) {
+      const HeadReads reads =
+          reads_of(plan(), layer, head, position + 1, history(what, layer));
+      if (auto wrong = check.count(head, reads, run)) return wrong;
+    }
+    auto wrong = check.compare(out_);
+    error_ = check.error();
+    return wrong;
+  }
+  [[nodiscard]] double error() const { return error_; }
+
+  /// Counted bytes of a layer, the mean of all, as they are now.
+  [[nodiscard]] double bytes(const DecodeCase<Plan>& what) const {
+    double bytes = 0.0;
+    for (std::size_t layer = 0; layer < shape().layers; ++layer) {
+      bytes += layer_bytes(plan(), layer, cache_.tokens(layer), history(what, layer));
+    }
+    return bytes / static_cast<double>(shape().layers);
+  }
+  /// The next layer to sample, round and round.
+  [[nodiscard]] std::size_t next_layer() { return std::exchange(next_, (next_ + 1) % shape().layers); }
+
+ private:
+  // Steps behind a prompt whose budgets are enforced; as many as SnapKV observes.
+  static constexpr std::size_t last_rows = 8;
+
+  [[nodiscard]] TensorView<const E> row() {
+    return numbers_.tensor(1, shape().kv_heads, shape().head_dim);
+  }
+  [[nodiscard]] TensorView<const float> query() {
+    return query_numbers_.tensor(1, shape().q_heads, shape().head_dim);
+  }
+  [[nodiscard]] TensorView<float> out_view() {
+    return {out_.data(), 1, shape().q_heads, shape().head_dim};
+  }
+  [[nodiscard]] History history(const DecodeCase<Plan>& what, std::size_t layer) const {
+    return {.compressed_at = prompt_, .chosen_at = chosen_at_[layer],
+            .selected = what.read == Read::selected, .refreshes = what.refresh};
+  }
+
+  // As many layers as keep them cold, and as memory allows.
+  [[nodiscard]] static Plan sized_plan(const DecodeCase<Plan>& what, const Run& run) {
+    Plan few = what.plan(what.layers);
+    if (what.flushed) return few;
+    const History history{.compressed_at = what.tokens, .chosen_at = what.tokens,
+                          .selected = what.read == Read::selected, .refreshes = what.refresh};
+    double read = 0.0;
+    for (std::size_t layer = 0; layer < what.layers; ++layer) {
+      read += layer_bytes(few, layer, what.tokens, history);
+    }
+    const auto held = static_cast<double>(few.memory(what.tokens, {}, what.compressed).total());
+    const double wanted = std::ceil(run.cold_bytes() / read);
+    const double room = std::floor(static_cast<double>(run.memory_bytes) / held);
+    const double times = std::clamp(std::min(wanted, room), 1.0, 64.0);
+    return what.plan(what.layers * static_cast<std::size_t>(times));
+  }
+
+  std::size_t prompt_;
+  Cache<Plan> cache_;
+  Numbers<E> numbers_;
+  Numbers<float> query_numbers_;
+  std::vector<std::size_t> chosen_at_;  // [layers]
+  std::vector<float> out_;
+  std::size_t next_ = 0;
+  double error_ = 0.0;
+};
+
+/// Seconds to choose as many chunks as a case does for one layer, from random scores.
+template <class Plan>
+[[nodiscard]] double seconds_to_select(const Plan& plan, std::size_t tokens) {
+  double seconds = 0.0;
+  Plan::visit(plan.at(0, 0), [&]<class Policy>(const typename Policy::Config& config) {
+    if constexpr (requires { config.chunk; }) {
+      const std::size_t chunks = tokens / config.chunk;
+      Numbers<float> numbers{chunks};
+      Samples samples;
+      for (int i = 0; i < 20; ++i) {
+        const auto scores = numbers.tensor(1, 1, chunks);
+        samples.add(seconds_of([&] {
+          auto chosen = top_rows(std::span{scores.data, chunks}, config.budget / config.chunk);
+          benchmark::DoNotOptimize(chosen.data());
+        }));
+      }
+      seconds = samples.median() * static_cast<double>(plan.shape().kv_heads);
+    }
+  });
+  return seconds;
+}
+
+template <class Plan>
+void run_decode(benchmark::State& state, Run& run, const DecodeCase<Plan>& what,
+                std::size_t threads) {
+  const std::string tail = "/threads:" + std::to_string(threads);
+  guarded(state, run, what.name + tail, [&] {
+    using Rig = DecodeRig<Plan>;
+    Rig& rig = run.rig<Rig>(what.rows_of, [&] { return new Rig{what, run}; });
+    rig.use_threads(threads);
+    if (what.read == Read::selected && !what.refresh) rig.choose();
+    const std::size_t checked = run.smoke ? rig.shape().layers : what.layers;
+    for (std::size_t layer = 0; layer < checked; ++layer) {
+      if (const auto wrong = rig.verify(what, run, layer)) {
+        return refuse(state, run, message(what.name, tail, ", layer ", layer, ": ", *wrong));
+      }
+    }
+    const AttendOptions options{.read = what.read, .refresh = what.refresh};
+    const bool flushes = what.flushed || !rig.is_cold(what, run);
+    Samples samples;
+    double appends = 0.0;
+    const auto sample = [&](bool counts) {
+      if (flushes && !run.smoke) run.flush();
+      typename Rig::Times times;
+      for (std::size_t i = 0; i < what.layers; ++i) {
+        const auto one = rig.step(rig.next_layer(), options);
+        times.append += one.append;
+        times.attend += one.attend;
+      }
+      if (!counts) return;
+      samples.add(times.append + times.attend);
+      appends += times.append;
+    };
+    for (int i = 0; i < 3; ++i) sample(false);
+    const double bytes_before = rig.bytes(what);
+    Patience patience = run.patience();
+    if (!run.smoke) patience.least = std::max(patience.least, what.samples);
+    for (auto _ : state) {
+      repeat(patience, [&] { sample(true); });
+      const auto units = static_cast<double>(what.layers);
+      report_times(state, run, what.name + tail, samples, units);
+      const double seconds = samples.median() / units;
+      report_bytes(state, run, threads, seconds, (bytes_before + rig.bytes(what)) / 2);
+      report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail, seconds);
+      state.counters["append_percent"] = 100 * appends / samples.sum();
+      if (what.refresh) {
+        state.counters["select_percent"] =
+            100 * seconds_to_select(rig.plan(), what.tokens) / seconds;
+      }
+      state.counters["rows"] = static_cast<double>(what.tokens);
+      state.counters["layers"] = static_cast<double>(rig.shape().layers);
+      state.counters["flushed"] = flushes ? 1.0 : 0.0;
+      state.counters["error"] = rig.error();
+    }
+  });
+}
+
+}  // namespace kvpolicy::bench

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Attention of a prompt's chunk to everything before it and to itself, one layer:
+//
+//   prefill  the last chunk of a text: the chunk stays tentative, so every sample does the same;
+//            and the time to take up the next chunk, which hands this one to its policies
+//   prompt   all chunks of a text, attention alone. Every few chunks one is timed, in the middle of
+//            those that it stands for: cost grows linearly with the text, so their sum is the whole
+//   compress what enforcing budgets behind a text takes, beside the attention of its last chunk
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.hpp"
+#include "workload.hpp"
+
+namespace kvpolicy::bench {
+
+template <class Plan>
+struct PrefillCase {
+  std::string name;
+  std::string baseline;        ///< case that the ratio is taken to; empty: none
+  std::string rows_of;         ///< cases of the same name here share their rows
+  std::function<Plan()> plan;  ///< of one layer
+  std::size_t tokens = 0;      ///< the chunk included
+  std::size_t chunk = portion_rows;
+};
+
+/// A cache of one layer and a chunk of queries.
+template <class Plan>
+class PrefillRig {
+ public:
+  using E = typename Plan::element_type;
+
+  explicit PrefillRig(const PrefillCase<Plan>& what)
+      : chunk_{what.chunk},
+        cache_{what.plan(), {.max_append = what.chunk}, Engine{}},
+        numbers_{chunk_ * shape().kv_heads * shape().head_dim},
+        query_numbers_{chunk_ * shape().q_heads * shape().head_dim},
+        queries_{query_numbers_.tensor(chunk_, shape().q_heads, shape().head_dim)},
+        check_{shape(), queries_},
+        out_(chunk_ * shape().q_heads * shape().head_dim) {}
+
+  [[nodiscard]] const ModelShape& shape() const { return cache_.plan().shape(); }
+  [[nodiscard]] const Plan& plan() const { return cache_.plan(); }
+  [[nodiscard]] std::size_t tokens() const { return cache_.tokens(); }
+  void use_threads(std::size_t threads) { cache_.engine() = Engine{pool_of(threads)}; }
+
+  /// Rows up to `tokens`, all committed, none attended to.
+  void fill_to(std::size_t tokens) {
+    fill(cache_, numbers_, 0, tokens);
+    cache_.commit();
+  }
+  /// The next chunk; `all_heads` of it are expected to be right, or a few.
+  void append_chunk(bool all_heads) {
+    const auto k = chunk_rows();
+    const auto v = chunk_rows();
+    const std::size_t cached = cache_.tokens();
+    cache_.commit();
+    check_ = Check{shape(), queries_};
+    for (const std::size_t head : checked_heads(plan(), 0, all_heads)) {
+      SegmentList segments = cache_.segments(0, head);
+      segments.push_back(own_rows(k, v, head, cached));
+      for (const std::size_t token : {std::size_t{0}, chunk_ / 2, chunk_ - 1}) {
+        check_.expect(token, head, segments,
+                      {static_cast<std::int64_t>(cached + token), window_of(plan(), 0, head)});
+      }
+    }
+    cache_.append(0, k, v);
+  }
+  double attend() {
+    const TensorView<float> out{out_.data(), chunk_, shape().q_heads, shape().head_dim};
+    return seconds_of([&] { cache_.attend(0, queries_, out); });
+  }
+  /// What is wrong with the attention of the latest chunk, or nothing.
+  [[nodiscard]] std::optional<std::string> verify(const Run& run) {
+    poison(out_);
+    attend();
+    spoil_output(run, out_);
+    auto wrong = check_.compare(out_);
+    error_ = std::max(error_, check_.error());
+    return wrong;
+  }
+  [[nodiscard]] double error() const { return error_; }
+
+  /// Seconds to take up the next chunk, in a fork: what is here stays as it is.
+  double append_to_fork() {
+    const auto k = chunk_rows();
+    const auto v = chunk_rows();
+    Cache<Plan> fork = cache_.fork();
+    return seconds_of([&] { fork.append(0, k, v); });
+  }
+  /// Seconds to enforce the heads' budgets, in a fork.
+  double compress_fork() {
+    Cache<Plan> fork = cache_.fork();
+    return seconds_of([&] { fork.compress(0); });
+  }
+  /// Operations of the latest chunk's attention.
+  [[nodiscard]] double flops() const { return layer_flops(plan(), 0, tokens() - chunk_, chunk_); }
+
+ private:
+  [[nodiscard]] TensorView<const E> chunk_rows() {
+    return numbers_.tensor(chunk_, shape().kv_heads, shape().head_dim);
+  }
+
+  std::size_t chunk_;
+  Cache<Plan> cache_;
+  Numbers<E> numbers_;
+  Numbers<float> query_numbers_;
+  TensorView<const float> queries_;
+  Check check_;
+  std::vector<float> out_;
+  double error_ = 0.0;
+};
+
+[[nodiscard]] inline Patience prefill_patience(const Run& run) {
+  if (run.smoke) return {.seconds = 0.0, .least = 1, .most = 1};
+  return {.seconds = 3 * run.case_seconds, .least = run.quick ? 3U : 5U, .most = 50};
+}
+
+/// The rig of a case with its last chunk in place.
+template <class Plan>
+PrefillRig<Plan>& last_chunk_rig(Run& run, const PrefillCase<Plan>& what, std::size_t threads) {
+  using Rig = PrefillRig<Plan>;
+  Rig& rig = run.rig<Rig>(what.rows_of, [&] {
+    auto made = std::make_unique<Rig>(what);
+    made->fill_to(what.tokens - what.chunk);
+    made->append_chunk(run.smoke);
+    return made.release();
+  });
+  rig.use_threads(threads);
+  return rig;
+}
+
+template <class Plan>
+void run_prefill(benchmark::State& state, Run& run, const PrefillCase<Plan>& what,
+                 std::size_t threads) {
+  const std::string tail = "/threads:" + std::to_string(threads);
+  guarded(state, run, what.name + tail, [&] {
+    PrefillRig<Plan>& rig = last_chunk_rig(run, what, threads);
+    if (const auto wrong = rig.verify(run)) {
+      return refuse(state, run, message(what.name, tail, ": ", *wrong));
+    }
+    Samples samples;
+    Samples appends;
+    for (auto _ : state) {
+      repeat(prefill_patience(run), [&] { samples.add(rig.attend()); });
+      for (int i = 0; i < (run.smoke ? 1 : 5); ++i) appends.add(rig.append_to_fork());
+      report_times(state, run, what.name + tail, samples);
+      report_flops(state, run, threads, samples.median(), rig.flops());
+      report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail,
+                   samples.median());
+      state.counters["append_percent"] = 100 * appends.median() / samples.median();
+      state.counters["rows"] = static_cast<double>(what.tokens);
+      state.counters["error"] = rig.error();
+    }
+  });
+}
+
+template <class Plan>
+void run_compress(benchmark::State& state, Run& run, const PrefillCase<Plan>& what,
+                  std::size_t threads) {
+  const std::string tail = "/threads:" + std::to_string(threads);
+  guarded(state, run, what.name + tail, [&] {
+    PrefillRig<Plan>& rig = last_chunk_rig(run, what, threads);
+    if (const auto wrong = rig.verify(run)) {
+      return refuse(state, run, message(what.name, tail, ": ", *wrong));
+    }
+    Samples samples;
+    Samples attends;
+    for (auto _ : state) {
+      repeat(prefill_patience(run), [&] { samples.add(rig.compress_fork()); });
+      for (int i = 0; i < (run.smoke ? 1 : 3); ++i) attends.add(rig.attend());
+      report_times(state, run, what.name + tail, samples);
+      state.counters["compress_percent"] = 100 * samples.median() / attends.median();
+      state.counters["rows"] = static_cast<double>(what.tokens);
+      state.counters["error"] = rig.error();
+    }
+  });
+}
+
+template <class Plan>
+void run_prompt(benchmark::State& state, Run& run, const PrefillCase<Plan>& what,
+                std::size_t threads) {
+  const std::string tail = "/threads:" + std::to_string(threads);
+  guarded(state, run, what.name + tail, [&] {
+    run.drop_rig();
+    PrefillRig<Plan> rig{what};
+    rig.use_threads(threads);
+    const std::size_t chunks = what.tokens / what.chunk;
+    const std::size_t timed = std::min<std::size_t>(chunks, run.smoke ? 2 : 8);
+    const double share = static_cast<double>(chunks) / static_cast<double>(timed);
+    const std::size_t rounds = run.smoke ? 1 : 3;
+    std::vector<double> passes(rounds);  // seconds of the whole text, by rank of the samples
+    double flops = 0.0;
+    for (auto _ : state) {
+      for (std::size_t i = 0; i < timed; ++i) {
+        const std::size_t chunk = (2 * i + 1) * chunks / (2 * timed);
+        rig.fill_to(chunk * what.chunk);
+        rig.append_chunk(run.smoke);
+        if (const auto wrong = rig.verify(run)) {
+          return refuse(state, run, message(what.name, tail, ", chunk ", chunk, ": ", *wrong));
+        }
+        Samples samples;
+        for (std::size_t round = 0; round < rounds; ++round) samples.add(rig.attend());
+        for (std::size_t round = 0; round < rounds; ++round) {
+          const double rank = rounds == 1 ? 0.0 : static_cast<double>(round) /
+                                                      static_cast<double>(rounds - 1);
+          passes[round] += samples.at(rank) * share;
+        }
+        flops += rig.flops() * share;
+      }
+      Samples samples;
+      for (const double seconds : passes) samples.add(seconds);
+      report_times(state, run, what.name + tail, samples);
+      report_flops(state, run, threads, samples.median(), flops);
+      report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail,
+                   samples.median());
+      state.counters["rows"] = static_cast<double>(what.tokens);
+      state.counters["timed_chunks"] = static_cast<double>(timed);
+      state.counters["error"] = rig.error();
+    }
+  });
+}
+
+}  // namespace kvpolicy::bench

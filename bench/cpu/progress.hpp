@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the bench prints while it runs: a line for each case, with its share of all cases and about
+// how long the others will take. The numbers for machines go to --json.
+#pragma once
+
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+#include "samples.hpp"
+
+namespace kvpolicy::bench {
+
+/// The name of a case without what Google Benchmark writes behind it.
+[[nodiscard]] inline std::string plain_name(std::string name) {
+  for (const char* part : {"/iterations:1", "/manual_time"}) {
+    const std::size_t at = name.find(part);
+    if (at != std::string::npos) name.erase(at, std::string{part}.size());
+  }
+  return name;
+}
+
+/// "1 min 05 s"
+[[nodiscard]] inline std::string duration(double seconds) {
+  const auto whole = static_cast<long>(seconds + 0.5);
+  char text[48];
+  if (whole < 60) {
+    std::snprintf(text, sizeof text, "%ld s", whole);
+  } else {
+    std::snprintf(text, sizeof text, "%ld min %02ld s", whole / 60, whole % 60);
+  }
+  return text;
+}
+
+class Progress : public benchmark::BenchmarkReporter {
+ public:
+  /// `weights`: how long each case will take, in any unit, in the order in which they run.
+  explicit Progress(std::vector<double> weights) : weights_{std::move(weights)} {
+    for (const double weight : weights_) left_ += weight;
+    total_ = left_;
+  }
+
+  bool ReportContext(const Context&) override {
+    start_ = Clock::now();
+    return true;
+  }
+
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const Run& run : runs) {
+      if (done_ < weights_.size()) left_ -= weights_[done_];
+      ++done_;
+      std::printf("[%3zu/%zu] %-44s %s%s\n", done_, weights_.size(),
+                  plain_name(run.benchmark_name()).c_str(), said(run).c_str(),
+                  time_left().c_str());
+      std::fflush(stdout);
+    }
+  }
+
+ private:
+  [[nodiscard]] static double counter(const Run& run, const char* name) {
+    const auto found = run.counters.find(name);
+    return found == run.counters.end() ? -1.0 : found->second.value;
+  }
+  [[nodiscard]] static std::string said(const Run& run) {
+    if (run.error_occurred) return "SKIPPED: " + run.error_message;
+    char text[96];
+    std::snprintf(text, sizeof text, "%10.3f ms (%.3f to %.3f)", counter(run, "ms"),
+                  counter(run, "ms_p10"), counter(run, "ms_p90"));
+    std::string line = text;
+    const auto add = [&](const char* format, const char* name) {
+      if (counter(run, name) < 0) return;
+      std::snprintf(text, sizeof text, format, counter(run, name));
+      line += text;
+    };
+    add(", %.1f GB/s", "GB_per_s");
+    add(" = %.0f %% of reading", "percent_of_ceiling");
+    add(", %.0f GFLOP/s", "GFLOP_per_s");
+    add(", %.2fx", "speedup");
+    add(", append %.1f %%", "append_percent");
+    add(", select %.1f %%", "select_percent");
+    add(", compress %.1f %% of the last chunk", "compress_percent");
+    add(", off by %.1g", "error");
+    return line;
+  }
+  [[nodiscard]] std::string time_left() const {
+    const double over = total_ - left_;
+    if (over <= 0.0 || done_ >= weights_.size()) return {};
+    return "; " + duration(seconds_since(start_) * left_ / over) + " left";
+  }
+
+  std::vector<double> weights_;
+  double total_ = 0.0;
+  double left_ = 0.0;
+  std::size_t done_ = 0;
+  Clock::time_point start_;
+};
+
+}  // namespace kvpolicy::bench

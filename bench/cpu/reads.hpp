@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a decode step has to read, by counting: the bytes behind every GB/s that the bench prints.
+// Each case checks that the heads show exactly as many rows. For a text of N rows, the query's own
+// included and not committed yet, a KV head of head_dim d reads
+//
+//   all rows          N
+//   sinks + recent    min(N, sinks + recent)
+//   a budget          min(rows when it was compressed, budget + window) and the rows since
+//   chosen chunks     budget + rows since the last closed chunk, and of each closed chunk, where
+//                     the call chooses anew, its summary: one vector (mean) or two (min, max)
+//
+// of d elements each for key and value; and of quantised rows d bits / 8 bytes and 4 bytes for each
+// group, scale and zero. Queries and outputs are not counted.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/policy/chunk_retrieval_cache.hpp>
+#include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/quantized_residual_cache.hpp>
+
+namespace kvpolicy::bench {
+
+/// Rows of one side (keys or values) of a head that a query reads.
+struct SideRows {
+  std::size_t exact = 0;
+  std::size_t packed = 0;
+  friend bool operator==(const SideRows&, const SideRows&) = default;
+};
+
+struct HeadReads {
+  SideRows keys;
+  SideRows values;
+  std::size_t summary_vectors = 0;
+  double packed_key_bytes = 0.0;  ///< of one row
+  double packed_value_bytes = 0.0;
+
+  [[nodiscard]] double bytes(std::size_t head_dim, std::size_t element_bytes) const {
+    const auto row = static_cast<double>(head_dim * element_bytes);
+    return static_cast<double>(keys.exact + values.exact + summary_vectors) * row +
+           static_cast<double>(keys.packed) * packed_key_bytes +
+           static_cast<double>(values.packed) * packed_value_bytes;
+  }
+};
+
+/// What happened to a text besides its growth.
+struct History {
+  std::size_t compressed_at = 0;  ///< tokens when budgets were enforced
+  std::size_t chosen_at = 0;      ///< committed rows when a standing selection was made
+  bool selected = false;          ///< the call reads chosen chunks
+  bool refreshes = false;         ///< and chooses them itself
+};
+
+template <class Policy>
+inline constexpr bool is_quantized_policy = false;
+template <Element E, Granularity Keys>
+inline constexpr bool is_quantized_policy<QuantizedResidualCache<E, Keys>> = true;
+
+[[nodiscard]] inline HeadReads exact_reads(std::size_t rows, std::size_t summary_vectors = 0) {
+  return {.keys = {.exact = rows}, .values = {.exact = rows}, .summary_vectors = summary_vectors};
+}
+
+/// Of quantised rows that are flushed steadily: at least `residual` of those committed are exact.
+template <class Policy>
+[[nodiscard]] HeadReads quantized_reads(const typename Policy::Config& config, std::size_t tokens,
+                                        std::size_t head_dim) {
+  const ResidualConfig& storage = config.storage;
+  const std::size_t committed = tokens - 1;
+  const std::size_t beyond = committed - std::min(committed, storage.residual);
+  constexpr bool per_channel =
+      Policy::storage_type::key_granularity == Granularity::per_channel;
+  const std::size_t whole = per_channel ? 32 : head_dim;
+  const std::size_t key_group = storage.key_group == 0 ? whole : storage.key_group;
+  const std::size_t value_group = storage.value_group == 0 ? head_dim : storage.value_group;
+  // A group of neighbouring keys of each channel is quantised when all of them may go.
+  const std::size_t keys = per_channel ? beyond / key_group * key_group : beyond;
+  const auto d = static_cast<double>(head_dim);
+  const double codes = d * static_cast<double>(storage.bits) / 8;
+  return {.keys = {.exact = tokens - keys, .packed = keys},
+          .values = {.exact = tokens - beyond, .packed = beyond},
+          .packed_key_bytes = codes + 4 * d / static_cast<double>(key_group),
+          .packed_value_bytes = codes + 4 * d / static_cast<double>(value_group)};
+}
+
+template <class Policy>
+[[nodiscard]] HeadReads head_reads(const typename Policy::Config& config, std::size_t tokens,
+                                   std::size_t head_dim, const History& history) {
+  if constexpr (is_quantized_policy<Policy>) {
+    return quantized_reads<Policy>(config, tokens, head_dim);
+  } else if constexpr (requires { config.recent; }) {
+    return exact_reads(std::min(tokens, config.sinks + config.recent));
+  } else if constexpr (requires { config.chunk; }) {
+    if (!history.selected) return exact_reads(tokens);
+    const std::size_t committed = history.refreshes ? tokens - 1 : history.chosen_at;
+    const std::size_t chunks = committed / config.chunk;
+    const std::size_t chosen = std::min(chunks * config.chunk, config.budget);
+    const std::size_t summaries = history.refreshes ? chunks * Policy::summary_type::vectors : 0;
+    return exact_reads(chosen + tokens - chunks * config.chunk, summaries);
+  } else if constexpr (requires { config.budget; }) {
+    const std::size_t kept = std::min(history.compressed_at, Policy::capacity(config));
+    return exact_reads(kept + tokens - history.compressed_at);
+  } else {
+    return exact_reads(tokens);
+  }
+}
+
+/// Of one head of a plan.
+template <class Plan>
+[[nodiscard]] HeadReads reads_of(const Plan& plan, std::size_t layer, std::size_t head,
+                                 std::size_t tokens, const History& history) {
+  HeadReads reads;
+  Plan::visit(plan.at(layer, head), [&]<class Policy>(const typename Policy::Config& config) {
+    reads = head_reads<Policy>(config, tokens, plan.shape().head_dim, history);
+  });
+  return reads;
+}
+
+/// Of all heads of a layer.
+template <class Plan>
+[[nodiscard]] double layer_bytes(const Plan& plan, std::size_t layer, std::size_t tokens,
+                                 const History& history) {
+  double bytes = 0.0;
+  for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
+    bytes += reads_of(plan, layer, head, tokens, history)
+                 .bytes(plan.shape().head_dim, sizeof(typename Plan::element_type));
+  }
+  return bytes;
+}
+
+/// The sinks and window of a head; 0 and 0 for one that sees all its rows.
+struct Window {
+  std::size_t sinks = 0;
+  std::size_t recent = 0;
+};
+template <class Plan>
+[[nodiscard]] Window window_of(const Plan& plan, std::size_t layer, std::size_t head) {
+  Window window;
+  Plan::visit(plan.at(layer, head), [&]<class Policy>(const typename Policy::Config& config) {
+    if constexpr (requires { config.recent; }) window = {config.sinks, config.recent};
+  });
+  return window;
+}
+
+/// Pairs of a query and a row that it sees, of a chunk of `queries` behind `cached` rows, one head.
+[[nodiscard]] inline double visible_pairs(const Window& window, std::size_t cached,
+                                          std::size_t queries) {
+  const auto triangle = [](double n) { return n * (n + 1) / 2; };
+  const auto first = static_cast<double>(cached);
+  const auto last = static_cast<double>(cached + queries);
+  if (window.recent == 0) return triangle(last) - triangle(first);
+  const auto reach = static_cast<double>(window.sinks + window.recent);
+  // A query sees its own position + 1 rows, up to sinks + recent of them.
+  const double growing = triangle(std::min(last, reach)) - triangle(std::min(first, reach));
+  return growing + reach * (last - std::max(first, std::min(last, reach)));
+}
+
+/// Operations of a chunk's attention in one layer: for each pair two products of head_dim.
+template <class Plan>
+[[nodiscard]] double layer_flops(const Plan& plan, std::size_t layer, std::size_t cached,
+                                 std::size_t queries) {
+  double pairs = 0.0;
+  for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
+    pairs += visible_pairs(window_of(plan, layer, head), cached, queries);
+  }
+  return pairs * static_cast<double>(plan.shape().group() * plan.shape().head_dim) * 4.0;
+}
+
+}  // namespace kvpolicy::bench

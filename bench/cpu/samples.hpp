@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The samples of one case and how they are taken: as many as fit into a number of seconds, but
+// never too few for percentiles to mean something.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <vector>
+
+namespace kvpolicy::bench {
+
+using Clock = std::chrono::steady_clock;
+
+[[nodiscard]] inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Seconds that `work()` takes.
+template <class Work>
+[[nodiscard]] double seconds_of(Work work) {
+  const auto start = Clock::now();
+  work();
+  return seconds_since(start);
+}
+
+class Samples {
+ public:
+  void add(double seconds) {
+    seconds_.insert(std::ranges::upper_bound(seconds_, seconds), seconds);
+    sum_ += seconds;
+  }
+  [[nodiscard]] std::size_t count() const { return seconds_.size(); }
+  [[nodiscard]] double sum() const { return sum_; }
+  /// The sample that a share of all lie below; there must be one.
+  [[nodiscard]] double at(double share) const {
+    const double place = share * static_cast<double>(seconds_.size() - 1);
+    return seconds_[static_cast<std::size_t>(place + 0.5)];
+  }
+  [[nodiscard]] double best() const { return at(0); }
+  [[nodiscard]] double median() const { return at(0.5); }
+
+ private:
+  std::vector<double> seconds_;  // ascending
+  double sum_ = 0.0;
+};
+
+/// How long a case is sampled.
+struct Patience {
+  double seconds = 1.0;      ///< of samples, roughly
+  std::size_t least = 30;    ///< samples, however long they take
+  std::size_t most = 400;
+};
+
+/// Calls `sample()` until there is enough. What it returns are seconds, or it measures by itself.
+template <class Sample>
+void repeat(const Patience& patience, Sample sample) {
+  const auto start = Clock::now();
+  for (std::size_t i = 0; i < patience.most; ++i) {
+    if (i >= patience.least && seconds_since(start) >= patience.seconds) break;
+    sample();
+  }
+}
+
+}  // namespace kvpolicy::bench
