@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -19,6 +20,12 @@ float apply(F function, float x) {
   float out[vec::lanes];
   hn::StoreU(function(hn::Set(vec::floats, x)), vec::floats, out);
   return out[vec::lanes - 1];
+}
+
+TEST_CASE("the target that the engine was compiled for") {
+  MESSAGE("CPU engine for ", std::string{hwy::TargetName(HWY_TARGET)}, ", ", vec::lanes,
+          " floats in a vector");
+  CHECK(vec::lanes == hn::Lanes(vec::floats));
 }
 
 TEST_CASE("exp_nonpositive is exp to 3e-7 relative, and exact about nothing and NaN") {

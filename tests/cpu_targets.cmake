@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The CPU engine is compiled for what the compiler's flags name. Beside the build's own target its
+# tests run for older x86 as well: x86-64-v2 (SSE4) and x86-64-v3 (AVX2); each prints the name of
+# Highway's target that it ran. Whole caches (cache_test) and threads are the same on all of them.
+if(NOT TARGET test_cpu OR KVPOLICY_ENABLE_SANITIZERS OR MSVC
+   OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  return()
+endif()
+
+# kvpolicy_add_cpu_target(<name> <feature that the machine must have> <flags>...)
+function(kvpolicy_add_cpu_target name feature)
+  include(CheckCXXSourceRuns)
+  check_cxx_source_runs("int main() { return __builtin_cpu_supports(\"${feature}\") ? 0 : 1; }"
+                        KVPOLICY_RUNS_${feature})
+  if(NOT KVPOLICY_RUNS_${feature})
+    message(STATUS "kvpolicy: not testing the CPU engine for ${name}: this machine has no ${feature}")
+    return()
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cpu/*_test.cpp")
+  list(FILTER sources EXCLUDE REGEX "/(cache|parallel)_test.cpp$")
+  set(target test_cpu_${name})
+  kvpolicy_add_program(${target} SOURCES ${sources}
+                       LIBS kvpolicy_test_support kvpolicy::cpu kvpolicy_openmp)
+  # Behind CMAKE_CXX_FLAGS, whose -march=native they replace.
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O2> ${ARGN})
+  target_compile_definitions(${target} PRIVATE KVPOLICY_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  add_test(NAME cpu.${name} COMMAND ${target})
+  set_tests_properties(cpu.${name} PROPERTIES
+    LABELS cpu TIMEOUT 1200 FAIL_REGULAR_EXPRESSION "test cases: +0 ")
+endfunction()
+
+kvpolicy_add_cpu_target(x86-64-v2 sse4.2 -march=x86-64-v2)
+# Highway counts AES and carry-less products as part of AVX2; the level's definition does not.
+kvpolicy_add_cpu_target(x86-64-v3 avx2 -march=x86-64-v3 -maes -mpclmul)
