@@ -6,9 +6,9 @@
 // versions of one.
 #pragma once
 
-// Highway 1.0 takes AVX2 and AVX-512 only together with AES, which x86-64-v3 and v4 do not name,
+// Highway 1.0 takes SSE4, AVX2 and AVX-512 only together with AES, which x86-64-v2 to v4 do not name,
 // and falls back to SSSE3 without a word. Nothing here needs AES.
-#if !defined(HIGHWAY_HWY_BASE_H_) && defined(__AVX2__) && !defined(__AES__) && \
+#if !defined(HIGHWAY_HWY_BASE_H_) && defined(__SSE4_2__) && !defined(__AES__) && \
     !defined(HWY_DISABLE_PCLMUL_AES)
 #define HWY_DISABLE_PCLMUL_AES
 #endif
