@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's attention on the shapes of attention_cpu_bench, timed the same way, in the same layout of
+results: bench/compare.py joins both by the names of the cases.
+
+  bench/peers_cpu_torch.py --out torch.json          (needs torch; ./scripts/bench --peers runs it)
+  bench/compare.py torch.json ours.json --names torch ours
+
+scaled_dot_product_attention in bfloat16, half and float32, head_dim 128; contiguous [heads, rows,
+head_dim], its best layout; a prefill's mask is made beforehand. As in our bench the caches are cold:
+calls go round over keys and values that together are four times the third-level cache. For fewer KV
+heads than query heads it is called in every way a caller has, and the fastest counts: `gqa`
+(enable_gqa), `folded` (decode: the query heads of a group as rows of one head), `repeat` (keys and
+values expanded beforehand, which takes as many times the memory). Results are checked against
+float64. Nothing is appended: ours takes up a row with each step.
+"""
+import argparse
+import json
+import os
+import re
+import sys
+import time
+
+HEAD_DIM = 128
+KI = 1024
+CHUNK = 512
+# Of |out - reference| / |reference|, as our bench has it.
+MOST_ERROR = 6e-3
+
+
+def l3_bytes():
+    sizes = []
+    for index in range(8):
+        try:
+            with open(f"/sys/devices/system/cpu/cpu0/cache/index{index}/size",
+                      encoding="ascii") as file:
+                text = file.read().strip()
+            sizes.append(int(text.rstrip("KMG")) << {"K": 10, "M": 20, "G": 30}.get(text[-1], 0))
+        except (OSError, ValueError):
+            pass
+    return max(sizes, default=128 << 20)
+
+
+def cpu_name():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return "unknown processor"
+
+
+def cases(quick):
+    """(name in our bench without threads, type, query heads, KV heads, queries, rows)"""
+    for q_heads, kv_heads in [(32, 8)] if quick else [(32, 8), (32, 32)]:
+        for rows in [16 * KI] if quick else [4 * KI, 16 * KI, 64 * KI]:
+            for kind in ("bf16", "f16", "f32"):
+                yield (f"decode/{kind}/{q_heads}x{kv_heads}/{rows // KI}Ki", kind, q_heads, kv_heads,
+                       1, rows)
+    for q_heads, kv_heads in [(32, 8)] if quick else [(32, 8), (32, 32)]:
+        for rows in [4 * KI] if quick else [4 * KI, 16 * KI]:
+            yield (f"prefill/bf16/{q_heads}x{kv_heads}/{rows // KI}Ki", "bf16", q_heads, kv_heads,
+                   CHUNK, rows)
+
+
+def ways(torch, q, k, v, mask):
+    """{how: function that attends} for each way to give fewer KV heads; q [1, heads, tokens, d]."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+    group = q.shape[1] // k.shape[1]
+    if group == 1:
+        return {"plain": lambda: attention(q, k, v, attn_mask=mask)}
+    found = {"gqa": lambda: attention(q, k, v, attn_mask=mask, enable_gqa=True)}
+    if q.shape[2] == 1:
+        folded = q.view(1, k.shape[1], group, HEAD_DIM)
+        found["folded"] = lambda: attention(folded, k, v).view(q.shape)
+    return found
+
+
+def error_of(torch, out, q, k, v):
+    """Of a few query heads of the last query, against float64."""
+    group = q.shape[1] // k.shape[1]
+    worst = 0.0
+    for head in (0, q.shape[1] - 1):
+        keys, values = (t[0, head // group].double() for t in (k, v))
+        weights = torch.softmax(keys @ q[0, head, -1].double() / HEAD_DIM**0.5, 0)
+        right = weights @ values
+        off = (out[0, head, -1].double() - right).norm() / right.norm()
+        worst = max(worst, off.item())
+    return worst
+
+
+def samples_of(calls, seconds, least):
+    """Ascending seconds of single calls, round and round."""
+    for call in calls[:2]:
+        call()
+    times, begin, number = [], time.perf_counter(), 0
+    while len(times) < least or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        calls[number % len(calls)]()
+        times.append(time.perf_counter() - start)
+        number += 1
+    return sorted(times)
+
+
+def measure(torch, case, threads, args, cold_bytes):
+    name, kind, q_heads, kv_heads, queries, rows = case
+    dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[kind]
+    bytes_read = 2.0 * kv_heads * rows * HEAD_DIM * dtype.itemsize
+    layers = int(max(1, -(-cold_bytes // bytes_read))) if queries == 1 else 1
+    mask = None
+    if queries > 1:
+        mask = torch.ones(queries, rows, dtype=torch.bool).tril(rows - queries)
+
+    def numbers(heads, tokens):
+        even = torch.rand(1, heads, tokens, HEAD_DIM)
+        return even.sub_(0.5).mul_(12**0.5).to(dtype)
+
+    results = []
+
+    def time_ways(tensors, hows, renamed=None):
+        made = [ways(torch, *layer, mask) for layer in tensors]
+        for how in hows or made[0]:
+            entry = {"name": name, "backend": "sdpa", "how": renamed or how, "layers": len(tensors),
+                     "rows": rows}
+            try:
+                entry["error"] = error_of(torch, made[0][how](), *tensors[0])
+                if not entry["error"] <= MOST_ERROR:
+                    raise RuntimeError(f"wrong result, off by {entry['error']:.3g}")
+            except (RuntimeError, TypeError) as why:  # a version may not know enable_gqa
+                entry["refused"] = str(why).splitlines()[0]
+                results.append(entry)
+                print(f"  {name:28} {entry['how']:7} refused: {entry['refused'][:70]}", flush=True)
+                continue
+            for count in threads:
+                torch.set_num_threads(count)
+                least = 5 if queries > 1 else 10 if args.quick else 30
+                times = samples_of([way[how] for way in made], args.seconds, least)
+                at = lambda share: times[round(share * (len(times) - 1))] * 1e3
+                own = dict(entry, name=f"{name}/threads:{count}", ms=at(0.5), ms_best=at(0),
+                           ms_p10=at(0.1), ms_p90=at(0.9), samples=len(times))
+                if queries == 1:
+                    own.update(bytes=bytes_read, GB_per_s=bytes_read / at(0.5) * 1e-6)
+                else:
+                    seen = queries * (rows - (queries - 1) / 2)
+                    own["GFLOP_per_s"] = 4 * seen * q_heads * HEAD_DIM / at(0.5) * 1e-6
+                results.append(own)
+                rate = (f"{own['GB_per_s']:.1f} GB/s" if queries == 1
+                        else f"{own['GFLOP_per_s']:.0f} GFLOP/s")
+                print(f"  {own['name']:38} {own['how']:7} {own['ms']:10.3f} ms "
+                      f"({own['ms_p10']:.3f} to {own['ms_p90']:.3f}), {rate}", flush=True)
+
+    tensors = [(numbers(q_heads, queries), numbers(kv_heads, rows), numbers(kv_heads, rows))
+               for _ in range(layers)]
+    time_ways(tensors, None)
+    if kv_heads < q_heads:
+        group = q_heads // kv_heads
+        expanded = [(q, *(t.repeat_interleave(group, dim=1) for t in (k, v)))
+                    for q, k, v in tensors[:max(1, -(-layers // group))]]
+        time_ways(expanded, None, renamed="repeat")
+    return results
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="peers_cpu.json",
+                        help="where the times go (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.0,
+                        help="of samples for each case (default: %(default)s)")
+    parser.add_argument("--filter", default=".",
+                        help="only cases that this regular expression finds")
+    parser.add_argument("--quick", action="store_true", help="the cases of our bench's --quick")
+    args = parser.parse_args()
+    try:
+        import torch
+    except ImportError:
+        sys.exit("peers_cpu_torch.py: there is no PyTorch here (pip install torch, or name the "
+                 "Python that has it)")
+    if args.quick:
+        args.seconds = min(args.seconds, 0.25)
+    most = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    counts = [most] if args.quick or most == 1 else [1, most]
+    torch.manual_seed(1)
+    context = {"cpu": cpu_name(), "cores": str(most), "torch": torch.__version__,
+               "target": torch.backends.cpu.get_cpu_capability(),
+               "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "quick": "yes" if args.quick else "no"}
+    found = []
+    for case in cases(args.quick):
+        threads = [count for count in counts
+                   if re.search(args.filter, f"{case[0]}/threads:{count}")]
+        if not threads:
+            continue
+        with torch.inference_mode():
+            found += measure(torch, case, threads, args, 4 * l3_bytes())
+        # After each case, so that what was measured is kept if time runs out.
+        with open(args.out, "w", encoding="utf-8") as file:
+            json.dump({"context": context, "benchmarks": found}, file, indent=1)
+            file.write("\n")
+    if not found:
+        sys.exit(f"peers_cpu_torch.py: no case fits '{args.filter}'")
+    print(f"written to {args.out}")
+
+
+if __name__ == "__main__":
+    main()
