@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of one layer on the CPU, under every policy: decode over 4 Ki to 256 Ki rows, prefill in
-// chunks, and what quantising, appending, compressing and selecting add to them. Each case is
+// Attention of one layer on the CPU, under every policy: decode over 4 Ki to 256 Ki rows, prefill
+// in chunks, and what quantising, appending, compressing and selecting add to them. Each case is
 // checked against double precision before it is timed; caches are cold, and beside each number
 // stands what the machine can read, or multiply and add, in the same run.
 //
@@ -217,7 +217,7 @@ class Cases {
     add_decode(mixed("bf16", uniform(heads, Full::Config{})));
     full<half>("f16", heads, tokens, baseline);
     if (tokens <= 64 * Ki) full<float>("f32", heads, tokens, baseline);
-    for (const std::size_t bits : {8, 4, 2}) {
+    for (const std::size_t bits : {8U, 4U, 2U}) {
       add_decode(mixed("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits))));
     }
     add_decode(mixed("kivi4", uniform(heads, quantized<PerChannel>(4))));
@@ -243,7 +243,7 @@ class Cases {
   void streaming() {
     const Heads heads{32, 8};
     const std::string first = decode_name("streaming", heads, 1000);
-    for (const std::size_t tokens : {1000, 1000000}) {
+    for (const std::size_t tokens : {1000U, 1000000U}) {
       add_decode<MixedPlan>({.name = decode_name("streaming", heads, tokens),
                              .baseline = tokens == 1000 ? std::string{} : first,
                              .rows_of = {},
@@ -269,7 +269,7 @@ class Cases {
                   run_prefill<MixedPlan>, 1.0);
     };
     of_policy("bf16", uniform(heads, Full::Config{}));
-    for (const std::size_t bits : {8, 4, 2}) {
+    for (const std::size_t bits : {8U, 4U, 2U}) {
       of_policy("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits)));
     }
     of_policy("kivi4", uniform(heads, quantized<PerChannel>(4)));

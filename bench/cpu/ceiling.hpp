@@ -63,8 +63,8 @@ template <class Pool>
                                   std::size_t rounds) {
   double best = 0.0;
   for (std::size_t round = 0; round < rounds; ++round) {
-    for (const std::size_t streams : {1, 4, 8}) {
-      for (const std::size_t ahead : {1024, 4096}) {
+    for (const std::size_t streams : {1U, 4U, 8U}) {
+      for (const std::size_t ahead : {1024U, 4096U}) {
         const double seconds = seconds_of([&] { reader.read(pool, threads, streams, ahead); });
         best = std::max(best, static_cast<double>(reader.bytes()) / seconds);
       }

@@ -33,7 +33,7 @@ struct DecodeCase {
   Read read = Read::all;
   bool refresh = false;                     ///< every step chooses its chunks anew
   bool compressed = false;                  ///< budgets are enforced behind the prompt
-  bool flushed = false;                     ///< one layer, caches emptied: for texts too long to repeat
+  bool flushed = false;                     ///< one layer, caches emptied: for long texts
   std::size_t samples = 0;                  ///< at least; 0: as for all cases
 };
 
@@ -140,7 +140,9 @@ class DecodeRig {
     return bytes / static_cast<double>(shape().layers);
   }
   /// The next layer to sample, round and round.
-  [[nodiscard]] std::size_t next_layer() { return std::exchange(next_, (next_ + 1) % shape().layers); }
+  [[nodiscard]] std::size_t next_layer() {
+    return std::exchange(next_, (next_ + 1) % shape().layers);
+  }
 
  private:
   // Steps behind a prompt whose budgets are enforced; as many as SnapKV observes.
@@ -241,6 +243,7 @@ void run_decode(benchmark::State& state, Run& run, const DecodeCase<Plan>& what,
       appends += times.append;
     };
     for (int i = 0; i < 3; ++i) sample(false);
+    run.measure_reading(threads, 1);
     const double bytes_before = rig.bytes(what);
     Patience patience = run.patience();
     if (!run.smoke) patience.least = std::max(patience.least, what.samples);

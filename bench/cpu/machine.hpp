@@ -51,7 +51,8 @@ struct Machine {
   if (!memory.empty()) found.memory_bytes = bytes_of_size(memory) << 10;
   std::size_t largest = 0;
   for (int index = 0; index < 8; ++index) {
-    std::ifstream file{"/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size"};
+    const std::string cache = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index);
+    std::ifstream file{cache + "/size"};
     std::string size;
     if (file >> size) largest = std::max(largest, bytes_of_size(size));
   }

@@ -140,7 +140,7 @@ inline void measure_ceilings(Run& run, const std::vector<std::size_t>& threads) 
   for (const std::size_t count : threads) {
     const Pool pool = pool_of(count);
     const std::size_t rounds = run.smoke ? 1 : run.quick ? 4 : 8;
-    run.read_ceiling[count] = read_ceiling(*run.reader, pool, count, rounds);
+    run.measure_reading(count, rounds);
     run.fma_ceiling[count] = fma_ceiling(pool, count, run.smoke ? 1 : 50);
     const double gigabytes = run.read_ceiling[count] * 1e-9;
     const double gigaflops = run.fma_ceiling[count] * 1e-9;

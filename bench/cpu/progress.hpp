@@ -46,6 +46,8 @@ class Progress : public benchmark::BenchmarkReporter {
 
   bool ReportContext(const Context&) override {
     start_ = Clock::now();
+    std::printf("%zu cases, about %s where nothing else runs\n", weights_.size(),
+                duration(total_).c_str());
     return true;
   }
 
@@ -65,8 +67,17 @@ class Progress : public benchmark::BenchmarkReporter {
     const auto found = run.counters.find(name);
     return found == run.counters.end() ? -1.0 : found->second.value;
   }
+  // Why a case was skipped, which Google Benchmark 1.8 calls otherwise than 1.7; or nothing.
+  template <class AnyRun>
+  [[nodiscard]] static std::string skipped(const AnyRun& run) {
+    if constexpr (requires { run.error_occurred; }) {
+      return run.error_occurred ? run.error_message : std::string{};
+    } else {
+      return static_cast<bool>(run.skipped) ? run.skip_message : std::string{};
+    }
+  }
   [[nodiscard]] static std::string said(const Run& run) {
-    if (run.error_occurred) return "SKIPPED: " + run.error_message;
+    if (const std::string why = skipped(run); !why.empty()) return "SKIPPED: " + why;
     char text[96];
     std::snprintf(text, sizeof text, "%10.3f ms (%.3f to %.3f)", counter(run, "ms"),
                   counter(run, "ms_p10"), counter(run, "ms_p90"));

@@ -89,6 +89,11 @@ struct Run {
     if (smoke) return {.seconds = 0.0, .least = 2, .most = 2};
     return {.seconds = case_seconds, .least = quick ? 10U : 30U};
   }
+  /// The ceiling is the best of the run so far, for what else the machine does comes and goes.
+  void measure_reading(std::size_t threads, std::size_t rounds) {
+    double& known = read_ceiling[threads];
+    known = std::max(known, bench::read_ceiling(*reader, pool_of(threads), threads, rounds));
+  }
   /// Leaves nothing of a case in the processor's caches.
   void flush() const { reader->read(pool_of(machine.cores), machine.cores, 4, 1024); }
 
