@@ -177,6 +177,12 @@ class RandomHead {
   [[nodiscard]] RandomPlane& values(std::size_t segment) { return values_[segment]; }
   [[nodiscard]] kvpolicy::Segment& segment(std::size_t i) { return segments_[i]; }
 
+  /// Whether a segment may turn queries.
+  [[nodiscard]] bool is_turned() const {
+    return std::ranges::any_of(segments_, [](const kvpolicy::Segment& segment) {
+      return segment.rotation.inverse_frequencies != nullptr;
+    });
+  }
   [[nodiscard]] std::size_t rows_shown() const {
     std::size_t rows = 0;
     for (const auto& segment : segments_) {
@@ -185,9 +191,9 @@ class RandomHead {
     return rows;
   }
 
-  /// Attention in double. Turned segments have their keys turned back instead of the query.
-  [[nodiscard]] oracle::Result attend(const std::vector<double>& query, std::int64_t t,
-                                      const oracle::Options& options) const {
+  /// The rows that a query at position t sees, in double. Those of turned segments are turned back
+  /// instead of the query.
+  [[nodiscard]] std::vector<oracle::Row> seen_from(std::int64_t t) const {
     std::vector<oracle::Row> rows;
     std::vector<float> row(head_dim_);
     for (const kvpolicy::Segment& segment : segments_) {
@@ -211,6 +217,13 @@ class RandomHead {
         }
       });
     }
+    return rows;
+  }
+
+  /// Attention in double.
+  [[nodiscard]] oracle::Result attend(const std::vector<double>& query, std::int64_t t,
+                                      const oracle::Options& options) const {
+    const std::vector<oracle::Row> rows = seen_from(t);
     std::vector<const oracle::Row*> list;
     for (const auto& seen : rows) list.push_back(&seen);
     return oracle::attend(query, list, options);

@@ -9,35 +9,38 @@
 
 namespace kvpolicy::cpu {
 
-/// Uninitialised at first use, aligned for the widest vector. A copy starts empty.
-class AlignedFloats {
+/// Numbers aligned for the widest vector. A copy starts empty.
+template <class T>
+class AlignedBuffer {
  public:
-  AlignedFloats() = default;
-  AlignedFloats(const AlignedFloats&) noexcept {}
-  AlignedFloats(AlignedFloats&&) noexcept = default;
-  AlignedFloats& operator=(const AlignedFloats&) noexcept { return *this; }
-  AlignedFloats& operator=(AlignedFloats&&) noexcept = default;
-  ~AlignedFloats() = default;
+  AlignedBuffer() = default;
+  AlignedBuffer(const AlignedBuffer&) noexcept {}
+  AlignedBuffer(AlignedBuffer&&) noexcept = default;
+  AlignedBuffer& operator=(const AlignedBuffer&) noexcept { return *this; }
+  AlignedBuffer& operator=(AlignedBuffer&&) noexcept = default;
+  ~AlignedBuffer() = default;
 
-  /// At least `count` floats, zero where newly obtained; what was there may be lost.
+  /// At least `count` numbers, zero where newly obtained; what was there may be lost.
   /// @throws std::bad_alloc
-  float* resize(std::size_t count) {
+  T* resize(std::size_t count) {
     if (count > size_) {
-      floats_.reset(new (alignment) float[count]());
+      numbers_.reset(new (alignment) T[count]());
       size_ = count;
     }
-    return floats_.get();
+    return numbers_.get();
   }
-  [[nodiscard]] float* data() const { return floats_.get(); }
+  [[nodiscard]] T* data() const { return numbers_.get(); }
 
  private:
   static constexpr std::align_val_t alignment{64};
   struct Free {
-    void operator()(float* floats) const { ::operator delete[](floats, alignment); }
+    void operator()(T* numbers) const { ::operator delete[](numbers, alignment); }
   };
 
-  std::unique_ptr<float[], Free> floats_;
+  std::unique_ptr<T[], Free> numbers_;
   std::size_t size_ = 0;
 };
+
+using AlignedFloats = AlignedBuffer<float>;
 
 }  // namespace kvpolicy::cpu

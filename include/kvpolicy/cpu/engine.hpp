@@ -45,12 +45,12 @@ class Engine {
     if (work.queries.tokens == 0 || work.heads.empty()) return;
     const std::size_t head_dim = checked(work.queries.head_dim);
     const std::size_t most_queries = plan(work);
-    const std::size_t partial = Partial::floats(TilePass::padded(most_queries), head_dim);
+    const std::size_t partial = Partial::floats(padded_queries(most_queries), head_dim);
     float* partials = partials_.resize(partial_count_ * partial);
     const auto partial_of = [&](const Task& task) {
-      return Partial{partials + task.partial * partial, TilePass::padded(task.tile.rows)};
+      return Partial{partials + task.partial * partial, padded_queries(task.tile.rows)};
     };
-    reserve(tasks_.size(), most_queries, head_dim);
+    reserve(tasks_.size(), most_queries, head_dim, product_plan(work.queries, work.out.encoding));
     for_each(tasks_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
       const Task& task = tasks_[i];
       const bool whole = task.parts == 1;
@@ -74,7 +74,8 @@ class Engine {
     if (work.heads.empty()) return;
     const std::size_t group = work.group();
     const std::size_t rows = work.queries.tokens * group;
-    reserve(work.heads.size(), Tuning::tile_queries, checked(work.queries.head_dim));
+    reserve(work.heads.size(), Tuning::tile_queries, checked(work.queries.head_dim),
+            product_plan(work.queries, Encoding::bfloat16));  // no weight is multiplied
     for_each(work.heads.size(), [&](std::size_t head, Worker<Tuning>& worker) {
       if (work.heads[head].empty()) return;
       std::ranges::fill(work.sums[head], 0.0F);
@@ -98,7 +99,7 @@ class Engine {
     tile.rows = 1;
     const std::size_t weight = seen_weight({&segment, 1}, tile);
     const std::size_t parts = std::clamp<std::size_t>(weight / Tuning::task_weight, 1, threads());
-    reserve(parts, 1, query.size());
+    reserve(parts, 1, query.size(), {});
     for_each(parts, [&](std::size_t part, Worker<Tuning>& worker) {
       worker.score(segment, tile, query, part_begin(weight, part, parts),
                    part_begin(weight, part + 1, parts), out);
@@ -175,11 +176,16 @@ class Engine {
     }
   }
 
+  [[nodiscard]] static ProductPlan product_plan(const ConstTensor& queries, Encoding out) {
+    return {Tuning::bfloat16_products, Tuning::matrix_unit(), queries.encoding, out};
+  }
+
   // Workers for `count` pieces of work.
-  void reserve(std::size_t count, std::size_t queries, std::size_t head_dim) {
+  void reserve(std::size_t count, std::size_t queries, std::size_t head_dim,
+               const ProductPlan& products) {
     active_ = std::min(threads(), count);
     if (workers_.size() < active_) workers_.resize(active_);
-    for (std::size_t i = 0; i < active_; ++i) workers_[i].reserve(queries, head_dim);
+    for (std::size_t i = 0; i < active_; ++i) workers_[i].reserve(queries, head_dim, products);
   }
 
   // Every worker takes the next index until none is left.

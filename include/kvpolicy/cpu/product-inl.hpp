@@ -25,9 +25,11 @@ inline constexpr std::size_t panel_width = product_vectors * lanes;
 class FetchAhead {
  public:
   FetchAhead() = default;
-  FetchAhead(const BlockSide& side, std::size_t rows, std::size_t head_dim, std::size_t steps)
-      : prefetch_{prefetch_of(side, rows, head_dim)}, share_{(rows + steps - 1) / steps} {}
+  FetchAhead(const BlockSide& side, std::size_t rows, std::size_t head_dim)
+      : prefetch_{prefetch_of(side, rows, head_dim)} {}
 
+  /// A product of so many steps begins.
+  void start(std::size_t steps) { share_ = (prefetch_.count + steps - 1) / std::max<std::size_t>(steps, 1); }
   HWY_INLINE void step() {
     const std::size_t end = std::min(next_ + share_, prefetch_.count);
     for (; next_ < end; ++next_) prefetch_.row(next_);
@@ -95,17 +97,13 @@ HWY_INLINE void for_each_panel(std::size_t width, Visit&& visit) {
   }
 }
 
-/// Steps that a FetchAhead makes during a product.
-[[nodiscard]] inline std::size_t product_steps(std::size_t rows, std::size_t width) {
-  return (rows + product_rows - 1) / product_rows * ((width + panel_width - 1) / panel_width);
-}
-
 /// c = a b for `rows` rows, rounded up to product_rows, and `width` columns, a multiple of the
 /// lanes; a's numbers stand at a[i * a_row + k * a_step]. With `factors`, on top of
 /// factors[i] * c[i, x].
 inline void product(const float* a, std::size_t a_row, std::size_t a_step, const Panels& b,
                     std::size_t steps, float* c, std::size_t c_row, std::size_t rows,
-                    std::size_t width, const float* factors, FetchAhead ahead) {
+                    std::size_t width, const float* factors, FetchAhead& ahead) {
+  ahead.start((rows + product_rows - 1) / product_rows * ((width + panel_width - 1) / panel_width));
   // One panel of b stays in the first-level cache while all rows of a pass.
   for_each_panel(width, [&]<std::size_t N>(std::size_t x) {
     const float* panel = b.numbers + x / panel_width * b.panel_stride;

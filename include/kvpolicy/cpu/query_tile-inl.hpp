@@ -116,13 +116,13 @@ struct QueryTile {
     return rotation.inverse_frequencies != nullptr && latest() > rotation.latest_position;
   }
 
-  /// All queries as float, scaled, turned where `rotation` says so: [rows, head_dim].
-  void load(const QueryRotation& rotation, float* out) const {
+  /// All queries as float, times `factor`, turned where `rotation` says so: [rows, head_dim].
+  void load(const QueryRotation& rotation, float factor, float* out) const {
     const std::size_t head_dim = queries.head_dim;
     for (std::size_t m = 0; m < rows; ++m) {
       const std::span<float> query{out + m * head_dim, head_dim};
       load_dense(queries.encoding, queries.row(token(m), head(m)), query);
-      for (float& number : query) number *= scale;
+      for (float& number : query) number *= factor;
     }
     if (!is_turned_by(rotation)) return;
     // One angle serves the whole group: sines are the dear part.

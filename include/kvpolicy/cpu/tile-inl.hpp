@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention of many queries, as in prefill: bound by arithmetic. A block's keys and values become
-// float once for the whole tile; then both products are register-blocked matrix products. Logits
-// are kept [row, query]: the queries are the lanes, turned round once per tile, so neither the
-// products nor the softmax ever sum across lanes.
+// float once for the whole tile; then both products are register-blocked matrix products. Rows
+// stored in bfloat16 may go to a unit of the processor that multiplies such numbers, without ever
+// becoming float (matrix_unit.hpp). Logits are kept [row, query]: the queries are the lanes, turned
+// round once per tile, so neither the products nor the softmax ever sum across lanes.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 
 #include <kvpolicy/cpu/decode_rows-inl.hpp>
+#include <kvpolicy/cpu/matrix_unit.hpp>
+#include <kvpolicy/cpu/pair_product-inl.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
 #include <kvpolicy/cpu/product-inl.hpp>
 #include <kvpolicy/cpu/row_block-inl.hpp>
@@ -21,56 +25,62 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-/// One tile of queries over a sequence of blocks.
+/// Queries of a tile, padded to whole vectors and whole blocks of every product.
+[[nodiscard]] constexpr std::size_t padded_queries(std::size_t queries) {
+  constexpr std::size_t unit = std::max({lanes, product_rows, x86::tile_size});
+  return (queries + unit - 1) / unit * unit;
+}
+
+/// One tile of queries over a sequence of blocks. `Tiles` are the processor's tile registers, or
+/// what a test has in their place.
+template <class Tiles = x86::AmxTiles>
 class TilePass {
  public:
-  /// Queries are padded to whole vectors and whole blocks of the product.
-  [[nodiscard]] static constexpr std::size_t padded(std::size_t queries) {
-    constexpr std::size_t unit = std::max(lanes, product_rows);
-    return (queries + unit - 1) / unit * unit;
-  }
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return paneled(queries) * head_dim + padded(queries) * (max_block_rows + 1) +
+    return paneled(queries) * head_dim + padded_queries(queries) * (max_block_rows + 1) +
            max_block_rows * head_dim + 2 * head_dim;
   }
+  /// Of the other scratch memory, which a plan in float does not touch.
+  [[nodiscard]] static std::size_t scratch_words(const ProductPlan& plan, std::size_t queries,
+                                                 std::size_t head_dim) {
+    if (!plan.is_narrow()) return 0;
+    return PairProducts<Tiles>::scratch_words(padded_queries(queries), head_dim);
+  }
 
-  TilePass(const QueryTile& tile, const Partial& partial, float* scratch)
-      : tile_{tile}, partial_{partial}, head_dim_{tile.queries.head_dim}, width_{padded(tile.rows)},
-        queries_{scratch}, logits_{queries_ + paneled(tile.rows) * head_dim_},
+  TilePass(const QueryTile& tile, const Partial& partial, const ProductPlan& plan, float* scratch,
+           std::uint32_t* word_scratch)
+      : tile_{tile}, partial_{partial}, head_dim_{tile.queries.head_dim},
+        width_{padded_queries(tile.rows)}, queries_{scratch},
+        logits_{queries_ + paneled(tile.rows) * head_dim_},
         rows_{logits_ + width_ * max_block_rows}, params_{rows_ + max_block_rows * head_dim_},
-        factors_{params_ + 2 * head_dim_} {}
+        factors_{params_ + 2 * head_dim_}, pairs_{plan, width_, head_dim_, word_scratch} {}
 
   [[nodiscard]] std::size_t width() const { return width_; }
 
-  /// Takes the queries [tile.rows, head_dim] of the blocks that follow.
-  void set_queries(const float* queries) {
-    for (std::size_t first = 0; first < width_; first += panel_width) {
-      float* panel = queries_ + first * head_dim_;
-      const std::size_t end = std::clamp(tile_.rows, first, first + panel_width);
-      for (std::size_t channel = 0; channel < head_dim_; ++channel) {
-        float* numbers = panel + channel * panel_width;
-        for (std::size_t m = first; m < end; ++m) *numbers++ = queries[m * head_dim_ + channel];
-        std::fill(numbers, panel + (channel + 1) * panel_width, 0.0F);
-      }
-    }
+  /// Takes the queries [tile.rows, head_dim] of the blocks that follow, not scaled yet; they must
+  /// stay there. `turned`: by a rotation.
+  void set_queries(const float* queries, bool turned) {
+    given_queries_ = queries;
+    has_float_queries_ = false;
+    pairs_.set_queries(queries, tile_.rows, turned);
   }
 
   /// `next` is the block that comes then, to be fetched; perhaps one without rows.
   void add(const RowBlock& block, const RowBlock& next) {
-    compute_logits(block, {block.values, block.rows, head_dim_, product_steps(block.rows, width_)});
+    compute_logits(block, {block.values, block.rows, head_dim_});
     update_softmax(block.rows);
-    add_values(block, {next.keys, next.rows, head_dim_, product_steps(tile_.rows, head_dim_)});
+    add_values(block, {next.keys, next.rows, head_dim_});
   }
   /// Only the softmax's state: for sums of exponentials without values.
   void add_keys(const RowBlock& block, const RowBlock& next) {
-    compute_logits(block, {next.keys, next.rows, head_dim_, product_steps(block.rows, width_)});
+    compute_logits(block, {next.keys, next.rows, head_dim_});
     update_softmax(block.rows);
   }
 
   /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
   const float* compute_probabilities(const RowBlock& block, const RowBlock& next,
                                      const float* log_sum_exp) {
-    compute_logits(block, {next.keys, next.rows, head_dim_, product_steps(block.rows, width_)});
+    compute_logits(block, {next.keys, next.rows, head_dim_});
     for (std::size_t m = 0; m < width_; m += lanes) {
       const auto total = hn::LoadU(floats, log_sum_exp + m);
       for (std::size_t row = 0; row < block.rows; ++row) {
@@ -86,14 +96,33 @@ class TilePass {
  private:
   // Queries rounded up to whole panels of the product.
   [[nodiscard]] static constexpr std::size_t paneled(std::size_t queries) {
-    return (padded(queries) + panel_width - 1) / panel_width * panel_width;
+    return (padded_queries(queries) + panel_width - 1) / panel_width * panel_width;
+  }
+
+  void set_float_queries() {
+    if (has_float_queries_) return;
+    has_float_queries_ = true;
+    for (std::size_t first = 0; first < width_; first += panel_width) {
+      float* panel = queries_ + first * head_dim_;
+      const std::size_t end = std::clamp(tile_.rows, first, first + panel_width);
+      for (std::size_t channel = 0; channel < head_dim_; ++channel) {
+        float* numbers = panel + channel * panel_width;
+        for (std::size_t m = first; m < end; ++m) {
+          *numbers++ = tile_.scale * given_queries_[m * head_dim_ + channel];
+        }
+        std::fill(numbers, panel + (channel + 1) * panel_width, 0.0F);
+      }
+    }
   }
 
   // Of each row with each query: [block.rows, width()], -infinity where unseen.
-  void compute_logits(const RowBlock& block, const FetchAhead& ahead) {
-    decode_side(block.keys, block.rows, head_dim_, params_, rows_);
-    product(rows_, head_dim_, 1, {queries_, panel_width * head_dim_, panel_width}, head_dim_, logits_,
-            width_, block.rows, width_, nullptr, ahead);
+  void compute_logits(const RowBlock& block, FetchAhead ahead) {
+    if (!pairs_.compute_logits(block.keys, block.rows, tile_.scale, logits_, ahead)) {
+      set_float_queries();
+      decode_side(block.keys, block.rows, head_dim_, params_, rows_);
+      product(rows_, head_dim_, 1, {queries_, panel_width * head_dim_, panel_width}, head_dim_,
+              logits_, width_, block.rows, width_, nullptr, ahead);
+    }
     if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, block.rows * width_);
     if (!block.cut) return;
     for (std::size_t row = 0; row < block.rows; ++row) {
@@ -158,7 +187,11 @@ class TilePass {
     return hn::Load(floats, sums);
   }
 
-  void add_values(const RowBlock& block, const FetchAhead& ahead) {
+  void add_values(const RowBlock& block, FetchAhead ahead) {
+    if (pairs_.add_values(block.values, block.rows, logits_, factors_, partial_.values, tile_.rows,
+                          ahead)) {
+      return;
+    }
     decode_side(block.values, block.rows, head_dim_, params_, rows_);
     if (block.cut && !all_finite(rows_, block.rows * head_dim_)) {
       for (std::size_t i = 0; i < tile_.rows * head_dim_; ++i) {
@@ -179,6 +212,9 @@ class TilePass {
   float* rows_;         // [max_block_rows, head_dim]
   float* params_;       // [2, head_dim]
   float* factors_;      // [width]
+  PairProducts<Tiles> pairs_;
+  const float* given_queries_ = nullptr;
+  bool has_float_queries_ = false;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -8,11 +8,13 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/cpu/aligned_buffer.hpp>
+#include <kvpolicy/cpu/matrix_unit.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
 #include <kvpolicy/cpu/query_tile-inl.hpp>
 #include <kvpolicy/cpu/row_block-inl.hpp>
@@ -21,7 +23,8 @@
 
 namespace kvpolicy::cpu {
 
-/// Sizes that decide speed, not results. Derive and override to try others.
+/// Sizes that decide speed, not results, and how products are made. Derive and override to try
+/// others.
 struct DefaultTuning {
   static constexpr std::size_t stream_rows = 32;     ///< of a block that few queries read; <= 64
   static constexpr std::size_t tile_rows = 64;       ///< of a block that a tile reads; <= 64
@@ -29,6 +32,11 @@ struct DefaultTuning {
   static constexpr std::size_t tile_queries = 128;
   static constexpr std::size_t tasks_per_thread = 4;  ///< evens out what else the machine does
   static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< no part of a tile is less
+
+  // These decide results too, by as much as they say.
+  static constexpr Bfloat16Products bfloat16_products = Bfloat16Products::where_exact;
+  using Tiles = x86::AmxTiles;  ///< tile registers, if matrix_unit() says so
+  [[nodiscard]] static MatrixUnit matrix_unit() { return cpu::matrix_unit(); }
 };
 
 namespace HWY_NAMESPACE {
@@ -39,14 +47,19 @@ class Worker {
   static_assert(Tuning::tile_rows >= 1 && Tuning::tile_rows <= max_block_rows);
   static_assert(Tuning::stream_queries >= 1 && Tuning::tile_queries >= 1);
 
+  using Pass = TilePass<typename Tuning::Tiles>;
+
  public:
-  /// Memory for tiles of at most `queries` rows. Everything else neither allocates nor throws.
+  /// Memory for tiles of at most `queries` rows, whose products are made as planned. Everything else
+  /// neither allocates nor throws.
   /// @throws std::bad_alloc
-  void reserve(std::size_t queries, std::size_t head_dim) {
-    const std::size_t partial = Partial::floats(TilePass::padded(queries), head_dim);
+  void reserve(std::size_t queries, std::size_t head_dim, const ProductPlan& products) {
+    const std::size_t partial = Partial::floats(padded_queries(queries), head_dim);
     floats_.resize(partial + queries * head_dim +
                    std::max(StreamPass::scratch_floats(queries, head_dim),
-                            TilePass::scratch_floats(queries, head_dim)));
+                            Pass::scratch_floats(queries, head_dim)));
+    words_.resize(Pass::scratch_words(products, queries, head_dim));
+    products_ = products;
     queries_ = floats_.data() + partial;
     scratch_ = queries_ + queries * head_dim;
     if (blocks_ == nullptr) blocks_ = std::make_unique<std::array<RowBlock, 2>>();
@@ -54,16 +67,16 @@ class Worker {
 
   /// A partial state in the worker's own memory, overwritten by its next task.
   [[nodiscard]] Partial own_partial(const QueryTile& tile) const {
-    return {floats_.data(), TilePass::padded(tile.rows)};
+    return {floats_.data(), padded_queries(tile.rows)};
   }
 
   /// Attention of `tile` over the rows whose cumulated weight begins in [from, to).
   void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
               std::size_t to, const Partial& partial) {
-    partial.clear(TilePass::padded(tile.rows), tile.queries.head_dim);
+    partial.clear(padded_queries(tile.rows), tile.queries.head_dim);
     BlockReader reader{segments, tile, from, to};
-    Queries queries{tile, queries_};
     if (tile.rows <= Tuning::stream_queries) {
+      Queries queries{tile, tile.scale, queries_};
       StreamPass pass{tile, partial, scratch_};
       RowBlock* block = blocks_->data();
       RowBlock* next = block + 1;
@@ -73,7 +86,8 @@ class Worker {
         pass.add(*block, *next, queries_);
       }
     } else {
-      TilePass pass{tile, partial, scratch_};
+      Queries queries{tile, 1.0F, queries_};
+      Pass pass{tile, partial, products_, scratch_, words_.data()};
       for_each_block(reader, queries, pass, [&](const RowBlock& block, const RowBlock& next) {
         pass.add(block, next);
       });
@@ -87,11 +101,11 @@ class Worker {
     const std::size_t weight = seen_weight(segments, tile);
     const std::size_t rows = sums.size() / tile.group;
     const Partial partial = own_partial(tile);
-    partial.clear(TilePass::padded(tile.rows), 0);
-    TilePass pass{tile, partial, scratch_};
+    partial.clear(padded_queries(tile.rows), 0);
+    Pass pass{tile, partial, products_, scratch_, words_.data()};
     {
       BlockReader reader{segments, tile, 0, weight};
-      Queries queries{tile, queries_};
+      Queries queries{tile, 1.0F, queries_};
       for_each_block(reader, queries, pass, [&](const RowBlock& block, const RowBlock& next) {
         pass.add_keys(block, next);
       });
@@ -103,7 +117,7 @@ class Worker {
       log_sum_exp[m] = total.log_sum_exp();
     }
     BlockReader reader{segments, tile, 0, weight};
-    Queries queries{tile, queries_};
+    Queries queries{tile, 1.0F, queries_};
     for_each_block(reader, queries, pass, [&](const RowBlock& block, const RowBlock& next) {
       const float* probabilities = pass.compute_probabilities(block, next, log_sum_exp);
       for (std::size_t row = 0; row < block.rows; ++row) {
@@ -132,7 +146,8 @@ class Worker {
   // The tile's queries as the segment at hand wants them turned.
   class Queries {
    public:
-    Queries(const QueryTile& tile, float* rows) : tile_{tile}, rows_{rows} {}
+    Queries(const QueryTile& tile, float factor, float* rows)
+        : tile_{tile}, factor_{factor}, rows_{rows} {}
 
     /// Whether they are others than before.
     bool load_for(const Segment& segment) {
@@ -142,30 +157,34 @@ class Worker {
           rotation.latest_position == rotation_.latest_position) {
         return false;
       }
-      tile_.load(rotation, rows_);
+      tile_.load(rotation, factor_, rows_);
       rotation_ = rotation;
       return loaded_ = true;
     }
+    [[nodiscard]] bool turned() const { return rotation_.inverse_frequencies != nullptr; }
 
    private:
     const QueryTile& tile_;
+    float factor_;
     float* rows_;
     QueryRotation rotation_ = {};
     bool loaded_ = false;
   };
 
   template <class Visit>
-  void for_each_block(BlockReader& reader, Queries& queries, TilePass& pass, Visit visit) {
+  void for_each_block(BlockReader& reader, Queries& queries, Pass& pass, Visit visit) {
     RowBlock* block = blocks_->data();
     RowBlock* next = block + 1;
     for (reader.read(*block, Tuning::tile_rows); block->rows > 0; std::swap(block, next)) {
       reader.read(*next, Tuning::tile_rows);
-      if (queries.load_for(*block->segment)) pass.set_queries(queries_);
+      if (queries.load_for(*block->segment)) pass.set_queries(queries_, queries.turned());
       visit(*block, *next);
     }
   }
 
   AlignedFloats floats_;
+  AlignedBuffer<std::uint32_t> words_;
+  ProductPlan products_;
   float* queries_ = nullptr;
   float* scratch_ = nullptr;
   std::unique_ptr<std::array<RowBlock, 2>> blocks_;

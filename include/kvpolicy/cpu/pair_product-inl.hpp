@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A tile's products with rows stored in bfloat16, in the processor's units for bfloat16: queries,
+// rows and weights are packed in pairs along the dimension that is summed. What such a unit would
+// get wrong is left to the products in float: numbers that are not finite, which meet zeros here.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+
+#include <kvpolicy/cpu/matrix_unit.hpp>
+#include <kvpolicy/cpu/product-inl.hpp>
+#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/vector-inl.hpp>
+#include <kvpolicy/cpu/x86/tile_product.hpp>
+
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+
+using Words = hn::RebindToUnsigned<Floats>;
+using WordVector = hn::Vec<Words>;
+inline constexpr Words words;
+
+/// A float rounded to the nearest bfloat16, to even in between; as a float's bits. NaN stays NaN.
+[[nodiscard]] HWY_INLINE WordVector round_to_bfloat16(FloatVector x) {
+  const auto bits = hn::BitCast(words, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1U));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(words, 0x7fffU)), odd);
+  const auto number = hn::RebindMask(words, hn::Eq(x, x));
+  return hn::And(hn::IfThenElse(number, rounded, hn::Set(words, 0x7fc00000U)),
+                 hn::Set(words, 0xffff0000U));
+}
+
+/// Neighbours along a product's summed dimension as pairs of bfloat16, and what rounding left of
+/// them, for a second term.
+struct PairVector {
+  WordVector pairs;
+  FloatVector rest_low, rest_high;
+};
+[[nodiscard]] HWY_INLINE PairVector pair_up(FloatVector low, FloatVector high) {
+  const auto low_bits = round_to_bfloat16(low);
+  const auto high_bits = round_to_bfloat16(high);
+  return {hn::Or(hn::ShiftRight<16>(low_bits), high_bits),
+          hn::Sub(low, hn::BitCast(floats, low_bits)),
+          hn::Sub(high, hn::BitCast(floats, high_bits))};
+}
+
+/// Of one tile. `Tiles` are the tile registers, or what stands in for them.
+template <class Tiles>
+class PairProducts {
+ public:
+  /// Words of scratch memory for `width` queries, a multiple of 16.
+  [[nodiscard]] static std::size_t scratch_words(std::size_t width, std::size_t head_dim) {
+    return most_terms * paneled(width) * channel_pairs(head_dim) +
+           max_block_rows * channel_pairs(head_dim) + row_pairs * head_dim +
+           most_terms * row_pairs * width;
+  }
+
+  /// `scratch` may be null where the plan is not narrow.
+  PairProducts(const ProductPlan& plan, std::size_t width, std::size_t head_dim,
+               std::uint32_t* scratch)
+      : plan_{plan}, width_{width}, head_dim_{head_dim} {
+    if (!plan.is_narrow()) return;
+    queries_ = scratch;
+    keys_ = queries_ + most_terms * query_term();
+    values_ = keys_ + max_block_rows * channel_pairs(head_dim);
+    weights_ = values_ + row_pairs * head_dim;
+    // Channels that fill up the last tile's pairs are never written again.
+    std::fill_n(keys_, max_block_rows * channel_pairs(head_dim), 0U);
+    if (plan.unit == MatrixUnit::tiles) tiles_.emplace();
+  }
+
+  /// Takes the queries [rows, head_dim] of the blocks that follow.
+  void set_queries(const float* queries, std::size_t rows, bool turned) {
+    query_terms_ = turned ? plan_.turned_terms : plan_.query_terms;
+    has_queries_ = plan_.pays(query_terms_);
+    if (!has_queries_) return;
+    std::fill_n(queries_, query_terms_ * query_term(), 0U);
+    for (std::size_t m = 0; m < rows; ++m) {
+      std::uint32_t* column = queries_ + m / columns * columns * channel_pairs(head_dim_) + m % columns;
+      for (std::size_t pair = 0; pair < head_dim_ / 2; ++pair) {
+        float low = queries[m * head_dim_ + 2 * pair];
+        float high = queries[m * head_dim_ + 2 * pair + 1];
+        for (std::size_t term = 0; term < query_terms_; ++term) {
+          const bfloat16 low_part{low};
+          const bfloat16 high_part{high};
+          column[term * query_term() + pair * columns] =
+              low_part.bits | static_cast<std::uint32_t>(high_part.bits) << 16;
+          low -= static_cast<float>(low_part);
+          high -= static_cast<float>(high_part);
+          // Also what only rounding made infinite.
+          has_queries_ = has_queries_ && low - low == 0.0F && high - high == 0.0F;
+        }
+      }
+    }
+  }
+
+  /// logits[row, m] = scale * (row . query m), as [rows, width]; rows are written up to the next
+  /// multiple of 16. False, and nothing done, where this is a task for float.
+  bool compute_logits(const BlockSide& keys, std::size_t rows, float scale, float* logits,
+                      FetchAhead& ahead) {
+    if (!has_queries_ || keys.format.encoding != Encoding::bfloat16) return false;
+    if (!copy_rows(keys, rows)) return false;
+    const x86::PairMatrices matrices{.a = keys_,
+                                     .a_row = channel_pairs(head_dim_),
+                                     .a_step = 1,
+                                     .a_term = 0,
+                                     .b = queries_,
+                                     .b_row = columns,
+                                     .b_term = query_term(),
+                                     .pairs = channel_pairs(head_dim_),
+                                     .terms = query_terms_};
+    multiply(matrices, columns * channel_pairs(head_dim_), {logits, width_, false, scale}, rows, width_,
+             ahead);
+    return true;
+  }
+
+  /// values[m] = factors[m] * values[m] + sum over rows of weights[row, m] * row, for `queries`
+  /// queries, rounded up to 16. False, and nothing done, where this is a task for float.
+  bool add_values(const BlockSide& values, std::size_t rows, const float* weights,
+                  const float* factors, float* out, std::size_t queries, FetchAhead& ahead) {
+    if (!plan_.is_narrow() || values.format.encoding != Encoding::bfloat16) return false;
+    if (!pair_rows(values, rows)) return false;
+    pair_weights(weights, rows);
+    for (std::size_t m = 0; m < queries; ++m) {
+      if (factors[m] == 1.0F) continue;  // the largest logit is found early
+      const auto factor = hn::Set(floats, factors[m]);
+      for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
+        float* numbers = out + m * head_dim_ + channel;
+        hn::StoreU(hn::Mul(hn::LoadU(floats, numbers), factor), floats, numbers);
+      }
+    }
+    const bool tiles = plan_.unit == MatrixUnit::tiles;
+    const x86::PairMatrices matrices{.a = weights_,
+                                     .a_row = tiles ? row_pairs : 1,
+                                     .a_step = tiles ? 1 : width_,
+                                     .a_term = row_pairs * width_,
+                                     .b = values_,
+                                     .b_row = head_dim_,
+                                     .b_term = 0,
+                                     .pairs = padded_pairs(rows),
+                                     .terms = plan_.weight_terms};
+    multiply(matrices, columns, {out, head_dim_, true, 1.0F}, queries, head_dim_, ahead);
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t most_terms = 2;
+  static constexpr std::size_t row_pairs = max_block_rows / 2;
+  static constexpr std::size_t columns = 2 * x86::tile_size;  // of a panel of queries
+  static_assert(max_block_rows % (2 * x86::tile_size) == 0);
+
+  static std::size_t paneled(std::size_t width) { return (width + columns - 1) / columns * columns; }
+  // Of a row, rounded up to whole tiles.
+  static std::size_t channel_pairs(std::size_t head_dim) {
+    return (head_dim / 2 + x86::tile_size - 1) / x86::tile_size * x86::tile_size;
+  }
+  static std::size_t padded_pairs(std::size_t rows) {
+    return (rows + 2 * x86::tile_size - 1) / (2 * x86::tile_size) * x86::tile_size;
+  }
+  [[nodiscard]] std::size_t query_term() const { return paneled(width_) * channel_pairs(head_dim_); }
+
+  void multiply(x86::PairMatrices matrices, std::size_t b_panel, x86::ProductTarget target,
+                std::size_t rows, std::size_t width, FetchAhead& ahead) {
+    const std::size_t unit = tiles_ ? x86::tile_size : x86::BFloat16Vectors::rows;
+    const std::size_t block = tiles_ ? 2 * unit : unit;
+    const std::size_t panels = (width + columns - 1) / columns;
+    ahead.start((rows + block - 1) / block * panels);
+    const auto step = [&] { ahead.step(); };
+    for (std::size_t x = 0; x < width; x += columns) {
+      const std::size_t count = std::min(columns, width - x);
+      if (tiles_) {
+        x86::tile_product(*tiles_, matrices, target, (rows + unit - 1) / unit * unit, count, step);
+      } else {
+        x86::BFloat16Vectors::product(matrices, target, rows, count, step);
+      }
+      matrices.b += b_panel;
+      target.c += columns;
+    }
+  }
+
+  // The block's keys, one behind the other, or false if a number is not finite.
+  bool copy_rows(const BlockSide& side, std::size_t rows) {
+    auto largest = hn::Zero(shorts);
+    for (std::size_t row = 0; row < rows; ++row) {
+      const auto* from = reinterpret_cast<const std::uint16_t*>(side.codes[row]);
+      auto* to = reinterpret_cast<std::byte*>(keys_ + row * channel_pairs(head_dim_));
+      for (std::size_t channel = 0; channel < head_dim_; channel += hn::MaxLanes(shorts)) {
+        const auto numbers = hn::LoadU(shorts, from + channel);
+        largest = hn::Max(largest, hn::And(numbers, hn::Set(shorts, 0x7fffU)));
+        std::array<std::uint16_t, hn::MaxLanes(shorts)> lines;
+        hn::StoreU(numbers, shorts, lines.data());
+        std::memcpy(to + channel * sizeof(std::uint16_t), lines.data(), sizeof lines);
+      }
+    }
+    return are_finite(largest);
+  }
+
+  // The block's values in pairs of rows, up to whole tiles; or false if a number is not finite.
+  bool pair_rows(const BlockSide& side, std::size_t rows) {
+    auto largest = hn::Zero(words);
+    const auto low_half = hn::Set(words, 0x7fffU);
+    for (std::size_t pair = 0; pair < padded_pairs(rows); ++pair) {
+      std::uint32_t* to = values_ + pair * head_dim_;
+      if (2 * pair >= rows) {
+        std::fill_n(to, head_dim_, 0U);
+        continue;
+      }
+      const auto* low = reinterpret_cast<const std::uint16_t*>(side.codes[2 * pair]);
+      const bool has_high = 2 * pair + 1 < rows;
+      const auto* high = has_high ? reinterpret_cast<const std::uint16_t*>(side.codes[2 * pair + 1]) : low;
+      const auto mask = hn::Set(words, has_high ? ~0U : 0U);
+      for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
+        const auto low_bits = hn::PromoteTo(words, hn::LoadU(word_shorts, low + channel));
+        const auto high_bits = hn::And(hn::PromoteTo(words, hn::LoadU(word_shorts, high + channel)), mask);
+        largest = hn::Max(largest, hn::Max(hn::And(low_bits, low_half), hn::And(high_bits, low_half)));
+        hn::StoreU(hn::Or(low_bits, hn::ShiftLeft<16>(high_bits)), words, to + channel);
+      }
+    }
+    return hn::AllTrue(words, hn::Lt(largest, hn::Set(words, 0x7f80U)));
+  }
+
+  // The weights in pairs of rows, zeros behind the last: [pairs, width] for vectors, [width, pairs]
+  // for tiles.
+  void pair_weights(const float* weights, std::size_t rows) {
+    const std::size_t pairs = padded_pairs(rows);
+    for (std::size_t m = 0; m < width_; m += lanes) {
+      for (std::size_t first = 0; first < pairs; first += 4) {
+        WordVector packed[most_terms][4];
+        for (std::size_t i = 0; i < 4; ++i) {
+          const std::size_t row = 2 * (first + i);
+          auto low = row < rows ? hn::LoadU(floats, weights + row * width_ + m) : zero_vector();
+          auto high = row + 1 < rows ? hn::LoadU(floats, weights + (row + 1) * width_ + m) : zero_vector();
+          for (std::size_t term = 0; term < plan_.weight_terms; ++term) {
+            const PairVector pair = pair_up(low, high);
+            packed[term][i] = pair.pairs;
+            low = pair.rest_low;
+            high = pair.rest_high;
+          }
+        }
+        for (std::size_t term = 0; term < plan_.weight_terms; ++term) {
+          std::uint32_t* to = weights_ + term * row_pairs * width_;
+          if (tiles_) {
+            store_turned(packed[term], to + m * row_pairs + first);
+          } else {
+            for (std::size_t i = 0; i < 4; ++i) {
+              hn::StoreU(packed[term][i], words, to + (first + i) * width_ + m);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Four vectors as columns of [lanes, row_pairs].
+  static void store_turned(const WordVector* columns_of, std::uint32_t* to) {
+    HWY_ALIGN std::uint32_t numbers[4][lanes];
+#if HWY_TARGET == HWY_SCALAR
+    for (std::size_t i = 0; i < 4; ++i) hn::Store(columns_of[i], words, numbers[i]);
+    for (std::size_t m = 0; m < lanes; ++m) {
+      for (std::size_t i = 0; i < 4; ++i) to[m * row_pairs + i] = numbers[i][m];
+    }
+#else
+    // Within each 16-byte block: lane i of the block becomes vector i's, then blocks are scattered.
+    const hn::Repartition<std::uint64_t, Words> doubles;
+    const auto as_doubles = [&](WordVector v) { return hn::BitCast(doubles, v); };
+    const auto a = as_doubles(hn::InterleaveLower(words, columns_of[0], columns_of[1]));
+    const auto b = as_doubles(hn::InterleaveLower(words, columns_of[2], columns_of[3]));
+    const auto c = as_doubles(hn::InterleaveUpper(words, columns_of[0], columns_of[1]));
+    const auto d = as_doubles(hn::InterleaveUpper(words, columns_of[2], columns_of[3]));
+    hn::Store(hn::BitCast(words, hn::InterleaveLower(doubles, a, b)), words, numbers[0]);
+    hn::Store(hn::BitCast(words, hn::InterleaveUpper(doubles, a, b)), words, numbers[1]);
+    hn::Store(hn::BitCast(words, hn::InterleaveLower(doubles, c, d)), words, numbers[2]);
+    hn::Store(hn::BitCast(words, hn::InterleaveUpper(doubles, c, d)), words, numbers[3]);
+    for (std::size_t block = 0; block < lanes; block += 4) {
+      for (std::size_t i = 0; i < 4; ++i) {
+        std::memcpy(to + (block + i) * row_pairs, numbers[i] + block, 4 * sizeof(std::uint32_t));
+      }
+    }
+#endif
+  }
+
+  // 16 lanes, which divide every head_dim, or fewer.
+  static constexpr hn::CappedTag<std::uint16_t, 16> shorts{};
+  static constexpr hn::Rebind<std::uint16_t, Words> word_shorts{};
+
+  [[nodiscard]] static bool are_finite(hn::Vec<hn::CappedTag<std::uint16_t, 16>> largest) {
+    return hn::AllTrue(shorts, hn::Lt(largest, hn::Set(shorts, 0x7f80U)));
+  }
+
+  ProductPlan plan_;
+  std::size_t width_;
+  std::size_t head_dim_;
+  std::size_t query_terms_ = 1;
+  bool has_queries_ = false;
+  std::uint32_t* queries_ = nullptr;  // [terms] of panels of [channel pairs, columns]
+  std::uint32_t* keys_ = nullptr;     // [max_block_rows, channel pairs]
+  std::uint32_t* values_ = nullptr;   // [row_pairs, head_dim]
+  std::uint32_t* weights_ = nullptr;  // [terms] of [row_pairs, width] or [width, row_pairs]
+  std::optional<Tiles> tiles_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu

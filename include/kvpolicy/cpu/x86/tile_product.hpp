@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A product of matrices of bfloat16 pairs in tile registers: four tiles of the result at a time,
+// so that every tile loaded serves two products.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <kvpolicy/cpu/x86/pair_matrices.hpp>
+
+namespace kvpolicy::cpu::x86 {
+
+/// Rows, pairs and columns of a tile; what a product's factors have in the end must be a multiple.
+inline constexpr std::size_t tile_size = 16;
+
+/// M x N tiles (1 or 2 each) of a product.
+template <int M, int N, class Tiles>
+void tile_block(Tiles& tiles, const PairMatrices& matrices, const ProductTarget& target) {
+  const std::size_t a_stride = matrices.a_row * sizeof(std::uint32_t);
+  const std::size_t b_stride = matrices.b_row * sizeof(std::uint32_t);
+  const std::size_t c_stride = target.c_row * sizeof(float);
+  float* c = target.c;
+  float* c_below = c + tile_size * target.c_row;
+  if (target.onto) {
+    tiles.template load<0>(c, c_stride);
+    if constexpr (N > 1) tiles.template load<1>(c + tile_size, c_stride);
+    if constexpr (M > 1) tiles.template load<2>(c_below, c_stride);
+    if constexpr (M > 1 && N > 1) tiles.template load<3>(c_below + tile_size, c_stride);
+  } else {
+    tiles.template zero<0>();
+    if constexpr (N > 1) tiles.template zero<1>();
+    if constexpr (M > 1) tiles.template zero<2>();
+    if constexpr (M > 1 && N > 1) tiles.template zero<3>();
+  }
+  for (std::size_t term = 0; term < matrices.terms; ++term) {
+    for (std::size_t pair = 0; pair < matrices.pairs; pair += tile_size) {
+      const std::uint32_t* a = matrices.a + term * matrices.a_term + pair;
+      const std::uint32_t* b = matrices.b + term * matrices.b_term + pair * matrices.b_row;
+      tiles.template load<4>(a, a_stride);
+      tiles.template load<6>(b, b_stride);
+      tiles.template add_product<0, 4, 6>();
+      if constexpr (N > 1) {
+        tiles.template load<7>(b + tile_size, b_stride);
+        tiles.template add_product<1, 4, 7>();
+      }
+      if constexpr (M > 1) {
+        tiles.template load<5>(a + tile_size * matrices.a_row, a_stride);
+        tiles.template add_product<2, 5, 6>();
+        if constexpr (N > 1) tiles.template add_product<3, 5, 7>();
+      }
+    }
+  }
+  tiles.template store<0>(c, c_stride);
+  if constexpr (N > 1) tiles.template store<1>(c + tile_size, c_stride);
+  if constexpr (M > 1) tiles.template store<2>(c_below, c_stride);
+  if constexpr (M > 1 && N > 1) tiles.template store<3>(c_below + tile_size, c_stride);
+  if (target.onto || target.scale == 1.0F) return;
+  for (std::size_t row = 0; row < M * tile_size; ++row) {
+    for (std::size_t x = 0; x < N * tile_size; ++x) c[row * target.c_row + x] *= target.scale;
+  }
+}
+
+/// A product with `rows` rows, a multiple of tile_size, and one tile or two of columns. Its a_step is
+/// 1. step() before each block of tiles.
+template <class Tiles, class Step>
+void tile_product(Tiles& tiles, PairMatrices matrices, ProductTarget target, std::size_t rows,
+                  std::size_t width, Step step) {
+  const bool two = width > tile_size;
+  for (std::size_t row = 0; row < rows; row += 2 * tile_size) {
+    step();
+    if (rows - row > tile_size) {
+      two ? tile_block<2, 2>(tiles, matrices, target) : tile_block<2, 1>(tiles, matrices, target);
+    } else {
+      two ? tile_block<1, 2>(tiles, matrices, target) : tile_block<1, 1>(tiles, matrices, target);
+    }
+    matrices.a += 2 * tile_size * matrices.a_row;
+    target.c += 2 * tile_size * target.c_row;
+  }
+}
+
+}  // namespace kvpolicy::cpu::x86
