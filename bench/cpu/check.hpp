@@ -55,8 +55,7 @@ class Check {
   [[nodiscard]] std::optional<std::string> compare(std::span<const float> out) {
     for (const Expected& one : expected_) {
       const std::size_t at = (one.token * shape_.q_heads + one.q_head) * shape_.head_dim;
-      const double error =
-          relative_error(out.subspan(at, shape_.head_dim), one.reference.out);
+      const double error = relative_error(out.subspan(at, shape_.head_dim), one.reference.out);
       const bool packed = one.reference.keys.packed + one.reference.values.packed > 0;
       const double most = packed ? most_error_packed : most_error_exact;
       if (!(error <= most)) {

@@ -25,16 +25,16 @@ namespace kvpolicy::bench {
 template <class Plan>
 struct DecodeCase {
   std::string name;
-  std::string baseline;                     ///< case that the ratio is taken to; empty: none
-  std::string rows_of;                      ///< cases of the same name here share their rows
+  std::string baseline;  ///< case that the ratio is taken to; empty: none
+  std::string rows_of;   ///< cases of the same name here share their rows
   std::function<Plan(std::size_t layers)> plan;
-  std::size_t tokens = 0;                   ///< at the first step, the query's own row included
-  std::size_t layers = 1;                   ///< of one sample, where layers differ
+  std::size_t tokens = 0;  ///< at the first step, the query's own row included
+  std::size_t layers = 1;  ///< of one sample, where layers differ
   Read read = Read::all;
-  bool refresh = false;                     ///< every step chooses its chunks anew
-  bool compressed = false;                  ///< budgets are enforced behind the prompt
-  bool flushed = false;                     ///< one layer, caches emptied: for long texts
-  std::size_t samples = 0;                  ///< at least; 0: as for all cases
+  bool refresh = false;     ///< every step chooses its chunks anew
+  bool compressed = false;  ///< budgets are enforced behind the prompt
+  bool flushed = false;     ///< one layer, caches emptied: for long texts
+  std::size_t samples = 0;  ///< at least; 0: as for all cases
 };
 
 /// A filled cache.
@@ -121,8 +121,7 @@ class DecodeRig {
     spoil_output(run, out_);
     if (what.refresh) expect(false);
     for (const std::size_t head : heads) {
-      const HeadReads reads =
-          reads_of(plan(), layer, head, position + 1, history(what, layer));
+      const HeadReads reads = reads_of(plan(), layer, head, position + 1, history(what, layer));
       if (auto wrong = check.count(head, reads, run)) return wrong;
     }
     auto wrong = check.compare(out_);
@@ -158,16 +157,20 @@ class DecodeRig {
     return {out_.data(), 1, shape().q_heads, shape().head_dim};
   }
   [[nodiscard]] History history(const DecodeCase<Plan>& what, std::size_t layer) const {
-    return {.compressed_at = prompt_, .chosen_at = chosen_at_[layer],
-            .selected = what.read == Read::selected, .refreshes = what.refresh};
+    return {.compressed_at = prompt_,
+            .chosen_at = chosen_at_[layer],
+            .selected = what.read == Read::selected,
+            .refreshes = what.refresh};
   }
 
   // As many layers as keep them cold, and as memory allows.
   [[nodiscard]] static Plan sized_plan(const DecodeCase<Plan>& what, const Run& run) {
     Plan few = what.plan(what.layers);
     if (what.flushed) return few;
-    const History history{.compressed_at = what.tokens, .chosen_at = what.tokens,
-                          .selected = what.read == Read::selected, .refreshes = what.refresh};
+    const History history{.compressed_at = what.tokens,
+                          .chosen_at = what.tokens,
+                          .selected = what.read == Read::selected,
+                          .refreshes = what.refresh};
     double read = 0.0;
     for (std::size_t layer = 0; layer < what.layers; ++layer) {
       read += layer_bytes(few, layer, what.tokens, history);

@@ -154,8 +154,7 @@ void run_prefill(benchmark::State& state, Run& run, const PrefillCase<Plan>& wha
       for (int i = 0; i < (run.smoke ? 1 : 5); ++i) appends.add(rig.append_to_fork());
       report_times(state, run, what.name + tail, samples);
       report_flops(state, run, threads, samples.median(), rig.flops());
-      report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail,
-                   samples.median());
+      report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail, samples.median());
       state.counters["append_percent"] = 100 * appends.median() / samples.median();
       state.counters["rows"] = static_cast<double>(what.tokens);
       state.counters["error"] = rig.error();
@@ -210,8 +209,8 @@ void run_prompt(benchmark::State& state, Run& run, const PrefillCase<Plan>& what
         Samples samples;
         for (std::size_t round = 0; round < rounds; ++round) samples.add(rig.attend());
         for (std::size_t round = 0; round < rounds; ++round) {
-          const double rank = rounds == 1 ? 0.0 : static_cast<double>(round) /
-                                                      static_cast<double>(rounds - 1);
+          const double rank =
+              rounds == 1 ? 0.0 : static_cast<double>(round) / static_cast<double>(rounds - 1);
           passes[round] += samples.at(rank) * share;
         }
         flops += rig.flops() * share;
@@ -220,8 +219,7 @@ void run_prompt(benchmark::State& state, Run& run, const PrefillCase<Plan>& what
       for (const double seconds : passes) samples.add(seconds);
       report_times(state, run, what.name + tail, samples);
       report_flops(state, run, threads, samples.median(), flops);
-      report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail,
-                   samples.median());
+      report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail, samples.median());
       state.counters["rows"] = static_cast<double>(what.tokens);
       state.counters["timed_chunks"] = static_cast<double>(timed);
       state.counters["error"] = rig.error();

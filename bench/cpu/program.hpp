@@ -29,14 +29,14 @@ struct Options {
   Run run;
   std::string filter = ".";
   std::string json;
-  std::string scores;            ///< a file of head scores; empty: the sample that is built in
+  std::string scores;  ///< a file of head scores; empty: the sample that is built in
   std::vector<std::size_t> threads;
-  std::vector<char*> rest;       ///< for Google Benchmark
+  std::vector<char*> rest;  ///< for Google Benchmark
 };
 
 /// The program's status if there is nothing to run.
-[[nodiscard]] inline std::optional<int> parse_options(int argc, char** argv,
-                                                      std::string_view usage, Options& options) {
+[[nodiscard]] inline std::optional<int> parse_options(int argc, char** argv, std::string_view usage,
+                                                      Options& options) {
   options.rest.push_back(argv[0]);
   double memory_gib = 0.0;
   std::size_t most = pool_of(0).threads();
@@ -92,9 +92,9 @@ struct Options {
   Run& run = options.run;
   run.machine = machine();
   run.machine.cores = most;
-  run.memory_bytes = memory_gib > 0.0 ? static_cast<std::size_t>(memory_gib * 0x1p30)
-                                      : std::min(run.machine.memory_bytes / 3,
-                                                 std::size_t{6} << 30);
+  run.memory_bytes = memory_gib > 0.0
+                         ? static_cast<std::size_t>(memory_gib * 0x1p30)
+                         : std::min(run.machine.memory_bytes / 3, std::size_t{6} << 30);
   options.threads = most == 1 || run.quick ? std::vector{most} : std::vector{std::size_t{1}, most};
   return std::nullopt;
 }
@@ -104,15 +104,15 @@ class CaseList {
  public:
   explicit CaseList(const std::string& filter) : filter_{filter} {}
 
-  /// `weight`: about how many seconds it will take.
-  void add(const std::string& name, double weight,
-           std::function<void(benchmark::State&)> body) {
-    if (!std::regex_search(name, filter_)) return;
+  /// `weight`: about how many seconds it will take. Whether it will run.
+  bool add(const std::string& name, double weight, std::function<void(benchmark::State&)> body) {
+    if (!std::regex_search(name, filter_)) return false;
     benchmark::RegisterBenchmark(name.c_str(), std::move(body))
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond)
         ->Iterations(1);
     weights_.push_back(weight);
+    return true;
   }
   [[nodiscard]] const std::vector<double>& weights() const { return weights_; }
 
@@ -123,8 +123,8 @@ class CaseList {
 
 /// Measures what the machine can do and says so, here and in the results.
 inline void measure_ceilings(Run& run, const std::vector<std::size_t>& threads) {
-  const std::size_t bytes = run.smoke ? std::size_t{1} << 20
-                                      : std::max(4 * run.machine.l3_bytes, std::size_t{256} << 20);
+  const std::size_t bytes =
+      run.smoke ? std::size_t{1} << 20 : std::max(4 * run.machine.l3_bytes, std::size_t{256} << 20);
   run.reader = std::make_unique<Reader>(bytes);
   const auto say = [](const std::string& key, const std::string& value) {
     benchmark::AddCustomContext(key, value);

@@ -56,8 +56,7 @@ class Progress : public benchmark::BenchmarkReporter {
       if (done_ < weights_.size()) left_ -= weights_[done_];
       ++done_;
       std::printf("[%3zu/%zu] %-44s %s%s\n", done_, weights_.size(),
-                  plain_name(run.benchmark_name()).c_str(), said(run).c_str(),
-                  time_left().c_str());
+                  plain_name(run.benchmark_name()).c_str(), said(run).c_str(), time_left().c_str());
       std::fflush(stdout);
     }
   }

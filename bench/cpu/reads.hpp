@@ -72,8 +72,7 @@ template <class Policy>
   const ResidualConfig& storage = config.storage;
   const std::size_t committed = tokens - 1;
   const std::size_t beyond = committed - std::min(committed, storage.residual);
-  constexpr bool per_channel =
-      Policy::storage_type::key_granularity == Granularity::per_channel;
+  constexpr bool per_channel = Policy::storage_type::key_granularity == Granularity::per_channel;
   const std::size_t whole = per_channel ? 32 : head_dim;
   const std::size_t key_group = storage.key_group == 0 ? whole : storage.key_group;
   const std::size_t value_group = storage.value_group == 0 ? head_dim : storage.value_group;

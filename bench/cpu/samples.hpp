@@ -48,8 +48,8 @@ class Samples {
 
 /// How long a case is sampled.
 struct Patience {
-  double seconds = 1.0;      ///< of samples, roughly
-  std::size_t least = 30;    ///< samples, however long they take
+  double seconds = 1.0;    ///< of samples, roughly
+  std::size_t least = 30;  ///< samples, however long they take
   std::size_t most = 400;
 };
 

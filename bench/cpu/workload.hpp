@@ -43,8 +43,7 @@ using Budget = HeadBudgetCache<Dense>;
 using MinMaxChunks = ChunkRetrievalCache<Dense, MinMaxKey>;
 using MeanChunks = ChunkRetrievalCache<Dense, MeanKey>;
 /// Every policy over bfloat16 rows.
-using MixedPlan =
-    HeadPlan<Full, Streaming, PerToken, PerChannel, Budget, MinMaxChunks, MeanChunks>;
+using MixedPlan = HeadPlan<Full, Streaming, PerToken, PerChannel, Budget, MinMaxChunks, MeanChunks>;
 template <Element E>
 using FullPlan = HeadPlan<FullCache<DenseStorage<E>>>;
 
@@ -70,16 +69,16 @@ enum class Spoil {
 /// One run of the program.
 struct Run {
   Machine machine;
-  bool smoke = false;                  ///< tiny shapes, verified and hardly timed
+  bool smoke = false;  ///< tiny shapes, verified and hardly timed
   bool quick = false;
-  double case_seconds = 1.0;           ///< of samples, for each case
+  double case_seconds = 1.0;  ///< of samples, for each case
   Spoil spoil = Spoil::nothing;
-  bool failed = false;                 ///< some result was wrong
+  bool failed = false;  ///< some result was wrong
   std::unique_ptr<Reader> reader;
   std::map<std::size_t, double> read_ceiling;  ///< bytes per second, by threads
   std::map<std::size_t, double> fma_ceiling;   ///< operations per second, by threads
   std::map<std::string, double> seconds;       ///< medians by case, for ratios
-  std::size_t memory_bytes = 0;        ///< that the rows of one case may take
+  std::size_t memory_bytes = 0;                ///< that the rows of one case may take
 
   /// Rows that repeated samples must pass by together so that none is still cached.
   [[nodiscard]] double cold_bytes() const {
@@ -218,7 +217,9 @@ template <Element E>
                  .base = reinterpret_cast<const std::byte*>(side.row(0, head)),
                  .row_stride = side.token_stride * sizeof(E)};
   };
-  return {.keys = plane(k), .values = plane(v), .rows = k.tokens,
+  return {.keys = plane(k),
+          .values = plane(v),
+          .rows = k.tokens,
           .position = static_cast<std::int64_t>(position)};
 }
 
