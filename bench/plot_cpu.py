@@ -8,6 +8,7 @@ policy, and the bytes that it reads; below them prefill.
 With a file of bench/peers_cpu_torch.py (--peers) PyTorch's times are drawn as well.
 """
 import argparse
+import io
 import os
 import re
 import sys
@@ -17,6 +18,7 @@ from results_cpu import facts, load
 # Okabe and Ito's colours, as in plot.py; a line for each policy: label, colour, marker, dashes.
 STYLES = {
     "bf16": ("full, bfloat16", "#000000", "o", "-"),
+    "bf16_float": ("the same, float queries", "#000000", "+", ":"),
     "f16": ("full, half", "#000000", "x", ":"),
     "f32": ("full, float", "#999999", "o", ":"),
     "int8": ("8 bits", "#0072B2", "s", "-"),
@@ -120,7 +122,11 @@ def main():
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     figure = draw(plt, context, cases, load(args.peers)[1] if args.peers else {})
-    figure.savefig(args.out, dpi=100, metadata={"Software": None})
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=100)
+    from PIL import Image  # comes with matplotlib
+    few_colours = Image.open(picture).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE)
+    few_colours.save(args.out, optimize=True)
     size = os.path.getsize(args.out)
     print(f"wrote {args.out}, {size / 1000:.0f} kB")
     if size > 150_000:

@@ -52,6 +52,7 @@ def facts(context):
     known = [context.get("cpu") or context.get("device"),
              f"{context['cores']} threads at most" if "cores" in context else None,
              f"compiled for {context['target']}" if "target" in context else None,
+             f"prompts in {context['prompts_in']}" if "prompts_in" in context else None,
              f"PyTorch {context['torch']}" if "torch" in context else None, context.get("date")]
     reads = [f"{float(value):.1f} GB/s ({key.rsplit('_', 1)[1]} threads)"
              for key, value in sorted(context.items()) if key.startswith("read_GB_per_s")]

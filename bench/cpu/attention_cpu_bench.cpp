@@ -267,21 +267,25 @@ class Cases {
     const auto name = [&](const std::string& policy) {
       return "prefill/" + policy + "/" + heads.name() + "/" + tokens_name(tokens);
     };
-    const auto of_policy = [&](const std::string& policy, auto plan) {
+    const auto of_policy = [&](const std::string& policy, auto plan, Attend attend) {
       add_prefill({.name = name(policy),
                    .baseline = policy == "bf16" ? std::string{} : name("bf16"),
                    .rows_of = {},
                    .plan = [plan] { return plan(1); },
                    .tokens = scaled(tokens)},
-                  run_prefill<MixedPlan>, 1.0);
+                  attend, 1.0);
     };
-    of_policy("bf16", uniform(heads, Full::Config{}));
+    const Attend attend = run_prefill<bfloat16, MixedPlan>;
+    of_policy("bf16", uniform(heads, Full::Config{}), attend);
+    // Queries and outputs in float: the engine then owes more exact products.
+    of_policy("bf16_float", uniform(heads, Full::Config{}), run_prefill<float, MixedPlan>);
     for (const std::size_t bits : {8U, 4U, 2U}) {
-      of_policy("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits)));
+      of_policy("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits)), attend);
     }
-    of_policy("kivi4", uniform(heads, quantized<PerChannel>(4)));
-    of_policy("duo", duo(heads));
-    of_policy("retrieval", uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = budget()}));
+    of_policy("kivi4", uniform(heads, quantized<PerChannel>(4)), attend);
+    of_policy("duo", duo(heads), attend);
+    of_policy("retrieval", uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = budget()}),
+              attend);
   }
 
   void compress() {
@@ -294,7 +298,7 @@ class Cases {
                    .rows_of = {},
                    .plan = [plan] { return plan(1); },
                    .tokens = scaled(tokens)},
-                  run_compress<MixedPlan>, 1.0);
+                  run_compress<bfloat16, MixedPlan>, 1.0);
     }
   }
 
@@ -309,7 +313,7 @@ class Cases {
                      .rows_of = {},
                      .plan = [plan] { return plan(1); },
                      .tokens = scaled(tokens)},
-                    run_prompt<MixedPlan>, 4.0);
+                    run_prompt<bfloat16, MixedPlan>, 4.0);
       };
       of_policy("bf16", uniform(heads, Full::Config{}));
       of_policy("duo", duo(heads));

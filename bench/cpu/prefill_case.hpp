@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,8 +33,8 @@ struct PrefillCase {
   std::size_t chunk = portion_rows;
 };
 
-/// A cache of one layer and a chunk of queries.
-template <class Plan>
+/// A cache of one layer and a chunk of queries; queries and outputs are of type `Q`.
+template <class Plan, Element Q>
 class PrefillRig {
  public:
   using E = typename Plan::element_type;
@@ -44,8 +45,12 @@ class PrefillRig {
         numbers_{chunk_ * shape().kv_heads * shape().head_dim},
         query_numbers_{chunk_ * shape().q_heads * shape().head_dim},
         queries_{query_numbers_.tensor(chunk_, shape().q_heads, shape().head_dim)},
-        check_{shape(), queries_},
-        out_(chunk_ * shape().q_heads * shape().head_dim) {}
+        as_float_(chunk_ * shape().q_heads * shape().head_dim),
+        check_{shape(), float_queries()},
+        out_(as_float_.size()) {
+    std::transform(queries_.data, queries_.data + as_float_.size(), as_float_.begin(),
+                   [](Q number) { return static_cast<float>(number); });
+  }
 
   [[nodiscard]] const ModelShape& shape() const { return cache_.plan().shape(); }
   [[nodiscard]] const Plan& plan() const { return cache_.plan(); }
@@ -63,7 +68,7 @@ class PrefillRig {
     const auto v = chunk_rows();
     const std::size_t cached = cache_.tokens();
     cache_.commit();
-    check_ = Check{shape(), queries_};
+    check_ = Check{shape(), float_queries()};
     for (const std::size_t head : checked_heads(plan(), 0, all_heads)) {
       SegmentList segments = cache_.segments(0, head);
       segments.push_back(own_rows(k, v, head, cached));
@@ -75,15 +80,18 @@ class PrefillRig {
     cache_.append(0, k, v);
   }
   double attend() {
-    const TensorView<float> out{out_.data(), chunk_, shape().q_heads, shape().head_dim};
+    const TensorView<Q> out{out_.data(), chunk_, shape().q_heads, shape().head_dim};
     return seconds_of([&] { cache_.attend(0, queries_, out); });
   }
   /// What is wrong with the attention of the latest chunk, or nothing.
   [[nodiscard]] std::optional<std::string> verify(const Run& run) {
-    poison(out_);
+    std::ranges::fill(out_, Q{std::numeric_limits<float>::quiet_NaN()});
     attend();
-    spoil_output(run, out_);
-    auto wrong = check_.compare(out_);
+    std::vector<float> written(out_.size());
+    std::ranges::transform(out_, written.begin(),
+                           [](Q number) { return static_cast<float>(number); });
+    spoil_output(run, written);
+    auto wrong = check_.compare(written);
     error_ = std::max(error_, check_.error());
     return wrong;
   }
@@ -105,6 +113,9 @@ class PrefillRig {
   [[nodiscard]] double flops() const { return layer_flops(plan(), 0, tokens() - chunk_, chunk_); }
 
  private:
+  [[nodiscard]] TensorView<const float> float_queries() const {
+    return {as_float_.data(), chunk_, shape().q_heads, shape().head_dim};
+  }
   [[nodiscard]] TensorView<const E> chunk_rows() {
     return numbers_.tensor(chunk_, shape().kv_heads, shape().head_dim);
   }
@@ -112,10 +123,11 @@ class PrefillRig {
   std::size_t chunk_;
   Cache<Plan> cache_;
   Numbers<E> numbers_;
-  Numbers<float> query_numbers_;
-  TensorView<const float> queries_;
+  Numbers<Q> query_numbers_;
+  TensorView<const Q> queries_;
+  std::vector<float> as_float_;  // the same queries
   Check check_;
-  std::vector<float> out_;
+  std::vector<Q> out_;
   double error_ = 0.0;
 };
 
@@ -125,9 +137,9 @@ class PrefillRig {
 }
 
 /// The rig of a case with its last chunk in place.
-template <class Plan>
-PrefillRig<Plan>& last_chunk_rig(Run& run, const PrefillCase<Plan>& what, std::size_t threads) {
-  using Rig = PrefillRig<Plan>;
+template <Element Q, class Plan>
+PrefillRig<Plan, Q>& last_chunk_rig(Run& run, const PrefillCase<Plan>& what, std::size_t threads) {
+  using Rig = PrefillRig<Plan, Q>;
   Rig& rig = run.rig<Rig>(what.rows_of, [&] {
     auto made = std::make_unique<Rig>(what);
     made->fill_to(what.tokens - what.chunk);
@@ -138,12 +150,12 @@ PrefillRig<Plan>& last_chunk_rig(Run& run, const PrefillCase<Plan>& what, std::s
   return rig;
 }
 
-template <class Plan>
+template <Element Q, class Plan>
 void run_prefill(benchmark::State& state, Run& run, const PrefillCase<Plan>& what,
                  std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
-    PrefillRig<Plan>& rig = last_chunk_rig(run, what, threads);
+    PrefillRig<Plan, Q>& rig = last_chunk_rig<Q>(run, what, threads);
     if (const auto wrong = rig.verify(run)) {
       return refuse(state, run, message(what.name, tail, ": ", *wrong));
     }
@@ -162,12 +174,12 @@ void run_prefill(benchmark::State& state, Run& run, const PrefillCase<Plan>& wha
   });
 }
 
-template <class Plan>
+template <Element Q, class Plan>
 void run_compress(benchmark::State& state, Run& run, const PrefillCase<Plan>& what,
                   std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
-    PrefillRig<Plan>& rig = last_chunk_rig(run, what, threads);
+    PrefillRig<Plan, Q>& rig = last_chunk_rig<Q>(run, what, threads);
     if (const auto wrong = rig.verify(run)) {
       return refuse(state, run, message(what.name, tail, ": ", *wrong));
     }
@@ -184,13 +196,13 @@ void run_compress(benchmark::State& state, Run& run, const PrefillCase<Plan>& wh
   });
 }
 
-template <class Plan>
+template <Element Q, class Plan>
 void run_prompt(benchmark::State& state, Run& run, const PrefillCase<Plan>& what,
                 std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
     run.drop_rig();
-    PrefillRig<Plan> rig{what};
+    PrefillRig<Plan, Q> rig{what};
     rig.use_threads(threads);
     const std::size_t chunks = what.tokens / what.chunk;
     const std::size_t timed = std::min<std::size_t>(chunks, run.smoke ? 2 : 8);

@@ -19,6 +19,8 @@
 
 #include <benchmark/benchmark.h>
 
+#include <kvpolicy/cpu/matrix_unit.hpp>
+
 #include "progress.hpp"
 #include "workload.hpp"
 
@@ -133,10 +135,12 @@ inline void measure_ceilings(Run& run, const std::vector<std::size_t>& threads) 
   say("cores", std::to_string(run.machine.cores));
   say("l3_MiB", std::to_string(run.machine.l3_bytes >> 20));
   say("target", hwy::TargetName(HWY_TARGET));
+  say("prompts_in", std::string{name_of(cpu::matrix_unit())});
   say("smoke", run.smoke ? "yes" : "no");
   say("quick", run.quick ? "yes" : "no");
-  std::printf("%s, %zu threads at most, L3 %zu MiB, compiled for %s\n", run.machine.cpu.c_str(),
-              run.machine.cores, run.machine.l3_bytes >> 20, hwy::TargetName(HWY_TARGET));
+  std::printf("%s, %zu threads at most, L3 %zu MiB, compiled for %s, prompts in %s\n",
+              run.machine.cpu.c_str(), run.machine.cores, run.machine.l3_bytes >> 20,
+              hwy::TargetName(HWY_TARGET), std::string{name_of(cpu::matrix_unit())}.c_str());
   for (const std::size_t count : threads) {
     const Pool pool = pool_of(count);
     const std::size_t rounds = run.smoke ? 1 : run.quick ? 4 : 8;
