@@ -18,9 +18,9 @@ from results_cpu import facts, load
 # Okabe and Ito's colours, as in plot.py; a line for each policy: label, colour, marker, dashes.
 STYLES = {
     "bf16": ("full, bfloat16", "#000000", "o", "-"),
-    "bf16_float": ("the same, float queries", "#000000", "+", ":"),
+    "bf16_float": ("full, bfloat16; float queries", "#000000", "+", ":"),
     "f16": ("full, half", "#000000", "x", ":"),
-    "f32": ("full, float", "#999999", "o", ":"),
+    "f32": ("full, float", "#999999", "h", ":"),
     "int8": ("8 bits", "#0072B2", "s", "-"),
     "int4": ("4 bits", "#0072B2", "^", "-"),
     "int2": ("2 bits", "#0072B2", "v", "-"),
@@ -30,6 +30,7 @@ STYLES = {
     "retrieval": ("retrieval of 4,096 rows, each step", "#009E73", "*", "-"),
     "standing": ("the same, a standing selection", "#009E73", "*", "--"),
 }
+PEER = "#E69F00"
 NAME = re.compile(r"(?P<what>decode|prefill)/(?P<policy>\w+)/(?P<shape>\d+x\d+)/(?P<rows>\d+)Ki"
                   r"/threads:(?P<threads>\d+)")
 
@@ -51,15 +52,18 @@ def lines(side, series, peer=False):
         points = series.get(policy, [])
         if not points:
             continue
-        side.plot(*zip(*points), color="#E69F00" if peer else colour, marker=marker, markersize=5,
+        side.plot(*zip(*points), color=PEER if peer else colour, marker=marker, markersize=5,
                   linestyle=":" if peer else dashes, linewidth=1.5,
                   label=f"PyTorch: {label}" if peer else label)
 
 
 def axes_of(side, title, unit, ticks):
+    from matplotlib.ticker import LogLocator
     side.set_xscale("log", base=2)
     side.set_yscale("log")
     side.set_xticks(ticks, [f"{tick} Ki" for tick in ticks])
+    side.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    side.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     side.minorticks_off()
     side.set_title(title, fontsize=10)
     side.set_ylabel(unit)
@@ -94,13 +98,32 @@ def draw(plt, context, cases, peers):
                     sorted({rows for points in prefills[shape].values() for rows, _ in points}))
         for side in row:
             side.set_xlabel("rows of the text")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    axes[0][-1].legend(handles, labels, frameon=False, fontsize=8, loc="upper left",
+    named = {}
+    for side in axes.flat:
+        for handle, label in zip(*side.get_legend_handles_labels()):
+            named.setdefault(label, handle)
+    axes[0][-1].legend(named.values(), named.keys(), frameon=False, fontsize=8, loc="upper left",
                        bbox_to_anchor=(1.02, 1.0))
     figure.suptitle(f"Attention of one layer, {context.get('cpu', 'unknown processor')}, {threads} "
                     f"thread{'s' if threads > 1 else ''}, cold caches, medians", fontsize=11)
     figure.tight_layout()
     return figure
+
+
+def save(figure, path):
+    """With the colours that are used and their way to white: a third of the bytes."""
+    from PIL import Image  # comes with matplotlib
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=100)
+    palette = []
+    for colour in sorted({style[1] for style in STYLES.values()} | {PEER}):
+        channels = [int(colour[i:i + 2], 16) for i in (1, 3, 5)]
+        for step in range(16):
+            palette += [round(c + (255 - c) * step / 15) for c in channels]
+    own = Image.new("P", (1, 1))
+    own.putpalette(palette + [255] * (768 - len(palette)))
+    few = Image.open(picture).convert("RGB").quantize(palette=own, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 def main():
@@ -122,11 +145,7 @@ def main():
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     figure = draw(plt, context, cases, load(args.peers)[1] if args.peers else {})
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=100)
-    from PIL import Image  # comes with matplotlib
-    few_colours = Image.open(picture).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE)
-    few_colours.save(args.out, optimize=True)
+    save(figure, args.out)
     size = os.path.getsize(args.out)
     print(f"wrote {args.out}, {size / 1000:.0f} kB")
     if size > 150_000:
