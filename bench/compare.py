@@ -87,8 +87,8 @@ def main():
     if not rows:
         sys.exit(f"{args.first} and {args.second} have no measured case in common"
                  + (f" that '{args.filter}' finds" if args.filter else ""))
-    lines = [f"{args.names[0]}: {facts(first_context)}", "",
-             f"{args.names[1]}: {facts(second_context)}", ""]
+    lines = [f"{args.names[0]}: {facts(first_context, first)}", "",
+             f"{args.names[1]}: {facts(second_context, second)}", ""]
     machines = [context.get("cpu") for context in (first_context, second_context)]
     if None not in machines and machines[0] != machines[1]:
         lines += ["**Two machines: the ratios are theirs as well.**", ""]

@@ -136,7 +136,7 @@ def main():
     context, cases = load(args.results)
     if not any(map(NAME.fullmatch, cases)):
         sys.exit(f"plot_cpu.py: {args.results} has no decode/ or prefill/ case")
-    print(facts(context))
+    print(facts(context, cases))
     try:
         import matplotlib
     except ImportError:

@@ -47,7 +47,15 @@ def number(value, digits=3):
     return f"{value:.{digits}g}" if abs(value) >= 1e-3 else f"{value:.1e}"
 
 
-def facts(context):
+def disturbed(cases):
+    """How much of the processor others had while the cases ran, or nothing if that was little."""
+    shares = [entry["others_percent"] for entry in cases.values() if "others_percent" in entry]
+    if not shares or sum(shares) / len(shares) <= 5:
+        return None
+    return f"BUSY MACHINE: others took {sum(shares) / len(shares):.0f} % of its time"
+
+
+def facts(context, cases=None):
     """One line on where and how a file was measured."""
     known = [context.get("cpu") or context.get("device"),
              f"{context['cores']} threads at most" if "cores" in context else None,
@@ -62,4 +70,5 @@ def facts(context):
         known.append("A SMOKE RUN: its times mean nothing")
     if context.get("quick") == "yes":
         known.append("a quick run")
+    known.append(disturbed(cases or {}))
     return "; ".join(fact for fact in known if fact)

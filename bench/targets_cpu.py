@@ -81,7 +81,7 @@ def main():
     parser.add_argument("results", help="JSON of attention_cpu_bench")
     args = parser.parse_args()
     context, cases = load(args.results)
-    print(facts(context) + "\n")
+    print(facts(context, cases) + "\n")
     print("\n".join(table(cases)))
 
 

@@ -251,9 +251,10 @@ void run_decode(benchmark::State& state, Run& run, const DecodeCase<Plan>& what,
     Patience patience = run.patience();
     if (!run.smoke) patience.least = std::max(patience.least, what.samples);
     for (auto _ : state) {
+      const Neighbours neighbours;
       repeat(patience, [&] { sample(true); });
       const auto units = static_cast<double>(what.layers);
-      report_times(state, run, what.name + tail, samples, units);
+      report_times(state, run, what.name + tail, samples, neighbours, units);
       const double seconds = samples.median() / units;
       report_bytes(state, run, threads, seconds, (bytes_before + rig.bytes(what)) / 2);
       report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail, seconds);

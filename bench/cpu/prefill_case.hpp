@@ -162,9 +162,10 @@ void run_prefill(benchmark::State& state, Run& run, const PrefillCase<Plan>& wha
     Samples samples;
     Samples appends;
     for (auto _ : state) {
+      const Neighbours neighbours;
       repeat(prefill_patience(run), [&] { samples.add(rig.attend()); });
       for (int i = 0; i < (run.smoke ? 1 : 5); ++i) appends.add(rig.append_to_fork());
-      report_times(state, run, what.name + tail, samples);
+      report_times(state, run, what.name + tail, samples, neighbours);
       report_flops(state, run, threads, samples.median(), rig.flops());
       report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail, samples.median());
       state.counters["append_percent"] = 100 * appends.median() / samples.median();
@@ -186,9 +187,10 @@ void run_compress(benchmark::State& state, Run& run, const PrefillCase<Plan>& wh
     Samples samples;
     Samples attends;
     for (auto _ : state) {
+      const Neighbours neighbours;
       repeat(prefill_patience(run), [&] { samples.add(rig.compress_fork()); });
       for (int i = 0; i < (run.smoke ? 1 : 3); ++i) attends.add(rig.attend());
-      report_times(state, run, what.name + tail, samples);
+      report_times(state, run, what.name + tail, samples, neighbours);
       state.counters["compress_percent"] = 100 * samples.median() / attends.median();
       state.counters["rows"] = static_cast<double>(what.tokens);
       state.counters["error"] = rig.error();
@@ -211,6 +213,7 @@ void run_prompt(benchmark::State& state, Run& run, const PrefillCase<Plan>& what
     std::vector<double> passes(rounds);  // seconds of the whole text, by rank of the samples
     double flops = 0.0;
     for (auto _ : state) {
+      const Neighbours neighbours;
       for (std::size_t i = 0; i < timed; ++i) {
         const std::size_t chunk = (2 * i + 1) * chunks / (2 * timed);
         rig.fill_to(chunk * what.chunk);
@@ -229,7 +232,7 @@ void run_prompt(benchmark::State& state, Run& run, const PrefillCase<Plan>& what
       }
       Samples samples;
       for (const double seconds : passes) samples.add(seconds);
-      report_times(state, run, what.name + tail, samples);
+      report_times(state, run, what.name + tail, samples, neighbours);
       report_flops(state, run, threads, samples.median(), flops);
       report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail, samples.median());
       state.counters["rows"] = static_cast<double>(what.tokens);

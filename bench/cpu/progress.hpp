@@ -94,6 +94,7 @@ class Progress : public benchmark::BenchmarkReporter {
     add(", select %.1f %%", "select_percent");
     add(", compress %.1f %% of the last chunk", "compress_percent");
     add(", off by %.1g", "error");
+    if (counter(run, "others_percent") > 5) add(", OTHERS RAN %.0f %%", "others_percent");
     return line;
   }
   [[nodiscard]] std::string time_left() const {

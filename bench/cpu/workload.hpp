@@ -30,6 +30,7 @@
 
 #include "ceiling.hpp"
 #include "machine.hpp"
+#include "neighbours.hpp"
 #include "samples.hpp"
 
 namespace kvpolicy::bench {
@@ -226,13 +227,14 @@ template <Element E>
 // ---- what a row of results says; `units`: layers of one sample
 
 inline void report_times(benchmark::State& state, Run& run, const std::string& name,
-                         const Samples& samples, double units = 1.0) {
+                         const Samples& samples, const Neighbours& neighbours, double units = 1.0) {
   const double median = samples.median() / units;
   run.seconds[name] = median;
   state.counters["ms"] = median * 1e3;
   state.counters["ms_best"] = samples.best() / units * 1e3;
   state.counters["ms_p10"] = samples.at(0.1) / units * 1e3;
   state.counters["ms_p90"] = samples.at(0.9) / units * 1e3;
+  state.counters["others_percent"] = neighbours.percent();
   state.counters["samples"] = static_cast<double>(samples.count());
   state.SetIterationTime(median);
 }
