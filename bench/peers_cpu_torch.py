@@ -61,8 +61,9 @@ def cases(quick):
                        1, rows)
     for q_heads, kv_heads in [(32, 8)] if quick else [(32, 8), (32, 32)]:
         for rows in [4 * KI] if quick else [4 * KI, 16 * KI]:
-            yield (f"prefill/bf16/{q_heads}x{kv_heads}/{rows // KI}Ki", "bf16", q_heads, kv_heads,
-                   CHUNK, rows)
+            for kind in ("bf16", "f16", "f32"):
+                yield (f"prefill/{kind}/{q_heads}x{kv_heads}/{rows // KI}Ki", kind, q_heads,
+                       kv_heads, CHUNK, rows)
 
 
 def ways(torch, q, k, v, mask):

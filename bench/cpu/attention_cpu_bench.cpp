@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -61,8 +62,9 @@ class Cases {
     streaming();
     for (const Heads heads : {Heads{32, 8}, Heads{32, 32}}) {
       if (run_.quick && heads.kv == 32) continue;
-      for (const std::size_t tokens : {4 * Ki, 16 * Ki}) {
+      for (const std::size_t tokens : {4 * Ki, 16 * Ki, 64 * Ki}) {
         if ((run_.quick || run_.smoke) && tokens != 4 * Ki) continue;
+        if (heads.kv == 32 && tokens > 16 * Ki) continue;
         prefill(heads, tokens);
       }
     }
@@ -142,10 +144,12 @@ class Cases {
 
   // ---- registration
 
-  // `once`, `each`: about how many seconds filling takes and one thread count.
+  // `once`, `each`: about how many seconds filling takes and one thread count. What takes a minute
+  // and more is only done with all threads.
   template <class Body>
   void add(const std::string& name, double once, double each, const Body& body) {
     for (const std::size_t threads : threads_) {
+      if (each > 45.0 && threads != threads_.back()) continue;
       const bool runs =
           list_.add(name + "/threads:" + std::to_string(threads), run_.smoke ? 1.0 : once + each,
                     [body, threads](benchmark::State& state) { body(state, threads); });
@@ -179,14 +183,17 @@ class Cases {
         });
   }
 
-  using Attend = void (*)(benchmark::State&, Run&, const PrefillCase<MixedPlan>&, std::size_t);
-  void add_prefill(PrefillCase<MixedPlan> what, Attend attend, double share_of_calls) {
+  template <class Plan>
+  using Attend = void (*)(benchmark::State&, Run&, const PrefillCase<Plan>&, std::size_t);
+  template <class Plan>
+  void add_prefill(PrefillCase<Plan> what, std::type_identity_t<Attend<Plan>> attend,
+                   double share_of_calls) {
     what.chunk = chunk();
     if (what.rows_of.empty()) what.rows_of = what.name;
     const double flops = layer_flops(what.plan(), 0, what.tokens - what.chunk, what.chunk);
-    auto kept = std::make_shared<const PrefillCase<MixedPlan>>(std::move(what));
+    auto kept = std::make_shared<const PrefillCase<Plan>>(std::move(what));
     const double calls = static_cast<double>(prefill_patience(run_).least) * share_of_calls;
-    add(kept->name, 0.5, 3 * run_.case_seconds + calls * flops * 1e-11,
+    add(kept->name, 0.5, 2 * run_.case_seconds + calls * flops * 1e-11,
         [&run = run_, kept, attend](benchmark::State& state, std::size_t threads) {
           attend(state, run, *kept, threads);
         });
@@ -195,16 +202,19 @@ class Cases {
   // ---- decode
 
   template <Element E>
-  void full(const std::string& type, Heads heads, std::size_t tokens, const std::string& baseline) {
-    const auto plan = [own = shape(heads)](std::size_t layers) {
+  [[nodiscard]] std::function<FullPlan<E>(std::size_t)> dense(Heads heads) const {
+    return [own = shape(heads)](std::size_t layers) {
       ModelShape all = own;
       all.layers = layers;
       return FullPlan<E>{all};
     };
+  }
+  template <Element E>
+  void full(const std::string& type, Heads heads, std::size_t tokens, const std::string& baseline) {
     add_decode<FullPlan<E>>({.name = decode_name(type, heads, tokens),
                              .baseline = baseline,
                              .rows_of = {},
-                             .plan = plan,
+                             .plan = dense<E>(heads),
                              .tokens = scaled(tokens)});
   }
   [[nodiscard]] static std::string decode_name(const std::string& policy, Heads heads,
@@ -267,18 +277,23 @@ class Cases {
     const auto name = [&](const std::string& policy) {
       return "prefill/" + policy + "/" + heads.name() + "/" + tokens_name(tokens);
     };
-    const auto of_policy = [&](const std::string& policy, auto plan, Attend attend) {
-      add_prefill({.name = name(policy),
-                   .baseline = policy == "bf16" ? std::string{} : name("bf16"),
-                   .rows_of = {},
-                   .plan = [plan] { return plan(1); },
-                   .tokens = scaled(tokens)},
-                  attend, 1.0);
+    const auto of_policy = [&]<class Plan>(const std::string& policy,
+                                           std::function<Plan(std::size_t)> plan,
+                                           std::type_identity_t<Attend<Plan>> attend) {
+      add_prefill<Plan>({.name = name(policy),
+                         .baseline = policy == "bf16" ? std::string{} : name("bf16"),
+                         .rows_of = {},
+                         .plan = [plan] { return plan(1); },
+                         .tokens = scaled(tokens)},
+                        attend, 1.0);
     };
-    const Attend attend = run_prefill<bfloat16, MixedPlan>;
+    const Attend<MixedPlan> attend = run_prefill<bfloat16, MixedPlan>;
     of_policy("bf16", uniform(heads, Full::Config{}), attend);
+    if (tokens > 16 * Ki) return;
     // Queries and outputs in float: the engine then owes more exact products.
     of_policy("bf16_float", uniform(heads, Full::Config{}), run_prefill<float, MixedPlan>);
+    of_policy("f16", dense<half>(heads), run_prefill<half, FullPlan<half>>);
+    of_policy("f32", dense<float>(heads), run_prefill<float, FullPlan<float>>);
     for (const std::size_t bits : {8U, 4U, 2U}) {
       of_policy("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits)), attend);
     }
@@ -293,12 +308,12 @@ class Cases {
     for (const std::size_t tokens : {16 * Ki, 64 * Ki}) {
       if ((run_.quick || run_.smoke) && tokens != 16 * Ki) continue;
       const auto plan = uniform(heads, Budget::Config{.budget = run_.smoke ? 20 : tokens / 16 - 8});
-      add_prefill({.name = "compress/headkv/" + heads.name() + "/" + tokens_name(tokens),
-                   .baseline = {},
-                   .rows_of = {},
-                   .plan = [plan] { return plan(1); },
-                   .tokens = scaled(tokens)},
-                  run_compress<bfloat16, MixedPlan>, 1.0);
+      add_prefill<MixedPlan>({.name = "compress/headkv/" + heads.name() + "/" + tokens_name(tokens),
+                              .baseline = {},
+                              .rows_of = {},
+                              .plan = [plan] { return plan(1); },
+                              .tokens = scaled(tokens)},
+                             run_compress<bfloat16, MixedPlan>, 1.0);
     }
   }
 
@@ -308,12 +323,12 @@ class Cases {
       if (run_.quick || (run_.smoke && tokens != 16 * Ki)) continue;
       const std::string tail = "/" + heads.name() + "/" + tokens_name(tokens);
       const auto of_policy = [&](const std::string& policy, auto plan) {
-        add_prefill({.name = "prompt/" + policy + tail,
-                     .baseline = policy == "bf16" ? std::string{} : "prompt/bf16" + tail,
-                     .rows_of = {},
-                     .plan = [plan] { return plan(1); },
-                     .tokens = scaled(tokens)},
-                    run_prompt<bfloat16, MixedPlan>, 4.0);
+        add_prefill<MixedPlan>({.name = "prompt/" + policy + tail,
+                                .baseline = policy == "bf16" ? std::string{} : "prompt/bf16" + tail,
+                                .rows_of = {},
+                                .plan = [plan] { return plan(1); },
+                                .tokens = scaled(tokens)},
+                               run_prompt<bfloat16, MixedPlan>, 4.0);
       };
       of_policy("bf16", uniform(heads, Full::Config{}));
       of_policy("duo", duo(heads));

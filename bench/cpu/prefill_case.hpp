@@ -133,7 +133,7 @@ class PrefillRig {
 
 [[nodiscard]] inline Patience prefill_patience(const Run& run) {
   if (run.smoke) return {.seconds = 0.0, .least = 1, .most = 1};
-  return {.seconds = 3 * run.case_seconds, .least = run.quick ? 3U : 5U, .most = 50};
+  return {.seconds = 2 * run.case_seconds, .least = run.quick ? 3U : 5U, .most = 50};
 }
 
 /// The rig of a case with its last chunk in place.
