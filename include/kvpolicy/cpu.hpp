@@ -10,6 +10,7 @@
 
 namespace kvpolicy::cpu {
 
+/// The cache on the fast CPU engine.
 /// `cpu::KvCache<Plan, cpu::Engine<MyPool>>` runs on the caller's own threads.
 template <class Plan, class CpuEngine = Engine<>>
 using KvCache = kvpolicy::KvCache<Plan, CpuEngine>;

@@ -26,17 +26,21 @@
 
 namespace kvpolicy {
 
+/// Retrieval heads and streaming heads.
 template <Element E = float>
 using DuoPlan = HeadPlan<FullCache<DenseStorage<E>>, SinkRecentCache<DenseStorage<E>>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using DuoCache = KvCache<DuoPlan<E>, Engine>;
 
 /// Retrieval heads quantised, streaming heads, which are small, exact.
 template <Element E = float>
 using QuantizedDuoPlan = HeadPlan<QuantizedResidualCache<E>, SinkRecentCache<DenseStorage<E>>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using QuantizedDuoCache = KvCache<QuantizedDuoPlan<E>, Engine>;
 
+/// Settings of `duo_plan`: how many heads stream, and what a streaming head keeps.
 struct DuoConfig {
   double sparsity = 0.5;     ///< Share of streaming heads.
   std::size_t sinks = 128;   ///< Opening rows that a streaming head keeps.
@@ -62,6 +66,7 @@ template <class Plan>
   return plan;
 }
 
+/// The plan that DuoAttention's gates ask for.
 /// `T` is an element type, or a plan type with the policies of DuoPlan (AnyPlan, for one).
 /// @throws ConfigError if the gates do not fit the shape, a gate or the sparsity is not a number,
 /// or `recent` is 0.

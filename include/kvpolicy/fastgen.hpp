@@ -38,9 +38,11 @@
 
 namespace kvpolicy {
 
+/// Heads that keep everything, the ends of a text, or its most attended rows.
 template <Element E = float>
 using FastGenPlan = HeadPlan<FullCache<DenseStorage<E>>, SinkRecentCache<DenseStorage<E>>,
                              HeadBudgetCache<DenseStorage<E>>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using FastGenCache = KvCache<FastGenPlan<E>, Engine>;
 
@@ -81,6 +83,7 @@ enum class FastGenChoice : std::uint8_t {
 };
 using FastGenChoices = HeadTable<FastGenChoice>;  ///< [layers, kv_heads]
 
+/// Settings of `fastgen_plan`: how much attention a choice must keep, and what each choice keeps.
 struct FastGenConfig {
   double recovery = 0.95;   ///< Share of each query head's attention that the kept rows must have.
   double local = 0.3;       ///< Latest rows, as a share of the prompt's.

@@ -24,17 +24,22 @@
 
 namespace kvpolicy {
 
+/// Heads with budgets, each with one of its own.
 template <Element E = float>
 using HeadKvPlan = HeadPlan<HeadBudgetCache<DenseStorage<E>>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using HeadKvCache = KvCache<HeadKvPlan<E>, Engine>;
 
 /// The survivors quantised, once they are chosen.
 template <Element E = float>
 using QuantizedHeadKvPlan = HeadPlan<HeadBudgetCache<ResidualStorage<E, Granularity::per_token>>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using QuantizedHeadKvCache = KvCache<QuantizedHeadKvPlan<E>, Engine>;
 
+/// Settings of `headkv_plan`: how many rows there are, how they are shared out, and how a head
+/// ranks its own.
 struct HeadKvConfig {
   std::size_t capacity = 128;  ///< Rows per head on average, window included.
   std::size_t window = 8;      ///< Latest rows, whose queries vote.
@@ -64,6 +69,7 @@ template <class Plan, class Config>
   return plan;
 }
 
+/// The plan that HeadKV's scores ask for.
 /// `scores` are [layers, q_heads]. `T` is an element type, or a plan type with the policy of
 /// HeadKvPlan (AnyPlan, for one).
 /// @throws ConfigError if the scores do not fit the shape or are negative, not finite or all zero,

@@ -21,11 +21,14 @@
 
 namespace kvpolicy {
 
+/// Heads with keys quantised per channel and values per token.
 template <Element E = float>
 using KiviPlan = HeadPlan<QuantizedResidualCache<E, Granularity::per_channel>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using KiviCache = KvCache<KiviPlan<E>, Engine>;
 
+/// Settings of `kivi_plan`; the defaults are the paper's 2-bit cache.
 struct KiviConfig {
   std::size_t bits = 2;    ///< 2 or 4 in the paper; 8 works too.
   std::size_t group = 32;  ///< Rows of a key channel, and channels of a value row, of one scale.
@@ -33,6 +36,7 @@ struct KiviConfig {
   Flush flush = Flush::kivi;
 };
 
+/// The plan that quantises every head alike.
 /// `T` is an element type, or a plan type with the policy of KiviPlan (AnyPlan, for one).
 /// @throws ConfigError if the bits, the group or the residual do not work for the shape.
 template <class T = float>

@@ -22,9 +22,12 @@ namespace kvpolicy {
 /// The policies are HeadKV's; only the budgets differ.
 template <Element E = float>
 using PyramidKvPlan = HeadKvPlan<E>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using PyramidKvCache = HeadKvCache<E, Engine>;
 
+/// Settings of `pyramidkv_plan`: how many rows there are, how they fall with the layers, and how a
+/// head ranks its own.
 struct PyramidKvConfig {
   std::size_t capacity = 128;  ///< Rows per head on average, window included.
   std::size_t window = 8;      ///< Latest rows, whose queries vote.
@@ -38,6 +41,7 @@ struct PyramidKvConfig {
   [[nodiscard]] SnapKvScorer::Config scorer() const { return {window, pooling, kernel}; }
 };
 
+/// The plan whose budgets fall from layer to layer.
 /// `T` is an element type, or a plan type with the policy of HeadKvPlan (AnyPlan, for one).
 /// @throws ConfigError if a setting does not work.
 template <class T = float>

@@ -27,12 +27,14 @@ namespace kvpolicy {
 /// The policies are DuoAttention's; only the choice of heads differs.
 template <Element E = float>
 using RazorAttentionPlan = DuoPlan<E>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using RazorAttentionCache = DuoCache<E, Engine>;
 
+/// Settings of `razor_attention_plan`: how many heads keep everything, and what the others keep.
 struct RazorAttentionConfig {
-  double echo = 0.01;       ///< Share of heads, the best by echo score, that keep everything; and
-  double induction = 0.14;  ///< by induction score. Both are rounded up to whole heads.
+  double echo = 0.01;       ///< Share of heads, the best by echo score, that keep everything.
+  double induction = 0.14;  ///< The same by induction score; both are rounded up.
   std::size_t sinks = 4;    ///< Opening rows of the other heads (N0).
   std::size_t least_recent = 4000;  ///< Latest rows that they keep at least (S0).
   double compression = 5.0;         ///< Of a text of `tokens` they keep 1 / compression (C).
@@ -84,6 +86,7 @@ struct RazorAttentionConfig {
   return kinds;
 }
 
+/// The plan that echo and induction scores ask for.
 /// `T` is an element type, or a plan type with the policies of DuoPlan (AnyPlan, for one).
 /// @throws ConfigError as above, or if the others would keep no latest rows.
 template <class T = float>

@@ -24,11 +24,14 @@
 
 namespace kvpolicy {
 
+/// Heads that all keep the two ends of a text.
 template <Element E = float>
 using StreamingLlmPlan = HeadPlan<SinkRecentCache<DenseStorage<E>>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using StreamingLlmCache = KvCache<StreamingLlmPlan<E>, Engine>;
 
+/// Settings of `streaming_llm_plan`: what every head keeps, and at which positions.
 struct StreamingLlmConfig {
   std::size_t sinks = 4;      ///< Opening rows that never go.
   std::size_t recent = 1020;  ///< Latest rows kept besides; the paper's cache is 1,024 in all.
@@ -38,6 +41,7 @@ struct StreamingLlmConfig {
   Mask mask = Mask::exact;
 };
 
+/// The plan under which a text may go on for ever.
 /// `T` is an element type, or a plan type with the policy of StreamingLlmPlan (AnyPlan, for one).
 /// @throws ConfigError if `recent` is 0, or a setting does not work.
 template <class T = float>

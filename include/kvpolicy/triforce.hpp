@@ -41,6 +41,7 @@ namespace kvpolicy {
 /// The target's: every row is kept, few are read by the middle level.
 template <Element E = float>
 using TriForcePlan = HeadPlan<ChunkRetrievalCache<DenseStorage<E>>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using TriForceCache = KvCache<TriForcePlan<E>, Engine>;
 
@@ -48,12 +49,14 @@ using TriForceCache = KvCache<TriForcePlan<E>, Engine>;
 /// over them would say takes SpeculationOptions::commit_every.
 template <Element E = float>
 using QuantizedTriForcePlan = HeadPlan<ChunkRetrievalCache<ResidualStorage<E>>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using QuantizedTriForceCache = KvCache<QuantizedTriForcePlan<E>, Engine>;
 
 /// The small model's, and that of a target which drafts over a streaming cache.
 template <Element E = float>
 using TriForceDraftPlan = HeadPlan<SinkRecentCache<DenseStorage<E>>>;
+/// A sequence under such a plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using TriForceDraftCache = KvCache<TriForceDraftPlan<E>, Engine>;
 
@@ -62,11 +65,13 @@ struct TriForceConfig {
   std::size_t chunk = 8;      ///< rows chosen together
   std::size_t budget = 4096;  ///< rows that the middle level reads, besides the latest
 };
+/// Settings of `triforce_draft_plan`.
 struct TriForceDraftConfig {
   std::size_t sinks = 16;
   std::size_t rows = 256;  ///< sinks and latest rows together
 };
 
+/// The plan of a target whose middle level reads selected chunks.
 /// `T` is an element type, or a plan type that has the policy (AnyPlan, for one).
 /// @throws ConfigError if chunk and budget do not fit each other
 template <class T = float>
@@ -76,6 +81,7 @@ template <class T = float>
   return plan_for<T, TriForcePlan>{
       shape, typename Policy::Config{.chunk = config.chunk, .budget = config.budget}};
 }
+/// The same over quantised rows.
 /// @throws ConfigError also if a chunk is no multiple of the rows that share a scale
 template <class T = float>
 [[nodiscard]] plan_for<T, QuantizedTriForcePlan> quantized_triforce_plan(
@@ -85,6 +91,7 @@ template <class T = float>
       shape, typename Policy::Config{
                  .chunk = config.chunk, .budget = config.budget, .storage = {quantized}}};
 }
+/// The plan of a draft, which keeps the two ends of a text.
 /// @throws ConfigError if there are no rows besides the sinks
 template <class T = float>
 [[nodiscard]] plan_for<T, TriForceDraftPlan> triforce_draft_plan(

@@ -28,6 +28,7 @@
 
 namespace kvpolicy {
 
+/// One sequence: the rows of all layers, every KV head under the policy that the plan gives it.
 /// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], any of the
 /// three element types, any token and head stride; keys already rotated to their text position.
 /// `out` must not overlap the inputs. Whatever throws leaves rows, tokens and bytes as they were.

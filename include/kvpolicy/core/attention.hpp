@@ -21,6 +21,8 @@ namespace kvpolicy {
 /// rows, every other head the same for both.
 enum class Read : std::uint8_t { all, selected };
 
+/// What a call of attention may ask for besides; the defaults are plain causal attention over all
+/// rows.
 struct AttendOptions {
   std::optional<float> scale = {};             ///< of the logits; default 1 / sqrt(head_dim)
   float softcap = 0.0F;                        ///< logit -> cap * tanh(logit / cap); 0: none

@@ -15,6 +15,7 @@
 
 namespace kvpolicy {
 
+/// What attention over some rows hands on: the greatest logit and the sum of weights.
 /// Of one query head. The default is the identity of `merge`: no row seen.
 struct SoftmaxState {
   float max = -std::numeric_limits<float>::infinity();

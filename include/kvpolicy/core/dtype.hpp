@@ -19,10 +19,12 @@ struct half;
 /// quantisation (see storage/quantized.hpp).
 enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2 };
 
+/// Whether it is one of the packed codes.
 [[nodiscard]] constexpr bool is_quantized(Encoding encoding) noexcept {
   return encoding >= Encoding::uint8;
 }
 
+/// Of one number.
 [[nodiscard]] constexpr std::size_t bits_of(Encoding encoding) noexcept {
   switch (encoding) {
     case Encoding::float32: return 32;
@@ -35,6 +37,7 @@ enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, u
   return 0;
 }
 
+/// For messages.
 [[nodiscard]] constexpr std::string_view name_of(Encoding encoding) noexcept {
   switch (encoding) {
     case Encoding::float32: return "float32";
@@ -112,9 +115,11 @@ struct half {
   }
 };
 
+/// The element types of rows, queries and outputs.
 template <class T>
 concept Element = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
 
+/// How numbers of an element type are encoded.
 template <Element T>
 inline constexpr Encoding encoding_of = std::same_as<T, float>  ? Encoding::float32
                                         : std::same_as<T, half> ? Encoding::float16

@@ -14,6 +14,7 @@ namespace kvpolicy {
 /// Head dimensions that every engine serves, for keys and values alike.
 inline constexpr std::array<std::size_t, 5> supported_head_dims{64, 80, 96, 128, 256};
 
+/// A transformer as its KV cache sees it; all layers alike.
 struct ModelShape {
   std::size_t layers = 0;
   std::size_t q_heads = 0;   ///< Query heads; a multiple of `kv_heads`.

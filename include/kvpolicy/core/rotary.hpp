@@ -16,6 +16,7 @@
 
 namespace kvpolicy {
 
+/// A model's rotary embedding; the defaults are Llama 2's.
 struct RotaryConfig {
   enum class Scaling : std::uint8_t { none, linear, llama3 };
 

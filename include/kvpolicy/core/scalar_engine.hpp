@@ -16,6 +16,8 @@
 
 namespace kvpolicy {
 
+/// An AttentionEngine in plain loops, for any head_dim. Holds nothing: one object may serve all
+/// threads.
 class ScalarEngine {
  public:
   void attend(const LayerAttention& work) {

@@ -69,6 +69,7 @@ struct Plane {
   std::size_t row_stride = 0;  // in bytes
   std::size_t first_row = 0;
 
+  /// Where a row lies.
   struct Place {
     const std::byte* page;       ///< start of the page; for unpaged planes the row itself
     std::size_t row;             ///< row inside the page; 0 for unpaged planes
@@ -100,6 +101,7 @@ struct RowRun {
 /// Instead of a node's number: the row is one of the text.
 inline constexpr std::size_t no_node = std::numeric_limits<std::size_t>::max();
 
+/// A reach that hides no row.
 inline constexpr std::int64_t unlimited_reach = std::numeric_limits<std::int64_t>::max();
 
 /// Turns the query before it meets a segment, so that the segment's rows look as if they lay
@@ -156,8 +158,10 @@ struct Segment {
   }
 };
 
+/// What one KV head shows, in any order.
 using SegmentList = std::vector<Segment>;
 
+/// Whether the query at text position `query` sees the row at position `row`.
 [[nodiscard]] constexpr bool is_visible(std::int64_t row, std::int64_t query, std::int64_t reach) {
   return row <= query && (reach == unlimited_reach || row > query - reach);
 }

@@ -11,6 +11,7 @@
 
 namespace kvpolicy {
 
+/// A caller's tensor [tokens, heads, head_dim].
 /// Strides are counted in elements. `T` may be const.
 template <class T>
   requires Element<std::remove_const_t<T>>
@@ -81,7 +82,9 @@ struct AnyTensor {
   }
 };
 
+/// A tensor to read.
 using ConstTensor = AnyTensor<const std::byte>;
+/// A tensor to write.
 using MutableTensor = AnyTensor<std::byte>;
 
 }  // namespace kvpolicy

@@ -17,6 +17,7 @@
 
 namespace kvpolicy {
 
+/// Guesses that may branch, and which of them see which.
 /// Node i continues node `parent(i)`, which comes before it, or, as `text`, the text itself.
 /// A chain of nodes is the ordinary case: a run of tokens, read causally.
 class TokenTree {

@@ -52,6 +52,7 @@ struct OpenMpFor {
     for (std::ptrdiff_t i = 0; i < last; ++i) body(static_cast<std::size_t>(i));
   }
 };
+/// OpenMP's threads where there is OpenMP, else the calling one.
 using DefaultParallelFor = OpenMpFor;
 static_assert(ParallelFor<OpenMpFor>);
 #else

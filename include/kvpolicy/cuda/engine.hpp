@@ -78,6 +78,7 @@ void dispatch_head_dim(std::size_t head_dim, F f) {
   return params;
 }
 
+/// Launches the kernels, for all caches that share it.
 /// Not synchronised: its workspace serves one stream at a time.
 template <Element E>
 class Engine {

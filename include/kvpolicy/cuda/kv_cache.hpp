@@ -29,6 +29,7 @@
 
 namespace kvpolicy::cuda {
 
+/// One sequence on a device: the calls of kvpolicy::KvCache, each put on a stream.
 /// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], in device
 /// memory, of the plan's element type (half or bfloat16), each row aligned to 16 bytes, any token
 /// and head stride; keys already rotated to their text position. `out` must not overlap the inputs.

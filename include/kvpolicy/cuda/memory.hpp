@@ -36,6 +36,7 @@ class StreamOrderedMemory final : public MemoryResource {
   }
 };
 
+/// The device's memory, asked for and given back in a stream's order (cudaMallocAsync).
 [[nodiscard]] inline MemoryResource* default_memory() {
   static StreamOrderedMemory memory;
   return &memory;
@@ -44,6 +45,7 @@ class StreamOrderedMemory final : public MemoryResource {
 /// Device memory with an owner count.
 using Block = std::shared_ptr<std::byte>;
 
+/// Gives a block back, on the stream that used it last.
 struct GiveBack {
   MemoryResource* memory;
   std::size_t bytes;
@@ -53,6 +55,7 @@ struct GiveBack {
   }
 };
 
+/// A block of `bytes` bytes. @throws std::bad_alloc, DeviceError
 [[nodiscard]] inline Block allocate(MemoryResource* memory, std::size_t bytes, cudaStream_t stream) {
   auto* start = static_cast<std::byte*>(memory->allocate(bytes, stream));
   return {start, GiveBack{memory, bytes, stream}};

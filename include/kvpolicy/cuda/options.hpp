@@ -18,6 +18,7 @@ enum class Launches : std::uint8_t {
   separate  ///< One for each run of neighbouring heads of one kind: for tests and comparisons.
 };
 
+/// Options of cuda::KvCache, as kvpolicy::CacheOptions has them, and what a device needs besides.
 struct CacheOptions {
   /// Latest rows that `truncate` can take back.
   std::size_t max_rollback = 0;

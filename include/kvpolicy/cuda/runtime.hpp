@@ -16,6 +16,7 @@
 
 namespace kvpolicy::cuda {
 
+/// Turns a failed launch into an error that names it.
 /// @throws DeviceError
 inline void check_launch(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
@@ -23,6 +24,7 @@ inline void check_launch(cudaError_t status, const char* what) {
   throw DeviceError{message("kvpolicy::cuda: ", what, " failed: ", cudaGetErrorName(status), " (",
                             cudaGetErrorString(status), ")")};
 }
+/// Turns a failed call of the CUDA runtime into an error that names it.
 /// @throws std::bad_alloc if the device's memory ran out, DeviceError for everything else.
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaErrorMemoryAllocation) {
@@ -66,6 +68,7 @@ struct Device {
   }
 };
 
+/// Whether the stream's calls are being recorded into a graph. @throws DeviceError
 [[nodiscard]] inline bool is_capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");

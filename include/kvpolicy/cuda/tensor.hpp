@@ -20,6 +20,7 @@ using element_of =
                        const std::conditional_t<std::is_same_v<std::remove_const_t<T>, __half>, half, bfloat16>,
                        std::conditional_t<std::is_same_v<T, __half>, half, bfloat16>>;
 
+/// A view of numbers of CUDA's own types; strides in elements.
 template <class T>
   requires std::is_same_v<std::remove_const_t<T>, __half> ||
            std::is_same_v<std::remove_const_t<T>, __nv_bfloat16>

@@ -24,9 +24,12 @@
 
 namespace kvpolicy::io {
 
+/// What a damage file says it is.
 inline constexpr std::string_view damage_format = "kvpolicy damage";
+/// The version that is written and read.
 inline constexpr std::size_t damage_version = 1;
 
+/// What each head loses under each choice of a menu, in nats.
 template <class Plan>
 struct DamageTable {
   ModelShape shape;
@@ -34,6 +37,7 @@ struct DamageTable {
   std::vector<HeadChoice<Plan>> choices;
 };
 
+/// The text of a damage file.
 /// @throws ConfigError for a table that does not fit the shape or has a number that is not finite
 template <class Plan>
 [[nodiscard]] std::string format_damage(const DamageTable<Plan>& table) {
@@ -59,6 +63,7 @@ template <class Plan>
                  ",\n  \"context\": ", table.context, ",\n  \"choices\": [", choices, "\n  ]\n}\n");
 }
 
+/// Reads the text of a damage file; `origin` begins every error.
 /// @throws FormatError
 template <class Plan>
 [[nodiscard]] DamageTable<Plan> parse_damage(std::string_view text,
@@ -100,12 +105,14 @@ template <class Plan>
   return table;
 }
 
+/// Reads a damage file.
 /// @throws FormatError
 template <class Plan>
 [[nodiscard]] DamageTable<Plan> load_damage(const std::filesystem::path& path) {
   return parse_damage<Plan>(read_text_file(path), path.string());
 }
 
+/// Writes a damage file.
 /// @throws ConfigError as `format_damage`, FormatError if the file cannot be written
 template <class Plan>
 void save_damage(const std::filesystem::path& path, const DamageTable<Plan>& table) {

@@ -22,6 +22,7 @@
 
 namespace kvpolicy::io {
 
+/// What a folder of DuoAttention says: the gates, and what their streaming heads kept in training.
 struct DuoPattern {
   HeadGates gates;           ///< [layers, kv_heads], as they stand in the file
   std::size_t sinks = 128;   ///< `sink_size`
@@ -29,7 +30,9 @@ struct DuoPattern {
   friend bool operator==(const DuoPattern&, const DuoPattern&) = default;
 };
 
+/// A folder's file of gates.
 inline constexpr const char* duo_gates_file = "full_attention_heads.tsv";
+/// A folder's file of settings.
 inline constexpr const char* duo_config_file = "config.json";
 
 /// One number of a text file, spaces around it allowed.
@@ -99,6 +102,7 @@ inline constexpr const char* duo_config_file = "config.json";
   return {sinks, recent};
 }
 
+/// Reads both files of a folder.
 /// @throws FormatError
 [[nodiscard]] inline DuoPattern load_duo_pattern(const std::filesystem::path& folder) {
   require<FormatError>(std::filesystem::is_directory(folder), folder.string(),

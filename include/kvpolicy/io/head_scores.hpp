@@ -45,6 +45,7 @@ namespace kvpolicy::io {
 /// [layers, q_heads] of a score for each sample.
 using HeadSamples = HeadTable<std::vector<double>>;
 
+/// Reads the text of a score file, every sample.
 /// @throws FormatError if a head is missing, has no scores, or has a score that is no number.
 [[nodiscard]] inline HeadSamples parse_head_samples(std::string_view text,
                                                     std::string_view origin = "head scores") {
@@ -95,6 +96,7 @@ using HeadSamples = HeadTable<std::vector<double>>;
   return scores;
 }
 
+/// Reads a score file: the mean of each head.
 /// @throws FormatError
 [[nodiscard]] inline HeadScores load_head_scores(const std::filesystem::path& path) {
   return parse_head_scores(read_text_file(path), path.string());
@@ -130,6 +132,7 @@ using HeadSamples = HeadTable<std::vector<double>>;
   return format_head_samples(samples);
 }
 
+/// Writes a score file with one sample for each head.
 /// @throws ConfigError for a score that is not finite, FormatError if the file cannot be written.
 inline void save_head_scores(const std::filesystem::path& path, const HeadScores& scores) {
   write_text_file(path, format_head_scores(scores));

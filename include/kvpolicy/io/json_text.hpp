@@ -20,6 +20,7 @@
 
 namespace kvpolicy::io {
 
+/// Values as they are read.
 using Json = nlohmann::json;
 
 /// "line 3, column 14" of the byte at `offset`.
@@ -81,6 +82,7 @@ class TrackedPlace {
   const char** latest_;
 };
 
+/// Reads a JSON text, strictly.
 /// @throws FormatError, beginning with `origin` (a path, most often), for a text that is empty or
 /// not JSON, a number that a double cannot hold, a key given twice in one object, or values nested
 /// deeper than `deepest`.

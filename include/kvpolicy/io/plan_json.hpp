@@ -29,7 +29,9 @@
 
 namespace kvpolicy::io {
 
+/// What a plan file says it is.
 inline constexpr std::string_view plan_format = "kvpolicy plan";
+/// The version that is written and read.
 inline constexpr std::size_t plan_version = 1;
 /// Most KV heads of a plan file, all layers together.
 inline constexpr std::size_t largest_plan = std::size_t{1} << 20;
@@ -51,6 +53,7 @@ struct PolicyList<std::variant<Ps...>> {
   }
 };
 
+/// The value of "shape".
 [[nodiscard]] inline OrderedJson write_shape(const ModelShape& shape) {
   return {{"layers", shape.layers},
           {"q_heads", shape.q_heads},
@@ -77,6 +80,7 @@ struct PolicyList<std::variant<Ps...>> {
   return shape;
 }
 
+/// Refuses files of other formats and versions.
 /// @throws FormatError unless the file says that it is of this format and version.
 inline void require_format(JsonObject& object, std::string_view format, std::size_t version) {
   const std::string& own = object.text("format");
@@ -87,6 +91,7 @@ inline void require_format(JsonObject& object, std::string_view format, std::siz
                        ", this program reads version ", version);
 }
 
+/// The text of a plan file.
 /// @throws ConfigError for more than `largest_plan` heads.
 template <class Plan>
 [[nodiscard]] std::string format_plan(const Plan& plan) {
@@ -172,12 +177,14 @@ template <class Plan = AnyPlan<float>>
   return plan;
 }
 
+/// Reads a plan file.
 /// @throws FormatError
 template <class Plan = AnyPlan<float>>
 [[nodiscard]] Plan load_plan(const std::filesystem::path& path) {
   return parse_plan<Plan>(read_text_file(path), path.string());
 }
 
+/// Writes a plan file.
 /// @throws FormatError if the file cannot be written
 template <class Plan>
 void save_plan(const std::filesystem::path& path, const Plan& plan) {

@@ -51,11 +51,15 @@ struct EnumNames {
   }
 };
 
+/// In files.
 inline constexpr EnumNames<Flush, 2> flush_names{
     {{{Flush::steady, "steady"}, {Flush::kivi, "kivi"}}}};
+/// In files.
 inline constexpr EnumNames<Mask, 2> mask_names{{{{Mask::exact, "exact"}, {Mask::chunk, "chunk"}}}};
+/// In files.
 inline constexpr EnumNames<Pooling, 2> pooling_names{
     {{{Pooling::max, "max"}, {Pooling::average, "average"}}}};
+/// In files.
 inline constexpr EnumNames<RotaryConfig::Scaling, 3> scaling_names{
     {{{RotaryConfig::Scaling::none, "none"},
       {RotaryConfig::Scaling::linear, "linear"},
@@ -63,6 +67,7 @@ inline constexpr EnumNames<RotaryConfig::Scaling, 3> scaling_names{
 
 // ---- parts of settings: write(config) -> JSON, read(object, …) -> config
 
+/// The value of "in_cache".
 [[nodiscard]] inline OrderedJson write_rotary(const RotaryConfig& rotary) {
   OrderedJson json = {{"theta", rotary.theta}, {"scaling", scaling_names(rotary.scaling)}};
   json["factor"] = rotary.factor;
@@ -72,6 +77,7 @@ inline constexpr EnumNames<RotaryConfig::Scaling, 3> scaling_names{
   return json;
 }
 
+/// The same, read. @throws FormatError
 [[nodiscard]] inline RotaryConfig read_rotary(const Json& json, std::string where) {
   JsonObject object{json, std::move(where)};
   RotaryConfig rotary;
@@ -86,6 +92,7 @@ inline constexpr EnumNames<RotaryConfig::Scaling, 3> scaling_names{
   return rotary;
 }
 
+/// The settings of a quantised storage; a dense one has none.
 template <class Config>
 void write_storage(const Config& config, OrderedJson& json) {
   if constexpr (requires { config.bits; }) {
@@ -97,6 +104,7 @@ void write_storage(const Config& config, OrderedJson& json) {
   }
 }
 
+/// The same, read. @throws FormatError
 template <class Config>
 [[nodiscard]] Config read_storage(JsonObject& object) {
   Config config;

@@ -18,6 +18,7 @@ namespace kvpolicy::io {
 /// Pattern, score and plan files are far smaller; a larger file is some other file.
 inline constexpr std::uintmax_t largest_text_file = std::uintmax_t{64} << 20;
 
+/// All of a file.
 /// @throws FormatError if the file is missing, not a regular file, empty, unreadable, or larger
 /// than `most` bytes, which is found out before any of it is read.
 [[nodiscard]] inline std::string read_text_file(const std::filesystem::path& path,

@@ -17,7 +17,9 @@
 
 namespace kvpolicy::offload {
 
-/// An AttentionEngine. A copy has its own inner engine and the same memory, which must outlive both.
+/// An AttentionEngine that fetches the rows of a layer from slow memory and leaves the rest to an
+/// inner one.
+/// A copy has its own inner engine and the same memory, which must outlive both.
 template <AttentionEngine Inner>
 class Engine {
  public:

@@ -36,6 +36,7 @@
 
 namespace kvpolicy::offload {
 
+/// Where a FileResource has its file, and how large it may grow, there and in memory.
 struct FileOptions {
   /// Where the file lies, on a disk: a folder in memory (tmpfs) gives no memory back. The file has
   /// no name, and is gone with the resource or the program.
@@ -58,6 +59,7 @@ struct FileOptions {
   }
 };
 
+/// Slow memory in a file.
 /// Blocks that are given back serve again for blocks of their size; the file never shrinks. May be
 /// used from several threads (forks of a cache, say).
 class FileResource final : public SlowMemory {

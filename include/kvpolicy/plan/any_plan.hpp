@@ -17,11 +17,14 @@
 
 namespace kvpolicy {
 
+/// Quantised rows whose keys share scales within a row.
 template <Element E>
 using PerTokenStorage = ResidualStorage<E, Granularity::per_token>;
+/// Quantised rows whose keys share scales along the text (KIVI).
 template <Element E>
 using PerChannelStorage = ResidualStorage<E, Granularity::per_channel>;
 
+/// A plan whose heads can have any policy that ships.
 template <Element E = float>
 using AnyPlan =
     HeadPlan<FullCache<DenseStorage<E>>, QuantizedResidualCache<E, Granularity::per_token>,

@@ -12,6 +12,7 @@
 
 namespace kvpolicy {
 
+/// Options of a KvCache. The defaults: nothing can be taken back, and no limit but memory.
 struct CacheOptions {
   /// Latest rows that `truncate` can take back. They lie unquantised in a tail of the cache.
   std::size_t max_rollback = 0;
@@ -38,6 +39,7 @@ struct CacheOptions {
   }
   [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }
 
+  /// @throws ConfigError
   void validate() const {
     constexpr std::size_t most = std::size_t{1} << 20;
     require(max_rollback <= most, "CacheOptions: max_rollback is ", max_rollback,

@@ -22,16 +22,19 @@
 
 namespace kvpolicy {
 
+/// How much each KV head needs the whole text.
 /// [layers, kv_heads]: about 0 for a head that can do without the middle of the text, 1 for one
 /// that cannot. Training leaves gates a little outside of [0, 1]; they are clipped to it.
 using HeadGates = HeadTable<double>;
 
+/// What a head reads.
 enum class HeadKind : std::uint8_t {
   streaming,  ///< reads the sinks and the latest rows
   retrieval   ///< reads every row
 };
 using HeadKinds = HeadTable<HeadKind>;  ///< [layers, kv_heads]
 
+/// How gates become kinds of heads.
 enum class DuoRule : std::uint8_t {
   /// The round((1 - sparsity) * heads) largest gates, halves to even; ties go to the lower layer,
   /// then to the lower head.
@@ -40,6 +43,7 @@ enum class DuoRule : std::uint8_t {
   threshold
 };
 
+/// Refuses gates that mean nothing.
 /// @throws ConfigError for a gate that is not finite, or no gates.
 inline void check_gates(const HeadGates& gates) {
   require(!gates.values().empty(), "HeadGates: there are none");
@@ -78,6 +82,7 @@ inline void check_gates(const HeadGates& gates) {
   return round_half_even((1.0 - std::clamp(sparsity, 0.0, 1.0)) * static_cast<double>(heads));
 }
 
+/// Which heads must see the whole text, at a sparsity.
 /// @throws ConfigError for a sparsity or a gate that is not a number.
 [[nodiscard]] inline HeadKinds head_kinds(const HeadGates& gates, double sparsity,
                                           DuoRule rule = DuoRule::exact_count) {

@@ -36,14 +36,18 @@ concept WindowPolicy = requires(typename P::Config config) {
   config.recent;
 };
 
-/// The first of them that is a WindowPolicy.
+/// @cond
+// The first of them that is a WindowPolicy. (Doxygen takes the recursion for a circle.)
 template <class P, class... Others>
 struct FirstWindow : FirstWindow<Others...> {};
 template <WindowPolicy P, class... Others>
 struct FirstWindow<P, Others...> {
   using Config = typename P::Config;
 };
+/// @endcond
 
+/// A policy and its settings for every (layer, KV head): one of `First, Others...` each. A value:
+/// copied, compared, and owned by the cache that is made of it.
 template <KvPolicy First, KvPolicy... Others>
 class HeadPlan {
   static_assert((std::same_as<typename First::element_type, typename Others::element_type> && ...),

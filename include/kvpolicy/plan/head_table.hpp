@@ -14,6 +14,7 @@
 
 namespace kvpolicy {
 
+/// A `T` for each (layer, head).
 template <class T>
 class HeadTable {
   static_assert(!std::is_same_v<T, bool>, "HeadTable: use an enum that says what is true or false");

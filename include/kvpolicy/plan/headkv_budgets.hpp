@@ -28,6 +28,7 @@ namespace kvpolicy {
 using HeadScores = HeadTable<double>;        ///< [layers, q_heads], not negative, any scale
 using HeadBudgets = HeadTable<std::size_t>;  ///< rows besides the window
 
+/// How many rows there are, and how they are shared out.
 struct HeadKvBudgetConfig {
   std::size_t capacity = 128;  ///< Rows per head on average, window included.
   std::size_t window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
@@ -47,6 +48,7 @@ struct HeadKvBudgetConfig {
   }
 };
 
+/// Refuses scores that mean nothing.
 /// @throws ConfigError for a score that is negative or not finite, or no scores.
 inline void check_scores(const HeadScores& scores) {
   require(!scores.values().empty(), "HeadScores: there are none");

@@ -11,6 +11,7 @@
 
 namespace kvpolicy {
 
+/// Behind `element_of`.
 template <class T>
 struct ElementOf {
   using type = typename T::element_type;
@@ -23,6 +24,7 @@ struct ElementOf<T> {
 template <class T>
 using element_of = typename ElementOf<T>::type;
 
+/// Behind `plan_for`.
 template <class T, template <class> class Default>
 struct PlanFor {
   using type = T;
@@ -35,6 +37,7 @@ struct PlanFor<T, Default> {
 template <class T, template <class> class Default>
 using plan_for = typename PlanFor<T, Default>::type;
 
+/// Refuses a table of another model's heads.
 /// @throws ConfigError unless `table` has one entry for each KV head of `shape`.
 template <class T>
 void require_fits(const HeadTable<T>& table, const ModelShape& shape, const char* what) {

@@ -22,6 +22,7 @@
 
 namespace kvpolicy {
 
+/// How many rows there are, and how steeply they fall from layer to layer.
 struct PyramidBudgetConfig {
   std::size_t capacity = 128;  ///< Rows per head on average, window included.
   std::size_t window = 8;      ///< Latest rows that every head keeps; at most `capacity`.

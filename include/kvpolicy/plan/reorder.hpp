@@ -24,6 +24,7 @@ namespace kvpolicy {
 /// Which old head comes to each place: a permutation.
 using HeadOrder = std::vector<std::size_t>;
 
+/// Refuses what is no permutation.
 /// @throws ConfigError unless `order` has each of 0 to order.size() - 1 once.
 inline void check_order(const HeadOrder& order) {
   std::vector<bool> met(order.size(), false);

@@ -46,6 +46,7 @@ struct HeadChoice {
   HeadDamage damage;
 };
 
+/// What `search_plan` found.
 /// `bytes` is `plan.memory(context, options, true).total()`: heads with a budget count as compressed.
 template <class Plan>
 struct FoundPlan {

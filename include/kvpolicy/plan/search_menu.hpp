@@ -30,6 +30,7 @@
 
 namespace kvpolicy {
 
+/// What the settings of a menu have in common.
 struct SearchMenuConfig {
   std::size_t sinks = 16;      ///< Of every window.
   std::size_t least_rows = 32; ///< Rows of the smallest window and the smallest budget, windows included.

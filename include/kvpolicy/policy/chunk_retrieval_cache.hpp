@@ -40,6 +40,7 @@ class ChunkRetrievalCache {
   using element_type = typename Storage::element_type;
   using storage_type = Storage;
   using summary_type = Summary;
+  /// How large a chunk is, how much is read, and when that is chosen anew.
   struct Config {
     std::size_t chunk = 8;      ///< Rows chosen together; a multiple of a quantised key group.
     std::size_t budget = 4096;  ///< Rows chosen, chunk 0 included; a multiple of `chunk`.

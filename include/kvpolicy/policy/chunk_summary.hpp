@@ -22,6 +22,7 @@
 
 namespace kvpolicy {
 
+/// What stands for the keys of a chunk.
 /// `vectors` summaries a chunk, gathered row by row; `split` turns the queries of a group into the
 /// vectors whose dot products with the summaries sum to the chunk's score.
 template <class S>
@@ -36,6 +37,7 @@ concept ChunkSummary = std::copyable<S> && requires(S summary, const S& seen, st
   S::split(n, in, out);              // (which vector, query [head_dim], added to [head_dim])
 };
 
+/// TriForce's summary: the mean of a chunk's keys.
 class MeanKey {
  public:
   static constexpr std::string_view name = "mean";
@@ -64,6 +66,7 @@ class MeanKey {
   std::size_t rows_ = 0;
 };
 
+/// Quest's summary: the least and the greatest value of each channel of a chunk's keys.
 class MinMaxKey {
  public:
   static constexpr std::string_view name = "minmax";

@@ -17,6 +17,7 @@ class FullCache {
  public:
   using element_type = typename Storage::element_type;
   using storage_type = Storage;
+  /// How the rows are stored.
   struct Config {
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;

@@ -23,7 +23,9 @@
 
 namespace kvpolicy {
 
+/// An AccumulatingScorer.
 struct H2oScorer {
+  /// What is kept besides the heavy hitters.
   struct Config {
     /// Latest rows that are always kept, besides the budget; the paper keeps as many as it ranks.
     std::size_t recent = 64;

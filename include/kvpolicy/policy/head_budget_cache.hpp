@@ -41,6 +41,7 @@ class HeadBudgetCache {
   using element_type = typename Storage::element_type;
   using storage_type = Storage;
   using scorer_type = Scorer;
+  /// How many rows survive, and when the others go.
   struct Config {
     std::size_t budget = 120;  ///< Rows kept by rank, besides those that the scorer always keeps.
     /// Compress whenever this many rows have come on top; 0: only when the cache is told to. Rows that

@@ -19,7 +19,9 @@
 
 namespace kvpolicy {
 
+/// A KeyScorer.
 struct KeyNormScorer {
+  /// What is kept besides the short keys.
   struct Config {
     std::size_t recent = 0;  ///< Latest rows that are always kept, besides the budget.
     friend bool operator==(const Config&, const Config&) = default;

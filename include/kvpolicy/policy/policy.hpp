@@ -25,6 +25,7 @@ struct ReadRequest {
   Read read = Read::all;
 };
 
+/// What a policy is.
 /// The customisation point. Required of a policy:
 ///
 ///     using element_type = float | half | bfloat16;      // of its exact rows
@@ -91,6 +92,7 @@ concept SharingPolicy = CompressingPolicy<P> && requires(const P& seen) {
   { seen.shares_in_layer() } -> std::convertible_to<bool>;
 };
 
+/// Refuses settings that cannot work, if the policy says which.
 template <class P>
 void validate_policy(const typename P::Config& config, const StorageContext& context) {
   if constexpr (requires { P::validate(config, context); }) P::validate(config, context);

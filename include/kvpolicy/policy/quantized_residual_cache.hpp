@@ -9,6 +9,8 @@
 
 namespace kvpolicy {
 
+/// One head that keeps every row, older ones in few bits. `Keys` says what keys share a scale;
+/// values share it within a row.
 template <Element E, Granularity Keys = Granularity::per_token>
 using QuantizedResidualCache = FullCache<ResidualStorage<E, Keys>>;
 

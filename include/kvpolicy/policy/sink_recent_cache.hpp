@@ -22,6 +22,7 @@
 
 namespace kvpolicy {
 
+/// Whose window it is: each query's own, or its chunk's.
 enum class Mask : std::uint8_t {
   exact,  ///< a query reads the sinks and the `recent` rows up to and including its own
   chunk   ///< a query reads the sinks, the `recent` rows before its chunk, and its chunk causally
@@ -38,6 +39,7 @@ class SinkRecentCache {
  public:
   using element_type = typename Storage::element_type;
   using storage_type = Storage;
+  /// How many rows stay at either end, and how they are seen.
   struct Config {
     std::size_t sinks = 4;     ///< Opening rows that never go; 0 gives a plain sliding window.
     std::size_t recent = 512;  ///< Latest rows kept besides; at least 1.

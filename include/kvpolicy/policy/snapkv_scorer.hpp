@@ -19,9 +19,12 @@
 
 namespace kvpolicy {
 
+/// How votes of neighbouring rows are joined.
 enum class Pooling : std::uint8_t { max, average };
 
+/// An ObservingScorer.
 struct SnapKvScorer {
+  /// Whose votes count, and how they are smoothed.
   struct Config {
     std::size_t window = 8;  ///< Latest queries that vote; their own rows are always kept.
     Pooling pooling = Pooling::max;

@@ -17,7 +17,9 @@
 
 namespace kvpolicy {
 
+/// An ObservingScorer.
 struct TovaScorer {
+  /// There is nothing to set.
   struct Config {
     friend bool operator==(const Config&, const Config&) = default;
   };

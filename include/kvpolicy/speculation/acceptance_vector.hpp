@@ -21,6 +21,7 @@
 
 namespace kvpolicy {
 
+/// What is believed at first, and how soon it is forgotten.
 struct AcceptanceVectorConfig {
   /// What is believed before anything is measured; its size is the number of places measured.
   std::vector<double> prior{0.6, 0.12, 0.05, 0.03, 0.02, 0.01, 0.01, 0.01};
@@ -39,6 +40,7 @@ struct AcceptanceVectorConfig {
   }
 };
 
+/// How often the first, second, ... guess at a place is the accepted one, as measured so far.
 /// Not synchronised.
 class AcceptanceVector {
  public:

@@ -38,6 +38,7 @@ struct PassCost {
   }
 };
 
+/// What guessing and judging cost, in one unit of time.
 struct DraftCosts {
   double draft = 0.0;  ///< for one drafted token
   PassCost verify;     ///< the target's pass
@@ -50,6 +51,7 @@ struct DraftCosts {
   }
 };
 
+/// Refuses what is no probability.
 /// @throws ConfigError unless it is a probability
 inline void check_acceptance(double acceptance) {
   require(acceptance >= 0.0 && acceptance <= 1.0, "acceptance is ", acceptance, ", must be 0 to 1");
@@ -105,6 +107,7 @@ struct HierarchyAcceptance {
   double all = 0.0;       ///< a token that stands there, by the target over all rows
 };
 
+/// How many guesses each level makes at a time.
 struct HierarchyLengths {
   std::size_t inner = 0;  ///< tokens that the draft proposes at a time; 0: none, and no draft
   std::size_t outer = 0;  ///< tokens that must stand before all rows are read; 0: plain decoding

@@ -37,6 +37,7 @@ struct RefreshRule {
   std::size_t at_least = 32;     ///< tokens between two choices by acceptance
 };
 
+/// How tokens are chosen, how many guesses there are, and when the text ends.
 struct SpeculationOptions {
   SamplingOptions sampling = {};
   std::uint64_t seed = 0;
@@ -75,6 +76,7 @@ enum class Ending : std::uint8_t {
   cancelled    ///< the callback said so
 };
 
+/// What one step added to the text.
 struct DecodedStep {
   std::vector<NewToken> tokens;
   Ending ending = Ending::open;

@@ -26,6 +26,7 @@
 
 namespace kvpolicy {
 
+/// Between which lengths, and how quickly the choice follows what is measured.
 struct DraftLengthConfig {
   std::size_t most = 16;  ///< Longest draft; 0 is plain decoding.
   /// Always this length, at most `most`; measured all the same.

@@ -65,6 +65,7 @@ concept LanguageModel = requires(M& model, Cache& cache, const ModelCall& call) 
   { model.read(cache, call) } -> std::convertible_to<std::vector<float>>;
 };
 
+/// Refuses logits of the wrong number.
 /// @throws ShapeError unless a model of `vocabulary` tokens gave the logits of `tokens` tokens
 inline void check_logits(std::span<const float> logits, std::size_t tokens,
                          std::size_t vocabulary) {

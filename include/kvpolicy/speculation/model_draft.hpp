@@ -81,13 +81,15 @@ class TextReader {
   bool unsettled_ = false;  // a call failed, perhaps between two layers
 };
 
+/// How a draft model reads.
 struct ModelDraftOptions {
   /// Tokens of a text read at once. A call that fails half-way through the layers can be taken back
   /// by the next one if these are no more than max_rollback; else all calls throw RollbackError.
   std::size_t chunk = 512;
 };
 
-/// A Draft. Model and cache must outlive it; nothing else may write the cache. Not synchronised.
+/// A Draft: a model guesses, most often a smaller one.
+/// Model and cache must outlive it; nothing else may write the cache. Not synchronised.
 template <class Model, TentativeCache Cache>
   requires LanguageModel<Model, Cache>
 class ModelDraft {

@@ -25,6 +25,7 @@
 
 namespace kvpolicy {
 
+/// How much of the end of a text is looked up in it.
 struct NgramDraftConfig {
   std::size_t most = 4;   ///< Tokens of the text's end that are looked up first, at most 64;
   std::size_t least = 2;  ///< then fewer, down to so many, at least 1.
@@ -162,7 +163,8 @@ class NgramIndex {
   std::size_t capacity_ = 0;     // tokens that fit the tables
 };
 
-/// A Draft. Copies are independent; not synchronised.
+/// A Draft: what followed the latest tokens where they stood before.
+/// Copies are independent; not synchronised.
 class NgramDraft {
  public:
   /// @throws ConfigError

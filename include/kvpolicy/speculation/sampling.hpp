@@ -24,6 +24,7 @@
 
 namespace kvpolicy {
 
+/// How a token is drawn from logits; the default takes the likeliest.
 struct SamplingOptions {
   float temperature = 0.0F;  ///< 0 takes the likeliest token; 1 samples the model's distribution
   std::size_t top_k = 0;     ///< only the k likeliest; 0 for all
@@ -53,6 +54,7 @@ class Random {
 /// Probabilities of the next token; tokens that cannot come are not listed.
 class Distribution {
  public:
+  /// A token that can come, and how likely.
   struct Outcome {
     int token;
     double probability;

@@ -27,6 +27,7 @@
 
 namespace kvpolicy {
 
+/// How many guesses of the level below are judged at a time.
 struct SelectedDraftOptions {
   /// Guesses judged at once; the paper lets one token at a time be judged. Where `adapt` is set the
   /// length is chosen from measured acceptance and times, up to `most_length`.
@@ -35,7 +36,8 @@ struct SelectedDraftOptions {
   std::size_t most_length = 4;
 };
 
-/// A Draft over the target's own cache. Its rows come from partial attention and are tentative:
+/// A Draft: the target itself over the rows that its cache selects, with a draft of its own below.
+/// Its rows come from partial attention and are tentative:
 /// whoever judges takes them back and reads the tokens over all rows. Not synchronised.
 template <class Model, TentativeCache Cache, Draft Inner = NoDraft, class Rule = SpeculativeSampling>
   requires LanguageModel<Model, Cache>

@@ -7,6 +7,7 @@
 
 namespace kvpolicy {
 
+/// What one level of judging has done so far.
 struct LevelStatistics {
   std::size_t verifications = 0;  ///< passes of the judging model
   std::size_t guessed = 0;        ///< guesses that these passes read

@@ -18,7 +18,8 @@
 
 namespace kvpolicy {
 
-/// A Draft. Model and cache must outlive it; nothing else may write the cache, which must be able
+/// A Draft whose guesses branch.
+/// Model and cache must outlive it; nothing else may write the cache, which must be able
 /// to take back as many rows as the tree has nodes. Not synchronised.
 template <class Model, TentativeCache Cache>
   requires LanguageModel<Model, Cache>

@@ -27,11 +27,13 @@
 
 namespace kvpolicy {
 
+/// How deep and how wide a tree may be.
 struct TreeLimits {
   std::size_t levels = TokenTree::most_nodes;    ///< Most nodes on one path; a level is one draft.
   std::size_t branches = TokenTree::most_nodes;  ///< Most nodes that continue the same one.
 };
 
+/// Refuses what is no vector of acceptances.
 /// @throws ConfigError unless every entry is a probability and their sum is one: a node has at most
 /// one accepted child.
 inline void check_acceptance(std::span<const double> acceptance) {

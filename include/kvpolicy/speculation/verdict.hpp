@@ -31,6 +31,7 @@ struct Verdict {
   std::size_t places = 0;         ///< where guesses were tried: the path, and the place it ended at
 };
 
+/// Which guesses stay, and the token behind them.
 /// `logits` are [1 + guesses, vocabulary]: behind the text, then behind each guess.
 /// @throws ShapeError for logits of another size, or a NaN among those that decide
 template <class Rule = SpeculativeSampling>

@@ -26,6 +26,7 @@ struct RowCopies {
   [[nodiscard]] std::size_t bytes() const { return keys.bytes() + values.bytes(); }
 };
 
+/// A window that drops no row.
 inline constexpr std::size_t unlimited_rows = std::numeric_limits<std::size_t>::max();
 
 /// What policies ask of a storage. Copying one makes a fork.
@@ -93,10 +94,12 @@ class ScopedReserve {
   Storage* own_;
 };
 
+/// One head's rows as numbers of type `E`. Copying makes a fork. Not synchronised.
 template <Element E>
 class DenseStorage {
  public:
   using element_type = E;
+  /// There is nothing to set.
   struct Config {
     friend bool operator==(const Config&, const Config&) = default;
   };

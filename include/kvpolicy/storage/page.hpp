@@ -44,6 +44,7 @@ struct StorageContext {
 /// Reference-counted: forks share a page once it is full and will not be written again.
 using Page = std::shared_ptr<std::byte>;
 
+/// A page of `bytes` bytes, aligned to `page_alignment`.
 /// @throws std::bad_alloc, or what `memory` throws.
 [[nodiscard]] inline Page allocate_page(std::pmr::memory_resource* memory, std::size_t bytes) {
   auto* start = static_cast<std::byte*>(memory->allocate(bytes, page_alignment));

@@ -24,6 +24,7 @@
 
 namespace kvpolicy {
 
+/// Rows of one side of a head (keys or values) in pages.
 /// Copying makes a fork: full pages are shared, the open one is copied. Not synchronised.
 class PlaneStore {
  public:

@@ -30,16 +30,19 @@ inline constexpr float largest_quantizable = half::largest;
   return next;
 }
 
+/// The largest half that is not above `value`.
 [[nodiscard]] inline half half_at_most(float value) {
   const half nearest{value};
   return static_cast<float>(nearest) > value ? neighbour(nearest, false) : nearest;
 }
 
+/// The smallest half that is not below `value`.
 [[nodiscard]] inline half half_at_least(float value) {
   const half nearest{value};
   return static_cast<float>(nearest) < value ? neighbour(nearest, true) : nearest;
 }
 
+/// The scale and the zero of one group of numbers.
 struct AffineGrid {
   half scale;
   half zero;

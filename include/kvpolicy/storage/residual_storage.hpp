@@ -26,8 +26,11 @@
 
 namespace kvpolicy {
 
+/// When keys leave the residual: one by one, so that `residual` rows are always exact, or as KIVI
+/// does.
 enum class Flush : std::uint8_t { steady, kivi };
 
+/// How many bits, which numbers share a scale, and how many rows stay exact.
 struct ResidualConfig {
   std::size_t bits = 4;         ///< 2, 4 or 8.
   std::size_t key_group = 0;    ///< Channels (per token; 0: the whole row) or rows (per channel; 0: 32).
@@ -38,10 +41,13 @@ struct ResidualConfig {
   friend bool operator==(const ResidualConfig&, const ResidualConfig&) = default;
 };
 
+/// One head's rows, the latest as numbers of type `E`, the others quantised. Copying makes a fork.
+/// Not synchronised.
 template <Element E, Granularity Keys = Granularity::per_token>
 class ResidualStorage {
  public:
   using element_type = E;
+  /// A type of its own for each storage, so that a plan tells them apart.
   struct Config : ResidualConfig {
     friend bool operator==(const Config&, const Config&) = default;
   };

@@ -17,11 +17,13 @@
 
 namespace kvpolicy {
 
+/// Memory for full pages that is slow to read, and fetched before it is read.
 /// Blocks are addresses like any other's: reading one that was not fetched is allowed and may wait,
 /// but a failure then is the operating system's to report.
 class SlowMemory : public std::pmr::memory_resource {
  public:
   using Range = std::span<const std::byte>;
+  /// `bytes` bytes of fast memory, and the place in a block that they go to.
   struct Copy {
     std::byte* to;
     const std::byte* from;
