@@ -169,14 +169,13 @@ class PairProducts {
     const std::size_t unit = tiles_ ? x86::tile_size : x86::BFloat16Vectors::rows;
     const std::size_t block = tiles_ ? 2 * unit : unit;
     const std::size_t panels = (width + columns - 1) / columns;
-    ahead.start((rows + block - 1) / block * panels);
-    const auto step = [&] { ahead.step(); };
+    ahead.start((rows + block - 1) / block * panels, matrices.terms * matrices.pairs);
     for (std::size_t x = 0; x < width; x += columns) {
       const std::size_t count = std::min(columns, width - x);
       if (tiles_) {
-        x86::tile_product(*tiles_, matrices, target, (rows + unit - 1) / unit * unit, count, step);
+        x86::tile_product(*tiles_, matrices, target, (rows + unit - 1) / unit * unit, count, ahead);
       } else {
-        x86::BFloat16Vectors::product(matrices, target, rows, count, step);
+        x86::BFloat16Vectors::product(matrices, target, rows, count, ahead);
       }
       matrices.b += b_panel;
       target.c += columns;

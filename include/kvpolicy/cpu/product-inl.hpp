@@ -21,24 +21,42 @@ inline constexpr std::size_t product_vectors = many_registers ? 2 : 3;
 inline constexpr std::size_t panel_width = product_vectors * lanes;
 
 /// One side of a block that will be needed soon, fetched in equal shares while a product runs: a
-/// tile works so long on what it has that the processor forgets to read on by itself.
+/// tile works so long on what it has that the processor forgets to read on by itself. A few lines
+/// at a time, for many at once would fill the queue in which the product's own loads wait.
 class FetchAhead {
  public:
+  /// Terms of a sum between two shares.
+  static constexpr std::size_t stretch = 16;
+
   FetchAhead() = default;
   FetchAhead(const BlockSide& side, std::size_t rows, std::size_t head_dim)
-      : prefetch_{prefetch_of(side, rows, head_dim)} {}
+      : rows_{side.codes.data()}, count_{rows},
+        row_bytes_{head_dim * bits_of(side.format.encoding) / 8} {}
 
-  /// A product of so many steps begins.
-  void start(std::size_t steps) { share_ = (prefetch_.count + steps - 1) / std::max<std::size_t>(steps, 1); }
-  HWY_INLINE void step() {
-    const std::size_t end = std::min(next_ + share_, prefetch_.count);
-    for (; next_ < end; ++next_) prefetch_.row(next_);
+  /// A product of `blocks` blocks of sums begins, each of `terms` terms.
+  void start(std::size_t blocks, std::size_t terms) {
+    const std::size_t lines = count_ * ((row_bytes_ + line_bytes - 1) / line_bytes);
+    const std::size_t shares = std::max<std::size_t>(blocks * ((terms + stretch - 1) / stretch), 1);
+    share_ = (lines + shares - 1) / shares;
+  }
+  HWY_INLINE void operator()() {
+    for (std::size_t i = 0; i < share_ && row_ < count_; ++i) {
+      fetch_to_second_level(rows_[row_] + at_);
+      at_ += line_bytes;
+      if (at_ < row_bytes_) continue;
+      at_ = 0;
+      ++row_;
+    }
   }
 
  private:
-  Prefetch prefetch_;
+  static constexpr std::size_t line_bytes = 64;
+
+  const std::byte* const* rows_ = nullptr;
+  std::size_t count_ = 0;
+  std::size_t row_bytes_ = 0;
   std::size_t share_ = 0;
-  std::size_t next_ = 0;
+  std::size_t row_ = 0, at_ = 0;  // what comes next
 };
 
 /// A matrix [steps, width] in panels of `panel_width` columns: column x of row k stands at
@@ -54,7 +72,7 @@ struct Panels {
 template <std::size_t N>
 HWY_INLINE void product_block(const float* a, std::size_t a_row, std::size_t a_step, const float* b,
                               std::size_t b_step, std::size_t steps, float* c, std::size_t c_row,
-                              const float* factors) {
+                              const float* factors, FetchAhead& ahead) {
   FloatVector sums[product_rows][N];
   unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
     unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -63,17 +81,20 @@ HWY_INLINE void product_block(const float* a, std::size_t a_row, std::size_t a_s
                                                 hn::LoadU(floats, c + i * c_row + n * lanes));
     });
   });
-  for (std::size_t k = 0; k < steps; ++k) {
-    FloatVector numbers[N];
-    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-      numbers[n] = hn::LoadU(floats, b + k * b_step + n * lanes);
-    });
-    unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
-      const auto factor = hn::Set(floats, a[i * a_row + k * a_step]);
+  for (std::size_t k = 0; k < steps;) {
+    ahead();
+    for (const std::size_t end = std::min(k + FetchAhead::stretch, steps); k < end; ++k) {
+      FloatVector numbers[N];
       unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-        sums[i][n] = hn::MulAdd(factor, numbers[n], sums[i][n]);
+        numbers[n] = hn::LoadU(floats, b + k * b_step + n * lanes);
       });
-    });
+      unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+        const auto factor = hn::Set(floats, a[i * a_row + k * a_step]);
+        unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+          sums[i][n] = hn::MulAdd(factor, numbers[n], sums[i][n]);
+        });
+      });
+    }
   }
   unroll<product_rows>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
     unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -103,14 +124,14 @@ HWY_INLINE void for_each_panel(std::size_t width, Visit&& visit) {
 inline void product(const float* a, std::size_t a_row, std::size_t a_step, const Panels& b,
                     std::size_t steps, float* c, std::size_t c_row, std::size_t rows,
                     std::size_t width, const float* factors, FetchAhead& ahead) {
-  ahead.start((rows + product_rows - 1) / product_rows * ((width + panel_width - 1) / panel_width));
+  ahead.start((rows + product_rows - 1) / product_rows * ((width + panel_width - 1) / panel_width),
+              steps);
   // One panel of b stays in the first-level cache while all rows of a pass.
   for_each_panel(width, [&]<std::size_t N>(std::size_t x) {
     const float* panel = b.numbers + x / panel_width * b.panel_stride;
     for (std::size_t i = 0; i < rows; i += product_rows) {
-      ahead.step();
       product_block<N>(a + i * a_row, a_row, a_step, panel, b.step, steps, c + i * c_row + x, c_row,
-                       factors == nullptr ? nullptr : factors + i);
+                       factors == nullptr ? nullptr : factors + i, ahead);
     }
   });
 }

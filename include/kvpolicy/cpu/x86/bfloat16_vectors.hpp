@@ -9,6 +9,7 @@
 // against 138). So the instruction is used on AMD's alone.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -46,14 +47,14 @@ struct BFloat16Vectors {
     return result && available();
   }
 
-  /// For `count` rows, rounded up to `rows`, and `width` columns: 16 or 32. step() before each
-  /// register block.
-  template <class Step>
+  /// For `count` rows, rounded up to `rows`, and `width` columns: 16 or 32. meanwhile() is called
+  /// every Meanwhile::stretch pairs.
+  template <class Meanwhile>
   static void product(PairMatrices matrices, ProductTarget target, std::size_t count,
-                      std::size_t width, Step step) {
+                      std::size_t width, Meanwhile& meanwhile) {
     for (std::size_t row = 0; row < count; row += rows) {
-      step();
-      width == columns ? block<2>(matrices, target) : block<1>(matrices, target);
+      width == columns ? block<2>(matrices, target, meanwhile)
+                       : block<1>(matrices, target, meanwhile);
       matrices.a += rows * matrices.a_row;
       target.c += rows * target.c_row;
     }
@@ -67,9 +68,10 @@ struct BFloat16Vectors {
     }(std::make_index_sequence<N>{});
   }
 
-  template <std::size_t N>
+  template <std::size_t N, class Meanwhile>
   KVPOLICY_CPU_BFLOAT16_TARGET static void block(const PairMatrices& matrices,
-                                                 const ProductTarget& target) {
+                                                 const ProductTarget& target,
+                                                 Meanwhile& meanwhile) {
     const std::size_t a_row = matrices.a_row;
     __m512 sums[rows][N];
     float* c = target.c;
@@ -83,20 +85,24 @@ struct BFloat16Vectors {
     for (std::size_t term = 0; term < matrices.terms; ++term) {
       const std::uint32_t* a = matrices.a + term * matrices.a_term;
       const std::uint32_t* b = matrices.b + term * matrices.b_term;
-      for (std::size_t pair = 0; pair < matrices.pairs; ++pair) {
-        __m512i numbers[N];
-        unroll<N>([&](auto n) KVPOLICY_CPU_BFLOAT16_INLINE {
-          numbers[n] = _mm512_loadu_si512(b + n * 16);
-        });
-        unroll<rows>([&](auto i) KVPOLICY_CPU_BFLOAT16_INLINE {
-          const __m512i factor = _mm512_set1_epi32(static_cast<int>(a[i * a_row]));
+      for (std::size_t pair = 0; pair < matrices.pairs;) {
+        meanwhile();
+        const std::size_t end = std::min(pair + Meanwhile::stretch, matrices.pairs);
+        for (; pair < end; ++pair) {
+          __m512i numbers[N];
           unroll<N>([&](auto n) KVPOLICY_CPU_BFLOAT16_INLINE {
-            sums[i][n] = _mm512_dpbf16_ps(sums[i][n], reinterpret_cast<__m512bh>(factor),
-                                          reinterpret_cast<__m512bh>(numbers[n]));
+            numbers[n] = _mm512_loadu_si512(b + n * 16);
           });
-        });
-        a += matrices.a_step;
-        b += matrices.b_row;
+          unroll<rows>([&](auto i) KVPOLICY_CPU_BFLOAT16_INLINE {
+            const __m512i factor = _mm512_set1_epi32(static_cast<int>(a[i * a_row]));
+            unroll<N>([&](auto n) KVPOLICY_CPU_BFLOAT16_INLINE {
+              sums[i][n] = _mm512_dpbf16_ps(sums[i][n], reinterpret_cast<__m512bh>(factor),
+                                            reinterpret_cast<__m512bh>(numbers[n]));
+            });
+          });
+          a += matrices.a_step;
+          b += matrices.b_row;
+        }
       }
     }
     const __m512 scale = _mm512_set1_ps(onto ? 1.0F : target.scale);
@@ -115,8 +121,9 @@ struct BFloat16Vectors {
   [[nodiscard]] static bool available() noexcept { return false; }
   [[nodiscard]] static bool pay() noexcept { return false; }
 
-  template <class Step>
-  static void product(const PairMatrices&, const ProductTarget&, std::size_t, std::size_t, Step) {}
+  template <class Meanwhile>
+  static void product(const PairMatrices&, const ProductTarget&, std::size_t, std::size_t,
+                      Meanwhile&) {}
 };
 
 #endif

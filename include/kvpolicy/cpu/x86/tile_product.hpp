@@ -15,8 +15,9 @@ namespace kvpolicy::cpu::x86 {
 inline constexpr std::size_t tile_size = 16;
 
 /// M x N tiles (1 or 2 each) of a product.
-template <int M, int N, class Tiles>
-void tile_block(Tiles& tiles, const PairMatrices& matrices, const ProductTarget& target) {
+template <int M, int N, class Tiles, class Meanwhile>
+void tile_block(Tiles& tiles, const PairMatrices& matrices, const ProductTarget& target,
+                Meanwhile& meanwhile) {
   const std::size_t a_stride = matrices.a_row * sizeof(std::uint32_t);
   const std::size_t b_stride = matrices.b_row * sizeof(std::uint32_t);
   const std::size_t c_stride = target.c_row * sizeof(float);
@@ -35,6 +36,7 @@ void tile_block(Tiles& tiles, const PairMatrices& matrices, const ProductTarget&
   }
   for (std::size_t term = 0; term < matrices.terms; ++term) {
     for (std::size_t pair = 0; pair < matrices.pairs; pair += tile_size) {
+      for (std::size_t i = 0; i < tile_size; i += Meanwhile::stretch) meanwhile();
       const std::uint32_t* a = matrices.a + term * matrices.a_term + pair;
       const std::uint32_t* b = matrices.b + term * matrices.b_term + pair * matrices.b_row;
       tiles.template load<4>(a, a_stride);
@@ -62,17 +64,18 @@ void tile_block(Tiles& tiles, const PairMatrices& matrices, const ProductTarget&
 }
 
 /// A product with `rows` rows, a multiple of tile_size, and one tile or two of columns. Its a_step is
-/// 1. step() before each block of tiles.
-template <class Tiles, class Step>
+/// 1. meanwhile() is called every Meanwhile::stretch pairs.
+template <class Tiles, class Meanwhile>
 void tile_product(Tiles& tiles, PairMatrices matrices, ProductTarget target, std::size_t rows,
-                  std::size_t width, Step step) {
+                  std::size_t width, Meanwhile& meanwhile) {
   const bool two = width > tile_size;
   for (std::size_t row = 0; row < rows; row += 2 * tile_size) {
-    step();
     if (rows - row > tile_size) {
-      two ? tile_block<2, 2>(tiles, matrices, target) : tile_block<2, 1>(tiles, matrices, target);
+      two ? tile_block<2, 2>(tiles, matrices, target, meanwhile)
+          : tile_block<2, 1>(tiles, matrices, target, meanwhile);
     } else {
-      two ? tile_block<1, 2>(tiles, matrices, target) : tile_block<1, 1>(tiles, matrices, target);
+      two ? tile_block<1, 2>(tiles, matrices, target, meanwhile)
+          : tile_block<1, 1>(tiles, matrices, target, meanwhile);
     }
     matrices.a += 2 * tile_size * matrices.a_row;
     target.c += 2 * tile_size * target.c_row;
