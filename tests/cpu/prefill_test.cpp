@@ -279,7 +279,7 @@ TEST_CASE("which unit is in use") {
 template <class Tuning, class Change>
 void compare_special(std::size_t tokens, std::int64_t reach, Change change) {
   Random random{64};
-  test::RandomCall<bfloat16> call{random, 1, 4, 64, tokens};
+  test::RandomCall<float> call{random, 1, 4, 64, tokens};
   call.sink_logits.clear();
   call.options = {};
   call.first_position = 100;
@@ -295,7 +295,7 @@ void compare_special(std::size_t tokens, std::int64_t reach, Change change) {
   std::vector<float> log_sum_exp(tokens * 4);
   ScalarEngine scalar;
   call.attend(scalar, expected, log_sum_exp);
-  const double bound = Tuning::bfloat16_products == always ? 2e-2 : 5e-5;
+  const double bound = Tuning::bfloat16_products == always ? 5e-2 : 1e-4;
   for (std::size_t token = 0; token < tokens; ++token) {
     for (std::size_t q_head = 0; q_head < 4; ++q_head) {
       for (std::size_t i = 0; i < 64; ++i) {
@@ -307,7 +307,7 @@ void compare_special(std::size_t tokens, std::int64_t reach, Change change) {
       const float x = result.log_sum_exp[token * 4 + q_head];
       const float y = log_sum_exp[token * 4 + q_head];
       REQUIRE(std::isnan(x) == std::isnan(y));
-      if (!std::isnan(x)) REQUIRE((x == y || std::abs(static_cast<double>(x - y)) <= 1e-4));
+      if (!std::isnan(x)) REQUIRE((x == y || std::abs(static_cast<double>(x - y)) <= bound));
     }
   }
 }
@@ -335,10 +335,47 @@ TEST_CASE("NaN and infinity among bfloat16 rows reach the queries that see them,
             head.keys(0).overwrite(row, 64, infinity);
           });
         }
-        compare([&](auto& call, auto&) { call.queries.at(0, 1, 5) = bfloat16{nan}; });
-        compare([&](auto& call, auto&) { call.queries.at(1, 2, 63) = bfloat16{infinity}; });
+        compare([&](auto& call, auto&) { call.queries.at(0, 1, 5) = nan; });
+        compare([&](auto& call, auto&) { call.queries.at(1, 2, 63) = infinity; });
         compare([&](auto& call, auto&) { call.sink_logits.assign(4, nan); });
       }
+    }
+  });
+}
+
+TEST_CASE("what an engine met before leaves no trace") {
+  // NaN keys of 32 channels lie where the next call's keys of 16 are filled up to whole tiles.
+  Random random{67};
+  const auto call_of = [&](std::size_t head_dim) {
+    test::RandomCall<bfloat16> call{random, 1, 2, head_dim, 20};
+    call.first_position = 100;
+    call.heads.clear();
+    call.heads.emplace_back(head_dim).add(random, bfloat16_rows, bfloat16_rows, 100, 0, 0,
+                                          {.runs = false, .positions = false, .reach = false,
+                                           .rotation = false});
+    return call;
+  };
+  auto before = call_of(32);
+  for (std::size_t row = 0; row < 100; ++row) {
+    before.heads[0].keys(0).overwrite(row, 32, std::numeric_limits<float>::quiet_NaN());
+  }
+  before.bind();
+  auto call = call_of(16);
+  call.bind();
+  for_each_unit([&]<class Tuning>() {
+    CAPTURE(cpu::name_of(Tuning::matrix_unit()));
+    const Result expected = attend<Tuning, bfloat16>(call, 16);
+    cpu::Engine<cpu::SerialFor, Tuning> engine;
+    Tensor<bfloat16> out{20, 2, 32};
+    std::vector<float> log_sum_exp(40);
+    before.attend(engine, out, log_sum_exp);
+    Tensor<bfloat16> next{20, 2, 16};
+    call.attend(engine, next, log_sum_exp);
+    REQUIRE(test::same_bits(log_sum_exp, expected.log_sum_exp));
+    for (std::size_t i = 0; i < 40; ++i) {
+      const auto row = next.row(i / 2, i % 2);
+      REQUIRE(test::same_bits(row, std::vector<float>(expected.out.begin() + static_cast<std::ptrdiff_t>(i * 16),
+                                                      expected.out.begin() + static_cast<std::ptrdiff_t>(i * 16 + 16))));
     }
   });
 }

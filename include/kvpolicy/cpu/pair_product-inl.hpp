@@ -25,13 +25,12 @@ using Words = hn::RebindToUnsigned<Floats>;
 using WordVector = hn::Vec<Words>;
 inline constexpr Words words;
 
-/// A float rounded to the nearest bfloat16, to even in between; as a float's bits. NaN stays NaN.
+/// A softmax's weight rounded to the nearest bfloat16, to even in between; as a float's bits. NaN may
+/// become anything: the sum of the weights is NaN then, and so is whatever it divides.
 [[nodiscard]] HWY_INLINE WordVector round_to_bfloat16(FloatVector x) {
   const auto bits = hn::BitCast(words, x);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1U));
-  const auto rounded = hn::Add(hn::Add(bits, hn::Set(words, 0x7fffU)), odd);
-  const auto number = hn::RebindMask(words, hn::Eq(x, x));
-  return hn::And(hn::IfThenElse(number, rounded, hn::Set(words, 0x7fc00000U)),
+  return hn::And(hn::Add(hn::Add(bits, hn::Set(words, 0x7fffU)), odd),
                  hn::Set(words, 0xffff0000U));
 }
 
@@ -209,13 +208,13 @@ class PairProducts {
         std::fill_n(to, head_dim_, 0U);
         continue;
       }
+      // An odd last row stands in for its neighbour, whose weights are zeros.
       const auto* low = reinterpret_cast<const std::uint16_t*>(side.codes[2 * pair]);
-      const bool has_high = 2 * pair + 1 < rows;
-      const auto* high = has_high ? reinterpret_cast<const std::uint16_t*>(side.codes[2 * pair + 1]) : low;
-      const auto mask = hn::Set(words, has_high ? ~0U : 0U);
+      const auto* high = reinterpret_cast<const std::uint16_t*>(
+          side.codes[std::min(2 * pair + 1, rows - 1)]);
       for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
         const auto low_bits = hn::PromoteTo(words, hn::LoadU(word_shorts, low + channel));
-        const auto high_bits = hn::And(hn::PromoteTo(words, hn::LoadU(word_shorts, high + channel)), mask);
+        const auto high_bits = hn::PromoteTo(words, hn::LoadU(word_shorts, high + channel));
         largest = hn::Max(largest, hn::Max(hn::And(low_bits, low_half), hn::And(high_bits, low_half)));
         hn::StoreU(hn::Or(low_bits, hn::ShiftLeft<16>(high_bits)), words, to + channel);
       }
