@@ -15,6 +15,7 @@
 #include <kvpolicy/core/scalar_engine.hpp>
 #include <kvpolicy/cpu/engine.hpp>
 
+#include "cpu/emulated_tiles.hpp"
 #include "cpu/random_layer.hpp"
 #include "support/compare.hpp"
 #include "support/random_tree.hpp"
@@ -46,6 +47,12 @@ struct OddSizes : SmallParts {
   static constexpr std::size_t tile_rows = 7;
   static constexpr std::size_t stream_queries = 3;
   static constexpr std::size_t tile_queries = 10;
+};
+// Products in tiles, of two numbers for one: rows in bfloat16 are among the formats.
+struct InTiles : SmallParts {
+  static constexpr std::size_t stream_queries = 1;
+  using Tiles = test::EmulatedTiles;
+  static cpu::MatrixUnit matrix_unit() { return cpu::MatrixUnit::tiles; }
 };
 
 // A random layer of text, and the rows of a tree's nodes behind it, in several segments.
@@ -179,6 +186,7 @@ TEST_CASE("nodes of a tree: every engine is attention in double over what each q
       check_same(call.attend(cpu::Engine<Workers>{pool}), scalar);
       check_same(call.attend(cpu::Engine<Workers, SmallParts>{pool}), scalar);
       check_same(call.attend(cpu::Engine<Workers, OddSizes>{pool}), scalar);
+      check_same(call.attend(cpu::Engine<Workers, InTiles>{pool}), scalar);
     }
     check_same(call.attend(cpu::Engine<>{}), scalar);
   }
@@ -220,6 +228,7 @@ TEST_CASE("a chain of nodes gives the bits that rows of the text give") {
     of_nodes(ScalarEngine{});
     of_nodes(cpu::Engine<>{});
     of_nodes(cpu::Engine<Workers, OddSizes>{Workers{2}});
+    of_nodes(cpu::Engine<Workers, InTiles>{Workers{2}});
   }
 }
 
