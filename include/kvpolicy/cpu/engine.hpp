@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CPU attention engine: the same results as ScalarEngine to rounding, with vectors and threads.
+// Arithmetic is float's, but for calls of many queries over rows in bfloat16, which may be multiplied
+// as such (Bfloat16Products says when, and what it costs).
 // A call is cut into tiles of queries of one KV head; where these are too few to keep every thread
 // busy, as in decoding, a tile's rows are cut into parts of equal weight, whose partial states are
 // merged in order. The cut depends on the segments and the number of threads, never on timing, so
@@ -50,7 +52,10 @@ class Engine {
     const auto partial_of = [&](const Task& task) {
       return Partial{partials + task.partial * partial, padded_queries(task.tile.rows)};
     };
-    reserve(tasks_.size(), most_queries, head_dim, product_plan(work.queries, work.out.encoding));
+    // Not asked for what decoding needs not: memory for tiles makes signal frames larger.
+    const bool tiled = most_queries > Tuning::stream_queries;
+    reserve(tasks_.size(), most_queries, head_dim,
+            tiled ? product_plan(work.queries, work.out.encoding) : ProductPlan{});
     for_each(tasks_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
       const Task& task = tasks_[i];
       const bool whole = task.parts == 1;
@@ -177,6 +182,7 @@ class Engine {
   }
 
   [[nodiscard]] static ProductPlan product_plan(const ConstTensor& queries, Encoding out) {
+    if (Tuning::bfloat16_products == Bfloat16Products::never) return {};
     return {Tuning::bfloat16_products, Tuning::matrix_unit(), queries.encoding, out};
   }
 

@@ -30,14 +30,16 @@ enum class MatrixUnit : std::uint8_t {
 }
 
 /// The fastest unit that this process may use; decided once, by what the processor is. Asks the
-/// system for tiles at the first call; a refusal is no error. Thread-safe.
+/// system for tiles at the first call; a refusal is no error. An engine makes that call when it first
+/// has more queries than decoding has. Thread-safe.
 [[nodiscard]] inline MatrixUnit matrix_unit() noexcept {
   if (x86::AmxTiles::available()) return MatrixUnit::tiles;
   return x86::BFloat16Vectors::pay() ? MatrixUnit::bfloat16_vectors : MatrixUnit::float_vectors;
 }
 
-/// When a call of many queries may multiply in bfloat16. Only rows stored in bfloat16 ever are. What
-/// must stay more exact goes in as the sum of two numbers, which costs a second product.
+/// When a call of many queries may multiply in bfloat16. Only rows stored in bfloat16 ever are; their
+/// sums are float's, subnormal numbers count as zeros. What must stay more exact goes in as the sum of
+/// two numbers, which costs a second product.
 enum class Bfloat16Products : std::uint8_t {
   never,
   /// As far as the types of queries and outputs have no more to give. Queries in bfloat16 go in
