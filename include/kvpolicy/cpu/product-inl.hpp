@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Matrix products in float, blocked for registers: what a tile of many queries does with the rows
-// of a block, and the memory that is fetched meanwhile.
+// of a block.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 
+#include <kvpolicy/cpu/prefetch-inl.hpp>
 #include <kvpolicy/cpu/row_block-inl.hpp>
-#include <kvpolicy/cpu/stream-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
 namespace kvpolicy::cpu {

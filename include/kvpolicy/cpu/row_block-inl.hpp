@@ -87,6 +87,16 @@ struct RowBlock {
   return total;
 }
 
+/// The most rows of a block, by what its keys are.
+struct BlockLimit {
+  std::size_t dense;
+  std::size_t quantized;
+
+  [[nodiscard]] std::size_t of(const Segment& segment) const {
+    return is_quantized(segment.keys.format.encoding) ? quantized : dense;
+  }
+};
+
 /// Walks the rows that a tile sees, of those whose cumulated weight begins in [from, to): any cut
 /// of the weights is a cut of the rows.
 class BlockReader {
@@ -97,13 +107,13 @@ class BlockReader {
     if (!segments_.empty()) enter_segment();
   }
 
-  /// Fills `block` with the next rows, at most `limit`; with none when there are no more.
-  void read(RowBlock& block, std::size_t limit) {
+  /// Fills `block` with the next rows, as many as `limit` allows; with none when there are no more.
+  void read(RowBlock& block, const BlockLimit& limit) {
     block.rows = 0;
     block.cut = false;
-    while (block.rows < limit) {
+    while (block.rows == 0 || block.rows < limit.of(*block.segment)) {
       if (row_ < end_) {
-        take(block, limit);
+        take(block, limit.of(segments_[segment_]));
       } else if (!enter_run()) {
         if (block.rows > 0 || segment_ == segments_.size()) break;
         if (++segment_ < segments_.size()) enter_segment();

@@ -12,39 +12,15 @@
 #include <limits>
 
 #include <kvpolicy/cpu/decode_rows-inl.hpp>
+#include <kvpolicy/cpu/integer_keys-inl.hpp>
+#include <kvpolicy/cpu/integer_values-inl.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
+#include <kvpolicy/cpu/prefetch-inl.hpp>
 #include <kvpolicy/cpu/row_block-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
-
-/// Not to the first level, which Highway's own Prefetch aims at: requests beyond the few that level
-/// keeps in flight stall the loads behind them. Measured on Zen 4: 1.5 times the speed.
-HWY_INLINE void fetch_to_second_level(const std::byte* line) {
-#if HWY_COMPILER_MSVC
-  hwy::Prefetch(line);
-#else
-  __builtin_prefetch(line, 0, 2);
-#endif
-}
-
-/// Rows to bring into cache, a few at a time, while others are worked on.
-struct Prefetch {
-  const std::byte* const* rows = nullptr;
-  std::size_t count = 0;
-  std::size_t bytes = 0;
-
-  HWY_INLINE void row(std::size_t i) const {
-    if (i >= count) return;
-    for (std::size_t at = 0; at < bytes; at += 64) fetch_to_second_level(rows[i] + at);
-  }
-};
-
-[[nodiscard]] inline Prefetch prefetch_of(const BlockSide& side, std::size_t rows,
-                                          std::size_t head_dim) {
-  return {side.codes.data(), rows, head_dim * bits_of(side.format.encoding) / 8};
-}
 
 /// logits[q * stride + row] = queries[q] . rows[row] for Q queries; four rows at once, so that `rows`
 /// must hold pointers, and `logits` room, up to a multiple of four.
@@ -114,18 +90,8 @@ HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const 
   });
 }
 
-/// The queries of a tile, in portions that fill the registers: visit.operator()<Q>(first query).
-template <class Visit>
-HWY_INLINE void for_each_query_portion(std::size_t queries, Visit&& visit) {
-  constexpr std::size_t most = many_registers ? 4 : 2;
-  std::size_t q = 0;
-  for (; q + most <= queries; q += most) visit.template operator()<most>(q);
-  if constexpr (most == 4) {
-    if (queries - q == 3) return visit.template operator()<3>(q);
-    if (queries - q == 2) return visit.template operator()<2>(q);
-  }
-  if (queries - q == 1) visit.template operator()<1>(q);
-}
+/// Queries whose sums fill the registers.
+inline constexpr std::size_t query_portion = many_registers ? 4 : 2;
 
 /// softcap * tanh(logit / softcap).
 inline void cap_logits(float softcap, float* logits, std::size_t count) {
@@ -150,34 +116,51 @@ inline void cap_logits(float softcap, float* logits, std::size_t count) {
 /// One tile of queries over a sequence of blocks.
 class StreamPass {
  public:
-  static constexpr std::size_t stride = max_block_rows;
+  /// Of a query's logits; behind a block's there is room for a vector.
+  static constexpr std::size_t stride = max_block_rows + lanes;
 
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return queries * (stride + 1) + max_block_rows * head_dim + 2 * head_dim;
+    return queries * (stride + 1) + max_block_rows * head_dim + 2 * head_dim +
+           IntegerKeys::scratch_floats(queries, head_dim) +
+           IntegerValues::scratch_floats(queries, head_dim);
   }
 
   StreamPass(const QueryTile& tile, const Partial& partial, float* scratch)
       : tile_{tile}, partial_{partial}, head_dim_{tile.queries.head_dim}, logits_{scratch},
         rows_{logits_ + tile.rows * stride}, params_{rows_ + max_block_rows * head_dim_},
-        factors_{params_ + 2 * head_dim_} {}
+        factors_{params_ + 2 * head_dim_},
+        integer_keys_{tile.rows, head_dim_, factors_ + tile.rows},
+        integer_values_{tile.rows, head_dim_, factors_ + tile.rows +
+                                                  IntegerKeys::scratch_floats(tile.rows, head_dim_)} {}
 
-  /// `queries` are [tile.rows, head_dim], loaded for the block's segment; `next` is what comes
-  /// then, to be fetched.
-  void add(const RowBlock& block, const RowBlock& next, const float* queries) {
-    compute_logits(block, queries);
+  /// Takes the queries [tile.rows, head_dim] of the blocks that follow.
+  void set_queries(const float* queries) {
+    queries_ = queries;
+    integer_keys_.set_queries(queries);
+  }
+
+  /// `next` is the block that comes then, to be fetched.
+  void add(const RowBlock& block, const RowBlock& next) {
+    fetch_params(next.keys, next.rows, head_dim_);
+    fetch_params(next.values, next.rows, head_dim_);
+    compute_logits(block);
     if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, tile_.rows * stride);
     if (block.cut) hide_unseen(block);
     for (std::size_t m = 0; m < tile_.rows; ++m) update_softmax(m, block.rows);
     add_values(block, next);
   }
 
-  /// Of one query with each row; for a block of any format.
-  const float* compute_logits(const RowBlock& block, const float* queries) {
+  /// Behind the last block: until then the partial state lacks some of the values.
+  void finish() { integer_values_.flush(partial_.values); }
+
+  /// Of each query with each row: [queries, stride].
+  const float* compute_logits(const RowBlock& block) {
     const Prefetch ahead = prefetch_of(block.values, block.rows, head_dim_);
+    if (integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
     const auto keys = readable_rows(block.keys, block.rows, true);
     with_dense_encoding(keys.encoding, [&]<Encoding E>() {
-      for_each_query_portion(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
-        dot_rows<E, Q>(keys.rows.data(), block.rows, queries + q * head_dim_, head_dim_,
+      for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
+        dot_rows<E, Q>(keys.rows.data(), block.rows, queries_ + q * head_dim_, head_dim_,
                        logits_ + q * stride, stride, q == 0 ? ahead : Prefetch{});
       });
     });
@@ -245,11 +228,18 @@ class StreamPass {
         logits[i] = special_weight(logits[i], max);
         sum += logits[i];
       }
+      std::fill(logits + rows, logits + padded, 0.0F);
     }
     partial_.sum[m] = partial_.sum[m] * factors_[m] + sum;
   }
 
   void add_values(const RowBlock& block, const RowBlock& next) {
+    const Prefetch ahead = prefetch_of(next.keys, next.rows, head_dim_);
+    if (integer_values_.add(block.values, block.rows, logits_, stride, factors_, partial_.values,
+                            ahead)) {
+      return;
+    }
+    integer_values_.flush(partial_.values);
     if (block.cut) {
       decode_side(block.values, block.rows, head_dim_, params_, rows_);
       if (!all_finite(rows_, block.rows * head_dim_)) {
@@ -259,10 +249,9 @@ class StreamPass {
         return add_seen_values(tile_, block, rows_, logits_, stride, 1, partial_.values);
       }
     }
-    const Prefetch ahead = prefetch_of(next.keys, next.rows, head_dim_);
     const auto values = readable_rows(block.values, block.rows, false);
     with_dense_encoding(values.encoding, [&]<Encoding E>() {
-      for_each_query_portion(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
+      for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
         const auto add = [&]<std::size_t N>(std::size_t channel) {
           add_rows<E, Q, N>(values.rows.data(), block.rows, logits_ + q * stride, stride,
                             factors_ + q, partial_.values + q * head_dim_, channel, head_dim_,
@@ -284,6 +273,9 @@ class StreamPass {
   float* rows_;     // [max_block_rows, head_dim]
   float* params_;   // [2, head_dim]
   float* factors_;  // [queries]
+  IntegerKeys integer_keys_;
+  IntegerValues integer_values_;
+  const float* queries_ = nullptr;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -32,6 +32,21 @@ HWY_INLINE void unroll(F&& f) {
 }
 #define KVPOLICY_CPU_INLINE_LAMBDA __attribute__((always_inline))
 
+/// visit.operator()<N>(first) for portions of `Most` of `count`, then for what is left.
+template <std::size_t Most, class Visit>
+HWY_INLINE void for_each_portion(std::size_t count, Visit&& visit) {
+  std::size_t at = 0;
+  for (; at + Most <= count; at += Most) visit.template operator()<Most>(at);
+  if constexpr (Most > 3) {
+    if (count - at == 3) return visit.template operator()<3>(at);
+  }
+  if constexpr (Most > 2) {
+    if (count - at == 2) return visit.template operator()<2>(at);
+  }
+  if (count - at == 1) visit.template operator()<1>(at);
+  static_assert(Most >= 2 && Most <= 4);
+}
+
 [[nodiscard]] HWY_INLINE FloatVector zero_vector() { return hn::Zero(floats); }
 
 /// `lanes` half numbers to float, exactly, infinities and NaN included.

@@ -27,6 +27,7 @@ namespace kvpolicy::cpu {
 /// others.
 struct DefaultTuning {
   static constexpr std::size_t stream_rows = 32;     ///< of a block that few queries read; <= 64
+  static constexpr std::size_t stream_quantized_rows = 64;  ///< the same, where keys are quantised
   static constexpr std::size_t tile_rows = 64;       ///< of a block that a tile reads; <= 64
   static constexpr std::size_t stream_queries = 12;  ///< with more, a call works in tiles
   static constexpr std::size_t tile_queries = 128;
@@ -44,6 +45,8 @@ namespace HWY_NAMESPACE {
 template <class Tuning>
 class Worker {
   static_assert(Tuning::stream_rows >= 1 && Tuning::stream_rows <= max_block_rows);
+  static_assert(Tuning::stream_quantized_rows >= 1 &&
+                Tuning::stream_quantized_rows <= max_block_rows);
   static_assert(Tuning::tile_rows >= 1 && Tuning::tile_rows <= max_block_rows);
   static_assert(Tuning::stream_queries >= 1 && Tuning::tile_queries >= 1);
 
@@ -80,11 +83,12 @@ class Worker {
       StreamPass pass{tile, partial, scratch_};
       RowBlock* block = blocks_->data();
       RowBlock* next = block + 1;
-      for (reader.read(*block, Tuning::stream_rows); block->rows > 0; std::swap(block, next)) {
-        reader.read(*next, Tuning::stream_rows);
-        queries.load_for(*block->segment);
-        pass.add(*block, *next, queries_);
+      for (reader.read(*block, stream_limit); block->rows > 0; std::swap(block, next)) {
+        reader.read(*next, stream_limit);
+        if (queries.load_for(*block->segment)) pass.set_queries(queries_);
+        pass.add(*block, *next);
       }
+      pass.finish();
     } else {
       Queries queries{tile, 1.0F, queries_};
       Pass pass{tile, partial, products_, scratch_, words_.data()};
@@ -134,15 +138,19 @@ class Worker {
              std::size_t from, std::size_t to, std::span<float> out) {
     BlockReader reader{{&rows, 1}, tile, from, to};
     StreamPass pass{tile, own_partial(tile), scratch_};
+    pass.set_queries(query.data());
     RowBlock& block = blocks_->front();
-    for (reader.read(block, Tuning::stream_rows); block.rows > 0;
-         reader.read(block, Tuning::stream_rows)) {
-      const float* scores = pass.compute_logits(block, query.data());
+    for (reader.read(block, stream_limit); block.rows > 0;
+         reader.read(block, stream_limit)) {
+      const float* scores = pass.compute_logits(block);
       for (std::size_t i = 0; i < block.rows; ++i) out[block.ordinals[i]] = scores[i];
     }
   }
 
  private:
+  static constexpr BlockLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
+  static constexpr BlockLimit tile_limit{Tuning::tile_rows, Tuning::tile_rows};
+
   // The tile's queries as the segment at hand wants them turned.
   class Queries {
    public:
@@ -175,8 +183,8 @@ class Worker {
   void for_each_block(BlockReader& reader, Queries& queries, Pass& pass, Visit visit) {
     RowBlock* block = blocks_->data();
     RowBlock* next = block + 1;
-    for (reader.read(*block, Tuning::tile_rows); block->rows > 0; std::swap(block, next)) {
-      reader.read(*next, Tuning::tile_rows);
+    for (reader.read(*block, tile_limit); block->rows > 0; std::swap(block, next)) {
+      reader.read(*next, tile_limit);
       if (queries.load_for(*block->segment)) pass.set_queries(queries_, queries.turned());
       visit(*block, *next);
     }

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Weighted sums of quantised values as integer products, for rows of one scale and zero each. In a
+// block, with weights p and codes c:
+//
+//   sum(p * (scale * c + zero)) = s * sum(n * c) + sum(p * zero),  p * scale ~ s * n,
+//
+// where n has 16 bits and s is the block's largest p * scale divided by 32767. Two rows share a pair
+// product; codes count from their middle, since sum(p * scale) - s * sum(n) is made good.
+//
+// Error: at worst (one row outweighs the other 63 of its block, none of them vanishing) 2 % of what
+// rounding the values to 8 bits cost the output, root mean square, and 0.1 % for 4 bits.
+//
+// Sums leave the registers in the order in which codes leave their bytes, and stay in it from block
+// to block; `flush` brings them home.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include <kvpolicy/cpu/packed_codes-inl.hpp>
+#include <kvpolicy/cpu/prefetch-inl.hpp>
+#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/vector-inl.hpp>
+
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+
+/// Codes of two rows by pairs: those of the rows' low 16 bits in each 4 bytes come first (pairs
+/// 0 to 16 / Bits), then those of the high ones.
+template <std::size_t Bits>
+struct RowPairs {
+  using Codes = CodePairs<Bits>;
+  static constexpr std::size_t pairs = 2 * Codes::pairs;
+
+  /// The channel that lane i of a pair belongs to, of a column of bytes that begins at `at`.
+  static constexpr std::size_t channel(std::size_t pair, std::size_t i, std::size_t at,
+                                       std::size_t bytes) {
+    const std::size_t code = pair % Codes::pairs;
+    return Codes::part(code) * bytes + at + 4 * i + 2 * (pair / Codes::pairs) + Codes::byte(code);
+  }
+};
+
+/// Rows between two portions that are fetched.
+inline constexpr std::size_t fetch_step = 8;
+
+/// sums[q][x] of weights[q] x codes for Q queries and N pairs from `First` on, over two rows at a
+/// time: the rows' bytes [at, at + 4 * lanes of D). Weights are 16-bit numbers, `weight_bytes` apart.
+template <std::size_t Bits, std::size_t First, std::size_t Q, std::size_t N, class D>
+HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, std::size_t at,
+                          const std::byte* weights, std::size_t weight_bytes, FetchAhead& ahead,
+                          hn::Vec<D> (&sums)[Q][N]) {
+  using Pairs = RowPairs<Bits>;
+  using Codes = CodePairs<Bits>;
+  const hn::Repartition<std::uint16_t, D> shorts;
+  const hn::Repartition<std::uint8_t, D> bytes;
+  unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+    unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA { sums[q][x] = hn::Zero(d); });
+  });
+  const auto load = [&](std::size_t row) KVPOLICY_CPU_INLINE_LAMBDA {
+    return hn::BitCast(
+        d, hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(rows[row] + at)));
+  };
+  const auto merge = [&](auto odd, auto even) KVPOLICY_CPU_INLINE_LAMBDA {
+    return hn::BitCast(d, hn::OddEven(hn::BitCast(shorts, odd), hn::BitCast(shorts, even)));
+  };
+  const auto add_pair = [&](std::size_t row, std::size_t second) KVPOLICY_CPU_INLINE_LAMBDA {
+    const auto a = load(row);
+    const auto b = load(second);
+    hn::Vec<D> codes[N];
+    unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
+      constexpr std::size_t pair = First + x;
+      constexpr bool high = pair >= Codes::pairs;
+      const auto both = high ? merge(b, hn::ShiftRight<16>(a)) : merge(hn::ShiftLeft<16>(b), a);
+      codes[x] = Codes::template take<pair % Codes::pairs>(d, both);
+    });
+    unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+      const auto weight = broadcast_pair(d, weights + q * weight_bytes + 2 * row);
+      unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
+        sums[q][x] = add_pair_products(d, sums[q][x], codes[x], weight);
+      });
+    });
+  };
+  // Sums stay in registers only through a loop that does nothing else.
+  const std::size_t even = count / 2 * 2;
+  for (std::size_t row = 0; row < even;) {
+    ahead.step();
+    const std::size_t end = std::min(even, row + fetch_step);
+    for (; row < end; row += 2) add_pair(row, row + 1);
+  }
+  if (even < count) add_pair(even, even);  // a weight of 0 meets the second
+  static_assert(First + N <= Pairs::pairs);
+}
+
+/// The values of a tile's queries, as far as they come from quantised rows.
+class IntegerValues {
+ public:
+  [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
+    return queries * (room(head_dim) + weight_bytes / sizeof(float) + 4);
+  }
+
+  IntegerValues(std::size_t queries, std::size_t head_dim, float* scratch)
+      : count_{queries}, head_dim_{head_dim}, sums_{scratch},
+        weights_{reinterpret_cast<std::byte*>(sums_ + queries * room(head_dim))},
+        offsets_{sums_ + queries * (room(head_dim) + weight_bytes / sizeof(float))},
+        added_offsets_{offsets_ + queries}, steps_{added_offsets_ + queries},
+        kept_{steps_ + queries} {}
+
+  /// Rescales by factors[query] what has come so far, `out` included, and adds the block's rows with
+  /// weights [queries, stride], which are 0 from `rows` up to a whole vector. False, and nothing
+  /// done, where the block must be decoded: another format, or some number is not finite.
+  bool add(const BlockSide& values, std::size_t rows, const float* weights, std::size_t stride,
+           const float* factors, float* out, const Prefetch& next) {
+    const RowFormat& format = values.format;
+    if (!has_code_steps(format, head_dim_) || format.group != head_dim_ ||
+        format.granularity != Granularity::per_token) {
+      return false;
+    }
+    BlockParams params;
+    if (!params.load(values, rows)) return false;
+    if (format.encoding != encoding_) flush(out);
+    const float middle = 0.5F * static_cast<float>((1U << bits_of(format.encoding)) - 1U);
+    for (std::size_t q = 0; q < count_; ++q) {
+      if (!round_weights(q, params, rows, weights + q * stride, middle)) return false;
+    }
+    if (!pending_) start(format.encoding);
+    for (std::size_t q = 0; q < count_; ++q) {
+      offsets_[q] = offsets_[q] * factors[q] + added_offsets_[q];
+      kept_[q] *= factors[q];
+    }
+    FetchAhead ahead{next, (rows + fetch_step - 1) / fetch_step};
+    with_bits(format.encoding, [&]<std::size_t Bits>() {
+      for_each_portion<4>(count_, [&]<std::size_t Q>(std::size_t q) {
+        for_each_column(head_dim_ * Bits / 8, [&]<class D>(D d, std::size_t at, std::size_t column,
+                                                           std::size_t) {
+          add_column<Bits, Q>(d, values, rows, at, q, sums_ + q * room(head_dim_) + column * 8 / Bits,
+                              factors, ahead);
+        });
+      });
+    });
+    return true;
+  }
+
+  /// Brings everything into out [queries, head_dim]; before anyone else rescales or reads that.
+  void flush(float* out) {
+    if (!pending_) return;
+    pending_ = false;
+    for (std::size_t i = 0; i < count_ * head_dim_; ++i) {
+      out[i] = out[i] * kept_[i / head_dim_] + offsets_[i / head_dim_];
+    }
+    with_bits(encoding_, [&]<std::size_t Bits>() {
+      const std::size_t bytes = head_dim_ * Bits / 8;
+      for_each_column(bytes, [&]<class D>(D, std::size_t at, std::size_t column, std::size_t taken) {
+        constexpr std::size_t width = hn::MaxLanes(D{});
+        for (std::size_t pair = 0; pair < RowPairs<Bits>::pairs; ++pair) {
+          for (std::size_t i = 0; i < width; ++i) {
+            const std::size_t channel = RowPairs<Bits>::channel(pair, i, at, bytes);
+            if (channel % bytes < taken) continue;
+            const float* sum = sums_ + column * 8 / Bits + pair * width + i;
+            for (std::size_t q = 0; q < count_; ++q) {
+              out[q * head_dim_ + channel] += sum[q * room(head_dim_)];
+            }
+          }
+        }
+      });
+    });
+  }
+
+ private:
+  static constexpr std::size_t weight_bytes = max_block_rows * sizeof(std::int16_t);
+
+  /// For every code of a row, and those that a last, overlapping step takes twice.
+  [[nodiscard]] static std::size_t room(std::size_t head_dim) { return head_dim + 4 * code_step; }
+
+  void start(Encoding encoding) {
+    pending_ = true;
+    encoding_ = encoding;
+    std::fill_n(sums_, count_ * room(head_dim_), 0.0F);
+    std::fill_n(offsets_, count_, 0.0F);
+    std::fill_n(kept_, count_, 1.0F);
+  }
+
+  // Query q's weights times the rows' scales, in 16 bits; false if one is not finite.
+  bool round_weights(std::size_t q, const BlockParams& params, std::size_t rows,
+                     const float* weights, float middle) {
+    std::array<float, max_block_rows> scaled;
+    auto highest = zero_vector();
+    auto sums = zero_vector();
+    auto zeros = zero_vector();
+    for (std::size_t row = 0; row < rows; row += lanes) {
+      const auto weight = hn::LoadU(floats, weights + row);
+      const auto x = hn::Mul(weight, hn::LoadU(floats, params.scales.data() + row));
+      hn::StoreU(x, floats, scaled.data() + row);
+      highest = hn::Max(highest, hn::Abs(x));
+      sums = hn::Add(sums, x);
+      zeros = hn::MulAdd(weight, hn::LoadU(floats, params.zeros.data() + row), zeros);
+    }
+    const float sum = hn::GetLane(hn::SumOfLanes(floats, sums));
+    const float zero = hn::GetLane(hn::SumOfLanes(floats, zeros));
+    if (!std::isfinite(sum) || !std::isfinite(zero)) return false;
+    const float most = hn::GetLane(hn::MaxOfLanes(floats, highest));
+    const bool counts = most > 1e-30F;  // where its inverse exists
+    const auto inverse = hn::Set(floats, counts ? 32767.0F / most : 0.0F);
+    steps_[q] = counts ? most / 32767.0F : 0.0F;
+    auto rounded_sums = hn::Zero(ints);
+    const hn::Rebind<std::int16_t, Floats> shorts;
+    auto* out = reinterpret_cast<std::int16_t*>(weights_ + q * weight_bytes);
+    for (std::size_t row = 0; row < rows; row += lanes) {
+      const auto x = hn::NearestInt(hn::Mul(hn::LoadU(floats, scaled.data() + row), inverse));
+      rounded_sums = hn::Add(rounded_sums, x);
+      hn::StoreU(hn::DemoteTo(shorts, x), shorts, out + row);
+    }
+    const auto rounded_sum = static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, rounded_sums)));
+    added_offsets_[q] = zero + middle * (sum - steps_[q] * rounded_sum);
+    return true;
+  }
+
+  // visit(tag, first byte, bytes of all columns before, bytes of the row that those have covered):
+  // whole vectors as long as they fit, then shorter ones, then one that overlaps.
+  template <class Visit>
+  static HWY_INLINE void for_each_column(std::size_t bytes, Visit visit) {
+    std::size_t at = 0;
+    const auto take = [&]<class D>(D d) {
+      constexpr std::size_t width = 4 * hn::MaxLanes(D{});
+      for (; at + width <= bytes; at += width) visit(d, at, at, at);
+    };
+    take(ints);
+    if constexpr (lanes > 8) take(hn::CappedTag<std::int32_t, 8>{});
+    if constexpr (lanes > 4) take(hn::CappedTag<std::int32_t, 4>{});
+    if (at < bytes) visit(hn::CappedTag<std::int32_t, 4>{}, bytes - code_step, at, at);
+  }
+
+  template <std::size_t Bits, std::size_t Q, class D>
+  HWY_INLINE void add_column(D d, const BlockSide& values, std::size_t rows, std::size_t at,
+                             std::size_t q, float* sums, const float* factors,
+                             FetchAhead& ahead) const {
+    constexpr std::size_t width = hn::MaxLanes(D{});
+    constexpr std::size_t at_once = many_registers ? 4 : 2;
+    const hn::Rebind<float, D> numbers;
+    unroll<RowPairs<Bits>::pairs / at_once>([&](auto pass) KVPOLICY_CPU_INLINE_LAMBDA {
+      constexpr std::size_t first = pass * at_once;
+      hn::Vec<D> products[Q][at_once];
+      add_codes<Bits, first>(d, values.codes.data(), rows, at, weights_ + q * weight_bytes,
+                             weight_bytes, ahead, products);
+      unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+        const auto factor = hn::Set(numbers, factors[q + i]);
+        const auto step = hn::Set(numbers, steps_[q + i]);
+        float* own = sums + i * room(head_dim_) + first * width;
+        unroll<at_once>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
+          const auto old = hn::Mul(hn::LoadU(numbers, own + x * width), factor);
+          hn::StoreU(hn::MulAdd(hn::ConvertTo(numbers, products[i][x]), step, old), numbers,
+                     own + x * width);
+        });
+      });
+    });
+  }
+
+  std::size_t count_;
+  std::size_t head_dim_;
+  bool pending_ = false;
+  Encoding encoding_ = Encoding::uint8;  // of what is pending
+  float* sums_;                          // [queries, room]: columns, in them pairs, in them lanes
+  std::byte* weights_;                   // [queries, max_block_rows] of 16 bits
+  float* offsets_;                       // [queries]: what every channel gets besides
+  float* added_offsets_;                 // [queries], of the block at hand
+  float* steps_;                         // [queries]: one unit of the rounded weights
+  float* kept_;                          // [queries]: what is left of `out`
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu

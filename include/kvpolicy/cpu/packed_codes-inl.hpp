@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Quantised rows as operands of 16-bit pair products, without becoming float first: packed bytes
+// of several rows are brought into lanes as they lie, and codes leave them two at a time, by a shift
+// and a mask. What is done with them: integer_keys-inl.hpp and integer_values-inl.hpp.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/vector-inl.hpp>
+#include <kvpolicy/cpu/x86/pair_products-inl.hpp>
+
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+
+using Ints = hn::Rebind<std::int32_t, Floats>;
+using IntVector = hn::Vec<Ints>;
+inline constexpr Ints ints;
+
+/// Bytes of a row that one step takes.
+inline constexpr std::size_t code_step = 16;
+
+/// Whether rows can be read by whole steps; the last one may overlap.
+[[nodiscard]] inline bool has_code_steps(const RowFormat& format, std::size_t head_dim) {
+  return is_quantized(format.encoding) && head_dim * bits_of(format.encoding) / 8 >= code_step;
+}
+
+/// f.operator()<bits>() for a quantised encoding.
+template <class F>
+HWY_INLINE void with_bits(Encoding encoding, F&& f) {
+  switch (encoding) {
+    case Encoding::uint8: return f.template operator()<8>();
+    case Encoding::uint4: return f.template operator()<4>();
+    default: KVPOLICY_ASSERT(encoding == Encoding::uint2); return f.template operator()<2>();
+  }
+}
+
+/// What one shift and one mask take out of 4 packed bytes: the codes of bytes 0 and 2, or 1 and 3.
+template <std::size_t Bits>
+struct CodePairs {
+  static constexpr std::size_t parts = 8 / Bits;    ///< codes in a byte
+  static constexpr std::size_t pairs = 2 * parts;   ///< in 4 bytes
+  static constexpr std::size_t levels = (1U << Bits) - 1U;
+  /// Pair p: the codes of part `part(p)` of bytes `byte(p)` and `byte(p)` + 2.
+  static constexpr std::size_t part(std::size_t pair) { return pair % parts; }
+  static constexpr std::size_t byte(std::size_t pair) { return pair / parts; }
+
+  /// In each lane: the pair as two 16-bit numbers.
+  template <std::size_t Pair, class D>
+  [[nodiscard]] static HWY_INLINE hn::Vec<D> take(D d, hn::Vec<D> packed) {
+    const auto mask = hn::Set(d, static_cast<std::int32_t>(levels * 0x10001U));
+    if constexpr (Pair == 0) {
+      return hn::And(packed, mask);
+    } else {
+      const hn::Repartition<std::uint16_t, D> shorts;
+      const auto shifted = hn::BitCast(d, hn::ShiftRight<Pair * Bits>(hn::BitCast(shorts, packed)));
+      if constexpr (Pair + 1 == pairs) return shifted;
+      return hn::And(shifted, mask);
+    }
+  }
+};
+
+/// A pair of 16-bit numbers from memory, in every lane.
+template <class D>
+[[nodiscard]] HWY_INLINE hn::Vec<D> broadcast_pair(D d, const std::byte* pair) {
+  std::int32_t bits;
+  std::memcpy(&bits, pair, sizeof bits);
+  return hn::Set(d, bits);
+}
+
+/// 16 bytes from `at` on of every fourth row, beginning with rows[0]: as many as there are lanes / 4.
+template <class D>
+[[nodiscard]] HWY_INLINE hn::Vec<D> load_every_fourth(D d, const std::byte* const* rows,
+                                                      std::size_t at) {
+  if constexpr (hn::MaxLanes(D{}) <= 4) {
+    return hn::BitCast(d, hn::LoadU(hn::Repartition<std::uint8_t, D>{},
+                                    reinterpret_cast<const std::uint8_t*>(rows[0] + at)));
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, load_every_fourth(half, rows + hn::MaxLanes(half), at),
+                       load_every_fourth(half, rows, at));
+  }
+}
+
+/// columns[k], lane i: the 4 bytes from `at` + 4 * k on of row i.
+HWY_INLINE void load_columns(const std::byte* const* rows, std::size_t at, IntVector (&columns)[4]) {
+  const hn::Repartition<std::int64_t, Ints> longs;
+  const auto a = load_every_fourth(ints, rows, at);
+  const auto b = load_every_fourth(ints, rows + 1, at);
+  const auto c = load_every_fourth(ints, rows + 2, at);
+  const auto d = load_every_fourth(ints, rows + 3, at);
+  const auto ab01 = hn::BitCast(longs, hn::InterleaveLower(ints, a, b));
+  const auto ab23 = hn::BitCast(longs, hn::InterleaveUpper(ints, a, b));
+  const auto cd01 = hn::BitCast(longs, hn::InterleaveLower(ints, c, d));
+  const auto cd23 = hn::BitCast(longs, hn::InterleaveUpper(ints, c, d));
+  columns[0] = hn::BitCast(ints, hn::InterleaveLower(longs, ab01, cd01));
+  columns[1] = hn::BitCast(ints, hn::InterleaveUpper(longs, ab01, cd01));
+  columns[2] = hn::BitCast(ints, hn::InterleaveLower(longs, ab23, cd23));
+  columns[3] = hn::BitCast(ints, hn::InterleaveUpper(longs, ab23, cd23));
+}
+
+/// Scales and zeros of a block's rows, where each row has one of both; zeros behind them up to a
+/// whole vector.
+struct BlockParams {
+  std::array<float, max_block_rows> scales;
+  std::array<float, max_block_rows> zeros;
+
+  /// Whether all are finite.
+  bool load(const BlockSide& side, std::size_t rows) {
+    auto sum = zero_vector();
+    const auto gather = [&](const auto& from, auto& to) KVPOLICY_CPU_INLINE_LAMBDA {
+      for (std::size_t row = 0; row < rows; row += lanes) {
+        const std::size_t count = std::min(rows - row, lanes);
+        std::array<half, lanes> halves{};
+        const half* source = from[row];
+        if (count < lanes || !are_neighbours(from.data() + row)) {
+          for (std::size_t i = 0; i < count; ++i) halves[i] = *from[row + i];
+          source = halves.data();
+        }
+        const auto x = load_half(source);
+        sum = hn::Add(sum, hn::Sub(x, x));  // 0, or NaN
+        hn::StoreU(x, floats, to.data() + row);
+      }
+    };
+    gather(side.scales, scales);
+    gather(side.zeros, zeros);
+    return hn::AllTrue(floats, hn::Eq(sum, zero_vector()));
+  }
+
+ private:
+  // Whether `lanes` numbers lie one behind the other, as those of most blocks do.
+  [[nodiscard]] static HWY_INLINE bool are_neighbours(const half* const* numbers) {
+    const hn::ScalableTag<std::int64_t> longs;
+    static_assert(sizeof(half) == 2 && sizeof(numbers) == sizeof(std::int64_t));
+    constexpr auto at_once = static_cast<std::int64_t>(hn::MaxLanes(longs));
+    const auto load = [&](std::size_t i) KVPOLICY_CPU_INLINE_LAMBDA {
+      return hn::LoadU(longs, reinterpret_cast<const std::int64_t*>(numbers + i));
+    };
+    auto different = hn::Zero(longs);
+    auto expected = hn::Add(hn::Set(longs, reinterpret_cast<std::int64_t>(numbers[0])),
+                            hn::ShiftLeft<1>(hn::Iota(longs, 0)));
+    for (std::size_t i = 0; i < lanes; i += at_once) {
+      different = hn::Or(different, hn::Xor(load(i), expected));
+      expected = hn::Add(expected, hn::Set(longs, 2 * at_once));
+    }
+    return hn::AllTrue(longs, hn::Eq(different, hn::Zero(longs)));
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of 16-bit numbers, added in pairs to 32-bit sums: what x86 does in one instruction
+// (AVX512-VNNI) or two (all others), with numbers that need no more than 16 bits twice or more of
+// what a float product does. The plain Highway version is the reference, and what other processors
+// get; where it runs, products in float are faster.
+//
+// vpdpbusd, which takes bytes, would need a factor of 16 bits in two halves: as many instructions,
+// and twice the sums. Saturation never happens: callers bound their sums.
+#pragma once
+
+#include <cstdint>
+
+#include <kvpolicy/cpu/highway.hpp>
+
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#define KVPOLICY_CPU_PAIR_PRODUCTS 1
+#include <immintrin.h>
+#else
+#define KVPOLICY_CPU_PAIR_PRODUCTS 0
+#endif
+
+namespace kvpolicy::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Whether add_pair_products is worth its name here.
+inline constexpr bool has_pair_products = KVPOLICY_CPU_PAIR_PRODUCTS != 0;
+
+/// sum + a.low * b.low + a.high * b.high in each lane, whose halves are signed 16-bit numbers. `D`
+/// is a tag of int32. Undefined where a sum leaves the range of 32 bits.
+template <class D>
+[[nodiscard]] HWY_INLINE hn::Vec<D> add_pair_products_portable(D, hn::Vec<D> sum, hn::Vec<D> a,
+                                                               hn::Vec<D> b) {
+  const auto low = [](hn::Vec<D> pair) { return hn::ShiftRight<16>(hn::ShiftLeft<16>(pair)); };
+  const auto lows = hn::Mul(low(a), low(b));
+  const auto highs = hn::Mul(hn::ShiftRight<16>(a), hn::ShiftRight<16>(b));
+  return hn::Add(sum, hn::Add(lows, highs));
+}
+
+template <class D>
+[[nodiscard]] HWY_INLINE hn::Vec<D> add_pair_products(D d, hn::Vec<D> sum, hn::Vec<D> a,
+                                                      hn::Vec<D> b) {
+#if KVPOLICY_CPU_PAIR_PRODUCTS
+  constexpr std::size_t width = hn::MaxLanes(D{});
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  if constexpr (width == 16) {
+#ifdef __AVX512VNNI__
+    return hn::Vec<D>{_mm512_dpwssd_epi32(sum.raw, a.raw, b.raw)};
+#else
+    return hn::Add(sum, hn::Vec<D>{_mm512_madd_epi16(a.raw, b.raw)});
+#endif
+  }
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  if constexpr (width == 8) return hn::Vec<D>{_mm256_dpwssd_epi32(sum.raw, a.raw, b.raw)};
+  if constexpr (width == 4) return hn::Vec<D>{_mm_dpwssd_epi32(sum.raw, a.raw, b.raw)};
+#endif
+#endif
+#if HWY_TARGET <= HWY_AVX2
+  if constexpr (width == 8) return hn::Add(sum, hn::Vec<D>{_mm256_madd_epi16(a.raw, b.raw)});
+#endif
+  if constexpr (width == 4) return hn::Add(sum, hn::Vec<D>{_mm_madd_epi16(a.raw, b.raw)});
+#endif
+  return add_pair_products_portable(d, sum, a, b);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kvpolicy::cpu
