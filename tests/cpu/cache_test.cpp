@@ -74,6 +74,9 @@ struct Serially {
   }
 };
 
+// Factors of 16 bits: the largest difference seen is 6e-5.
+constexpr double tolerance_of_quantized = 1.2e-4;
+
 template <class E, class Q>
 void run(std::uint64_t seed, double tolerance) {
   Random random{seed};
@@ -143,9 +146,14 @@ void run(std::uint64_t seed, double tolerance) {
       for (std::size_t token = 0; token < tokens; ++token) {
         for (std::size_t head = 0; head < shape.q_heads; ++head) {
           CAPTURE(head);
+          const auto segments = fast.segments(layer, head / shape.group());
+          const bool quantized = std::ranges::any_of(segments, [](const Segment& segment) {
+            return is_quantized(segment.keys.format.encoding) ||
+                   is_quantized(segment.values.format.encoding);
+          });
           const double difference =
               test::largest_difference(out.row(token, head), expected.row(token, head));
-          REQUIRE(difference <= tolerance);
+          REQUIRE(difference <= (quantized ? tolerance_of_quantized : tolerance));
           largest = std::max(largest, difference);
         }
       }

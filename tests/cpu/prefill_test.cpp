@@ -163,7 +163,7 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
     const double weight_error = (rounded_weights ? 0x1p-8 : narrow ? 0x1p-16 : 0.0) + std::expm1(2 * logit_error);
     const double rounding =
         std::is_same_v<Out, bfloat16> ? 0x1p-8 * (std::abs(truth.out[i]) + magnitude * weight_error) : 0.0;
-    const double bound = tolerance_to_double + magnitude * weight_error + rounding;
+    const double bound = call.tolerance(tolerance_to_double) + magnitude * weight_error + rounding;
     const double error = std::abs(
         static_cast<double>(result.out[(token * q_heads + head) * head_dim + i]) - truth.out[i]);
     REQUIRE(error <= bound);
@@ -172,7 +172,7 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
   }
   const double lse = static_cast<double>(result.log_sum_exp[token * q_heads + head]);
   const double off = lse == truth.log_sum_exp ? 0.0 : std::abs(lse - truth.log_sum_exp);
-  REQUIRE(off <= logit_error + tolerance_of_log_sum_exp * std::max(1.0, std::abs(truth.log_sum_exp)));
+  REQUIRE(off <= logit_error + call.tolerance(tolerance_of_log_sum_exp) * std::max(1.0, std::abs(truth.log_sum_exp)));
 }
 
 template <class Q, class Out>

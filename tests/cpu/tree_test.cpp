@@ -146,9 +146,9 @@ struct TreeCall {
   }
 };
 
-void check_same(const TreeCall::Result& a, const TreeCall::Result& b) {
-  REQUIRE(test::largest_difference(a.out, b.out) <= tolerance);
-  REQUIRE(test::largest_difference(a.log_sum_exp, b.log_sum_exp) <= 1e-4);
+void check_same(const TreeCall& call, const TreeCall::Result& a, const TreeCall::Result& b) {
+  REQUIRE(test::largest_difference(a.out, b.out) <= call.call.tolerance(tolerance));
+  REQUIRE(test::largest_difference(a.log_sum_exp, b.log_sum_exp) <= call.call.tolerance(1e-4));
 }
 
 }  // namespace
@@ -183,12 +183,12 @@ TEST_CASE("nodes of a tree: every engine is attention in double over what each q
     for (const std::size_t threads : std::initializer_list<std::size_t>{1, 2}) {
       CAPTURE(threads);
       const Workers pool{threads};
-      check_same(call.attend(cpu::Engine<Workers>{pool}), scalar);
-      check_same(call.attend(cpu::Engine<Workers, SmallParts>{pool}), scalar);
-      check_same(call.attend(cpu::Engine<Workers, OddSizes>{pool}), scalar);
-      check_same(call.attend(cpu::Engine<Workers, InTiles>{pool}), scalar);
+      check_same(call, call.attend(cpu::Engine<Workers>{pool}), scalar);
+      check_same(call, call.attend(cpu::Engine<Workers, SmallParts>{pool}), scalar);
+      check_same(call, call.attend(cpu::Engine<Workers, OddSizes>{pool}), scalar);
+      check_same(call, call.attend(cpu::Engine<Workers, InTiles>{pool}), scalar);
     }
-    check_same(call.attend(cpu::Engine<>{}), scalar);
+    check_same(call, call.attend(cpu::Engine<>{}), scalar);
   }
 }
 

@@ -87,7 +87,6 @@ HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params,
   constexpr std::size_t per_byte = 8 / bits;
   const std::size_t bytes = head_dim / per_byte;
   const hn::Rebind<std::uint8_t, Floats> byte_tag;
-  const hn::Rebind<std::int32_t, Floats> ints;
   for (std::size_t step = 0; step < bytes; step += lanes) {
     const std::size_t first = std::min(step, bytes - lanes);  // the last vectors may overlap
     const auto packed = hn::PromoteTo(

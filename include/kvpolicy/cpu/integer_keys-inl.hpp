@@ -34,7 +34,7 @@ namespace HWY_NAMESPACE {
 /// Queries are 16-bit numbers, in each four the middle ones exchanged, `query_bytes` apart.
 template <std::size_t Bits, std::size_t Q, std::size_t R>
 HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const std::byte* queries,
-                          std::size_t query_bytes, FetchAhead& ahead, IntVector (&sums)[Q][R]) {
+                          std::size_t query_bytes, PrefetchWalk& ahead, IntVector (&sums)[Q][R]) {
   using Pairs = CodePairs<Bits>;
   unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
     unroll<R>([&](auto r) KVPOLICY_CPU_INLINE_LAMBDA { sums[q][r] = hn::Zero(ints); });
@@ -107,11 +107,11 @@ class IntegerKeys {
     if (state_ == State::unusable || !has_code_steps(keys.format, head_dim_)) return false;
     const std::size_t vectors = (rows + lanes - 1) / lanes;
     const std::size_t steps = head_dim_ * bits_of(keys.format.encoding) / 8 / code_step;
-    FetchAhead ahead{values};
-    ahead.start((many_registers ? (vectors + 1) / 2 : vectors) * steps);
+    PrefetchWalk ahead{values, (many_registers ? (vectors + 1) / 2 : vectors) * steps};
     bool done = false;
     with_bits(keys.format.encoding, [&]<std::size_t Bits>() {
       if (keys.format.granularity == Granularity::per_channel) {
+        if (keys.format.group < fewest_rows) return;
         done = per_channel<Bits>(keys, rows, logits, stride, ahead);
       } else if (keys.format.group == head_dim_) {
         done = per_token<Bits>(keys, rows, logits, stride, ahead);
@@ -121,6 +121,9 @@ class IntegerKeys {
   }
 
  private:
+  /// With fewer that share a scale, decoding them is less work than rounding the queries for each.
+  static constexpr std::size_t fewest_rows = 8;
+
   enum class State { unknown, usable, unusable };
 
   // One query in 16 bits: number ~ scale * rounded number.
@@ -221,7 +224,7 @@ class IntegerKeys {
 
   template <std::size_t Bits>
   bool per_token(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
-                 FetchAhead& ahead) {
+                 PrefetchWalk& ahead) {
     if (state_ == State::unknown) {
       state_ = round_plain_queries() ? State::usable : State::unusable;
       if (state_ == State::unusable) return false;
@@ -246,7 +249,7 @@ class IntegerKeys {
 
   template <std::size_t Bits>
   bool per_channel(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
-                   FetchAhead& ahead) {
+                   PrefetchWalk& ahead) {
     for (std::size_t first = 0; first < rows;) {
       std::size_t end = first + 1;
       while (end < rows && keys.scales[end] == keys.scales[first]) ++end;
@@ -273,7 +276,7 @@ class IntegerKeys {
   // writer_of(q)(row, products of query q with the codes of `lanes` rows from there on).
   template <std::size_t Bits, class WriterOf>
   HWY_INLINE void multiply(const Set& set, const std::byte* const* rows, std::size_t count,
-                           FetchAhead& ahead, WriterOf writer_of) const {
+                           PrefetchWalk& ahead, WriterOf writer_of) const {
     const std::size_t bytes = head_dim_ * Bits / 8;
     // Pointers up to a whole vector: of the last row.
     std::array<const std::byte*, max_block_rows + lanes> padded;

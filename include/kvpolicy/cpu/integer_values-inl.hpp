@@ -48,10 +48,11 @@ struct RowPairs {
 inline constexpr std::size_t fetch_step = 8;
 
 /// sums[q][x] of weights[q] x codes for Q queries and N pairs from `First` on, over two rows at a
-/// time: the rows' bytes [at, at + 4 * lanes of D). Weights are 16-bit numbers, `weight_bytes` apart.
+/// time: the rows' bytes [at, at + 4 * lanes of D). Behind an odd row there is room for one more
+/// pointer and a weight of 0. Weights are 16-bit numbers, `weight_bytes` apart.
 template <std::size_t Bits, std::size_t First, std::size_t Q, std::size_t N, class D>
 HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, std::size_t at,
-                          const std::byte* weights, std::size_t weight_bytes, FetchAhead& ahead,
+                          const std::byte* weights, std::size_t weight_bytes, PrefetchWalk& ahead,
                           hn::Vec<D> (&sums)[Q][N]) {
   using Pairs = RowPairs<Bits>;
   using Codes = CodePairs<Bits>;
@@ -67,9 +68,9 @@ HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, 
   const auto merge = [&](auto odd, auto even) KVPOLICY_CPU_INLINE_LAMBDA {
     return hn::BitCast(d, hn::OddEven(hn::BitCast(shorts, odd), hn::BitCast(shorts, even)));
   };
-  const auto add_pair = [&](std::size_t row, std::size_t second) KVPOLICY_CPU_INLINE_LAMBDA {
+  const auto add_pair = [&](std::size_t row) KVPOLICY_CPU_INLINE_LAMBDA {
     const auto a = load(row);
-    const auto b = load(second);
+    const auto b = load(row + 1);
     hn::Vec<D> codes[N];
     unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
       constexpr std::size_t pair = First + x;
@@ -85,13 +86,11 @@ HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, 
     });
   };
   // Sums stay in registers only through a loop that does nothing else.
-  const std::size_t even = count / 2 * 2;
-  for (std::size_t row = 0; row < even;) {
+  for (std::size_t row = 0; row < count;) {
     ahead.step();
-    const std::size_t end = std::min(even, row + fetch_step);
-    for (; row < end; row += 2) add_pair(row, row + 1);
+    const std::size_t end = std::min(count, row + fetch_step);
+    for (; row < end; row += 2) add_pair(row);
   }
-  if (even < count) add_pair(even, even);  // a weight of 0 meets the second
   static_assert(First + N <= Pairs::pairs);
 }
 
@@ -131,12 +130,15 @@ class IntegerValues {
       offsets_[q] = offsets_[q] * factors[q] + added_offsets_[q];
       kept_[q] *= factors[q];
     }
-    FetchAhead ahead{next, (rows + fetch_step - 1) / fetch_step};
+    PrefetchWalk ahead{next, (rows + fetch_step - 1) / fetch_step};
+    std::array<const std::byte*, max_block_rows> codes;  // with one more behind an odd row
+    std::copy_n(values.codes.begin(), rows, codes.begin());
+    if (rows % 2 == 1) codes[rows] = codes[rows - 1];
     with_bits(format.encoding, [&]<std::size_t Bits>() {
       for_each_portion<4>(count_, [&]<std::size_t Q>(std::size_t q) {
         for_each_column(head_dim_ * Bits / 8, [&]<class D>(D d, std::size_t at, std::size_t column,
                                                            std::size_t) {
-          add_column<Bits, Q>(d, values, rows, at, q, sums_ + q * room(head_dim_) + column * 8 / Bits,
+          add_column<Bits, Q>(d, codes.data(), rows, at, q, sums_ + q * room(head_dim_) + column * 8 / Bits,
                               factors, ahead);
         });
       });
@@ -234,16 +236,16 @@ class IntegerValues {
   }
 
   template <std::size_t Bits, std::size_t Q, class D>
-  HWY_INLINE void add_column(D d, const BlockSide& values, std::size_t rows, std::size_t at,
+  HWY_INLINE void add_column(D d, const std::byte* const* codes, std::size_t rows, std::size_t at,
                              std::size_t q, float* sums, const float* factors,
-                             FetchAhead& ahead) const {
+                             PrefetchWalk& ahead) const {
     constexpr std::size_t width = hn::MaxLanes(D{});
     constexpr std::size_t at_once = many_registers ? 4 : 2;
     const hn::Rebind<float, D> numbers;
     unroll<RowPairs<Bits>::pairs / at_once>([&](auto pass) KVPOLICY_CPU_INLINE_LAMBDA {
       constexpr std::size_t first = pass * at_once;
       hn::Vec<D> products[Q][at_once];
-      add_codes<Bits, first>(d, values.codes.data(), rows, at, weights_ + q * weight_bytes,
+      add_codes<Bits, first>(d, codes, rows, at, weights_ + q * weight_bytes,
                              weight_bytes, ahead, products);
       unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
         const auto factor = hn::Set(numbers, factors[q + i]);

@@ -14,14 +14,10 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cpu/row_block-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
-#include <kvpolicy/cpu/x86/pair_products-inl.hpp>
+#include <kvpolicy/cpu/x86/integer_pairs-inl.hpp>
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
-
-using Ints = hn::Rebind<std::int32_t, Floats>;
-using IntVector = hn::Vec<Ints>;
-inline constexpr Ints ints;
 
 /// Bytes of a row that one step takes.
 inline constexpr std::size_t code_step = 16;

@@ -39,27 +39,20 @@ struct Prefetch {
   return {side.codes.data(), rows, head_dim * bits_of(side.format.encoding) / 8};
 }
 
-/// One side of a block that will be needed soon, fetched in equal shares while other work runs: a
-/// tile works so long on what it has that the processor forgets to read on by itself.
-class FetchAhead {
+/// The same in equal shares, for work of a known number of steps.
+class PrefetchWalk {
  public:
-  FetchAhead() = default;
-  FetchAhead(const BlockSide& side, std::size_t rows, std::size_t head_dim)
-      : FetchAhead{prefetch_of(side, rows, head_dim)} {}
-  explicit FetchAhead(const Prefetch& rows) : prefetch_{rows} {}
+  PrefetchWalk(const Prefetch& rows, std::size_t steps)
+      : rows_{rows}, share_{(rows.count + steps - 1) / std::max<std::size_t>(steps, 1)} {}
 
-  /// Work of so many steps begins.
-  void start(std::size_t steps) {
-    share_ = (prefetch_.count + steps - 1) / std::max<std::size_t>(steps, 1);
-  }
   HWY_INLINE void step() {
-    const std::size_t end = std::min(next_ + share_, prefetch_.count);
-    for (; next_ < end; ++next_) prefetch_.row(next_);
+    const std::size_t end = std::min(next_ + share_, rows_.count);
+    for (; next_ < end; ++next_) rows_.row(next_);
   }
 
  private:
-  Prefetch prefetch_;
-  std::size_t share_ = 0;
+  Prefetch rows_;
+  std::size_t share_;
   std::size_t next_ = 0;
 };
 

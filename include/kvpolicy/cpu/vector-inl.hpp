@@ -17,6 +17,9 @@ using Floats = hn::ScalableTag<float>;
 using FloatVector = hn::Vec<Floats>;
 inline constexpr Floats floats;
 inline constexpr std::size_t lanes = hn::MaxLanes(floats);
+using Ints = hn::Rebind<std::int32_t, Floats>;
+using IntVector = hn::Vec<Ints>;
+inline constexpr Ints ints;
 
 /// With 32 registers, blocks of 24 accumulators fit; with 16, of 12.
 inline constexpr bool many_registers =
@@ -92,7 +95,6 @@ template <Encoding E>
 /// exp(x) for x <= 0 to 2 units in the last place; 0 below -87 (half of float's smallest normal
 /// number is no weight beside a largest of 1), NaN for NaN.
 [[nodiscard]] HWY_INLINE FloatVector exp_nonpositive(FloatVector x) {
-  const hn::Rebind<std::int32_t, Floats> ints;
   // A sum this large is rounded to a whole number, and its lowest bits are that power of two with
   // float's bias. Numbers that vanish in the end, and NaN, may give anything here.
   const auto bias = hn::Set(floats, 0x1.8p23F + 127.0F);

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Quantised rows as integer products: the pieces against plain loops, keys and values against sums
+// in double, with the bound that rounding a factor to 16 bits sets.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/core/row.hpp>
+#include <kvpolicy/cpu/integer_keys-inl.hpp>
+#include <kvpolicy/cpu/integer_values-inl.hpp>
+#include <kvpolicy/cpu/stream-inl.hpp>
+
+#include "cpu/random_layer.hpp"
+#include "support/compare.hpp"
+#include "support/tensors.hpp"
+
+namespace {
+namespace vec = kvpolicy::cpu::HWY_NAMESPACE;
+namespace hn = hwy::HWY_NAMESPACE;
+using kvpolicy::Encoding;
+using kvpolicy::Granularity;
+using kvpolicy::RowFormat;
+using test::below;
+using test::Random;
+
+constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint4, Encoding::uint2};
+
+// Rows as a block has them; the plane owns the bytes.
+struct Block {
+  test::RandomPlane plane;
+  std::size_t rows;
+  vec::BlockSide side;
+  std::vector<std::vector<float>> decoded;
+
+  // Every `stride`-th row of the plane.
+  Block(Random& random, const RowFormat& format, std::size_t count, std::size_t head_dim,
+        std::size_t stride = 1)
+      : plane{random, format, count * stride, head_dim}, rows{count} {
+    side.format = format;
+    const kvpolicy::Plane& source = plane.plane();
+    const kvpolicy::PageLayout layout{format, head_dim, source.page_rows};
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto place = source.place(i * stride);
+      const bool per_token = format.granularity == Granularity::per_token;
+      const std::size_t at =
+          (per_token ? place.row : place.row / format.group) * layout.params_per_row;
+      side.codes[i] = place.page + place.row * layout.row_bytes;
+      side.scales[i] = reinterpret_cast<const kvpolicy::half*>(place.page + layout.scales_offset) + at;
+      side.zeros[i] = reinterpret_cast<const kvpolicy::half*>(place.page + layout.zeros_offset) + at;
+      kvpolicy::load_row(source, i * stride, decoded.emplace_back(head_dim));
+    }
+  }
+  // A scale of row i, of channel 0.
+  kvpolicy::half& scale(std::size_t i) { return const_cast<kvpolicy::half&>(*side.scales[i]); }
+  kvpolicy::half& zero(std::size_t i) { return const_cast<kvpolicy::half&>(*side.zeros[i]); }
+};
+
+std::vector<float> normals(Random& random, std::size_t count) {
+  std::vector<float> numbers(count);
+  for (float& number : numbers) number = test::normal(random);
+  return numbers;
+}
+
+template <class D>
+void check_pair_products(D d, Random& random) {
+  constexpr std::size_t width = hn::MaxLanes(D{});
+  for (int round = 0; round < 200; ++round) {
+    std::int16_t a[2 * width];
+    std::int16_t b[2 * width];
+    std::int32_t sums[width];
+    std::int32_t expected[width];
+    for (std::size_t i = 0; i < 2 * width; ++i) {
+      // Any code of 8 bits; any factor, the extreme ones often.
+      a[i] = static_cast<std::int16_t>(round % 2 == 0 ? 255 : below(random, 256));
+      b[i] = static_cast<std::int16_t>(round % 5 == 0   ? 32767
+                                       : round % 5 == 1 ? -32768
+                                                        : static_cast<int>(random() & 0xffff) - 32768);
+    }
+    for (std::size_t i = 0; i < width; ++i) {
+      sums[i] = static_cast<std::int32_t>(static_cast<int>(below(random, 2'000'000'000)) - 1'000'000'000);
+      expected[i] = sums[i] + a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+    }
+    const hn::Repartition<std::int16_t, D> shorts;
+    const auto x = hn::BitCast(d, hn::LoadU(shorts, a));
+    const auto y = hn::BitCast(d, hn::LoadU(shorts, b));
+    const auto sum = hn::LoadU(d, sums);
+    std::int32_t fast[width];
+    std::int32_t plain[width];
+    hn::StoreU(vec::add_pair_products(d, sum, x, y), d, fast);
+    hn::StoreU(vec::add_pair_products_portable(d, sum, x, y), d, plain);
+    for (std::size_t i = 0; i < width; ++i) {
+      REQUIRE(fast[i] == expected[i]);
+      REQUIRE(plain[i] == expected[i]);
+    }
+  }
+}
+
+TEST_CASE("pair products of every width, and their plain version") {
+  Random random{1};
+  check_pair_products(hn::CappedTag<std::int32_t, 4>{}, random);
+  check_pair_products(hn::CappedTag<std::int32_t, 8>{}, random);
+  check_pair_products(hn::ScalableTag<std::int32_t>{}, random);
+  MESSAGE("pair products by instructions: ", vec::has_pair_products);
+}
+
+#if KVPOLICY_CPU_PAIR_PRODUCTS
+
+template <std::size_t Bits>
+void check_code_pairs(Random& random) {
+  using Pairs = vec::CodePairs<Bits>;
+  constexpr std::size_t width = 4 * vec::lanes;  // bytes
+  std::vector<std::byte> row(width);
+  for (std::byte& byte : row) byte = static_cast<std::byte>(random() & 0xff);
+  const auto packed = hn::BitCast(
+      vec::ints, hn::LoadU(hn::Repartition<std::uint8_t, vec::Ints>{},
+                           reinterpret_cast<const std::uint8_t*>(row.data())));
+  const std::size_t head_dim = width * 8 / Bits;
+  vec::unroll<Pairs::pairs>([&](auto pair) {
+    std::int16_t codes[2 * vec::lanes];
+    hn::StoreU(hn::BitCast(hn::Repartition<std::int16_t, vec::Ints>{},
+                           Pairs::template take<pair>(vec::ints, packed)),
+               hn::Repartition<std::int16_t, vec::Ints>{}, codes);
+    for (std::size_t i = 0; i < 2 * vec::lanes; ++i) {
+      const std::size_t byte = i / 2 * 4 + i % 2 * 2 + Pairs::byte(pair);
+      const Encoding encoding = Bits == 8   ? Encoding::uint8
+                                : Bits == 4 ? Encoding::uint4
+                                            : Encoding::uint2;
+      const auto expected =
+          kvpolicy::load_code(encoding, row.data(), Pairs::part(pair) * width + byte, head_dim);
+      REQUIRE(codes[i] == static_cast<std::int16_t>(expected));
+    }
+  });
+}
+
+TEST_CASE("codes leave packed bytes in pairs") {
+  Random random{2};
+  check_code_pairs<8>(random);
+  check_code_pairs<4>(random);
+  check_code_pairs<2>(random);
+}
+
+TEST_CASE("columns of rows") {
+  Random random{3};
+  std::vector<std::vector<std::byte>> rows(vec::lanes, std::vector<std::byte>(48));
+  std::vector<const std::byte*> pointers;
+  for (auto& row : rows) {
+    for (std::byte& byte : row) byte = static_cast<std::byte>(random() & 0xff);
+    pointers.push_back(row.data());
+  }
+  vec::IntVector columns[4];
+  vec::load_columns(pointers.data(), 20, columns);
+  for (std::size_t k = 0; k < 4; ++k) {
+    std::int32_t words[vec::lanes];
+    hn::StoreU(columns[k], vec::ints, words);
+    for (std::size_t i = 0; i < vec::lanes; ++i) {
+      REQUIRE(std::memcmp(&words[i], rows[i].data() + 20 + 4 * k, 4) == 0);
+    }
+  }
+}
+
+// The format's largest code.
+double levels_of(const RowFormat& format) {
+  return static_cast<double>((1U << kvpolicy::bits_of(format.encoding)) - 1U);
+}
+
+// Logits of `block` against sums in double; every number within what rounding the query to 16 bits
+// (or a little more for long heads) can do, and a margin for float. Returns the largest error.
+double check_keys(const Block& block, const std::vector<float>& queries, std::size_t count,
+                  std::size_t head_dim) {
+  constexpr std::size_t stride = vec::StreamPass::stride;
+  std::vector<float> scratch(vec::IntegerKeys::scratch_floats(count, head_dim) + 7, -7.5e8F);
+  std::vector<float> logits(count * stride + 7, -7.5e8F);
+  vec::IntegerKeys keys{count, head_dim, scratch.data()};
+  keys.set_queries(queries.data());
+  REQUIRE(keys.compute_logits(block.side, block.rows, logits.data(), stride, {}));
+  const double units = std::min(32767.0, std::floor(2147483647.0 / (255.0 * static_cast<double>(head_dim))));
+  double largest = 0;
+  for (std::size_t q = 0; q < count; ++q) {
+    for (std::size_t row = 0; row < block.rows; ++row) {
+      double logit = 0;
+      double size = 0;
+      double most = 0;  // of the query, times the scales where these go into it
+      double scale_of_row = 0;
+      for (std::size_t i = 0; i < head_dim; ++i) {
+        const auto x = static_cast<double>(queries[q * head_dim + i]);
+        const auto key = static_cast<double>(block.decoded[row][i]);
+        const bool per_token = block.side.format.granularity == Granularity::per_token;
+        const auto scale = static_cast<double>(static_cast<float>(block.side.scales[row][per_token ? 0 : i]));
+        const auto zero = static_cast<double>(static_cast<float>(block.side.zeros[row][per_token ? 0 : i]));
+        logit += x * key;
+        size += std::abs(x) * (std::abs(scale) * levels_of(block.side.format) + std::abs(zero));
+        most = std::max(most, std::abs(per_token ? x : x * scale));
+        scale_of_row = per_token ? std::abs(scale) : 1.0;
+      }
+      const double rounding = 0.5 * most / units * scale_of_row *
+                              (0.5 * levels_of(block.side.format)) * static_cast<double>(head_dim);
+      const double error = std::abs(static_cast<double>(logits[q * stride + row]) - logit);
+      REQUIRE(error <= 1.01 * rounding + 2e-6 * size + 1e-27);
+      largest = std::max(largest, error);
+    }
+  }
+  for (std::size_t i = 0; i < 7; ++i) {  // nothing was written behind the memory
+    REQUIRE(scratch[scratch.size() - 1 - i] == -7.5e8F);
+    REQUIRE(logits[logits.size() - 1 - i] == -7.5e8F);
+  }
+  return largest;
+}
+
+TEST_CASE("logits of quantised keys, any bits, head_dim, group and number of rows") {
+  Random random{4};
+  double largest = 0;
+  for (const Encoding encoding : encodings) {
+    for (std::size_t head_dim = 16; head_dim <= 320; head_dim += head_dim < 128 ? 16 : 64) {
+      if (head_dim * kvpolicy::bits_of(encoding) / 8 < 16) continue;
+      for (const std::size_t queries : std::initializer_list<std::size_t>{1, 2, 3, 4, 5, 7, 8, 12}) {
+        CAPTURE(name_of(encoding));
+        CAPTURE(head_dim);
+        CAPTURE(queries);
+        const std::size_t rows = 1 + below(random, vec::max_block_rows);
+        const auto numbers = normals(random, queries * head_dim);
+        const Block token{random, {encoding, Granularity::per_token, head_dim}, rows, head_dim,
+                          1 + below(random, 2)};
+        largest = std::max(largest, check_keys(token, numbers, queries, head_dim));
+        const std::size_t group = std::size_t{8} << below(random, 2);
+        const Block channel{random, {encoding, Granularity::per_channel, group}, rows, head_dim};
+        largest = std::max(largest, check_keys(channel, numbers, queries, head_dim));
+      }
+    }
+  }
+  // Of queries and keys of deviation 1 and about 1.3: logits of deviation 10 to 25 (no 1 / sqrt(d)).
+  CHECK(largest <= 5e-3);
+  MESSAGE("largest error of a logit ", largest);
+}
+
+TEST_CASE("queries of extreme sizes") {
+  Random random{5};
+  for (const Encoding encoding : encodings) {
+    for (const Granularity granularity : {Granularity::per_token, Granularity::per_channel}) {
+      const std::size_t head_dim = 128;
+      const std::size_t group = granularity == Granularity::per_token ? head_dim : 16;
+      Block block{random, {encoding, granularity, group}, 37, head_dim};
+      for (const float size : {0.0F, 1e-38F, 1e-30F, 1e-20F, 1e20F, 1e30F}) {
+        CAPTURE(size);
+        auto queries = normals(random, 3 * head_dim);
+        for (float& number : queries) number *= size;
+        queries[head_dim + 3] = size * 1000.0F;  // one channel far beyond the others
+        check_keys(block, queries, 3, head_dim);
+      }
+      // All of one sign and the largest codes: the largest sums.
+      std::vector<float> ones(3 * head_dim, 1.0F);
+      std::fill_n(ones.begin(), head_dim, -1.0F);
+      for (std::size_t row = 0; row < block.rows; ++row) {
+        std::fill_n(const_cast<std::byte*>(block.side.codes[row]),
+                    head_dim * kvpolicy::bits_of(encoding) / 8, std::byte{0xff});
+        kvpolicy::load_row(block.plane.plane(), row, block.decoded[row]);
+      }
+      check_keys(block, ones, 3, head_dim);
+    }
+  }
+}
+
+// Weighted sums against double; returns the largest error.
+double check_values(std::vector<Block>& blocks, std::size_t queries, std::size_t head_dim,
+                    Random& random) {
+  constexpr std::size_t stride = vec::StreamPass::stride;
+  std::vector<float> scratch(vec::IntegerValues::scratch_floats(queries, head_dim) + 7, -7.5e8F);
+  vec::IntegerValues values{queries, head_dim, scratch.data()};
+  std::vector<float> out = normals(random, queries * head_dim);
+  std::vector<double> expected{out.begin(), out.end()};
+  std::vector<double> bound(queries, 1e-5);
+  for (const Block& block : blocks) {
+    std::vector<float> weights(queries * stride, -7.5e8F);
+    std::vector<float> factors(queries);
+    for (std::size_t q = 0; q < queries; ++q) {
+      factors[q] = static_cast<float>(below(random, 5)) / 4.0F;
+      double most = 0;
+      double all = 0;
+      for (std::size_t row = 0; row < (block.rows + vec::lanes - 1) / vec::lanes * vec::lanes; ++row) {
+        float& weight = weights[q * stride + row];
+        weight = row < block.rows ? std::exp(-std::abs(2.0F * test::normal(random))) : 0.0F;
+        if (row >= block.rows) continue;
+        const double scale = std::abs(static_cast<double>(static_cast<float>(*block.side.scales[row])));
+        const double zero = std::abs(static_cast<double>(static_cast<float>(*block.side.zeros[row])));
+        most = std::max(most, static_cast<double>(weight) * scale);
+        all += static_cast<double>(weight) * (scale * levels_of(block.side.format) + zero);
+      }
+      bound[q] = bound[q] * static_cast<double>(factors[q]) + 2e-6 * all +
+                 1.01 * 0.5 * most / 32767.0 * 0.5 * levels_of(block.side.format) *
+                     static_cast<double>(block.rows);
+      for (std::size_t i = 0; i < head_dim; ++i) {
+        double& sum = expected[q * head_dim + i];
+        sum *= static_cast<double>(factors[q]);
+        for (std::size_t row = 0; row < block.rows; ++row) {
+          sum += static_cast<double>(weights[q * stride + row]) *
+                 static_cast<double>(block.decoded[row][i]);
+        }
+      }
+    }
+    REQUIRE(values.add(block.side, block.rows, weights.data(), stride, factors.data(), out.data(), {}));
+    if (below(random, 3) == 0) values.flush(out.data());
+  }
+  values.flush(out.data());
+  double largest = 0;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const double error = std::abs(static_cast<double>(out[i]) - expected[i]);
+    REQUIRE(error <= bound[i / head_dim]);
+    largest = std::max(largest, error);
+  }
+  for (std::size_t i = 0; i < 7; ++i) REQUIRE(scratch[scratch.size() - 1 - i] == -7.5e8F);
+  return largest;
+}
+
+TEST_CASE("sums of quantised values, any bits, head_dim and number of rows, formats in turn") {
+  Random random{6};
+  double largest = 0;
+  for (std::size_t head_dim = 16; head_dim <= 320; head_dim += head_dim < 128 ? 16 : 64) {
+    for (const std::size_t queries : std::initializer_list<std::size_t>{1, 2, 3, 4, 5, 7, 8, 12}) {
+      CAPTURE(head_dim);
+      CAPTURE(queries);
+      std::vector<Block> blocks;
+      while (blocks.size() < 4) {
+        const Encoding encoding = encodings[below(random, 3)];
+        if (head_dim * kvpolicy::bits_of(encoding) / 8 < 16) continue;
+        blocks.emplace_back(random, RowFormat{encoding, Granularity::per_token, head_dim},
+                            1 + below(random, vec::max_block_rows), head_dim, 1 + below(random, 2));
+      }
+      largest = std::max(largest, check_values(blocks, queries, head_dim, random));
+    }
+  }
+  CHECK(largest <= 7e-4);  // sums of some tens
+  MESSAGE("largest error of a sum ", largest);
+}
+
+TEST_CASE("scales that are zero, negative, subnormal or far apart") {
+  Random random{7};
+  for (const Encoding encoding : encodings) {
+    const RowFormat format{encoding, Granularity::per_token, 128};
+    for (const float scale : {0.0F, -0.02F, 6e-8F, 200.0F}) {
+      CAPTURE(scale);
+      std::vector<Block> blocks;
+      blocks.emplace_back(random, format, 21UL, 128UL);
+      for (std::size_t row = 0; row < 21; row += scale == 0.0F ? 1 : 3) {
+        blocks[0].scale(row) = kvpolicy::half{scale};
+        kvpolicy::load_row(blocks[0].plane.plane(), row, blocks[0].decoded[row]);
+      }
+      check_values(blocks, 4, 128, random);
+      check_keys(blocks[0], normals(random, 4 * 128), 4, 128);
+    }
+  }
+}
+
+TEST_CASE("what is not finite, and formats that do not fit, are left to others") {
+  Random random{8};
+  constexpr std::size_t stride = vec::StreamPass::stride;
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> scratch(10000);
+  std::vector<float> logits(4 * stride);
+  const auto keys_take = [&](const Block& block, const std::vector<float>& queries) {
+    vec::IntegerKeys keys{4, 64, scratch.data()};
+    keys.set_queries(queries.data());
+    return keys.compute_logits(block.side, block.rows, logits.data(), stride, {});
+  };
+  const auto values_take = [&](const Block& block, float weight) {
+    vec::IntegerValues values{4, 64, scratch.data()};
+    std::vector<float> weights(4 * stride, 0.0F);
+    weights[2 * stride + 5] = weight;
+    std::vector<float> factors(4, 1.0F);
+    std::vector<float> out(4 * 64);
+    return values.add(block.side, block.rows, weights.data(), stride, factors.data(), out.data(), {});
+  };
+  const auto queries = normals(random, 4 * 64);
+  for (const Encoding encoding : encodings) {
+    const RowFormat token{encoding, Granularity::per_token, 64};
+    const RowFormat channel{encoding, Granularity::per_channel, 16};
+    for (const float number : {inf, -inf, nan}) {
+      Block block{random, token, 30, 64};
+      REQUIRE(keys_take(block, queries));
+      REQUIRE(values_take(block, 0.5F));
+      REQUIRE_FALSE(values_take(block, number));
+      auto bad = queries;
+      bad[2 * 64 + 9] = number;
+      REQUIRE_FALSE(keys_take(block, bad));
+      block.scale(29) = kvpolicy::half{number};
+      REQUIRE_FALSE(keys_take(block, queries));
+      REQUIRE_FALSE(values_take(block, 0.5F));
+      Block other{random, token, 30, 64};
+      other.zero(0) = kvpolicy::half{number};
+      REQUIRE_FALSE(keys_take(other, queries));
+      REQUIRE_FALSE(values_take(other, 0.5F));
+      Block shared{random, channel, 30, 64};
+      REQUIRE(keys_take(shared, queries));
+      REQUIRE_FALSE(keys_take(shared, bad));
+      shared.scale(20) = kvpolicy::half{number};
+      REQUIRE_FALSE(keys_take(shared, queries));
+      Block shifted{random, channel, 30, 64};
+      shifted.zero(20) = kvpolicy::half{number};
+      REQUIRE_FALSE(keys_take(shifted, queries));
+    }
+    const Block groups{random, {encoding, Granularity::per_token, 32}, 30, 64};
+    REQUIRE_FALSE(keys_take(groups, queries));
+    REQUIRE_FALSE(values_take(groups, 0.5F));
+    const Block channel_values{random, channel, 30, 64};
+    REQUIRE_FALSE(values_take(channel_values, 0.5F));
+    const Block few{random, {encoding, Granularity::per_channel, 4}, 30, 64};
+    REQUIRE_FALSE(keys_take(few, queries));
+  }
+}
+
+#endif  // KVPOLICY_CPU_PAIR_PRODUCTS
+
+}  // namespace
