@@ -76,7 +76,7 @@ HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const
 class IntegerKeys {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return queries * (2 * (head_dim / 2) + 2 * sizeof(Rounded) / sizeof(float)) + 2 * head_dim;
+    return queries * (2 * (head_dim / 2) + 2 * sizeof(Rounded) / sizeof(float));
   }
 
   IntegerKeys(std::size_t queries, std::size_t head_dim, float* scratch)
@@ -90,8 +90,6 @@ class IntegerKeys {
       set->numbers = reinterpret_cast<std::byte*>(take(queries * head_dim / 2));
       set->rounded = take(queries * sizeof(Rounded) / sizeof(float));
     }
-    scales_ = take(head_dim);
-    zeros_ = take(head_dim);
   }
 
   /// Of the blocks that follow: [queries, head_dim]. Null: none, every block is left to others.
@@ -149,84 +147,88 @@ class IntegerKeys {
   };
   static_assert(sizeof(Rounded) == 4 * sizeof(float));
 
-  // The query whose numbers load(channel) gives, into `set`; false if one is not finite.
-  template <class Load>
-  bool round_query(const Set& set, std::size_t q, float zero, Load load) const {
+  // Queries [q, q + Q) into `set`, Scaled: times the scales of a run of rows; false if a number is not
+  // finite. Side by side, for each alone would wait for its own sums.
+  template <bool Scaled, std::size_t Q>
+  HWY_INLINE bool round_queries(const Set& set, std::size_t q, const half* row_scales,
+                                const half* row_zeros) const {
+    const std::size_t head_dim = head_dim_;
+    const float* queries = queries_ + q * head_dim;
     const float amplitude = static_cast<float>(std::min<std::size_t>(
-        32767, std::numeric_limits<std::int32_t>::max() / (255 * head_dim_)));
-    auto highest = zero_vector();
-    auto sums = zero_vector();
-    for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
-      const auto x = load(channel);
-      highest = hn::Max(highest, hn::Abs(x));
-      sums = hn::Add(sums, x);
+        32767, std::numeric_limits<std::int32_t>::max() / (255 * head_dim)));
+    FloatVector highest[Q];
+    FloatVector sums[4];
+    FloatVector zeros[4];
+    unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA { highest[i] = zero_vector(); });
+    unroll<4>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA { sums[i] = zeros[i] = zero_vector(); });
+    for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
+      const auto row_scale = Scaled ? load_half(row_scales + channel) : zero_vector();
+      const auto row_zero = Scaled ? load_half(row_zeros + channel) : zero_vector();
+      unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+        const auto number = hn::LoadU(floats, queries + i * head_dim + channel);
+        const auto x = Scaled ? hn::Mul(number, row_scale) : number;
+        highest[i] = hn::Max(highest[i], hn::Abs(x));
+        sums[i] = hn::Add(sums[i], x);
+        if constexpr (Scaled) zeros[i] = hn::MulAdd(number, row_zero, zeros[i]);
+      });
     }
-    const float sum = hn::GetLane(hn::SumOfLanes(floats, sums));
-    if (!std::isfinite(sum) || !std::isfinite(zero)) return false;
-    const float most = hn::GetLane(hn::MaxOfLanes(floats, highest));
-    const bool counts = most > 1e-30F;  // where its inverse exists
-    const auto inverse = hn::Set(floats, counts ? amplitude / most : 0.0F);
-    const float scale = counts ? most / amplitude : 0.0F;
-    auto rounded_sums = hn::Zero(ints);
+    float sum[4];
+    float zero[4];
+    store_sums(sums[0], sums[1], sums[2], sums[3], sum);
+    store_sums(zeros[0], zeros[1], zeros[2], zeros[3], zero);
+    float scale[Q];
+    FloatVector inverse[Q];
+    IntVector rounded_sums[Q];
+    bool finite = true;
+    unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+      finite = finite && std::isfinite(sum[i]) && std::isfinite(zero[i]);
+      const float most = hn::GetLane(hn::MaxOfLanes(floats, highest[i]));
+      const bool counts = most > 1e-30F;  // where its inverse exists
+      inverse[i] = hn::Set(floats, counts ? amplitude / most : 0.0F);
+      scale[i] = counts ? most / amplitude : 0.0F;
+      rounded_sums[i] = hn::Zero(ints);
+    });
+    if (!finite) return false;
     const hn::Rebind<std::int16_t, Floats> shorts;
     const hn::Repartition<std::uint8_t, decltype(shorts)> bytes;
     alignas(16) static constexpr std::uint8_t exchange[16] = {0, 1, 4,  5,  2,  3,  6,  7,
                                                               8, 9, 12, 13, 10, 11, 14, 15};
     const auto order = hn::LoadDup128(bytes, exchange);
-    auto* numbers = reinterpret_cast<std::uint8_t*>(set.numbers + 2 * q * head_dim_);
-    for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
-      const auto x = hn::NearestInt(hn::Mul(load(channel), inverse));
-      rounded_sums = hn::Add(rounded_sums, x);
-      const auto narrow = hn::BitCast(bytes, hn::DemoteTo(shorts, x));
-      hn::StoreU(hn::TableLookupBytes(narrow, order), bytes, numbers + 2 * channel);
+    auto* numbers = reinterpret_cast<std::uint8_t*>(set.numbers + 2 * q * head_dim);
+    for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
+      const auto row_scale = Scaled ? load_half(row_scales + channel) : zero_vector();
+      unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+        const auto number = hn::LoadU(floats, queries + i * head_dim + channel);
+        const auto scaled = Scaled ? hn::Mul(number, row_scale) : number;
+        const auto x = hn::NearestInt(hn::Mul(scaled, inverse[i]));
+        rounded_sums[i] = hn::Add(rounded_sums[i], x);
+        const auto narrow = hn::BitCast(bytes, hn::DemoteTo(shorts, x));
+        hn::StoreU(hn::TableLookupBytes(narrow, order), bytes,
+                   numbers + 2 * (i * head_dim + channel));
+      });
     }
-    const auto rounded_sum =
-        static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, rounded_sums)));
-    set.set(q, {scale, sum, sum - scale * rounded_sum, zero});
+    unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+      const auto rounded_sum =
+          static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, rounded_sums[i])));
+      set.set(q + i, {scale[i], sum[i], sum[i] - scale[i] * rounded_sum, zero[i]});
+    });
     return true;
   }
 
-  bool round_plain_queries() {
-    for (std::size_t q = 0; q < count_; ++q) {
-      const float* query = queries_ + q * head_dim_;
-      if (!round_query(plain_, q, 0.0F, [&](std::size_t channel) KVPOLICY_CPU_INLINE_LAMBDA {
-            return hn::LoadU(floats, query + channel);
-          })) {
-        return false;
-      }
-    }
-    return true;
-  }
-
-  // The queries times the scales of one run of rows.
-  bool round_scaled_queries(const half* scales, const half* zeros) {
-    for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
-      hn::StoreU(load_half(scales + channel), floats, scales_ + channel);
-      hn::StoreU(load_half(zeros + channel), floats, zeros_ + channel);
-    }
-    for (std::size_t q = 0; q < count_; ++q) {
-      const float* query = queries_ + q * head_dim_;
-      auto zero = zero_vector();
-      for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
-        zero = hn::MulAdd(hn::LoadU(floats, query + channel), hn::LoadU(floats, zeros_ + channel),
-                          zero);
-      }
-      if (!round_query(scaled_, q, hn::GetLane(hn::SumOfLanes(floats, zero)),
-                       [&](std::size_t channel) KVPOLICY_CPU_INLINE_LAMBDA {
-                         return hn::Mul(hn::LoadU(floats, query + channel),
-                                        hn::LoadU(floats, scales_ + channel));
-                       })) {
-        return false;
-      }
-    }
-    return true;
+  template <bool Scaled>
+  bool round_all_queries(const Set& set, const half* row_scales, const half* row_zeros) const {
+    bool finite = true;
+    for_each_portion<4>(count_, [&]<std::size_t Q>(std::size_t q) {
+      finite = finite && round_queries<Scaled, Q>(set, q, row_scales, row_zeros);
+    });
+    return finite;
   }
 
   template <std::size_t Bits>
   bool per_token(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
                  PrefetchWalk& ahead) {
     if (state_ == State::unknown) {
-      state_ = round_plain_queries() ? State::usable : State::unusable;
+      state_ = round_all_queries<false>(plain_, nullptr, nullptr) ? State::usable : State::unusable;
       if (state_ == State::unusable) return false;
     }
     BlockParams params;
@@ -253,7 +255,7 @@ class IntegerKeys {
     for (std::size_t first = 0; first < rows;) {
       std::size_t end = first + 1;
       while (end < rows && keys.scales[end] == keys.scales[first]) ++end;
-      if (!round_scaled_queries(keys.scales[first], keys.zeros[first])) return false;
+      if (!round_all_queries<true>(scaled_, keys.scales[first], keys.zeros[first])) return false;
       // What is written behind a run's rows, the next run overwrites.
       multiply<Bits>(scaled_, keys.codes.data() + first, end - first, ahead,
                      [&](std::size_t q) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -307,8 +309,6 @@ class IntegerKeys {
   State state_ = State::unusable;
   Set plain_;
   Set scaled_;
-  float* scales_;  // [head_dim], of the run at hand
-  float* zeros_;   // [head_dim]
 };
 
 }  // namespace HWY_NAMESPACE

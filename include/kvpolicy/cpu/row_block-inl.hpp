@@ -207,12 +207,22 @@ class BlockReader {
     if (!is_quantized(plane.format.encoding)) return;
     const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset);
     const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset);
-    const bool per_token = plane.format.granularity == Granularity::per_token;
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t row = place.row + i;
-      const std::size_t at = (per_token ? row : row / plane.format.group) * layout.params_per_row;
-      side.scales[first + i] = scales + at;
-      side.zeros[first + i] = zeros + at;
+    if (plane.format.granularity == Granularity::per_token) {
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t at = (place.row + i) * layout.params_per_row;
+        side.scales[first + i] = scales + at;
+        side.zeros[first + i] = zeros + at;
+      }
+      return;
+    }
+    const std::size_t group = plane.format.group;
+    std::size_t left = group - place.row % group;
+    const half* group_scales = scales + place.row / group * layout.params_per_row;
+    for (std::size_t i = 0; i < count; left = group, group_scales += layout.params_per_row) {
+      const std::size_t end = std::min(count, i + left);
+      std::fill_n(side.scales.data() + first + i, end - i, group_scales);
+      std::fill_n(side.zeros.data() + first + i, end - i, group_scales + (zeros - scales));
+      i = end;
     }
   }
 
