@@ -78,7 +78,8 @@ template <class Q>
 test::RandomCall<Q> random_prefill(Random& random, std::size_t kv_heads, std::size_t group,
                                    std::size_t head_dim, std::size_t tokens) {
   test::RandomCall<Q> call{random, kv_heads, group, head_dim, tokens};
-  const auto formats = test::all_formats(head_dim);
+  auto formats = test::all_formats(head_dim);
+  std::erase_if(formats, [&](const RowFormat& format) { return format.group == head_dim; });
   call.heads.clear();
   for (std::size_t i = 0; i < kv_heads; ++i) {
     auto& head = call.heads.emplace_back(head_dim);
@@ -121,14 +122,40 @@ Result attend(Call& call, std::size_t head_dim) {
   return result;
 }
 
+// A layer of quantised rows with one scale each, which the units take as well.
+template <class Q>
+test::RandomCall<Q> random_quantized(Random& random, std::size_t group, std::size_t head_dim,
+                                     std::size_t tokens) {
+  test::RandomCall<Q> call{random, 1, group, head_dim, tokens};
+  call.heads.clear();
+  auto& head = call.heads.emplace_back(head_dim);
+  const std::vector<Encoding> encodings{Encoding::uint8, Encoding::uint4, Encoding::uint2};
+  for (int i = 0; i < 3; ++i) {
+    const RowFormat keys{test::one_of(random, encodings), Granularity::per_token, head_dim};
+    const RowFormat values{test::one_of(random, encodings), Granularity::per_token, head_dim};
+    const std::size_t rows = test::one_of(random, test::hard_sizes);
+    head.add(random, keys, values, rows, std::max<std::int64_t>(0, call.first_position - 100),
+             call.first_position, {});
+  }
+  call.bind();
+  return call;
+}
+
 // How much of the bounds is used.
 double worst_share = 0;
 double worst_exact = 0;
 
+// Of a row's numbers, and at least of those that its codes could be.
+double range_of(const std::vector<double>& row) {
+  const auto [least, largest] = std::ranges::minmax(row);
+  return 1.4 * (largest - least);  // two bits: 4 codes, of which the middle lies 2 from the least
+}
+
 // One query's outputs and log-sum-exp within the bounds of `allowed`.
 template <class Out, class Call>
 void check_query(const Call& call, const Result& result, std::size_t head_dim, std::size_t token,
-                 std::size_t head, bool narrow, Bfloat16Products allowed, bool bfloat16_queries) {
+                 std::size_t head, bool narrow, Bfloat16Products allowed, bool bfloat16_queries,
+                 bool quantized) {
   const std::size_t q_heads = call.heads.size() * call.group;
   oracle::Options options;
   options.scale = static_cast<double>(
@@ -149,7 +176,10 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
   if (!exact_queries) {
     for (const auto& row : rows) {
       double magnitude = 0;
-      for (std::size_t i = 0; i < head_dim; ++i) magnitude += std::abs(query[i] * row.key[i]);
+      const double range = quantized ? range_of(row.key) : 0.0;
+      for (std::size_t i = 0; i < head_dim; ++i) {
+        magnitude += std::abs(query[i]) * std::max(range, std::abs(row.key[i]));
+      }
       const double share = allowed == always ? 0x1p-8 : 0x1p-16;
       logit_error = std::max(logit_error, share * std::abs(options.scale) * magnitude);
     }
@@ -158,7 +188,8 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
   for (std::size_t i = 0; i < head_dim; ++i) {
     double magnitude = 0;
     for (std::size_t row = 0; row < rows.size(); ++row) {
-      magnitude += shares[row] * std::abs(rows[row].value[i]);
+      const auto& value = rows[row].value;
+      magnitude += shares[row] * (quantized ? range_of(value) : std::abs(value[i]));
     }
     const double weight_error = (rounded_weights ? 0x1p-8 : narrow ? 0x1p-16 : 0.0) + std::expm1(2 * logit_error);
     const double rounding =
@@ -176,11 +207,13 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
 }
 
 template <class Q, class Out>
-void check_prefill(Random& random, std::size_t group, std::size_t head_dim, std::size_t tokens) {
+void check_prefill(Random& random, std::size_t group, std::size_t head_dim, std::size_t tokens,
+                   bool quantized = false) {
   CAPTURE(group);
   CAPTURE(head_dim);
   CAPTURE(tokens);
-  auto call = random_prefill<Q>(random, 1 + below(random, 2), group, head_dim, tokens);
+  auto call = quantized ? random_quantized<Q>(random, group, head_dim, tokens)
+                        : random_prefill<Q>(random, 1 + below(random, 2), group, head_dim, tokens);
   const std::size_t q_heads = call.heads.size() * group;
   std::vector<std::pair<std::size_t, std::size_t>> samples{{0, 0}, {tokens - 1, q_heads - 1}};
   for (int i = 0; i < 3; ++i) samples.emplace_back(below(random, tokens), below(random, q_heads));
@@ -190,7 +223,7 @@ void check_prefill(Random& random, std::size_t group, std::size_t head_dim, std:
     const bool narrow = Tuning::matrix_unit() != MatrixUnit::float_vectors;
     for (const auto& sample : samples) {
       check_query<Out>(call, result, head_dim, sample.first, sample.second, narrow,
-                       Tuning::bfloat16_products, std::is_same_v<Q, bfloat16>);
+                       Tuning::bfloat16_products, std::is_same_v<Q, bfloat16>, quantized);
     }
     const Result again = attend<Tuning, Out>(call, head_dim);
     REQUIRE(test::same_bits(result.out, again.out));
@@ -216,6 +249,21 @@ TEST_CASE("prefill in every unit is attention in double within the stated bounds
   }
   MESSAGE("of the bounds ", worst_share, " is used; largest error where nothing is rounded ", worst_exact);
   CHECK(test::EmulatedTiles::products > 10000);
+}
+
+TEST_CASE("quantised rows with one scale each, too") {
+  Random random{68};
+  for (int round = 0; round < 30; ++round) {
+    CAPTURE(round);
+    const std::size_t group = 1 + below(random, 8);
+    const std::size_t head_dim = 16 * (1 + below(random, 16));
+    const std::size_t tokens = 2 + below(random, 60);
+    if (round % 2 == 0) {
+      check_prefill<bfloat16, bfloat16>(random, group, head_dim, tokens, true);
+    } else {
+      check_prefill<float, float>(random, group, head_dim, tokens, true);
+    }
+  }
 }
 
 TEST_CASE("a chunk of 512") {
@@ -252,6 +300,11 @@ TEST_CASE("a call whose numbers allow it is made in bfloat16, any other is not")
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(in_float, bfloat16_rows) == values);
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(bfloat16_rows, in_half) == keys);
   CHECK(products_of.operator()<TilesAlways, bfloat16, bfloat16>(in_half, in_float) == 0);
+  const RowFormat codes{Encoding::uint4, Granularity::per_token, 64};
+  const RowFormat grouped{Encoding::uint4, Granularity::per_token, 32};
+  CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(codes, codes) == keys + values);
+  CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(grouped, codes) == values);
+  CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(codes, grouped) == keys);
   using TilesNever = Forced<MatrixUnit::tiles, Bfloat16Products::never>;
   CHECK(products_of.operator()<TilesNever, bfloat16, bfloat16>(bfloat16_rows, bfloat16_rows) == 0);
 

@@ -37,16 +37,18 @@ enum class MatrixUnit : std::uint8_t {
   return x86::BFloat16Vectors::pay() ? MatrixUnit::bfloat16_vectors : MatrixUnit::float_vectors;
 }
 
-/// When a call of many queries may multiply in bfloat16. Only rows stored in bfloat16 ever are; their
-/// sums are float's, subnormal numbers count as zeros. What must stay more exact goes in as the sum of
-/// two numbers, which costs a second product.
+/// When a call of many queries may multiply in bfloat16. Only rows stored in bfloat16 ever are, and
+/// the codes of quantised rows with one scale each, neither of which it rounds; sums are float's,
+/// subnormal numbers count as zeros. What must stay more exact goes in as the sum of two numbers,
+/// which costs a second product.
 enum class Bfloat16Products : std::uint8_t {
   never,
   /// As far as the types of queries and outputs have no more to give. Queries in bfloat16 go in
   /// exactly, others as two numbers (off by 2^-16 of each). The softmax's weights are rounded where
   /// outputs are bfloat16: an output is off by at most 2^-8 times the mean magnitude, by those
-  /// weights, of the values it is a mean of, about what its own rounding costs. Else they are two
-  /// numbers (2^-16). Two numbers only pay in tiles.
+  /// weights, of the values it is a mean of, about what its own rounding costs (of a
+  /// quantised row the range counts, from its least code to its largest). Else they are two numbers
+  /// (2^-16). Two numbers only pay in tiles.
   where_exact,
   /// Queries and weights are always rounded: besides the above, a logit is off by at most 2^-8 times
   /// the sum of the magnitudes of its products, scaled.

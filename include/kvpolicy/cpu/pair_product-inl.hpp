@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tile's products with rows stored in bfloat16, in the processor's units for bfloat16: queries,
-// rows and weights are packed in pairs along the dimension that is summed. What such a unit would
-// get wrong is left to the products in float: numbers that are not finite, which meet zeros here.
+// A tile's products in the processor's units for bfloat16: queries, rows and weights are packed in
+// pairs along the dimension that is summed. Rows stored in bfloat16 go in as they are. Of quantised
+// rows with one scale each the codes do, which bfloat16 holds exactly: scales and zeros join in
+// behind the keys' product and before the values'. What such a unit would get wrong is left to the
+// products in float: numbers that are not finite, which meet zeros here.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 
+#include <kvpolicy/cpu/decode_rows-inl.hpp>
 #include <kvpolicy/cpu/matrix_unit.hpp>
 #include <kvpolicy/cpu/product-inl.hpp>
 #include <kvpolicy/cpu/row_block-inl.hpp>
@@ -59,10 +63,16 @@ class PairProducts {
            most_terms * row_pairs * width;
   }
 
+  /// And floats.
+  [[nodiscard]] static std::size_t scratch_floats(std::size_t width, std::size_t head_dim) {
+    return 2 * width + 2 * head_dim;
+  }
+
   /// `scratch` may be null where the plan is not narrow.
   PairProducts(const ProductPlan& plan, std::size_t width, std::size_t head_dim,
-               std::uint32_t* scratch)
-      : plan_{plan}, width_{width}, head_dim_{head_dim} {
+               std::uint32_t* scratch, float* floats_scratch)
+      : plan_{plan}, width_{width}, head_dim_{head_dim}, query_sums_{floats_scratch},
+        shifts_{query_sums_ + width}, numbers_{shifts_ + width} {
     if (!plan.is_narrow()) return;
     queries_ = scratch;
     keys_ = queries_ + most_terms * query_term();
@@ -79,7 +89,9 @@ class PairProducts {
     has_queries_ = plan_.pays(query_terms_);
     if (!has_queries_) return;
     std::fill_n(queries_, query_terms_ * query_term(), 0U);
+    std::fill_n(query_sums_, width_, 0.0F);
     for (std::size_t m = 0; m < rows; ++m) {
+      for (std::size_t i = 0; i < head_dim_; ++i) query_sums_[m] += queries[m * head_dim_ + i];
       std::uint32_t* column = queries_ + m / columns * columns * channel_pairs(head_dim_) + m % columns;
       for (std::size_t pair = 0; pair < head_dim_ / 2; ++pair) {
         float low = queries[m * head_dim_ + 2 * pair];
@@ -102,8 +114,12 @@ class PairProducts {
   /// multiple of 16. False, and nothing done, where this is a task for float.
   bool compute_logits(const BlockSide& keys, std::size_t rows, float scale, float* logits,
                       FetchAhead& ahead) {
-    if (!has_queries_ || keys.format.encoding != Encoding::bfloat16) return false;
-    if (!copy_rows(keys, rows)) return false;
+    if (!has_queries_ || !takes(keys.format)) return false;
+    const bool quantized = is_quantized(keys.format.encoding);
+    if (quantized ? !take_codes(keys, rows, [&](std::size_t row) { copy_codes(row); })
+                  : !copy_rows(keys, rows)) {
+      return false;
+    }
     const x86::PairMatrices matrices{.a = keys_,
                                      .a_row = channel_pairs(head_dim_),
                                      .a_step = 1,
@@ -113,8 +129,17 @@ class PairProducts {
                                      .b_term = query_term(),
                                      .pairs = channel_pairs(head_dim_),
                                      .terms = query_terms_};
-    multiply(matrices, columns * channel_pairs(head_dim_), {logits, width_, false, scale}, rows, width_,
-             ahead);
+    multiply(matrices, columns * channel_pairs(head_dim_),
+             {logits, width_, false, quantized ? 1.0F : scale}, rows, width_, ahead);
+    for (std::size_t row = 0; quantized && row < rows; ++row) {
+      const auto row_scale = hn::Set(floats, scale * scales_[row]);
+      const auto row_zero = hn::Set(floats, scale * zeros_[row]);
+      for (std::size_t m = 0; m < width_; m += lanes) {
+        float* to = logits + row * width_ + m;
+        const auto shift = hn::Mul(row_zero, hn::LoadU(floats, query_sums_ + m));
+        hn::StoreU(hn::MulAdd(row_scale, hn::LoadU(floats, to), shift), floats, to);
+      }
+    }
     return true;
   }
 
@@ -122,15 +147,26 @@ class PairProducts {
   /// queries, rounded up to 16. False, and nothing done, where this is a task for float.
   bool add_values(const BlockSide& values, std::size_t rows, const float* weights,
                   const float* factors, float* out, std::size_t queries, FetchAhead& ahead) {
-    if (!plan_.is_narrow() || values.format.encoding != Encoding::bfloat16) return false;
-    if (!pair_rows(values, rows)) return false;
-    pair_weights(weights, rows);
+    if (!plan_.is_narrow() || !takes(values.format)) return false;
+    const bool quantized = is_quantized(values.format.encoding);
+    if (quantized ? !take_codes(values, rows, [&](std::size_t row) { pair_codes(row); })
+                  : !pair_rows(values, rows)) {
+      return false;
+    }
+    if (quantized) {
+      for (std::size_t row = rows; row < 2 * padded_pairs(rows); ++row) pair_codes_of_nothing(row);
+      pair_weights(weights, rows, [&](std::size_t row) { return hn::Set(floats, scales_[row]); });
+      sum_shifts(weights, rows);
+    } else {
+      pair_weights(weights, rows, [](std::size_t) { return hn::Set(floats, 1.0F); });
+    }
     for (std::size_t m = 0; m < queries; ++m) {
-      if (factors[m] == 1.0F) continue;  // the largest logit is found early
+      if (factors[m] == 1.0F && !quantized) continue;  // the largest logit is found early
       const auto factor = hn::Set(floats, factors[m]);
+      const auto shift = hn::Set(floats, quantized ? shifts_[m] : 0.0F);
       for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
         float* numbers = out + m * head_dim_ + channel;
-        hn::StoreU(hn::Mul(hn::LoadU(floats, numbers), factor), floats, numbers);
+        hn::StoreU(hn::MulAdd(hn::LoadU(floats, numbers), factor, shift), floats, numbers);
       }
     }
     const bool tiles = plan_.unit == MatrixUnit::tiles;
@@ -222,17 +258,93 @@ class PairProducts {
     return hn::AllTrue(words, hn::Lt(largest, hn::Set(words, 0x7f80U)));
   }
 
-  // The weights in pairs of rows, zeros behind the last: [pairs, width] for vectors, [width, pairs]
-  // for tiles.
-  void pair_weights(const float* weights, std::size_t rows) {
+  [[nodiscard]] bool takes(const RowFormat& format) const {
+    if (format.encoding == Encoding::bfloat16) return true;
+    return is_quantized(format.encoding) && format.granularity == Granularity::per_token &&
+           format.group == head_dim_ && head_dim_ * bits_of(format.encoding) / 8 >= lanes;
+  }
+
+  // The block's scales and zeros, and take(row) for each row with its codes in numbers_, counted
+  // from the middle one, which leaves less to cancel; or false if a scale or zero is not finite.
+  template <class Take>
+  bool take_codes(const BlockSide& side, std::size_t rows, Take take) {
+    const Encoding encoding = side.format.encoding;
+    const float middle = static_cast<float>(1U << (bits_of(encoding) - 1));
+    for (std::size_t row = 0; row < rows; ++row) {
+      scales_[row] = static_cast<float>(*side.scales[row]);
+      zeros_[row] = static_cast<float>(*side.zeros[row]) + middle * scales_[row];
+      if (!(zeros_[row] - zeros_[row] == 0.0F)) return false;
+    }
+    const WholeRowParams params{hn::Set(floats, 1.0F), hn::Set(floats, -middle)};
+    for (std::size_t row = 0; row < rows; ++row) {
+      float* numbers = numbers_ + row % 2 * head_dim_;
+      switch (encoding) {
+        case Encoding::uint8:
+          decode_packed_row<Encoding::uint8>(side.codes[row], params, head_dim_, numbers);
+          break;
+        case Encoding::uint4:
+          decode_packed_row<Encoding::uint4>(side.codes[row], params, head_dim_, numbers);
+          break;
+        default: decode_packed_row<Encoding::uint2>(side.codes[row], params, head_dim_, numbers);
+      }
+      take(row);
+    }
+    return true;
+  }
+  void copy_codes(std::size_t row) {
+    const float* numbers = numbers_ + row % 2 * head_dim_;
+    std::uint32_t* to = keys_ + row * channel_pairs(head_dim_);
+    for (std::size_t pair = 0; pair < head_dim_ / 2; ++pair) {
+      to[pair] = upper_half(numbers[2 * pair]) | upper_half(numbers[2 * pair + 1]) << 16;
+    }
+  }
+  // Once for the first row of a pair, alone, and once for both.
+  void pair_codes(std::size_t row) {
+    std::uint32_t* to = values_ + row / 2 * head_dim_;
+    if (row % 2 == 0) {
+      for (std::size_t channel = 0; channel < head_dim_; ++channel) to[channel] = upper_half(numbers_[channel]);
+    } else {
+      const float* numbers = numbers_ + head_dim_;
+      for (std::size_t channel = 0; channel < head_dim_; ++channel) {
+        to[channel] |= upper_half(numbers[channel]) << 16;
+      }
+    }
+  }
+  void pair_codes_of_nothing(std::size_t row) {
+    if (row % 2 == 0) std::fill_n(values_ + row / 2 * head_dim_, head_dim_, 0U);
+  }
+  // All of a code's number, for it has no more than 8 bits.
+  [[nodiscard]] static std::uint32_t upper_half(float code) {
+    return std::bit_cast<std::uint32_t>(code) >> 16;
+  }
+
+  // What the rows' zeros give each query's values.
+  void sum_shifts(const float* weights, std::size_t rows) {
+    for (std::size_t m = 0; m < width_; m += lanes) {
+      auto sum = zero_vector();
+      for (std::size_t row = 0; row < rows; ++row) {
+        sum = hn::MulAdd(hn::LoadU(floats, weights + row * width_ + m), hn::Set(floats, zeros_[row]), sum);
+      }
+      hn::StoreU(sum, floats, shifts_ + m);
+    }
+  }
+
+  // The weights, times row_factor(row), in pairs of rows, zeros behind the last: [pairs, width] for
+  // vectors, [width, pairs] for tiles.
+  template <class RowFactor>
+  void pair_weights(const float* weights, std::size_t rows, RowFactor row_factor) {
+    const auto weights_of = [&](std::size_t row, std::size_t m) KVPOLICY_CPU_INLINE_LAMBDA {
+      return row < rows ? hn::Mul(hn::LoadU(floats, weights + row * width_ + m), row_factor(row))
+                        : zero_vector();
+    };
     const std::size_t pairs = padded_pairs(rows);
     for (std::size_t m = 0; m < width_; m += lanes) {
       for (std::size_t first = 0; first < pairs; first += 4) {
         WordVector packed[most_terms][4];
         for (std::size_t i = 0; i < 4; ++i) {
           const std::size_t row = 2 * (first + i);
-          auto low = row < rows ? hn::LoadU(floats, weights + row * width_ + m) : zero_vector();
-          auto high = row + 1 < rows ? hn::LoadU(floats, weights + (row + 1) * width_ + m) : zero_vector();
+          auto low = weights_of(row, m);
+          auto high = weights_of(row + 1, m);
           for (std::size_t term = 0; term < plan_.weight_terms; ++term) {
             const PairVector pair = pair_up(low, high);
             packed[term][i] = pair.pairs;
@@ -299,6 +411,11 @@ class PairProducts {
   std::uint32_t* keys_ = nullptr;     // [max_block_rows, channel pairs]
   std::uint32_t* values_ = nullptr;   // [row_pairs, head_dim]
   std::uint32_t* weights_ = nullptr;  // [terms] of [row_pairs, width] or [width, row_pairs]
+  float* query_sums_;  // [width]
+  float* shifts_;      // [width]
+  float* numbers_;     // [2, head_dim]
+  std::array<float, max_block_rows> scales_;  // of the rows at hand, and their zeros beneath the
+  std::array<float, max_block_rows> zeros_;   // middle code
   std::optional<Tiles> tiles_;
 };
 

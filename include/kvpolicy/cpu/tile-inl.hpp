@@ -38,7 +38,8 @@ class TilePass {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
     return paneled(queries) * head_dim + padded_queries(queries) * (max_block_rows + 1) +
-           max_block_rows * head_dim + 2 * head_dim;
+           max_block_rows * head_dim + 2 * head_dim +
+           PairProducts<Tiles>::scratch_floats(padded_queries(queries), head_dim);
   }
   /// Of the other scratch memory, which a plan in float does not touch.
   [[nodiscard]] static std::size_t scratch_words(const ProductPlan& plan, std::size_t queries,
@@ -53,7 +54,7 @@ class TilePass {
         width_{padded_queries(tile.rows)}, queries_{scratch},
         logits_{queries_ + paneled(tile.rows) * head_dim_},
         rows_{logits_ + width_ * max_block_rows}, params_{rows_ + max_block_rows * head_dim_},
-        factors_{params_ + 2 * head_dim_}, pairs_{plan, width_, head_dim_, word_scratch} {}
+        factors_{params_ + 2 * head_dim_}, pairs_{plan, width_, head_dim_, word_scratch, factors_ + width_} {}
 
   [[nodiscard]] std::size_t width() const { return width_; }
 
