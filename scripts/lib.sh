@@ -37,6 +37,9 @@ TEST_PACKAGES='
 doctest-dev|the test framework|
 libboost-context-dev|Boost.Context: threads of the kernels that run without a GPU|
 libbenchmark-dev|Google Benchmark: the benches|'
+DOCS_PACKAGES='
+doxygen|builds the site of docs/ (pages alone are readable without it)|command doxygen
+python3|filters its pages and makes the list of names|command python3'
 
 # The clang that the system has: 14 on Debian 12, else 18, else whichever is installed.
 clang_version() {
@@ -76,7 +79,7 @@ missing_packages() {
   done
 }
 
-# need_packages [--clang]: installs what is missing, or says how.
+# need_packages [--clang] [--docs]: installs what is missing, or says how.
 need_packages() {
   local wanted=$BASE_PACKAGES$TEST_PACKAGES missing name why
   if [ "${KVPOLICY_SKIP_PACKAGES:-0}" = 1 ]; then return; fi
@@ -84,7 +87,13 @@ need_packages() {
     say "packages: not a Debian or Ubuntu system; if the build stops, see CONTRIBUTING.md for the list"
     return
   fi
-  if [ "${1:-}" = --clang ]; then wanted+=$'\n'$(clang_packages); fi
+  local part
+  for part in "$@"; do
+    case $part in
+      --clang) wanted+=$'\n'$(clang_packages) ;;
+      --docs) wanted+=$DOCS_PACKAGES ;;
+    esac
+  done
   missing=$(missing_packages <<<"$wanted")
   if [ -z "$missing" ]; then return; fi
 

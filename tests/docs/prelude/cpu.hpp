@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What fragments about the CPU engine may use: a pool of threads of the caller's.
+// needs: cpu
+#include <cstddef>
+
+#include <kvpolicy/cpu.hpp>
+#include <kvpolicy/duo.hpp>
+// each block
+struct Pool {
+  std::size_t size() const;
+  template <class Body>
+  void run(std::size_t count, const Body& body);
+};
+BLOCK

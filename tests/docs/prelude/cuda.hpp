@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What fragments about the device may use. Compiled against the host emulation of the tests, whose
+// cuda_runtime_api.h stands in for the toolkit's.
+// needs: simt
+#define KVPOLICY_CUDA_HEAD_DIMS 64
+#include <kvpolicy/cuda.hpp>
+#include <kvpolicy/duo.hpp>
+// each block
+struct Engine {
+  kvpolicy::DuoPlan<kvpolicy::half> plan;
+  cudaStream_t stream = nullptr;
+  cudaGraphExec_t decode_step = nullptr;
+  std::size_t longest_text = 0;
+  std::size_t layer = 0;
+  kvpolicy::TensorView<const kvpolicy::half> q, k, v;
+  kvpolicy::TensorView<kvpolicy::half> out;
+
+  void run() {
+    BLOCK
+  }
+};

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// docs/formats.md shows a file of each format: what it shows is read, and what it says of defaults and
+// keys is so.
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <type_traits>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/io/damage_json.hpp>
+#include <kvpolicy/io/duo_pattern.hpp>
+#include <kvpolicy/io/head_scores.hpp>
+#include <kvpolicy/io/plan_json.hpp>
+
+namespace {
+
+using namespace kvpolicy;
+
+std::string page() {
+  std::ifstream file{KVPOLICY_SOURCE_DIR "/docs/formats.md"};
+  return {std::istreambuf_iterator<char>{file}, {}};
+}
+
+// The JSON block behind the comment `<!-- file: NAME -->`.
+std::string shown(const std::string& name) {
+  const std::string text = page();
+  const std::string mark = "<!-- file: " + name + " -->\n```json\n";
+  const std::size_t begin = text.find(mark);
+  REQUIRE_MESSAGE(begin != std::string::npos, "docs/formats.md shows no " << name);
+  const std::size_t first = begin + mark.size();
+  return text.substr(first, text.find("```", first) - first);
+}
+
+TEST_CASE("docs/formats.md: every file that it shows is read") {
+  CHECK(io::parse_duo_config(shown("duo config")) == std::pair<std::size_t, std::size_t>{128, 256});
+
+  const HeadScores scores = io::parse_head_scores(shown("head scores"));
+  CHECK(scores.layers() == 2);
+  CHECK(scores.heads() == 2);
+  CHECK(scores(0, 0) == doctest::Approx(0.29));
+
+  const auto plan = io::parse_plan(shown("plan"));
+  CHECK(plan.shape() == ModelShape{2, 4, 2, 64});
+  CHECK(plan.has<FullCache<DenseStorage<float>>>(0, 0));
+  CHECK(plan.has<SinkRecentCache<DenseStorage<float>>>(0, 1));
+  CHECK(plan.has<HeadBudgetCache<PerTokenStorage<float>>>(1, 0));
+  CHECK(plan.has<ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>>(1, 1));
+
+  const auto damage = io::parse_damage<AnyPlan<float>>(shown("damage"));
+  CHECK(damage.context == 2048);
+  CHECK(damage.choices.size() == 2);
+  CHECK(damage.choices[1].damage(0, 0) == 0.7);
+}
+
+// Each setting written with all of its keys: the page names every one of them, with its default.
+TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults are those of the code") {
+  const std::string text = page();
+  const auto says = [&](const std::string& words) {
+    CHECK_MESSAGE(text.find(words) != std::string::npos, "docs/formats.md does not say: " << words);
+  };
+  const auto check = [&]<class P>(std::type_identity<P>) {
+    const io::OrderedJson setting = io::write_setting<P>(typename P::Config{});
+    const auto check_keys = [&](const io::OrderedJson& object) {
+      for (const auto& [key, value] : object.items()) {
+        if (key == "policy" || key == "scorer" || key == "summary" || key == "type") {
+          says(key == "type" ? "`" + value.template get<std::string>() + "`" : value.template get<std::string>());
+        } else if (value.is_string()) {
+          says("`" + key + "` \"" + value.template get<std::string>() + "\"");
+        } else if (!value.is_object()) {
+          says("`" + key + "` " + value.dump());
+        }
+      }
+    };
+    check_keys(setting);
+    if (setting.contains("storage")) check_keys(setting["storage"]);
+  };
+  check(std::type_identity<FullCache<DenseStorage<float>>>{});
+  check(std::type_identity<FullCache<PerTokenStorage<float>>>{});
+  check(std::type_identity<FullCache<PerChannelStorage<float>>>{});
+  check(std::type_identity<SinkRecentCache<DenseStorage<float>>>{});
+  check(std::type_identity<HeadBudgetCache<DenseStorage<float>>>{});
+  check(std::type_identity<HeadBudgetCache<DenseStorage<float>, TovaScorer>>{});
+  check(std::type_identity<HeadBudgetCache<DenseStorage<float>, H2oScorer>>{});
+  check(std::type_identity<HeadBudgetCache<DenseStorage<float>, KeyNormScorer>>{});
+  check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>>>{});
+  check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>>{});
+  const io::OrderedJson rotary = io::write_rotary(RotaryConfig{});
+  for (const auto& [key, value] : rotary.items()) says("`" + key + "`");
+  for (const char* words : {"`wait_until_told` false", "`share_in_layer` false", "`safe_share` 0.2"}) says(words);
+}
+
+}  // namespace
