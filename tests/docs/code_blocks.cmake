@@ -10,14 +10,16 @@
 #                           compiled and run elsewhere. May be said of a program, too.
 # Any other block is an error.
 #   cmake -DPAGE=<page.md> -DSOURCE_DIR=<repository> -DCXX=<compiler> -DINCLUDES=<folder|folder>
-#         -DCOMPONENTS=<io|cpu|cuda: those that are there> -DWORK=<folder> -P code_blocks.cmake
+#         -DFLAGS=<flags of the build> -DCOMPONENTS=<io|cpu|simt: those that are there> -DWORK=<folder>
+#         -P code_blocks.cmake
 cmake_minimum_required(VERSION 3.25)
 string(REPLACE "|" ";" INCLUDES "${INCLUDES}")
 string(REPLACE "|" ";" COMPONENTS "${COMPONENTS}")
 list(REMOVE_DUPLICATES INCLUDES)
 list(REMOVE_ITEM INCLUDES /usr/include)  # has its place already
 list(TRANSFORM INCLUDES PREPEND "-isystem")
-set(flags -std=c++20 -fsyntax-only -Wall -Wextra -Wconversion -Wshadow -Wpedantic -Werror
+separate_arguments(flags UNIX_COMMAND "${FLAGS}")
+list(APPEND flags -std=c++20 -fsyntax-only -Wall -Wextra -Wconversion -Wshadow -Wpedantic -Werror
     "-I${SOURCE_DIR}/include" ${INCLUDES})
 
 file(READ "${SOURCE_DIR}/${PAGE}" rest)
