@@ -143,7 +143,7 @@ class StreamPass {
   void add(const RowBlock& block, const RowBlock& next) {
     fetch_params(next.keys, next.rows, head_dim_);
     fetch_params(next.values, next.rows, head_dim_);
-    compute_logits(block);
+    compute_logits(block, prefetch_of(block.values, block.rows, head_dim_));
     if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, tile_.rows * stride);
     if (block.cut) hide_unseen(block);
     for (std::size_t m = 0; m < tile_.rows; ++m) update_softmax(m, block.rows);
@@ -153,9 +153,8 @@ class StreamPass {
   /// Behind the last block: until then the partial state lacks some of the values.
   void finish() { integer_values_.flush(partial_.values); }
 
-  /// Of each query with each row: [queries, stride].
-  const float* compute_logits(const RowBlock& block) {
-    const Prefetch ahead = prefetch_of(block.values, block.rows, head_dim_);
+  /// Of each query with each row: [queries, stride]; `ahead` is what comes then, to be fetched.
+  const float* compute_logits(const RowBlock& block, const Prefetch& ahead) {
     if (integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
     const auto keys = readable_rows(block.keys, block.rows, true);
     with_dense_encoding(keys.encoding, [&]<Encoding E>() {

@@ -139,11 +139,13 @@ class Worker {
     BlockReader reader{{&rows, 1}, tile, from, to};
     StreamPass pass{tile, own_partial(tile), scratch_};
     pass.set_queries(query.data());
-    RowBlock& block = blocks_->front();
-    for (reader.read(block, stream_limit); block.rows > 0;
-         reader.read(block, stream_limit)) {
-      const float* scores = pass.compute_logits(block);
-      for (std::size_t i = 0; i < block.rows; ++i) out[block.ordinals[i]] = scores[i];
+    RowBlock* block = blocks_->data();
+    RowBlock* next = block + 1;
+    for (reader.read(*block, stream_limit); block->rows > 0; std::swap(block, next)) {
+      reader.read(*next, stream_limit);
+      const float* scores =
+          pass.compute_logits(*block, prefetch_of(next->keys, next->rows, query.size()));
+      for (std::size_t i = 0; i < block->rows; ++i) out[block->ordinals[i]] = scores[i];
     }
   }
 
