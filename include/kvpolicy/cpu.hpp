@@ -7,6 +7,7 @@
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cpu/engine.hpp>
+#include <kvpolicy/cpu/huge_pages.hpp>
 
 namespace kvpolicy::cpu {
 
