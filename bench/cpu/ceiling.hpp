@@ -11,11 +11,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
 #include <benchmark/benchmark.h>
 
 #include <kvpolicy/cpu/highway.hpp>
+#include <kvpolicy/cpu/huge_pages.hpp>
 
 #include "samples.hpp"
 
@@ -24,7 +26,7 @@ namespace kvpolicy::bench {
 /// Memory to read. `pool(count, body)` is a cpu::ParallelFor.
 class Reader {
  public:
-  explicit Reader(std::size_t bytes) : memory_(bytes / sizeof(std::uint64_t), 1) {}
+  explicit Reader(std::size_t bytes) : memory_(bytes / sizeof(std::uint64_t), 1, &pages_) {}
 
   /// All of it, once, by `threads` threads.
   template <class Pool>
@@ -54,7 +56,8 @@ class Reader {
   [[nodiscard]] std::size_t bytes() const { return memory_.size() * sizeof(std::uint64_t); }
 
  private:
-  std::vector<std::uint64_t> memory_;
+  cpu::HugePages pages_;
+  std::pmr::vector<std::uint64_t> memory_;
 };
 
 /// The most bytes per second that `threads` threads read, over all ways to read.

@@ -45,7 +45,7 @@ class DecodeRig {
 
   DecodeRig(const DecodeCase<Plan>& what, const Run& run)
       : prompt_{what.tokens - 1},
-        cache_{sized_plan(what, run), {.max_append = portion_rows}, Engine{}},
+        cache_{sized_plan(what, run), {.max_append = portion_rows, .memory = &memory_}, Engine{}},
         numbers_{portion_rows * shape().kv_heads * shape().head_dim},
         query_numbers_{shape().q_heads * shape().head_dim},
         chosen_at_(shape().layers),
@@ -183,6 +183,7 @@ class DecodeRig {
   }
 
   std::size_t prompt_;
+  cpu::HugePages memory_;
   Cache<Plan> cache_;
   Numbers<E> numbers_;
   Numbers<float> query_numbers_;

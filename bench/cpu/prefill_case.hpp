@@ -41,7 +41,7 @@ class PrefillRig {
 
   explicit PrefillRig(const PrefillCase<Plan>& what)
       : chunk_{what.chunk},
-        cache_{what.plan(), {.max_append = what.chunk}, Engine{}},
+        cache_{what.plan(), {.max_append = what.chunk, .memory = &memory_}, Engine{}},
         numbers_{chunk_ * shape().kv_heads * shape().head_dim},
         query_numbers_{chunk_ * shape().q_heads * shape().head_dim},
         queries_{query_numbers_.tensor(chunk_, shape().q_heads, shape().head_dim)},
@@ -121,6 +121,7 @@ class PrefillRig {
   }
 
   std::size_t chunk_;
+  cpu::HugePages memory_;
   Cache<Plan> cache_;
   Numbers<E> numbers_;
   Numbers<Q> query_numbers_;
