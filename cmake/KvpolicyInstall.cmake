@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Install rules: the headers, the CMake package and kvpolicy.pc. Header-only, so everything goes
+# Install rules: the headers, the CMake package and the .pc files. Header-only, so everything goes
 # under include/ and share/ and serves every architecture.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -42,6 +42,24 @@ else()
   string(REGEX REPLACE "/$" "" to_prefix "${to_prefix}")
   set(KVPOLICY_PC_INCLUDEDIR "\${pcfiledir}/${to_prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
 endif()
-configure_file("${PROJECT_SOURCE_DIR}/cmake/kvpolicy.pc.in" kvpolicy.pc @ONLY)
-install(FILES "${CMAKE_CURRENT_BINARY_DIR}/kvpolicy.pc" DESTINATION "${pkgconfig_dir}")
+# kvpolicy_install_pc(<name> <description> <requires>)
+function(kvpolicy_install_pc name description requires)
+  set(PC_NAME "${name}")
+  set(PC_DESCRIPTION "${description}")
+  set(PC_REQUIRES "")
+  if(requires)
+    set(PC_REQUIRES "Requires: ${requires}\n")
+  endif()
+  configure_file("${PROJECT_SOURCE_DIR}/cmake/kvpolicy.pc.in" ${name}.pc @ONLY)
+  install(FILES "${CMAKE_CURRENT_BINARY_DIR}/${name}.pc" DESTINATION "${pkgconfig_dir}")
+endfunction()
+kvpolicy_install_pc(kvpolicy "${PROJECT_DESCRIPTION}" "")
+set(own "kvpolicy = ${PROJECT_VERSION}")
+if(TARGET kvpolicy_io)
+  kvpolicy_install_pc(kvpolicy-io "kvpolicy's plan, pattern and score files"
+                      "${own}, nlohmann_json >= 3.10")
+endif()
+if(TARGET kvpolicy_cpu)
+  kvpolicy_install_pc(kvpolicy-cpu "kvpolicy's engine for CPUs" "${own}, libhwy")
+endif()
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
