@@ -1,0 +1,44 @@
+# An overlay port that builds the tree it lies in. In a registry, where a port has no tree, these two
+# lines become vcpkg_from_github(OUT_SOURCE_PATH SOURCE_PATH REPO ... REF "v${VERSION}" SHA512 ...).
+get_filename_component(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}" REALPATH)
+get_filename_component(SOURCE_PATH "${SOURCE_PATH}/../../../.." ABSOLUTE)
+
+# Headers only: one configuration serves debug and release.
+set(VCPKG_BUILD_TYPE release)
+
+# A feature that is asked for must be found, one that is not must not be found by chance.
+vcpkg_check_features(OUT_FEATURE_OPTIONS FEATURE_OPTIONS
+    FEATURES
+        cpu  CMAKE_REQUIRE_FIND_PACKAGE_hwy
+        io   CMAKE_REQUIRE_FIND_PACKAGE_nlohmann_json
+        cuda CMAKE_REQUIRE_FIND_PACKAGE_CUDAToolkit
+    INVERTED_FEATURES
+        cpu  CMAKE_DISABLE_FIND_PACKAGE_hwy
+        cpu  CMAKE_DISABLE_FIND_PACKAGE_PkgConfig
+        io   CMAKE_DISABLE_FIND_PACKAGE_nlohmann_json
+        cuda CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit
+)
+
+vcpkg_cmake_configure(
+    SOURCE_PATH "${SOURCE_PATH}"
+    OPTIONS
+        ${FEATURE_OPTIONS}
+        -DKVPOLICY_INSTALL=ON
+        -DKVPOLICY_BUILD_TESTS=OFF
+        -DKVPOLICY_BUILD_EXAMPLES=OFF
+        -DKVPOLICY_BUILD_BENCH=OFF
+        -DKVPOLICY_BUILD_REFERENCE_MODEL=OFF
+        -DKVPOLICY_WITH_CUDA=OFF
+    MAYBE_UNUSED_VARIABLES  # what is disabled is not asked whether it is required
+        CMAKE_REQUIRE_FIND_PACKAGE_hwy
+        CMAKE_REQUIRE_FIND_PACKAGE_nlohmann_json
+        CMAKE_REQUIRE_FIND_PACKAGE_CUDAToolkit
+        CMAKE_DISABLE_FIND_PACKAGE_PkgConfig
+)
+vcpkg_cmake_install()
+vcpkg_cmake_config_fixup(CONFIG_PATH share/cmake/kvpolicy)
+vcpkg_fixup_pkgconfig()
+
+file(REMOVE_RECURSE "${CURRENT_PACKAGES_DIR}/share/doc")
+file(INSTALL "${CMAKE_CURRENT_LIST_DIR}/usage" DESTINATION "${CURRENT_PACKAGES_DIR}/share/${PORT}")
+vcpkg_install_copyright(FILE_LIST "${SOURCE_PATH}/LICENSE")
