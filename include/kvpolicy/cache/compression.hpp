@@ -44,14 +44,13 @@ class Compression {
     std::vector<std::vector<bool>> active;
     active.reserve(layers.size());
     for (Layer& layer : layers) active.push_back(active_heads(layer, only_due));
-    KVPOLICY_TRY {
+    try {
       for (std::size_t l = 0; l < layers.size(); ++l) prepare(layers[l], active[l]);
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       for (Layer& layer : layers) {
         for_each(layer, [](auto& policy, std::size_t) { policy.abandon_compress(); });
       }
-      KVPOLICY_RETHROW;
+      throw;
     }
     // Nothing may fail from here on.
     for (std::size_t l = 0; l < layers.size(); ++l) {

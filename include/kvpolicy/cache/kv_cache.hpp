@@ -483,17 +483,16 @@ class KvCache {
   void attend_uncounted(Layer& layer, const ConstTensor& q, const MutableTensor& out,
                         std::size_t position, const AttendOptions& options, const ConstTensor* k,
                         const ConstTensor* v) {
-    KVPOLICY_TRY {
+    try {
       layer.sink_logits.reserve(options.sink_logits.size());
       if (options.read == Read::selected) {
         prepare_refresh(layer, q, position, options.refresh_query, options.refresh);
       }
       run_attention(layer, q, out, position, options, k, v);
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       layer.end_refresh(false);
       layer.release_spare();
-      KVPOLICY_RETHROW;
+      throw;
     }
     layer.end_refresh(true);
     layer.scale = options.scale;
@@ -508,14 +507,13 @@ class KvCache {
   // all `reserving` layers go back.
   void reserve(Layer& layer, std::size_t rows, std::span<Layer> reserving) {
     if (rows == 0) return;
-    KVPOLICY_TRY {
+    try {
       for (Policy& head : layer.heads) {
         std::visit([&](auto& policy) { policy.reserve(rows); }, head);
       }
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       for (Layer& other : reserving) other.release_spare();
-      KVPOLICY_RETHROW;
+      throw;
     }
   }
 
@@ -590,20 +588,18 @@ class KvCache {
     // A read of all rows that asks for a refresh chooses for the reads that follow: behind the
     // call, so that its own rows can be chosen.
     if (options.read == Read::all && options.refresh) {
-      KVPOLICY_TRY {
+      try {
         prepare_refresh(layer, q, layer.tokens - q.tokens, options.refresh_query, true);
         layer.end_refresh(true);
-      }
-      KVPOLICY_CATCH_ALL {
+      } catch (...) {
         // No memory, or slow memory that cannot be read: the next selected read chooses instead.
         layer.end_refresh(false);
         layer.for_each_selecting([](auto& policy, std::size_t) { policy.forget_selection(); });
       }
     }
-    KVPOLICY_TRY {
+    try {
       compress_due(layer);
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       // The step itself is done and its rows are kept; the next one tries again.
     }
   }

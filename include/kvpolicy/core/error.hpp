@@ -4,9 +4,6 @@
 // was met and what would fit; the object it was thrown from is unchanged.
 #pragma once
 
-#include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -18,60 +15,7 @@
 #define KVPOLICY_ASSERT(condition) assert(condition)
 #endif
 
-/// 1 where the translation unit is compiled with exceptions, 0 under -fno-exceptions.
-#if defined(__cpp_exceptions) || defined(__EXCEPTIONS) || defined(_CPPUNWIND)
-#define KVPOLICY_EXCEPTIONS 1
-#else
-#define KVPOLICY_EXCEPTIONS 0
-#endif
-
-/// What becomes of an error. `error` is an object derived from `std::exception`; whatever stands
-/// here must not return (a program that does is aborted). Without a definition the error is thrown,
-/// or, under -fno-exceptions, its `what()` is printed to stderr and the program aborted. Define it
-/// before the first include, and the same in all of a program: the functions that use it are
-/// inline.
-#ifndef KVPOLICY_THROW
-#if KVPOLICY_EXCEPTIONS
-#define KVPOLICY_THROW(error) throw error
-#else
-#define KVPOLICY_THROW(error) ::kvpolicy::print_and_abort(error)
-#endif
-#else
-#define KVPOLICY_THROW_REPLACED
-#endif
-
-// try, catch and a throw of what was caught, for our own headers: undoing half of a call is code
-// that never runs where nothing is thrown.
-#if KVPOLICY_EXCEPTIONS
-#define KVPOLICY_TRY try
-#define KVPOLICY_CATCH(type) catch (type)
-#define KVPOLICY_CATCH_AS(type, name) catch (const type& name)
-#define KVPOLICY_CATCH_ALL catch (...)
-#define KVPOLICY_RETHROW throw
-#else
-#define KVPOLICY_TRY if (true)
-#define KVPOLICY_CATCH(type) else
-#define KVPOLICY_CATCH_AS(type, name) \
-  else if (const type& name = ::kvpolicy::detail::nothing_caught<type>(); false)
-#define KVPOLICY_CATCH_ALL else
-#define KVPOLICY_RETHROW ::std::abort()
-#endif
-
 namespace kvpolicy {
-
-/// What `KVPOLICY_THROW` is where there are no exceptions and nothing else is defined.
-[[noreturn]] inline void print_and_abort(const std::exception& error) noexcept {
-  std::fprintf(stderr, "kvpolicy: %s\n", error.what());
-  std::abort();
-}
-
-namespace detail {
-/// Gives code that is compiled under -fno-exceptions, but never runs, something to have caught.
-template <class E>
-[[noreturn]] const E& nothing_caught() noexcept {
-  std::abort();
-}
-}  // namespace detail
 
 /// Base of everything that the library throws itself (allocation failures stay `std::bad_alloc`).
 class Error : public std::runtime_error {
@@ -129,25 +73,10 @@ template <class... Parts>
   return text.str();
 }
 
-/// Throws `error`, or does with it what `KVPOLICY_THROW` says.
-template <class E>
-[[noreturn]] void throw_error(const E& error) {
-  KVPOLICY_THROW(error);
-#ifdef KVPOLICY_THROW_REPLACED
-  std::abort();
-#endif
-}
-
-/// Throws `E` with the concatenated parts.
-template <class E, class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-  throw_error(E(message(parts...)));
-}
-
 /// Throws `E` with the concatenated parts unless `ok`. The parts are only formatted on failure.
 template <class E = ConfigError, class... Parts>
 void require(bool ok, const Parts&... parts) {
-  if (!ok) fail<E>(parts...);
+  if (!ok) throw E(message(parts...));
 }
 
 }  // namespace kvpolicy

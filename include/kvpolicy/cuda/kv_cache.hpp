@@ -742,11 +742,10 @@ class KvCache {
       refresh(l, 0, layer.heads.size(), q, options, 0, capturing, stream);
     }
     if (capturing || !layer.wants_compress()) return;
-    KVPOLICY_TRY {
+    try {
       commit_layer(l, stream);
       compress_layers(l, 1, /*only_due=*/true, stream);
-    }
-    KVPOLICY_CATCH(const std::bad_alloc&) {
+    } catch (const std::bad_alloc&) {
       // The step itself is done and its rows are kept; the next one tries again.
     }
   }

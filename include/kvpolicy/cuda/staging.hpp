@@ -46,15 +46,14 @@ class Staging {
  public:
   /// @throws std::bad_alloc, DeviceError
   Staging(std::size_t kv_heads, MemoryResource* memory) : kv_heads_{kv_heads}, memory_{memory} {
-    KVPOLICY_TRY {
+    try {
       check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
       for (cudaEvent_t* event : {&reached_, &buffers_[0].arrived, &buffers_[1].arrived}) {
         check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
       }
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       destroy();
-      KVPOLICY_RETHROW;
+      throw;
     }
   }
   Staging(const Staging&) = delete;

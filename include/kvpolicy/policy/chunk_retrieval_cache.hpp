@@ -89,14 +89,13 @@ class ChunkRetrievalCache {
   }
 
   void commit(const Segment& rows) {
-    KVPOLICY_TRY {
+    try {
       const std::size_t chunks = (storage_.end() + rows.rows) / config_.chunk;
       for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
       storage_.append(rows);
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       release_spare();
-      KVPOLICY_RETHROW;
+      throw;
     }
     const std::size_t first = storage_.end() - rows.rows;
     for (std::size_t i = 0; i < rows.rows; ++i) {

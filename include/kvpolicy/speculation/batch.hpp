@@ -41,21 +41,20 @@ std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> d
   begun.reserve(decoders.size());
   calls.reserve(decoders.size());
   for (std::size_t i = 0; i < decoders.size(); ++i) {
-    KVPOLICY_TRY {
+    try {
       if (!decoders[i]->begin(most)) {
         results[i].step.ending = decoders[i]->ending();
         continue;
       }
       calls.push_back({&decoders[i]->cache(), decoders[i]->call()});
       begun.push_back(i);
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       results[i].error = std::current_exception();
     }
   }
   if (begun.empty()) return results;
   std::vector<std::vector<float>> logits;
-  KVPOLICY_TRY {
+  try {
     if constexpr (BatchedLanguageModel<Model, Cache>) {
       logits = model.read_batch(std::span<const BatchCall<Cache>>{calls});
     } else {
@@ -63,17 +62,15 @@ std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> d
     }
     require<ShapeError>(logits.size() == calls.size(), "LanguageModel: gave logits of ",
                         logits.size(), " calls, must be those of all ", calls.size());
-  }
-  KVPOLICY_CATCH_ALL {
+  } catch (...) {
     for (const std::size_t i : begun) decoders[i]->abandon();
-    KVPOLICY_RETHROW;
+    throw;
   }
   for (std::size_t c = 0; c < begun.size(); ++c) {
     BatchedStep& result = results[begun[c]];
-    KVPOLICY_TRY {
+    try {
       result.step = decoders[begun[c]]->conclude(logits[c]);
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       result.error = std::current_exception();
     }
   }

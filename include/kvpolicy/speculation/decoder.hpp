@@ -155,12 +155,11 @@ class SpeculativeDecoder {
   DecodedStep step(std::size_t most = static_cast<std::size_t>(-1)) {
     if (!begin(most)) return {{}, ending_};
     std::vector<float> logits;
-    KVPOLICY_TRY {
+    try {
       logits = model_->read(*cache_, call());
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       abandon();
-      KVPOLICY_RETHROW;
+      throw;
     }
     return conclude(logits);
   }
@@ -207,15 +206,14 @@ class SpeculativeDecoder {
     guesses_.clear();
     const std::size_t seen = cache_->tokens();
     const auto start = Clock::now();
-    KVPOLICY_TRY {
+    try {
       if (guesses > 0) draft_.propose(text_, guesses, options_.sampling, random_, guesses_);
       // Rows of a draft that reads with the target's own cache.
       if (guesses > 0) cache_->truncate(seen);
       pending_ = PendingCall{std::span<const int>{text_}.subspan(seen), guesses_};
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       take_back(seen);
-      KVPOLICY_RETHROW;
+      throw;
     }
     draft_seconds_ = seconds_since(start);
     seen_ = seen;
@@ -234,7 +232,7 @@ class SpeculativeDecoder {
     require<ShapeError>(begun_, "SpeculativeDecoder: conclude without begin, expected a begun step");
     Verdict verdict;
     DecodedStep result;
-    KVPOLICY_TRY {
+    try {
       const auto rows = pending_.last_rows(logits, model_->vocabulary());
       verdict = judge<Rule>(guesses_, rows, options_.sampling, random_);
       for (const std::size_t guess : verdict.path) {
@@ -255,10 +253,9 @@ class SpeculativeDecoder {
       verdict.path.resize(result.tokens.size() - 1);
       observe(verdict);
       pending_.keep(*cache_, seen_, verdict.path);
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       abandon();
-      KVPOLICY_RETHROW;
+      throw;
     }
     begun_ = false;
     for (const NewToken& token : result.tokens) text_.push_back(token.token);
@@ -321,14 +318,13 @@ class SpeculativeDecoder {
       const std::size_t done = cache_->tokens();
       const std::size_t count = std::min(options_.prompt_chunk, text_.size() - 1 - done);
       const bool last = done + count + 1 == text_.size();
-      KVPOLICY_TRY {
+      try {
         (void)model_->read(*cache_, {.tokens = std::span<const int>{text_}.subspan(done, count),
                                      .logits = LogitsOf::none,
                                      .attend = {.refresh = last}});
-      }
-      KVPOLICY_CATCH_ALL {
+      } catch (...) {
         take_back(done);
-        KVPOLICY_RETHROW;
+        throw;
       }
       if (last) {
         chosen_at_ = text_.size();
@@ -340,10 +336,9 @@ class SpeculativeDecoder {
   // After a call that failed, perhaps between two layers. If it cannot be (rows were committed) the
   // next call says so.
   void take_back(std::size_t tokens) noexcept {
-    KVPOLICY_TRY {
+    try {
       cache_->truncate(tokens);
-    }
-    KVPOLICY_CATCH(const Error&) {
+    } catch (const Error&) {
     }
   }
 

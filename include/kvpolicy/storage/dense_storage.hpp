@@ -77,12 +77,11 @@ class ScopedReserve {
   ScopedReserve(Storage& storage, std::size_t rows, std::size_t window)
       : own_{storage.reserved_ ? nullptr : &storage} {
     if (own_ == nullptr) return;
-    KVPOLICY_TRY {
+    try {
       storage.reserve(rows, window);
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
       storage.release_spare();
-      KVPOLICY_RETHROW;
+      throw;
     }
   }
   ScopedReserve(const ScopedReserve&) = delete;

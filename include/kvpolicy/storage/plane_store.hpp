@@ -132,10 +132,9 @@ class PlaneStore {
   /// Full pages go to the slow memory that was reserved for them. Where it fails to take them they
   /// stay, and the next `reserve` tries again and says why.
   void release_spare() noexcept {
-    KVPOLICY_TRY {
+    try {
       move_pages(std::min(slow_spare_.size(), movable()));
-    }
-    KVPOLICY_CATCH_ALL {
+    } catch (...) {
     }
     slow_spare_.clear();
     spare_.clear();
