@@ -26,7 +26,7 @@ namespace kvpolicy::cpu {
 /// Sizes that decide speed, not results, and how products are made. Derive and override to try
 /// others.
 struct DefaultTuning {
-  static constexpr std::size_t stream_rows = 32;     ///< of a block that few queries read; <= 64
+  static constexpr std::size_t stream_rows = 64;     ///< of a block that few queries read; <= 64
   static constexpr std::size_t stream_quantized_rows = 64;  ///< the same, where keys are quantised
   static constexpr std::size_t tile_rows = 64;       ///< of a block that a tile reads; <= 64
   static constexpr std::size_t stream_queries = 12;  ///< with more, a call works in tiles
