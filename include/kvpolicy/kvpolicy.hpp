@@ -4,6 +4,7 @@
 #pragma once
 
 #include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/cache/saved_cache.hpp>
 #include <kvpolicy/duo.hpp>
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/headkv.hpp>

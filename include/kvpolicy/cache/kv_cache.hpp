@@ -28,6 +28,8 @@
 
 namespace kvpolicy {
 
+class SavedCache;
+
 /// One sequence: the rows of all layers, every KV head under the policy that the plan gives it.
 /// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], any of the
 /// three element types, any token and head stride; keys already rotated to their text position.
@@ -52,33 +54,7 @@ class KvCache {
   explicit KvCache(Plan plan, const CacheOptions& options = {}, Engine engine = {})
       : plan_{std::move(plan)}, options_{options}, engine_{std::move(engine)} {
     options_.validate();
-    const ModelShape& shape = plan_.shape();
-    const StorageContext context = options_.context(shape.head_dim);
-    layers_.reserve(shape.layers);
-    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-      const std::size_t queries = std::max(plan_.observed_queries(layer), options_.kept_queries);
-      Layer& added = layers_.emplace_back(Layer{
-          {},
-          {options_.tail_rows(), shape.kv_heads, shape.head_dim, options_.memory},
-          {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
-      check_sharing(layer);
-      added.heads.reserve(shape.kv_heads);
-      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-        Plan::visit(plan_.at(layer, head), [&]<class P>(const typename P::Config& config) {
-          if constexpr (CompressingPolicy<P>) {
-            require(options_.max_rollback == 0 || !P::compresses_by_itself(config),
-                    "KvCache: KV head ", head, " of layer ", layer,
-                    " compresses by itself, which cannot be rolled back; max_rollback is ",
-                    options_.max_rollback, ", must be 0");
-            require(options_.max_rollback == 0 || !AccumulatingPolicy<P>, "KvCache: KV head ", head,
-                    " of layer ", layer,
-                    " adds up the attention of every call, which cannot be rolled back; ",
-                    "max_rollback is ", options_.max_rollback, ", must be 0");
-          }
-          added.heads.push_back(Policy{std::in_place_type<P>, config, context});
-        });
-      }
-    }
+    layers_ = new_layers();
   }
 
   KvCache(KvCache&&) noexcept = default;
@@ -312,6 +288,7 @@ class KvCache {
 
   template <class OtherPlan, AttentionEngine OtherEngine>
   friend class KvCache;
+  friend class SavedCache;  // save and load: cache/saved_cache.hpp
 
   KvCache(const KvCache&) = default;
 
@@ -353,6 +330,39 @@ class KvCache {
         }
       });
     }
+  }
+
+  // All heads as they are before the first token.
+  [[nodiscard]] std::vector<Layer> new_layers() const {
+    const ModelShape& shape = plan_.shape();
+    const StorageContext context = options_.context(shape.head_dim);
+    std::vector<Layer> layers;
+    layers.reserve(shape.layers);
+    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      const std::size_t queries = std::max(plan_.observed_queries(layer), options_.kept_queries);
+      Layer& added = layers.emplace_back(Layer{
+          {},
+          {options_.tail_rows(), shape.kv_heads, shape.head_dim, options_.memory},
+          {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
+      check_sharing(layer);
+      added.heads.reserve(shape.kv_heads);
+      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+        Plan::visit(plan_.at(layer, head), [&]<class P>(const typename P::Config& config) {
+          if constexpr (CompressingPolicy<P>) {
+            require(options_.max_rollback == 0 || !P::compresses_by_itself(config),
+                    "KvCache: KV head ", head, " of layer ", layer,
+                    " compresses by itself, which cannot be rolled back; max_rollback is ",
+                    options_.max_rollback, ", must be 0");
+            require(options_.max_rollback == 0 || !AccumulatingPolicy<P>, "KvCache: KV head ", head,
+                    " of layer ", layer,
+                    " adds up the attention of every call, which cannot be rolled back; ",
+                    "max_rollback is ", options_.max_rollback, ", must be 0");
+          }
+          added.heads.push_back(Policy{std::in_place_type<P>, config, context});
+        });
+      }
+    }
+    return layers;
   }
 
   [[nodiscard]] std::size_t checked(std::size_t layer) const {

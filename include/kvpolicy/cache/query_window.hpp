@@ -105,6 +105,31 @@ class QueryWindow {
     }
     return count;
   }
+  /// Of a text of `tokens` tokens. Loading takes as many of the latest queries as there is room for.
+  template <class Archive>
+  void serialize(Archive& archive, std::size_t tokens) {
+    std::size_t end = end_;
+    std::size_t count = end_ - begin_;
+    archive(end, count);
+    archive.check(count <= end && end <= tokens, "queries of the text's ", tokens, " tokens");
+    const std::size_t query_bytes = q_heads_ * head_dim_ * sizeof(E);
+    if constexpr (Archive::loading) {
+      std::vector<std::byte> forgotten(query_bytes);
+      for (std::size_t position = end - count; position < end; ++position) {
+        const bool kept = end - position <= slots_;
+        archive.bytes(kept ? std::span{slot(position % slots_, 0), query_bytes}
+                           : std::span{forgotten});
+      }
+      if (slots_ == 0) return;
+      begin_ = end - std::min(count, slots_);
+      end_ = written_ = end;
+    } else {
+      for (std::size_t position = begin_; position < end_; ++position) {
+        archive.bytes(std::span{slot(position % slots_, 0), query_bytes});
+      }
+    }
+  }
+
   /// How many queries are known, at most `window`.
   [[nodiscard]] std::size_t size() const { return std::min(end_ - begin_, window_); }
   [[nodiscard]] std::size_t end() const { return end_; }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
+#include <span>
 #include <vector>
 
 #include <kvpolicy/core/row.hpp>
@@ -60,6 +61,18 @@ class Tail {
       for (std::size_t which = 0; which < 2; ++which) {
         std::memcpy(side(head, which) + to % slots_ * row_bytes(),
                     side(head, which) + from % slots_ * row_bytes(), row_bytes());
+      }
+    }
+  }
+
+  /// The rows [from, to), of which there is room for all.
+  template <class Archive>
+  void serialize(Archive& archive, std::size_t from, std::size_t to) {
+    for (std::size_t head = 0; head < kv_heads_; ++head) {
+      for (std::size_t which = 0; which < 2; ++which) {
+        for (std::size_t row = from; row < to; ++row) {
+          archive.bytes(std::span{side(head, which) + row % slots_ * row_bytes(), row_bytes()});
+        }
       }
     }
   }

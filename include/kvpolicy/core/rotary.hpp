@@ -28,6 +28,10 @@ struct RotaryConfig {
   double original_max_position = 8192.0;  ///< llama3 only.
 
   friend bool operator==(const RotaryConfig&, const RotaryConfig&) = default;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(theta, scaling, factor, low_freq_factor, high_freq_factor, original_max_position);
+  }
 
   void validate() const {
     // Written so that NaN fails.

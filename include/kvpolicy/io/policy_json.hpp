@@ -17,6 +17,7 @@
 #include <kvpolicy/policy/h2o_scorer.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
 #include <kvpolicy/policy/key_norm_scorer.hpp>
+#include <kvpolicy/policy/policy_names.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 #include <kvpolicy/policy/tova_scorer.hpp>
 #include <kvpolicy/storage/residual_storage.hpp>
@@ -224,34 +225,6 @@ struct PolicyJson<ChunkRetrievalCache<Storage, Summary>> {
     config.chunk = object.count_or("chunk", config.chunk);
     config.budget = object.count_or("budget", config.budget);
     config.refresh_every = object.count_or("refresh_every", config.refresh_every);
-  }
-};
-
-/// What tells one policy type from another in a file: its name, its storage's, and where it has
-/// them its scorer's and its summary's.
-struct PolicyNames {
-  std::string_view policy;
-  std::string_view storage = "dense";
-  std::string_view scorer = "snapkv";
-  std::string_view summary = "mean";
-  friend bool operator==(const PolicyNames&, const PolicyNames&) = default;
-
-  template <class P>
-  [[nodiscard]] static PolicyNames of() {
-    PolicyNames names{.policy = P::name};
-    if constexpr (requires { P::storage_type::name; }) names.storage = P::storage_type::name;
-    if constexpr (requires { P::scorer_type::name; }) names.scorer = P::scorer_type::name;
-    if constexpr (requires { P::summary_type::name; }) names.summary = P::summary_type::name;
-    return names;
-  }
-
-  /// "chunk_retrieval over dense (summary minmax)"; what is the default goes without saying.
-  [[nodiscard]] std::string shown() const {
-    const PolicyNames plain{};
-    std::string text = message(policy, " over ", storage);
-    if (scorer != plain.scorer) text += message(" (scorer ", scorer, ')');
-    if (summary != plain.summary) text += message(" (summary ", summary, ')');
-    return text;
   }
 };
 

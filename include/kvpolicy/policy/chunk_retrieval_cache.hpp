@@ -48,6 +48,10 @@ class ChunkRetrievalCache {
     std::size_t refresh_every = 0;
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
+    template <class Archive>
+    void serialize(Archive& archive) {
+      archive(chunk, budget, refresh_every, storage);
+    }
   };
   static constexpr std::string_view name = "chunk_retrieval";
 
@@ -259,6 +263,29 @@ class ChunkRetrievalCache {
            2 * most_bytes_of_copies(config, context, tokens);
   }
 
+  /// Copies of chosen rows are made anew, where there is slow memory.
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(storage_);
+    for (PlaneStore& side : summaries_) archive(side);
+    archive(open_, selections_);
+    const std::size_t chunks = archive.rows() / config_.chunk;
+    archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(),
+                  " rows");
+    for (const PlaneStore& side : summaries_) {
+      archive.check(side.begin() == 0 && side.end() == chunks, "summaries of ", chunks, " chunks");
+    }
+    std::size_t tokens = 0;
+    for (Selection& selection : selections_) {
+      archive.check(is_choice(selection), "selections of whole chunks, ascending, within ",
+                    config_.budget, " rows");
+      archive.check(tokens <= selection.tokens, "selections in their order");
+      tokens = selection.tokens;
+      if constexpr (Archive::loading) copy_settled(selection);
+    }
+    if constexpr (Archive::loading) update_fast_rows();
+  }
+
  private:
   // Chosen rows taken out of the storage. They never change, so forks share them.
   struct Copies {
@@ -277,20 +304,45 @@ class ChunkRetrievalCache {
     std::size_t tokens;         // the text with the query that chose
     std::size_t copied_until;   // of the rows in front of this one, those to read are in `copies`
     std::shared_ptr<const Copies> copies;  // null if there are none
+
+    template <class Archive>
+    void serialize(Archive& archive) {
+      archive(runs, chunks_end, rows, tokens);
+    }
   };
+
+  // Whether a selection is one of this head's.
+  [[nodiscard]] bool is_choice(const Selection& selection) const {
+    if (selection.rows > storage_.end() ||
+        selection.chunks_end != selection.rows / config_.chunk * config_.chunk) {
+      return false;
+    }
+    std::size_t behind = 0;
+    std::size_t total = 0;
+    for (const RowRun& run : selection.runs) {
+      if (run.first < behind || run.first > selection.chunks_end || run.rows == 0 ||
+          run.rows > selection.chunks_end - run.first || run.first % config_.chunk != 0 ||
+          run.rows % config_.chunk != 0) {
+        return false;
+      }
+      behind = run.first + run.rows;
+      total += run.rows;
+    }
+    return total <= config_.budget;
+  }
 
   [[nodiscard]] const Selection* current() const {
     if (pending_) return &*pending_;
     return selections_.empty() ? nullptr : &selections_.back();
   }
 
-  // Copies the rows to read that slow memory may have now or, once this selection is the oldest one,
+  // Copies the rows to read that slow memory may have when they are chosen or, once this selection is the oldest one,
   // may get.
   void copy_settled(Selection& selection) const {
     if constexpr (OffloadingStorage<Storage>) {
       if (context_.slow_memory == nullptr) return;
       const std::size_t settled =
-          Storage::settled_rows(config_.storage, context_, storage_.end());
+          Storage::settled_rows(config_.storage, context_, selection.rows);
       std::vector<RowRun> runs;
       const std::size_t rows = clip(selection, 0, settled, runs);
       selection.copied_until = settled;

@@ -60,6 +60,11 @@ class MeanKey {
   static void split(std::size_t, std::span<const float> query, std::span<float> out) {
     for (std::size_t i = 0; i < query.size(); ++i) out[i] += query[i];
   }
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive.numbers(std::span{sum_});
+    archive(rows_);
+  }
 
  private:
   std::vector<float> sum_;
@@ -95,6 +100,10 @@ class MinMaxKey {
     for (std::size_t i = 0; i < query.size(); ++i) {
       out[i] += which == 0 ? std::min(query[i], 0.0F) : std::max(query[i], 0.0F);
     }
+  }
+  template <class Archive>
+  void serialize(Archive& archive) {
+    for (std::vector<float>& bound : bounds_) archive.numbers(std::span{bound});
   }
 
  private:

@@ -21,6 +21,10 @@ class FullCache {
   struct Config {
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
+    template <class Archive>
+    void serialize(Archive& archive) {
+      archive(storage);
+    }
   };
   static constexpr std::string_view name = "full";
 
@@ -70,6 +74,13 @@ class FullCache {
   [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
     return Storage::most_bytes(config.storage, context, unlimited_rows, tokens);
+  }
+
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(storage_);
+    archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(),
+                  " rows");
   }
 
  private:

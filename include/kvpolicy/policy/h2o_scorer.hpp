@@ -30,6 +30,10 @@ struct H2oScorer {
     /// Latest rows that are always kept, besides the budget; the paper keeps as many as it ranks.
     std::size_t recent = 64;
     friend bool operator==(const Config&, const Config&) = default;
+    template <class Archive>
+    void serialize(Archive& archive) {
+      archive(recent);
+    }
   };
   static constexpr std::string_view name = "h2o";
 

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -57,6 +58,10 @@ class HeadBudgetCache {
     typename Scorer::Config scorer = {};
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
+    template <class Archive>
+    void serialize(Archive& archive) {
+      archive(budget, compress_every, wait_until_told, share_in_layer, safe_share, scorer, storage);
+    }
   };
   static constexpr std::string_view name = "head_budget";
 
@@ -216,6 +221,24 @@ class HeadBudgetCache {
     const std::size_t kept = capacity(config);
     if (tokens <= kept) return exact_bytes(config, context, tokens);
     return Storage::bytes_of_rows(config.storage, context, 0, kept);
+  }
+
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(storage_, evicted_, told_, alone_, positions_, sums_);
+    const std::size_t rows = storage_.end();
+    archive.check(storage_.begin() == 0 && (evicted_ || rows == archive.rows()), "all ",
+                  archive.rows(), " rows of a head that dropped none");
+    archive.check(alone_ <= archive.rows() && (config_.share_in_layer || alone_ == rows), rows,
+                  " rows that count, not ", alone_);
+    archive.check(sums_.size() == (accumulates ? rows : 0), "a sum for each row that needs one");
+    archive.check(positions_.size() == (evicted_ ? rows : 0) &&
+                      std::ranges::adjacent_find(positions_, std::greater_equal{}) ==
+                          positions_.end() &&
+                      (positions_.empty() ||
+                       (positions_.front() >= 0 &&
+                        positions_.back() < static_cast<std::int64_t>(archive.rows()))),
+                  "a position for each row, ascending and below ", archive.rows());
   }
 
  private:

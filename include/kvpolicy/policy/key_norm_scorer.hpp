@@ -25,6 +25,10 @@ struct KeyNormScorer {
   struct Config {
     std::size_t recent = 0;  ///< Latest rows that are always kept, besides the budget.
     friend bool operator==(const Config&, const Config&) = default;
+    template <class Archive>
+    void serialize(Archive& archive) {
+      archive(recent);
+    }
   };
   static constexpr std::string_view name = "key_norm";
 

@@ -48,6 +48,10 @@ class SinkRecentCache {
     std::optional<RotaryConfig> in_cache = {};
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
+    template <class Archive>
+    void serialize(Archive& archive) {
+      archive(sinks, recent, mask, in_cache, storage);
+    }
   };
   static constexpr std::string_view name = "sink_recent";
 
@@ -144,6 +148,17 @@ class SinkRecentCache {
     const std::size_t sinks = std::min(tokens, config.sinks);
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
            Storage::most_bytes(config.storage, context.fast(), config.recent, tokens - sinks);
+  }
+
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(sinks_, recent_);
+    const std::size_t sinks = std::min(config_.sinks, archive.rows());
+    const std::size_t end = archive.rows() - sinks;
+    archive.check(sinks_.begin() == 0 && sinks_.end() == sinks && recent_.end() == end &&
+                      recent_.begin() == end - std::min(end, config_.recent),
+                  "the first ", sinks, " and the latest ", std::min(end, config_.recent), " of ",
+                  archive.rows(), " rows");
   }
 
  private:

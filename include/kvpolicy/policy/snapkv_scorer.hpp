@@ -30,6 +30,10 @@ struct SnapKvScorer {
     Pooling pooling = Pooling::max;
     std::size_t kernel = 7;  ///< Rows pooled together; odd.
     friend bool operator==(const Config&, const Config&) = default;
+    template <class Archive>
+    void serialize(Archive& archive) {
+      archive(window, pooling, kernel);
+    }
   };
   static constexpr std::string_view name = "snapkv";
 

@@ -22,6 +22,8 @@ struct TovaScorer {
   /// There is nothing to set.
   struct Config {
     friend bool operator==(const Config&, const Config&) = default;
+    template <class Archive>
+    void serialize(Archive&) {}
   };
   static constexpr std::string_view name = "tova";
 

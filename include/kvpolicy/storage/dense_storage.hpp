@@ -102,6 +102,8 @@ class DenseStorage {
   /// There is nothing to set.
   struct Config {
     friend bool operator==(const Config&, const Config&) = default;
+    template <class Archive>
+    void serialize(Archive&) {}
   };
   static constexpr std::string_view name = "dense";
   static constexpr bool movable_rows = true;
@@ -207,6 +209,13 @@ class DenseStorage {
       kept.values_.append(values_.plane(number), 1);
     }
     return kept;
+  }
+
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(keys_, values_);
+    archive.check(keys_.begin() == values_.begin() && keys_.end() == values_.end(),
+                  "as many values as keys");
   }
 
  private:

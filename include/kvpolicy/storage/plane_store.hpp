@@ -209,6 +209,37 @@ class PlaneStore {
     }
   }
 
+  /// For saving and loading (state/archive.hpp): codes, scales and zeros of the rows alone, so that
+  /// pages may be of another size then. A loaded store has all its pages in fast memory, until the next
+  /// `reserve`.
+  /// @throws StorageError if slow memory cannot be read
+  template <class Archive>
+  void serialize(Archive& archive) {
+    std::size_t begin = begin_;
+    std::size_t end = end_;
+    archive(begin, end);
+    const std::size_t unit = is_per_channel() ? format_.group : 1;  // rows that share parameters
+    archive.check(begin <= end && end <= archive.rows() && begin % unit == 0 && end % unit == 0,
+                  "rows from ", begin, " to ", end, ", of at most ", archive.rows(),
+                  " and in groups of ", unit);
+    if constexpr (Archive::loading) *this = PlaneStore{format_, context_, precision_}.from(begin);
+    for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
+      if constexpr (Archive::loading) {
+        (void)open_row();
+        end_ = row + count;
+      }
+      transfer(archive, row, row % context_.page_rows * layout_.row_bytes, count * layout_.row_bytes);
+    });
+    if (layout_.params_per_row == 0) return;
+    const std::size_t param_bytes = layout_.params_per_row * sizeof(half);
+    for (const std::size_t offset : {layout_.scales_offset, layout_.zeros_offset}) {
+      for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
+        transfer(archive, row, offset + row % context_.page_rows / unit * param_bytes,
+                 count / unit * param_bytes);
+      });
+    }
+  }
+
   /// The rows from number `row` on.
   [[nodiscard]] Plane plane(std::size_t row) const {
     KVPOLICY_ASSERT(row >= begin_ && row <= end_);
@@ -233,6 +264,35 @@ class PlaneStore {
   }
   [[nodiscard]] std::size_t scratch_size() const {
     return context_.head_dim * (is_per_channel() ? format_.group : 1);
+  }
+
+  // An empty store whose next row has this number.
+  [[nodiscard]] PlaneStore from(std::size_t row) && {
+    begin_ = end_ = row;
+    return std::move(*this);
+  }
+
+  // visit(first row, rows) for each page of the rows [begin, end).
+  template <class Visit>
+  void for_each_page(std::size_t begin, std::size_t end, Visit visit) const {
+    for (std::size_t row = begin; row < end;) {
+      const std::size_t count = std::min(end - row, context_.page_rows - row % context_.page_rows);
+      visit(row, count);
+      row += count;
+    }
+  }
+
+  // `bytes` bytes of the page of row `row`, to or from an archive.
+  template <class Archive>
+  void transfer(Archive& archive, std::size_t row, std::size_t offset, std::size_t bytes) {
+    const Page& page = pages_[row / context_.page_rows - begin_ / context_.page_rows];
+    const std::span<std::byte> part{page.get() + offset, bytes};
+    if (auto* slow = dynamic_cast<SlowMemory*>(context_.slow_memory);
+        slow != nullptr && slow->holds(page.get())) {
+      const SlowMemory::Range range{part};
+      slow->fetch({&range, 1});
+    }
+    archive.bytes(part);
   }
 
   // Room for `count` more without a copy of everything each time.

@@ -39,6 +39,10 @@ struct ResidualConfig {
   Flush flush = Flush::steady;
 
   friend bool operator==(const ResidualConfig&, const ResidualConfig&) = default;
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(bits, key_group, value_group, residual, flush);
+  }
 };
 
 /// One head's rows, the latest as numbers of type `E`, the others quantised. Copying makes a fork.
@@ -251,6 +255,13 @@ class ResidualStorage {
     return kept;
   }
 
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(held_, keys_, values_);
+    archive.check(keys_.begin() == values_.begin() && keys_.end() == values_.end(),
+                  "as many values as keys");
+  }
+
  private:
   friend class ScopedReserve<ResidualStorage>;
 
@@ -329,6 +340,20 @@ class ResidualStorage {
       for (const std::size_t number : numbers.subspan(quantized_count)) {
         kept.exact_.append(exact_.plane(number), 1);
       }
+    }
+
+    template <class Archive>
+    void serialize(Archive& archive) {
+      archive(quantized_, exact_);
+      const std::size_t unit =
+          Keys == Granularity::per_channel &&
+                  quantized_.format().granularity == Granularity::per_channel
+              ? quantized_.format().group
+              : 1;
+      archive.check(quantized_.rows() == 0 ? quantized_.end() <= exact_.begin()
+                                           : quantized_.end() == exact_.begin(),
+                    "exact rows right behind the quantised ones");
+      archive.check(exact_.begin() % unit == 0, "rows quantised in groups of ", unit);
     }
 
    private:

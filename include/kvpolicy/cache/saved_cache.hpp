@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A cache in a file or stream: the prompt that many answers share is read once, and every later start
+// of the program goes on behind it. What is saved is everything that decides what comes next: rows as
+// they are stored, the tail that can still be taken back, summaries, selections, kept queries and
+// added-up attention. A loaded cache continues bit for bit like the one that was saved.
+//
+// docs/saved_cache.md says what is in the file and what a policy of one's own needs.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <istream>
+#include <limits>
+#include <optional>
+#include <ostream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/policy/policy_names.hpp>
+#include <kvpolicy/state/archive.hpp>
+#include <kvpolicy/state/blocks.hpp>
+#include <kvpolicy/state/new_file.hpp>
+
+namespace kvpolicy {
+
+/// What a policy needs to be saved: a name, settings and members that an archive can take
+/// (state/archive.hpp). The library's have it over the library's storages.
+template <class P>
+concept SavablePolicy = KvPolicy<P> && Savable<P> && Savable<typename P::Config> &&
+                        requires { { P::name } -> std::convertible_to<std::string_view>; };
+
+/// The longest tag.
+inline constexpr std::size_t most_tag_bytes = std::size_t{1} << 16;
+
+/// Writes and reads the inside of a KvCache; `save` and `load` below are what to call.
+class SavedCache {
+ public:
+  template <class Plan, class Engine>
+  static void write(const KvCache<Plan, Engine>& cache, ByteSink& sink, std::string_view tag) {
+    require(tag.size() <= most_tag_bytes, "save: the tag has ", tag.size(),
+            " bytes, must have at most ", most_tag_bytes);
+    const std::size_t tokens = cache.tokens();
+    for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
+      cache.layers_[l].tree.refuse("save");
+      require<RollbackError>(cache.layers_[l].tokens == tokens, "save: layer ", l, " holds ",
+                             cache.layers_[l].tokens, " tokens, another one ", tokens,
+                             "; save between two steps, or truncate first");
+    }
+    BlockWriter blocks{sink};
+    SavingArchive<BlockWriter> archive{blocks};
+    write_text(archive, tag);
+    describe(archive, cache.plan_);
+    archive(tokens, cache.observed_rows_);
+    for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
+      // A saving archive changes nothing.
+      transfer(archive, const_cast<typename KvCache<Plan, Engine>::Layer&>(cache.layers_[l]), l,
+               tokens, cache);
+    }
+    blocks.finish();
+  }
+
+  template <class Plan, class Engine>
+  static void read(KvCache<Plan, Engine>& cache, std::istream& stream, std::string name,
+                   std::string_view tag, bool alone) {
+    BlockReader blocks{stream, std::move(name)};
+    LoadingArchive archive{blocks};
+    const std::string found = read_text(archive, blocks.name());
+    require<FormatError>(found == tag, blocks.name(), ": has the tag ", shown(found), ", must be ",
+                         shown(tag));
+    compare(archive, cache.plan_, blocks.name());
+    std::size_t tokens = 0;
+    std::size_t observed_rows = 0;
+    archive(tokens, observed_rows);
+    const std::size_t most = cache.options_.max_tokens;
+    require<CapacityError>(most == 0 || tokens <= most, blocks.name(), ": holds ", tokens,
+                           " tokens, max_tokens is ", most);
+    require<FormatError>(tokens <= most_tokens, blocks.name(), ": holds ", tokens,
+                         " tokens, must be at most ", most_tokens);
+    auto layers = cache.new_layers();
+    for (std::size_t l = 0; l < layers.size(); ++l) transfer(archive, layers[l], l, tokens, cache);
+    blocks.finish(alone);
+    cache.layers_ = std::move(layers);
+    cache.observed_rows_ = observed_rows;
+  }
+
+ private:
+  static constexpr std::size_t most_tokens =
+      std::min<std::uint64_t>(std::uint64_t{1} << 48, std::numeric_limits<std::size_t>::max() / 4);
+
+  template <class Archive>
+  static void write_text(Archive& archive, std::string_view text) {
+    archive(text.size());
+    archive.bytes(std::as_bytes(std::span{text}));
+  }
+  [[nodiscard]] static std::string read_text(LoadingArchive& archive, const std::string& name) {
+    std::size_t size = 0;
+    archive(size);
+    require<FormatError>(size <= most_tag_bytes, name, ": has a text of ", size,
+                         " bytes, must have at most ", most_tag_bytes);
+    std::string text(size, '\0');
+    archive.bytes(std::as_writable_bytes(std::span{text}));
+    return text;
+  }
+  // A tag may be anything: what can be read of it.
+  [[nodiscard]] static std::string shown(std::string_view tag) {
+    std::string text{tag.substr(0, 80)};
+    for (char& letter : text) {
+      if (letter < ' ' || letter > '~') letter = '?';
+    }
+    return message('"', text, '"', tag.size() > text.size() ? "..." : "");
+  }
+
+  // ---- the plan
+
+  struct HeadDescription {
+    std::string policy;
+    std::uint64_t settings = 0;
+  };
+
+  template <class Plan>
+  [[nodiscard]] static HeadDescription description(const Plan& plan, std::size_t layer,
+                                                   std::size_t head) {
+    HeadDescription one;
+    Plan::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
+      static_assert(SavablePolicy<P>,
+                    "kvpolicy: to save or load a cache, each policy of its plan needs a `name`, and "
+                    "it and its Config `template <class Archive> void serialize(Archive&)`");
+      one = {PolicyNames::of<P>().shown(), digest(config)};
+    });
+    return one;
+  }
+
+  template <class Archive, class Plan>
+  static void describe(Archive& archive, const Plan& plan) {
+    const ModelShape& shape = plan.shape();
+    archive(shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim);
+    write_text(archive, name_of(encoding_of<typename Plan::element_type>));
+    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+        const HeadDescription one = description(plan, layer, head);
+        write_text(archive, one.policy);
+        archive(one.settings);
+      }
+    }
+  }
+
+  template <class Plan>
+  static void compare(LoadingArchive& archive, const Plan& plan, const std::string& name) {
+    const ModelShape& own = plan.shape();
+    ModelShape shape;
+    archive(shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim);
+    const auto in_words = [](const ModelShape& s) {
+      return message(s.layers, " layers, ", s.q_heads, " query heads, ", s.kv_heads,
+                     " KV heads of ", s.head_dim);
+    };
+    require<FormatError>(shape == own, name, ": is of a model of ", in_words(shape), ", must be ",
+                         in_words(own));
+    const std::string element = read_text(archive, name);
+    const std::string_view own_element = name_of(encoding_of<typename Plan::element_type>);
+    require<FormatError>(element == own_element, name, ": holds rows in ", shown(element),
+                         ", must be ", own_element);
+    for (std::size_t layer = 0; layer < own.layers; ++layer) {
+      for (std::size_t head = 0; head < own.kv_heads; ++head) {
+        const HeadDescription expected = description(plan, layer, head);
+        HeadDescription one;
+        one.policy = read_text(archive, name);
+        archive(one.settings);
+        require<FormatError>(one.policy == expected.policy, name, ": KV head ", head, " of layer ",
+                             layer, " is ", shown(one.policy), ", must be \"", expected.policy, '"');
+        require<FormatError>(one.settings == expected.settings, name, ": KV head ", head,
+                             " of layer ", layer, " is ", shown(one.policy),
+                             " with other settings than in the plan, must have the same");
+      }
+    }
+  }
+
+  // ---- the rows
+
+  template <class Archive, class Layer, class Cache>
+  static void transfer(Archive& archive, Layer& layer, std::size_t number, std::size_t tokens,
+                       const Cache& cache) {
+    archive.enter({number, 0, tokens});
+    archive(layer.committed, layer.scale, layer.softcap, layer.sink_logits);
+    if constexpr (Archive::loading) check(archive, layer, number, tokens, cache);
+    layer.queries.serialize(archive, tokens);
+    layer.tail.serialize(archive, layer.committed, tokens);
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      archive.enter({number, head, layer.committed});
+      std::visit(
+          [&](auto& policy) {
+            archive(policy);
+            if constexpr (Archive::loading) {
+              policy.reserve(0);  // full pages go to slow memory
+              policy.release_spare();
+            }
+          },
+          layer.heads[head]);
+    }
+    if constexpr (Archive::loading) layer.tokens = tokens;
+  }
+
+  template <class Layer, class Cache>
+  static void check(const LoadingArchive& archive, const Layer& layer, std::size_t number,
+                    std::size_t tokens, const Cache& cache) {
+    archive.check(layer.committed <= tokens, "at most ", tokens, " committed rows");
+    const std::size_t room = cache.options_.tail_rows();
+    require<CapacityError>(tokens - layer.committed <= room, "load: layer ", number, " has ",
+                           tokens - layer.committed,
+                           " rows that can be taken back, the cache has room for max_rollback + "
+                           "max_append = ",
+                           room, "; it takes more of them, or commit before saving");
+    archive.check(!layer.scale || std::isfinite(*layer.scale), "a finite scale");
+    archive.check(layer.softcap >= 0.0F && std::isfinite(layer.softcap), "a finite softcap");
+    const std::size_t q_heads = cache.plan_.shape().q_heads;
+    archive.check(layer.sink_logits.empty() || layer.sink_logits.size() == q_heads,
+                  "a sink logit for each of ", q_heads, " query heads, or none");
+    archive.check(std::ranges::none_of(layer.sink_logits, [](float x) { return std::isnan(x); }),
+                  "sink logits that are numbers");
+  }
+};
+
+/// Writes all that a cache holds. The cache stays as it is; rows that may still be taken back are
+/// saved as such. `tag` is the caller's: whatever must be the same for the rows to make sense, such as
+/// the model's name and a hash of the tokens. A fork may be saved by another thread while its cache
+/// goes on.
+/// @throws RollbackError inside a step or while a tree of guesses is pending; ConfigError for a tag
+/// beyond 64 KiB; StorageError if the stream does not take it all, or slow memory cannot be read
+template <class Plan, class Engine>
+void save(const KvCache<Plan, Engine>& cache, std::ostream& stream, std::string_view tag = {}) {
+  StreamSink sink{stream};
+  SavedCache::write(cache, sink, tag);
+}
+
+/// The same to a file, which is replaced as a whole once everything is on the disk: whatever fails or
+/// crashes before leaves the old file as it was. After a crash a file `<path>.partial-<number>` may be
+/// left over.
+/// @throws as above; StorageError if the file cannot be written
+template <class Plan, class Engine>
+void save(const KvCache<Plan, Engine>& cache, const std::filesystem::path& path,
+          std::string_view tag = {}) {
+  NewFile file{path};
+  SavedCache::write(cache, file, tag);
+  file.replace();
+}
+
+/// The cache becomes what was saved: same tokens, rows, selections, commit points. Its plan must be
+/// the one that was saved, as must `tag`; its options and its engine are its own, so pages may be of
+/// another size and rows may go to slow memory. What it held goes, once all is read: whatever throws
+/// leaves it as it was. `stream` then stands right behind what was saved.
+/// @throws FormatError if this is no saved cache, was made by another version, on a machine of the other
+/// byte order, for another plan, shape, element type or tag, is cut off or damaged; CapacityError if
+/// max_tokens or the tail are too small for it; StorageError, std::bad_alloc
+template <class Plan, class Engine>
+void load(KvCache<Plan, Engine>& cache, std::istream& stream, std::string_view tag = {}) {
+  SavedCache::read(cache, stream, "saved cache", tag, /*alone=*/false);
+}
+
+/// The same from a file, in which nothing else may stand.
+/// @throws as above; StorageError if there is no such file or it cannot be read
+template <class Plan, class Engine>
+void load(KvCache<Plan, Engine>& cache, const std::filesystem::path& path,
+          std::string_view tag = {}) {
+  const std::string name = path.string();
+  std::error_code error;
+  const auto status = std::filesystem::status(path, error);
+  require<StorageError>(std::filesystem::exists(status), name, ": there is no such file");
+  require<StorageError>(!std::filesystem::is_directory(status), name, ": is a folder");
+  std::ifstream file{path, std::ios::binary};
+  require<StorageError>(file.good(), name, ": cannot be opened");
+  SavedCache::read(cache, file, name, tag, /*alone=*/true);
+}
+
+}  // namespace kvpolicy

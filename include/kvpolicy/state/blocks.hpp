@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Bytes in blocks, each with its checksum, so that a reader neither believes a damaged byte nor asks
+// for memory by a damaged size. Writing and reading go forward only: a pipe will do.
+//
+//     "kvpcache"            8 bytes
+//     0x01020304            4 bytes, as the machine that writes has its numbers
+//     version               4 bytes
+//     blocks: bytes         4 bytes, at most block_bytes
+//             last          4 bytes, 1 for the last block, else 0
+//             checksum      8 bytes: of the block, of these two numbers and of the checksum before
+//             the bytes
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <istream>
+#include <ostream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/state/checksum.hpp>
+
+namespace kvpolicy {
+
+/// Where saved bytes go. @throws StorageError
+class ByteSink {
+ public:
+  ByteSink() = default;
+  ByteSink(const ByteSink&) = delete;
+  ByteSink& operator=(const ByteSink&) = delete;
+  virtual ~ByteSink() = default;
+  virtual void write(std::span<const std::byte> bytes) = 0;
+};
+
+class StreamSink : public ByteSink {
+ public:
+  explicit StreamSink(std::ostream& stream) : stream_{stream} {}
+  void write(std::span<const std::byte> bytes) override {
+    stream_.write(reinterpret_cast<const char*>(bytes.data()),
+                  static_cast<std::streamsize>(bytes.size()));
+    // At once, so that a stream that cannot take them says so here.
+    stream_.flush();
+    require<StorageError>(stream_.good(), "saved cache: the stream does not take ", bytes.size(),
+                          " more bytes");
+  }
+
+ private:
+  std::ostream& stream_;
+};
+
+inline constexpr std::array<char, 8> saved_magic{'k', 'v', 'p', 'c', 'a', 'c', 'h', 'e'};
+inline constexpr std::uint32_t saved_version = 1;
+inline constexpr std::size_t block_bytes = std::size_t{1} << 20;
+
+/// What stands in front of a file's blocks, and of a block's bytes.
+struct SavedPrefix {
+  std::array<char, 8> magic = saved_magic;
+  std::uint32_t byte_order = 0x01020304U;
+  std::uint32_t version = saved_version;
+};
+struct BlockHeader {
+  std::uint32_t bytes = 0;
+  std::uint32_t last = 0;
+  std::uint64_t checksum = 0;
+
+  [[nodiscard]] std::uint64_t expected(std::uint64_t before, std::span<const std::byte> data) const {
+    const BlockHeader covered{bytes, last, before};
+    const auto seed = kvpolicy::checksum(std::as_bytes(std::span{&covered, 1}));
+    return kvpolicy::checksum(data, seed);
+  }
+};
+static_assert(sizeof(SavedPrefix) == 16 && sizeof(BlockHeader) == 16, "no padding in a file");
+
+/// Not synchronised.
+class BlockWriter {
+ public:
+  explicit BlockWriter(ByteSink& sink) : sink_{sink} {
+    const SavedPrefix prefix;
+    block_.resize(sizeof(SavedPrefix) + sizeof(BlockHeader));
+    std::memcpy(block_.data(), &prefix, sizeof prefix);
+    header_at_ = sizeof prefix;
+  }
+
+  void write(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const std::size_t count = std::min(bytes.size(), block_bytes - filled());
+      block_.insert(block_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
+      bytes = bytes.subspan(count);
+      if (filled() == block_bytes) send(false);
+    }
+  }
+  /// The last block. Nothing may follow.
+  void finish() { send(true); }
+
+ private:
+  [[nodiscard]] std::size_t filled() const {
+    return block_.size() - header_at_ - sizeof(BlockHeader);
+  }
+
+  void send(bool last) {
+    BlockHeader header{static_cast<std::uint32_t>(filled()), last ? 1U : 0U, 0};
+    header.checksum = checksum_ =
+        header.expected(checksum_, std::span{block_}.subspan(header_at_ + sizeof header));
+    std::memcpy(block_.data() + header_at_, &header, sizeof header);
+    sink_.write(block_);
+    header_at_ = 0;
+    block_.resize(sizeof header);
+  }
+
+  ByteSink& sink_;
+  std::vector<std::byte> block_;  // the prefix before the first block, the header, the bytes
+  std::size_t header_at_ = 0;
+  std::uint64_t checksum_ = 0;    // of the block before
+};
+
+/// Hands out bytes of blocks that are whole. `name` stands in front of what is said about them. Not
+/// synchronised.
+class BlockReader {
+ public:
+  /// @throws FormatError if this is no saved cache that this library can read; StorageError if the
+  /// stream fails
+  BlockReader(std::istream& stream, std::string name) : stream_{stream}, name_{std::move(name)} {
+    SavedPrefix prefix;
+    const std::size_t count = fetch(std::as_writable_bytes(std::span{&prefix, 1}));
+    require<FormatError>(count >= sizeof prefix.magic && prefix.magic == saved_magic, name_,
+                         ": is not a saved cache: its first 8 bytes must be \"kvpcache\"");
+    require<FormatError>(count == sizeof prefix, name_, ": is cut off after ", count, " bytes");
+    const SavedPrefix own;
+    require<FormatError>(prefix.byte_order == own.byte_order, name_,
+                         prefix.byte_order == 0x04030201U
+                             ? ": was written on a machine of the other byte order"
+                             : ": is damaged in its first 16 bytes");
+    require<FormatError>(prefix.version == saved_version, name_, ": is of version ", prefix.version,
+                         ", must be ", saved_version);
+  }
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+  /// @throws FormatError if the file is damaged or ends before, StorageError if the stream fails
+  void read(std::span<std::byte> out) {
+    while (!out.empty()) {
+      if (next_ == block_.size()) {
+        require<FormatError>(!last_, name_, ": ends where more was to come");
+        fetch_block();
+        continue;
+      }
+      const std::size_t count = std::min(out.size(), block_.size() - next_);
+      std::memcpy(out.data(), block_.data() + next_, count);
+      next_ += count;
+      out = out.subspan(count);
+    }
+  }
+
+  /// Makes sure that the last block is read to its end; the stream then stands right behind it, and if
+  /// the cache stands `alone` in it, at its end.
+  /// @throws as `read`
+  void finish(bool alone) {
+    if (next_ == block_.size() && !last_) fetch_block();
+    require<FormatError>(next_ == block_.size() && last_, name_,
+                         ": goes on where the cache should end");
+    require<FormatError>(!alone || stream_.peek() == std::istream::traits_type::eof(), name_,
+                         ": goes on behind its last block");
+  }
+
+ private:
+  // As many bytes as there are.
+  std::size_t fetch(std::span<std::byte> out) {
+    stream_.read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(out.size()));
+    require<StorageError>(!stream_.bad(), name_, ": cannot be read");
+    return static_cast<std::size_t>(stream_.gcount());
+  }
+
+  void fetch_block() {
+    ++number_;
+    BlockHeader header;
+    const std::size_t count = fetch(std::as_writable_bytes(std::span{&header, 1}));
+    require<FormatError>(count == sizeof header, name_, ": is cut off in front of block ", number_);
+    require<FormatError>(header.bytes <= block_bytes && header.last <= 1, name_, ": block ", number_,
+                         " is damaged: it claims ", header.bytes, " bytes, of at most ", block_bytes);
+    block_.resize(header.bytes);
+    next_ = 0;
+    require<FormatError>(fetch(block_) == header.bytes, name_, ": is cut off inside block ", number_);
+    const std::uint64_t expected = header.expected(checksum_, block_);
+    require<FormatError>(header.checksum == expected, name_, ": block ", number_,
+                         " is damaged: its checksum is ", header.checksum, ", must be ", expected);
+    checksum_ = expected;
+    last_ = header.last == 1;
+  }
+
+  std::istream& stream_;
+  std::string name_;
+  std::vector<std::byte> block_;
+  std::size_t next_ = 0;    // of its bytes
+  std::size_t number_ = 0;  // from 1
+  bool last_ = false;
+  std::uint64_t checksum_ = 0;
+};
+
+}  // namespace kvpolicy

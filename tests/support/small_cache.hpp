@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A small cache with heads of every kind, for tests that save and load it: its file is small enough
+// to be broken everywhere.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <kvpolicy/kvpolicy.hpp>
+
+namespace test {
+
+using SmallPlan = kvpolicy::AnyPlan<kvpolicy::half>;
+using SmallCache = kvpolicy::KvCache<SmallPlan>;
+inline constexpr kvpolicy::ModelShape small_shape{1, 9, 9, 64};
+
+inline SmallPlan small_plan() {
+  using namespace kvpolicy;
+  SmallPlan plan{small_shape};
+  QuantizedResidualCache<half, Granularity::per_channel>::Config kivi;
+  kivi.storage.bits = 2;
+  kivi.storage.key_group = 4;
+  kivi.storage.residual = 3;
+  plan.set(0, 1, kivi);
+  SinkRecentCache<PerTokenStorage<half>>::Config window;
+  window.sinks = 2;
+  window.recent = 5;
+  window.in_cache = RotaryConfig{};
+  window.storage.residual = 2;
+  plan.set(0, 2, window);
+  plan.set(0, 3, HeadBudgetCache<DenseStorage<half>>::Config{.budget = 2, .scorer = {.window = 2}});
+  HeadBudgetCache<PerTokenStorage<half>>::Config budget;
+  budget.budget = 3;
+  budget.scorer.window = 1;
+  budget.storage.bits = 8;
+  budget.storage.residual = 2;
+  plan.set(0, 4, budget);
+  plan.set(0, 5, HeadBudgetCache<DenseStorage<half>, KeyNormScorer>::Config{.budget = 3});
+  plan.set(0, 6, ChunkRetrievalCache<DenseStorage<half>, MinMaxKey>::Config{.chunk = 3, .budget = 6});
+  ChunkRetrievalCache<PerTokenStorage<half>>::Config retrieval;
+  retrieval.chunk = 2;
+  retrieval.budget = 4;
+  retrieval.storage.residual = 4;
+  plan.set(0, 7, retrieval);
+  plan.set(0, 8, HeadBudgetCache<DenseStorage<half>, TovaScorer>::Config{.budget = 3});
+  return plan;
+}
+
+inline kvpolicy::CacheOptions small_options() {
+  kvpolicy::CacheOptions options;
+  options.max_rollback = 2;
+  options.page_rows = 16;
+  return options;
+}
+
+/// Number i of a text's keys, values or queries: all exact in half, and the same on every machine.
+[[nodiscard]] inline float small_number(std::size_t i) {
+  const auto mixed = static_cast<std::uint32_t>(i) * 2654435761U;
+  return static_cast<float>(static_cast<int>(mixed >> 24) - 128) / 64.0F;
+}
+
+/// Adds `tokens` tokens whose numbers follow from their position; returns attention's output.
+template <class Cache>
+std::vector<float> small_step(Cache& cache, std::size_t tokens,
+                              const kvpolicy::AttendOptions& options = {}) {
+  const std::size_t heads = cache.plan().shape().kv_heads;
+  const std::size_t numbers = tokens * heads * 64;
+  std::vector<float> q(numbers), k(numbers), v(numbers), out(numbers);
+  for (std::size_t i = 0; i < numbers; ++i) {
+    const std::size_t at = 3 * (cache.tokens() * heads * 64 + i);
+    q[i] = small_number(at);
+    k[i] = small_number(at + 1);
+    v[i] = small_number(at + 2);
+  }
+  const auto view = [&](std::vector<float>& data) {
+    return kvpolicy::TensorView{data.data(), tokens, heads, 64};
+  };
+  cache.step(0, view(q), view(k), view(v), view(out), options);
+  return out;
+}
+
+/// Behind a prompt, a compression, a selection and a few tokens, of which two can be taken back.
+inline SmallCache small_cache() {
+  SmallCache cache{small_plan(), small_options()};
+  small_step(cache, 8);
+  cache.compress();
+  kvpolicy::AttendOptions selecting;
+  selecting.read = kvpolicy::Read::selected;
+  selecting.refresh = true;
+  small_step(cache, 2, selecting);
+  small_step(cache, 1);
+  return cache;
+}
+
+template <class Cache>
+[[nodiscard]] std::string saved(const Cache& cache, std::string_view tag = {}) {
+  std::ostringstream stream;
+  kvpolicy::save(cache, stream, tag);
+  return stream.str();
+}
+
+template <class Cache>
+void load_bytes(Cache& cache, const std::string& bytes, std::string_view tag = {}) {
+  std::istringstream stream{bytes};
+  kvpolicy::load(cache, stream, tag);
+}
+
+/// The file with checksums that fit what it holds: as someone would who wants it to be believed.
+[[nodiscard]] inline std::string with_checksums(std::string file) {
+  std::uint64_t before = 0;
+  std::size_t at = sizeof(kvpolicy::SavedPrefix);
+  while (at + sizeof(kvpolicy::BlockHeader) <= file.size()) {
+    kvpolicy::BlockHeader header;
+    std::memcpy(&header, file.data() + at, sizeof header);
+    at += sizeof header;
+    if (header.bytes > file.size() - at) break;
+    const auto data = std::as_bytes(std::span{file}).subspan(at, header.bytes);
+    header.checksum = before = header.expected(before, data);
+    std::memcpy(file.data() + at - sizeof header, &header, sizeof header);
+    at += header.bytes;
+  }
+  return file;
+}
+
+}  // namespace test
