@@ -158,7 +158,7 @@ TEST_CASE("between the layers of a step, and while a tree is pending, nothing is
   tree.add(kvpolicy::TokenTree::text);
   tree.add(kvpolicy::TokenTree::text);
   test::Chunk nodes{random, cache.plan().shape(), 2};
-  for (const std::size_t layer : {0, 1}) nodes.step(cache, layer, {.tree = &tree});
+  for (const std::size_t layer : {std::size_t{0}, std::size_t{1}}) nodes.step(cache, layer, {.tree = &tree});
   CHECK(contains(thrown<kvpolicy::RollbackError>([&] { (void)test::saved(cache); }),
                  "KvCache::save: a tree of 2 nodes waits"));
 }

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A saved cache from any bytes, with checksums that fit: either it is refused and nothing has
+// changed, or the cache goes on with whatever numbers it got, and comes back the same.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include <kvpolicy/kvpolicy.hpp>
+
+#include "../support/small_cache.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace kvpolicy;
+  const std::string given{reinterpret_cast<const char*>(data), size};
+  for (const std::string& file : {given, test::with_checksums(given)}) {
+    test::SmallCache cache{test::small_plan(), test::small_options()};
+    try {
+      test::load_bytes(cache, file);
+    } catch (const FormatError&) {
+      if (cache.tokens() != 0) std::abort();
+      continue;
+    } catch (const CapacityError&) {
+      if (cache.tokens() != 0) std::abort();
+      continue;
+    }
+    test::SmallCache again{test::small_plan(), test::small_options()};
+    const std::string saved = test::saved(cache);
+    test::load_bytes(again, saved);
+    if (test::saved(again) != saved) std::abort();
+    AttendOptions selecting;
+    selecting.read = Read::selected;
+    test::small_step(cache, 2, selecting);
+    cache.truncate(cache.commit_point());
+    selecting.refresh = true;
+    test::small_step(cache, 3, selecting);
+    try {
+      cache.compress();
+    } catch (const ShapeError&) {  // not all queries are known
+    }
+    test::small_step(cache, 1);
+  }
+  return 0;
+}
