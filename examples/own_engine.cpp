@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An inference engine that has buffers, threads and attention of its own and gives kvpolicy a part of
-// the work: a system prompt that all conversations share lies in the engine's own blocks and is
+// An inference engine that has buffers, threads and attention of its own and gives kvpolicy a part
+// of the work: a system prompt that all conversations share lies in the engine's own blocks and is
 // attended by the engine; what a conversation adds is a kvpolicy cache. The two partial results are
 // merged by their log-sum-exps, and the merged one is checked against attention over all rows.
 #include <cmath>
@@ -116,8 +116,12 @@ struct FusedRows {
   std::size_t tokens = 0;
 
   [[nodiscard]] TensorView<const float> part(std::size_t first_head, std::size_t count) const {
-    return {numbers.data() + first_head * shape.head_dim, tokens, count, shape.head_dim,
-            token_stride, shape.head_dim};
+    return {numbers.data() + first_head * shape.head_dim,
+            tokens,
+            count,
+            shape.head_dim,
+            token_stride,
+            shape.head_dim};
   }
   [[nodiscard]] TensorView<const float> q() const { return part(0, shape.q_heads); }
   [[nodiscard]] TensorView<const float> k() const { return part(shape.q_heads, shape.kv_heads); }
@@ -129,11 +133,12 @@ struct FusedRows {
 // Outputs lie heads first: [q_heads, tokens, head_dim].
 struct Outputs {
   explicit Outputs(std::size_t count)
-      : tokens{count}, numbers(shape.q_heads * count * shape.head_dim),
+      : tokens{count},
+        numbers(shape.q_heads * count * shape.head_dim),
         log_sum_exp(count * shape.q_heads) {}
   [[nodiscard]] TensorView<float> view() {
-    return {numbers.data(), tokens, shape.q_heads, shape.head_dim, shape.head_dim,
-            tokens * shape.head_dim};
+    return {numbers.data(), tokens,         shape.q_heads,
+            shape.head_dim, shape.head_dim, tokens * shape.head_dim};
   }
   [[nodiscard]] std::span<float> row(std::size_t token, std::size_t head) {
     return {view().row(token, head), shape.head_dim};
@@ -214,7 +219,8 @@ double worst_error(const Text& prompt, const Text& said, std::size_t position, b
     total += weight;
     for (std::size_t i = 0; i < shape.head_dim; ++i) sum[i] += weight * double{value[i]};
   };
-  for (std::size_t row = 0; row < prompt.keys.size(); ++row) add(prompt.keys[row], prompt.values[row]);
+  for (std::size_t row = 0; row < prompt.keys.size(); ++row)
+    add(prompt.keys[row], prompt.values[row]);
   for (std::size_t row = 0; row <= position; ++row) {
     if (streaming && row >= sinks && row + recent <= position) continue;
     add(said.keys[row], said.values[row]);
@@ -273,8 +279,9 @@ int main() {
       }
     }
   }
-  std::printf("%zu tokens behind a shared prompt of %zu, on %zu threads: %zu bytes of keys and "
-              "values; merged attention is off by %.1e\n",
-              cache.tokens(), prompt[0].tokens, workers->count(), cache.bytes(), worst);
+  std::printf(
+      "%zu tokens behind a shared prompt of %zu, on %zu threads: %zu bytes of keys and "
+      "values; merged attention is off by %.1e\n",
+      cache.tokens(), prompt[0].tokens, workers->count(), cache.bytes(), worst);
   return worst <= 1e-4 ? 0 : 1;
 }

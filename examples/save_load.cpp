@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A prompt cache: the first start reads a long prompt and saves its cache, every later one loads it and
-// goes on behind it, token for token the same.
+// A prompt cache: the first start reads a long prompt and saves its cache, every later one loads it
+// and goes on behind it, token for token the same.
 //
 //   save_load prompt.kvcache    # reads the prompt, saves
 //   save_load prompt.kvcache    # loads, continues with the same tokens
-//   save_load                   # both in one program, with a file of its own; checks that they agree
+//   save_load                   # both in one program, with a file of its own; checks that they
+//   agree
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -98,7 +99,8 @@ std::string answer(const reference::Llama& model, Cache& cache, const std::vecto
 
 // A file name of our own, gone with all that is under it.
 struct OwnFile {
-  std::filesystem::path path = std::filesystem::temp_directory_path() / "kvpolicy-save-load.kvcache";
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / "kvpolicy-save-load.kvcache";
   OwnFile() { remove(); }
   ~OwnFile() { remove(); }
   void remove() const {

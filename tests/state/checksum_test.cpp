@@ -61,8 +61,9 @@ TEST_CASE("blocks: any cut of the bytes on either side gives them back") {
     std::getline(stream, rest);
     CHECK(rest == "what follows");
     std::byte more{};
-    CHECK(test::thrown<kvpolicy::FormatError>([&] { reader.read({&more, 1}); }) ==
-          "file: ends where more was to come");
+    CHECK(test::thrown<kvpolicy::FormatError>([&] {
+            reader.read({&more, 1});
+          }) == "file: ends where more was to come");
   }
 }
 

@@ -5,8 +5,8 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
-#include <fstream>
 #include <filesystem>
+#include <fstream>
 #include <iterator>
 #include <new>
 #include <sstream>

@@ -89,20 +89,23 @@ TEST_CASE("what is no saved cache of this plan is refused, and says why") {
   CHECK(refusal(plan, other) == "saved cache: is of version 2, must be 1");
 
   auto changed = plan;
-  changed.set(0, 6, kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<kvpolicy::half>, kvpolicy::MinMaxKey>::Config{
-                        .chunk = 3, .budget = 9});
+  changed.set(0, 6,
+              kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<kvpolicy::half>,
+                                            kvpolicy::MinMaxKey>::Config{.chunk = 3, .budget = 9});
   CHECK(refusal(changed, file) ==
         "saved cache: KV head 6 of layer 0 is \"chunk_retrieval over dense (summary minmax)\" with "
         "other settings than in the plan, must have the same");
   changed = plan;
   changed.set(0, 3, kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::half>>::Config{});
   CHECK(refusal(changed, file) ==
-        "saved cache: KV head 3 of layer 0 is \"head_budget over dense\", must be \"full over dense\"");
+        "saved cache: KV head 3 of layer 0 is \"head_budget over dense\", must be \"full over "
+        "dense\"");
   CHECK(refusal(kvpolicy::AnyPlan<kvpolicy::bfloat16>{test::small_shape}, file) ==
         "saved cache: holds rows in \"float16\", must be bfloat16");
-  CHECK(refusal(test::SmallPlan{{1, 18, 9, 64}}, file) ==
-        "saved cache: is of a model of 1 layers, 9 query heads, 9 KV heads of 64, must be 1 layers, "
-        "18 query heads, 9 KV heads of 64");
+  CHECK(
+      refusal(test::SmallPlan{{1, 18, 9, 64}}, file) ==
+      "saved cache: is of a model of 1 layers, 9 query heads, 9 KV heads of 64, must be 1 layers, "
+      "18 query heads, 9 KV heads of 64");
 
   auto options = test::small_options();
   options.max_tokens = 10;
@@ -158,7 +161,8 @@ TEST_CASE("between the layers of a step, and while a tree is pending, nothing is
   tree.add(kvpolicy::TokenTree::text);
   tree.add(kvpolicy::TokenTree::text);
   test::Chunk nodes{random, cache.plan().shape(), 2};
-  for (const std::size_t layer : {std::size_t{0}, std::size_t{1}}) nodes.step(cache, layer, {.tree = &tree});
+  for (const std::size_t layer : {std::size_t{0}, std::size_t{1}})
+    nodes.step(cache, layer, {.tree = &tree});
   CHECK(contains(thrown<kvpolicy::RollbackError>([&] { (void)test::saved(cache); }),
                  "KvCache::save: a tree of 2 nodes waits"));
 }
@@ -209,8 +213,9 @@ TEST_CASE("a stream that takes only a part is an error wherever it ends") {
   for (std::size_t most = 0; most < size; most += 1009) {
     ShortBuffer buffer{most};
     std::ostream stream{&buffer};
-    CHECK(thrown<StorageError>([&] { kvpolicy::save(cache, stream); }).starts_with(
-        "saved cache: the stream does not take "));
+    CHECK(thrown<StorageError>([&] {
+            kvpolicy::save(cache, stream);
+          }).starts_with("saved cache: the stream does not take "));
   }
   ShortBuffer buffer{size};
   std::ostream stream{&buffer};
@@ -228,7 +233,8 @@ TEST_CASE("a full device is an error") {
 }
 
 // A child may write so many bytes of a file; beyond it gets a signal, as a crash, or an error.
-int save_in_child(const SmallCache& cache, const fs::path& path, std::size_t most_bytes, bool crash) {
+int save_in_child(const SmallCache& cache, const fs::path& path, std::size_t most_bytes,
+                  bool crash) {
   const pid_t child = ::fork();
   if (child == 0) {
     if (!crash) std::signal(SIGXFSZ, SIG_IGN);

@@ -76,11 +76,13 @@ static_assert(kvpolicy::SavablePolicy<EvenRows>);
 }  // namespace user
 
 TEST_CASE("a policy of the user's own is saved and loaded by its own function") {
-  using Plan = kvpolicy::HeadPlan<kvpolicy::FullCache<kvpolicy::DenseStorage<float>>, user::EvenRows>;
+  using Plan =
+      kvpolicy::HeadPlan<kvpolicy::FullCache<kvpolicy::DenseStorage<float>>, user::EvenRows>;
   Plan plan{{1, 2, 2, 64}};
   plan.set(0, 1, user::EvenRows::Config{.every = 3});
   kvpolicy::KvCache<Plan> cache{plan, {.max_rollback = 2}};
-  for (const std::size_t tokens : {std::size_t{20}, std::size_t{1}}) test::small_step(cache, tokens);
+  for (const std::size_t tokens : {std::size_t{20}, std::size_t{1}})
+    test::small_step(cache, tokens);
   kvpolicy::KvCache<Plan> loaded{plan, {.max_rollback = 2}};
   test::load_bytes(loaded, test::saved(cache));
   CHECK(test::dump(loaded) == test::dump(cache));
@@ -88,8 +90,9 @@ TEST_CASE("a policy of the user's own is saved and loaded by its own function") 
 
   plan.set(0, 1, user::EvenRows::Config{.every = 4});
   kvpolicy::KvCache<Plan> other{plan, {.max_rollback = 2}};
-  CHECK(test::contains(test::thrown<kvpolicy::FormatError>([&] { test::load_bytes(other, test::saved(cache)); }),
-                       "KV head 1 of layer 0 is \"even_rows over dense\" with other settings"));
+  CHECK(test::contains(
+      test::thrown<kvpolicy::FormatError>([&] { test::load_bytes(other, test::saved(cache)); }),
+      "KV head 1 of layer 0 is \"even_rows over dense\" with other settings"));
 }
 
 TEST_CASE("what a policy's own check refuses is an error that names the head") {
@@ -101,7 +104,9 @@ TEST_CASE("what a policy's own check refuses is an error that names the head") {
   const std::size_t at = file.find(std::string("\2\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\2", 17));
   REQUIRE(at != std::string::npos);
   file[at + 16] = 5;
-  CHECK(test::thrown<kvpolicy::FormatError>([&] { test::load_bytes(cache, test::with_checksums(file)); }) ==
-        "saved cache: KV head 0 of layer 0 is not as a cache saves it: must be rows at positions of "
-        "every 2, not at 5");
+  CHECK(
+      test::thrown<kvpolicy::FormatError>(
+          [&] { test::load_bytes(cache, test::with_checksums(file)); }) ==
+      "saved cache: KV head 0 of layer 0 is not as a cache saves it: must be rows at positions of "
+      "every 2, not at 5");
 }

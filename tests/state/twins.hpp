@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two caches that are given the same calls, one of which is saved and loaded on the way: nothing that
-// can be seen of them may differ.
+// Two caches that are given the same calls, one of which is saved and loaded on the way: nothing
+// that can be seen of them may differ.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -25,7 +25,8 @@ using kvpolicy::CacheOptions;
 using kvpolicy::ModelShape;
 using kvpolicy::Read;
 
-/// A plan of any policies that a cache of these options takes, some of which compress by themselves.
+/// A plan of any policies that a cache of these options takes, some of which compress by
+/// themselves.
 template <class Plan>
 Plan random_saved_plan(const ModelShape& shape, kvpolicy::test::Random& random, bool rollback) {
   auto plan = kvpolicy::test::random_plan<Plan>(shape, random);

@@ -15,11 +15,14 @@ void any_plans(std::uint64_t seed, bool other_options, std::size_t operations) {
   struct Case {
     std::size_t layers, kv_heads, group, max_rollback, max_append, page_rows, kept_queries;
   };
-  const std::vector<Case> cases{{1, 16, 1, 0, 1, 32, 0}, {2, 6, 2, 0, 20, 64, 0},
-                                {1, 14, 1, 7, 3, 32, 5}, {2, 5, 3, 40, 1, 64, 0},
+  const std::vector<Case> cases{{1, 16, 1, 0, 1, 32, 0},
+                                {2, 6, 2, 0, 20, 64, 0},
+                                {1, 14, 1, 7, 3, 32, 5},
+                                {2, 5, 3, 40, 1, 64, 0},
                                 {1, 9, 1, 90, 33, 128, 30}};
   for (const Case& one : cases) {
-    test::RandomRun run{{one.layers, one.kv_heads * one.group, one.kv_heads, 64}, {}, other_options};
+    test::RandomRun run{
+        {one.layers, one.kv_heads * one.group, one.kv_heads, 64}, {}, other_options};
     run.options.max_rollback = one.max_rollback;
     run.options.max_append = one.max_append;
     run.options.page_rows = one.page_rows;

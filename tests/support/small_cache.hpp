@@ -43,7 +43,8 @@ inline SmallPlan small_plan() {
   budget.storage.residual = 2;
   plan.set(0, 4, budget);
   plan.set(0, 5, HeadBudgetCache<DenseStorage<half>, KeyNormScorer>::Config{.budget = 3});
-  plan.set(0, 6, ChunkRetrievalCache<DenseStorage<half>, MinMaxKey>::Config{.chunk = 3, .budget = 6});
+  plan.set(0, 6,
+           ChunkRetrievalCache<DenseStorage<half>, MinMaxKey>::Config{.chunk = 3, .budget = 6});
   ChunkRetrievalCache<PerTokenStorage<half>>::Config retrieval;
   retrieval.chunk = 2;
   retrieval.budget = 4;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cache in a file or stream: the prompt that many answers share is read once, and every later start
-// of the program goes on behind it. What is saved is everything that decides what comes next: rows as
-// they are stored, the tail that can still be taken back, summaries, selections, kept queries and
-// added-up attention. A loaded cache continues bit for bit like the one that was saved.
+// A cache in a file or stream: the prompt that many answers share is read once, and every later
+// start of the program goes on behind it. What is saved is everything that decides what comes next:
+// rows as they are stored, the tail that can still be taken back, summaries, selections, kept
+// queries and added-up attention. A loaded cache continues bit for bit like the one that was saved.
 //
 // docs/saved_cache.md says what is in the file and what a policy of one's own needs.
 #pragma once
@@ -39,8 +39,9 @@ namespace kvpolicy {
 /// What a policy needs to be saved: a name, settings and members that an archive can take
 /// (state/archive.hpp). The library's have it over the library's storages.
 template <class P>
-concept SavablePolicy = KvPolicy<P> && Savable<P> && Savable<typename P::Config> &&
-                        requires { { P::name } -> std::convertible_to<std::string_view>; };
+concept SavablePolicy = KvPolicy<P> && Savable<P> && Savable<typename P::Config> && requires {
+  { P::name } -> std::convertible_to<std::string_view>;
+};
 
 /// The longest tag.
 inline constexpr std::size_t most_tag_bytes = std::size_t{1} << 16;
@@ -135,9 +136,10 @@ class SavedCache {
                                                    std::size_t head) {
     HeadDescription one;
     Plan::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
-      static_assert(SavablePolicy<P>,
-                    "kvpolicy: to save or load a cache, each policy of its plan needs a `name`, and "
-                    "it and its Config `template <class Archive> void serialize(Archive&)`");
+      static_assert(
+          SavablePolicy<P>,
+          "kvpolicy: to save or load a cache, each policy of its plan needs a `name`, and "
+          "it and its Config `template <class Archive> void serialize(Archive&)`");
       one = {PolicyNames::of<P>().shown(), digest(config)};
     });
     return one;
@@ -179,7 +181,8 @@ class SavedCache {
         one.policy = read_text(archive, name);
         archive(one.settings);
         require<FormatError>(one.policy == expected.policy, name, ": KV head ", head, " of layer ",
-                             layer, " is ", shown(one.policy), ", must be \"", expected.policy, '"');
+                             layer, " is ", shown(one.policy), ", must be \"", expected.policy,
+                             '"');
         require<FormatError>(one.settings == expected.settings, name, ": KV head ", head,
                              " of layer ", layer, " is ", shown(one.policy),
                              " with other settings than in the plan, must have the same");
@@ -233,9 +236,9 @@ class SavedCache {
 };
 
 /// Writes all that a cache holds. The cache stays as it is; rows that may still be taken back are
-/// saved as such. `tag` is the caller's: whatever must be the same for the rows to make sense, such as
-/// the model's name and a hash of the tokens. A fork may be saved by another thread while its cache
-/// goes on.
+/// saved as such. `tag` is the caller's: whatever must be the same for the rows to make sense, such
+/// as the model's name and a hash of the tokens. A fork may be saved by another thread while its
+/// cache goes on.
 /// @throws RollbackError inside a step or while a tree of guesses is pending; ConfigError for a tag
 /// beyond 64 KiB; StorageError if the stream does not take it all, or slow memory cannot be read
 template <class Plan, class Engine>
@@ -244,9 +247,9 @@ void save(const KvCache<Plan, Engine>& cache, std::ostream& stream, std::string_
   SavedCache::write(cache, sink, tag);
 }
 
-/// The same to a file, which is replaced as a whole once everything is on the disk: whatever fails or
-/// crashes before leaves the old file as it was. After a crash a file `<path>.partial-<number>` may be
-/// left over.
+/// The same to a file, which is replaced as a whole once everything is on the disk: whatever fails
+/// or crashes before leaves the old file as it was. After a crash a file `<path>.partial-<number>`
+/// may be left over.
 /// @throws as above; StorageError if the file cannot be written
 template <class Plan, class Engine>
 void save(const KvCache<Plan, Engine>& cache, const std::filesystem::path& path,
@@ -257,12 +260,12 @@ void save(const KvCache<Plan, Engine>& cache, const std::filesystem::path& path,
 }
 
 /// The cache becomes what was saved: same tokens, rows, selections, commit points. Its plan must be
-/// the one that was saved, as must `tag`; its options and its engine are its own, so pages may be of
-/// another size and rows may go to slow memory. What it held goes, once all is read: whatever throws
-/// leaves it as it was. `stream` then stands right behind what was saved.
-/// @throws FormatError if this is no saved cache, was made by another version, on a machine of the other
-/// byte order, for another plan, shape, element type or tag, is cut off or damaged; CapacityError if
-/// max_tokens or the tail are too small for it; StorageError, std::bad_alloc
+/// the one that was saved, as must `tag`; its options and its engine are its own, so pages may be
+/// of another size and rows may go to slow memory. What it held goes, once all is read: whatever
+/// throws leaves it as it was. `stream` then stands right behind what was saved.
+/// @throws FormatError if this is no saved cache, was made by another version, on a machine of the
+/// other byte order, for another plan, shape, element type or tag, is cut off or damaged;
+/// CapacityError if max_tokens or the tail are too small for it; StorageError, std::bad_alloc
 template <class Plan, class Engine>
 void load(KvCache<Plan, Engine>& cache, std::istream& stream, std::string_view tag = {}) {
   SavedCache::read(cache, stream, "saved cache", tag, /*alone=*/false);

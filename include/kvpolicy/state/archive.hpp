@@ -8,10 +8,10 @@
 //       archive.check(positions_.size() == storage_.end(), "as many positions as rows");
 //     }
 //
-// which writes the members when a cache is saved and fills them when one is loaded, so the two cannot
-// differ. Members may be numbers, enumerators, std::optional, std::vector and anything that has such
-// a function itself. Where loading needs more than filling, `if constexpr (Archive::loading)`.
-// When it saves, `serialize` changes nothing, though it is no const function.
+// which writes the members when a cache is saved and fills them when one is loaded, so the two
+// cannot differ. Members may be numbers, enumerators, std::optional, std::vector and anything that
+// has such a function itself. Where loading needs more than filling, `if constexpr
+// (Archive::loading)`. When it saves, `serialize` changes nothing, though it is no const function.
 //
 // Checksums keep accidents away, so `check` is about files that were made to harm: what it does not
 // check must not be able to lead out of bounds.
@@ -35,9 +35,9 @@ namespace kvpolicy {
 
 /// Numbers are written as they lie in memory, but for these, whose size depends on the machine.
 template <class T>
-concept SavedAsIs = std::same_as<T, float> || std::same_as<T, double> ||
-                    std::same_as<T, std::uint32_t> || std::same_as<T, std::uint64_t> ||
-                    std::same_as<T, std::int64_t> || std::same_as<T, std::byte>;
+concept SavedAsIs =
+    std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, std::uint32_t> ||
+    std::same_as<T, std::uint64_t> || std::same_as<T, std::int64_t> || std::same_as<T, std::byte>;
 
 template <class T>
 inline constexpr bool is_saved_list = false;
@@ -58,7 +58,9 @@ struct SavedPlace {
 /// Collects bytes, to tell by a checksum whether two things are the same.
 struct ByteString {
   std::vector<std::byte> bytes;
-  void write(std::span<const std::byte> more) { bytes.insert(bytes.end(), more.begin(), more.end()); }
+  void write(std::span<const std::byte> more) {
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  }
 };
 
 /// `Out` has write(bytes).
@@ -102,9 +104,10 @@ class SavingArchive {
         for (const auto& one : value) put(one);
       }
     } else {
-      static_assert(requires(T& seen, SavingArchive& archive) { seen.serialize(archive); },
-                    "kvpolicy: to be saved, a type needs "
-                    "`template <class Archive> void serialize(Archive&)` (state/archive.hpp)");
+      static_assert(
+          requires(T & seen, SavingArchive & archive) { seen.serialize(archive); },
+          "kvpolicy: to be saved, a type needs "
+          "`template <class Archive> void serialize(Archive&)` (state/archive.hpp)");
       const_cast<T&>(value).serialize(*this);
     }
   }
@@ -160,9 +163,10 @@ class LoadingArchive {
     } else if constexpr (is_saved_list<T>) {
       get_list(value);
     } else {
-      static_assert(requires(LoadingArchive& archive) { value.serialize(archive); },
-                    "kvpolicy: to be loaded, a type needs "
-                    "`template <class Archive> void serialize(Archive&)` (state/archive.hpp)");
+      static_assert(
+          requires(LoadingArchive & archive) { value.serialize(archive); },
+          "kvpolicy: to be loaded, a type needs "
+          "`template <class Archive> void serialize(Archive&)` (state/archive.hpp)");
       value.serialize(*this);
     }
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes in blocks, each with its checksum, so that a reader neither believes a damaged byte nor asks
-// for memory by a damaged size. Writing and reading go forward only: a pipe will do.
+// Bytes in blocks, each with its checksum, so that a reader neither believes a damaged byte nor
+// asks for memory by a damaged size. Writing and reading go forward only: a pipe will do.
 //
 //     "kvpcache"            8 bytes
 //     0x01020304            4 bytes, as the machine that writes has its numbers
@@ -70,7 +70,8 @@ struct BlockHeader {
   std::uint32_t last = 0;
   std::uint64_t checksum = 0;
 
-  [[nodiscard]] std::uint64_t expected(std::uint64_t before, std::span<const std::byte> data) const {
+  [[nodiscard]] std::uint64_t expected(std::uint64_t before,
+                                       std::span<const std::byte> data) const {
     const BlockHeader covered{bytes, last, before};
     const auto seed = kvpolicy::checksum(std::as_bytes(std::span{&covered, 1}));
     return kvpolicy::checksum(data, seed);
@@ -91,7 +92,8 @@ class BlockWriter {
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const std::size_t count = std::min(bytes.size(), block_bytes - filled());
-      block_.insert(block_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
+      block_.insert(block_.end(), bytes.begin(),
+                    bytes.begin() + static_cast<std::ptrdiff_t>(count));
       bytes = bytes.subspan(count);
       if (filled() == block_bytes) send(false);
     }
@@ -117,7 +119,7 @@ class BlockWriter {
   ByteSink& sink_;
   std::vector<std::byte> block_;  // the prefix before the first block, the header, the bytes
   std::size_t header_at_ = 0;
-  std::uint64_t checksum_ = 0;    // of the block before
+  std::uint64_t checksum_ = 0;  // of the block before
 };
 
 /// Hands out bytes of blocks that are whole. `name` stands in front of what is said about them. Not
@@ -158,8 +160,8 @@ class BlockReader {
     }
   }
 
-  /// Makes sure that the last block is read to its end; the stream then stands right behind it, and if
-  /// the cache stands `alone` in it, at its end.
+  /// Makes sure that the last block is read to its end; the stream then stands right behind it, and
+  /// if the cache stands `alone` in it, at its end.
   /// @throws as `read`
   void finish(bool alone) {
     if (next_ == block_.size() && !last_) fetch_block();
@@ -182,11 +184,13 @@ class BlockReader {
     BlockHeader header;
     const std::size_t count = fetch(std::as_writable_bytes(std::span{&header, 1}));
     require<FormatError>(count == sizeof header, name_, ": is cut off in front of block ", number_);
-    require<FormatError>(header.bytes <= block_bytes && header.last <= 1, name_, ": block ", number_,
-                         " is damaged: it claims ", header.bytes, " bytes, of at most ", block_bytes);
+    require<FormatError>(header.bytes <= block_bytes && header.last <= 1, name_, ": block ",
+                         number_, " is damaged: it claims ", header.bytes, " bytes, of at most ",
+                         block_bytes);
     block_.resize(header.bytes);
     next_ = 0;
-    require<FormatError>(fetch(block_) == header.bytes, name_, ": is cut off inside block ", number_);
+    require<FormatError>(fetch(block_) == header.bytes, name_, ": is cut off inside block ",
+                         number_);
     const std::uint64_t expected = header.expected(checksum_, block_);
     require<FormatError>(header.checksum == expected, name_, ": block ", number_,
                          " is damaged: its checksum is ", header.checksum, ", must be ", expected);

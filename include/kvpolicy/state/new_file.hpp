@@ -117,7 +117,8 @@ class NewFile : public ByteSink {
 #endif
   }
 
-  // The name is the folder's to remember. Where a folder cannot be synced, it does so in its own time.
+  // The name is the folder's to remember. Where a folder cannot be synced, it does so in its own
+  // time.
   void sync_folder() const noexcept {
 #if KVPOLICY_STATE_POSIX
     const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
