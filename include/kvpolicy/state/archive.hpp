@@ -39,10 +39,12 @@ concept SavedAsIs =
     std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, std::uint32_t> ||
     std::same_as<T, std::uint64_t> || std::same_as<T, std::int64_t> || std::same_as<T, std::byte>;
 
+/// Whether a type is a std::vector, which is saved with its length.
 template <class T>
 inline constexpr bool is_saved_list = false;
 template <class T>
 inline constexpr bool is_saved_list<std::vector<T>> = true;
+/// Whether a type is a std::optional, which is saved with whether it holds a value.
 template <class T>
 inline constexpr bool is_saved_optional = false;
 template <class T>

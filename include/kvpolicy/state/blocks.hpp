@@ -39,6 +39,7 @@ class ByteSink {
   virtual void write(std::span<const std::byte> bytes) = 0;
 };
 
+/// A std::ostream as a sink.
 class StreamSink : public ByteSink {
  public:
   explicit StreamSink(std::ostream& stream) : stream_{stream} {}
@@ -55,16 +56,20 @@ class StreamSink : public ByteSink {
   std::ostream& stream_;
 };
 
+/// The first bytes of every saved cache.
 inline constexpr std::array<char, 8> saved_magic{'k', 'v', 'p', 'c', 'a', 'c', 'h', 'e'};
+/// The format that is written, and the one that is read.
 inline constexpr std::uint32_t saved_version = 1;
+/// The most bytes of a block.
 inline constexpr std::size_t block_bytes = std::size_t{1} << 20;
 
-/// What stands in front of a file's blocks, and of a block's bytes.
+/// What stands in front of a file's blocks.
 struct SavedPrefix {
   std::array<char, 8> magic = saved_magic;
   std::uint32_t byte_order = 0x01020304U;
   std::uint32_t version = saved_version;
 };
+/// What stands in front of a block's bytes.
 struct BlockHeader {
   std::uint32_t bytes = 0;
   std::uint32_t last = 0;

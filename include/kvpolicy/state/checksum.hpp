@@ -16,6 +16,7 @@
 
 namespace kvpolicy {
 
+/// XXH64 of the bytes.
 [[nodiscard]] inline std::uint64_t checksum(std::span<const std::byte> bytes,
                                             std::uint64_t seed = 0) {
   constexpr std::uint64_t prime1 = 0x9E3779B185EBCA87U;

@@ -13,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+/// 1 where files can be synced by POSIX calls, else 0.
 #if __has_include(<fcntl.h>) && __has_include(<unistd.h>)
 #define KVPOLICY_STATE_POSIX 1
 #include <fcntl.h>
