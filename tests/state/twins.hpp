@@ -70,7 +70,7 @@ class Twins {
     Cache loaded{untouched_.plan(), options};
     load_bytes(loaded, bytes);
     // A tail of another length has room for other numbers of queries.
-    const bool same_tail = options.tail_rows() == untouched_.options().tail_rows();
+    const bool same_tail = options.tail_rows() == saved_.options().tail_rows();
     CHECK((!same_tail || saved(loaded) == bytes));
     saved_ = std::move(loaded);
   }
