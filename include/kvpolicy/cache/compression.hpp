@@ -44,13 +44,14 @@ class Compression {
     std::vector<std::vector<bool>> active;
     active.reserve(layers.size());
     for (Layer& layer : layers) active.push_back(active_heads(layer, only_due));
-    try {
+    KVPOLICY_TRY {
       for (std::size_t l = 0; l < layers.size(); ++l) prepare(layers[l], active[l]);
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       for (Layer& layer : layers) {
         for_each(layer, [](auto& policy, std::size_t) { policy.abandon_compress(); });
       }
-      throw;
+      KVPOLICY_RETHROW;
     }
     // Nothing may fail from here on.
     for (std::size_t l = 0; l < layers.size(); ++l) {

@@ -493,16 +493,17 @@ class KvCache {
   void attend_uncounted(Layer& layer, const ConstTensor& q, const MutableTensor& out,
                         std::size_t position, const AttendOptions& options, const ConstTensor* k,
                         const ConstTensor* v) {
-    try {
+    KVPOLICY_TRY {
       layer.sink_logits.reserve(options.sink_logits.size());
       if (options.read == Read::selected) {
         prepare_refresh(layer, q, position, options.refresh_query, options.refresh);
       }
       run_attention(layer, q, out, position, options, k, v);
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       layer.end_refresh(false);
       layer.release_spare();
-      throw;
+      KVPOLICY_RETHROW;
     }
     layer.end_refresh(true);
     layer.scale = options.scale;
@@ -517,13 +518,14 @@ class KvCache {
   // all `reserving` layers go back.
   void reserve(Layer& layer, std::size_t rows, std::span<Layer> reserving) {
     if (rows == 0) return;
-    try {
+    KVPOLICY_TRY {
       for (Policy& head : layer.heads) {
         std::visit([&](auto& policy) { policy.reserve(rows); }, head);
       }
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       for (Layer& other : reserving) other.release_spare();
-      throw;
+      KVPOLICY_RETHROW;
     }
   }
 
@@ -598,18 +600,20 @@ class KvCache {
     // A read of all rows that asks for a refresh chooses for the reads that follow: behind the
     // call, so that its own rows can be chosen.
     if (options.read == Read::all && options.refresh) {
-      try {
+      KVPOLICY_TRY {
         prepare_refresh(layer, q, layer.tokens - q.tokens, options.refresh_query, true);
         layer.end_refresh(true);
-      } catch (...) {
+      }
+      KVPOLICY_CATCH_ALL {
         // No memory, or slow memory that cannot be read: the next selected read chooses instead.
         layer.end_refresh(false);
         layer.for_each_selecting([](auto& policy, std::size_t) { policy.forget_selection(); });
       }
     }
-    try {
+    KVPOLICY_TRY {
       compress_due(layer);
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       // The step itself is done and its rows are kept; the next one tries again.
     }
   }

@@ -64,9 +64,9 @@ template <KvPolicy P>
   if constexpr (AccumulatingPolicy<P>) {
     return policy.accumulated();
   } else {
-    throw ConfigError{message("KvCache::fork_as: KV head ", head, " of layer ", layer,
-                              " has not added up the attention that its rows got; a head that ranks "
-                              "by it needs all of it, from the first query on")};
+    fail<ConfigError>("KvCache::fork_as: KV head ", head, " of layer ", layer,
+                      " has not added up the attention that its rows got; a head that ranks by it "
+                      "needs all of it, from the first query on");
   }
 }
 

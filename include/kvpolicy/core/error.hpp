@@ -4,9 +4,14 @@
 // was met and what would fit; the object it was thrown from is unchanged.
 #pragma once
 
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+
+#include <kvpolicy/core/try.hpp>
 
 /// Checks a precondition of an inner function; public entry points throw instead. Define it
 /// before the first include to route failures elsewhere, or to nothing.
@@ -15,7 +20,26 @@
 #define KVPOLICY_ASSERT(condition) assert(condition)
 #endif
 
+/// What becomes of an error. `error` is an object derived from `std::exception`; whatever stands
+/// here must not return (a program that does is aborted). Without a definition the error is thrown,
+/// or, under -fno-exceptions, its `what()` is printed to stderr and the program aborted. Define it
+/// before the first include, and the same in all of a program: the functions that use it are
+/// inline.
+#ifndef KVPOLICY_THROW
+#if KVPOLICY_EXCEPTIONS
+#define KVPOLICY_THROW(error) throw error
+#else
+#define KVPOLICY_THROW(error) ::kvpolicy::print_and_abort(error)
+#endif
+#endif
+
 namespace kvpolicy {
+
+/// What `KVPOLICY_THROW` is where there are no exceptions and nothing else is defined.
+[[noreturn]] inline void print_and_abort(const std::exception& error) noexcept {
+  std::fprintf(stderr, "kvpolicy: %s\n", error.what());
+  std::abort();
+}
 
 /// Base of everything that the library throws itself (allocation failures stay `std::bad_alloc`).
 class Error : public std::runtime_error {
@@ -73,10 +97,25 @@ template <class... Parts>
   return text.str();
 }
 
+/// Throws `error`, or does with it what `KVPOLICY_THROW` says.
+template <class E>
+[[noreturn]] void throw_error(const E& error) {
+  KVPOLICY_THROW(error);
+#ifdef KVPOLICY_THROW_REPLACED
+  std::abort();
+#endif
+}
+
+/// Throws `E` with the concatenated parts.
+template <class E, class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  throw_error(E(message(parts...)));
+}
+
 /// Throws `E` with the concatenated parts unless `ok`. The parts are only formatted on failure.
 template <class E = ConfigError, class... Parts>
 void require(bool ok, const Parts&... parts) {
-  if (!ok) throw E(message(parts...));
+  if (!ok) fail<E>(parts...);
 }
 
 }  // namespace kvpolicy

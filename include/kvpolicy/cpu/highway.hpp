@@ -11,10 +11,17 @@
 #if !defined(HIGHWAY_HWY_BASE_H_) && defined(__SSE4_2__) && !defined(__AES__) && \
     !defined(HWY_DISABLE_PCLMUL_AES)
 #define HWY_DISABLE_PCLMUL_AES
+#define KVPOLICY_DEFINED_HWY_DISABLE_PCLMUL_AES
 #endif
 
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
+
+// The macro is the includer's: it goes once Highway has read it.
+#ifdef KVPOLICY_DEFINED_HWY_DISABLE_PCLMUL_AES
+#undef HWY_DISABLE_PCLMUL_AES
+#undef KVPOLICY_DEFINED_HWY_DISABLE_PCLMUL_AES
+#endif
 
 #if HWY_HAVE_SCALABLE
 #error "kvpolicy::cpu keeps vectors in arrays: define HWY_DISABLED_TARGETS to leave out SVE and RVV"

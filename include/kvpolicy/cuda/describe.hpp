@@ -150,9 +150,9 @@ template <class Storage, class Scorer>
 struct DeviceHead<HeadBudgetCache<Storage, Scorer>> {
   static HeadSettings describe(const typename HeadBudgetCache<Storage, Scorer>::Config&,
                                std::size_t /*head_dim*/) {
-    throw ConfigError{message("cuda: heads whose rows are ranked by ", Scorer::name,
-                              " have no kernel; rank by ", SnapKvScorer::name,
-                              ", or run the plan on the host")};
+    fail<ConfigError>("cuda: heads whose rows are ranked by ", Scorer::name,
+                      " have no kernel; rank by ", SnapKvScorer::name,
+                      ", or run the plan on the host");
   }
 };
 

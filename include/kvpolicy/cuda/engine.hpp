@@ -50,8 +50,8 @@ void dispatch_head_dim(std::size_t head_dim, F f) {
     if (found) return;
     std::string known;
     ((known += (known.empty() ? "" : ", ") + std::to_string(Dims)), ...);
-    throw ConfigError{message("cuda::Engine: head_dim is ", head_dim, ", kernels were compiled for ",
-                              known, " (KVPOLICY_CUDA_HEAD_DIMS)")};
+    fail<ConfigError>("cuda::Engine: head_dim is ", head_dim, ", kernels were compiled for ", known,
+                      " (KVPOLICY_CUDA_HEAD_DIMS)");
   };
   among(std::integer_sequence<int, KVPOLICY_CUDA_HEAD_DIMS>{});
 }

@@ -742,10 +742,11 @@ class KvCache {
       refresh(l, 0, layer.heads.size(), q, options, 0, capturing, stream);
     }
     if (capturing || !layer.wants_compress()) return;
-    try {
+    KVPOLICY_TRY {
       commit_layer(l, stream);
       compress_layers(l, 1, /*only_due=*/true, stream);
-    } catch (const std::bad_alloc&) {
+    }
+    KVPOLICY_CATCH(const std::bad_alloc&) {
       // The step itself is done and its rows are kept; the next one tries again.
     }
   }

@@ -21,15 +21,15 @@ namespace kvpolicy::cuda {
 inline void check_launch(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // the next call must not find it
-  throw DeviceError{message("kvpolicy::cuda: ", what, " failed: ", cudaGetErrorName(status), " (",
-                            cudaGetErrorString(status), ")")};
+  fail<DeviceError>("kvpolicy::cuda: ", what, " failed: ", cudaGetErrorName(status), " (",
+                    cudaGetErrorString(status), ")");
 }
 /// Turns a failed call of the CUDA runtime into an error that names it.
 /// @throws std::bad_alloc if the device's memory ran out, DeviceError for everything else.
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());
-    throw std::bad_alloc{};
+    throw_error(std::bad_alloc{});
   }
   check_launch(status, what);
 }
@@ -46,9 +46,9 @@ struct Device {
     const cudaError_t found = cudaGetDeviceCount(&count);
     if (found != cudaSuccess || count == 0) {
       static_cast<void>(cudaGetLastError());
-      throw DeviceError{message("kvpolicy::cuda: no CUDA device: ",
-                                found == cudaSuccess ? "none is installed" : cudaGetErrorString(found),
-                                "; kvpolicy::cpu serves the same plans without one")};
+      fail<DeviceError>("kvpolicy::cuda: no CUDA device: ",
+                        found == cudaSuccess ? "none is installed" : cudaGetErrorString(found),
+                        "; kvpolicy::cpu serves the same plans without one");
     }
     Device device;
     check(cudaGetDevice(&device.id), "cudaGetDevice");

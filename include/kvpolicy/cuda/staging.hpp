@@ -46,14 +46,15 @@ class Staging {
  public:
   /// @throws std::bad_alloc, DeviceError
   Staging(std::size_t kv_heads, MemoryResource* memory) : kv_heads_{kv_heads}, memory_{memory} {
-    try {
+    KVPOLICY_TRY {
       check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
       for (cudaEvent_t* event : {&reached_, &buffers_[0].arrived, &buffers_[1].arrived}) {
         check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
       }
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       destroy();
-      throw;
+      KVPOLICY_RETHROW;
     }
   }
   Staging(const Staging&) = delete;

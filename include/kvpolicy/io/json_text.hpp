@@ -110,15 +110,19 @@ class TrackedPlace {
     }
     return true;
   };
-  try {
-    return Json::parse(TrackedPlace{text.data(), &latest},
-                       TrackedPlace{text.data() + text.size(), &latest}, watch);
-  } catch (const Json::exception& error) {
+  KVPOLICY_TRY {
+    Json parsed = Json::parse(TrackedPlace{text.data(), &latest},
+                              TrackedPlace{text.data() + text.size(), &latest}, watch,
+                              /*allow_exceptions=*/KVPOLICY_EXCEPTIONS != 0);
+    require<FormatError>(!parsed.is_discarded(), origin, ": ", place(), ": is not JSON");
+    return parsed;
+  }
+  KVPOLICY_CATCH_AS(Json::exception, error) {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: …": the name is noise.
     const std::string_view what = error.what();
     const std::size_t end = what.find("] ");
-    throw FormatError(message(origin, ": ", place(), ": ",
-                              what.substr(end == std::string_view::npos ? 0 : end + 2)));
+    fail<FormatError>(origin, ": ", place(), ": ",
+                      what.substr(end == std::string_view::npos ? 0 : end + 2));
   }
 }
 

@@ -70,10 +70,9 @@ struct PolicyList<std::variant<Ps...>> {
                          .kv_heads = own.count("kv_heads"),
                          .head_dim = own.count("head_dim")};
   own.refuse_others();
-  try {
-    shape.validate();
-  } catch (const ConfigError& error) {
-    throw FormatError(message(object.where("shape"), ": ", error.what()));
+  KVPOLICY_TRY { shape.validate(); }
+  KVPOLICY_CATCH_AS(ConfigError, error) {
+    fail<FormatError>(object.where("shape"), ": ", error.what());
   }
   require<FormatError>(shape.kv_head_count() <= largest_plan, object.where("shape"), ": has ",
                        shape.kv_head_count(), " KV heads in all, must be at most ", largest_plan);
@@ -133,12 +132,11 @@ template <class Plan>
   const bool known = Policies::find(names, [&]<class P>() { config = read_setting<P>(setting); });
   require<FormatError>(known, where, ": there is no policy ", in_quotes(names.shown()),
                        "; this plan can have: ", Policies::shown());
-  try {
+  KVPOLICY_TRY {
     const Plan checked{ModelShape{1, 1, 1, shape.head_dim}, *config};
     return checked.at(0, 0);
-  } catch (const ConfigError& error) {
-    throw FormatError(message(where, ": ", error.what()));
   }
+  KVPOLICY_CATCH_AS(ConfigError, error) { fail<FormatError>(where, ": ", error.what()); }
 }
 
 /// A plan of any type whose policies include those of the file.

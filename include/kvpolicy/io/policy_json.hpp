@@ -36,7 +36,7 @@ struct EnumNames {
     for (const auto& [known, name] : names) {
       if (known == value) return name;
     }
-    throw ConfigError("plan file: an enumerator without a name");
+    fail<ConfigError>("plan file: an enumerator without a name");
   }
   /// The enumerator named by `key`, or `otherwise` where the key is missing.
   [[nodiscard]] T read(JsonObject& object, const char* key, T otherwise) const {
@@ -47,8 +47,7 @@ struct EnumNames {
       if (name == text) return value;
       list += (list.empty() ? "" : ", ") + std::string{name};
     }
-    throw FormatError(
-        message(object.where(key), ": is ", in_quotes(text), ", must be one of ", list));
+    fail<FormatError>(object.where(key), ": is ", in_quotes(text), ", must be one of ", list);
   }
 };
 

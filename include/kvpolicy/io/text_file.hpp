@@ -55,14 +55,14 @@ inline void write_text_file(const std::filesystem::path& path, std::string_view 
     file.close();
     if (!file.good()) {
       fs::remove(partial, error);
-      throw FormatError(message(path.string(), ": cannot be written"));
+      fail<FormatError>(path.string(), ": cannot be written");
     }
   }
   fs::rename(partial, path, error);
   if (!error) return;
   const std::string reason = error.message();
   fs::remove(partial, error);
-  throw FormatError(message(path.string(), ": cannot be written: ", reason));
+  fail<FormatError>(path.string(), ": cannot be written: ", reason);
 }
 
 }  // namespace kvpolicy::io

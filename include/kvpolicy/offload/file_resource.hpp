@@ -119,9 +119,10 @@ class FileResource final : public SlowMemory {
   }
 
   void fetch_ahead(std::span<const Range> ranges) noexcept override {
-    try {
+    KVPOLICY_TRY {
       if (!ranges.empty()) begin_to_read(whole_pages(ranges), Residency::Use::ahead);
-    } catch (const std::bad_alloc&) {  // it was only a hint
+    }
+    KVPOLICY_CATCH(const std::bad_alloc&) {  // it was only a hint
     }
   }
 
@@ -164,8 +165,8 @@ class FileResource final : public SlowMemory {
 
   template <class What>
   [[noreturn]] void fail(const What& what, int error, const char* help) const {
-    throw StorageError(message("FileResource: ", what, " in ", options_.folder, ": ",
-                               std::generic_category().message(error), " (", help, ")"));
+    kvpolicy::fail<StorageError>("FileResource: ", what, " in ", options_.folder, ": ",
+                                 std::generic_category().message(error), " (", help, ")");
   }
 
   [[nodiscard]] int bring(const Part& part) {
@@ -183,7 +184,7 @@ class FileResource final : public SlowMemory {
   }
 
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    if (alignment > page_ || bytes > options_.max_bytes) throw std::bad_alloc{};
+    if (alignment > page_ || bytes > options_.max_bytes) throw_error(std::bad_alloc{});
     const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), std::max<std::size_t>(alignment, 64));
     const std::lock_guard lock{mutex_};
     SizeClass& own = classes_[size];
@@ -208,9 +209,9 @@ class FileResource final : public SlowMemory {
     const std::size_t left = (limit - std::min(limit, file_bytes_)) / piece_ * piece_;
     const std::size_t blocks = std::min(std::max<std::size_t>(options_.slab_bytes / size, 1), left / size);
     if (blocks == 0) {
-      throw StorageError(message("FileResource: no room for ", size, " more bytes after ", file_bytes_,
-                                 " in ", options_.folder, ", the file may have ", limit,
-                                 " (raise max_bytes, or the process's limit of file sizes)"));
+      kvpolicy::fail<StorageError>("FileResource: no room for ", size, " more bytes after ",
+                                   file_bytes_, " in ", options_.folder, ", the file may have ", limit,
+                                   " (raise max_bytes, or the process's limit of file sizes)");
     }
     const std::size_t bytes = round_up(blocks * size, piece_);
     own.free.reserve(own.blocks + blocks);

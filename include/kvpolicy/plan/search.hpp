@@ -220,9 +220,9 @@ template <class Plan>
     const std::size_t needed = Plan{shape, choices[static_cast<std::size_t>(least)].config}
                                    .memory(context, options, true)
                                    .total();
-    throw ConfigError(message("search_plan: ", bytes, " bytes are too few for ", context,
-                              " tokens: with every head under the smallest of the ", choices.size(),
-                              " choices a cache takes ", needed));
+    fail<ConfigError>("search_plan: ", bytes, " bytes are too few for ", context,
+                      " tokens: with every head under the smallest of the ", choices.size(),
+                      " choices a cache takes ", needed);
   }
   return *std::move(best);
 }

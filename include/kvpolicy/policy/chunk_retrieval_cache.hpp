@@ -93,13 +93,14 @@ class ChunkRetrievalCache {
   }
 
   void commit(const Segment& rows) {
-    try {
+    KVPOLICY_TRY {
       const std::size_t chunks = (storage_.end() + rows.rows) / config_.chunk;
       for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
       storage_.append(rows);
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       release_spare();
-      throw;
+      KVPOLICY_RETHROW;
     }
     const std::size_t first = storage_.end() - rows.rows;
     for (std::size_t i = 0; i < rows.rows; ++i) {

@@ -41,20 +41,21 @@ std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> d
   begun.reserve(decoders.size());
   calls.reserve(decoders.size());
   for (std::size_t i = 0; i < decoders.size(); ++i) {
-    try {
+    KVPOLICY_TRY {
       if (!decoders[i]->begin(most)) {
         results[i].step.ending = decoders[i]->ending();
         continue;
       }
       calls.push_back({&decoders[i]->cache(), decoders[i]->call()});
       begun.push_back(i);
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       results[i].error = std::current_exception();
     }
   }
   if (begun.empty()) return results;
   std::vector<std::vector<float>> logits;
-  try {
+  KVPOLICY_TRY {
     if constexpr (BatchedLanguageModel<Model, Cache>) {
       logits = model.read_batch(std::span<const BatchCall<Cache>>{calls});
     } else {
@@ -62,15 +63,17 @@ std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> d
     }
     require<ShapeError>(logits.size() == calls.size(), "LanguageModel: gave logits of ",
                         logits.size(), " calls, must be those of all ", calls.size());
-  } catch (...) {
+  }
+  KVPOLICY_CATCH_ALL {
     for (const std::size_t i : begun) decoders[i]->abandon();
-    throw;
+    KVPOLICY_RETHROW;
   }
   for (std::size_t c = 0; c < begun.size(); ++c) {
     BatchedStep& result = results[begun[c]];
-    try {
+    KVPOLICY_TRY {
       result.step = decoders[begun[c]]->conclude(logits[c]);
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       result.error = std::current_exception();
     }
   }

@@ -155,11 +155,12 @@ class SpeculativeDecoder {
   DecodedStep step(std::size_t most = static_cast<std::size_t>(-1)) {
     if (!begin(most)) return {{}, ending_};
     std::vector<float> logits;
-    try {
+    KVPOLICY_TRY {
       logits = model_->read(*cache_, call());
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       abandon();
-      throw;
+      KVPOLICY_RETHROW;
     }
     return conclude(logits);
   }
@@ -206,14 +207,15 @@ class SpeculativeDecoder {
     guesses_.clear();
     const std::size_t seen = cache_->tokens();
     const auto start = Clock::now();
-    try {
+    KVPOLICY_TRY {
       if (guesses > 0) draft_.propose(text_, guesses, options_.sampling, random_, guesses_);
       // Rows of a draft that reads with the target's own cache.
       if (guesses > 0) cache_->truncate(seen);
       pending_ = PendingCall{std::span<const int>{text_}.subspan(seen), guesses_};
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       take_back(seen);
-      throw;
+      KVPOLICY_RETHROW;
     }
     draft_seconds_ = seconds_since(start);
     seen_ = seen;
@@ -232,7 +234,7 @@ class SpeculativeDecoder {
     require<ShapeError>(begun_, "SpeculativeDecoder: conclude without begin, expected a begun step");
     Verdict verdict;
     DecodedStep result;
-    try {
+    KVPOLICY_TRY {
       const auto rows = pending_.last_rows(logits, model_->vocabulary());
       verdict = judge<Rule>(guesses_, rows, options_.sampling, random_);
       for (const std::size_t guess : verdict.path) {
@@ -253,9 +255,10 @@ class SpeculativeDecoder {
       verdict.path.resize(result.tokens.size() - 1);
       observe(verdict);
       pending_.keep(*cache_, seen_, verdict.path);
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       abandon();
-      throw;
+      KVPOLICY_RETHROW;
     }
     begun_ = false;
     for (const NewToken& token : result.tokens) text_.push_back(token.token);
@@ -318,13 +321,14 @@ class SpeculativeDecoder {
       const std::size_t done = cache_->tokens();
       const std::size_t count = std::min(options_.prompt_chunk, text_.size() - 1 - done);
       const bool last = done + count + 1 == text_.size();
-      try {
+      KVPOLICY_TRY {
         (void)model_->read(*cache_, {.tokens = std::span<const int>{text_}.subspan(done, count),
                                      .logits = LogitsOf::none,
                                      .attend = {.refresh = last}});
-      } catch (...) {
+      }
+      KVPOLICY_CATCH_ALL {
         take_back(done);
-        throw;
+        KVPOLICY_RETHROW;
       }
       if (last) {
         chosen_at_ = text_.size();
@@ -336,9 +340,10 @@ class SpeculativeDecoder {
   // After a call that failed, perhaps between two layers. If it cannot be (rows were committed) the
   // next call says so.
   void take_back(std::size_t tokens) noexcept {
-    try {
+    KVPOLICY_TRY {
       cache_->truncate(tokens);
-    } catch (const Error&) {
+    }
+    KVPOLICY_CATCH(const Error&) {
     }
   }
 

@@ -85,7 +85,7 @@ class NewFile : public ByteSink {
  private:
   [[noreturn]] void fail(int number) const {
     const std::string reason = number == 0 ? "" : ": " + std::generic_category().message(number);
-    throw StorageError(message(path_.string(), ": cannot be written", reason));
+    kvpolicy::fail<StorageError>(path_.string(), ": cannot be written", reason);
   }
 
   // A name that no other process takes.

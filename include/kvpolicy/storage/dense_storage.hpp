@@ -77,11 +77,12 @@ class ScopedReserve {
   ScopedReserve(Storage& storage, std::size_t rows, std::size_t window)
       : own_{storage.reserved_ ? nullptr : &storage} {
     if (own_ == nullptr) return;
-    try {
+    KVPOLICY_TRY {
       storage.reserve(rows, window);
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
       storage.release_spare();
-      throw;
+      KVPOLICY_RETHROW;
     }
   }
   ScopedReserve(const ScopedReserve&) = delete;

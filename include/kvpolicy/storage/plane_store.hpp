@@ -132,9 +132,10 @@ class PlaneStore {
   /// Full pages go to the slow memory that was reserved for them. Where it fails to take them they
   /// stay, and the next `reserve` tries again and says why.
   void release_spare() noexcept {
-    try {
+    KVPOLICY_TRY {
       move_pages(std::min(slow_spare_.size(), movable()));
-    } catch (...) {
+    }
+    KVPOLICY_CATCH_ALL {
     }
     slow_spare_.clear();
     spare_.clear();
