@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The CPU engine is compiled for what the compiler's flags name. Beside the build's own target its
-# tests run for older x86 as well: x86-64-v2 (SSE4) and x86-64-v3 (AVX2); each prints the name of
-# Highway's target that it ran. Whole caches (cache_test) and threads are the same on all of them.
+# tests run for older x86 as well: plain x86-64, where Highway 1.0 has no vectors, x86-64-v2 (SSE4) and
+# x86-64-v3 (AVX2); each prints the name of Highway's target that it ran. Whole caches (cache_test) and
+# threads are the same on all of them.
 if(NOT TARGET test_cpu OR KVPOLICY_ENABLE_SANITIZERS OR MSVC
    OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   return()
@@ -30,5 +31,6 @@ function(kvpolicy_add_cpu_target name feature)
     LABELS cpu TIMEOUT 1200 FAIL_REGULAR_EXPRESSION "test cases: +0 ")
 endfunction()
 
+kvpolicy_add_cpu_target(x86-64 sse2 -march=x86-64)
 kvpolicy_add_cpu_target(x86-64-v2 sse4.2 -march=x86-64-v2)
 kvpolicy_add_cpu_target(x86-64-v3 avx2 -march=x86-64-v3)

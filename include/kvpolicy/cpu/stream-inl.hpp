@@ -12,8 +12,7 @@
 #include <limits>
 
 #include <kvpolicy/cpu/decode_rows-inl.hpp>
-#include <kvpolicy/cpu/integer_keys-inl.hpp>
-#include <kvpolicy/cpu/integer_values-inl.hpp>
+#include <kvpolicy/cpu/integer_rows-inl.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
 #include <kvpolicy/cpu/prefetch-inl.hpp>
 #include <kvpolicy/cpu/row_block-inl.hpp>
