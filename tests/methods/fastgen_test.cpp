@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <initializer_list>
 #include <limits>
 #include <random>
 #include <set>
@@ -117,8 +118,8 @@ TEST_CASE("every query head of a group must keep enough") {
   const ModelShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 64};
   AttentionProfile profile{{1, 1}, 1};
   std::vector<float> sums(40);
-  for (const std::size_t row : {3, 7}) sums[row] = 1.0F;
-  for (const std::size_t row : {4, 5, 6, 8, 9}) sums[20 + row] = 0.01F;
+  for (const auto row : std::initializer_list<std::size_t>{3, 7}) sums[row] = 1.0F;
+  for (const auto row : std::initializer_list<std::size_t>{4, 5, 6, 8, 9}) sums[20 + row] = 0.01F;
   profile.sums(0, 0) = sums;
   // Together 3 and 7 have 97.6 %, but the second head has nothing of them.
   CHECK(fastgen_choices(shape, profile, small)(0, 0) == FastGenChoice::locality_and_frequency);
@@ -243,8 +244,8 @@ TEST_CASE_TEMPLATE("each choice is a policy", Plan, FastGenPlan<half>, AnyPlan<h
   AttentionProfile profile{{2, 2}, 1};
   for (auto& sums : profile.sums.values()) sums.resize(20);
   profile.sums(0, 0)[18] = profile.sums(0, 0)[1] = 1.0F;  // by rank
-  for (const std::size_t row : {0, 1, 15, 16, 17, 18, 19}) profile.sums(0, 1)[row] = 1.0F;
-  for (const std::size_t row : {2, 3, 4, 5, 6, 7}) profile.sums(1, 0)[row] = 1.0F;
+  for (const auto row : std::initializer_list<std::size_t>{0, 1, 15, 16, 17, 18, 19}) profile.sums(0, 1)[row] = 1.0F;
+  for (const auto row : std::initializer_list<std::size_t>{2, 3, 4, 5, 6, 7}) profile.sums(1, 0)[row] = 1.0F;
   for (float& sum : profile.sums(1, 1)) sum = 1.0F;
   FastGenConfig config = small;
   config.compress_every = 16;

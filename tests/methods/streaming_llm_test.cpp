@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <initializer_list>
 #include <variant>
 #include <vector>
 
@@ -88,7 +89,7 @@ test::Tensor<float> tensor(const Rows& rows, std::size_t first, std::size_t toke
 TEST_CASE("rows look as near as their places in the cache") {
   test::Random random{3};
   for (const bool in_cache : {true, false}) {
-    for (const std::size_t chunk : {1, 7, 40}) {
+    for (const auto chunk : std::initializer_list<std::size_t>{1, 7, 40}) {
       CAPTURE(in_cache);
       CAPTURE(chunk);
       constexpr std::size_t tokens = 40, sinks = 3, recent = 9;
