@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The fast engine, as either translation unit of the library compiles it.
+#pragma once
+
+#include <kvpolicy/cpu.hpp>
+
+#include "engine.hpp"
+
+namespace own {
+namespace {
+
+Attended attend() {
+  kvpolicy::cpu::KvCache<kvpolicy::DuoPlan<float>> cache{plan()};
+  return {hwy::TargetName(HWY_STATIC_TARGET), run(cache)};
+}
+
+}  // namespace
+}  // namespace own

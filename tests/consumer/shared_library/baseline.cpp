@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attend.hpp"
+
+namespace own {
+
+Attended attend_baseline() { return attend(); }
+
+kvpolicy::DuoCache<float> made_by_library() { return kvpolicy::DuoCache<float>{plan()}; }
+
+void refuse() {
+  kvpolicy::DuoCache<float> cache{plan()};
+  cache.truncate(1);  // more than it holds
+}
+
+}  // namespace own

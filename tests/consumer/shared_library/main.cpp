@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The program: both units of the library give what the plain engine gives here, a cache crosses the
+// border, and an error is caught by its type on this side of it.
+#include <cmath>
+#include <cstdio>
+
+#include "engine.hpp"
+
+namespace {
+
+bool equal(const std::vector<float>& expected, const own::Attended& attended) {
+  bool close = attended.out.size() == expected.size();
+  float worst = 0;
+  for (std::size_t i = 0; close && i < expected.size(); ++i) {
+    const float error = std::abs(attended.out[i] - expected[i]);
+    close = error <= 1e-5F;  // false for NaN
+    worst = std::fmax(worst, error);
+  }
+  std::printf("%s: %s, error up to %g\n", attended.instruction_set.c_str(),
+              close ? "right" : "wrong", static_cast<double>(worst));
+  return close;
+}
+
+}  // namespace
+
+int main() {
+  kvpolicy::DuoCache<float> here{own::plan()};
+  const std::vector<float> expected = own::run(here);
+  // In both orders, so that neither unit's functions have only been called first.
+  const own::Attended baseline = own::attend_baseline();
+  const own::Attended native = own::attend_native();
+  bool right = equal(expected, baseline) && equal(expected, native);
+  right = equal(expected, own::attend_baseline()) && right;
+#ifdef DIFFERENT_INSTRUCTION_SETS
+  if (baseline.instruction_set == native.instruction_set) {
+    std::printf("both units were compiled for %s\n", native.instruction_set.c_str());
+    right = false;
+  }
+#endif
+
+  kvpolicy::DuoCache<float> theirs = own::made_by_library();
+  if (own::run(theirs) != expected || theirs.bytes() != here.bytes()) {
+    std::printf("a cache that the library made is another one\n");
+    right = false;
+  }
+  try {
+    own::refuse();
+    std::printf("nothing was thrown\n");
+    right = false;
+  } catch (const kvpolicy::RollbackError& error) {
+    std::printf("caught: %s\n", error.what());
+  }
+  return right ? 0 : 1;
+}
