@@ -233,6 +233,7 @@ def frontier(plt, folder):
         side.errorbar([p[0] for p in points], [100 * p[1] for p in points],
                       yerr=[0 if p[2] != p[2] else 100 * p[2] for p in points], capsize=2,
                       color=COLOURS[i % 8], marker=MARKERS[i % 8], markersize=5,
+                      markerfacecolor=[COLOURS[i % 8], "white"][i // 8 % 2],
                       linestyle=["-", "--"][i // 8 % 2], linewidth=2.6 if strong else 1.3,
                       zorder=3 if strong else 2, label=name)
     side.axhline(100 * over_seeds(full, share)[0], color="#777777", linewidth=1, linestyle=":",

@@ -180,15 +180,15 @@ class Run {
       const std::string doing =
           fmt::format("{} at {}", name_of(group.suite), thousands(group.length));
       const Stopwatch took;
-      if (!group.todo.empty()) {
+      if (!group.unmeasured.empty()) {
         const auto points = measure(model_, group.suite, config_at(group.length), arguments_.seeds,
-                                    group.todo, plain_, [&](double units) {
+                                    group.unmeasured, plain_, [&](double units) {
                                       done_ += units;
                                       progress_.update(done_ / total_, doing);
                                     });
         for (const Point& point : points) known_.push_back(as_json(point));
         progress_.note(fmt::format("  {:<10} {:>6} tokens, {:>3} plans   {}", name_of(group.suite),
-                                   thousands(group.length), group.todo.size(),
+                                   thousands(group.length), group.unmeasured.size(),
                                    duration(took.seconds())));
       }
       for (const Point& point : group.wanted) {
@@ -213,7 +213,7 @@ class Run {
   struct Group {
     Suite suite = Suite::keys;
     std::size_t length = 0;
-    std::vector<Entry> todo;
+    std::vector<Entry> unmeasured;
     std::vector<Point> wanted;  // without outcomes, in the order of the file
   };
 
@@ -243,10 +243,10 @@ class Run {
                 {suite, length, seed, entry.plan.name, entry.method, entry.share, {}});
             missing = missing || find_point(known_, group.wanted.back()) == nullptr;
           }
-          if (missing) group.todo.push_back(std::move(entry));
+          if (missing) group.unmeasured.push_back(std::move(entry));
         }
         for (const Task& task : tasks) {
-          if (!group.todo.empty()) total_ += cost(task, group.todo.size());
+          if (!group.unmeasured.empty()) total_ += cost(task, group.unmeasured.size());
         }
         groups_.push_back(std::move(group));
       }
