@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shows what a plan does to a text: writes one HTML page with every head's policy and bytes, the rows
+// that it kept and read at each step, and how it attended to them.
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/text_file.hpp>
+#include <reference_model/llama.hpp>
+
+#include "common/exam.hpp"
+#include "common/files.hpp"
+#include "common/plan_view.hpp"
+#include "common/progress.hpp"
+#include "common/retrieval_text.hpp"
+#include "common/run_tool.hpp"
+#include "common/sequence.hpp"
+#include "common/terminal.hpp"
+#include "tool_plan.hpp"
+#include "visualize/page.hpp"
+#include "visualize/recording.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+using namespace kvpolicy::tools;
+
+struct Arguments {
+  std::string model;
+  PlanArguments plan;
+  std::string prompt;
+  std::string file;
+  std::vector<int> tokens;
+  std::size_t text = 4096;
+  std::uint64_t text_seed = 1;
+  std::string stop;
+  RecordSettings settings;
+  std::string out = "visualize.html";
+  std::size_t threads = 0;
+  bool json = false;
+};
+
+constexpr const char* description =
+    R"(Shows what each head keeps: writes one HTML page for a plan and a text.
+
+The page has the heads by layer, coloured by policy; the bytes of each as the text grows, beside a full
+cache's; and, for the head and the step that you choose, the rows of the text that were kept, the ones
+that were read, and how much attention each got. It needs no network and no other file.
+
+Without a prompt the shipped model reads a piece of the King James Bible with facts hidden in it ("The
+key of Bamelo is 48213.") and is asked for one of them.)";
+
+std::string footer() {
+  return std::string{"Plans (--plan):\n"} + plan_help() + R"(
+Examples:
+  visualize --plan duo                             which heads find the key, which see only their window
+  visualize --plan quest:16,256 --out quest.html   what a head that selects reads, token by token
+  visualize --plan snapkv:128                      what a prompt's end wants to keep of it
+  visualize --plan search:0.125,4096               an eighth of the bytes, spent head by head
+  visualize --file chapter.txt --plan int4 --max-new 100
+  visualize --model path/to/Llama-3.2-1B --tokens 128000,791,1893 --plan kivi2 --json
+
+Then open the page in a browser. A prompt of many tokens is recorded at --steps places, what follows
+it token by token.)";
+}
+
+std::vector<int> read_prompt(Arguments& arguments, std::size_t vocabulary) {
+  if (!arguments.tokens.empty()) return arguments.tokens;
+  require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
+          ", not of bytes, and this program has no tokenizer: give the prompt as --tokens N,N,...");
+  if (!arguments.prompt.empty()) return tokens_of(arguments.prompt);
+  if (arguments.file.empty()) {
+    const RetrievalText text =
+        draw_text(held_out_text(),
+                  {.length = arguments.text, .questions = 1, .seed = arguments.text_seed});
+    if (arguments.stop.empty()) arguments.stop = ".";
+    return tokens_of(text.body + text.questions.front().text);
+  }
+  if (arguments.file != "-") return tokens_of(io::read_text_file(arguments.file));
+  const std::string text{std::istreambuf_iterator<char>{std::cin}, {}};
+  require(!text.empty(), "stdin is empty, expected a prompt");
+  return tokens_of(text);
+}
+
+Recording make_recording(Arguments& arguments) {
+  require_model_folder(arguments.model);
+  set_threads(arguments.threads);
+  const auto model = reference::Llama::load(arguments.model);
+  const std::size_t vocabulary = model.config().vocabulary;
+  require(arguments.stop.empty() || vocabulary == 256,
+          "--stop is a text, but the model does not write bytes: its vocabulary is ", vocabulary);
+  const std::vector<int> prompt = read_prompt(arguments, vocabulary);
+  arguments.settings.stop = tokens_of(arguments.stop);
+  auto plan = make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model);
+  Progress progress;
+  Recording recording =
+      record(model, std::move(plan), prompt, arguments.settings,
+             [&](std::size_t done, std::size_t total) {
+               progress.update(static_cast<double>(done) / static_cast<double>(total),
+                               fmt::format("{} token {} of {}",
+                                           done <= prompt.size() ? "reads" : "writes",
+                                           thousands(done), thousands(total)));
+             });
+  // What the folder is called says what the model is; where it lies is nobody's business.
+  std::filesystem::path folder = std::filesystem::path{arguments.model}.lexically_normal();
+  if (folder.filename().empty()) folder = folder.parent_path();
+  recording.model = folder.filename().string();
+  recording.plan = arguments.plan.plan;
+  return recording;
+}
+
+std::string new_text(const Recording& recording) {
+  std::string text;
+  for (std::size_t i = recording.prompt_tokens; i < recording.tokens.size(); ++i) {
+    text += static_cast<char>(recording.tokens[i]);
+  }
+  return text;
+}
+
+// At the last step.
+nlohmann::json heads_json(const Recording& recording) {
+  nlohmann::json heads = nlohmann::json::array();
+  const Step& last = recording.steps.back();
+  for (std::size_t i = 0; i < last.heads.size(); ++i) {
+    const std::size_t layer = i / recording.heads.shape().kv_heads;
+    const std::size_t head = i % recording.heads.shape().kv_heads;
+    const HeadStep& own = last.heads[i];
+    heads.push_back({{"layer", layer},
+                     {"kv_head", head},
+                     {"policy", kind_of(recording.heads.at(layer, head)).policy},
+                     {"setting", setting_text(recording.heads.at(layer, head))},
+                     {"rows_kept", rows_in(own.kept)},
+                     {"rows_exact", rows_in(own.exact)},
+                     {"rows_read", rows_in(own.read)},
+                     {"bytes", own.bytes},
+                     {"bytes_read", own.bytes_read}});
+  }
+  return heads;
+}
+
+void print_json(const Arguments& arguments, const Recording& recording, const HtmlPage& page) {
+  const Step& last = recording.steps.back();
+  nlohmann::json json{{"model", arguments.model},
+                      {"plan", recording.plan},
+                      {"threads", threads()},
+                      {"prompt_tokens", recording.prompt_tokens},
+                      {"new_tokens", recording.tokens.size() - recording.prompt_tokens},
+                      {"steps", recording.steps.size()},
+                      {"kv_bytes", last.bytes},
+                      {"kv_bytes_full", recording.full_bytes(last)},
+                      {"heads", heads_json(recording)},
+                      {"least_attention_shown", page.least_shown},
+                      {"page", arguments.out},
+                      {"page_bytes", page.html.size()}};
+  if (recording.vocabulary == 256) json["text"] = new_text(recording);
+  constexpr auto replace = nlohmann::json::error_handler_t::replace;
+  fmt::print("{}\n", json.dump(-1, ' ', false, replace));
+}
+
+void print_summary(const Arguments& arguments, const Recording& recording, const HtmlPage& page) {
+  const Step& last = recording.steps.back();
+  const std::size_t full = recording.full_bytes(last);
+  fmt::print("Wrote {} ({} kB): {} KV heads at {} steps of {} tokens. Open it in a browser.\n\n",
+             arguments.out, thousands(page.html.size() / 1000), last.heads.size(),
+             recording.steps.size(), thousands(recording.tokens.size()));
+  fmt::print("  KV cache   {}, {} of a full cache's {}\n", megabytes(last.bytes),
+             percent(static_cast<double>(last.bytes) / static_cast<double>(full)),
+             megabytes(full));
+  if (recording.vocabulary == 256 && recording.tokens.size() > recording.prompt_tokens) {
+    fmt::print("  goes on    {}\n", one_line(new_text(recording), 80));
+  }
+}
+
+void run(Arguments arguments) {
+  const Recording recording = make_recording(arguments);
+  const HtmlPage page = write_page(recording);
+  write_result(arguments.out, page.html);
+  if (arguments.json) return print_json(arguments, recording, page);
+  print_summary(arguments, recording, page);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments arguments;
+  arguments.model = repository_path(shipped_model);
+  CLI::App app{description, "visualize"};
+  app.footer(footer());
+  app.get_formatter()->column_width(26);
+  app.add_option("--model", arguments.model, "Hugging Face folder of the model")
+      ->type_name("DIR")
+      ->capture_default_str();
+  auto* source = app.add_option_group("Prompt", "one of, or none");
+  source->add_option("--prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
+  source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")
+      ->type_name("PATH");
+  source->add_option("--tokens", arguments.tokens, "The prompt as numbers of tokens")
+      ->delimiter(',')
+      ->type_name("N,N,...");
+  source->add_option("--text", arguments.text, "The shipped text with a question, so many bytes")
+      ->check(whole_number(256, 65536))
+      ->type_name("N")
+      ->capture_default_str();
+  source->require_option(0, 1);
+  app.add_option("--text-seed", arguments.text_seed, "Another of the shipped texts")
+      ->check(any_whole_number())
+      ->type_name("N")
+      ->capture_default_str();
+  add_plan_options(app, arguments.plan);
+  app.add_option("--max-new", arguments.settings.most_new, "New tokens at most, the likeliest each")
+      ->check(whole_number(0, 4096))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--stop", arguments.stop, "Ends behind this text (of the shipped one: a full stop)")
+      ->type_name("TEXT");
+  app.add_option("--steps", arguments.settings.prompt_steps,
+                 "Pieces in which the prompt is read, a step of the page each")
+      ->check(whole_number(1, 1024))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_option("--out", arguments.out, "The page")->type_name("FILE")->capture_default_str();
+  app.add_option("--threads", arguments.threads, "Threads; 0: all that OpenMP offers")
+      ->check(whole_number(0, most_threads))
+      ->type_name("N")
+      ->capture_default_str();
+  app.add_flag("--json", arguments.json, "Print JSON about it");
+  return run_tool(app, argc, argv, [&] { run(arguments); });
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Numbers as few bytes, and bytes as text that may stand in a page.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvpolicy::tools {
+
+/// Bytes written one number after another.
+class ByteWriter {
+ public:
+  void byte(std::uint8_t value) { bytes_.push_back(value); }
+
+  /// Seven bits a byte, the lowest first; all but the last byte have their highest bit set (LEB128).
+  void number(std::size_t value) {
+    for (; value >= 0x80; value >>= 7) byte(static_cast<std::uint8_t>(value & 0x7F) | 0x80);
+    byte(static_cast<std::uint8_t>(value));
+  }
+
+  [[nodiscard]] const std::vector<std::uint8_t>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::uint8_t> bytes_;
+};
+
+[[nodiscard]] inline std::string base64(const std::vector<std::uint8_t>& bytes) {
+  constexpr const char* letters =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  text.reserve((bytes.size() + 2) / 3 * 4);
+  for (std::size_t at = 0; at < bytes.size(); at += 3) {
+    std::uint32_t three = 0;
+    for (std::size_t i = 0; i < 3; ++i) {
+      three = three << 8 | (at + i < bytes.size() ? bytes[at + i] : 0U);
+    }
+    for (unsigned i = 0; i < 4; ++i) {
+      text += at + i > bytes.size() ? '=' : letters[three >> (18 - 6 * i) & 63];
+    }
+  }
+  return text;
+}
+
+}  // namespace kvpolicy::tools

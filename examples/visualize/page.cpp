@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The bytes of a recording, for each head one after another, numbers as ByteWriter writes them:
+//
+//   kept    a count of runs, then for each run of rows how many they are and until which step they
+//           were kept: one more than its number, 0 for none. Runs cover the text.
+//   exact   the same of rows that were not quantised; a count of 0 where no row ever is
+//   steps   for each: how the rows read are told (ReadAs); if by runs their count, then for each run
+//           the rows skipped since the last one and the rows of the run; then the count of rows with
+//           attention, and for each the rows skipped and a byte, 255 times the root of the share
+//
+// A row that is dropped never comes back, and one that is quantised never becomes exact again, so one
+// step for each row says it all.
+#include "page.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "../common/plan_view.hpp"
+#include "bytes.hpp"
+#include "page_parts.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+using Json = nlohmann::json;
+
+enum class ReadAs : std::uint8_t {
+  nothing,          // the step has no query
+  kept,             // what is kept behind the step
+  before_and_new,   // what was kept before it, and the rows that came
+  runs
+};
+
+std::uint8_t level_of(float share) {
+  return static_cast<std::uint8_t>(
+      std::lround(255.0F * std::sqrt(std::clamp(share, 0.0F, 1.0F))));
+}
+
+double share_of(unsigned level) {
+  const double root = level / 255.0;
+  return root * root;
+}
+
+RowRuns with_new_rows(RowRuns runs, std::size_t first, std::size_t end) {
+  if (first == end) return runs;
+  if (!runs.empty() && runs.back().first + runs.back().rows == first) {
+    runs.back().rows += end - first;
+  } else {
+    runs.push_back({first, end - first});
+  }
+  return runs;
+}
+
+bool equal_runs(const RowRuns& one, const RowRuns& other) {
+  return std::ranges::equal(one, other, [](const RowRun& a, const RowRun& b) {
+    return a.first == b.first && a.rows == b.rows;
+  });
+}
+
+class Encoder {
+ public:
+  /// Attention below `least_level` is left out.
+  Encoder(const Recording& recording, unsigned least_level)
+      : recording_{recording}, least_level_{least_level} {
+    for (std::size_t head = 0; head < recording.heads.shape().kv_head_count(); ++head) {
+      last_steps(head, &HeadStep::kept);
+      if (always_exact(head)) {
+        out_.number(0);
+      } else {
+        last_steps(head, &HeadStep::exact);
+      }
+      for (std::size_t step = 0; step < recording.steps.size(); ++step) {
+        rows_read(head, step);
+        attention(recording.steps[step].heads[head].attention);
+      }
+    }
+  }
+
+  [[nodiscard]] std::string text() const { return base64(out_.bytes()); }
+
+ private:
+  [[nodiscard]] bool always_exact(std::size_t head) const {
+    return std::ranges::all_of(recording_.steps, [&](const Step& step) {
+      return equal_runs(step.heads[head].kept, step.heads[head].exact);
+    });
+  }
+
+  // Until which step each row belonged to `rows` of its head.
+  void last_steps(std::size_t head, RowRuns HeadStep::*rows) {
+    const auto& steps = recording_.steps;
+    std::vector<std::size_t> until(recording_.tokens.size());
+    for (std::size_t s = 0; s < steps.size(); ++s) {
+      for (const RowRun& run : steps[s].heads[head].*rows) {
+        std::fill_n(until.begin() + static_cast<std::ptrdiff_t>(run.first), run.rows, s + 1);
+      }
+    }
+    for (std::size_t s = 0; s < steps.size(); ++s) {
+      const auto end = until.begin() + static_cast<std::ptrdiff_t>(steps[s].tokens);
+      const auto count = std::count_if(until.begin(), end, [&](std::size_t u) { return u > s; });
+      if (static_cast<std::size_t>(count) != rows_in(steps[s].heads[head].*rows)) {
+        throw std::logic_error{"write_page: a row that was dropped or quantised came back"};
+      }
+    }
+    std::vector<std::pair<std::size_t, std::size_t>> runs;  // rows, until
+    for (const std::size_t step : until) {
+      if (runs.empty() || runs.back().second != step) runs.emplace_back(0, step);
+      ++runs.back().first;
+    }
+    out_.number(runs.size());
+    for (const auto& [count, step] : runs) {
+      out_.number(count);
+      out_.number(step);
+    }
+  }
+
+  void rows_read(std::size_t head, std::size_t at) {
+    const Step& step = recording_.steps[at];
+    const HeadStep& own = step.heads[head];
+    const std::size_t before = at == 0 ? 0 : recording_.steps[at - 1].tokens;
+    const RowRuns none;
+    const RowRuns& kept_before = at == 0 ? none : recording_.steps[at - 1].heads[head].kept;
+    const auto as = [&](ReadAs how) { out_.byte(static_cast<std::uint8_t>(how)); };
+    if (step.kind == StepKind::compress) {
+      as(ReadAs::nothing);
+    } else if (equal_runs(own.read, own.kept)) {
+      as(ReadAs::kept);
+    } else if (equal_runs(own.read, with_new_rows(kept_before, before, step.tokens))) {
+      as(ReadAs::before_and_new);
+    } else {
+      as(ReadAs::runs);
+      out_.number(own.read.size());
+      std::size_t end = 0;
+      for (const RowRun& run : own.read) {
+        out_.number(run.first - end);
+        out_.number(run.rows);
+        end = run.first + run.rows;
+      }
+    }
+  }
+
+  void attention(const std::vector<RowAttention>& rows) {
+    const auto shown = [&](const RowAttention& row) { return level_of(row.share) >= least_level_; };
+    out_.number(static_cast<std::size_t>(std::ranges::count_if(rows, shown)));
+    std::size_t end = 0;
+    for (const RowAttention& row : rows) {
+      if (!shown(row)) continue;
+      out_.number(row.row - end);
+      out_.byte(level_of(row.share));
+      end = row.row + 1;
+    }
+  }
+
+  const Recording& recording_;
+  unsigned least_level_;
+  ByteWriter out_;
+};
+
+Json heads_json(const Recording& recording, std::vector<HeadKind>& kinds) {
+  Json heads = Json::array();
+  const ModelShape& shape = recording.heads.shape();
+  for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
+    const auto& config = recording.heads.at(head / shape.kv_heads, head % shape.kv_heads);
+    const HeadKind kind = kind_of(config);
+    const auto known = std::ranges::find(kinds, kind);
+    const auto place = static_cast<std::size_t>(known - kinds.begin());
+    if (known == kinds.end()) kinds.push_back(kind);
+    Json held = Json::array();
+    Json read = Json::array();
+    for (const Step& step : recording.steps) {
+      held.push_back(step.heads[head].bytes);
+      read.push_back(step.heads[head].bytes_read);
+    }
+    heads.push_back({{"kind", place},
+                     {"setting", setting_text(config)},
+                     {"bytes", std::move(held)},
+                     {"bytesRead", std::move(read)}});
+  }
+  return heads;
+}
+
+Json tokens_json(const Recording& recording) {
+  if (recording.vocabulary != 256) return recording.tokens;
+  return base64({recording.tokens.begin(), recording.tokens.end()});
+}
+
+Json about_json(const Recording& recording) {
+  const ModelShape& shape = recording.heads.shape();
+  Json about{{"model", recording.model},
+             {"plan", recording.plan},
+             {"layers", shape.layers},
+             {"kvHeads", shape.kv_heads},
+             {"group", shape.group()},
+             {"headDim", shape.head_dim},
+             {"promptTokens", recording.prompt_tokens},
+             {"piece", recording.piece},
+             {"tokens", tokens_json(recording)},
+             {"steps", Json::array()},
+             {"kinds", Json::array()}};
+  constexpr std::array names{"prompt", "compress", "generate"};
+  for (const Step& step : recording.steps) {
+    about["steps"].push_back({{"kind", names[static_cast<std::size_t>(step.kind)]},
+                              {"tokens", step.tokens},
+                              {"bytes", step.bytes},
+                              {"fullHead", step.full_head_bytes}});
+  }
+  std::vector<HeadKind> kinds;
+  about["heads"] = heads_json(recording, kinds);
+  for (const HeadKind& kind : kinds) {
+    about["kinds"].push_back({{"policy", kind.policy}, {"bits", kind.bits}});
+  }
+  return about;
+}
+
+// JSON that no HTML parser takes for a tag or a comment, whatever its strings hold: in JSON a '<'
+// stands in strings alone, where it may be written by its number.
+std::string script_text(const Json& json) {
+  std::string text;
+  for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace)) {
+    if (c == '<') {
+      text += "\\u003c";
+    } else {
+      text += c;
+    }
+  }
+  return text;
+}
+
+// The page's frame up to where `mark` stands, which goes, and what follows it.
+std::pair<std::string_view, std::string_view> split_at(std::string_view text,
+                                                       std::string_view mark) {
+  const std::size_t at = text.find(mark);
+  if (at == std::string_view::npos) {
+    throw std::logic_error{"write_page: page.html lacks " + std::string{mark}};
+  }
+  return {text.substr(0, at), text.substr(at + mark.size())};
+}
+
+}  // namespace
+
+HeadKind kind_of(const AnyPlan<bfloat16>::Config& config) {
+  HeadKind kind;
+  AnyPlan<bfloat16>::visit(config, [&]<class P>(const typename P::Config& own) {
+    kind.policy = P::name;
+    if constexpr (requires { own.storage.bits; }) kind.bits = own.storage.bits;
+  });
+  return kind;
+}
+
+HtmlPage write_page(const Recording& recording, std::size_t most_bytes) {
+  const auto [before_css, behind_css] = split_at(page_html, "/*page.css*/");
+  const auto [before_data, behind_data] = split_at(behind_css, "<!--recording-->");
+  const auto [before_js, behind_js] = split_at(behind_data, "/*page.js*/");
+  Json about = about_json(recording);
+  HtmlPage page;
+  for (unsigned level = std::max<unsigned>(level_of(recording.least_attention), 1);;
+       level = std::min(level + std::max(level / 8, 1U), 255U)) {
+    page.least_shown = std::max(share_of(level), static_cast<double>(recording.least_attention));
+    about["leastShown"] = page.least_shown;
+    about["rows"] = Encoder{recording, level}.text();
+    page.html.clear();
+    for (const std::string_view part : {before_css, page_css, before_data}) page.html += part;
+    page.html += script_text(about);
+    for (const std::string_view part : {before_js, page_js, behind_js}) page.html += part;
+    if (page.html.size() <= most_bytes || level == 255) return page;
+  }
+}
+
+}  // namespace kvpolicy::tools

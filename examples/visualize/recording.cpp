@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "recording.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <variant>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/cpu.hpp>
+#include <reference_model/run.hpp>
+#include <reference_model/sampler.hpp>
+
+#include "../tool_plan.hpp"
+#include "watching_engine.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+using Plan = AnyPlan<bfloat16>;
+using Cache = KvCache<Plan, WatchingEngine<cpu::Engine<>>>;
+
+// One text going through the model, a step noted for each call.
+class Recorder {
+ public:
+  Recorder(const reference::Llama& model, Plan plan, float least_attention)
+      : model_{&model},
+        watch_{least_attention, {}},
+        cache_{std::move(plan), CacheOptions{}, WatchingEngine<cpu::Engine<>>{watch_}} {}
+
+  /// The logits behind the tokens.
+  std::vector<float> read(std::span<const int> tokens, StepKind kind, const AttendOptions& options) {
+    reference::require_ready(*model_, cache_);
+    const ModelShape& shape = cache_.plan().shape();
+    Step step = empty_step(kind);
+    const auto attend = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                            TensorView<const float> v, TensorView<float> out) {
+      cache_.step(layer, q, k, v, out, options);
+      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+        WatchedHead& seen = watch_.heads[head];
+        HeadStep& own = step.heads[layer * shape.kv_heads + head];
+        own.read = std::move(seen.read);
+        own.bytes_read = seen.bytes_read;
+        own.attention = std::move(seen.attention);
+      }
+    };
+    std::vector<float> logits = model_->forward(tokens, cache_.tokens(), attend);
+    add(std::move(step));
+    return logits;
+  }
+
+  void compress() {
+    cache_.compress();
+    add(empty_step(StepKind::compress));
+  }
+
+  [[nodiscard]] std::vector<Step>& steps() { return steps_; }
+
+ private:
+  [[nodiscard]] Step empty_step(StepKind kind) const {
+    Step step{.kind = kind};
+    step.heads.resize(cache_.plan().shape().kv_head_count());
+    return step;
+  }
+
+  void add(Step step) {
+    const ModelShape& shape = cache_.plan().shape();
+    step.tokens = cache_.tokens();
+    step.bytes = cache_.bytes();
+    step.full_head_bytes = FullCache<DenseStorage<bfloat16>>::bytes_of_tokens(
+        {}, cache_.options().context(shape.head_dim), step.tokens);
+    for (std::size_t head = 0; head < step.heads.size(); ++head) {
+      note_kept(head / shape.kv_heads, head % shape.kv_heads, step.heads[head]);
+    }
+    steps_.push_back(std::move(step));
+  }
+
+  // All rows are committed, for nothing can be rolled back. What the latest query could have seen of
+  // them is all there is: a window that a later one sees is narrower by a row.
+  void note_kept(std::size_t layer, std::size_t head, HeadStep& step) const {
+    SegmentList shown;
+    const ReadRequest request{static_cast<std::int64_t>(cache_.tokens()) - 1, 1, Read::all};
+    std::visit(
+        [&](const auto& policy) {
+          policy.segments(request, shown);
+          step.bytes = policy.bytes();
+        },
+        cache_.policy(layer, head));
+    std::vector<std::size_t> kept, exact;
+    for (const Segment& segment : shown) {
+      const bool quantized = is_quantized(segment.keys.format.encoding) ||
+                             is_quantized(segment.values.format.encoding);
+      segment.for_each_run([&](const RowRun& run) {
+        for (std::size_t row = run.first; row < run.first + run.rows; ++row) {
+          kept.push_back(static_cast<std::size_t>(segment.position_of(row)));
+          if (!quantized) exact.push_back(kept.back());
+        }
+      });
+    }
+    step.kept = runs_of(std::move(kept));
+    step.exact = runs_of(std::move(exact));
+  }
+
+  const reference::Llama* model_;
+  Watch watch_;
+  Cache cache_;
+  std::vector<Step> steps_;
+};
+
+bool ends_with(std::span<const int> tokens, std::span<const int> end) {
+  return !end.empty() && tokens.size() >= end.size() &&
+         std::ranges::equal(tokens.last(end.size()), end);
+}
+
+}  // namespace
+
+std::size_t rows_in(const RowRuns& runs) {
+  std::size_t rows = 0;
+  for (const RowRun& run : runs) rows += run.rows;
+  return rows;
+}
+
+bool holds_row(const RowRuns& runs, std::size_t row) {
+  return std::ranges::any_of(
+      runs, [&](const RowRun& run) { return row >= run.first && row - run.first < run.rows; });
+}
+
+RowRuns runs_of(std::vector<std::size_t> rows) {
+  std::ranges::sort(rows);
+  RowRuns runs;
+  for (const std::size_t row : rows) {
+    if (runs.empty() || row > runs.back().first + runs.back().rows) {
+      runs.push_back({row, 1});
+    } else if (row == runs.back().first + runs.back().rows) {
+      ++runs.back().rows;
+    }
+  }
+  return runs;
+}
+
+Recording record(const reference::Llama& model, AnyPlan<bfloat16> plan,
+                 std::span<const int> prompt, const RecordSettings& settings,
+                 const RecordReport& report) {
+  require<ShapeError>(!prompt.empty(), "record: the prompt is empty, expected at least 1 token");
+  require(settings.prompt_steps >= 1, "record: prompt_steps is 0, must be at least 1");
+  const reference::LlamaConfig& config = model.config();
+  reference::limit_windows(plan, config);
+  const PlanNeeds needs = needs_of(plan);
+  Recording recording{.heads = plan,
+                      .vocabulary = config.vocabulary,
+                      .tokens = {prompt.begin(), prompt.end()},
+                      .prompt_tokens = prompt.size(),
+                      .piece = (prompt.size() - 1) / settings.prompt_steps + 1,
+                      .least_attention = settings.least_attention};
+  Recorder recorder{model, std::move(plan), settings.least_attention};
+  const std::size_t total = prompt.size() + settings.most_new;
+  const auto tell = [&](std::size_t done) {
+    if (report) report(done, total);
+  };
+  std::vector<float> logits;
+  for (std::size_t done = 0; done < prompt.size();) {
+    const std::size_t count = std::min(recording.piece, prompt.size() - done);
+    logits = recorder.read(prompt.subspan(done, count), StepKind::prompt, {});
+    done += count;
+    tell(done);
+  }
+  if (needs.compress) recorder.compress();
+  const AttendOptions reading{.read = needs.selected_reads ? Read::selected : Read::all,
+                              .refresh = needs.selected_reads};
+  for (std::size_t count = 0; count < settings.most_new; ++count) {
+    const int token = reference::likeliest(logits);
+    if (std::ranges::find(config.eos_tokens, token) != config.eos_tokens.end()) break;
+    recording.tokens.push_back(token);
+    logits = recorder.read(std::array{token}, StepKind::generate, reading);
+    tell(recording.tokens.size());
+    if (ends_with(std::span{recording.tokens}.subspan(prompt.size()), settings.stop)) break;
+  }
+  recording.steps = std::move(recorder.steps());
+  return recording;
+}
+
+}  // namespace kvpolicy::tools

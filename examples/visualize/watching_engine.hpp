@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An attention engine that lets one look on: it attends as the engine inside it does, and notes which
+// rows the last query of each call was given, and how it attends to them. Caches take it like any
+// other engine, so that what is seen is what happens.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/attention.hpp>
+
+#include "../common/bytes_read.hpp"
+#include "recording.hpp"
+
+namespace kvpolicy::tools {
+
+/// Rows in any order, as runs.
+[[nodiscard]] RowRuns runs_of(std::vector<std::size_t> rows);
+
+/// What the last query of a call saw of one KV head.
+struct WatchedHead {
+  RowRuns read;
+  std::size_t bytes_read = 0;
+  std::vector<RowAttention> attention;  ///< by row, ascending
+};
+
+/// Where a watching engine leaves what it saw; must outlive the engine and its copies.
+struct Watch {
+  float least_attention = 0;
+  std::vector<WatchedHead> heads;  ///< of the latest call: [kv_heads]
+};
+
+/// `Inner`: an AttentionEngine. Not for calls with a tree of guesses.
+template <AttentionEngine Inner>
+class WatchingEngine {
+ public:
+  WatchingEngine() = default;
+  explicit WatchingEngine(Watch& watch) : watch_{&watch} {}
+
+  void attend(const LayerAttention& work) {
+    inner_.attend(work);
+    if (watch_ != nullptr && work.options.tree == nullptr && work.queries.tokens > 0) look(work);
+  }
+  void observe(const LayerObservation& work) { inner_.observe(work); }
+  void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
+    inner_.score(rows, query, out);
+  }
+
+ private:
+  void look(const LayerAttention& work) {
+    const std::size_t last = work.queries.tokens - 1;
+    ConstTensor query = work.queries;
+    query.data = work.queries.row(last, 0);
+    query.tokens = 1;
+    const std::size_t group = work.group();
+    std::vector<std::vector<float>> sums(work.heads.size());
+    std::vector<std::span<float>> views;
+    for (std::size_t head = 0; head < sums.size(); ++head) {
+      std::size_t rows = 0;
+      for (const Segment& segment : work.heads[head]) {
+        segment.for_each_run([&](const RowRun& run) { rows += run.rows; });
+      }
+      sums[head].resize(group * rows);
+      views.emplace_back(sums[head]);
+    }
+    inner_.observe(
+        LayerObservation{query, work.position(last), work.heads, views, work.options});
+    watch_->heads.assign(sums.size(), {});
+    for (std::size_t head = 0; head < sums.size(); ++head) {
+      note(work, head, sums[head], watch_->heads[head]);
+    }
+  }
+
+  void note(const LayerAttention& work, std::size_t head, std::span<const float> sums,
+            WatchedHead& seen) const {
+    const std::size_t last = work.queries.tokens - 1;
+    const std::size_t group = work.group();
+    const std::size_t rows = sums.size() / group;
+    std::vector<std::size_t> read;
+    std::size_t at = 0;
+    for (const Segment& segment : work.heads[head]) {
+      const std::size_t before = read.size();
+      segment.for_each_run([&](const RowRun& run) {
+        for (std::size_t row = run.first; row < run.first + run.rows; ++row, ++at) {
+          if (!work.sees(last, segment, row)) continue;
+          read.push_back(static_cast<std::size_t>(segment.position_of(row)));
+          float share = 0;
+          for (std::size_t query = 0; query < group; ++query) share += sums[query * rows + at];
+          share /= static_cast<float>(group);
+          if (share >= watch_->least_attention) seen.attention.push_back({read.back(), share});
+        }
+      });
+      const std::size_t count = read.size() - before;
+      seen.bytes_read += bytes_of_rows(segment.keys, count, work.queries.head_dim) +
+                         bytes_of_rows(segment.values, count, work.queries.head_dim);
+    }
+    seen.read = runs_of(std::move(read));
+    std::ranges::sort(seen.attention, {}, &RowAttention::row);
+  }
+
+  Inner inner_;
+  Watch* watch_ = nullptr;
+};
+
+}  // namespace kvpolicy::tools
