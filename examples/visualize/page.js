@@ -268,16 +268,27 @@ function drawNow() {
     whole(rowCount) + ' tokens', make('small', stepText(step)));
 }
 
+// ---- where a number of tokens stands from left to right, 0 to 1: new tokens, few beside a prompt, get
+// a fifth of the width at least
+
+const newTokens = rowCount - about.promptTokens;
+const promptWidth = newTokens === 0 ? 1 : Math.min(0.8, about.promptTokens / rowCount);
+const isStretched = newTokens > 0 && promptWidth < about.promptTokens / rowCount;
+function across(length) {
+  if (length <= about.promptTokens) return promptWidth * length / about.promptTokens;
+  return promptWidth + (1 - promptWidth) * (length - about.promptTokens) / newTokens;
+}
+
 // ---- heads by layer
 
 const headsBytes = (step) => heads.reduce((sum, head) => sum + head.bytes[step], 0);
 const mostOfHead = Math.max(steps[lastStep].fullHead, ...heads.flatMap((head) => head.bytes));
 
 function sparkline(head) {
-  const width = rowCount;
+  const width = 100;
   let path = 'M0 100';
   steps.forEach(({tokens: length}, step) => {
-    path += 'L' + length + ' ' + (100 - 100 * head.bytes[step] / mostOfHead).toFixed(2);
+    path += 'L' + (width * across(length)).toFixed(2) + ' ' + (100 - 100 * head.bytes[step] / mostOfHead).toFixed(2);
   });
   const svg = draws('svg', {viewBox: '0 0 ' + width + ' 100', preserveAspectRatio: 'none', 'aria-hidden': 'true'});
   const area = draws('path', {d: path + 'V100Z'});
@@ -359,9 +370,9 @@ function drawGrid() {
 
 // ---- memory over the text
 
-const chart = {width: 720, height: 300, left: 58, right: 12, top: 20, bottom: 34};
+const chart = {width: 720, height: 310, left: 58, right: 12, top: 20, bottom: 36};
 const mostBytes = 1.06 * Math.max(...steps.map((step) => Math.max(step.bytes, step.fullHead * heads.length)));
-const chartX = (length) => chart.left + (chart.width - chart.left - chart.right) * length / rowCount;
+const chartX = (length) => chart.left + (chart.width - chart.left - chart.right) * across(length);
 const chartY = (n) => chart.height - chart.bottom - (chart.height - chart.top - chart.bottom) * n / mostBytes;
 
 // Round distances of about a quarter of `most`.
@@ -380,10 +391,17 @@ function makeChart() {
                draws('text', {x: chart.left - 6, y: chartY(n) + 4, 'text-anchor': 'end'},
                      Number((n / unit[0]).toPrecision(3)) + ' ' + unit[1]));
   }
-  for (let n = 0, step = Math.max(1, tick(rowCount)); n <= rowCount; n += step) {
-    svg.append(draws('text', {x: chartX(n), y: bottom + 16, 'text-anchor': 'middle'}, whole(n)));
+  const xLabel = (n, anchor = 'middle') => svg.append(
+    draws('text', {x: chartX(n), y: bottom + 16, 'text-anchor': anchor}, whole(n)));
+  const end = isStretched ? about.promptTokens : rowCount;
+  for (let n = 0, step = Math.max(1, tick(end)); n <= 0.93 * end; n += step) xLabel(n);
+  xLabel(end);
+  if (isStretched) xLabel(rowCount, 'end');
+  svg.append(draws('text', {x: (chartX(0) + chartX(end)) / 2, y: bottom + 32, 'text-anchor': 'middle'},
+                   newTokens > 0 ? 'tokens of the prompt' : 'tokens'));
+  if (isStretched) {
+    svg.append(draws('text', {x: chart.width - chart.right, y: bottom + 32, 'text-anchor': 'end'}, 'and new ones, wider'));
   }
-  svg.append(draws('text', {x: chart.width - chart.right, y: bottom + 31, 'text-anchor': 'end'}, 'tokens of the text'));
   // By policy, so that equal colours lie together; what is no head's (queries kept for votes) on top.
   const order = [...heads].sort((a, b) => a.kind.policy.localeCompare(b.kind.policy) || a.index - b.index);
   const below = steps.map(() => 0);
@@ -413,15 +431,20 @@ function makeChart() {
   const start = chartX(0) + ' ' + chartY(0);
   svg.append(draws('path', {class: 'total-line', d: 'M' + [start, ...line(total)].join('L')}),
              draws('path', {class: 'full-line', d: 'M' + [start, ...line(full)].join('L')}));
-  const end = chart.width - chart.right - 4;
-  svg.append(draws('text', {class: 'strong', x: end, y: Math.max(chartY(full[lastStep]) - 7, 12), 'text-anchor': 'end'},
+  if (newTokens > 0) {
+    const x = chartX(about.promptTokens);
+    svg.append(draws('line', {class: 'prompt-end', x1: x, x2: x, y1: chart.top - 8, y2: bottom}));
+  }
+  chart.outline = draws('path', {class: 'outline'});
+  chart.mark = draws('line', {class: 'mark', y1: chart.top - 8, y2: bottom});
+  svg.append(chart.outline, chart.mark);
+  const right = chart.width - chart.right - 4;
+  svg.append(draws('text', {class: 'strong', x: right, y: Math.max(chartY(full[lastStep]) - 7, 12), 'text-anchor': 'end'},
                    'full cache ' + bytes(full[lastStep])));
   if (chartY(total[lastStep]) - chartY(full[lastStep]) > 24) {
-    svg.append(draws('text', {class: 'strong', x: end, y: chartY(total[lastStep]) - 7, 'text-anchor': 'end'},
+    svg.append(draws('text', {class: 'strong', x: right, y: chartY(total[lastStep]) - 7, 'text-anchor': 'end'},
                      'this plan ' + bytes(total[lastStep])));
   }
-  chart.mark = draws('line', {class: 'mark', y1: chart.top - 8, y2: bottom});
-  svg.append(chart.mark);
   element('chart').append(svg);
 }
 
@@ -430,7 +453,7 @@ function drawChart() {
   const x = chartX(length);
   chart.mark.setAttribute('x1', x);
   chart.mark.setAttribute('x2', x);
-  for (const head of heads) head.band.classList.toggle('chosen', head.index === chosen.head);
+  chart.outline.setAttribute('d', heads[chosen.head].band.getAttribute('d'));
   const read = heads.reduce((sum, head) => sum + head.bytesRead[chosen.step], 0);
   const full = fullHead * heads.length;
   definitions(element('totals'), [
@@ -474,7 +497,7 @@ function drawMap(head) {
   canvas.width = columns;
   canvas.height = steps.length;
   const {paper, look, tint} = colours();
-  const ground = {none: paper, kept: mixed(paper, tint, 0.28), read: mixed(paper, tint, 0.62)};
+  const ground = {none: paper, kept: mixed(paper, tint, 0.2), read: mixed(paper, tint, 0.5)};
   const image = canvas.getContext('2d').createImageData(columns, steps.length);
   const columnOf = (row) => Math.floor(row * columns / rowCount);
   for (let step = 0; step < steps.length; ++step) {
@@ -483,10 +506,16 @@ function drawMap(head) {
     const most = new Uint8Array(columns);
     for (let row = 0; row < rowCount; ++row) column[columnOf(row)] |= state[row];
     const {rows, levels} = head.reads[step];
-    rows.forEach((row, i) => { most[columnOf(row)] = Math.max(most[columnOf(row)], levels[i]); });
+    rows.forEach((row, i) => {
+      // A narrow line on a wide page: strong attention is drawn a little wider than its row.
+      const reach = levels[i] >= 64 && columns > 400 ? 1 : 0;
+      for (let x = Math.max(0, columnOf(row) - reach); x <= Math.min(columns - 1, columnOf(row) + reach); ++x) {
+        most[x] = Math.max(most[x], levels[i]);
+      }
+    });
     for (let x = 0; x < columns; ++x) {
       let colour = column[x] & isRead ? ground.read : column[x] & isKept ? ground.kept : ground.none;
-      if (most[x] > 0) colour = mixed(colour, look, Math.min(1, 0.1 + 1.6 * most[x] / 255));
+      if (most[x] > 0) colour = mixed(colour, look, Math.min(1, 0.12 + 1.8 * most[x] / 255));
       image.data.set([...colour, 255], 4 * (step * columns + x));
     }
   }
@@ -521,8 +550,12 @@ function makeMap() {
     event.preventDefault();
     choose({step: chosen.step + move});
   });
-  const places = [0, 0.25, 0.5, 0.75].map((share) => whole(share * rowCount));
-  element('map-axis').append(...[...places, 'row ' + whole(rowCount - 1)].map((text) => make('span', text)));
+  for (let row = 0, step = Math.max(1, tick(rowCount)); row < 0.95 * rowCount; row += step) {
+    const label = make('span', row === 0 ? 'row 0' : whole(row));
+    label.style.left = 100 * row / rowCount + '%';
+    element('map-axis').append(label);
+  }
+  element('map-axis').append(make('span', whole(rowCount - 1), {class: 'end'}));
 }
 
 const cells = [];
@@ -564,8 +597,7 @@ function drawText(head, state, levels) {
     if (row >= length) name = 'later';
     else if (!(state[row] & (isKept | isRead))) name = 'gone';
     else {
-      if (state[row] & isKept) name = 'kept';
-      if (state[row] & isRead) name += ' read';
+      name = (state[row] & isRead) ? 'read' : 'kept';
       if (state[row] & isCoarse) name += ' coarse';
     }
     const level = levels.get(row);
@@ -584,7 +616,7 @@ function drawText(head, state, levels) {
     if (name === 'query') box.style.border = '2px solid var(--ink)';
     return make('span', [box, text]);
   };
-  const keys = [sample('kept', 'kept'), sample('read', 'read'), sample('look', 'attention'), sample('query', 'the query’s token'),
+  const keys = [sample('read', 'kept and read'), sample('kept', 'kept, not read'), sample('look', 'attention'), sample('query', 'the query’s token'),
                 make('span', 'pale: dropped')];
   if (head.exactUntil) keys.push(make('span', [make('em', 'slanted'), ': in ' + head.kind.bits + ' bits']));
   element('text-keys').replaceChildren(...keys);
@@ -623,7 +655,8 @@ function drawTop(head) {
   element('top').tBodies[0].replaceChildren(...lines);
   const covered = levels.reduce((sum, level) => sum + shareOf(level), 0);
   element('covered').textContent = steps[chosen.step].kind === 'compress' ? 'Nothing is read at this step.'
-    : plural(rows.length, 'row', 'rows') + ' with at least ' + percent(about.leastShown, 2) + ' each have ' +
+    : plural(rows.length, 'row', 'rows') + ' with at least ' + percent(about.leastShown, 2) +
+      (rows.length === 1 ? ' has ' : ' each have ') +
       percent(Math.min(covered, 1), 0) + ' of the attention' +
       (about.group > 1 ? ' (mean over the ' + about.group + ' query heads)' : '') + '.';
 }
