@@ -70,5 +70,7 @@ def facts(context, cases=None):
         known.append("A SMOKE RUN: its times mean nothing")
     if context.get("quick") == "yes":
         known.append("a quick run")
+    if context.get("cached") == "yes":
+        known.append("rows in cache")
     known.append(disturbed(cases or {}))
     return "; ".join(fact for fact in known if fact)

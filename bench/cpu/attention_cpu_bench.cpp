@@ -248,9 +248,10 @@ class Cases {
     if (tokens < 4 * budget() && !run_.smoke) return;
     const std::size_t chosen = std::min(budget(), scaled(tokens) / 2 / 16 * 16);
     const auto retrieving = uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = chosen});
-    for (const bool refresh : {true, false}) {
+    // What reads less comes first: the rows of both are as many layers as that takes.
+    for (const bool refresh : {false, true}) {
       auto what = mixed(refresh ? "retrieval" : "standing", retrieving);
-      what.rows_of = decode_name("retrieval", heads, tokens);
+      what.rows_of = decode_name("standing", heads, tokens);
       what.read = Read::selected;
       what.refresh = refresh;
       add_decode(std::move(what));
@@ -348,6 +349,8 @@ caches, with one thread and with all. A line for each case; numbers are medians 
 
   --filter REGEX    only these cases (their names: --benchmark_list_tests)
   --quick           one length, all threads, few samples: under two minutes
+  --cached          decode the same rows again and again: what the arithmetic takes by itself, where
+                    they fit into the processor's caches (4Ki, say)
   --json FILE       results for machines, for bench/compare.py and bench/plot_cpu.py
   --seconds S       of samples for each case (default 1)
   --threads N       instead of all threads

@@ -247,17 +247,20 @@ void run_decode(benchmark::State& state, Run& run, const DecodeCase<Plan>& what,
       appends += times.append;
     };
     for (int i = 0; i < 3; ++i) sample(false);
-    run.measure_reading(threads, 1);
     const double bytes_before = rig.bytes(what);
     Patience patience = run.patience();
     if (!run.smoke) patience.least = std::max(patience.least, what.samples);
     for (auto _ : state) {
       const Neighbours neighbours;
-      repeat(patience, [&] { sample(true); });
+      BetweenSamples ceiling{patience, [&] { return run.reading(threads, 1); }};
+      repeat(patience, [&] {
+        ceiling.step(samples);
+        sample(true);
+      });
       const auto units = static_cast<double>(what.layers);
       report_times(state, run, what.name + tail, samples, neighbours, units);
       const double seconds = samples.median() / units;
-      report_bytes(state, run, threads, seconds, (bytes_before + rig.bytes(what)) / 2);
+      report_bytes(state, ceiling.median(), seconds, (bytes_before + rig.bytes(what)) / 2);
       report_ratio(state, run, what.baseline.empty() ? "" : what.baseline + tail, seconds);
       state.counters["append_percent"] = 100 * appends / samples.sum();
       if (what.refresh) {

@@ -59,6 +59,10 @@ struct Options {
       options.run.case_seconds = 0.25;
       continue;
     }
+    if (flag("--cached")) {
+      options.run.cached = true;
+      continue;
+    }
     if (name.starts_with("--benchmark_filter=")) {  // ours knows how many cases are left
       options.filter = name.substr(name.find('=') + 1);
       continue;
@@ -138,15 +142,15 @@ inline void measure_ceilings(Run& run, const std::vector<std::size_t>& threads) 
   say("prompts_in", std::string{name_of(cpu::matrix_unit())});
   say("smoke", run.smoke ? "yes" : "no");
   say("quick", run.quick ? "yes" : "no");
+  say("cached", run.cached ? "yes" : "no");
   std::printf("%s, %zu threads at most, L3 %zu MiB, compiled for %s, prompts in %s\n",
               run.machine.cpu.c_str(), run.machine.cores, run.machine.l3_bytes >> 20,
               hwy::TargetName(HWY_TARGET), std::string{name_of(cpu::matrix_unit())}.c_str());
   for (const std::size_t count : threads) {
     const Pool pool = pool_of(count);
     const std::size_t rounds = run.smoke ? 1 : run.quick ? 4 : 8;
-    run.measure_reading(count, rounds);
     run.fma_ceiling[count] = fma_ceiling(pool, count, run.smoke ? 1 : 50);
-    const double gigabytes = run.read_ceiling[count] * 1e-9;
+    const double gigabytes = run.reading(count, rounds) * 1e-9;
     const double gigaflops = run.fma_ceiling[count] * 1e-9;
     const std::string tail = "_threads_" + std::to_string(count);
     say("read_GB_per_s" + tail, std::to_string(gigabytes));

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 namespace kvpolicy::bench {
@@ -62,5 +63,30 @@ void repeat(const Patience& patience, Sample sample) {
     sample();
   }
 }
+
+/// Looks at something else between a case's samples, some times in all: what a machine gives that
+/// others share moves within seconds, and a case is judged by what was there while it ran.
+template <class Look>
+class BetweenSamples {
+ public:
+  static constexpr double looks = 5;
+
+  BetweenSamples(const Patience& patience, Look look)
+      : look_{std::move(look)}, pause_{patience.seconds / looks} {}
+
+  /// Before a sample; `taken` are the samples so far.
+  void step(const Samples& taken) {
+    if (taken.sum() < next_) return;
+    next_ = std::max(next_ + pause_, taken.sum());
+    seen_.add(look_());
+  }
+  [[nodiscard]] double median() const { return seen_.median(); }
+
+ private:
+  Look look_;
+  double pause_;
+  double next_ = 0.0;
+  Samples seen_;
+};
 
 }  // namespace kvpolicy::bench

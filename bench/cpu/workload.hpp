@@ -72,27 +72,26 @@ struct Run {
   Machine machine;
   bool smoke = false;  ///< tiny shapes, verified and hardly timed
   bool quick = false;
+  bool cached = false;         ///< decode the same rows again and again, from where they are cached
   double case_seconds = 1.0;  ///< of samples, for each case
   Spoil spoil = Spoil::nothing;
   bool failed = false;  ///< some result was wrong
   std::unique_ptr<Reader> reader;
-  std::map<std::size_t, double> read_ceiling;  ///< bytes per second, by threads
-  std::map<std::size_t, double> fma_ceiling;   ///< operations per second, by threads
-  std::map<std::string, double> seconds;       ///< medians by case, for ratios
-  std::size_t memory_bytes = 0;                ///< that the rows of one case may take
+  std::map<std::size_t, double> fma_ceiling;  ///< operations per second, by threads
+  std::map<std::string, double> seconds;      ///< medians by case, for ratios
+  std::size_t memory_bytes = 0;               ///< that the rows of one case may take
 
   /// Rows that repeated samples must pass by together so that none is still cached.
   [[nodiscard]] double cold_bytes() const {
-    return smoke ? 0.0 : 4.0 * static_cast<double>(machine.l3_bytes);
+    return smoke || cached ? 0.0 : 4.0 * static_cast<double>(machine.l3_bytes);
   }
   [[nodiscard]] Patience patience() const {
     if (smoke) return {.seconds = 0.0, .least = 2, .most = 2};
     return {.seconds = case_seconds, .least = quick ? 10U : 30U};
   }
-  /// The ceiling is the best of the run so far, for what else the machine does comes and goes.
-  void measure_reading(std::size_t threads, std::size_t rounds) {
-    double& known = read_ceiling[threads];
-    known = std::max(known, bench::read_ceiling(*reader, pool_of(threads), threads, rounds));
+  /// Bytes per second that so many threads read now.
+  [[nodiscard]] double reading(std::size_t threads, std::size_t rounds) const {
+    return read_ceiling(*reader, pool_of(threads), threads, rounds);
   }
   /// Leaves nothing of a case in the processor's caches.
   void flush() const { reader->read(pool_of(machine.cores), machine.cores, 4, 1024); }
@@ -238,9 +237,8 @@ inline void report_times(benchmark::State& state, Run& run, const std::string& n
   state.counters["samples"] = static_cast<double>(samples.count());
   state.SetIterationTime(median);
 }
-inline void report_bytes(benchmark::State& state, const Run& run, std::size_t threads,
-                         double seconds, double bytes) {
-  const double ceiling = run.read_ceiling.at(threads);
+/// `ceiling`: bytes per second.
+inline void report_bytes(benchmark::State& state, double ceiling, double seconds, double bytes) {
   state.counters["bytes"] = bytes;
   state.counters["GB_per_s"] = bytes / seconds * 1e-9;
   state.counters["ceiling_GB_per_s"] = ceiling * 1e-9;

@@ -105,7 +105,8 @@ class IntegerKeys {
     if (state_ == State::unusable || !has_code_steps(keys.format, head_dim_)) return false;
     const std::size_t vectors = (rows + lanes - 1) / lanes;
     const std::size_t steps = head_dim_ * bits_of(keys.format.encoding) / 8 / code_step;
-    PrefetchWalk ahead{values, (many_registers ? (vectors + 1) / 2 : vectors) * steps};
+    const std::size_t portions = (count_ + query_portion - 1) / query_portion;
+    PrefetchWalk ahead{values, (many_registers ? (vectors + 1) / 2 : vectors) * steps * portions};
     bool done = false;
     with_bits(keys.format.encoding, [&]<std::size_t Bits>() {
       if (keys.format.granularity == Granularity::per_channel) {
@@ -119,6 +120,8 @@ class IntegerKeys {
   }
 
  private:
+  static constexpr std::size_t query_portion = 4;
+
   /// With fewer that share a scale, decoding them is less work than rounding the queries for each.
   static constexpr std::size_t fewest_rows = 8;
 
@@ -284,8 +287,7 @@ class IntegerKeys {
     std::array<const std::byte*, max_block_rows + lanes> padded;
     std::copy_n(rows, count, padded.begin());
     std::fill_n(padded.begin() + static_cast<std::ptrdiff_t>(count), lanes - 1, rows[count - 1]);
-    constexpr std::size_t most = 4;
-    for_each_portion<most>(count_, [&]<std::size_t Q>(std::size_t q) {
+    for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) {
       const auto take_rows = [&]<std::size_t R>(std::size_t row) {
         IntVector sums[Q][R];
         dot_codes<Bits>(padded.data() + row, bytes, set.numbers + 2 * q * head_dim_, 2 * head_dim_,

@@ -130,14 +130,19 @@ class IntegerValues {
       offsets_[q] = offsets_[q] * factors[q] + added_offsets_[q];
       kept_[q] *= factors[q];
     }
-    PrefetchWalk ahead{next, (rows + fetch_step - 1) / fetch_step};
     std::array<const std::byte*, max_block_rows> codes;  // with one more behind an odd row
     std::copy_n(values.codes.begin(), rows, codes.begin());
     if (rows % 2 == 1) codes[rows] = codes[rows - 1];
     with_bits(format.encoding, [&]<std::size_t Bits>() {
-      for_each_portion<4>(count_, [&]<std::size_t Q>(std::size_t q) {
-        for_each_column(head_dim_ * Bits / 8, [&]<class D>(D d, std::size_t at, std::size_t column,
-                                                           std::size_t) {
+      const std::size_t bytes = head_dim_ * Bits / 8;
+      std::size_t passes = 0;
+      for_each_column(bytes, [&](auto, std::size_t, std::size_t, std::size_t) {
+        passes += RowPairs<Bits>::pairs / pairs_at_once;
+      });
+      passes *= (count_ + query_portion - 1) / query_portion;
+      PrefetchWalk ahead{next, (rows + fetch_step - 1) / fetch_step * passes};
+      for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) {
+        for_each_column(bytes, [&]<class D>(D d, std::size_t at, std::size_t column, std::size_t) {
           add_column<Bits, Q>(d, codes.data(), rows, at, q, sums_ + q * room(head_dim_) + column * 8 / Bits,
                               factors, ahead);
         });
@@ -173,6 +178,8 @@ class IntegerValues {
 
  private:
   static constexpr std::size_t weight_bytes = max_block_rows * sizeof(std::int16_t);
+  static constexpr std::size_t query_portion = 4;
+  static constexpr std::size_t pairs_at_once = many_registers ? 4 : 2;
 
   /// For every code of a row, and those that a last, overlapping step takes twice.
   [[nodiscard]] static std::size_t room(std::size_t head_dim) { return head_dim + 4 * code_step; }
@@ -240,7 +247,7 @@ class IntegerValues {
                              std::size_t q, float* sums, const float* factors,
                              PrefetchWalk& ahead) const {
     constexpr std::size_t width = hn::MaxLanes(D{});
-    constexpr std::size_t at_once = many_registers ? 4 : 2;
+    constexpr std::size_t at_once = pairs_at_once;
     const hn::Rebind<float, D> numbers;
     unroll<RowPairs<Bits>::pairs / at_once>([&](auto pass) KVPOLICY_CPU_INLINE_LAMBDA {
       constexpr std::size_t first = pass * at_once;

@@ -27,10 +27,17 @@ struct Prefetch {
   const std::byte* const* rows = nullptr;
   std::size_t count = 0;
   std::size_t bytes = 0;
+  std::size_t first_byte = 0;
 
   HWY_INLINE void row(std::size_t i) const {
     if (i >= count) return;
-    for (std::size_t at = 0; at < bytes; at += 64) fetch_to_second_level(rows[i] + at);
+    for (std::size_t at = first_byte; at < bytes; at += 64) fetch_to_second_level(rows[i] + at);
+  }
+  /// The lines of each row that pass `index` of `passes` over the rows at hand is to fetch. All in
+  /// the first pass would let memory idle in the others: 0.8 times the speed.
+  [[nodiscard]] Prefetch share(std::size_t index, std::size_t passes) const {
+    const auto begin = [&](std::size_t pass) { return bytes * pass / passes / 64 * 64; };
+    return {rows, count, index + 1 < passes ? begin(index + 1) : bytes, begin(index)};
   }
 };
 

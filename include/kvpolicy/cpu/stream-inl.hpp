@@ -156,10 +156,11 @@ class StreamPass {
   const float* compute_logits(const RowBlock& block, const Prefetch& ahead) {
     if (integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
     const auto keys = readable_rows(block.keys, block.rows, true);
+    const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion;
     with_dense_encoding(keys.encoding, [&]<Encoding E>() {
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
         dot_rows<E, Q>(keys.rows.data(), block.rows, queries_ + q * head_dim_, head_dim_,
-                       logits_ + q * stride, stride, q == 0 ? ahead : Prefetch{});
+                       logits_ + q * stride, stride, ahead.share(q / query_portion, passes));
       });
     });
     return logits_;
@@ -248,12 +249,16 @@ class StreamPass {
       }
     }
     const auto values = readable_rows(block.values, block.rows, false);
+    const std::size_t columns = head_dim_ / lanes;
+    const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion *
+                               (columns / 4 + columns % 4 / 2 + columns % 2);
+    std::size_t pass = 0;
     with_dense_encoding(values.encoding, [&]<Encoding E>() {
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
         const auto add = [&]<std::size_t N>(std::size_t channel) {
           add_rows<E, Q, N>(values.rows.data(), block.rows, logits_ + q * stride, stride,
                             factors_ + q, partial_.values + q * head_dim_, channel, head_dim_,
-                            q == 0 && channel == 0 ? ahead : Prefetch{});
+                            ahead.share(pass++, passes));
           return channel + N * lanes;
         };
         std::size_t channel = 0;
