@@ -412,7 +412,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   budgets_command->add_option("--beta", a.plan.headkv.beta, "1 / beta of the rows go by score")
       ->capture_default_str();
-  budgets_command->add_option("--temp", a.plan.headkv.temp, "Scores are raised to this power first")
+  budgets_command->add_option("--score-power", a.plan.headkv.score_power,
+                              "Scores are raised to this power first")
       ->capture_default_str();
   budgets_command->add_option("--kv-heads", kv_heads,
                               "KV heads of a layer (default: as many as query heads)");

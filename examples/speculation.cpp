@@ -143,11 +143,11 @@ int main() {
   // Six guesses each time; without `adapt = false` as many as pay, by what is measured.
   const kvpolicy::SpeculationOptions fixed{.length = 6, .adapt = false};
 
-  // The target keeps every row and its middle level reads 64 of them; the draft keeps 80.
+  // The target keeps every row and its middle level reads 64 of them; the draft keeps 4 + 76.
   const kvpolicy::CacheOptions room{.max_rollback = 17, .max_append = 17};
   kvpolicy::TriForceCache<> cache{kvpolicy::triforce_plan(shape, {.chunk = 8, .budget = 64}), room};
   kvpolicy::TriForceDraftCache<> draft_cache{
-      kvpolicy::triforce_draft_plan(shape, {.sinks = 4, .rows = 80}), room};
+      kvpolicy::triforce_draft_plan(shape, {.sinks = 4, .recent = 76}), room};
 
   auto decoder = kvpolicy::triforce(model, cache, small_model, draft_cache, fixed);
   decoder.read_prompt(prompt);

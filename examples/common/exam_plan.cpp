@@ -71,7 +71,7 @@ FastGenConfig fastgen_config(const std::string& name) {
   require(name.substr(0, colon) == "fastgen", "--plan ", name, ": is not the name of a plan");
   const char* at = name.data() + colon;
   const char* const end = name.data() + name.size();
-  for (double* number : {&config.recovery, &config.local, &config.frequent}) {
+  for (double* number : {&config.recovery, &config.local_share, &config.frequent_share}) {
     if (at == end) break;
     const auto [next, error] = std::from_chars(at + 1, end, *number);
     require(error == std::errc{} && (next == end || *next == ','), "--plan ", name,

@@ -12,7 +12,7 @@ bool reads_prompt_in_full(const AnyPlan<bfloat16>& plan) {
   plan.for_each_head([&](std::size_t, std::size_t, const auto& config) {
     if constexpr (requires { config.recent; }) in_full = false;  // sinks and a window
     if constexpr (requires { config.compress_every; }) {
-      in_full = in_full && (config.compress_every == 0 || config.wait_until_told);
+      in_full = in_full && (config.compress_every == 0 || config.after_first_compress);
     }
   });
   return in_full;

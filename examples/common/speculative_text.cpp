@@ -62,7 +62,7 @@ Cache target_cache(const reference::Llama& model, const SpeculationSetup& setup,
 Cache streaming_cache(const reference::Llama& model, const SpeculationSetup& setup,
                       const CacheOptions& options) {
   auto plan = triforce_draft_plan<AnyPlan<bfloat16>>(
-      model.config().shape(), {.sinks = setup.sinks, .rows = setup.draft_rows});
+      model.config().shape(), {.sinks = setup.sinks, .recent = setup.recent});
   reference::limit_windows(plan, model.config());
   return Cache{std::move(plan), options};
 }

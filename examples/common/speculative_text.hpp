@@ -54,7 +54,7 @@ struct SpeculationSetup {
   bool min_max = true;
   std::size_t bits = 0;          ///< of the target's rows; 0 keeps bfloat16
   std::size_t sinks = 16;        ///< of a streaming cache
-  std::size_t draft_rows = 256;  ///< of a streaming cache, sinks included
+  std::size_t recent = 240;  ///< of a streaming cache, besides the sinks
   std::size_t tree_nodes = 16;
   SpeculationOptions options = {};
   SelectedDraftOptions middle = {};  ///< of the target over selected rows

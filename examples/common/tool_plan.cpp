@@ -258,7 +258,7 @@ class Maker {
       if constexpr (std::same_as<Scorer, H2oScorer>) config.scorer.recent = capacity / 2;
       if constexpr (std::same_as<Scorer, H2oScorer> || std::same_as<Scorer, TovaScorer>) {
         config.compress_every = 1;  // as published: at each token that is decoded
-        config.wait_until_told = true;
+        config.after_first_compress = true;
       }
       const std::size_t kept = Scorer::kept_rows(config.scorer);
       require(capacity > 0 && capacity >= kept, "--plan ", spec_.text, ": a capacity of ", capacity,
@@ -296,7 +296,7 @@ class Maker {
     return streaming_llm_plan<Plan>(
         shape_, {.sinks = spec_.count(0, arguments_.sinks.value_or(16)),
                  .recent = spec_.count(1, arguments_.recent.value_or(128)),
-                 .rotary = reference::load_llama_config(weights_.string()).rotary});
+                 .rotary_in_cache = reference::load_llama_config(weights_.string()).rotary});
   }
 
   // What is not a name is a path: a folder is a pattern, a file says itself what it is.

@@ -85,11 +85,11 @@ using FastGenChoices = HeadTable<FastGenChoice>;  ///< [layers, kv_heads]
 
 /// Settings of `fastgen_plan`: how much attention a choice must keep, and what each choice keeps.
 struct FastGenConfig {
-  double recovery = 0.95;   ///< Share of each query head's attention that the kept rows must have.
-  double local = 0.3;       ///< Latest rows, as a share of the prompt's.
-  double frequent = 0.3;    ///< Most attended rows, as a share of the prompt's.
-  std::size_t sinks = 4;    ///< Opening rows that `locality` keeps besides.
-  std::size_t window = 8;   ///< Latest rows that are always kept, and latest queries that vote.
+  double recovery = 0.95;       ///< Share of each query head's attention that the kept rows must have.
+  double local_share = 0.3;     ///< Latest rows, as a share of the prompt's.
+  double frequent_share = 0.3;  ///< Most attended rows, as a share of the prompt's.
+  std::size_t sinks = 4;        ///< Opening rows that `locality` keeps besides.
+  std::size_t window = 8;       ///< Latest rows that are always kept, and latest queries that vote.
   std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
 
   /// @throws ConfigError
@@ -97,21 +97,21 @@ struct FastGenConfig {
     // Written so that NaN fails.
     require(recovery >= 0.0 && recovery <= 1.0, "FastGenConfig: recovery is ", recovery,
             ", must be 0 to 1");
-    require(local > 0.0 && local <= 1.0, "FastGenConfig: local is ", local,
+    require(local_share > 0.0 && local_share <= 1.0, "FastGenConfig: local_share is ", local_share,
             ", must be more than 0 and at most 1");
-    require(frequent > 0.0 && frequent <= 1.0, "FastGenConfig: frequent is ", frequent,
-            ", must be more than 0 and at most 1");
+    require(frequent_share > 0.0 && frequent_share <= 1.0, "FastGenConfig: frequent_share is ",
+            frequent_share, ", must be more than 0 and at most 1");
     SnapKvScorer::validate(scorer());
   }
   /// Rows are ranked one by one.
   [[nodiscard]] SnapKvScorer::Config scorer() const {
     return {.window = window, .pooling = Pooling::max, .kernel = 1};
   }
-  [[nodiscard]] std::size_t recent(std::size_t rows) const { return part(local, rows); }
+  [[nodiscard]] std::size_t recent(std::size_t rows) const { return part(local_share, rows); }
   /// Rows of a head that ranks them, latest ones included.
   [[nodiscard]] std::size_t ranked(FastGenChoice choice, std::size_t rows) const {
-    const std::size_t both = choice == FastGenChoice::frequency ? 0 : part(local, rows);
-    return std::max(window, part(frequent, rows) + both);
+    const std::size_t both = choice == FastGenChoice::frequency ? 0 : part(local_share, rows);
+    return std::max(window, part(frequent_share, rows) + both);
   }
 
  private:

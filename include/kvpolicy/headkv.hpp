@@ -39,17 +39,17 @@ template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using QuantizedHeadKvCache = KvCache<QuantizedHeadKvPlan<E>, Engine>;
 
 /// Settings of `headkv_plan`: how many rows there are, how they are shared out, and how a head
-/// ranks its own.
+/// ranks its own. A *capacity* counts the window, a *budget* (HeadBudgets, HeadBudgetCache) does not.
 struct HeadKvConfig {
   std::size_t capacity = 128;  ///< Rows per head on average, window included.
   std::size_t window = 8;      ///< Latest rows, whose queries vote.
   double beta = 1.005;         ///< 1 / beta of the rows are shared out by score.
-  double temp = 1.0;           ///< Scores are raised to this power first.
+  double score_power = 1.0;    ///< Scores are raised to this power first.
   Pooling pooling = Pooling::max;
-  std::size_t kernel = 7;
+  std::size_t kernel = 7;          ///< Rows pooled together; odd.
   std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
 
-  [[nodiscard]] HeadKvBudgetConfig budgets() const { return {capacity, window, beta, temp}; }
+  [[nodiscard]] HeadKvBudgetConfig budgets() const { return {capacity, window, beta, score_power}; }
   [[nodiscard]] SnapKvScorer::Config scorer() const { return {window, pooling, kernel}; }
 };
 

@@ -33,26 +33,27 @@ using RazorAttentionCache = DuoCache<E, Engine>;
 
 /// Settings of `razor_attention_plan`: how many heads keep everything, and what the others keep.
 struct RazorAttentionConfig {
-  double echo = 0.01;       ///< Share of heads, the best by echo score, that keep everything.
-  double induction = 0.14;  ///< The same by induction score; both are rounded up.
-  std::size_t sinks = 4;    ///< Opening rows of the other heads (N0).
-  std::size_t least_recent = 4000;  ///< Latest rows that they keep at least (S0).
-  double compression = 5.0;         ///< Of a text of `tokens` they keep 1 / compression (C).
-  std::size_t tokens = 0;           ///< Expected tokens of a text (L); 0: least_recent is kept.
+  double echo_share = 0.01;       ///< Of the heads, the best by echo score, that keep everything.
+  double induction_share = 0.14;  ///< The same by induction score; both are rounded up.
+  std::size_t sinks = 4;          ///< Opening rows of the other heads (N0).
+  std::size_t min_recent = 4000;  ///< Latest rows that they keep at least (S0).
+  double compression = 5.0;       ///< Of a text of `tokens` they keep 1 / compression (C).
+  std::size_t tokens = 0;         ///< Expected tokens of a text (L); 0: min_recent is kept.
   Mask mask = Mask::exact;
 
   void validate() const {
     // Written so that NaN fails.
-    require(echo >= 0.0 && echo <= 1.0, "RazorAttentionConfig: echo is ", echo, ", must be 0 to 1");
-    require(induction >= 0.0 && induction <= 1.0, "RazorAttentionConfig: induction is ", induction,
+    require(echo_share >= 0.0 && echo_share <= 1.0, "RazorAttentionConfig: echo_share is ", echo_share,
             ", must be 0 to 1");
+    require(induction_share >= 0.0 && induction_share <= 1.0,
+            "RazorAttentionConfig: induction_share is ", induction_share, ", must be 0 to 1");
     require(compression >= 1.0, "RazorAttentionConfig: compression is ", compression,
             ", must be at least 1");
   }
   /// max(S0, L / C), rounded up.
   [[nodiscard]] std::size_t recent() const {
-    return std::max(least_recent, static_cast<std::size_t>(
-                                      std::ceil(static_cast<double>(tokens) / compression)));
+    return std::max(min_recent, static_cast<std::size_t>(
+                                    std::ceil(static_cast<double>(tokens) / compression)));
   }
 };
 
@@ -81,8 +82,8 @@ struct RazorAttentionConfig {
         std::ceil(share * static_cast<double>(best.size()) * (1.0 - 1e-12))));
     for (const std::size_t head : ranked) kinds.values()[head] = HeadKind::retrieval;
   };
-  keep_best(echo, config.echo);
-  keep_best(induction, config.induction);
+  keep_best(echo, config.echo_share);
+  keep_best(induction, config.induction_share);
   return kinds;
 }
 

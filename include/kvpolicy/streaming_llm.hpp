@@ -4,7 +4,7 @@
 // if nothing lay between. For endless streams: memory is fixed, the distances that the model meets
 // never exceed sinks + recent, and what falls out of the window is forgotten.
 //
-//     auto plan = kvpolicy::streaming_llm_plan<kvpolicy::half>(shape, {.rotary = model_rotary});
+//     auto plan = kvpolicy::streaming_llm_plan<kvpolicy::half>(shape, {.rotary_in_cache = rotary});
 //     kvpolicy::StreamingLlmCache<kvpolicy::half> cache{plan};
 //
 // Method: Xiao et al., arXiv:2309.17453. Where we differ: the published code turns all keys anew to
@@ -33,12 +33,12 @@ using StreamingLlmCache = KvCache<StreamingLlmPlan<E>, Engine>;
 
 /// Settings of `streaming_llm_plan`: what every head keeps, and at which positions.
 struct StreamingLlmConfig {
-  std::size_t sinks = 4;      ///< Opening rows that never go.
+  std::size_t sinks = 4;      ///< Opening rows that never go; the paper's number.
   std::size_t recent = 1020;  ///< Latest rows kept besides; the paper's cache is 1,024 in all.
+  Mask mask = Mask::exact;
   /// The model's own rotary embedding: positions are then those in the cache, as in the paper.
   /// Without it rows keep their position in the text.
-  std::optional<RotaryConfig> rotary = {};
-  Mask mask = Mask::exact;
+  std::optional<RotaryConfig> rotary_in_cache = {};
 };
 
 /// The plan under which a text may go on for ever.
@@ -48,10 +48,11 @@ template <class T = float>
 [[nodiscard]] plan_for<T, StreamingLlmPlan> streaming_llm_plan(
     const ModelShape& shape, const StreamingLlmConfig& config = {}) {
   using Policy = SinkRecentCache<DenseStorage<element_of<T>>>;
-  return plan_for<T, StreamingLlmPlan>{shape, typename Policy::Config{.sinks = config.sinks,
-                                                                      .recent = config.recent,
-                                                                      .mask = config.mask,
-                                                                      .in_cache = config.rotary}};
+  return plan_for<T, StreamingLlmPlan>{
+      shape, typename Policy::Config{.sinks = config.sinks,
+                                     .recent = config.recent,
+                                     .mask = config.mask,
+                                     .rotary_in_cache = config.rotary_in_cache}};
 }
 
 }  // namespace kvpolicy

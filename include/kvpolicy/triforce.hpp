@@ -65,10 +65,10 @@ struct TriForceConfig {
   std::size_t chunk = 8;      ///< rows chosen together
   std::size_t budget = 4096;  ///< rows that the middle level reads, besides the latest
 };
-/// Settings of `triforce_draft_plan`.
+/// Settings of `triforce_draft_plan`; the paper's small model keeps 256 rows in all.
 struct TriForceDraftConfig {
-  std::size_t sinks = 16;
-  std::size_t rows = 256;  ///< sinks and latest rows together
+  std::size_t sinks = 16;    ///< opening rows that never go
+  std::size_t recent = 240;  ///< latest rows kept besides
 };
 
 /// The plan of a target whose middle level reads selected chunks.
@@ -92,15 +92,13 @@ template <class T = float>
                  .chunk = config.chunk, .budget = config.budget, .storage = {quantized}}};
 }
 /// The plan of a draft, which keeps the two ends of a text.
-/// @throws ConfigError if there are no rows besides the sinks
+/// @throws ConfigError if `recent` is 0
 template <class T = float>
 [[nodiscard]] plan_for<T, TriForceDraftPlan> triforce_draft_plan(
     const ModelShape& shape, const TriForceDraftConfig& config = {}) {
   using Policy = SinkRecentCache<DenseStorage<element_of<T>>>;
-  require(config.rows > config.sinks, "triforce_draft_plan: rows is ", config.rows,
-          ", must be more than sinks = ", config.sinks);
   return plan_for<T, TriForceDraftPlan>{
-      shape, typename Policy::Config{.sinks = config.sinks, .recent = config.rows - config.sinks}};
+      shape, typename Policy::Config{.sinks = config.sinks, .recent = config.recent}};
 }
 
 /// The three levels, joined. All arguments but the options must outlive the decoder. A fixed length

@@ -294,7 +294,7 @@ TEST_CASE("settings that cannot work") {
   CHECK(contains(residual({.residual = 40, .flush = Flush::kivi}), "multiple of 32, not 40"));
   CHECK(contains(residual({.residual = 0, .flush = Flush::kivi}), "not 0"));
   CHECK(contains(plan_error(Window::Config{.recent = 0}), "recent is 0"));
-  CHECK(contains(plan_error(Window::Config{.in_cache = RotaryConfig{.theta = -1}}), "theta is -1"));
+  CHECK(contains(plan_error(Window::Config{.rotary_in_cache = RotaryConfig{.theta = -1}}), "theta is -1"));
   CHECK(contains(plan_error(Window::Config{.sinks = std::size_t{1} << 60}), "sinks is"));
   CHECK(contains(plan_error(Budget::Config{.budget = std::size_t{1} << 60}), "budget is"));
   CHECK(contains(plan_error(Budget::Config{.scorer = {.window = 0}}), "window is 0"));

@@ -40,7 +40,7 @@ Plan mixed_plan() {
   for (std::size_t l = 0; l < shape.layers; ++l) {
     plan.set(l, 1, Kivi::Config{.storage = {{.bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}}});
     plan.set(l, 2, Window::Config{.sinks = 4, .recent = 21});
-    plan.set(l, 3, Window::Config{.sinks = 20, .recent = 5, .mask = Mask::chunk, .in_cache = RotaryConfig{}});
+    plan.set(l, 3, Window::Config{.sinks = 20, .recent = 5, .mask = Mask::chunk, .rotary_in_cache = RotaryConfig{}});
     plan.set(l, 4, QuantizedWindow::Config{.sinks = 1, .recent = 30, .storage = {{.bits = 4, .residual = 3}}});
     plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.window = 5}, .storage = {{.bits = 8, .residual = 6}}});
     plan.set(l, 6, Retrieval::Config{.chunk = 6, .budget = 18});
@@ -198,7 +198,7 @@ TEST_CASE("the cut into chunks does not matter to dense heads") {
   using Dense = HeadPlan<Full, Window>;
   Dense plan{ModelShape{1, 6, 3, 64}};
   plan.set(0, 1, Window::Config{.sinks = 4, .recent = 21});
-  plan.set(0, 2, Window::Config{.sinks = 2, .recent = 33, .in_cache = RotaryConfig{}});
+  plan.set(0, 2, Window::Config{.sinks = 2, .recent = 33, .rotary_in_cache = RotaryConfig{}});
   const std::size_t tokens = 150;
   test::Random random{1};
   test::Chunk<E> whole{random, plan.shape(), tokens};

@@ -54,9 +54,9 @@ Plan::Config config_of(const Spec& spec) {
   const auto fill = [&](auto config) {
     config.budget = spec.budget;
     config.compress_every = spec.every;
-    config.wait_until_told = spec.waits;
+    config.after_first_compress = spec.waits;
     config.share_in_layer = spec.safe.has_value();
-    config.safe_share = spec.safe.value_or(0.2);
+    config.safeguard = spec.safe.value_or(0.2);
     if constexpr (requires { config.scorer.recent; }) config.scorer.recent = spec.kept;
     if constexpr (requires { config.scorer.kernel; }) config.scorer = {.window = spec.kept, .kernel = 1};
     return Plan::Config{config};
@@ -423,7 +423,7 @@ TEST_CASE("scorers: what cannot be taken back is refused with a rollback, and wh
   plan.set(0, 1, Snap::Config{.budget = 5, .share_in_layer = true});
   CHECK(test::thrown<ConfigError>([&] { Cache{plan}; }).empty());
   for (const Plan::Config& other :
-       {Plan::Config{Snap::Config{.budget = 9, .share_in_layer = true, .safe_share = 0.5}},
+       {Plan::Config{Snap::Config{.budget = 9, .share_in_layer = true, .safeguard = 0.5}},
         Plan::Config{Snap::Config{.budget = 9, .share_in_layer = true, .scorer = {.window = 4}}},
         Plan::Config{KeyNorm::Config{.budget = 9, .share_in_layer = true}}}) {
     plan.set(0, 1, other);
@@ -431,9 +431,9 @@ TEST_CASE("scorers: what cannot be taken back is refused with a rollback, and wh
   }
   for (const double share : {-0.1, 1.1, std::nan("")}) {
     CHECK(test::contains(test::thrown<ConfigError>([&] {
-                           Plan{shape, Snap::Config{.safe_share = share}};
+                           Plan{shape, Snap::Config{.safeguard = share}};
                          }),
-                         "HeadBudgetCache: safe_share is "));
+                         "HeadBudgetCache: safeguard is "));
   }
 }
 

@@ -42,7 +42,7 @@ typename AnyPlan<E>::Config random_config(Random& random, std::size_t which, std
       own.sinks = below(random, 20);
       own.recent = 1 + below(random, 90);
       own.mask = below(random, 2) == 0 ? Mask::exact : Mask::chunk;
-      if (below(random, 2) == 0) own.in_cache = RotaryConfig{};
+      if (below(random, 2) == 0) own.rotary_in_cache = RotaryConfig{};
     }
     if constexpr (requires { own.chunk; own.refresh_every; }) {
       own.chunk = 32;

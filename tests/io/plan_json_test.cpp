@@ -57,11 +57,11 @@ TEST_CASE("every plan comes back the same, in every element type") {
 TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   using Dense = DenseStorage<float>;
   const HeadBudgetCache<Dense, H2oScorer>::Config h2o{
-      .budget = 3, .compress_every = 1, .wait_until_told = true, .scorer = {.recent = 5}};
+      .budget = 3, .compress_every = 1, .after_first_compress = true, .scorer = {.recent = 5}};
   const HeadBudgetCache<Dense, KeyNormScorer>::Config key_norm{.budget = 4, .scorer = {.recent = 6}};
   const HeadBudgetCache<Dense, TovaScorer>::Config tova{.budget = 7, .compress_every = 2};
   const HeadBudgetCache<PerTokenStorage<float>>::Config shared{
-      .share_in_layer = true, .safe_share = 0.1, .scorer = {.window = 3}};
+      .share_in_layer = true, .safeguard = 0.1, .scorer = {.window = 3}};
   AnyPlan<float> plan{shape, h2o};
   plan.set(0, 1, key_norm);
   plan.set(1, 0, tova);
@@ -69,7 +69,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   const std::string text = io::format_plan(plan);
   CHECK(io::parse_plan(text) == plan);
   for (const char* part : {R"("scorer":"h2o")", R"("scorer":"key_norm")", R"("scorer":"tova")",
-                           R"("wait_until_told":true)", R"("share_in_layer":true)", R"("safe_share":0.1)"}) {
+                           R"("after_first_compress":true)", R"("share_in_layer":true)", R"("safeguard":0.1)"}) {
     CAPTURE(part);
     CHECK(text.find(part) != std::string::npos);
   }
@@ -97,7 +97,7 @@ TEST_CASE("numbers come back to the last bit, and sizes beyond 53 bits too") {
     const AnyPlan<float> plan{
         shape, Window::Config{.sinks = (std::size_t{1} << 40) - pick(random, 0, 1000),
                               .recent = std::size_t{1} << 40,
-                              .in_cache = rotary}};
+                              .rotary_in_cache = rotary}};
     REQUIRE(io::parse_plan(io::format_plan(plan)) == plan);
   }
 }
@@ -187,12 +187,12 @@ TEST_CASE("settings that do not work are refused with their place") {
         Says{"must be a whole number"});
   CHECK(setting(R"({"policy": "sink_recent", "mask": "exakt"})") ==
         Says{"mask: is 'exakt', must be one of exact, chunk"});
-  CHECK(setting(R"({"policy": "sink_recent", "in_cache": {"theta": -1}})") ==
+  CHECK(setting(R"({"policy": "sink_recent", "rotary_in_cache": {"theta": -1}})") ==
         Says{"theta is -1, must be positive"});
-  CHECK(setting(R"({"policy": "sink_recent", "in_cache": {"theta": "x"}})") ==
-        Says{"settings[0], in_cache, theta: must be a number"});
-  CHECK(setting(R"({"policy": "sink_recent", "in_cache": {"tehta": 1}})") ==
-        Says{"settings[0], in_cache: unknown key 'tehta'"});
+  CHECK(setting(R"({"policy": "sink_recent", "rotary_in_cache": {"theta": "x"}})") ==
+        Says{"settings[0], rotary_in_cache, theta: must be a number"});
+  CHECK(setting(R"({"policy": "sink_recent", "rotary_in_cache": {"tehta": 1}})") ==
+        Says{"settings[0], rotary_in_cache: unknown key 'tehta'"});
   CHECK(setting(R"({"policy": "full", "storage": "dense"})") ==
         Says{"settings[0], storage: must be an object"});
   CHECK(setting(R"({"policy": "full", "storage": {}})") == Says{"'type' is missing"});

@@ -28,7 +28,7 @@ namespace {
 constexpr ModelShape one_head{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
 // Of 20 rows: 2 sinks and 5 latest, 4 most attended, or 9 most attended, 2 of them the latest.
 constexpr FastGenConfig small{
-    .recovery = 0.9, .local = 0.25, .frequent = 0.2, .sinks = 2, .window = 2};
+    .recovery = 0.9, .local_share = 0.25, .frequent_share = 0.2, .sinks = 2, .window = 2};
 
 FastGenChoice choice_of(std::vector<float> sums, const FastGenConfig& config = small) {
   sums.resize(20, 0.0F);
@@ -49,13 +49,13 @@ Sets slow_rows(FastGenChoice choice, const std::vector<double>& mean, const Fast
   };
   Sets kept;
   for (std::size_t row = 0; row < rows; ++row) {
-    const bool latest = row + part(config.local) >= rows;
+    const bool latest = row + part(config.local_share) >= rows;
     if (choice == FastGenChoice::full) kept.insert(row);
     if (choice == FastGenChoice::locality && (row < config.sinks || latest)) kept.insert(row);
   }
   if (choice == FastGenChoice::full || choice == FastGenChoice::locality) return kept;
-  std::size_t wanted = part(config.frequent);
-  if (choice == FastGenChoice::locality_and_frequency) wanted += part(config.local);
+  std::size_t wanted = part(config.frequent_share);
+  if (choice == FastGenChoice::locality_and_frequency) wanted += part(config.local_share);
   for (std::size_t i = 1; i <= std::min(config.window, rows); ++i) kept.insert(rows - i);
   while (kept.size() < std::min(wanted, rows)) {
     std::size_t best = rows;
@@ -105,12 +105,12 @@ TEST_CASE("the cheapest policy that keeps enough") {
   CHECK(choice_of({0, 0, 1, 1, 1, 1, 1, 1, 1, 1}) == full);  // 7 of 8 is less than 0.9
   CHECK(choice_of(std::vector<float>(20, 1.0F)) == full);
   // Just enough, in numbers that have no rounding.
-  CHECK(choice_of({0, 0, 0.5F, 0.25F, 0.125F, 0.125F}, {.recovery = 0.5, .frequent = 0.15,
+  CHECK(choice_of({0, 0, 0.5F, 0.25F, 0.125F, 0.125F}, {.recovery = 0.5, .frequent_share = 0.15,
                                                         .window = 2}) == frequency);
   FastGenConfig any = small;
   any.recovery = 0.0;
   CHECK(choice_of(std::vector<float>(20, 1.0F), any) == frequency);
-  any.frequent = any.local = 1.0;
+  any.frequent_share = any.local_share = 1.0;
   CHECK(choice_of({1}, any) == full);
 }
 
@@ -141,7 +141,7 @@ TEST_CASE("random attention, any settings") {
     }
     profile.sums(0, 0) = sums;
     const auto share = [&] { return static_cast<double>(1 + random() % 16) / 16; };
-    const FastGenConfig config{.recovery = share(), .local = share(), .frequent = share(),
+    const FastGenConfig config{.recovery = share(), .local_share = share(), .frequent_share = share(),
                                .sinks = random() % 5, .window = 1 + random() % 6};
     const FastGenChoice choice = fastgen_choices(shape, profile, config)(0, 0);
     CHECK(choice == slow_choice(sums, group, config));
@@ -153,7 +153,7 @@ TEST_CASE("random attention, any settings") {
 TEST_CASE("a cache is profiled, forked under the plan and compressed to what was foreseen") {
   constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
   constexpr std::size_t tokens = 120, queries = 8;
-  const FastGenConfig config{.recovery = 0.8, .local = 0.2, .frequent = 0.1, .sinks = 4};
+  const FastGenConfig config{.recovery = 0.8, .local_share = 0.2, .frequent_share = 0.1, .sinks = 4};
   using Whole = KvCache<AnyPlan<float>>;
   Whole whole{AnyPlan<float>{shape}, {.kept_queries = queries}};
   test::Random random{9};
@@ -207,7 +207,7 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to what was
   CHECK(choices(1, 0) == FastGenChoice::full);
   for (const double local : {0.05, 0.2}) {
     FastGenConfig other = config;
-    other.local = local;
+    other.local_share = local;
     const auto plan = fastgen_plan<AnyPlan<float>>(shape, profile, other);
     auto cache = whole.fork_as(plan);
     cache.compress();
@@ -269,9 +269,9 @@ TEST_CASE("what does not work is refused") {
   };
   refused({.recovery = nan});
   refused({.recovery = 1.1});
-  refused({.local = 0.0});
-  refused({.local = nan});
-  refused({.frequent = -1.0});
+  refused({.local_share = 0.0});
+  refused({.local_share = nan});
+  refused({.frequent_share = -1.0});
   refused({.window = 0});
   const auto refused_profile = [&](auto change) {
     AttentionProfile broken = profile;

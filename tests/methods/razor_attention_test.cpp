@@ -43,7 +43,7 @@ std::set<std::size_t> best(const HeadScores& scores, std::size_t group, std::siz
 TEST_CASE("the best by either score keep everything") {
   const auto kinds = [](double e, double i) {
     const HeadKinds table =
-        razor_attention_kinds(shape, echo, induction, {.echo = e, .induction = i});
+        razor_attention_kinds(shape, echo, induction, {.echo_share = e, .induction_share = i});
     std::set<std::size_t> kept;
     for (std::size_t head = 0; head < 4; ++head) {
       if (table.values()[head] == HeadKind::retrieval) kept.insert(head);
@@ -75,7 +75,7 @@ TEST_CASE("any scores, any shares") {
     const std::size_t i = random() % 101;
     const HeadKinds kinds = razor_attention_kinds(
         whole, first, second,
-        {.echo = static_cast<double>(e) / 100, .induction = static_cast<double>(i) / 100});
+        {.echo_share = static_cast<double>(e) / 100, .induction_share = static_cast<double>(i) / 100});
     std::set<std::size_t> expected = best(first, group, e);
     expected.merge(best(second, group, i));
     bool same = true;
@@ -103,7 +103,7 @@ TEST_CASE_TEMPLATE("the others keep the opening and the latest rows", Plan,
   }
   CHECK(RazorAttentionConfig{.tokens = 20'000}.recent() == 4000);
   CHECK(RazorAttentionConfig{.tokens = 20'001}.recent() == 4001);
-  CHECK(RazorAttentionConfig{.least_recent = 10, .compression = 3.0, .tokens = 100}.recent() == 34);
+  CHECK(RazorAttentionConfig{.min_recent = 10, .compression = 3.0, .tokens = 100}.recent() == 34);
   // Two heads of every row, two of 4 + 4,096, in pages of 64 rows.
   const RazorAttentionConfig long_text{.tokens = 20'480};
   const auto memory = razor_attention_plan<Plan>(shape, echo, induction, long_text).memory(20'480);
@@ -121,9 +121,9 @@ TEST_CASE("what does not work is refused") {
   refused(HeadScores{2, 2, 1.0});
   refused(HeadScores{2, 4, -1.0});
   refused(HeadScores{2, 4, nan});
-  refused(echo, {.echo = nan});
-  refused(echo, {.induction = 1.5});
+  refused(echo, {.echo_share = nan});
+  refused(echo, {.induction_share = 1.5});
   refused(echo, {.compression = 0.5});
   refused(echo, {.compression = nan});
-  refused(echo, {.least_recent = 0});
+  refused(echo, {.min_recent = 0});
 }

@@ -97,7 +97,7 @@ TEST_CASE("rows look as near as their places in the cache") {
       const Rows k = draw(random, tokens * 2);
       const Rows v = draw(random, tokens * 2);
       StreamingLlmConfig config{.sinks = sinks, .recent = recent};
-      if (in_cache) config.rotary = RotaryConfig{.theta = theta};
+      if (in_cache) config.rotary_in_cache = RotaryConfig{.theta = theta};
       StreamingLlmCache<float> cache{streaming_llm_plan<float>(shape, config)};
       bool close = true;
       for (std::size_t first = 0; first < tokens; first += chunk) {
@@ -126,13 +126,13 @@ TEST_CASE("rows look as near as their places in the cache") {
 TEST_CASE_TEMPLATE("every head gets the same window", Plan, StreamingLlmPlan<half>, AnyPlan<half>) {
   const RotaryConfig rotary{.theta = 5e5};
   const auto plan = streaming_llm_plan<Plan>(
-      shape, {.sinks = 2, .recent = 30, .rotary = rotary, .mask = Mask::chunk});
+      shape, {.sinks = 2, .recent = 30, .mask = Mask::chunk, .rotary_in_cache = rotary});
   using Config = typename SinkRecentCache<DenseStorage<half>>::Config;
   for (std::size_t head = 0; head < 2; ++head) {
     CHECK(std::get<Config>(plan.at(0, head)) ==
-          Config{.sinks = 2, .recent = 30, .mask = Mask::chunk, .in_cache = rotary});
+          Config{.sinks = 2, .recent = 30, .mask = Mask::chunk, .rotary_in_cache = rotary});
   }
   CHECK_THROWS_AS((void)streaming_llm_plan<Plan>(shape, {.recent = 0}), ConfigError);
-  CHECK_THROWS_AS((void)streaming_llm_plan<Plan>(shape, {.rotary = RotaryConfig{.theta = -1.0}}),
+  CHECK_THROWS_AS((void)streaming_llm_plan<Plan>(shape, {.rotary_in_cache = RotaryConfig{.theta = -1.0}}),
                   ConfigError);
 }

@@ -202,7 +202,7 @@ TEST_CASE("several texts together equal each alone") {
           Cache{triforce_plan<float>(models.target.config().shape(), {.chunk = 4, .budget = 16}),
                 cache_options()},
           SmallCache{triforce_draft_plan<float>((i % 2 == 0 ? models.near : models.other).config().shape(),
-                                                {.sinks = 4, .rows = 30}),
+                                                {.sinks = 4, .recent = 26}),
                      cache_options()},
           std::nullopt, wanted});
       LlamaReader& small = i % 2 == 0 ? near : other;

@@ -70,7 +70,7 @@ Outcome decode_with_guesses(Model& target, const Llama& model, Cache& cache, con
   SmallCache small_cache{
       triforce_draft_plan<float>(
           (setting.guesser == Guesser::streaming_target ? model : small).config().shape(),
-          {.sinks = 4, .rows = 36}),
+          {.sinks = 4, .recent = 32}),
       cache_options()};
   const auto below = [&]() -> AnyDraft {
     switch (setting.guesser) {

@@ -57,7 +57,7 @@ struct Running {
     return options;
   }
   static TriForceDraftPlan<float> small_plan(const Models& models) {
-    return triforce_draft_plan<float>(models.near.config().shape(), {.sinks = 4, .rows = 30});
+    return triforce_draft_plan<float>(models.near.config().shape(), {.sinks = 4, .recent = 26});
   }
   static SpeculationOptions fixed(SpeculationOptions options) {
     options.adapt = false;
@@ -132,7 +132,7 @@ TEST_CASE("sizes that cannot work") {
   // A budget below one chunk.
   CHECK_THROWS_AS((void)triforce_plan<float>(models.target.config().shape(), {.chunk = 8, .budget = 4}),
                   ConfigError);
-  CHECK_THROWS_AS((void)triforce_draft_plan<float>(models.target.config().shape(), {.sinks = 4, .rows = 4}),
+  CHECK_THROWS_AS((void)triforce_draft_plan<float>(models.target.config().shape(), {.sinks = 4, .recent = 0}),
                   ConfigError);
 }
 

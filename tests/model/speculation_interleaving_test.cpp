@@ -114,7 +114,7 @@ class Play {
   std::unique_ptr<Decoder> make_decoder() {
     const auto small_cache = [&] {
       return small_caches_.emplace_back(std::make_unique<SmallCache>(
-          triforce_draft_plan<float>(near_.llama().config().shape(), {.sinks = 4, .rows = 30}),
+          triforce_draft_plan<float>(near_.llama().config().shape(), {.sinks = 4, .recent = 26}),
           cache_options())).get();
     };
     using Self = SelectedDraft<RowByRow, Cache, AnyDraft>;

@@ -84,7 +84,7 @@ TEST_CASE("plan budgets sum to the capacity exactly, whatever the scores") {
     drawn(0, 0) = 1.0;
     HeadKvBudgetConfig config{.capacity = 1 + random() % 3000,
                               .beta = 1.0 + static_cast<double>(random() % 500) / 100.0,
-                              .temp = static_cast<double>(random() % 30) / 10.0};
+                              .score_power = static_cast<double>(random() % 30) / 10.0};
     config.window = random() % (config.capacity + 1);
     const HeadBudgets budgets = headkv_budgets(drawn, kv_heads, config);
     CHECK(budgets.layers() == layers);
@@ -110,9 +110,9 @@ TEST_CASE("what does not work is refused by name") {
   make(scores, {.beta = not_a_number});
   make(scores, {.beta = 0.99});
   make(scores, {.beta = -infinity});
-  make(scores, {.temp = not_a_number});
-  make(scores, {.temp = -1.0});
-  make(scores, {.temp = infinity});
+  make(scores, {.score_power = not_a_number});
+  make(scores, {.score_power = -1.0});
+  make(scores, {.score_power = infinity});
   make(scores, {.capacity = 0, .window = 0});
   make(scores, {.capacity = 8, .window = 9});
   make(HeadScores{2, 4, 0.0});

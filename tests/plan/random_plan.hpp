@@ -32,7 +32,7 @@ void randomize(Config& config, Random& random) {
     config.recent = pick(random, 1, 150);
     config.mask = pick(random, 0, 1) == 0 ? Mask::exact : Mask::chunk;
     if (pick(random, 0, 2) == 0) {
-      config.in_cache = RotaryConfig{.theta = 500000.0,
+      config.rotary_in_cache = RotaryConfig{.theta = 500000.0,
                                      .scaling = RotaryConfig::Scaling::llama3,
                                      .factor = 8.0 + 1.0 / 3.0,
                                      .low_freq_factor = 1.0,

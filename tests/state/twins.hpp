@@ -39,7 +39,7 @@ Plan random_saved_plan(const ModelShape& shape, kvpolicy::test::Random& random, 
             config = typename Plan::Config{};
           } else if (!rollback && random() % 2 == 0) {
             own.compress_every = 1 + random() % 60;
-            own.wait_until_told = random() % 2 == 0;
+            own.after_first_compress = random() % 2 == 0;
             config = own;
           }
         }

@@ -42,7 +42,7 @@ typename P::Config policy_config(const HeadSpec& spec) {
     config.sinks = spec.sinks;
     config.recent = spec.recent;
     config.mask = spec.chunk_mask ? kvpolicy::Mask::chunk : kvpolicy::Mask::exact;
-    if (spec.in_cache) config.in_cache = kvpolicy::RotaryConfig{.theta = rotary_theta};
+    if (spec.in_cache) config.rotary_in_cache = kvpolicy::RotaryConfig{.theta = rotary_theta};
   }
   if constexpr (requires { config.scorer; }) {
     config.budget = spec.budget;

@@ -32,7 +32,7 @@ inline SmallPlan small_plan() {
   SinkRecentCache<PerTokenStorage<half>>::Config window;
   window.sinks = 2;
   window.recent = 5;
-  window.in_cache = RotaryConfig{};
+  window.rotary_in_cache = RotaryConfig{};
   window.storage.residual = 2;
   plan.set(0, 2, window);
   plan.set(0, 3, HeadBudgetCache<DenseStorage<half>>::Config{.budget = 2, .scorer = {.window = 2}});

@@ -42,9 +42,9 @@ TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the nam
   CHECK(same("snapkv:8", HeadBudgetCache<Dense>::Config{.budget = 0}));
   CHECK(same("adakv:64", HeadBudgetCache<Dense>::Config{.budget = 56, .share_in_layer = true}));
   CHECK(same("tova:64", HeadBudgetCache<Dense, TovaScorer>::Config{
-                            .budget = 64, .compress_every = 1, .wait_until_told = true}));
+                            .budget = 64, .compress_every = 1, .after_first_compress = true}));
   CHECK(same("h2o:65", HeadBudgetCache<Dense, H2oScorer>::Config{
-                           .budget = 33, .compress_every = 1, .wait_until_told = true, .scorer = {.recent = 32}}));
+                           .budget = 33, .compress_every = 1, .after_first_compress = true, .scorer = {.recent = 32}}));
   CHECK(same("keynorm:64", HeadBudgetCache<Dense, KeyNormScorer>::Config{.budget = 64}));
   const auto quantized = plan_named("adakv+int4:64");
   using Codes = HeadBudgetCache<PerTokenStorage<float>>::Config;

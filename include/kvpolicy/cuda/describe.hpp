@@ -29,7 +29,7 @@ struct HeadSettings {
   std::size_t sinks = 0;
   std::size_t recent = 0;  ///< 0: all
   bool chunk_mask = false;
-  std::optional<RotaryConfig> in_cache = {};
+  std::optional<RotaryConfig> rotary_in_cache = {};
   // How rows lie once they have left the residual.
   Encoding encoding = Encoding::float32;  ///< float32: as they came
   bool key_per_channel = false;
@@ -120,7 +120,7 @@ struct DeviceHead<SinkRecentCache<Storage>> {
     settings.sinks = config.sinks;
     settings.recent = config.recent;
     settings.chunk_mask = config.mask == Mask::chunk;
-    settings.in_cache = config.in_cache;
+    settings.rotary_in_cache = config.rotary_in_cache;
     return settings;
   }
 };
@@ -131,8 +131,8 @@ struct DeviceHead<HeadBudgetCache<Storage, SnapKvScorer>> {
                                std::size_t head_dim) {
     require(!config.share_in_layer, "cuda: heads that share a layer's budget (share_in_layer) have no "
             "kernel; give every head its own, or run the plan on the host");
-    require(!config.wait_until_told || config.compress_every == 0,
-            "cuda: wait_until_told has no kernel; set compress_every behind the prompt, or run the "
+    require(!config.after_first_compress || config.compress_every == 0,
+            "cuda: after_first_compress has no kernel; set compress_every behind the prompt, or run the "
             "plan on the host");
     HeadSettings settings = describe_storage<Storage>(config.storage, head_dim);
     settings.compresses = true;

@@ -58,19 +58,19 @@ class DeviceState {
   /// A head's rotary table [head_dim / 2], or null; heads with equal settings share one.
   /// @throws std::bad_alloc, DeviceError
   const float* frequencies(const HeadSettings& head, DeviceWrites& writes) {
-    if (!head.in_cache) return nullptr;
+    if (!head.rotary_in_cache) return nullptr;
     for (const auto& [config, table] : frequencies_) {
-      if (config == *head.in_cache) return reinterpret_cast<const float*>(table.get());
+      if (config == *head.rotary_in_cache) return reinterpret_cast<const float*>(table.get());
     }
     struct Pair {
       float number[2];
     };
-    const std::vector<float> numbers = inverse_frequencies(*head.in_cache, shape_.head_dim);
+    const std::vector<float> numbers = inverse_frequencies(*head.rotary_in_cache, shape_.head_dim);
     const Block table = allocate(memory_, table_bytes(), writes.stream());
     for (std::size_t i = 0; i < numbers.size(); i += 2) {
       writes.write(reinterpret_cast<Pair*>(table.get()) + i / 2, Pair{{numbers[i], numbers[i + 1]}});
     }
-    frequencies_.emplace_back(*head.in_cache, table);
+    frequencies_.emplace_back(*head.rotary_in_cache, table);
     return reinterpret_cast<const float*>(table.get());
   }
 

@@ -67,7 +67,7 @@ inline constexpr EnumNames<RotaryConfig::Scaling, 3> scaling_names{
 
 // ---- parts of settings: write(config) -> JSON, read(object, …) -> config
 
-/// The value of "in_cache".
+/// The value of "rotary_in_cache".
 [[nodiscard]] inline OrderedJson write_rotary(const RotaryConfig& rotary) {
   OrderedJson json = {{"theta", rotary.theta}, {"scaling", scaling_names(rotary.scaling)}};
   json["factor"] = rotary.factor;
@@ -138,14 +138,14 @@ struct PolicyJson<SinkRecentCache<Storage>> {
     json["sinks"] = config.sinks;
     json["recent"] = config.recent;
     json["mask"] = mask_names(config.mask);
-    if (config.in_cache) json["in_cache"] = write_rotary(*config.in_cache);
+    if (config.rotary_in_cache) json["rotary_in_cache"] = write_rotary(*config.rotary_in_cache);
   }
   static void read(JsonObject& object, Config& config) {
     config.sinks = object.count_or("sinks", config.sinks);
     config.recent = object.count_or("recent", config.recent);
     config.mask = mask_names.read(object, "mask", config.mask);
-    if (const Json* rotary = object.find("in_cache")) {
-      config.in_cache = read_rotary(*rotary, object.where("in_cache"));
+    if (const Json* rotary = object.find("rotary_in_cache")) {
+      config.rotary_in_cache = read_rotary(*rotary, object.where("rotary_in_cache"));
     }
   }
 };
@@ -197,17 +197,17 @@ struct PolicyJson<HeadBudgetCache<Storage, Scorer>> {
   static void write(const Config& config, OrderedJson& json) {
     json["budget"] = config.budget;
     json["compress_every"] = config.compress_every;
-    if (config.wait_until_told) json["wait_until_told"] = true;
+    if (config.after_first_compress) json["after_first_compress"] = true;
     if (config.share_in_layer) json["share_in_layer"] = true;
-    if (config.safe_share != Config{}.safe_share) json["safe_share"] = config.safe_share;
+    if (config.safeguard != Config{}.safeguard) json["safeguard"] = config.safeguard;
     ScorerJson<Scorer>::write(config.scorer, json);
   }
   static void read(JsonObject& object, Config& config) {
     config.budget = object.count_or("budget", config.budget);
     config.compress_every = object.count_or("compress_every", config.compress_every);
-    config.wait_until_told = object.flag_or("wait_until_told", config.wait_until_told);
+    config.after_first_compress = object.flag_or("after_first_compress", config.after_first_compress);
     config.share_in_layer = object.flag_or("share_in_layer", config.share_in_layer);
-    config.safe_share = object.number_or("safe_share", config.safe_share);
+    config.safeguard = object.number_or("safeguard", config.safeguard);
     ScorerJson<Scorer>::read(object, config.scorer);
   }
 };

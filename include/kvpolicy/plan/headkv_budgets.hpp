@@ -33,7 +33,7 @@ struct HeadKvBudgetConfig {
   std::size_t capacity = 128;  ///< Rows per head on average, window included.
   std::size_t window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
   double beta = 1.005;         ///< b / beta is shared out by score: 1 all of it, infinity nothing.
-  double temp = 1.0;           ///< Scores are raised to this power first; 0 makes all heads equal.
+  double score_power = 1.0;    ///< Scores are raised to this power first; 0 makes all heads equal.
 
   void validate() const {
     constexpr std::size_t most = std::size_t{1} << 40;
@@ -43,8 +43,8 @@ struct HeadKvBudgetConfig {
             ", must be at most capacity = ", capacity);
     // Written so that NaN fails.
     require(beta >= 1.0, "HeadKvBudgetConfig: beta is ", beta, ", must be at least 1");
-    require(temp >= 0.0 && std::isfinite(temp), "HeadKvBudgetConfig: temp is ", temp,
-            ", must be 0 or positive");
+    require(score_power >= 0.0 && std::isfinite(score_power),
+            "HeadKvBudgetConfig: score_power is ", score_power, ", must be 0 or positive");
   }
 };
 
@@ -61,9 +61,9 @@ inline void check_scores(const HeadScores& scores) {
   }
 }
 
-/// Scores as shares of 1, after the power `temp`.
+/// Scores as shares of 1, raised to `power` before.
 /// @throws ConfigError if all are zero, or as `check_scores` does.
-[[nodiscard]] inline HeadScores normalized_scores(HeadScores scores, double temp = 1.0) {
+[[nodiscard]] inline HeadScores normalized_scores(HeadScores scores, double power = 1.0) {
   check_scores(scores);
   const auto scale = [&] {
     const double sum = std::accumulate(scores.values().begin(), scores.values().end(), 0.0);
@@ -72,8 +72,8 @@ inline void check_scores(const HeadScores& scores) {
     for (double& score : scores.values()) score /= sum;
   };
   scale();
-  if (temp == 1.0) return scores;
-  for (double& score : scores.values()) score = std::pow(score, temp);
+  if (power == 1.0) return scores;
+  for (double& score : scores.values()) score = std::pow(score, power);
   scale();
   return scores;
 }
@@ -112,7 +112,7 @@ inline void check_scores(const HeadScores& scores) {
 [[nodiscard]] inline HeadBudgets published_headkv_budgets(const HeadScores& scores,
                                                           const HeadKvBudgetConfig& config = {}) {
   config.validate();
-  const HeadScores shares = normalized_scores(scores, config.temp);
+  const HeadScores shares = normalized_scores(scores, config.score_power);
   const auto rows = static_cast<double>(config.capacity - config.window);
   // By the remainder, not the quotient: 110 / 1.1 rounds to 100, but 1.1 is held as a little more.
   const double remainder = std::isinf(config.beta) ? rows : std::fmod(rows, config.beta);
@@ -131,7 +131,7 @@ inline void check_scores(const HeadScores& scores) {
 [[nodiscard]] inline HeadBudgets headkv_budgets(const HeadScores& scores, std::size_t kv_heads,
                                                 const HeadKvBudgetConfig& config = {}) {
   config.validate();
-  const HeadScores shares = normalized_scores(group_scores(scores, kv_heads), config.temp);
+  const HeadScores shares = normalized_scores(group_scores(scores, kv_heads), config.score_power);
   const std::size_t heads = shares.values().size();
   const std::size_t mean = config.capacity - config.window;
   const auto rows = static_cast<double>(mean);

@@ -50,17 +50,17 @@ class HeadBudgetCache {
     std::size_t compress_every = 0;
     /// That begins with the first compression that the cache is told to make, behind a prompt: then a
     /// prompt is attended to as a whole, however it is cut.
-    bool wait_until_told = false;
+    bool after_first_compress = false;
     /// The rows of all heads of the layer that share compete for the sum of their budgets (Ada-KV).
     /// Such heads must agree in all but the budget.
     bool share_in_layer = false;
-    double safe_share = 0.2;  ///< Of its budget, what a head that shares keeps whatever the others have.
+    double safeguard = 0.2;  ///< Of its budget, what a head that shares keeps whatever the others have.
     typename Scorer::Config scorer = {};
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
     template <class Archive>
     void serialize(Archive& archive) {
-      archive(budget, compress_every, wait_until_told, share_in_layer, safe_share, scorer, storage);
+      archive(budget, compress_every, after_first_compress, share_in_layer, safeguard, scorer, storage);
     }
   };
   static constexpr std::string_view name = "head_budget";
@@ -77,8 +77,8 @@ class HeadBudgetCache {
     require(config.budget <= most, "HeadBudgetCache: budget is ", config.budget,
             ", must be at most 2^40");
     // Written so that NaN fails.
-    require(config.safe_share >= 0.0 && config.safe_share <= 1.0, "HeadBudgetCache: safe_share is ",
-            config.safe_share, ", must be 0 to 1");
+    require(config.safeguard >= 0.0 && config.safeguard <= 1.0, "HeadBudgetCache: safeguard is ",
+            config.safeguard, ", must be 0 to 1");
     Scorer::validate(config.scorer);
     Storage::validate(config.storage, context);
   }
@@ -121,7 +121,7 @@ class HeadBudgetCache {
   }
   /// Whether the config asks for a compression now.
   [[nodiscard]] bool wants_compress() const {
-    return config_.compress_every > 0 && (told_ || !config_.wait_until_told) &&
+    return config_.compress_every > 0 && (told_ || !config_.after_first_compress) &&
            alone_ >= capacity(config_) + config_.compress_every;
   }
   [[nodiscard]] static bool compresses_by_itself(const Config& config) {
@@ -168,7 +168,7 @@ class HeadBudgetCache {
                                     std::size_t queries) const {
     const std::size_t kept = std::min(Scorer::kept_rows(config_.scorer), alone_);
     return {scores(sums, group, queries), std::min(config_.budget, alone_ - kept),
-            static_cast<std::size_t>(config_.safe_share * static_cast<double>(config_.budget))};
+            static_cast<std::size_t>(config_.safeguard * static_cast<double>(config_.budget))};
   }
   /// ... and which of them survive, ascending, besides the rows that always do.
   void prepare_survivors(std::vector<std::size_t> numbers) {
@@ -209,7 +209,7 @@ class HeadBudgetCache {
   [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
                                                    const StorageContext& context,
                                                    std::size_t tokens) {
-    const std::size_t rows = config.compress_every == 0 || config.wait_until_told
+    const std::size_t rows = config.compress_every == 0 || config.after_first_compress
                                  ? tokens
                                  : std::min(tokens, capacity(config) + config.compress_every);
     return exact_bytes(config, context, rows);

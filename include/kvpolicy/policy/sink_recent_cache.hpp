@@ -4,7 +4,7 @@
 // For heads that look only there; memory stays the same however long the text grows.
 //
 // Method: StreamingLLM, arXiv:2309.17453, and the streaming heads of DuoAttention,
-// arXiv:2410.10819. Rows keep their position in the text, as in DuoAttention; with `in_cache` the
+// arXiv:2410.10819. Rows keep their position in the text, as in DuoAttention; with `rotary_in_cache` the
 // sinks look as near as StreamingLLM's renumbering makes them, by turning the query instead of the
 // keys. The published DuoAttention code lets a whole prefill chunk see itself (Mask::chunk); the
 // default gives every query its own window, so results do not depend on how a prompt is cut.
@@ -41,16 +41,16 @@ class SinkRecentCache {
   using storage_type = Storage;
   /// How many rows stay at either end, and how they are seen.
   struct Config {
-    std::size_t sinks = 4;     ///< Opening rows that never go; 0 gives a plain sliding window.
-    std::size_t recent = 512;  ///< Latest rows kept besides; at least 1.
+    std::size_t sinks = 4;      ///< Opening rows that never go; 0 gives a plain sliding window.
+    std::size_t recent = 1020;  ///< Latest rows kept besides, at least 1; StreamingLLM's 1,024 in all.
     Mask mask = Mask::exact;
-    /// Set: sinks seem to stand right before the window (the model's own rotary embedding).
-    std::optional<RotaryConfig> in_cache = {};
+    /// The model's own rotary embedding: sinks then seem to stand right before the window.
+    std::optional<RotaryConfig> rotary_in_cache = {};
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
     template <class Archive>
     void serialize(Archive& archive) {
-      archive(sinks, recent, mask, in_cache, storage);
+      archive(sinks, recent, mask, rotary_in_cache, storage);
     }
   };
   static constexpr std::string_view name = "sink_recent";
@@ -59,7 +59,9 @@ class SinkRecentCache {
   SinkRecentCache(const Config& config, const StorageContext& context)
       : config_{config}, sinks_{{}, context.fast()}, recent_{config.storage, context.fast()} {
     validate(config, context);
-    if (config.in_cache) frequencies_ = inverse_frequencies(*config.in_cache, context.head_dim);
+    if (config.rotary_in_cache) {
+      frequencies_ = inverse_frequencies(*config.rotary_in_cache, context.head_dim);
+    }
   }
 
   static void validate(const Config& config, const StorageContext& context) {
@@ -68,7 +70,7 @@ class SinkRecentCache {
             config.recent, ", must be 1 to 2^40");
     require(config.sinks <= most, "SinkRecentCache: sinks is ", config.sinks,
             ", must be at most 2^40");
-    if (config.in_cache) config.in_cache->validate();
+    if (config.rotary_in_cache) config.rotary_in_cache->validate();
     Storage::validate(config.storage, context);
   }
 
@@ -200,7 +202,7 @@ class SinkRecentCache {
 
   [[nodiscard]] Segment sink_prototype() const {
     Segment prototype;
-    if (config_.in_cache) {
+    if (config_.rotary_in_cache) {
       prototype.rotation = {frequencies_.data(),
                             static_cast<std::int64_t>(config_.sinks + config_.recent) - 1};
     }
