@@ -270,7 +270,8 @@ void search(const Arguments& a) {
   const ModelShape shape = parse_shape(a.shape.empty() ? a.known.weights : a.shape);
   const std::size_t bytes = parse_budget(a.budget, shape, a.context, a.options());
   const SearchChoices menu = search_choices(a.known, shape, a.context);
-  const auto found = search_plan<Plan>(shape, menu.choices, bytes, a.context, a.options());
+  const auto found = search_plan<Plan>(
+      shape, menu.choices, {.bytes = bytes, .context = a.context, .options = a.options()});
   const std::size_t full = Plan{shape}.memory(a.context, a.options()).total();
   const double smaller = static_cast<double>(full) / static_cast<double>(found.bytes);
   if (!a.output.empty()) io::save_plan(a.output, found.plan);

@@ -258,7 +258,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->check(CLI::IsMember({"mean", "min-max"}))
       ->type_name("KIND")
       ->capture_default_str();
-  add_count(app, "--refresh-every", options.refresh.every, 0,
+  add_count(app, "--refresh-every", options.refresh_selection.every, 0,
             "Selects anew after N tokens; 0: when guesses are refused");
   app.add_option("--quantise", arguments.setup.bits, "Bits of the target's rows")
       ->check(CLI::IsMember({2, 4, 8}))

@@ -95,7 +95,7 @@ class Cases {
   }
   template <class Policy>
   [[nodiscard]] typename Policy::Config quantized(std::size_t bits) const {
-    return {.storage = {{.bits = bits, .residual = run_.smoke ? 64U : 128U}}};
+    return {.storage = {.bits = bits, .residual = run_.smoke ? 64U : 128U}};
   }
 
   // ---- plans, of one layer or several alike

@@ -74,7 +74,7 @@ class DecodeRig {
   /// Every layer chooses, for steps over a standing selection.
   void choose() {
     for (std::size_t layer = 0; layer < shape().layers; ++layer) {
-      step(layer, {.read = Read::selected, .refresh = true});
+      step(layer, {.read = Read::selected, .refresh_selection = true});
       chosen_at_[layer] = cache_.tokens(layer) - 1;
     }
   }
@@ -117,7 +117,7 @@ class DecodeRig {
     if (!what.refresh) expect(true);
     cache_.append(layer, k, v);
     poison(out_);
-    cache_.attend(layer, q, out_view(), {.read = what.read, .refresh = what.refresh});
+    cache_.attend(layer, q, out_view(), {.read = what.read, .refresh_selection = what.refresh});
     spoil_output(run, out_);
     if (what.refresh) expect(false);
     for (const std::size_t head : heads) {
@@ -230,7 +230,7 @@ void run_decode(benchmark::State& state, Run& run, const DecodeCase<Plan>& what,
         return refuse(state, run, message(what.name, tail, ", layer ", layer, ": ", *wrong));
       }
     }
-    const AttendOptions options{.read = what.read, .refresh = what.refresh};
+    const AttendOptions options{.read = what.read, .refresh_selection = what.refresh};
     const bool flushes = what.flushed || !rig.is_cold(what, run);
     Samples samples;
     double appends = 0.0;

@@ -156,7 +156,7 @@ class Cases {
       const auto make = [=, this](std::size_t layers) {
         return Plan{
             shape(scaled(heads), layers),
-            Quantized::Config{.storage = {{.bits = bits, .residual = run_.smoke ? 64U : 128U}}}};
+            Quantized::Config{.storage = {.bits = bits, .residual = run_.smoke ? 64U : 128U}}};
       };
       add_decode({.name = "decode/int" + std::to_string(bits) + "/" + heads.name() + "/" +
                           tokens_name(tokens),

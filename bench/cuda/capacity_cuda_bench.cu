@@ -40,7 +40,7 @@ class Cases {
         rig_.use(
             "Llama-3-8B", config_, reference::WeightFormat::int8, "duo_int4",
             bench::duo_plan(config_.shape(), 0.5,
-                            Quantized::Config{.storage = {{.bits = 4, .residual = 128}}}, window),
+                            Quantized::Config{.storage = {.bits = 4, .residual = 128}}, window),
             run_.smoke ? 64 : filling_rows);
         const std::size_t more = run_.samples + 16;
         std::size_t context = tokens > 0 ? tokens : rig_.longest() - more;

@@ -106,7 +106,7 @@ class DecodeRig {
   void attend(bool refresh) {
     for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
       cache_.attend(layer, TensorView<const bfloat16>{of_layer(queries_, layer)},
-                    of_layer(out_, layer), {.read = what_.read, .refresh = refresh}, run_.stream);
+                    of_layer(out_, layer), {.read = what_.read, .refresh_selection = refresh}, run_.stream);
     }
   }
 

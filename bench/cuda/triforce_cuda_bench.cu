@@ -129,7 +129,7 @@ class World {
     options.sampling.temperature = 1.0F;
     options.length = length;
     options.adapt = false;
-    options.refresh.below_acceptance = 0.0;
+    options.refresh_selection.below_acceptance = 0.0;
     return options;
   }
   template <class Decoder>

@@ -145,7 +145,7 @@ double decode(Decoder decoder, std::size_t tokens, LevelStatistics* statistics) 
 
 SpeculationOptions fixed(std::size_t length) {
   return {.sampling = {.temperature = 1.0F}, .length = length, .adapt = false,
-          .refresh = {.below_acceptance = 0.0}};
+          .refresh_selection = {.below_acceptance = 0.0}};
 }
 
 /// The hierarchy where the target keeps `Target` and the middle level `Middle` per mille of guesses;
@@ -182,7 +182,7 @@ void hierarchy(benchmark::State& state) {
   // The cost model, from passes timed alone. A pass of the middle level over one guess gives two
   // tokens or one.
   Cache cache = w.cache.fork();
-  (void)w.reader.read(cache, {.tokens = std::array{1}, .attend = {.refresh = true}});
+  (void)w.reader.read(cache, {.tokens = std::array{1}, .attend = {.refresh_selection = true}});
   SmallCache small_cache = w.small_cache.fork();
   const double one = pass_seconds(w.reader, cache, 1, Read::all);
   const double all = pass_seconds(w.reader, cache, length + 1, Read::all);

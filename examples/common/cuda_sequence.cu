@@ -73,7 +73,7 @@ class CudaSequence final : public Sequence {
       decodes_ = reading;
       decoder_.emplace(shared_->model, cache_,
                        reference::DecodeOptions{
-                           .attend = {.read = reading.read, .refresh = reading.refresh_each_step},
+                           .attend = {.read = reading.read, .refresh_selection = reading.refresh_each_step},
                            .graph = !compresses_by_itself(cache_.plan()),
                            .steps_before_graph = answer},
                        shared_->stream);

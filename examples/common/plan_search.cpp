@@ -37,7 +37,7 @@ SearchChoices guessed(const HeadGates& importance, const ModelShape& shape, std:
   // Scales for 32 channels; fewer where 32 do not divide a row.
   SearchMenuConfig config;
   if (shape.head_dim % config.group != 0) config.group = 16;
-  return {rule_of_thumb<Plan>(shape, importance, context, config), "a rule of thumb over " + from};
+  return {choices_by_importance<Plan>(shape, importance, context, config), "a rule of thumb over " + from};
 }
 
 SearchChoices from_gates(const fs::path& folder, const ModelShape& shape, std::size_t context) {

@@ -52,7 +52,7 @@ class PlanSequence final : public Sequence {
 
   std::vector<float> decode(int token, const Reading& reading) override {
     return reference::step(*model_, cache_, std::array{token}, reference::LogitsOf::last,
-                           {.read = reading.read, .refresh = reading.refresh_each_step});
+                           {.read = reading.read, .refresh_selection = reading.refresh_each_step});
   }
 
   std::vector<float> score(std::span<const int> tokens) override {

@@ -49,7 +49,7 @@ AnyPlan<bfloat16> plan_with(const ModelShape& shape, const SpeculationSetup& set
       .bits = setup.bits, .key_group = group, .value_group = group, .residual = 128};
   return AnyPlan<bfloat16>{
       shape,
-      typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget, .storage = {storage}}};
+      typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget, .storage = storage}};
 }
 
 Cache target_cache(const reference::Llama& model, const SpeculationSetup& setup,
@@ -69,7 +69,7 @@ Cache streaming_cache(const reference::Llama& model, const SpeculationSetup& set
 
 std::size_t most_guesses(const SpeculationSetup& setup) {
   const SpeculationOptions& options = setup.options;
-  const std::size_t most = std::max(options.length, options.adapt ? options.most_length : 0);
+  const std::size_t most = std::max(options.length, options.adapt ? options.max_length : 0);
   return std::max(most, setup.structure == Structure::tree ? setup.tree_nodes : 0);
 }
 
@@ -162,7 +162,7 @@ struct SpeculativeText::Parts {
       case Structure::ngram:
         // A byte says less than a word: more of them are looked up.
         return add(std::make_shared<NgramDraft>(reader.vocabulary() == 256
-                                                    ? NgramDraftConfig{.most = 12, .least = 4}
+                                                    ? NgramDraftConfig{.max_ngram = 12, .min_ngram = 4}
                                                     : NgramDraftConfig{}));
       case Structure::tree: {
         auto shape = best_tree(AcceptanceVectorConfig{}.prior, setup.tree_nodes);

@@ -163,7 +163,10 @@ class Maker {
     const MemoryEstimate all = AnyPlan<bfloat16>{shape_}.memory(context, options);
     const auto rows = static_cast<std::size_t>(share * static_cast<double>(all.heads));
     const auto found =
-        search_plan<AnyPlan<bfloat16>>(shape_, menu.choices, rows + all.tail + queries, context, options);
+        search_plan<AnyPlan<bfloat16>>(shape_, menu.choices,
+                                       {.bytes = rows + all.tail + queries,
+                                        .context = context,
+                                        .options = options});
     // By way of the file, which does not know the element type.
     return io::parse_plan<Plan>(io::format_plan(found.plan));
   }
@@ -179,7 +182,7 @@ class Maker {
     spec_.exact_rows();
     return Plan{shape_,
                 typename QuantizedResidualCache<E>::Config{
-                    .storage = {per_token(spec_, spec_.name, shape_, spec_.count(0, 128))}}};
+                    .storage = per_token(spec_, spec_.name, shape_, spec_.count(0, 128))}};
   }
 
   [[nodiscard]] Plan kivi() const {
@@ -199,7 +202,7 @@ class Maker {
                   typename SinkRecentCache<Dense>::Config{.sinks = sinks, .recent = recent}};
     }
     return Plan{shape_, typename SinkRecentCache<Codes>::Config{
-                            .sinks = sinks, .recent = recent, .storage = {codes(32)}}};
+                            .sinks = sinks, .recent = recent, .storage = codes(32)}};
   }
 
   template <class Summary>
@@ -212,7 +215,7 @@ class Maker {
                                                                                .budget = budget}};
     }
     return Plan{shape_, typename ChunkRetrievalCache<Codes, Summary>::Config{
-                            .chunk = chunk, .budget = budget, .storage = {codes(128)}}};
+                            .chunk = chunk, .budget = budget, .storage = codes(128)}};
   }
 
   [[nodiscard]] Plan duo(const fs::path& folder, double sparsity) const {
@@ -269,7 +272,7 @@ class Maker {
     };
     if constexpr (votes) {
       if (!spec_.storage.empty()) {
-        return make(std::type_identity<Codes>{}, typename Codes::Config{codes(0)});
+        return make(std::type_identity<Codes>{}, static_cast<typename Codes::Config>(codes(0)));
       }
     }
     spec_.exact_rows();

@@ -58,7 +58,7 @@ struct DamageArguments {
   std::size_t length = 4096;
   std::size_t texts = 4;
   std::size_t questions = 6;
-  std::size_t least_rows = 32;
+  std::size_t min_rows = 32;
   std::size_t window = 8;
   std::size_t kernel = 29;
   std::uint64_t seed = 11;
@@ -78,12 +78,12 @@ std::vector<RetrievalText> draw_texts(const DamageArguments& a) {
 }
 
 std::vector<Plan::Config> menu_of(const DamageArguments& a, const ModelShape& shape) {
-  const SearchMenuConfig config{.least_rows = a.least_rows,
+  const SearchMenuConfig config{.min_rows = a.min_rows,
                                 .group = shape.head_dim % 32 == 0 ? std::size_t{32} : 16,
                                 .scorer = {.window = a.window, .kernel = a.kernel}};
   const HeadGates none{shape.layers, shape.kv_heads};
   std::vector<Plan::Config> menu;
-  for (auto& choice : rule_of_thumb<Plan>(shape, none, a.length, config)) {
+  for (auto& choice : choices_by_importance<Plan>(shape, none, a.length, config)) {
     bool window = false;
     Plan::visit(choice.config, [&]<class P>(const typename P::Config&) { window = WindowPolicy<P>; });
     if (!window) menu.push_back(std::move(choice.config));
@@ -155,7 +155,7 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
   count("--length", a->length, "Bytes of text, question and answer together", 512, 1'000'000);
   count("--texts", a->texts, "Texts", 1, 10'000);
   count("--questions", a->questions, "Questions on each text, at most", 1, 32);
-  count("--least-rows", a->least_rows, "Rows of the smallest budget", 17, 65'536);
+  count("--min-rows", a->min_rows, "Rows of the smallest budget", 17, 65'536);
   count("--window", a->window, "Latest queries by which budgets choose", 1, 1024);
   count("--kernel", a->kernel, "Rows that they pool, odd; 7 for word pieces, 29 for bytes", 1, 1023);
   command->add_option("--seed", a->seed, "Other texts and questions")

@@ -44,7 +44,7 @@ using QuantizedDuoCache = KvCache<QuantizedDuoPlan<E>, Engine>;
 struct DuoConfig {
   double sparsity = 0.5;     ///< Share of streaming heads.
   std::size_t sinks = 128;   ///< Opening rows that a streaming head keeps.
-  std::size_t recent = 256;  ///< Latest rows kept besides. 128 and 256: what the published gates were trained with.
+  std::size_t recent = 256;  ///< Latest rows kept besides; both as the published gates were trained.
   Mask mask = Mask::exact;
   DuoRule rule = DuoRule::exact_count;
 };
@@ -57,7 +57,7 @@ template <class Plan>
                                  const typename Plan::Config& retrieval,
                                  const typename Plan::Config& streaming) {
   Plan plan{shape, streaming};
-  require_fits(kinds, shape, "plan_of_kinds");
+  detail::require_fits(kinds, shape, "plan_of_kinds");
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
       if (kinds(layer, head) == HeadKind::retrieval) plan.set(layer, head, retrieval);
@@ -73,8 +73,8 @@ template <class Plan>
 template <class T = float>
 [[nodiscard]] plan_for<T, DuoPlan> duo_plan(const ModelShape& shape, const HeadGates& gates,
                                             const DuoConfig& config = {}) {
-  using Dense = DenseStorage<element_of<T>>;
-  require_fits(gates, shape, "duo_plan");
+  using Dense = DenseStorage<detail::element_of<T>>;
+  detail::require_fits(gates, shape, "duo_plan");
   return plan_of_kinds<plan_for<T, DuoPlan>>(
       shape, head_kinds(gates, config.sparsity, config.rule), typename FullCache<Dense>::Config{},
       typename SinkRecentCache<Dense>::Config{
@@ -86,11 +86,11 @@ template <class T = float>
 [[nodiscard]] plan_for<T, QuantizedDuoPlan> quantized_duo_plan(
     const ModelShape& shape, const HeadGates& gates, const DuoConfig& config = {},
     const ResidualConfig& quantized = {}) {
-  using E = element_of<T>;
-  require_fits(gates, shape, "quantized_duo_plan");
+  using E = detail::element_of<T>;
+  detail::require_fits(gates, shape, "quantized_duo_plan");
   return plan_of_kinds<plan_for<T, QuantizedDuoPlan>>(
       shape, head_kinds(gates, config.sparsity, config.rule),
-      typename QuantizedResidualCache<E>::Config{.storage = {quantized}},
+      typename QuantizedResidualCache<E>::Config{.storage = quantized},
       typename SinkRecentCache<DenseStorage<E>>::Config{
           .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
 }

@@ -169,7 +169,7 @@ namespace detail {
                                                     const FastGenConfig& config = {}) {
   shape.validate();
   config.validate();
-  require_fits(profile.sums, shape, "fastgen_choices");
+  detail::require_fits(profile.sums, shape, "fastgen_choices");
   require(profile.queries > 0, "fastgen_choices: a profile of no queries");
   FastGenChoices choices{shape.layers, shape.kv_heads, FastGenChoice::full};
   for (std::size_t i = 0; i < choices.values().size(); ++i) {
@@ -198,7 +198,7 @@ template <class T = float>
 [[nodiscard]] plan_for<T, FastGenPlan> fastgen_plan(const ModelShape& shape,
                                                     const AttentionProfile& profile,
                                                     const FastGenConfig& config = {}) {
-  using Dense = DenseStorage<element_of<T>>;
+  using Dense = DenseStorage<detail::element_of<T>>;
   const FastGenChoices choices = fastgen_choices(shape, profile, config);
   plan_for<T, FastGenPlan> plan{shape, typename FullCache<Dense>::Config{}};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {

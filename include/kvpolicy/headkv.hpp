@@ -59,7 +59,7 @@ template <class Plan, class Config>
 [[nodiscard]] Plan plan_of_budgets(const ModelShape& shape, const HeadBudgets& budgets,
                                    Config settings) {
   Plan plan{shape, settings};
-  require_fits(budgets, shape, "plan_of_budgets");
+  detail::require_fits(budgets, shape, "plan_of_budgets");
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
       settings.budget = budgets(layer, head);
@@ -77,9 +77,9 @@ template <class Plan, class Config>
 template <class T = float>
 [[nodiscard]] plan_for<T, HeadKvPlan> headkv_plan(const ModelShape& shape, const HeadScores& scores,
                                                   const HeadKvConfig& config = {}) {
-  using Budget = HeadBudgetCache<DenseStorage<element_of<T>>>;
+  using Budget = HeadBudgetCache<DenseStorage<detail::element_of<T>>>;
   return plan_of_budgets<plan_for<T, HeadKvPlan>>(
-      shape, headkv_budgets(checked_scores(scores, shape), shape.kv_heads, config.budgets()),
+      shape, headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
       typename Budget::Config{.compress_every = config.compress_every, .scorer = config.scorer()});
 }
 
@@ -88,12 +88,12 @@ template <class T = float>
 [[nodiscard]] plan_for<T, QuantizedHeadKvPlan> quantized_headkv_plan(
     const ModelShape& shape, const HeadScores& scores, const HeadKvConfig& config = {},
     const ResidualConfig& quantized = {.residual = 0}) {
-  using Budget = HeadBudgetCache<ResidualStorage<element_of<T>, Granularity::per_token>>;
+  using Budget = HeadBudgetCache<ResidualStorage<detail::element_of<T>, Granularity::per_token>>;
   return plan_of_budgets<plan_for<T, QuantizedHeadKvPlan>>(
-      shape, headkv_budgets(checked_scores(scores, shape), shape.kv_heads, config.budgets()),
+      shape, headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
       typename Budget::Config{.compress_every = config.compress_every,
                               .scorer = config.scorer(),
-                              .storage = {quantized}});
+                              .storage = quantized});
 }
 
 }  // namespace kvpolicy

@@ -42,13 +42,12 @@ struct KiviConfig {
 template <class T = float>
 [[nodiscard]] plan_for<T, KiviPlan> kivi_plan(const ModelShape& shape,
                                               const KiviConfig& config = {}) {
-  using Policy = QuantizedResidualCache<element_of<T>, Granularity::per_channel>;
-  return plan_for<T, KiviPlan>{shape,
-                               typename Policy::Config{.storage = {{.bits = config.bits,
-                                                                    .key_group = config.group,
-                                                                    .value_group = config.group,
-                                                                    .residual = config.residual,
-                                                                    .flush = config.flush}}}};
+  using Policy = QuantizedResidualCache<detail::element_of<T>, Granularity::per_channel>;
+  return plan_for<T, KiviPlan>{shape, typename Policy::Config{.storage = {.bits = config.bits,
+                                                                          .key_group = config.group,
+                                                                          .value_group = config.group,
+                                                                          .residual = config.residual,
+                                                                          .flush = config.flush}}};
 }
 
 }  // namespace kvpolicy

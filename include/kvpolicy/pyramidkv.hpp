@@ -47,7 +47,7 @@ struct PyramidKvConfig {
 template <class T = float>
 [[nodiscard]] plan_for<T, PyramidKvPlan> pyramidkv_plan(const ModelShape& shape,
                                                         const PyramidKvConfig& config = {}) {
-  using Budget = HeadBudgetCache<DenseStorage<element_of<T>>>;
+  using Budget = HeadBudgetCache<DenseStorage<detail::element_of<T>>>;
   return plan_of_budgets<plan_for<T, PyramidKvPlan>>(
       shape, pyramid_budgets(shape, config.budgets()),
       typename Budget::Config{.compress_every = config.compress_every, .scorer = config.scorer()});

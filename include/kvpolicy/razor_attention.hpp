@@ -67,7 +67,7 @@ struct RazorAttentionConfig {
   config.validate();
   HeadKinds kinds{shape.layers, shape.kv_heads, HeadKind::streaming};
   const auto keep_best = [&](const HeadScores& scores, double share) {
-    check_scores(checked_scores(scores, shape));
+    check_scores(detail::checked_scores(scores, shape));
     std::vector<double> best(shape.kv_head_count());
     for (std::size_t i = 0; i < scores.values().size(); ++i) {
       double& own = best[i / shape.group()];
@@ -94,7 +94,7 @@ template <class T = float>
 [[nodiscard]] plan_for<T, RazorAttentionPlan> razor_attention_plan(
     const ModelShape& shape, const HeadScores& echo, const HeadScores& induction,
     const RazorAttentionConfig& config = {}) {
-  using Dense = DenseStorage<element_of<T>>;
+  using Dense = DenseStorage<detail::element_of<T>>;
   return plan_of_kinds<plan_for<T, RazorAttentionPlan>>(
       shape, razor_attention_kinds(shape, echo, induction, config),
       typename FullCache<Dense>::Config{},

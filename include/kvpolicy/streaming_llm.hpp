@@ -47,7 +47,7 @@ struct StreamingLlmConfig {
 template <class T = float>
 [[nodiscard]] plan_for<T, StreamingLlmPlan> streaming_llm_plan(
     const ModelShape& shape, const StreamingLlmConfig& config = {}) {
-  using Policy = SinkRecentCache<DenseStorage<element_of<T>>>;
+  using Policy = SinkRecentCache<DenseStorage<detail::element_of<T>>>;
   return plan_for<T, StreamingLlmPlan>{
       shape, typename Policy::Config{.sinks = config.sinks,
                                      .recent = config.recent,

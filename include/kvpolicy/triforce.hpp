@@ -77,7 +77,7 @@ struct TriForceDraftConfig {
 template <class T = float>
 [[nodiscard]] plan_for<T, TriForcePlan> triforce_plan(const ModelShape& shape,
                                                       const TriForceConfig& config = {}) {
-  using Policy = ChunkRetrievalCache<DenseStorage<element_of<T>>>;
+  using Policy = ChunkRetrievalCache<DenseStorage<detail::element_of<T>>>;
   return plan_for<T, TriForcePlan>{
       shape, typename Policy::Config{.chunk = config.chunk, .budget = config.budget}};
 }
@@ -86,17 +86,17 @@ template <class T = float>
 template <class T = float>
 [[nodiscard]] plan_for<T, QuantizedTriForcePlan> quantized_triforce_plan(
     const ModelShape& shape, const TriForceConfig& config = {}, const ResidualConfig& quantized = {}) {
-  using Policy = ChunkRetrievalCache<ResidualStorage<element_of<T>>>;
+  using Policy = ChunkRetrievalCache<ResidualStorage<detail::element_of<T>>>;
   return plan_for<T, QuantizedTriForcePlan>{
       shape, typename Policy::Config{
-                 .chunk = config.chunk, .budget = config.budget, .storage = {quantized}}};
+                 .chunk = config.chunk, .budget = config.budget, .storage = quantized}};
 }
 /// The plan of a draft, which keeps the two ends of a text.
 /// @throws ConfigError if `recent` is 0
 template <class T = float>
 [[nodiscard]] plan_for<T, TriForceDraftPlan> triforce_draft_plan(
     const ModelShape& shape, const TriForceDraftConfig& config = {}) {
-  using Policy = SinkRecentCache<DenseStorage<element_of<T>>>;
+  using Policy = SinkRecentCache<DenseStorage<detail::element_of<T>>>;
   return plan_for<T, TriForceDraftPlan>{
       shape, typename Policy::Config{.sinks = config.sinks, .recent = config.recent}};
 }

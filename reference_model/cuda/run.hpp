@@ -152,7 +152,7 @@ class Decoder {
       recorded.reserved = cache_->reserved();
       recorded.room = model_->room_version();
     }
-    cache_->replayed(1, 1, options_.attend.refresh);
+    cache_->replayed(1, 1, options_.attend.refresh_selection);
     recorded.graph.launch(stream_);
   }
   void put_on_stream(bool chooses) {

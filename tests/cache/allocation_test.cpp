@@ -34,8 +34,8 @@ using Cache = KvCache<Plan>;
 Plan mixed_plan(std::size_t compress_every) {
   Plan plan{ModelShape{2, 5, 5, 64}};
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    plan.set(layer, 1, Quantized::Config{.storage = {{.bits = 4, .key_group = 16, .residual = 10}}});
-    plan.set(layer, 2, Window::Config{.sinks = 3, .recent = 20, .storage = {{.bits = 8, .residual = 4}}});
+    plan.set(layer, 1, Quantized::Config{.storage = {.bits = 4, .key_group = 16, .residual = 10}});
+    plan.set(layer, 2, Window::Config{.sinks = 3, .recent = 20, .storage = {.bits = 8, .residual = 4}});
     plan.set(layer, 3, Budget::Config{.budget = 10, .compress_every = compress_every, .scorer = {.window = 4}});
     plan.set(layer, 4, Retrieval::Config{.chunk = 4, .budget = 8});
   }
@@ -145,7 +145,7 @@ TEST_CASE("allocation failure: step") {
     survive("one token", options, chunk_of(1), [](State& s, auto& chunk) { chunk.step(*s.cache, 0); });
     survive("many tokens", options, chunk_of(37), [](State& s, auto& chunk) { chunk.step(*s.cache, 1); });
     survive("a selected read that chooses", options, chunk_of(2), [](State& s, auto& chunk) {
-      chunk.step(*s.cache, 0, {.read = Read::selected, .refresh = true});
+      chunk.step(*s.cache, 0, {.read = Read::selected, .refresh_selection = true});
     });
     survive("with sinks", options, chunk_of(2), [](State& s, auto& chunk) {
       static const std::vector<float> sinks{1, 2, 3, 4, 5};
@@ -157,7 +157,7 @@ TEST_CASE("allocation failure: step") {
 TEST_CASE("allocation failure: what follows a step") {
   CacheOptions options;
   survive("a refresh for later reads", options, chunk_of(9), [](State& s, auto& chunk) {
-    chunk.step(*s.cache, 0, {.refresh = true});
+    chunk.step(*s.cache, 0, {.refresh_selection = true});
   });
   survive("a compression that is due", options, chunk_of(30), [](State& s, auto& chunk) {
     chunk.step(*s.cache, 0);
@@ -177,7 +177,7 @@ TEST_CASE("allocation failure: append, attend") {
     test::Chunk<> chunk{state.random, state.cache->plan().shape(), 12};
     chunk.append(*state.cache, 0);
     return chunk;
-  }, [](State& s, auto& chunk) { chunk.attend(*s.cache, 0, {.read = Read::selected, .refresh = true}); });
+  }, [](State& s, auto& chunk) { chunk.attend(*s.cache, 0, {.read = Read::selected, .refresh_selection = true}); });
 }
 
 TEST_CASE("allocation failure: trees") {

@@ -42,7 +42,7 @@ struct Fixture {
 
   static Plan make_plan() {
     Plan plan{shape};
-    plan.set(0, 1, Quantized::Config{.storage = {{.bits = 4, .key_group = 8, .residual = 5}}});
+    plan.set(0, 1, Quantized::Config{.storage = {.bits = 4, .key_group = 8, .residual = 5}});
     plan.set(1, 2, Window::Config{.sinks = 2, .recent = 9});
     return plan;
   }
@@ -286,7 +286,7 @@ TEST_CASE("settings that cannot work") {
   CHECK(contains(option_error([](CacheOptions& o) { o.memory = nullptr; }), "memory is null"));
 
   const auto plan_error = [](const Plan::Config& config) { return thrown<ConfigError>([&] { Plan{shape, config}; }); };
-  const auto residual = [&](ResidualConfig c) { return plan_error(Quantized::Config{.storage = {c}}); };
+  const auto residual = [&](ResidualConfig c) { return plan_error(Quantized::Config{.storage = c}); };
   CHECK(residual({}).empty());
   CHECK(contains(residual({.bits = 3}), "bits is 3, must be 2, 4 or 8"));
   CHECK(contains(residual({.key_group = 24}), "key_group is 24"));
@@ -303,7 +303,7 @@ TEST_CASE("settings that cannot work") {
   // Groups of rows that fit the widest page may not fit this cache's.
   CacheOptions small;
   small.page_rows = 16;
-  const Plan grouped{shape, Quantized::Config{.storage = {{.key_group = 32}}}};
+  const Plan grouped{shape, Quantized::Config{.storage = {.key_group = 32}}};
   CHECK(contains(thrown<ConfigError>([&] { Cache{grouped, small}; }), "key_group is 32, must divide the rows of a page = 16"));
   CHECK(!thrown<ConfigError>([&] { static_cast<void>(grouped.memory(100, small)); }).empty());
   CHECK(thrown<ConfigError>([&] { Cache{grouped, CacheOptions{}}; }).empty());

@@ -79,7 +79,7 @@ std::vector<float> go_on(Cache& cache, std::uint64_t seed) {
         {17, Read::all, true}, {2, Read::selected, false}}) {
     for (std::size_t l = 0; l < shape.layers; ++l) {
       test::Chunk<> chunk{random, shape, static_cast<std::size_t>(tokens)};
-      chunk.step(cache, l, {.read = read, .refresh = refresh});
+      chunk.step(cache, l, {.read = read, .refresh_selection = refresh});
       all.insert(all.end(), chunk.out.numbers().begin(), chunk.out.numbers().end());
       all.insert(all.end(), chunk.log_sum_exp.begin(), chunk.log_sum_exp.end());
     }
@@ -150,7 +150,7 @@ TEST_CASE("fork_as: uncompressed budgets, windows that hold all and retrieval he
     plan.set(l, 1, Retrieval::Config{.budget = 16});
     plan.set(l, 2, Window::Config{.sinks = 3, .recent = 97});  // as many as there are
     plan.set(l, 3, Window::Config{.sinks = 200, .recent = 1});
-    plan.set(l, 4, Codes::Config{.storage = {{.residual = 100}}});  // none has left the residual
+    plan.set(l, 4, Codes::Config{.storage = {.residual = 100}});  // none has left the residual
   }
   const CacheOptions options{.page_rows = 16};
   Text text{1, 100};
@@ -169,7 +169,7 @@ TEST_CASE("fork_as: heads that stay as they are share their pages, quantised and
   Source plan{shape, Window::Config{.sinks = 2, .recent = 20}};
   for (std::size_t l = 0; l < shape.layers; ++l) {
     plan.set(l, 1, Budget::Config{.budget = 20});
-    plan.set(l, 2, Codes::Config{.storage = {{.residual = 10}}});
+    plan.set(l, 2, Codes::Config{.storage = {.residual = 10}});
     plan.set(l, 3, Retrieval::Config{.budget = 16});
     plan.set(l, 4, Full::Config{});
   }
@@ -190,7 +190,7 @@ TEST_CASE("fork_as: heads that stay as they are share their pages, quantised and
   using Other = HeadPlan<Window, Codes, Full, Budget, Retrieval>;
   Other other{shape};
   plan.for_each_head([&](std::size_t l, std::size_t h, const auto& config) { other.set(l, h, config); });
-  other.set(1, 4, Codes::Config{.storage = {{.bits = 2, .residual = 0}}});
+  other.set(1, 4, Codes::Config{.storage = {.bits = 2, .residual = 0}});
   const auto fork = source.fork();
   const auto forked = source.fork_as(other);
   const auto bytes = [&](std::size_t l, std::size_t h) {
@@ -205,7 +205,7 @@ TEST_CASE("fork_as: heads that stay as they are share their pages, quantised and
 TEST_CASE("fork_as: refuses rows that are gone or quantised, and says where") {
   Source plan{shape};
   plan.set(0, 3, Window::Config{.sinks = 2, .recent = 20});
-  plan.set(1, 5, Codes::Config{.storage = {{.residual = 10}}});
+  plan.set(1, 5, Codes::Config{.storage = {.residual = 10}});
   plan.set(1, 7, Budget::Config{.budget = 20});
   KvCache<Source> source{plan, {.max_rollback = 3}};
   Text text{5, 60};

@@ -38,11 +38,11 @@ constexpr ModelShape shape{2, 14, 7, 64};
 Plan mixed_plan() {
   Plan plan{shape};
   for (std::size_t l = 0; l < shape.layers; ++l) {
-    plan.set(l, 1, Kivi::Config{.storage = {{.bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}}});
+    plan.set(l, 1, Kivi::Config{.storage = {.bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}});
     plan.set(l, 2, Window::Config{.sinks = 4, .recent = 21});
     plan.set(l, 3, Window::Config{.sinks = 20, .recent = 5, .mask = Mask::chunk, .rotary_in_cache = RotaryConfig{}});
-    plan.set(l, 4, QuantizedWindow::Config{.sinks = 1, .recent = 30, .storage = {{.bits = 4, .residual = 3}}});
-    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.window = 5}, .storage = {{.bits = 8, .residual = 6}}});
+    plan.set(l, 4, QuantizedWindow::Config{.sinks = 1, .recent = 30, .storage = {.bits = 4, .residual = 3}});
+    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.window = 5}, .storage = {.bits = 8, .residual = 6}});
     plan.set(l, 6, Retrieval::Config{.chunk = 6, .budget = 18});
   }
   return plan;
@@ -86,13 +86,13 @@ TEST_CASE("rollback: bit for bit a cache of the same commit point that never saw
       for (Run* r : {&run, &control}) {
         r->feed(1, {40, 1, 7});
         r->cache.commit();
-        r->feed(2, {1}, {.refresh = true});  // a choice for the selected reads that follow
+        r->feed(2, {1}, {.refresh_selection = true});  // a choice for the selected reads that follow
         r->cache.compress();
         r->feed(3, {3, 18});
       }
       // Dropped steps read, choose and observe queries too.
-      run.feed(4, {dropped - dropped / 2}, {.read = Read::selected, .refresh = true});
-      if (dropped > 1) run.feed(5, {dropped / 2}, {.scale = 0.125F, .refresh = true});
+      run.feed(4, {dropped - dropped / 2}, {.read = Read::selected, .refresh_selection = true});
+      if (dropped > 1) run.feed(5, {dropped / 2}, {.scale = 0.125F, .refresh_selection = true});
       run.cache.truncate(70);
       REQUIRE(run.cache.commit_point() == control.cache.commit_point());
       CHECK(test::dump(run.cache, false) == test::dump(control.cache, false));
@@ -153,8 +153,8 @@ TEST_CASE("forks go their own ways, the original does not notice") {
       Run run{max_rollback};
       Run control{max_rollback};
       if (tokens > 0) {
-        run.feed(1, {tokens}, {.refresh = true});
-        control.feed(1, {tokens}, {.refresh = true});
+        run.feed(1, {tokens}, {.refresh_selection = true});
+        control.feed(1, {tokens}, {.refresh_selection = true});
       }
       const auto before = test::dump(run.cache);
       Cache fork = run.cache.fork();
@@ -246,7 +246,7 @@ TEST_CASE("a step's own memory is bounded by the window, not by the chunk") {
   const ModelShape small{1, 1, 1, 64};
   using One = HeadPlan<Window, QuantizedWindow>;
   for (const One::Config& config : {One::Config{Window::Config{.sinks = 2, .recent = 40}},
-                                    One::Config{QuantizedWindow::Config{.sinks = 2, .recent = 40, .storage = {{.residual = 8}}}}}) {
+                                    One::Config{QuantizedWindow::Config{.sinks = 2, .recent = 40, .storage = {.residual = 8}}}}) {
     KvCache<One> cache{One{small, config}, {.page_rows = 16, .memory = &memory}};
     test::Random random{1};
     test::feed(cache, random, {60});

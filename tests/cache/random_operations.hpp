@@ -74,7 +74,7 @@ void random_call(Random& random, Sequence<Plan, Backend>& sequence, std::size_t 
   call.apart = below(random, 4) == 0;
   if (call.apart) call.tokens = std::min(call.tokens, max_append);
   call.read = below(random, 2) == 0 ? Read::selected : Read::all;
-  call.refresh = below(random, 4) == 0;
+  call.refresh_selection = below(random, 4) == 0;
   sequence.template run<In>(random, call);
 }
 

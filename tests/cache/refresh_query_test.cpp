@@ -68,8 +68,8 @@ TEST_CASE("a query in the midst of a call chooses as it would at the end of one"
       Setup setup;
       Cache other = setup.cache.fork();
       const Call call{setup.random, 9};
-      call.step(setup.cache, 9, {.read = read, .refresh = true, .refresh_query = chooser});
-      call.step(other, chooser + 1, {.read = read, .refresh = true});
+      call.step(setup.cache, 9, {.read = read, .refresh_selection = true, .selection_query = chooser});
+      call.step(other, chooser + 1, {.read = read, .refresh_selection = true});
       CHECK(!chosen(other).empty());
       CHECK(chosen(setup.cache) == chosen(other));
     }
@@ -79,9 +79,9 @@ TEST_CASE("a query in the midst of a call chooses as it would at the end of one"
 TEST_CASE("the choice outlasts a rollback to behind its token, and no further one") {
   Setup setup;
   const Call first{setup.random, 1};
-  first.step(setup.cache, 1, {.refresh = true});
+  first.step(setup.cache, 1, {.refresh_selection = true});
   const auto before = chosen(setup.cache);
-  Call{setup.random, 6}.step(setup.cache, 6, {.refresh = true, .refresh_query = 2});
+  Call{setup.random, 6}.step(setup.cache, 6, {.refresh_selection = true, .selection_query = 2});
   const auto after = chosen(setup.cache);
   REQUIRE(after != before);
   setup.cache.truncate(151 + 3);
@@ -98,12 +98,12 @@ TEST_CASE("with a tree a token on all its paths chooses, and stays with it") {
   }
   const Call call{setup.random, 5};
   Cache other = setup.cache.fork();
-  call.step(other, 2, {.refresh = true});
-  CHECK_THROWS_AS(call.step(setup.cache, 5, {.refresh = true, .tree = &tree}), ShapeError);
-  CHECK_THROWS_AS(call.step(setup.cache, 5, {.refresh = true, .refresh_query = 2, .tree = &tree}),
+  call.step(other, 2, {.refresh_selection = true});
+  CHECK_THROWS_AS(call.step(setup.cache, 5, {.refresh_selection = true, .tree = &tree}), ShapeError);
+  CHECK_THROWS_AS(call.step(setup.cache, 5, {.refresh_selection = true, .selection_query = 2, .tree = &tree}),
                   ShapeError);
   CHECK(setup.cache.tokens() == 150);
-  call.step(setup.cache, 5, {.refresh = true, .refresh_query = 1, .tree = &tree});
+  call.step(setup.cache, 5, {.refresh_selection = true, .selection_query = 1, .tree = &tree});
   CHECK(chosen(setup.cache) == chosen(other));
   Cache dropped = setup.cache.fork();
   setup.cache.accept(std::vector<std::size_t>{0, 1, 3});
@@ -115,7 +115,7 @@ TEST_CASE("with a tree a token on all its paths chooses, and stays with it") {
 TEST_CASE("a query that the call does not have is refused") {
   Setup setup;
   const Call call{setup.random, 3};
-  CHECK_THROWS_AS(call.step(setup.cache, 3, {.refresh = true, .refresh_query = 3}), ShapeError);
+  CHECK_THROWS_AS(call.step(setup.cache, 3, {.refresh_selection = true, .selection_query = 3}), ShapeError);
   CHECK(setup.cache.tokens() == 150);
 }
 

@@ -64,7 +64,7 @@ struct Logits {
 struct Call {
   std::size_t tokens = 1;
   Read read = Read::all;
-  bool refresh = false;
+  bool refresh_selection = false;
   bool apart = false;   // append, then attend
   const kvpolicy::TokenTree* tree = nullptr;  // the tokens are its last nodes
   Layout layout = Layout::contiguous;
@@ -356,7 +356,7 @@ class Sequence {
     options.sink_logits = logits_.sinks;
     options.log_sum_exp = log_sum_exp;
     options.read = call.read;
-    options.refresh = call.refresh;
+    options.refresh_selection = call.refresh_selection;
     options.tree = call.tree;
 
     const std::size_t rollback = options_.max_rollback;
@@ -376,7 +376,7 @@ class Sequence {
       rows.push_back(held(l, h, Read::all, call.apart ? tokens : 0));
       const HeadModel& model = layer.heads[h].model;
       refreshed[h] = model.spec().kind == Kind::retrieval &&
-                     (call.read == Read::selected ? call.refresh || model.selection_is_stale() : false);
+                     (call.read == Read::selected ? call.refresh_selection || model.selection_is_stale() : false);
     }
     if (call.apart) {
       cache_.attend(l, std::as_const(q).view(), out.view(), options);
@@ -416,7 +416,7 @@ class Sequence {
     if (!call.apart) commit_model(layer, behind(before + tokens));
     for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
       HeadModel& model = layer.heads[h].model;
-      if (model.spec().kind == Kind::retrieval && call.read == Read::all && call.refresh) {
+      if (model.spec().kind == Kind::retrieval && call.read == Read::all && call.refresh_selection) {
         follow_refresh(l, h, q, before + tokens);
       }
     }

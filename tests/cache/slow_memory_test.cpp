@@ -60,7 +60,7 @@ void random_call(test::Random& random, Pair& pair, std::size_t max_append) {
       test::one_of(random, std::vector<std::size_t>{1, 1, 1, 2, 3, 8, 17, 40, 70});
   AttendOptions options;
   options.read = test::below(random, 2) == 0 ? Read::selected : Read::all;
-  options.refresh = test::below(random, 4) == 0;
+  options.refresh_selection = test::below(random, 4) == 0;
   const bool apart = tokens <= max_append && test::below(random, 3) == 0;
   for (std::size_t l = 0; l < shape.layers; ++l) {
     test::Chunk<> chunk{random, shape, tokens};
@@ -143,9 +143,9 @@ TEST_CASE("what a plan predicts of slow memory") {
   using Retrieval = ChunkRetrievalCache<PerTokenStorage<float>>;
   constexpr ModelShape small{.layers = 1, .q_heads = 4, .kv_heads = 4, .head_dim = 64};
   Plan plan{small};
-  plan.set(0, 1, Quantized::Config{.storage = {{.bits = 4, .key_group = 16, .residual = 40}}});
+  plan.set(0, 1, Quantized::Config{.storage = {.bits = 4, .key_group = 16, .residual = 40}});
   plan.set(0, 2, Window::Config{.sinks = 4, .recent = 100});
-  plan.set(0, 3, Retrieval::Config{.chunk = 8, .budget = 32, .storage = {{.bits = 8, .residual = 10}}});
+  plan.set(0, 3, Retrieval::Config{.chunk = 8, .budget = 32, .storage = {.bits = 8, .residual = 10}});
   test::CountingResource memory;
   test::FailingSlowMemory slow;
   const CacheOptions options{.max_rollback = 5, .page_rows = 32, .memory = &memory, .slow_memory = &slow};
@@ -172,13 +172,13 @@ TEST_CASE("what a plan predicts of slow memory") {
   const std::size_t eight_bits = 2 * (576 / 32) * 32 * (64 + 4);
   CHECK(cache.slow_bytes() == full + four_bits + eight_bits);
   // A choice takes copies; what came since stays fast until the next one.
-  test::feed(cache, random, {3}, {.read = Read::selected, .refresh = true});
+  test::feed(cache, random, {3}, {.read = Read::selected, .refresh_selection = true});
   CHECK(cache.bytes() <= plan.memory(cache.tokens(), options).total());
   CHECK(cache.bytes() - cache.slow_bytes() == memory.live_bytes());
   test::feed(cache, random, {70}, {.read = Read::selected});
   CHECK(cache.slow_bytes() < plan.memory(cache.tokens(), options).slow);
   CHECK(cache.slow_bytes() == slow.live_bytes());
-  test::feed(cache, random, {1}, {.read = Read::selected, .refresh = true});
+  test::feed(cache, random, {1}, {.read = Read::selected, .refresh_selection = true});
   test::feed(cache, random, {1, 1, 1, 1, 1});  // until the choice before cannot come back
   test::feed(cache, random, {1});
   CHECK(cache.slow_bytes() == plan.memory(cache.tokens(), options).slow);
@@ -195,7 +195,7 @@ TEST_CASE("slow pages: written once, never read by selected reads, kept by forks
   const std::size_t page = 64 * 64 * sizeof(float);
   CHECK(slow.written_bytes() == 2 * 2 * (1503 / 64) * page);
   CHECK(slow.take_fetched_bytes() == 0);  // the scalar engine reads it as it is
-  test::feed(cache, random, {1}, {.read = Read::selected, .refresh = true});
+  test::feed(cache, random, {1}, {.read = Read::selected, .refresh_selection = true});
   const std::size_t fetched = slow.take_fetched_bytes();
   CHECK(fetched > 0);
   CHECK(fetched <= 2 * 2 * (64 + 7) * 64 * sizeof(float));  // the chosen rows alone
@@ -215,7 +215,7 @@ TEST_CASE("slow pages: keys and values of a row leave fast memory together") {
   using Retrieval = ChunkRetrievalCache<PerChannelStorage<float>>;
   constexpr ModelShape small{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
   Retrieval::Config config{.chunk = 16, .budget = 320};
-  config.storage = {{.bits = 4, .key_group = 16, .residual = 48, .flush = Flush::kivi}};
+  config.storage = {.bits = 4, .key_group = 16, .residual = 48, .flush = Flush::kivi};
   test::FailingSlowMemory slow;
   Cache cache{Plan{small, config}, {.page_rows = 16, .slow_memory = &slow}};
   test::Random random{4};
@@ -238,15 +238,15 @@ TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes
   const std::vector<Case> cases{
       {"a long step", 0, 70, {}},
       {"a step", 12, 9, {}},
-      {"a selected read that chooses", 12, 2, {.read = Read::selected, .refresh = true}},
-      {"a refresh behind the call", 12, 20, {.refresh = true}},
+      {"a selected read that chooses", 12, 2, {.read = Read::selected, .refresh_selection = true}},
+      {"a refresh behind the call", 12, 20, {.refresh_selection = true}},
   };
   std::size_t failed_calls = 0;
   for (const Case& one : cases) {
     CAPTURE(one.what);
     const auto make = [&](test::FailingSlowMemory& memory, test::Random& random) {
       Cache cache{every_head(one.first_head), {.max_rollback = 4, .page_rows = 16, .slow_memory = &memory}};
-      test::feed(cache, random, {40, 1}, {.refresh = true});
+      test::feed(cache, random, {40, 1}, {.refresh_selection = true});
       test::feed(cache, random, {30, 2, 9}, {.read = Read::selected});
       return cache;
     };
@@ -281,7 +281,7 @@ TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes
       control_chunk.step(control, 0, one.options);
       CHECK(test::same_bits(chunk.out.numbers(), control_chunk.out.numbers()));
       // A refresh that failed behind its call is made up for by the next selected read.
-      const AttendOptions next{.read = Read::selected, .refresh = true};
+      const AttendOptions next{.read = Read::selected, .refresh_selection = true};
       test::Chunk<> last{random, shape, 3};
       test::Chunk<> control_last = last;
       last.step(cache, 0, next);

@@ -146,8 +146,8 @@ TEST_CASE_FIXTURE(Fixture, "while a tree is pending, nothing else adds, reads or
 }
 
 TEST_CASE_FIXTURE(Fixture, "which query of a tree should choose, nobody says") {
-  refuses<ShapeError>([&] { step(0, tree, 5, {.refresh = true}); }, {"refresh with a tree"});
-  refuses<ShapeError>([&] { step(0, tree, 5, {.read = Read::selected, .refresh = true}); }, {"refresh with a tree"});
+  refuses<ShapeError>([&] { step(0, tree, 5, {.refresh_selection = true}); }, {"refresh_selection with a tree"});
+  refuses<ShapeError>([&] { step(0, tree, 5, {.read = Read::selected, .refresh_selection = true}); }, {"refresh_selection with a tree"});
 }
 
 TEST_CASE_FIXTURE(Fixture, "accept wants a path of a tree that every layer holds") {

@@ -44,12 +44,12 @@ constexpr ModelShape shape{2, 14, 7, 64};
 Plan mixed_plan(bool linear) {
   Plan plan{shape};
   for (std::size_t l = 0; l < shape.layers; ++l) {
-    plan.set(l, 1, Kivi::Config{.storage = {{.bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}}});
+    plan.set(l, 1, Kivi::Config{.storage = {.bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}});
     plan.set(l, 2, Window::Config{.sinks = 4, .recent = 5});
     plan.set(l, 3, Window::Config{.sinks = 9, .recent = 3, .mask = linear ? Mask::exact : Mask::chunk, .rotary_in_cache = RotaryConfig{}});
-    plan.set(l, 4, QuantizedWindow::Config{.sinks = 1, .recent = 30, .storage = {{.bits = 4, .residual = 3}}});
-    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.window = 5}, .storage = {{.bits = 8, .residual = 6}}});
-    plan.set(l, 6, Retrieval::Config{.chunk = 6, .budget = 18, .storage = {{.bits = 8, .residual = 2}}});
+    plan.set(l, 4, QuantizedWindow::Config{.sinks = 1, .recent = 30, .storage = {.bits = 4, .residual = 3}});
+    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.window = 5}, .storage = {.bits = 8, .residual = 6}});
+    plan.set(l, 6, Retrieval::Config{.chunk = 6, .budget = 18, .storage = {.bits = 8, .residual = 2}});
   }
   return plan;
 }
@@ -147,7 +147,7 @@ Cache make_cache(bool linear, std::size_t text, std::size_t max_rollback = most)
   Random random{77};
   // A choice for the selected reads that follow.
   if (text > 3) test::feed(cache, random, {text - 3});
-  if (text > 0) test::feed(cache, random, {std::min<std::size_t>(text, 3)}, {.refresh = true});
+  if (text > 0) test::feed(cache, random, {std::min<std::size_t>(text, 3)}, {.refresh_selection = true});
   return cache;
 }
 
@@ -388,7 +388,7 @@ TEST_CASE("what a guess chose stays with it") {
     CHECK(policy.selection_is_stale());
   }
   // A choice from before is back where a guess's goes.
-  test::feed(cache, random, {1}, {.refresh = true});
+  test::feed(cache, random, {1}, {.refresh_selection = true});
   const TokenTree fork{Path{text, text}};
   test::Chunk<> chunk{random, plan.shape(), 2};
   chunk.step(cache, 0, {.read = Read::selected, .tree = &fork});

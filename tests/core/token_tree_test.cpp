@@ -94,8 +94,8 @@ TEST_CASE("what is no tree is refused, and changes nothing") {
     CHECK(test::contains(said, "node 2 cannot continue node"));
     CHECK(tree.size() == 2);
   }
-  while (tree.size() < TokenTree::most_nodes) tree.add(tree.size() - 1);
-  CHECK(tree.depth(TokenTree::most_nodes - 1) == TokenTree::most_nodes - 1);
+  while (tree.size() < TokenTree::max_nodes) tree.add(tree.size() - 1);
+  CHECK(tree.depth(TokenTree::max_nodes - 1) == TokenTree::max_nodes - 1);
   CHECK(test::contains(test::thrown<ConfigError>([&] { tree.add(text); }), "at most 4096"));
-  CHECK(tree.size() == TokenTree::most_nodes);
+  CHECK(tree.size() == TokenTree::max_nodes);
 }

@@ -47,7 +47,7 @@ struct Fixture {
 
   static Plan make_plan() {
     Plan plan{shape};
-    plan.set(0, 1, Quantized::Config{.storage = {{.bits = 4, .residual = 5}}});
+    plan.set(0, 1, Quantized::Config{.storage = {.bits = 4, .residual = 5}});
     plan.set(1, 2, Window::Config{.sinks = 2, .recent = 9});
     return plan;
   }
@@ -261,11 +261,11 @@ TEST_CASE("settings that no device cache can serve") {
                  "head_dim 64 and 128, not 80"));
   CHECK(!thrown<ConfigError>([&] { const Cache cache{other_dim}; }).empty());
   CHECK(plan_error(one, Quantized::Config{}).empty());
-  CHECK(contains(plan_error(one, Quantized::Config{.storage = {{.residual = 32, .flush = Flush::kivi}}}), "kivi's flush"));
-  CHECK(contains(plan_error(one, Quantized::Config{.storage = {{.key_group = 4}}}), "key_group is 4"));
-  CHECK(contains(plan_error(one, Quantized::Config{.storage = {{.value_group = 2}}}), "value_group is 2"));
-  CHECK(contains(plan_error(one, Kivi::Config{.storage = {{.key_group = 8}}}), "key_group is 8, must be 16, 32 or 64 rows"));
-  CHECK(plan_error(one, Kivi::Config{.storage = {{.key_group = 16}}}).empty());
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.residual = 32, .flush = Flush::kivi}}), "kivi's flush"));
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.key_group = 4}}), "key_group is 4"));
+  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.value_group = 2}}), "value_group is 2"));
+  CHECK(contains(plan_error(one, Kivi::Config{.storage = {.key_group = 8}}), "key_group is 8, must be 16, 32 or 64 rows"));
+  CHECK(plan_error(one, Kivi::Config{.storage = {.key_group = 16}}).empty());
   CHECK(contains(plan_error(one, Retrieval::Config{.chunk = 8, .budget = 16}), "chunk is 8"));
   CHECK(plan_error(one, Retrieval::Config{.chunk = 16, .budget = 16}).empty());
 

@@ -33,9 +33,9 @@ using Cache = cuda::KvCache<Plan>;
 Plan mixed_plan(std::size_t compress_every) {
   Plan plan{ModelShape{2, 8, 4, 64}};
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    plan.set(layer, 1, Window::Config{.sinks = 3, .recent = 20, .rotary_in_cache = RotaryConfig{}, .storage = {{.bits = 8, .residual = 4}}});
-    plan.set(layer, 2, Budget::Config{.budget = 70, .compress_every = compress_every, .scorer = {.window = 4}, .storage = {{.bits = 4, .residual = 2}}});
-    plan.set(layer, 3, Retrieval::Config{.chunk = 16, .budget = 32, .storage = {{.bits = 2, .key_group = 16, .residual = 10}}});
+    plan.set(layer, 1, Window::Config{.sinks = 3, .recent = 20, .rotary_in_cache = RotaryConfig{}, .storage = {.bits = 8, .residual = 4}});
+    plan.set(layer, 2, Budget::Config{.budget = 70, .compress_every = compress_every, .scorer = {.window = 4}, .storage = {.bits = 4, .residual = 2}});
+    plan.set(layer, 3, Retrieval::Config{.chunk = 16, .budget = 32, .storage = {.bits = 2, .key_group = 16, .residual = 10}});
   }
   return plan;
 }
@@ -49,7 +49,7 @@ struct State {
   explicit State(std::size_t max_rollback, std::size_t compress_every = 0) {
     options = {.max_rollback = max_rollback, .max_append = 8, .memory = &memory};
     cache = std::make_unique<Cache>(mixed_plan(compress_every), options);
-    test::feed_device(*cache, 7, {111, 1, 8}, {.refresh = true});
+    test::feed_device(*cache, 7, {111, 1, 8}, {.refresh_selection = true});
   }
   [[nodiscard]] std::size_t counted() const {
     return cache->bytes() + cache->overhead_bytes() + cache->engine()->workspace_bytes();
@@ -160,7 +160,7 @@ TEST_CASE("device memory runs out: growing") {
   survive("a step", 0, 4, [](Cache& cache) { return chunk_of(cache, 37); },
           [](Cache& cache, auto& chunk) { chunk.step(cache, 0); });
   survive("a step of a cache that rolls back", 6, 4, [](Cache& cache) { return chunk_of(cache, 37); },
-          [](Cache& cache, auto& chunk) { chunk.step(cache, 1, {.read = Read::selected, .refresh = true}); });
+          [](Cache& cache, auto& chunk) { chunk.step(cache, 1, {.read = Read::selected, .refresh_selection = true}); });
   survive("append", 6, 2, [](Cache& cache) {
     chunk_of(cache, 7).append(cache, 0);
     return chunk_of(cache, 6);
@@ -246,7 +246,7 @@ TEST_CASE("a compression that follows a step waits for the next step if memory r
 
 TEST_CASE("a runtime that fails leaks nothing") {
   leaks_nothing("a step", 0, [](Cache& cache, const DeviceChunk<>& chunk) {
-    chunk.step(cache, 0, {.read = Read::selected, .refresh = true});
+    chunk.step(cache, 0, {.read = Read::selected, .refresh_selection = true});
   });
   leaks_nothing("reserve", 0, [](Cache& cache, const DeviceChunk<>&) { cache.reserve(2000); });
   leaks_nothing("compress", 3, [](Cache& cache, const DeviceChunk<>&) { cache.compress(); });

@@ -25,8 +25,8 @@ namespace {
 using E = kvpolicy::half;  // CUDA has a half as well
 constexpr ModelShape shape{2, 16, 8, 64};
 constexpr AttendOptions selecting{.read = Read::selected};
-constexpr AttendOptions choosing{.read = Read::selected, .refresh = true};
-constexpr AttendOptions choosing_behind{.refresh = true};
+constexpr AttendOptions choosing{.read = Read::selected, .refresh_selection = true};
+constexpr AttendOptions choosing_behind{.refresh_selection = true};
 
 // A cache that replays and one that steps, with the same text: a prompt, a compression, and a choice
 // of chunks.
@@ -97,7 +97,7 @@ struct Twins {
   // One step of both; whether they say the same.
   [[nodiscard]] bool replay(const Graph& graph, const AttendOptions& how, bool apart = false) {
     next_inputs();
-    cache.replayed(1, inputs[0].tokens, how.refresh, apart);
+    cache.replayed(1, inputs[0].tokens, how.refresh_selection, apart);
     graph.launch(stream);
     apart ? put_halves(twin, twin_inputs, how) : put_step(twin, twin_inputs, how);
     return results_are_equal() && cache.tokens() == twin.tokens() &&

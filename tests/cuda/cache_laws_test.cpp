@@ -106,7 +106,7 @@ TEST_CASE("one launch for all heads says what separate launches say") {
   for (const std::size_t tokens : std::initializer_list<std::size_t>{90, 1, 9, 1, 30, 2, 1}) {
     const AttendOptions how{.softcap = seed % 2 == 0 ? 0.0F : 20.0F,
                             .read = seed % 3 == 0 ? Read::selected : Read::all,
-                            .refresh = seed % 3 == 0};
+                            .refresh_selection = seed % 3 == 0};
     const auto one = test::next_step(joint, seed, tokens, how);
     const auto many = test::next_step(separate, seed, tokens, how);
     ++seed;
@@ -130,13 +130,13 @@ TEST_CASE("rollback: bit for bit a cache of the same commit point that never saw
       for (DeviceCache* each : {&run, &control}) {
         test::feed_device(*each, 1, {100, 1, 7});
         each->commit();
-        test::feed_device(*each, 2, {1}, {.refresh = true});
+        test::feed_device(*each, 2, {1}, {.refresh_selection = true});
         each->compress();
         test::feed_device(*each, 3, {3, 18});
       }
       // The dropped steps read, choose and are observed, too.
-      test::feed_device(run, 4, {dropped - dropped / 2}, {.read = Read::selected, .refresh = true});
-      if (dropped > 1) test::feed_device(run, 5, {dropped / 2}, {.scale = 0.125F, .refresh = true});
+      test::feed_device(run, 4, {dropped - dropped / 2}, {.read = Read::selected, .refresh_selection = true});
+      if (dropped > 1) test::feed_device(run, 5, {dropped / 2}, {.scale = 0.125F, .refresh_selection = true});
       run.truncate(130);
       REQUIRE(run.commit_point() == control.commit_point());
       CHECK(test::dump_device(run, false) == test::dump_device(control, false));
@@ -156,7 +156,7 @@ TEST_CASE("rollback: again and again, over the same rows") {
   DeviceCache run{test::mixed_device_plan(shape), {.max_rollback = 8}};
   DeviceCache control{test::mixed_device_plan(shape), {.max_rollback = 8}};
   for (DeviceCache* each : {&run, &control}) {
-    test::feed_device(*each, 1, {125}, {.refresh = true});
+    test::feed_device(*each, 1, {125}, {.refresh_selection = true});
     each->commit();
     each->reserve(140);
   }
@@ -180,8 +180,8 @@ TEST_CASE("forks go their own ways, the original does not notice") {
       DeviceCache run{test::mixed_device_plan(shape), options, nullptr, engine};
       DeviceCache control{test::mixed_device_plan(shape), options, nullptr, engine};
       if (tokens > 0) {
-        test::feed_device(run, 1, {tokens}, {.refresh = true});
-        test::feed_device(control, 1, {tokens}, {.refresh = true});
+        test::feed_device(run, 1, {tokens}, {.refresh_selection = true});
+        test::feed_device(control, 1, {tokens}, {.refresh_selection = true});
       }
       const auto before = test::dump_device(run);
       const std::size_t live = memory.live_bytes();
@@ -256,7 +256,7 @@ TEST_CASE("late devices and several streams: the same, if streams wait for each 
         return cudaStream_t{streams[++at % 3]};
       };
       for (std::size_t i = 0; i < steps; ++i) {
-        const AttendOptions how{.read = i % 2 == 0 ? Read::all : Read::selected, .refresh = i % 3 == 0};
+        const AttendOptions how{.read = i % 2 == 0 ? Read::all : Read::selected, .refresh_selection = i % 3 == 0};
         chunks[i].step(cache, 0, how, go_on());
         if (i == 3) cache.truncate(cache.tokens() - 2, go_on());
         if (i == 5) cache.reserve(cache.tokens() + 700, go_on());
@@ -312,7 +312,7 @@ TEST_CASE("numbers that no scale can hold are counted") {
   const ModelShape shape{1, 2, 2, 64};
   using Plan = HeadPlan<FullCache<DenseStorage<E>>, QuantizedResidualCache<E, Granularity::per_token>>;
   Plan plan{shape};
-  plan.set(0, 1, QuantizedResidualCache<E, Granularity::per_token>::Config{.storage = {{.bits = 4, .residual = 3}}});
+  plan.set(0, 1, QuantizedResidualCache<E, Granularity::per_token>::Config{.storage = {.bits = 4, .residual = 3}});
   cuda::KvCache<Plan> cache{plan};
   test::Random random{1};
   const DeviceChunk<> chunk{random, shape, 70};

@@ -26,7 +26,7 @@ namespace {
 using E = kvpolicy::half;  // CUDA has a half as well
 constexpr ModelShape shape{3, 3, 3, 64};
 constexpr AttendOptions selecting{.read = Read::selected};
-constexpr AttendOptions choosing_behind{.refresh = true};
+constexpr AttendOptions choosing_behind{.refresh_selection = true};
 
 // A cache of 200 tokens beside one that never saw a failure.
 struct Failing {
@@ -172,7 +172,7 @@ TEST_CASE("a runtime that fails leaks nothing, wherever it does") {
         DeviceCache fork = state.twins.slow().fork(
             state.stream, std::make_shared<cuda::Engine<E>>(shape, state.twins.slow().options().memory, state.stream));
         chunk.step(fork, 0, {}, state.stream);
-        chunk.step(fork, 0, {.read = Read::selected, .refresh = true}, state.stream);
+        chunk.step(fork, 0, {.read = Read::selected, .refresh_selection = true}, state.stream);
       } catch (const std::bad_alloc&) {
       } catch (const DeviceError&) {
       }

@@ -22,7 +22,7 @@ using test::thrown;
 namespace {
 
 constexpr AttendOptions selecting{.read = Read::selected};
-constexpr AttendOptions choosing_behind{.refresh = true};
+constexpr AttendOptions choosing_behind{.refresh_selection = true};
 
 }  // namespace
 
@@ -170,7 +170,7 @@ TEST_CASE("captured steps with slow memory: selected reads, whatever the text gr
                          for (std::size_t l = 0; l < shape.layers; ++l) inputs[l].step(twins.slow(), l, how, stream);
                        }};
   };
-  const AttendOptions refreshing{.read = Read::selected, .refresh = true};
+  const AttendOptions refreshing{.read = Read::selected, .refresh_selection = true};
   const test::Graph plain = captured(selecting);
   const test::Graph refresh = captured(refreshing);
   bool equal = true;

@@ -21,8 +21,8 @@ using test::SlowTwins;
 namespace {
 
 constexpr AttendOptions selecting{.read = Read::selected};
-constexpr AttendOptions choosing{.read = Read::selected, .refresh = true};
-constexpr AttendOptions choosing_behind{.refresh = true};
+constexpr AttendOptions choosing{.read = Read::selected, .refresh_selection = true};
+constexpr AttendOptions choosing_behind{.refresh_selection = true};
 
 // How the emulated streams work: at once, late, or late but for those that copy.
 enum class Pace { at_once, late, copies_first };

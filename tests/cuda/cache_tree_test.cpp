@@ -95,7 +95,7 @@ struct Nodes {
 
 DeviceCache cache_of(std::size_t text, std::size_t max_rollback, std::size_t max_append = 1) {
   DeviceCache cache{test::mixed_device_plan(shape), {.max_rollback = max_rollback, .max_append = max_append}};
-  if (text > 0) test::feed_device(cache, text, {text}, {.refresh = true});
+  if (text > 0) test::feed_device(cache, text, {text}, {.refresh_selection = true});
   return cache;
 }
 
@@ -188,8 +188,8 @@ TEST_CASE("trees: what is accepted is bit for bit what a cache decoded that gues
       REQUIRE(run.commit_point() == control.commit_point());
       CHECK(run.bytes() == control.bytes());
       CHECK(test::dump_device(run, false) == test::dump_device(control, false));
-      CHECK(test::same_bits(test::next_step(run, 6, 2, {.read = Read::selected, .refresh = true}),
-                            test::next_step(control, 6, 2, {.read = Read::selected, .refresh = true})));
+      CHECK(test::same_bits(test::next_step(run, 6, 2, {.read = Read::selected, .refresh_selection = true}),
+                            test::next_step(control, 6, 2, {.read = Read::selected, .refresh_selection = true})));
       // Heads with a budget choose by the queries that moved with their rows.
       run.compress();
       control.compress();
@@ -296,9 +296,9 @@ TEST_CASE("trees: calls that are refused change nothing") {
   refuses(rollback, [&] { cache.accept({}); }, {"no tree is pending"});
   refuses(shape_error, [&] { own.step_part(cache, 0, 0, 3, {.tree = &tree}); }, {"6 nodes", "holds 0"});
   refuses(shape_error, [&] { own.step_part(cache, 0, 0, 3, {.tree = &two}); }, {"3 tokens", "2 nodes"});
-  refuses(shape_error, [&] { own.step_part(cache, 0, 0, 2, {.refresh = true, .tree = &two}); }, {"refresh_query"});
-  refuses(shape_error, [&] { own.step_part(cache, 0, 0, 2, {.refresh = true, .refresh_query = 0, .tree = &two}); },
-          {"refresh_query"});
+  refuses(shape_error, [&] { own.step_part(cache, 0, 0, 2, {.refresh_selection = true, .tree = &two}); }, {"selection_query"});
+  refuses(shape_error, [&] { own.step_part(cache, 0, 0, 2, {.refresh_selection = true, .selection_query = 0, .tree = &two}); },
+          {"selection_query"});
   refuses(shape_error, [&] { own.attend_part(cache, 0, 0, 2, {.tree = &two}); }, {"2 nodes", "0 nodes"});
   const TokenTree nine = some_tree(9, 1);
   refuses(capacity, [&] { own.step_part(cache, 0, 0, 9, {.tree = &nine}); }, {"9 nodes", "max_rollback = 8"});
@@ -390,8 +390,8 @@ TEST_CASE("a named query of a call chooses chunks as it would at the end of one,
                   : nodes.layers[l].step_part(cache, l, 0, count, options);
           }
         };
-        call(control, chooser + 1, {.read = read, .refresh = true});
-        call(run, 8, {.read = read, .refresh = true, .refresh_query = chooser});
+        call(control, chooser + 1, {.read = read, .refresh_selection = true});
+        call(run, 8, {.read = read, .refresh_selection = true, .selection_query = chooser});
         const auto after = chosen(control);
         CHECK(after != before);
         CHECK(chosen(run) == after);
@@ -400,7 +400,7 @@ TEST_CASE("a named query of a call chooses chunks as it would at the end of one,
         run.truncate(200 + chooser);
         CHECK(chosen(run) == before);
         if (chooser == 7) continue;
-        call(branched, 8, {.read = read, .refresh = true, .refresh_query = chooser, .tree = &tree});
+        call(branched, 8, {.read = read, .refresh_selection = true, .selection_query = chooser, .tree = &tree});
         CHECK(chosen(branched) == after);
         DeviceCache dropped = branched.fork();
         branched.accept(Path{0, 1, 3});
@@ -415,9 +415,9 @@ TEST_CASE("a named query of a call chooses chunks as it would at the end of one,
   cache.reserve(64);
   test::succeed(cudaDeviceSynchronize());
   const test::Graph graph{stream, [&] {
-    const AttendOptions options{.refresh = true, .refresh_query = 1};
+    const AttendOptions options{.refresh_selection = true, .selection_query = 1};
     CHECK(contains(thrown<CapacityError>([&] { nodes.layers[0].step_part(cache, 0, 0, 3, options, stream); }),
-                   "refresh_query is 1"));
+                   "selection_query is 1"));
   }};
 }
 

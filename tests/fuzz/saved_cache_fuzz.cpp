@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     selecting.read = Read::selected;
     test::small_step(cache, 2, selecting);
     cache.truncate(cache.commit_point());
-    selecting.refresh = true;
+    selecting.refresh_selection = true;
     test::small_step(cache, 3, selecting);
     try {
       cache.compress();

@@ -22,7 +22,7 @@ Table sample() {
   return {{2, 4, 2, 64},
           1536,
           {{Window{.sinks = 4, .recent = 99}, HeadDamage{2, 2, {0.125, 1e-7, 3.0, 0.0}}},
-           {Codes{.storage = {{.bits = 2, .residual = 8}}}, HeadDamage{2, 2, 0.5}}}};
+           {Codes{.storage = {.bits = 2, .residual = 8}}, HeadDamage{2, 2, 0.5}}}};
 }
 
 std::string with(std::string_view old, std::string_view changed) {

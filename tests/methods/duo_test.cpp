@@ -36,7 +36,7 @@ TEST_CASE_TEMPLATE("a quantised duo plan quantises the retrieval heads alone", P
   const auto plan = quantized_duo_plan<Plan>(shape, gates, {.sparsity = 0.25},
                                              {.bits = 8, .key_group = 32, .residual = 16});
   using Codes = QuantizedResidualCache<float>;
-  const auto& codes = std::get<typename Codes::Config>(plan.at(0, 0)).storage;
+  const ResidualConfig codes = std::get<typename Codes::Config>(plan.at(0, 0)).storage;
   CHECK(codes == ResidualConfig{.bits = 8, .key_group = 32, .residual = 16});
   CHECK(plan.template has<SinkRecentCache<DenseStorage<float>>>(0, 1));
 }

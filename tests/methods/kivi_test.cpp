@@ -16,7 +16,8 @@ TEST_CASE_TEMPLATE("keys per channel, values per token, the published flush", Pl
                    AnyPlan<half>) {
   const auto plan = kivi_plan<Plan>(shape);
   using Policy = QuantizedResidualCache<half, Granularity::per_channel>;
-  CHECK(std::get<typename Policy::Config>(plan.at(0, 1)).storage ==
+  const ResidualConfig codes = std::get<typename Policy::Config>(plan.at(0, 1)).storage;
+  CHECK(codes ==
         ResidualConfig{
             .bits = 2, .key_group = 32, .value_group = 32, .residual = 128, .flush = Flush::kivi});
 }

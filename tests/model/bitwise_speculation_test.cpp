@@ -121,8 +121,8 @@ TEST_CASE("heads of all policies in one plan") {
   using Plan = AnyPlan<float>;
   using PerToken = PerTokenStorage<float>;
   using PerChannel = PerChannelStorage<float>;
-  const PerToken::Config rows4{{.bits = 4, .residual = 6}};
-  const PerChannel::Config channels4{{.bits = 4, .key_group = 8, .residual = 6}};
+  const PerToken::Config rows4{.bits = 4, .residual = 6};
+  const PerChannel::Config channels4{.bits = 4, .key_group = 8, .residual = 6};
   const std::vector<Plan::Config> heads{
       FullCache<DenseStorage<float>>::Config{},
       SinkRecentCache<DenseStorage<float>>::Config{.sinks = 3, .recent = 20},

@@ -133,7 +133,7 @@ TEST_CASE("budgets, chunks, cuts of the prompt, rules for choosing anew, lengths
                           .budget = chunk * (1 + turn % 5),
                           .chunk = chunk,
                           .prompt_chunk = prompt_chunk,
-                          .refresh = {.every = turn % 3 * 4, .below_acceptance = 0.9, .at_least = 3}};
+                          .refresh_selection = {.every = turn % 3 * 4, .below_acceptance = 0.9, .min_tokens = 3}};
           text.compare(ledger, setting, true);
           ++turn;
         }

@@ -46,7 +46,7 @@ struct Setting {
   std::size_t chunk = 8;
   std::size_t prompt_chunk = 64;
   std::size_t commit_every = 0;
-  RefreshRule refresh = {};
+  RefreshRule refresh_selection = {};
 };
 
 struct Outcome {
@@ -103,7 +103,7 @@ Outcome decode_with_guesses(Model& target, const Llama& model, Cache& cache, con
   SpeculativeDecoder decoder{target, cache, draft,
                              SpeculationOptions{.length = setting.length,
                                                 .adapt = setting.adapt,
-                                                .refresh = setting.refresh,
+                                                .refresh_selection = setting.refresh_selection,
                                                 .commit_every = setting.commit_every,
                                                 .prompt_chunk = setting.prompt_chunk}};
   decoder.read_prompt(prompt);

@@ -201,7 +201,7 @@ void run_out_of_memory(const Models& models, const PlainText& plain, DraftOver d
     CAPTURE(any_new);
     std::size_t failures = 0;
     Running running{models, cache_options(), draft_over,
-                    {.length = 5, .refresh = {.every = 7}, .commit_every = commit_every}};
+                    {.length = 5, .refresh_selection = {.every = 7}, .commit_every = commit_every}};
     const auto fail = [&, by_new = any_new](std::size_t memory, auto call) {
       if (by_new) {
         const test::FailNew failing{memory};

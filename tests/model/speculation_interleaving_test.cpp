@@ -128,7 +128,7 @@ class Play {
         SpeculationOptions{.seed = random_(),
                            .length = 1 + below(12),
                            .adapt = false,
-                           .refresh = {.every = below(3) * 9, .at_least = 5},
+                           .refresh_selection = {.every = below(3) * 9, .min_tokens = 5},
                            .commit_every = commit_every_,
                            .prompt_chunk = prompt_chunk});
   }
@@ -256,8 +256,8 @@ TEST_CASE("heads of all policies, with commits at places of the text") {
   using PerChannel = PerChannelStorage<float>;
   for (const std::uint64_t seed : {4, 5}) {
     const Llama model = tiny_llama({.vocabulary = 20, .layers = 2, .kv_heads = 4}, 40 + seed);
-    const PerToken::Config rows4{{.bits = 4, .residual = 6}};
-    const PerChannel::Config channels4{{.bits = 4, .key_group = 8, .residual = 6}};
+    const PerToken::Config rows4{.bits = 4, .residual = 6};
+    const PerChannel::Config channels4{.bits = 4, .key_group = 8, .residual = 6};
     const std::vector<Plan::Config> heads{
         FullCache<DenseStorage<float>>::Config{},
         SinkRecentCache<DenseStorage<float>>::Config{.sinks = 3, .recent = 20},

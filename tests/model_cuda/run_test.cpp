@@ -138,7 +138,7 @@ TEST_CASE("the shipped model answers on a device as on a host, byte for byte") {
   CudaLlama device{model, {}, stream};
   for (const Plan::Config& config :
        {Plan::Config{Full::Config{}},
-        Plan::Config{Int4::Config{.storage = {{.bits = 4, .residual = 32}}}}}) {
+        Plan::Config{Int4::Config{.storage = {.bits = 4, .residual = 32}}}}) {
     const Plan plan = plan_of(model, config);
     constexpr std::size_t count = 8;
     KvCache<Plan> host_cache{plan};

@@ -58,7 +58,7 @@ SpeculationOptions greedy(std::size_t length) {
   SpeculationOptions options;
   options.length = length;
   options.adapt = false;
-  options.refresh.every = 9;
+  options.refresh_selection.every = 9;
   return options;
 }
 

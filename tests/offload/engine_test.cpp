@@ -43,7 +43,7 @@ constexpr std::size_t KiB = 1024;
 Plan mixed_plan(std::size_t layers) {
   Plan plan{ModelShape{.layers = layers, .q_heads = 8, .kv_heads = 4, .head_dim = 64}, Full::Config{}};
   for (std::size_t l = 0; l < layers; ++l) {
-    plan.set(l, 1, Quantized::Config{.storage = {{.bits = 4, .key_group = 16, .residual = 30}}});
+    plan.set(l, 1, Quantized::Config{.storage = {.bits = 4, .key_group = 16, .residual = 30}});
     plan.set(l, 2, Window::Config{.sinks = 4, .recent = 60});
     plan.set(l, 3, Retrieval::Config{.chunk = 8, .budget = 64});
   }
@@ -98,7 +98,7 @@ TEST_CASE("offload: a text several times what may be in memory gives the bits of
   // 6 layers of 1500 tokens: more than 4 MB in the file, of which 1.25 MB may be in memory.
   Sequence s{mixed_plan(6), {.max_rollback = 3, .max_append = 250}, 1280 * KiB};
   s.fill(1500);
-  s.step(2, {.refresh = true});
+  s.step(2, {.refresh_selection = true});
   for (int i = 0; i < 3; ++i) {
     s.step(1, {.read = i == 2 ? Read::selected : Read::all});
     CHECK(s.file.resident_bytes() <= 1280 * KiB);
@@ -112,17 +112,17 @@ TEST_CASE("offload: a text several times what may be in memory gives the bits of
   CHECK(test::dump(s.cache, false) == test::dump(s.control, false));
   s.cache.truncate(s.cache.tokens() - 2);
   s.control.truncate(s.control.tokens() - 2);
-  s.step(2, {.read = Read::selected, .refresh = true});
+  s.step(2, {.read = Read::selected, .refresh_selection = true});
   CHECK(test::dump(s.cache, false) == test::dump(s.control, false));
 }
 
 TEST_CASE("offload: selected reads touch no page of the file") {
   Plan plan{ModelShape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64}, Retrieval::Config{.chunk = 8, .budget = 128}};
   plan.set(0, 1, kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<kvpolicy::half>>::Config{
-                     .chunk = 16, .budget = 64, .storage = {{.bits = 4, .key_group = 16, .residual = 20}}});
+                     .chunk = 16, .budget = 64, .storage = {.bits = 4, .key_group = 16, .residual = 20}});
   Sequence s{plan, {.max_rollback = 8, .max_append = 100}, 0};
   s.fill(900);
-  s.step(4, {.refresh = true});
+  s.step(4, {.refresh_selection = true});
   s.step(1, {.read = Read::selected});
   s.calls.counts.clear();
   // Whoever touches a page of the file now ends the program.
@@ -135,7 +135,7 @@ TEST_CASE("offload: selected reads touch no page of the file") {
   REQUIRE(::mprotect(s.calls.mapping, s.file.file_bytes(), PROT_READ | PROT_WRITE) == 0);
   s.step(1);
   CHECK(s.calls.counts["populate"] > 0);
-  s.step(1, {.read = Read::selected, .refresh = true});
+  s.step(1, {.read = Read::selected, .refresh_selection = true});
   CHECK(test::dump(s.cache, false) == test::dump(s.control, false));
 }
 
@@ -184,15 +184,15 @@ TEST_CASE("offload: a fault anywhere is a StorageError, and the cache goes on") 
   };
   std::size_t faults = 0;
   for (const Case& one : {Case{"a long step", 50, {}}, Case{"a step that fills pages", 14, {}},
-                          Case{"a selected read", 1, {.read = Read::selected, .refresh = true}},
-                          Case{"a refresh behind the call", 9, {.refresh = true}}}) {
+                          Case{"a selected read", 1, {.read = Read::selected, .refresh_selection = true}},
+                          Case{"a refresh behind the call", 9, {.refresh_selection = true}}}) {
     CAPTURE(one.what);
     for (std::size_t n = 0;; n += n < 6 ? 1 : 4) {
       CAPTURE(n);
       REQUIRE(n < 200);
       Sequence s{mixed_plan(1), {.max_rollback = 2, .max_append = 20, .page_rows = 16}, 256 * KiB};
       s.fill(84);
-      s.step(2, {.refresh = true});
+      s.step(2, {.refresh_selection = true});
       const auto before = test::dump(s.cache);
       test::Chunk<> chunk{s.random, s.cache.plan().shape(), one.tokens};
       test::Chunk<> other = chunk;
@@ -213,7 +213,7 @@ TEST_CASE("offload: a fault anywhere is a StorageError, and the cache goes on") 
       other.step(s.control, 0, one.options);
       CHECK(test::same_bits(chunk.out.numbers(), other.out.numbers()));
       s.step(3);
-      s.step(1, {.read = Read::selected, .refresh = true});
+      s.step(1, {.read = Read::selected, .refresh_selection = true});
       s.step(20, {.read = Read::selected});
       CHECK(test::dump(s.cache, false) == test::dump(s.control, false));
       CHECK(s.cache.slow_bytes() == s.file.live_bytes());
@@ -268,7 +268,7 @@ TEST_CASE("offload: forks in threads share one file") {
       threads.emplace_back([&forks, i] {
         test::Random own{i};
         test::feed(forks[i], own, {60, 1, 70, 1, 1});
-        test::feed(forks[i], own, {1, 1}, {.read = Read::selected, .refresh = true});
+        test::feed(forks[i], own, {1, 1}, {.read = Read::selected, .refresh_selection = true});
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -276,7 +276,7 @@ TEST_CASE("offload: forks in threads share one file") {
       Control expected = control.fork();
       test::Random own{i};
       test::feed(expected, own, {60, 1, 70, 1, 1});
-      test::feed(expected, own, {1, 1}, {.read = Read::selected, .refresh = true});
+      test::feed(expected, own, {1, 1}, {.read = Read::selected, .refresh_selection = true});
       CHECK(test::dump(forks[i], false) == test::dump(expected, false));
     }
   }

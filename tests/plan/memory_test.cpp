@@ -244,7 +244,7 @@ TEST_CASE("max_context: so many tokens fit on the way, one more does not") {
 
 TEST_CASE("max_context is quick however long the periods of a plan") {
   QuantizedResidualCache<half>::Config config;
-  config.storage = {{.bits = 4, .residual = (std::size_t{1} << 39) + 7, .flush = Flush::kivi}};
+  config.storage = {.bits = 4, .residual = (std::size_t{1} << 39) + 7, .flush = Flush::kivi};
   const Plan plan{shape, config};
   const auto most = plan.max_context(std::size_t{80} << 30);
   REQUIRE(most.has_value());

@@ -52,7 +52,7 @@ void alone(const HeadSpec& spec, std::uint64_t seed) {
       CHECK(policy.rows() == model.kept().size());
       CHECK(memory.live_bytes() == policy.bytes());
       CHECK(policy.bytes() == P::bytes_of_tokens(config, context, tokens));
-      CHECK(policy.bytes() <= P::most_bytes(config, context, tokens));
+      CHECK(policy.bytes() <= P::max_bytes(config, context, tokens));
 
       SegmentList list;
       const auto t = static_cast<std::int64_t>(tokens);
@@ -186,7 +186,7 @@ TEST_CASE("what a policy refuses") {
   CHECK(contains(thrown<ConfigError>([&] { Window{{.recent = 0}, context}; }), "recent is 0"));
   using Retrieval = ChunkRetrievalCache<ResidualStorage<float, Granularity::per_channel>>;
   const auto error = [&](Retrieval::Config config) { return thrown<ConfigError>([&] { Retrieval{config, context}; }); };
-  const ResidualStorage<float, Granularity::per_channel>::Config grouped{{.key_group = 16}};
+  const ResidualStorage<float, Granularity::per_channel>::Config grouped{.key_group = 16};
   CHECK(error({.chunk = 32, .budget = 64, .storage = grouped}).empty());
   CHECK(contains(error({.chunk = 0, .storage = grouped}), "chunk is 0"));
   CHECK(contains(error({.chunk = 8, .budget = 64, .storage = grouped}), "chunk is 8, must be a multiple of the 16 rows"));

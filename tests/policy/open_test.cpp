@@ -98,7 +98,7 @@ class FlatStorage {
   [[nodiscard]] std::size_t shared_bytes() const { return 0; }
   [[nodiscard]] static std::size_t bytes_of_rows(const Config&, const StorageContext&, std::size_t, std::size_t) { return 0; }
   [[nodiscard]] static std::size_t bytes_of_step(const Config&, const StorageContext&, std::size_t, std::size_t) { return 0; }
-  [[nodiscard]] static std::size_t most_bytes(const Config&, const StorageContext&, std::size_t, std::size_t) { return 0; }
+  [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext&, std::size_t, std::size_t) { return 0; }
   [[nodiscard]] static std::size_t period(const Config&, const StorageContext&) { return 1; }
 
  private:

@@ -101,7 +101,7 @@ TEST_CASE("every measurement is a distribution that trees can be built from") {
       const bool some = children > 0 && random() % 2 == 0;
       measured.observe(children,
                        some ? std::optional<std::size_t>{random() % children} : std::nullopt);
-      CHECK_NOTHROW(check_acceptance(measured.acceptance()));
+      CHECK_NOTHROW(detail::check_acceptance(measured.acceptance()));
     }
   }
 }

@@ -110,7 +110,7 @@ TEST_CASE("greedy decoding writes the plain text, whatever guesses, for every le
 TEST_CASE("the length chosen at run time changes no token") {
   Pair pair;
   Decoder<Selected<Small>> decoder{
-      pair.target, pair.cache, pair.hierarchy(), {.length = 3, .adapt = true, .most_length = 9}};
+      pair.target, pair.cache, pair.hierarchy(), {.length = 3, .adapt = true, .max_length = 9}};
   decoder.read_prompt(pair.prompt);
   decoder.generate(400);
   CHECK(copy(decoder.text()) == plain_greedy(pair.target, pair.prompt, 400));
@@ -324,8 +324,8 @@ TEST_CASE("a prompt of one token, and one read in chunks with its progress told"
   });
   CHECK(done == std::vector<std::size_t>{3, 6, 8});
   REQUIRE(calls.size() == 3);
-  CHECK_FALSE(calls[1].refresh);
-  CHECK(calls[2].refresh);  // the end of the prompt chooses
+  CHECK_FALSE(calls[1].refresh_selection);
+  CHECK(calls[2].refresh_selection);  // the end of the prompt chooses
   decoder.generate(20);
   CHECK(copy(decoder.text()) == plain_greedy(chunked.target, prompt, 20));
 }
@@ -376,9 +376,9 @@ TEST_CASE("what cannot work is refused before anything happens") {
   };
   CHECK_NOTHROW(make(fixed(15)));
   CHECK_THROWS_WITH_AS(make(fixed(16)), doctest::Contains("max_rollback = 16"), ConfigError);
-  CHECK_THROWS_AS(make({.length = 2, .adapt = true, .most_length = 16}), ConfigError);
+  CHECK_THROWS_AS(make({.length = 2, .adapt = true, .max_length = 16}), ConfigError);
   CHECK_THROWS_AS(make({.sampling = {.temperature = -1.0F}}), ConfigError);
-  CHECK_THROWS_AS(make({.refresh = {.below_acceptance = 1.5}}), ConfigError);
+  CHECK_THROWS_AS(make({.refresh_selection = {.below_acceptance = 1.5}}), ConfigError);
   CHECK_THROWS_AS(make({.prompt_chunk = 0}), ConfigError);
   // A cache that cannot take anything back serves plain decoding.
   TableCache fixed_cache{{.max_rollback = 0}};

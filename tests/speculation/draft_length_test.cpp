@@ -200,19 +200,19 @@ TEST_CASE("a fixed length is kept, and measured") {
     length.observe(simulation.round(length, truth));
   }
   CHECK(std::abs(length.acceptance() - 0.95) <= 0.05);
-  DraftLength plain{{.most = 0}};
+  DraftLength plain{{.max_length = 0}};
   for (int i = 0; i < 300; ++i) {
     REQUIRE(plain.length() == 0);
     plain.observe(simulation.round(plain, truth));
   }
   CHECK(DraftLength{{.fixed = 0}}.length() == 0);
-  CHECK(DraftLength{{.most = 2}}.length() == 2);
+  CHECK(DraftLength{{.max_length = 2}}.length() == 2);
 }
 
 TEST_CASE("lengths never pass the longest; without probes they are the best") {
   for (const std::size_t most : {1u, 2u, 5u}) {
-    DraftLength length{{.most = most}};
-    DraftLength settled{{.most = most, .probe_every = 0}};
+    DraftLength length{{.max_length = most}};
+    DraftLength settled{{.max_length = most, .probe_every = 0}};
     Simulation simulation{24};
     bool other = false;
     for (int i = 0; i < 500; ++i) {
@@ -300,8 +300,8 @@ TEST_CASE("errors leave it as it was") {
   CHECK_THROWS_AS(length.observe({.drafted = 3, .accepted = 4}), ConfigError);
   CHECK_THROWS_AS(length.observe({.drafted = 4096, .verify_seconds = 1.0}), ConfigError);
   CHECK(length.acceptance() == before);
-  CHECK_THROWS_AS(DraftLength({.most = 4096}), ConfigError);
-  CHECK_THROWS_AS(DraftLength({.most = 2, .fixed = 3}), ConfigError);
+  CHECK_THROWS_AS(DraftLength({.max_length = 4096}), ConfigError);
+  CHECK_THROWS_AS(DraftLength({.max_length = 2, .fixed = 3}), ConfigError);
   CHECK_THROWS_AS(DraftLength({.prior = not_a_number}), ConfigError);
   CHECK_THROWS_AS(DraftLength({.prior = 1.5}), ConfigError);
   CHECK_THROWS_AS(DraftLength({.prior_trials = 0.0}), ConfigError);

@@ -20,7 +20,7 @@ using Text = std::vector<int>;
 
 // The definition, from the longest n-gram down and from the text's end to its front.
 Text oracle(const Text& text, std::size_t most_guesses, const NgramDraftConfig& config) {
-  for (std::size_t n = config.most; n >= config.least; --n) {
+  for (std::size_t n = config.max_ngram; n >= config.min_ngram; --n) {
     for (std::size_t end = text.size(); end-- > n;) {  // an occurrence that ends before `end`
       if (!std::equal(text.end() - static_cast<std::ptrdiff_t>(n), text.end(),
                       text.begin() + static_cast<std::ptrdiff_t>(end - n))) {
@@ -64,7 +64,7 @@ TEST_CASE("what followed before follows again") {
   CHECK(proposed(draft, {1}, 4).empty());
   CHECK(proposed(draft, {1, 1}, 4).empty());
   CHECK(proposed(draft, {1, 2, 3, 1, 2}, 0).empty());
-  NgramDraft single{{.most = 1, .least = 1}};
+  NgramDraft single{{.max_ngram = 1, .min_ngram = 1}};
   CHECK(proposed(single, {1, 1}, 2) == Text{1, 1});
   CHECK(proposed(single, {-1, std::numeric_limits<int>::max(), -1}, 2) ==
         Text{std::numeric_limits<int>::max(), -1});
@@ -75,7 +75,7 @@ TEST_CASE("any history of texts: the guesses of a search") {
     CAPTURE(seed);
     std::mt19937 random{seed};
     const std::size_t least = 1 + random() % 3;
-    const NgramDraftConfig config{.most = least + random() % 4, .least = least};
+    const NgramDraftConfig config{.max_ngram = least + random() % 4, .min_ngram = least};
     const int words = std::vector{1, 2, 3, 8, 50}[random() % 5];
     NgramDraft draft{config};
     Text text;
@@ -145,7 +145,7 @@ TEST_CASE("a long text: across every size of the tables, and back to its beginni
 }
 
 TEST_CASE("the index holds the text it was told, and forgets n-grams that went") {
-  NgramIndex index{{.most = 2, .least = 2}};
+  NgramIndex index{{.max_ngram = 2, .min_ngram = 2}};
   CHECK_FALSE(index.continuation());
   index.update(Text{1, 2, 9, 1, 2});
   CHECK(index.continuation() == 2);

@@ -27,13 +27,13 @@ constexpr std::size_t text = TokenTree::text;
 
 SpeculationOptions with(RefreshRule rule, std::size_t length = 4) {
   SpeculationOptions options = fixed(length, {.temperature = 1.0F});
-  options.refresh = rule;
+  options.refresh_selection = rule;
   return options;
 }
 
 std::vector<test::CallRecord> refreshing(const std::vector<test::CallRecord>& calls) {
   std::vector<test::CallRecord> result;
-  std::ranges::copy_if(calls, std::back_inserter(result), &test::CallRecord::refresh);
+  std::ranges::copy_if(calls, std::back_inserter(result), &test::CallRecord::refresh_selection);
   return result;
 }
 
@@ -53,9 +53,9 @@ void chooses_every(Pair& pair, Decoder<D>& decoder, std::size_t every, std::size
     const bool due = before - chosen >= every;
     (void)decoder.step();
     for (const test::CallRecord& call : calls) {
-      CHECK(call.refresh == (due && call.read == Read::all));
+      CHECK(call.refresh_selection == (due && call.read == Read::all));
       // By the text's last token, which no verdict takes back.
-      if (call.read == Read::all) CHECK(call.refresh_query == before - 1 - call.seen);
+      if (call.read == Read::all) CHECK(call.selection_query == before - 1 - call.seen);
     }
     if (due) {
       CHECK(pair.cache.chosen_at() == before);
@@ -168,10 +168,10 @@ TEST_CASE("where acceptance falls the choice is made anew, no sooner than allowe
   };
   const auto [never, poor] = decoded({.every = 0, .below_acceptance = 0.0});
   CHECK(never == 0);
-  const auto [often, good] = decoded({.every = 0, .below_acceptance = 0.7, .at_least = 8});
+  const auto [often, good] = decoded({.every = 0, .below_acceptance = 0.7, .min_tokens = 8});
   CHECK(often > 20);
   CHECK(good > poor + 0.15);
-  const auto [seldom, between] = decoded({.every = 0, .below_acceptance = 0.7, .at_least = 100});
+  const auto [seldom, between] = decoded({.every = 0, .below_acceptance = 0.7, .min_tokens = 100});
   CHECK(seldom >= 1);
   CHECK(seldom <= 12);
   CHECK(between < good);

@@ -94,8 +94,8 @@ class TableCache {
                                                  "TableCache: a tree of ", tree.size(),
                                                  " nodes, max_rollback is ", options_.max_rollback);
       const std::size_t first = tree.size() - tokens.size();
-      rule(!options.refresh ||
-               (options.refresh_query && is_on_all_paths(tree, first + *options.refresh_query)),
+      rule(!options.refresh_selection ||
+               (options.selection_query && is_on_all_paths(tree, first + *options.selection_query)),
            "a query that is not on all paths of a tree is to choose");
     } else {
       kvpolicy::require<kvpolicy::RollbackError>(tree_.empty(), "TableCache: a tree waits");
@@ -153,9 +153,9 @@ class TableCache {
 
   void choose(std::size_t tokens, const kvpolicy::AttendOptions& options) {
     const bool selected = options.read == kvpolicy::Read::selected;
-    if (!options.refresh && !(selected && choices_.empty())) return;
-    const std::size_t query = options.refresh_query.value_or(tokens - 1);
-    rule(query < tokens, "refresh_query is not one of the call's tokens");
+    if (!options.refresh_selection && !(selected && choices_.empty())) return;
+    const std::size_t query = options.selection_query.value_or(tokens - 1);
+    rule(query < tokens, "selection_query is not one of the call's tokens");
     choices_.push_back(rows_.size() - tokens + query + 1);
   }
   void undo_choices(std::size_t tokens) {

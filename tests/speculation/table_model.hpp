@@ -37,8 +37,8 @@ struct CallRecord {
   std::size_t seen;  // tokens in the cache before it
   std::size_t tokens;
   bool tree;
-  bool refresh;
-  std::optional<std::size_t> refresh_query;
+  bool refresh_selection;
+  std::optional<std::size_t> selection_query;
 };
 
 class TableModel {
@@ -71,7 +71,7 @@ class TableModel {
     const auto& [tokens, wanted, attend] = call;
     if (records != nullptr) {
       records->push_back({attend.read, cache.tokens(), tokens.size(), attend.tree != nullptr,
-                          attend.refresh, attend.refresh_query});
+                          attend.refresh_selection, attend.selection_query});
     }
     for (const int token : tokens) {
       rule(token >= 0 && static_cast<std::size_t>(token) < vocabulary_, "a token of no vocabulary");

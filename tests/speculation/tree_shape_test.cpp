@@ -299,7 +299,7 @@ TEST_CASE("where guesses do not pay there is no tree") {
 TEST_CASE("errors name what is wrong") {
   const Shares good{0.5, 0.2};
   CHECK_THROWS_AS(static_cast<void>(best_tree(good, 0)), ConfigError);
-  CHECK_THROWS_AS(static_cast<void>(best_tree(good, TokenTree::most_nodes + 1)), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(best_tree(good, TokenTree::max_nodes + 1)), ConfigError);
   CHECK_THROWS_AS(static_cast<void>(best_tree(Shares{}, 4)), ConfigError);
   CHECK_THROWS_AS(static_cast<void>(best_tree(good, 4, {.levels = 0})), ConfigError);
   CHECK_THROWS_AS(static_cast<void>(best_tree(good, 4, {.branches = 0})), ConfigError);
@@ -318,9 +318,9 @@ TEST_CASE("errors name what is wrong") {
     CHECK_THROWS_AS(static_cast<void>(best_tree_for(good, 4, [&](auto, auto) { return cost; })),
                     ConfigError);
   }
-  CHECK_THROWS_AS(static_cast<void>(chain(TokenTree::most_nodes + 1)), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(chain(TokenTree::max_nodes + 1)), ConfigError);
   CHECK_THROWS_AS(static_cast<void>(independent_sequences(65, 64)), ConfigError);
   CHECK_THROWS_AS(static_cast<void>(independent_sequences(3, std::size_t{1} << 63)), ConfigError);
-  CHECK(chain(TokenTree::most_nodes).size() == TokenTree::most_nodes);
-  CHECK_THROWS_AS(static_cast<void>(behind_one_token(chain(TokenTree::most_nodes))), ConfigError);
+  CHECK(chain(TokenTree::max_nodes).size() == TokenTree::max_nodes);
+  CHECK_THROWS_AS(static_cast<void>(behind_one_token(chain(TokenTree::max_nodes))), ConfigError);
 }

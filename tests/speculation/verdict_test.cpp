@@ -138,14 +138,14 @@ TEST_CASE(
   const Guesses guesses{certain(1, text), certain(2, 0), certain(3, 1)};
   const PendingCall pending{unread, guesses};
   CHECK(pending.tokens() == 5);
-  const ModelCall call = pending.call({.read = Read::selected, .refresh = true});
+  const ModelCall call = pending.call({.read = Read::selected, .refresh_selection = true});
   CHECK(std::vector<int>(call.tokens.begin(), call.tokens.end()) ==
         std::vector<int>{7, 8, 1, 2, 3});
   CHECK(call.logits == LogitsOf::all);
   CHECK(call.attend.tree == nullptr);
   CHECK(call.attend.read == Read::selected);
-  CHECK(call.attend.refresh);
-  CHECK(call.attend.refresh_query == 1);  // the text's last
+  CHECK(call.attend.refresh_selection);
+  CHECK(call.attend.selection_query == 1);  // the text's last
   CHECK(call.positions(10) == std::vector<std::size_t>{10, 11, 12, 13, 14});
 
   test::TableCache cache;
@@ -169,7 +169,7 @@ TEST_CASE("guesses that branch are read as a tree behind the unread text") {
   REQUIRE(call.attend.tree != nullptr);
   const std::vector<std::size_t> parents{text, 0, 1, 1, 2, 3};
   CHECK(*call.attend.tree == TokenTree{parents});
-  CHECK(call.attend.refresh_query == 1);
+  CHECK(call.attend.selection_query == 1);
   CHECK(call.positions(10) == std::vector<std::size_t>{10, 11, 12, 12, 13, 13});
 
   test::TableCache cache;

@@ -37,7 +37,7 @@ void use(SmallCache& cache) {
   }
   kvpolicy::AttendOptions options;
   options.read = kvpolicy::Read::selected;
-  options.refresh = true;
+  options.refresh_selection = true;
   (void)test::small_step(cache, 7, options);
 }
 

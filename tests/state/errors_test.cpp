@@ -141,7 +141,7 @@ TEST_CASE("a tag keeps caches apart that only their text tells from each other")
         "saved cache: has the tag \"model 7, prompt 3\", must be \"model 7, prompt 4\"");
   CHECK(refusal(test::small_plan(), file) ==
         "saved cache: has the tag \"model 7, prompt 3\", must be \"\"");
-  const std::string long_tag(kvpolicy::most_tag_bytes, '\n');
+  const std::string long_tag(kvpolicy::max_tag_bytes, '\n');
   CHECK(refusal(test::small_plan(), test::saved(test::small_cache(), long_tag), long_tag).empty());
   CHECK(thrown<ConfigError>([&] { (void)test::saved(test::small_cache(), long_tag + "x"); }) ==
         "save: the tag has 65537 bytes, must have at most 65536");
@@ -233,12 +233,12 @@ TEST_CASE("a full device is an error") {
 }
 
 // A child may write so many bytes of a file; beyond it gets a signal, as a crash, or an error.
-int save_in_child(const SmallCache& cache, const fs::path& path, std::size_t most_bytes,
+int save_in_child(const SmallCache& cache, const fs::path& path, std::size_t max_bytes,
                   bool crash) {
   const pid_t child = ::fork();
   if (child == 0) {
     if (!crash) std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{most_bytes, most_bytes};
+    const rlimit limit{max_bytes, max_bytes};
     ::setrlimit(RLIMIT_FSIZE, &limit);
     const rlimit no_core{0, 0};
     ::setrlimit(RLIMIT_CORE, &no_core);

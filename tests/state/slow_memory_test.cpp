@@ -18,7 +18,7 @@ test::SmallCache long_cache(const kvpolicy::CacheOptions& options) {
   test::small_step(cache, 50);
   kvpolicy::AttendOptions selecting;
   selecting.read = kvpolicy::Read::selected;
-  selecting.refresh = true;
+  selecting.refresh_selection = true;
   test::small_step(cache, 1, selecting);
   test::small_step(cache, 10);
   return cache;

@@ -165,7 +165,7 @@ void random_twins(std::uint64_t seed, const Plan& plan, const RandomRun& run,
     } else {
       kvpolicy::AttendOptions call;
       call.read = below(random, 2) == 0 ? Read::selected : Read::all;
-      call.refresh = below(random, 4) == 0;
+      call.refresh_selection = below(random, 4) == 0;
       if (i % 3 == 0) call.softcap = 3.0F;
       const bool apart = below(random, 4) == 0;
       const std::size_t most = apart ? options.max_append : below(random, 3) == 0 ? 90 : 12;

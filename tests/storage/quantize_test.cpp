@@ -45,16 +45,16 @@ TEST_CASE("halves that bound a number from below and above") {
     // All magnitudes that half has, and below.
     const float x = std::ldexp(test::normal(random), static_cast<int>(test::below(random, 44)) - 30);
     if (std::abs(x) > half::largest) continue;
-    const auto low = static_cast<float>(half_at_most(x));
-    const auto high = static_cast<float>(half_at_least(x));
+    const auto low = static_cast<float>(detail::half_at_most(x));
+    const auto high = static_cast<float>(detail::half_at_least(x));
     wrong += low <= x && x <= high ? 0 : 1;
     // Neighbours, or the number itself.
-    wrong += low == high ? (x == low ? 0 : 1) : (static_cast<float>(neighbour(half{low}, true)) == high ? 0 : 1);
+    wrong += low == high ? (x == low ? 0 : 1) : (static_cast<float>(detail::neighbour(half{low}, true)) == high ? 0 : 1);
   }
   CHECK(wrong == 0);
-  CHECK(static_cast<float>(neighbour(half{0.0F}, true)) == 0x1p-24F);
-  CHECK(static_cast<float>(neighbour(half{-0.0F}, false)) == -0x1p-24F);
-  CHECK(static_cast<float>(neighbour(half{0x1p-24F}, false)) == 0.0F);
+  CHECK(static_cast<float>(detail::neighbour(half{0.0F}, true)) == 0x1p-24F);
+  CHECK(static_cast<float>(detail::neighbour(half{-0.0F}, false)) == -0x1p-24F);
+  CHECK(static_cast<float>(detail::neighbour(half{0x1p-24F}, false)) == 0.0F);
 }
 
 TEST_CASE("a group of numbers comes back within half a step") {

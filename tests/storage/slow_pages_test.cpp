@@ -117,9 +117,9 @@ TEST_CASE("slow pages: a storage shows the same rows, whatever window it has") {
                                    std::size_t{33}, std::size_t{100}}) {
     check<DenseStorage<float>>({}, window, ++seed);
     check<DenseStorage<half>>({}, window, ++seed);
-    check<PerToken>({{.bits = 4, .residual = 21}}, window, ++seed);
-    check<PerToken>({{.bits = 2, .residual = 24, .flush = Flush::kivi}}, window, ++seed);
+    check<PerToken>({.bits = 4, .residual = 21}, window, ++seed);
+    check<PerToken>({.bits = 2, .residual = 24, .flush = Flush::kivi}, window, ++seed);
   }
-  check<PerChannel>({{.bits = 8, .key_group = 8, .residual = 19}}, unlimited_rows, ++seed);
-  check<PerChannel>({{.bits = 4, .key_group = 8, .residual = 40, .flush = Flush::kivi}}, unlimited_rows, ++seed);
+  check<PerChannel>({.bits = 8, .key_group = 8, .residual = 19}, unlimited_rows, ++seed);
+  check<PerChannel>({.bits = 4, .key_group = 8, .residual = 40, .flush = Flush::kivi}, unlimited_rows, ++seed);
 }

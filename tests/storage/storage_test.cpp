@@ -124,12 +124,12 @@ TEST_CASE("residual, per token: pieces of a reservation") {
   std::uint64_t seed = 0;
   for (const std::size_t window : {std::size_t{1}, std::size_t{16}, std::size_t{45}, unlimited_rows}) {
     for (const std::size_t residual : std::initializer_list<std::size_t>{0, 1, 16, 30, 100}) {
-      for (int i = 0; i < 3; ++i) reserved_pieces<Storage>({{.bits = 4, .residual = residual}}, window, ++seed);
+      for (int i = 0; i < 3; ++i) reserved_pieces<Storage>({.bits = 4, .residual = residual}, window, ++seed);
     }
     for (const std::size_t residual : std::initializer_list<std::size_t>{1, 16, 30}) {
-      reserved_pieces<Storage>({{.bits = 8, .residual = residual, .flush = Flush::kivi}}, window, ++seed);
+      reserved_pieces<Storage>({.bits = 8, .residual = residual, .flush = Flush::kivi}, window, ++seed);
     }
-    reserved_pieces<Storage>({{.residual = 4}}, window, ++seed, /*held=*/true);
+    reserved_pieces<Storage>({.residual = 4}, window, ++seed, /*held=*/true);
   }
 }
 
@@ -139,10 +139,10 @@ TEST_CASE("residual, per channel: pieces of a reservation") {
   for (const std::size_t group : std::initializer_list<std::size_t>{1, 4, 16}) {
     for (const std::size_t residual : std::initializer_list<std::size_t>{0, 1, 16, 30, 100}) {
       for (int i = 0; i < 3; ++i) {
-        reserved_pieces<Storage>({{.bits = 2, .key_group = group, .residual = residual}}, unlimited_rows, ++seed);
+        reserved_pieces<Storage>({.bits = 2, .key_group = group, .residual = residual}, unlimited_rows, ++seed);
       }
     }
-    reserved_pieces<Storage>({{.bits = 4, .key_group = group, .residual = 48, .flush = Flush::kivi}}, unlimited_rows, ++seed);
+    reserved_pieces<Storage>({.bits = 4, .key_group = group, .residual = 48, .flush = Flush::kivi}, unlimited_rows, ++seed);
   }
 }
 
@@ -154,7 +154,7 @@ TEST_CASE("a reservation that fails leaves nothing behind") {
   values.randomize(random);
   for (std::size_t n = 0;; ++n) {
     CountingResource memory;
-    Storage storage{{{.residual = 20}}, {head_dim, 16, &memory}};
+    Storage storage{{.residual = 20}, {head_dim, 16, &memory}};
     storage.append(segment_of(keys, values, 0, 30));
     const auto before = shown(storage);
     const std::size_t bytes = storage.bytes();
@@ -179,7 +179,7 @@ TEST_CASE("select keeps rows as they are and numbers them anew") {
   values.randomize(random);
   for (const Flush flush : {Flush::steady, Flush::kivi}) {
     CountingResource memory;
-    Storage storage{{{.bits = 4, .residual = 20, .flush = flush}}, {head_dim, 16, &memory}};
+    Storage storage{{.bits = 4, .residual = 20, .flush = flush}, {head_dim, 16, &memory}};
     storage.append(segment_of(keys, values, 0, 90));
     const auto all = shown(storage);
     const std::vector<std::size_t> numbers{0, 3, 4, 50, 69, 70, 71, 75, 79, 80, 85, 89};
@@ -275,7 +275,7 @@ TEST_CASE("storages refuse what cannot work") {
   CHECK(contains(context_error({64, 0}), "page_rows is 0"));
   CHECK(contains(context_error({64, 24}), "page_rows is 24"));
   CHECK(contains(context_error({64, 16, nullptr}), "memory is null"));
-  CHECK(contains(thrown<ConfigError>([] { Storage{{{.bits = 5}}, {64, 16}}; }), "bits is 5"));
-  CHECK(contains(thrown<ConfigError>([] { Storage{{{.key_group = 65}}, {64, 16}}; }), "must divide head_dim = 64"));
-  CHECK(contains(thrown<ConfigError>([] { Storage{{{.residual = std::size_t{1} << 41}}, {64, 16}}; }), "residual is"));
+  CHECK(contains(thrown<ConfigError>([] { Storage{{.bits = 5}, {64, 16}}; }), "bits is 5"));
+  CHECK(contains(thrown<ConfigError>([] { Storage{{.key_group = 65}, {64, 16}}; }), "must divide head_dim = 64"));
+  CHECK(contains(thrown<ConfigError>([] { Storage{{.residual = std::size_t{1} << 41}, {64, 16}}; }), "residual is"));
 }

@@ -24,7 +24,7 @@ inline constexpr double rotary_theta = 10000.0;
 template <class Config>
 Config storage_config(const HeadSpec& spec) {
   Config config;
-  if constexpr (std::derived_from<Config, kvpolicy::ResidualConfig>) {
+  if constexpr (std::convertible_to<Config, kvpolicy::ResidualConfig>) {
     config.bits = spec.bits;
     config.key_group = spec.key_group;
     config.value_group = spec.value_group;

@@ -94,7 +94,7 @@ inline SmallCache small_cache() {
   cache.compress();
   kvpolicy::AttendOptions selecting;
   selecting.read = kvpolicy::Read::selected;
-  selecting.refresh = true;
+  selecting.refresh_selection = true;
   small_step(cache, 2, selecting);
   small_step(cache, 1);
   return cache;

@@ -54,8 +54,8 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
       options.log_sum_exp.empty() || options.log_sum_exp.size() == tokens * q_heads,
       "KvCache: log_sum_exp has ", options.log_sum_exp.size(),
       " places, must have tokens x q_heads = ", tokens * q_heads, " or none");
-  require<ShapeError>(!options.refresh_query || *options.refresh_query < tokens || tokens == 0,
-                      "KvCache: refresh_query is ", options.refresh_query.value_or(0),
+  require<ShapeError>(!options.selection_query || *options.selection_query < tokens || tokens == 0,
+                      "KvCache: selection_query is ", options.selection_query.value_or(0),
                       ", must be one of the call's ", tokens, " tokens");
   for (const float logit : options.sink_logits) {
     require<ShapeError>(!std::isnan(logit), "KvCache: a sink logit is NaN, must be a number");
@@ -63,11 +63,12 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
   // Written so that NaN fails.
   require<ShapeError>(options.softcap >= 0.0F && std::isfinite(options.softcap),
                       "KvCache: softcap is ", options.softcap, ", must be 0 or positive");
-  if (options.tree != nullptr && options.refresh) {
+  if (options.tree != nullptr && options.refresh_selection) {
     const std::size_t first = options.tree->size() - std::min(options.tree->size(), tokens);
-    require<ShapeError>(options.refresh_query && is_on_all_paths(*options.tree, first + *options.refresh_query),
-                        "KvCache: refresh with a tree of guesses by a query that is not on all its "
-                        "paths: refresh_query must name one that is");
+    require<ShapeError>(
+        options.selection_query && is_on_all_paths(*options.tree, first + *options.selection_query),
+        "KvCache: refresh_selection with a tree of guesses by a query that is not on all its paths: "
+        "selection_query must name one that is");
   }
   require<ShapeError>(!options.scale || std::isfinite(*options.scale), "KvCache: scale is ",
                       options.scale.value_or(0.0F), ", must be finite");

@@ -496,7 +496,7 @@ class KvCache {
     KVPOLICY_TRY {
       layer.sink_logits.reserve(options.sink_logits.size());
       if (options.read == Read::selected) {
-        prepare_refresh(layer, q, position, options.refresh_query, options.refresh);
+        prepare_refresh(layer, q, position, options.selection_query, options.refresh_selection);
       }
       run_attention(layer, q, out, position, options, k, v);
     }
@@ -599,9 +599,9 @@ class KvCache {
     layer.release_spare();
     // A read of all rows that asks for a refresh chooses for the reads that follow: behind the
     // call, so that its own rows can be chosen.
-    if (options.read == Read::all && options.refresh) {
+    if (options.read == Read::all && options.refresh_selection) {
       KVPOLICY_TRY {
-        prepare_refresh(layer, q, layer.tokens - q.tokens, options.refresh_query, true);
+        prepare_refresh(layer, q, layer.tokens - q.tokens, options.selection_query, true);
         layer.end_refresh(true);
       }
       KVPOLICY_CATCH_ALL {

@@ -44,15 +44,15 @@ concept SavablePolicy = KvPolicy<P> && Savable<P> && Savable<typename P::Config>
 };
 
 /// The longest tag.
-inline constexpr std::size_t most_tag_bytes = std::size_t{1} << 16;
+inline constexpr std::size_t max_tag_bytes = std::size_t{1} << 16;
 
 /// Writes and reads the inside of a KvCache; `save` and `load` below are what to call.
 class SavedCache {
  public:
   template <class Plan, class Engine>
   static void write(const KvCache<Plan, Engine>& cache, ByteSink& sink, std::string_view tag) {
-    require(tag.size() <= most_tag_bytes, "save: the tag has ", tag.size(),
-            " bytes, must have at most ", most_tag_bytes);
+    require(tag.size() <= max_tag_bytes, "save: the tag has ", tag.size(),
+            " bytes, must have at most ", max_tag_bytes);
     const std::size_t tokens = cache.tokens();
     for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
       cache.layers_[l].tree.refuse("save");
@@ -109,8 +109,8 @@ class SavedCache {
   [[nodiscard]] static std::string read_text(LoadingArchive& archive, const std::string& name) {
     std::size_t size = 0;
     archive(size);
-    require<FormatError>(size <= most_tag_bytes, name, ": has a text of ", size,
-                         " bytes, must have at most ", most_tag_bytes);
+    require<FormatError>(size <= max_tag_bytes, name, ": has a text of ", size,
+                         " bytes, must have at most ", max_tag_bytes);
     std::string text(size, '\0');
     archive.bytes(std::as_writable_bytes(std::span{text}));
     return text;

@@ -31,10 +31,10 @@ struct AttendOptions {
   Read read = Read::all;
   /// Selecting heads choose anew: before a `selected` read, and behind an `all` read (the end of a
   /// prompt, say), for the selected reads that follow.
-  bool refresh = false;
+  bool refresh_selection = false;
   /// By the query of which of the call's tokens, and as of that token: a rollback to before it undoes
   /// the choice. Default: the last. With a tree it must be named, and stand on all its paths.
-  std::optional<std::size_t> refresh_query = {};
+  std::optional<std::size_t> selection_query = {};
   /// The call's tokens are the last nodes of this tree of guesses, whose earlier nodes, if any, the
   /// latest calls appended; null: they continue the text one after another. Read only during the
   /// call.

@@ -25,7 +25,7 @@ class TokenTree {
   /// Parent of a node that follows the text.
   static constexpr std::size_t text = static_cast<std::size_t>(-1);
   /// Work and masks grow with its square.
-  static constexpr std::size_t most_nodes = 4096;
+  static constexpr std::size_t max_nodes = 4096;
 
   TokenTree() = default;
   /// @throws ConfigError as `add`
@@ -34,12 +34,12 @@ class TokenTree {
   }
 
   /// Appends a node; returns its number.
-  /// @throws ConfigError if there is no node `parent`, or there are `most_nodes` already
+  /// @throws ConfigError if there is no node `parent`, or there are `max_nodes` already
   std::size_t add(std::size_t parent) {
     const std::size_t node = size();
     require(parent == text || parent < node, "TokenTree: node ", node, " cannot continue node ",
             parent, ", must continue the text or one of the ", node, " nodes before it");
-    require(node < most_nodes, "TokenTree: a tree has at most ", most_nodes, " nodes");
+    require(node < max_nodes, "TokenTree: a tree has at most ", max_nodes, " nodes");
     parents_.push_back(parent);
     depths_.push_back(parent == text ? 0 : depths_[parent] + 1);
     return node;

@@ -85,7 +85,7 @@ template <class Storage>
 [[nodiscard]] HeadSettings describe_storage(const typename Storage::Config& config,
                                             std::size_t head_dim) {
   HeadSettings settings;
-  if constexpr (std::derived_from<typename Storage::Config, ResidualConfig>) {
+  if constexpr (std::convertible_to<typename Storage::Config, ResidualConfig>) {
     require(config.flush == Flush::steady, "cuda: kivi's flush has no kernel; use Flush::steady, "
             "which keeps at least as many rows exact");
     settings.encoding = config.bits == 8   ? Encoding::uint8

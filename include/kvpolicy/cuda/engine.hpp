@@ -84,7 +84,7 @@ template <Element E>
 class Engine {
  public:
   /// Sequences x KV heads that one call may bring.
-  static constexpr std::size_t most_heads = 4096;
+  static constexpr std::size_t max_heads = 4096;
 
   /// @throws ConfigError for a head_dim that is not compiled or a group of more than 16 query heads,
   /// CapacityError inside a capture, DeviceError without a fitting device, std::bad_alloc
@@ -94,8 +94,8 @@ class Engine {
     shape.validate();
     require(shape.group() <= 16, "cuda::Engine: ", shape.group(),
             " query heads share a KV head, the kernels serve 1 to 16");
-    require(shape.kv_heads <= most_heads, "cuda::Engine: kv_heads is ", shape.kv_heads,
-            ", must be at most ", most_heads);
+    require(shape.kv_heads <= max_heads, "cuda::Engine: kv_heads is ", shape.kv_heads,
+            ", must be at most ", max_heads);
     dispatch_head_dim(shape.head_dim, [&]<int D>() { lay_out<D>(); });
     require<CapacityError>(!is_capturing(stream), "cuda::Engine: memory cannot be asked for inside a "
                            "graph, but the stream captures");
@@ -287,9 +287,9 @@ class Engine {
  private:
   static void check_heads(int sequences, int kv_heads) {
     const bool fits = sequences >= 1 && kv_heads >= 1 &&
-                      static_cast<std::size_t>(sequences) * static_cast<std::size_t>(kv_heads) <= most_heads;
+                      static_cast<std::size_t>(sequences) * static_cast<std::size_t>(kv_heads) <= max_heads;
     require<ShapeError>(fits, "cuda::Engine: ", sequences, " sequences of ", kv_heads,
-                        " KV heads in one call, must be 1 to ", most_heads, " heads in all");
+                        " KV heads in one call, must be 1 to ", max_heads, " heads in all");
   }
 
   // Beyond these a call is worth the whole device and two launches.
@@ -300,7 +300,7 @@ class Engine {
   void lay_out() {
     decode_grid_ = device_.multiprocessors * decode_blocks_per_multiprocessor;
     prefill_slots_ = static_cast<std::size_t>(2 * device_.multiprocessors);
-    tickets_ = std::max(most_heads, prefill_slots_);
+    tickets_ = std::max(max_heads, prefill_slots_);
     const auto decode_rows =
         static_cast<std::size_t>(decode_workspace_slots(decode_grid_)) * decode_most_columns;
     const std::size_t prefill_rows = prefill_slots_ * prefill_tile_rows<D>;
@@ -328,9 +328,9 @@ class Engine {
     const auto items = static_cast<std::size_t>(prefill_items<D>(params));
     // Few tiles of queries over many rows: several blocks share a tile, as long as one block has
     // some work (a tile of keys is 64 rows).
-    constexpr std::size_t least_rows = 512;
+    constexpr std::size_t min_rows = 512;
     params.splits = static_cast<int>(std::max<std::size_t>(
-        1, std::min(prefill_slots_ / std::max<std::size_t>(items, 1), longest / least_rows)));
+        1, std::min(prefill_slots_ / std::max<std::size_t>(items, 1), longest / min_rows)));
     launch(prefill_kernel<E, D, Packed>,
            {.grid_x = static_cast<int>(items) * params.splits, .threads = prefill_threads,
             .shared_bytes = prefill_shared_bytes<D>()},

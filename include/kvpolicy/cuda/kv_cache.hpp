@@ -582,8 +582,8 @@ class KvCache {
                     bool capturing, cudaStream_t stream) {
     Layer& layer = layers_[l];
     if (request.selected) {
-      // A recorded refresh is one of all heads, for that is what `replayed` takes it for.
-      const bool all = options.refresh || (capturing && layer.is_stale());
+      // A recorded refresh_selection is one of all heads, for that is what `replayed` takes it for.
+      const bool all = options.refresh_selection || (capturing && layer.is_stale());
       layer.for_each_stale(all, [&](std::size_t first, std::size_t count) {
         refresh(l, first, count, q, options, request.own_rows ? q.tokens : 0, capturing, stream);
       });
@@ -715,15 +715,15 @@ class KvCache {
 
   // `replayed` takes it that a call chooses by its last query.
   static void refuse_captured_chooser(bool capturing, const AttendOptions& options, std::size_t tokens) {
-    require<CapacityError>(!capturing || options.refresh_query.value_or(tokens - 1) + 1 == tokens,
-                           "cuda::KvCache: refresh_query is ", options.refresh_query.value_or(0),
+    require<CapacityError>(!capturing || options.selection_query.value_or(tokens - 1) + 1 == tokens,
+                           "cuda::KvCache: selection_query is ", options.selection_query.value_or(0),
                            ", in a graph only the last of a call's ", tokens, " queries chooses");
   }
   // Of these heads, those that select choose by one of the call's queries. `own_rows`: rows of the call
   // that the counters lack.
   void refresh(std::size_t l, std::size_t first, std::size_t count, const Rows& q,
                const AttendOptions& options, std::size_t own_rows, bool capturing, cudaStream_t stream) {
-    const std::size_t queries = options.refresh_query.value_or(q.tokens - 1) + 1;
+    const std::size_t queries = options.selection_query.value_or(q.tokens - 1) + 1;
     const std::size_t behind = q.tokens - queries;  // rows behind the query that chooses
     Tensor rows = tensor_of(q);
     rows.data += static_cast<long long>(first * plan_.shape().group() * q.head_stride * sizeof(E));
@@ -738,7 +738,7 @@ class KvCache {
     Layer& layer = layers_[l];
     // A read of all rows that asks for a refresh chooses for the reads that follow: behind the
     // call, so that its own rows can be chosen.
-    if (options.read == Read::all && options.refresh && layer.selects()) {
+    if (options.read == Read::all && options.refresh_selection && layer.selects()) {
       refresh(l, 0, layer.heads.size(), q, options, 0, capturing, stream);
     }
     if (capturing || !layer.wants_compress()) return;

@@ -43,7 +43,7 @@ template <class Plan>
 [[nodiscard]] std::string format_damage(const DamageTable<Plan>& table) {
   std::string choices;
   for (const HeadChoice<Plan>& choice : table.choices) {
-    require_fits(choice.damage, table.shape, "format_damage");
+    detail::require_fits(choice.damage, table.shape, "format_damage");
     OrderedJson rows = OrderedJson::array();
     for (std::size_t layer = 0; layer < table.shape.layers; ++layer) {
       OrderedJson row = OrderedJson::array();

@@ -20,9 +20,9 @@ inline constexpr std::uintmax_t largest_text_file = std::uintmax_t{64} << 20;
 
 /// All of a file.
 /// @throws FormatError if the file is missing, not a regular file, empty, unreadable, or larger
-/// than `most` bytes, which is found out before any of it is read.
+/// than `max_bytes`, which is found out before any of it is read.
 [[nodiscard]] inline std::string read_text_file(const std::filesystem::path& path,
-                                                std::uintmax_t most = largest_text_file) {
+                                                std::uintmax_t max_bytes = largest_text_file) {
   namespace fs = std::filesystem;
   const std::string name = path.string();
   std::error_code error;
@@ -32,7 +32,8 @@ inline constexpr std::uintmax_t largest_text_file = std::uintmax_t{64} << 20;
   const std::uintmax_t bytes = fs::file_size(path, error);
   require<FormatError>(!error, name, ": cannot be read: ", error.message());
   require<FormatError>(bytes > 0, name, ": is empty");
-  require<FormatError>(bytes <= most, name, ": has ", bytes, " bytes, must be at most ", most);
+  require<FormatError>(bytes <= max_bytes, name, ": has ", bytes, " bytes, must be at most ",
+                       max_bytes);
   std::ifstream file{path, std::ios::binary};
   require<FormatError>(file.good(), name, ": cannot be opened");
   std::string text(static_cast<std::size_t>(bytes), '\0');

@@ -131,7 +131,7 @@ class HeadPlan {
     if (fixed > bytes) return std::nullopt;
     // A bound that never falls finds where to begin; from there it is counted token by token, for
     // what is held goes down as well as up.
-    const auto bound = [&](std::size_t tokens) { return fixed + most_bytes(tokens, options); };
+    const auto bound = [&](std::size_t tokens) { return fixed + max_bytes(tokens, options); };
     if (bound(most) <= bytes) return most;
     std::size_t low = 0;
     for (std::size_t step = most / 2; step > 0; step /= 2) {
@@ -236,12 +236,12 @@ class HeadPlan {
   }
 
   // Never falls with `tokens`, and is never below bytes_of_step(tokens).
-  [[nodiscard]] std::size_t most_bytes(std::size_t tokens, const CacheOptions& options) const {
+  [[nodiscard]] std::size_t max_bytes(std::size_t tokens, const CacheOptions& options) const {
     const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
     return sum(options, [&]<class P>(const typename P::Config& config,
                                      const StorageContext& context) {
-      if constexpr (requires { P::most_bytes(config, context, committed); }) {
-        return P::most_bytes(config, context, committed);
+      if constexpr (requires { P::max_bytes(config, context, committed); }) {
+        return P::max_bytes(config, context, committed);
       } else {
         return bytes_at_rest<P>(config, context, committed);
       }

@@ -94,6 +94,8 @@ inline void check_scores(const HeadScores& scores) {
   return means;
 }
 
+namespace detail {
+
 /// `scores`, if they are [shape.layers, shape.q_heads].
 /// @throws ConfigError
 [[nodiscard]] inline const HeadScores& checked_scores(const HeadScores& scores,
@@ -104,6 +106,8 @@ inline void check_scores(const HeadScores& scores) {
           " query heads");
   return scores;
 }
+
+}  // namespace detail
 
 /// The published integers, for query heads: what is shared out is b // beta, the floor division of
 /// Python's floats, and budgets are rounded one by one, halves to even, so their sum is near

@@ -11,7 +11,8 @@
 
 namespace kvpolicy {
 
-/// Behind `element_of`.
+namespace detail {
+
 template <class T>
 struct ElementOf {
   using type = typename T::element_type;
@@ -24,7 +25,6 @@ struct ElementOf<T> {
 template <class T>
 using element_of = typename ElementOf<T>::type;
 
-/// Behind `plan_for`.
 template <class T, template <class> class Default>
 struct PlanFor {
   using type = T;
@@ -33,9 +33,6 @@ template <Element T, template <class> class Default>
 struct PlanFor<T, Default> {
   using type = Default<T>;
 };
-/// `Default<T>` for an element type, `T` itself for a plan.
-template <class T, template <class> class Default>
-using plan_for = typename PlanFor<T, Default>::type;
 
 /// Refuses a table of another model's heads.
 /// @throws ConfigError unless `table` has one entry for each KV head of `shape`.
@@ -45,6 +42,12 @@ void require_fits(const HeadTable<T>& table, const ModelShape& shape, const char
           table.layers(), " layers x ", table.heads(), " heads does not fit a model of ",
           shape.layers, " layers x ", shape.kv_heads, " KV heads");
 }
+
+}  // namespace detail
+
+/// `Default<T>` for an element type, `T` itself for a plan.
+template <class T, template <class> class Default>
+using plan_for = typename detail::PlanFor<T, Default>::type;
 
 /// The same policy and settings for every head:
 /// `uniform_plan<FullCache<DenseStorage<float>>>(shape)`.

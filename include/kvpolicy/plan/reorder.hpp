@@ -24,6 +24,8 @@ namespace kvpolicy {
 /// Which old head comes to each place: a permutation.
 using HeadOrder = std::vector<std::size_t>;
 
+namespace detail {
+
 /// Refuses what is no permutation.
 /// @throws ConfigError unless `order` has each of 0 to order.size() - 1 once.
 inline void check_order(const HeadOrder& order) {
@@ -36,6 +38,8 @@ inline void check_order(const HeadOrder& order) {
     met[head] = true;
   }
 }
+
+}  // namespace detail
 
 /// For each layer the KV heads in their new order: retrieval heads, then streaming heads, each in
 /// the order they had.
@@ -63,7 +67,7 @@ inline void check_order(const HeadOrder& order) {
 
 /// The order that undoes `order`.
 [[nodiscard]] inline HeadOrder inverse_order(const HeadOrder& order) {
-  check_order(order);
+  detail::check_order(order);
   HeadOrder inverse(order.size());
   for (std::size_t place = 0; place < order.size(); ++place) inverse[order[place]] = place;
   return inverse;
@@ -76,7 +80,7 @@ inline void check_order(const HeadOrder& order) {
 template <class T>
 void reorder_rows(std::span<T> weight, const HeadOrder& order, std::size_t head_dim,
                   std::size_t columns) {
-  check_order(order);
+  detail::check_order(order);
   const std::size_t block = head_dim * columns;
   require<ShapeError>(weight.size() == order.size() * block, "reorder_rows: the weight has ",
                       weight.size(), " numbers, must have ", order.size(), " heads x ", head_dim,
@@ -95,7 +99,7 @@ void reorder_rows(std::span<T> weight, const HeadOrder& order, std::size_t head_
 template <class T>
 void reorder_columns(std::span<T> weight, const HeadOrder& order, std::size_t head_dim,
                      std::size_t rows) {
-  check_order(order);
+  detail::check_order(order);
   const std::size_t columns = order.size() * head_dim;
   require<ShapeError>(weight.size() == rows * columns, "reorder_columns: the weight has ",
                       weight.size(), " numbers, must have ", rows, " rows x ", order.size(),
@@ -117,7 +121,7 @@ template <class Plan>
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     require(orders[layer].size() == shape.kv_heads, "reordered: the order of layer ", layer,
             " has ", orders[layer].size(), " heads, the plan has ", shape.kv_heads);
-    check_order(orders[layer]);
+    detail::check_order(orders[layer]);
     for (std::size_t place = 0; place < shape.kv_heads; ++place) {
       moved.set(layer, place, plan.at(layer, orders[layer][place]));
     }

@@ -5,8 +5,9 @@
 // know how much memory a sequence may have and not which policy to spend it on; choices of all policies
 // and storages compete, so that a plan may mix them head by head.
 //
-//     const auto choices = kvpolicy::rule_of_thumb<kvpolicy::AnyPlan<>>(shape, gates, context);
-//     const auto found = kvpolicy::search_plan<kvpolicy::AnyPlan<>>(shape, choices, bytes, context);
+//     const auto choices = kvpolicy::choices_by_importance<kvpolicy::AnyPlan<>>(shape, gates, context);
+//     const auto found = kvpolicy::search_plan<kvpolicy::AnyPlan<>>(
+//         shape, choices, {.bytes = bytes, .context = context});
 //     kvpolicy::KvCache cache{found.plan};
 //
 // Damages of heads are added up, which is what makes the search quick and is an assumption: heads that
@@ -44,6 +45,13 @@ template <class Plan>
 struct HeadChoice {
   typename Plan::Config config;
   HeadDamage damage;
+};
+
+/// What a plan may cost, and when.
+struct SearchConfig {
+  std::size_t bytes = 0;      ///< The most that a cache may take, tail and kept queries included.
+  std::size_t context = 0;    ///< Tokens that it holds then.
+  CacheOptions options = {};  ///< Its options.
 };
 
 /// What `search_plan` found.
@@ -151,23 +159,24 @@ struct Offer {
 
 }  // namespace detail
 
-/// The plan whose cache takes at most `bytes` once it holds `context` tokens, tail and kept queries
-/// included, and harms least by the sum of `damage`. Deterministic; ties go to the choice of fewer
-/// bytes, then to the earlier one. A pure function: threads may call it at once.
+/// The plan whose cache takes at most `config.bytes` once it holds `config.context` tokens, and harms
+/// least by the sum of `damage`. Deterministic; ties go to the choice of fewer bytes, then to the
+/// earlier one. A pure function: threads may call it at once.
 /// @throws ConfigError if there is no choice, a damage is negative or not finite, a table does not fit
 /// the shape, a config does not work, or `bytes` are fewer than the smallest plan takes
 template <class Plan>
 [[nodiscard]] FoundPlan<Plan> search_plan(const ModelShape& shape,
                                           std::span<const HeadChoice<Plan>> choices,
-                                          std::size_t bytes, std::size_t context,
-                                          const CacheOptions& options = {}) {
+                                          const SearchConfig& config) {
+  const std::size_t bytes = config.bytes, context = config.context;
+  const CacheOptions& options = config.options;
   require(!choices.empty(), "search_plan: there are no choices");
   shape.validate();
   // One head under each choice; what a layer keeps of queries comes on top, see below.
   const ModelShape one_head{1, 1, 1, shape.head_dim};
   std::vector<std::size_t> size;
   for (const HeadChoice<Plan>& choice : choices) {
-    require_fits(choice.damage, shape, "search_plan");
+    detail::require_fits(choice.damage, shape, "search_plan");
     for (const double damage : choice.damage.values()) {
       require(damage >= 0.0 && std::isfinite(damage), "search_plan: a damage of choice ", size.size(),
               " is ", damage, ", must be 0 or positive and finite");

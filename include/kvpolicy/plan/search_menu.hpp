@@ -33,15 +33,15 @@ namespace kvpolicy {
 /// What the settings of a menu have in common.
 struct SearchMenuConfig {
   std::size_t sinks = 16;      ///< Of every window.
-  std::size_t least_rows = 32; ///< Rows of the smallest window and the smallest budget, windows included.
+  std::size_t min_rows = 32;   ///< Rows of the smallest window and the smallest budget, windows included.
   std::size_t group = 32;      ///< Channels that share a scale; divides head_dim.
   std::size_t residual = 32;   ///< Exact latest rows of heads that keep every row in few bits.
   SnapKvScorer::Config scorer = {};
 
   void validate() const {
     SnapKvScorer::validate(scorer);
-    require(least_rows > sinks && least_rows > scorer.window, "SearchMenuConfig: least_rows is ",
-            least_rows, ", must be more than sinks = ", sinks, " and the scorer's window = ",
+    require(min_rows > sinks && min_rows > scorer.window, "SearchMenuConfig: min_rows is ",
+            min_rows, ", must be more than sinks = ", sinks, " and the scorer's window = ",
             scorer.window);
   }
 };
@@ -50,7 +50,7 @@ struct SearchMenuConfig {
 /// the largest of them 1.
 /// @throws ConfigError as `group_scores`, or if all are zero
 [[nodiscard]] inline HeadGates importance_of(const HeadScores& scores, const ModelShape& shape) {
-  HeadGates importance = group_scores(checked_scores(scores, shape), shape.kv_heads);
+  HeadGates importance = group_scores(detail::checked_scores(scores, shape), shape.kv_heads);
   const double most = std::ranges::max(importance.values());
   require(most > 0.0, "importance_of: all scores are zero");
   for (double& one : importance.values()) one /= most;
@@ -73,16 +73,16 @@ class Menu {
   std::vector<HeadChoice<Plan>> make() {
     add<FullCache<Dense>>({}, 0.0, exact);
     for (const std::size_t bits : {std::size_t{8}, std::size_t{4}, std::size_t{2}}) {
-      add<QuantizedResidualCache<E>>({.storage = {codes(bits, config_.residual)}}, 0.0, bits);
+      add<QuantizedResidualCache<E>>({.storage = codes(bits, config_.residual)}, 0.0, bits);
     }
-    for (std::size_t rows = config_.least_rows; rows < context_; rows *= 2) {
+    for (std::size_t rows = config_.min_rows; rows < context_; rows *= 2) {
       const double lost = 1.0 - static_cast<double>(rows) / static_cast<double>(context_);
       const std::size_t recent = rows - config_.sinks;
       const std::size_t budget = rows - config_.scorer.window;
       add<SinkRecentCache<Dense>>({.sinks = config_.sinks, .recent = recent}, lost, exact);
       add<HeadBudgetCache<Dense>>({.budget = budget, .scorer = config_.scorer}, lost / 4, exact);
       add<HeadBudgetCache<Codes>>(
-          {.budget = budget, .scorer = config_.scorer, .storage = {codes(4, 0)}}, lost / 4, 4);
+          {.budget = budget, .scorer = config_.scorer, .storage = codes(4, 0)}, lost / 4, 4);
     }
     return std::move(choices_);
   }
@@ -122,19 +122,19 @@ class Menu {
 }  // namespace detail
 
 /// Choices for `search_plan` at `context` tokens: every row exact, in 8, 4 and 2 bits; windows and
-/// budgets of `least_rows`, twice as many, and so on below `context`, budgets also in 4 bits. Of these,
+/// budgets of `min_rows`, twice as many, and so on below `context`, budgets also in 4 bits. Of these,
 /// what `Plan` has policies for. `importance` is [layers, kv_heads]: DuoAttention's gates, or
 /// `importance_of` HeadKV's scores; clipped to 0 to 1.
 /// @throws ConfigError for an importance that is not a number or does not fit, or a setting that does
 /// not work
 template <class Plan>
-[[nodiscard]] std::vector<HeadChoice<Plan>> rule_of_thumb(const ModelShape& shape,
+[[nodiscard]] std::vector<HeadChoice<Plan>> choices_by_importance(const ModelShape& shape,
                                                           const HeadGates& importance,
                                                           std::size_t context,
                                                           const SearchMenuConfig& config = {}) {
   config.validate();
   check_gates(importance);
-  require_fits(importance, shape, "rule_of_thumb");
+  detail::require_fits(importance, shape, "choices_by_importance");
   return detail::Menu<Plan>{shape, importance, context, config}.make();
 }
 

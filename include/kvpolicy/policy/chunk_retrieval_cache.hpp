@@ -240,7 +240,7 @@ class ChunkRetrievalCache {
                                                    std::size_t tokens) {
     return Storage::bytes_of_rows(config.storage, context, 0, tokens) +
            bytes_of_summaries(config, context, tokens) +
-           most_bytes_of_copies(config, context, tokens);
+           max_bytes_of_copies(config, context, tokens);
   }
   /// Right after a selection, or without one; rows that came since are not among them yet.
   [[nodiscard]] static std::size_t slow_bytes_of_tokens(const Config& config,
@@ -255,13 +255,13 @@ class ChunkRetrievalCache {
                                                  std::size_t tokens) {
     return Storage::bytes_of_step(config.storage, context, unlimited_rows, tokens) +
            bytes_of_summaries(config, context, tokens) +
-           2 * most_bytes_of_copies(config, context, tokens);  // of the old choice and the new
+           2 * max_bytes_of_copies(config, context, tokens);  // of the old choice and the new
   }
-  [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
+  [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
-    return Storage::most_bytes(config.storage, context, unlimited_rows, tokens) +
+    return Storage::max_bytes(config.storage, context, unlimited_rows, tokens) +
            bytes_of_summaries(config, context, tokens) +
-           2 * most_bytes_of_copies(config, context, tokens);
+           2 * max_bytes_of_copies(config, context, tokens);
   }
 
   /// Copies of chosen rows are made anew, where there is slow memory.
@@ -384,7 +384,7 @@ class ChunkRetrievalCache {
     if (pending_) look(*pending_);
   }
 
-  [[nodiscard]] static std::size_t most_bytes_of_copies(const Config& config,
+  [[nodiscard]] static std::size_t max_bytes_of_copies(const Config& config,
                                                         const StorageContext& context,
                                                         std::size_t tokens) {
     if constexpr (OffloadingStorage<Storage>) {

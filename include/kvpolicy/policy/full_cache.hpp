@@ -71,9 +71,9 @@ class FullCache {
                                                  std::size_t tokens) {
     return Storage::bytes_of_step(config.storage, context, unlimited_rows, tokens);
   }
-  [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
+  [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
-    return Storage::most_bytes(config.storage, context, unlimited_rows, tokens);
+    return Storage::max_bytes(config.storage, context, unlimited_rows, tokens);
   }
 
   template <class Archive>

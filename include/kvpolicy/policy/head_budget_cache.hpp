@@ -48,13 +48,14 @@ class HeadBudgetCache {
     /// Compress whenever this many rows have come on top; 0: only when the cache is told to. Rows that
     /// an `append` left in the tail count once they are committed.
     std::size_t compress_every = 0;
-    /// That begins with the first compression that the cache is told to make, behind a prompt: then a
-    /// prompt is attended to as a whole, however it is cut.
+    /// `compress_every` begins with the first compression that the cache is told to make (`compress`,
+    /// behind a prompt): until then a prompt is attended to as a whole, however it is cut.
     bool after_first_compress = false;
     /// The rows of all heads of the layer that share compete for the sum of their budgets (Ada-KV).
     /// Such heads must agree in all but the budget.
     bool share_in_layer = false;
-    double safeguard = 0.2;  ///< Of its budget, what a head that shares keeps whatever the others have.
+    /// Share of its budget that a head keeps whatever the others have, where heads share (Ada-KV's alpha).
+    double safeguard = 0.2;
     typename Scorer::Config scorer = {};
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;

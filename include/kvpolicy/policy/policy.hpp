@@ -47,7 +47,7 @@ struct ReadRequest {
 ///     static std::size_t bytes_of_tokens(const Config&, const StorageContext&, std::size_t tokens);
 ///                                                        // for HeadPlan::memory and max_context
 ///     static std::size_t bytes_of_step(const Config&, const StorageContext&, std::size_t tokens);
-///     static std::size_t most_bytes(const Config&, const StorageContext&, std::size_t tokens);
+///     static std::size_t max_bytes(const Config&, const StorageContext&, std::size_t tokens);
 ///                                                        // for max_context: held while the last
 ///                                                        // of `tokens` rows comes, and a bound on
 ///                                                        // that which never falls; without them

@@ -23,7 +23,7 @@ namespace kvpolicy {
 struct SharingHead {
   std::vector<float> scores;  ///< of its candidates
   std::size_t rows = 0;       ///< that it would keep alone, at most as many as there are candidates
-  std::size_t safe = 0;       ///< of its best rows, that it keeps whatever the others have
+  std::size_t safeguard = 0;  ///< of its best rows, that it keeps whatever the others have
 };
 
 /// Which candidates of each head survive, ascending: as many in all as the heads would keep alone.
@@ -39,7 +39,7 @@ struct SharingHead {
   std::size_t left = 0;
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const SharingHead& head = heads[h];
-    const std::size_t safe = std::min(head.safe, head.rows);
+    const std::size_t safe = std::min(head.safeguard, head.rows);
     left += head.rows - safe;
     const auto& best = chosen.emplace_back(top_rows(head.scores, safe));
     for (std::size_t row = 0; row < head.scores.size(); ++row) {

@@ -145,11 +145,11 @@ class SinkRecentCache {
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
            Storage::bytes_of_step(config.storage, context.fast(), config.recent, tokens - sinks);
   }
-  [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
+  [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
-           Storage::most_bytes(config.storage, context.fast(), config.recent, tokens - sinks);
+           Storage::max_bytes(config.storage, context.fast(), config.recent, tokens - sinks);
   }
 
   template <class Archive>

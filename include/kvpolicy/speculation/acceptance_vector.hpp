@@ -32,7 +32,7 @@ struct AcceptanceVectorConfig {
 
   /// @throws ConfigError
   void validate() const {
-    check_acceptance(prior);
+    detail::check_acceptance(prior);
     require(!prior.empty(), "AcceptanceVectorConfig: prior is empty, needs 1 place or more");
     require(prior_trials > 0.0 && std::isfinite(prior_trials),
             "AcceptanceVectorConfig: prior_trials is ", prior_trials, ", must be positive");

@@ -28,7 +28,7 @@ struct BatchedStep {
 /// @throws what the model's common call throws; no text has moved on then
 template <class Model, class Decoder>
 std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> decoders,
-                                       std::size_t most = static_cast<std::size_t>(-1)) {
+                                       std::size_t max_tokens = static_cast<std::size_t>(-1)) {
   using Cache = std::remove_reference_t<decltype(decoders.front()->cache())>;
   for (std::size_t i = 0; i < decoders.size(); ++i) {
     require(std::ranges::find(decoders.begin() + static_cast<std::ptrdiff_t>(i) + 1, decoders.end(),
@@ -42,7 +42,7 @@ std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> d
   calls.reserve(decoders.size());
   for (std::size_t i = 0; i < decoders.size(); ++i) {
     KVPOLICY_TRY {
-      if (!decoders[i]->begin(most)) {
+      if (!decoders[i]->begin(max_tokens)) {
         results[i].step.ending = decoders[i]->ending();
         continue;
       }

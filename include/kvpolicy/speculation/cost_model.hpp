@@ -51,17 +51,21 @@ struct DraftCosts {
   }
 };
 
+namespace detail {
+
 /// Refuses what is no probability.
 /// @throws ConfigError unless it is a probability
 inline void check_acceptance(double acceptance) {
   require(acceptance >= 0.0 && acceptance <= 1.0, "acceptance is ", acceptance, ", must be 0 to 1");
 }
 
+}  // namespace detail
+
 /// How many tokens a verification of `length` drafted ones yields on average, the target's own
 /// included: 1 + a + a^2 + ... + a^length.
 /// @throws ConfigError
 [[nodiscard]] inline double expected_tokens(double acceptance, std::size_t length) {
-  check_acceptance(acceptance);
+  detail::check_acceptance(acceptance);
   const double refused = 1.0 - acceptance;
   if (refused == 0.0) return static_cast<double>(length) + 1.0;
   // (1 - a^(g + 1)) / (1 - a), without the loss of digits near a = 1.
@@ -77,14 +81,14 @@ inline void check_acceptance(double acceptance) {
   return expected_tokens(acceptance, length) * costs.verify(1) / seconds;
 }
 
-/// The length, 0 to `most`, with the highest speed-up; among equals the shortest. 0 where drafting
+/// The length, 0 to `max_length`, with the highest speed-up; among equals the shortest. 0 where drafting
 /// does not pay.
 /// @throws ConfigError
 [[nodiscard]] inline std::size_t best_length(double acceptance, const DraftCosts& costs,
-                                             std::size_t most) {
+                                             std::size_t max_length) {
   std::size_t best = 0;
   double highest = speedup(acceptance, 0, costs);
-  for (std::size_t length = 1; length <= most; ++length) {
+  for (std::size_t length = 1; length <= max_length; ++length) {
     const double value = speedup(acceptance, length, costs);
     if (value <= highest) continue;
     highest = value;
@@ -115,16 +119,16 @@ struct HierarchyLengths {
 };
 
 /// What it costs, on average, until `outer` tokens stand over selected rows: for each outer from 0
-/// to `most_outer`. Each round drafts `inner` tokens, or fewer so that no more stand than asked
+/// to `max_outer`. Each round drafts `inner` tokens, or fewer so that no more stand than asked
 /// for.
 /// @throws ConfigError
 [[nodiscard]] inline std::vector<double> standing_costs(double acceptance, std::size_t inner,
-                                                        std::size_t most_outer,
+                                                        std::size_t max_outer,
                                                         const DraftCosts& costs) {
-  check_acceptance(acceptance);
+  detail::check_acceptance(acceptance);
   costs.validate();
-  std::vector<double> until(most_outer + 1);
-  for (std::size_t left = 1; left <= most_outer; ++left) {
+  std::vector<double> until(max_outer + 1);
+  for (std::size_t left = 1; left <= max_outer; ++left) {
     const std::size_t drafted = std::min(inner, left - 1);
     double seconds = static_cast<double>(drafted) * costs.draft + costs.verify(drafted + 1);
     double reached = 1.0;  // how often as many drafts as `accepted` are
@@ -148,23 +152,23 @@ struct HierarchyLengths {
          (until.back() + costs.all(lengths.outer + 1));
 }
 
-/// The lengths, up to `most`, with the highest speed-up; among equals the shorter outer, then inner
+/// The lengths, up to `longest`, with the highest speed-up; among equals the shorter outer, then inner
 /// one. {0, 0} where nothing pays.
 /// @throws ConfigError
 [[nodiscard]] inline HierarchyLengths best_lengths(const HierarchyAcceptance& acceptance,
                                                    const HierarchyCosts& costs,
-                                                   const HierarchyLengths& most) {
+                                                   const HierarchyLengths& longest) {
   costs.all.validate();
-  std::vector<std::vector<double>> until(most.inner + 1);
-  for (std::size_t inner = 0; inner <= most.inner; ++inner) {
+  std::vector<std::vector<double>> until(longest.inner + 1);
+  for (std::size_t inner = 0; inner <= longest.inner; ++inner) {
     until[inner] =
-        standing_costs(acceptance.selected, inner, most.outer, {costs.draft, costs.selected});
+        standing_costs(acceptance.selected, inner, longest.outer, {costs.draft, costs.selected});
   }
   HierarchyLengths best;
   double highest = 1.0 / costs.all(1);
-  for (std::size_t outer = 1; outer <= most.outer; ++outer) {
+  for (std::size_t outer = 1; outer <= longest.outer; ++outer) {
     const double tokens = expected_tokens(acceptance.all, outer);
-    for (std::size_t inner = 0; inner <= most.inner; ++inner) {
+    for (std::size_t inner = 0; inner <= longest.inner; ++inner) {
       const double value = tokens / (until[inner][outer] + costs.all(outer + 1));
       if (value <= highest) continue;
       highest = value;

@@ -34,7 +34,7 @@ namespace kvpolicy {
 struct RefreshRule {
   std::size_t every = 0;         ///< tokens; 0: never by count
   double below_acceptance = 0.5; ///< when so many of the latest guesses were refused; 0: never
-  std::size_t at_least = 32;     ///< tokens between two choices by acceptance
+  std::size_t min_tokens = 32;   ///< tokens between two choices by acceptance
 };
 
 /// How tokens are chosen, how many guesses there are, and when the text ends.
@@ -42,13 +42,13 @@ struct SpeculationOptions {
   SamplingOptions sampling = {};
   std::uint64_t seed = 0;
   /// Guesses that a verification judges; 0 decodes token by token. Where `adapt` is set the length
-  /// is chosen from measured acceptance and times, from 0 to `most_length`, and begins with this one;
+  /// is chosen from measured acceptance and times, from 0 to `max_length`, and begins with this one;
   /// trees are asked for as they are. Times differ from run to run: sampled tokens are reproduced by a
   /// fixed length only.
   std::size_t length = 6;
   bool adapt = true;
-  std::size_t most_length = 16;
-  RefreshRule refresh = {};
+  std::size_t max_length = 16;
+  RefreshRule refresh_selection = {};
   /// 0: rows are committed `max_rollback` behind the latest, whenever a call reads on. A number n: all
   /// are, in the first step behind a prompt and where n divides their number, and no verification
   /// crosses such a place. It matters where rows change as they are committed, in quantised heads:
@@ -97,9 +97,9 @@ class SpeculativeDecoder {
     options_.sampling.validate();
     require(options_.prompt_chunk > 0,
             "SpeculativeDecoder: prompt_chunk is 0, must be at least 1");
-    require(options_.refresh.below_acceptance >= 0.0 && options_.refresh.below_acceptance <= 1.0,
-            "SpeculativeDecoder: refresh.below_acceptance is ", options_.refresh.below_acceptance,
-            ", must be 0 to 1");
+    const double below = options_.refresh_selection.below_acceptance;
+    require(below >= 0.0 && below <= 1.0, "SpeculativeDecoder: refresh_selection.below_acceptance is ",
+            below, ", must be 0 to 1");
     require(draft_.vocabulary() == 0 || draft_.vocabulary() == model.vocabulary(),
             "SpeculativeDecoder: the draft has a vocabulary of ", draft_.vocabulary(),
             ", must have the target's ", model.vocabulary());
@@ -150,10 +150,10 @@ class SpeculativeDecoder {
   }
 
   /// One verification: at least one token, at most one more than there were guesses, and no more
-  /// than `most`. Nothing once the text has ended.
+  /// than `max_tokens`. Nothing once the text has ended.
   /// @throws ShapeError for NaN or infinite logits of target or draft, what model and cache throw
-  DecodedStep step(std::size_t most = static_cast<std::size_t>(-1)) {
-    if (!begin(most)) return {{}, ending_};
+  DecodedStep step(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
+    if (!begin(max_tokens)) return {{}, ending_};
     std::vector<float> logits;
     KVPOLICY_TRY {
       logits = model_->read(*cache_, call());
@@ -165,11 +165,11 @@ class SpeculativeDecoder {
     return conclude(logits);
   }
 
-  /// Steps until the text ends, `most` tokens have come, or `accept` returns false, which is asked
+  /// Steps until the text ends, `max_tokens` have come, or `accept` returns false, which is asked
   /// for each token; tokens behind that one are part of the text as well, though.
-  Ending generate(std::size_t most, const std::function<bool(const NewToken&)>& accept = {}) {
-    for (std::size_t count = 0; count < most;) {
-      const DecodedStep done = step(most - count);
+  Ending generate(std::size_t max_tokens, const std::function<bool(const NewToken&)>& accept = {}) {
+    for (std::size_t count = 0; count < max_tokens;) {
+      const DecodedStep done = step(max_tokens - count);
       count += done.tokens.size();
       bool go_on = true;
       for (const NewToken& token : done.tokens) go_on = !accept || (go_on && accept(token));
@@ -183,10 +183,10 @@ class SpeculativeDecoder {
 
   /// Drafts. False if the text has ended; otherwise `call` is to be read over `cache`, and its
   /// logits handed to `conclude`, or the step abandoned.
-  [[nodiscard]] bool begin(std::size_t most = static_cast<std::size_t>(-1)) {
+  [[nodiscard]] bool begin(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
     require<ShapeError>(!text_.empty(), "SpeculativeDecoder: no text, expected a prompt first");
     abandon();
-    if (most == 0 || ending_ != Ending::open) return false;
+    if (max_tokens == 0 || ending_ != Ending::open) return false;
     read_all_but_last();  // what a prompt that failed has left
     const std::size_t room = capacity() - cache_->tokens();
     if (room < text_.size() - cache_->tokens()) {
@@ -194,7 +194,7 @@ class SpeculativeDecoder {
       return false;
     }
     std::size_t guesses =
-        std::min({length_.length(), most - 1, room - (text_.size() - cache_->tokens())});
+        std::min({length_.length(), max_tokens - 1, room - (text_.size() - cache_->tokens())});
     if constexpr (commits) {
       if (options_.commit_every > 0) {
         if (commit_due_) cache_->commit();
@@ -224,7 +224,7 @@ class SpeculativeDecoder {
     return true;
   }
   [[nodiscard]] ModelCall call() const {
-    return pending_.call({.refresh = refresh_due_});
+    return pending_.call({.refresh_selection = refresh_due_});
   }
   [[nodiscard]] Cache& cache() const { return *cache_; }
 
@@ -294,13 +294,13 @@ class SpeculativeDecoder {
   }
   [[nodiscard]] static DraftLengthConfig length_config(const SpeculationOptions& options) {
     DraftLengthConfig config;
-    config.most = most_guesses(options);
+    config.max_length = most_guesses(options);
     config.first = options.length;
     if (!options.adapt) config.fixed = options.length;
     return config;
   }
   [[nodiscard]] static std::size_t most_guesses(const SpeculationOptions& options) {
-    return options.adapt ? std::max(options.length, options.most_length) : options.length;
+    return options.adapt ? std::max(options.length, options.max_length) : options.length;
   }
   [[nodiscard]] std::size_t rollback() const {
     if constexpr (requires { cache_->options().max_rollback; }) return cache_->options().max_rollback;
@@ -324,7 +324,7 @@ class SpeculativeDecoder {
       KVPOLICY_TRY {
         (void)model_->read(*cache_, {.tokens = std::span<const int>{text_}.subspan(done, count),
                                      .logits = LogitsOf::none,
-                                     .attend = {.refresh = last}});
+                                     .attend = {.refresh_selection = last}});
       }
       KVPOLICY_CATCH_ALL {
         take_back(done);
@@ -375,8 +375,8 @@ class SpeculativeDecoder {
     recent_places_ = 0.9 * recent_places_ + static_cast<double>(verdict.places);
     recent_accepted_ = 0.9 * recent_accepted_ + static_cast<double>(verdict.path.size());
     const std::size_t since = text_.size() - chosen_at_;
-    const RefreshRule& rule = options_.refresh;
-    const bool poor = since >= rule.at_least && recent_places_ > 0.0 &&
+    const RefreshRule& rule = options_.refresh_selection;
+    const bool poor = since >= rule.min_tokens && recent_places_ > 0.0 &&
                       recent_accepted_ < rule.below_acceptance * recent_places_;
     refresh_due_ = (rule.every > 0 && since >= rule.every) || poor;
   }

@@ -40,18 +40,18 @@ using Guesses = std::vector<Guess>;
 /// Requirements:
 ///
 ///     std::size_t vocabulary() const;     // 0 if it serves any
-///     void propose(std::span<const int> text, std::size_t most, const SamplingOptions&, Random&,
+///     void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&, Random&,
 ///                  Guesses& guesses);
 ///
-/// `propose` makes at most `most` guesses, none if it has none, about what follows `text`: the
+/// `propose` makes at most `max_guesses` guesses, none if it has none, about what follows `text`: the
 /// whole text, prompt included, of which any number of the latest tokens may differ from the call
 /// before. `text` is never empty. `guesses` is overwritten.
 /// What it throws leaves it able to go on with the next call.
 template <class D>
-concept Draft = requires(D& draft, const D& seen, std::span<const int> text, std::size_t most,
+concept Draft = requires(D& draft, const D& seen, std::span<const int> text, std::size_t max_guesses,
                          const SamplingOptions& sampling, Random& random, Guesses& guesses) {
   { seen.vocabulary() } -> std::convertible_to<std::size_t>;
-  draft.propose(text, most, sampling, random, guesses);
+  draft.propose(text, max_guesses, sampling, random, guesses);
 };
 
 /// Guesses nothing: whoever judges decodes token by token.

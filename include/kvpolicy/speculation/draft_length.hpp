@@ -4,7 +4,7 @@
 // tokens are accepted, both measured while decoding. The caller takes the times, so a choice is a
 // function of what it was told.
 //
-//     DraftLength length{{.most = 8}};
+//     DraftLength length{{.max_length = 8}};
 //     while (decoding) {
 //       ... draft length.length() tokens, verify them ...
 //       length.observe({.drafted = 5, .accepted = 3, .draft_seconds = a, .verify_seconds = b});
@@ -28,10 +28,10 @@ namespace kvpolicy {
 
 /// Between which lengths, and how quickly the choice follows what is measured.
 struct DraftLengthConfig {
-  std::size_t most = 16;  ///< Longest draft; 0 is plain decoding.
-  /// Always this length, at most `most`; measured all the same.
+  std::size_t max_length = 16;   ///< Longest draft; 0 is plain decoding.
+  /// Always this length, at most `max_length`; measured all the same.
   std::optional<std::size_t> fixed = {};
-  std::size_t first = 4;         ///< Length until times are known, or `most` if that is less.
+  std::size_t first = 4;         ///< Length until times are known, or `max_length` if that is less.
   double prior = 0.7;            ///< Acceptance believed before anything is measured,
   double prior_trials = 2.0;     ///< as if from so many drafted tokens; above 0.
   double memory = 256.0;         ///< Drafted tokens that the acceptance looks back on, about.
@@ -40,10 +40,10 @@ struct DraftLengthConfig {
 
   /// @throws ConfigError
   void validate() const {
-    require(most < TokenTree::most_nodes, "DraftLengthConfig: most is ", most, ", must be below ",
-            TokenTree::most_nodes);
-    require(fixed.value_or(0) <= most, "DraftLengthConfig: fixed is ", fixed.value_or(0),
-            ", must be at most ", most, " = most");
+    require(max_length < TokenTree::max_nodes, "DraftLengthConfig: max_length is ", max_length,
+            ", must be below ", TokenTree::max_nodes);
+    require(fixed.value_or(0) <= max_length, "DraftLengthConfig: fixed is ", fixed.value_or(0),
+            ", must be at most max_length = ", max_length);
     // Written so that NaN fails.
     require(prior >= 0.0 && prior <= 1.0, "DraftLengthConfig: prior is ", prior,
             ", must be 0 to 1");
@@ -67,7 +67,7 @@ class DraftLength {
   /// @throws ConfigError
   explicit DraftLength(const DraftLengthConfig& config = {}) : config_{config} {
     config_.validate();
-    best_ = config_.fixed.value_or(std::min(config_.first, config_.most));
+    best_ = config_.fixed.value_or(std::min(config_.first, config_.max_length));
     next_ = best_;
   }
 
@@ -86,10 +86,10 @@ class DraftLength {
 
   /// Times that cannot be are ignored (`plausible_time`), the acceptance beside them is not.
   /// @throws ConfigError for more accepted than drafted tokens, or drafts of
-  /// TokenTree::most_nodes or more
+  /// TokenTree::max_nodes or more
   void observe(const DraftRound& round) {
-    require(round.drafted < TokenTree::most_nodes, "DraftLength: ", round.drafted,
-            " drafted tokens, must be below ", TokenTree::most_nodes);
+    require(round.drafted < TokenTree::max_nodes, "DraftLength: ", round.drafted,
+            " drafted tokens, must be below ", TokenTree::max_nodes);
     require(round.accepted <= round.drafted, "DraftLength: ", round.accepted, " of ", round.drafted,
             " drafted tokens were accepted");
     verify_.add(round.drafted + 1, round.verify_seconds);  // first: it allocates
@@ -109,9 +109,9 @@ class DraftLength {
  private:
   // A draft that never takes measurable time costs nothing.
   void choose() {
-    best_ = best_length(acceptance(), costs(), config_.most);
+    best_ = best_length(acceptance(), costs(), config_.max_length);
     next_ = best_;
-    if (config_.most == 0) return;
+    if (config_.max_length == 0) return;
     if (best_ == 0) {
       since_probe_ = 0;
       if (config_.retry_every == 0 || ++plain_ < config_.retry_every) return;
@@ -132,7 +132,7 @@ class DraftLength {
   // long ago counts half, or a draft that has become good would have to outweigh all of it.
   void retry() {
     constexpr double enough_trials = 16.0;
-    next_ = std::max<std::size_t>(best_length(config_.prior, costs(), config_.most), 1);
+    next_ = std::max<std::size_t>(best_length(config_.prior, costs(), config_.max_length), 1);
     const double kept = std::max(0.5, std::min(1.0, enough_trials / std::max(trials_, 1.0)));
     trials_ *= kept;
     accepted_ *= kept;
@@ -141,7 +141,7 @@ class DraftLength {
   // Half as long again and half as long, in turns.
   void probe() {
     const std::size_t step = std::max<std::size_t>(best_ / 2, 1);
-    const std::size_t longer = std::min(best_ + step, config_.most);
+    const std::size_t longer = std::min(best_ + step, config_.max_length);
     const std::size_t shorter = best_ - step;
     next_ = probe_longer_ && longer != best_ ? longer : shorter;
     probe_longer_ = !probe_longer_;

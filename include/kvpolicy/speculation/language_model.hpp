@@ -65,6 +65,8 @@ concept LanguageModel = requires(M& model, Cache& cache, const ModelCall& call) 
   { model.read(cache, call) } -> std::convertible_to<std::vector<float>>;
 };
 
+namespace detail {
+
 /// Refuses logits of the wrong number.
 /// @throws ShapeError unless a model of `vocabulary` tokens gave the logits of `tokens` tokens
 inline void check_logits(std::span<const float> logits, std::size_t tokens,
@@ -73,6 +75,8 @@ inline void check_logits(std::span<const float> logits, std::size_t tokens,
                       " logits for ", tokens, " tokens and a vocabulary of ", vocabulary,
                       ", must give ", tokens * vocabulary);
 }
+
+}  // namespace detail
 
 /// One of several calls that a model can serve together, each over a cache of its own.
 template <class Cache>

@@ -68,7 +68,7 @@ class TextReader {
     unsettled_ = true;
     auto logits = model_->read(
         *cache_, {.tokens = tokens, .logits = wanted ? LogitsOf::last : LogitsOf::none});
-    if (wanted) check_logits(logits, 1, model_->vocabulary());
+    if (wanted) detail::check_logits(logits, 1, model_->vocabulary());
     unsettled_ = false;
     note(tokens);
     return logits;
@@ -104,17 +104,17 @@ class ModelDraft {
   [[nodiscard]] std::size_t vocabulary() const { return reader_.model().vocabulary(); }
   [[nodiscard]] const Cache& cache() const { return reader_.cache(); }
 
-  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
+  void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions& sampling,
                Random& random, Guesses& guesses) {
     guesses.clear();
-    if (most == 0) return;
+    if (max_guesses == 0) return;
     std::vector<float> logits = reader_.follow(text);
     for (;;) {
       Distribution from = distribution_of(logits, sampling);
       const int token = from.draw(random.uniform());
       const std::size_t parent = guesses.empty() ? TokenTree::text : guesses.size() - 1;
       guesses.push_back({token, std::move(from), parent});
-      if (guesses.size() == most) return;
+      if (guesses.size() == max_guesses) return;
       logits = reader_.read(token);
     }
   }

@@ -27,13 +27,15 @@ namespace kvpolicy {
 
 /// How much of the end of a text is looked up in it.
 struct NgramDraftConfig {
-  std::size_t most = 4;   ///< Tokens of the text's end that are looked up first, at most 64;
-  std::size_t least = 2;  ///< then fewer, down to so many, at least 1.
+  std::size_t max_ngram = 4;  ///< Tokens of the text's end that are looked up first; at most 64.
+  std::size_t min_ngram = 2;  ///< The fewest that are looked up where more are not found; at least 1.
 
   /// @throws ConfigError
   void validate() const {
-    require(least >= 1 && least <= most && most <= 64, "NgramDraftConfig: least is ", least,
-            " and most ", most, ", must be 1 <= least <= most <= 64");
+    require(min_ngram >= 1 && min_ngram <= max_ngram && max_ngram <= 64,
+            "NgramDraftConfig: min_ngram is ", min_ngram,
+            " and max_ngram ", max_ngram,
+            ", must be 1 <= min_ngram <= max_ngram <= 64");
   }
 };
 
@@ -44,7 +46,7 @@ class NgramIndex {
   /// @throws ConfigError
   explicit NgramIndex(const NgramDraftConfig& config = {}) {
     config.validate();
-    for (std::size_t n = config.least; n <= config.most; ++n) lengths_.push_back({n, {}, {}});
+    for (std::size_t n = config.min_ngram; n <= config.max_ngram; ++n) lengths_.push_back({n, {}, {}});
   }
 
   /// The text that is indexed.
@@ -173,17 +175,17 @@ class NgramDraft {
   /// Serves any vocabulary: it repeats what it has seen.
   [[nodiscard]] static std::size_t vocabulary() { return 0; }
 
-  /// A chain of `most` guesses, each of them certain; none where the text's end is new.
+  /// A chain of `max_guesses` guesses, each of them certain; none where the text's end is new.
   /// @throws as NgramIndex::update; it goes on with the next call
-  void propose(std::span<const int> text, std::size_t most, const SamplingOptions&, Random&,
+  void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&, Random&,
                Guesses& guesses) {
     guesses.clear();
-    if (most == 0) return;
+    if (max_guesses == 0) return;
     index_.update(text);
     const std::optional<std::size_t> from = index_.continuation();
     if (!from) return;
-    guesses.reserve(most);
-    for (std::size_t i = 0; i < most; ++i) {
+    guesses.reserve(max_guesses);
+    for (std::size_t i = 0; i < max_guesses; ++i) {
       const std::size_t place = *from + i;
       const int token = place < text.size() ? text[place] : guesses[place - text.size()].token;
       guesses.push_back({token, Distribution::certain(token), i == 0 ? TokenTree::text : i - 1, 0});

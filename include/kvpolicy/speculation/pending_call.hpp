@@ -36,7 +36,7 @@ class PendingCall {
   /// A selecting head that is told to choose does so by the text's last token, which stays whatever
   /// becomes of the guesses.
   [[nodiscard]] ModelCall call(AttendOptions attend) const {
-    attend.refresh_query = unread_ - 1;
+    attend.selection_query = unread_ - 1;
     attend.tree = is_tree_ ? &tree_ : nullptr;
     return {tokens_, LogitsOf::all, attend};
   }
@@ -45,7 +45,7 @@ class PendingCall {
   /// @throws ShapeError if the model gave logits of other tokens than it was asked for
   [[nodiscard]] std::span<const float> last_rows(std::span<const float> logits,
                                                  std::size_t vocabulary) const {
-    check_logits(logits, tokens_.size(), vocabulary);
+    detail::check_logits(logits, tokens_.size(), vocabulary);
     return logits.subspan(vocabulary * (unread_ - 1));
   }
 

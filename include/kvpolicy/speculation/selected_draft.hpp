@@ -30,10 +30,10 @@ namespace kvpolicy {
 /// How many guesses of the level below are judged at a time.
 struct SelectedDraftOptions {
   /// Guesses judged at once; the paper lets one token at a time be judged. Where `adapt` is set the
-  /// length is chosen from measured acceptance and times, up to `most_length`.
+  /// length is chosen from measured acceptance and times, up to `max_length`.
   std::size_t length = 1;
   bool adapt = true;
-  std::size_t most_length = 4;
+  std::size_t max_length = 4;
 };
 
 /// A Draft: the target itself over the rows that its cache selects, with a draft of its own below.
@@ -60,12 +60,12 @@ class SelectedDraft {
   [[nodiscard]] const Inner& inner() const { return inner_; }
 
   /// The cache has read some of `text`, at most all but its last token.
-  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
+  void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions& sampling,
                Random& random, Guesses& guesses) {
     guesses.clear();
     text_.assign(text.begin(), text.end());
-    while (guesses.size() < most) {
-      const std::size_t wanted = most - guesses.size();
+    while (guesses.size() < max_guesses) {
+      const std::size_t wanted = max_guesses - guesses.size();
       // One token is the model's own: a guess in its place would be cut off.
       const Verdict verdict = ask(std::min(length_.length(), wanted - 1), sampling, random);
       for (std::size_t i = 0; i <= verdict.path.size(); ++i) {
@@ -86,17 +86,17 @@ class SelectedDraft {
   [[nodiscard]] static DraftLengthConfig length_config(const Options& options) {
     const bool adapt = options.adapt && !std::same_as<Inner, NoDraft>;
     DraftLengthConfig config;
-    config.most = adapt ? std::max(options.length, options.most_length) : options.length;
+    config.max_length = adapt ? std::max(options.length, options.max_length) : options.length;
     config.first = options.length;
     if (!adapt) config.fixed = options.length;
     return config;
   }
 
-  // One pass over the selected rows, of at most `most` guesses. Leaves in the cache the rows of what
+  // One pass over the selected rows, of at most `max_guesses` guesses. Leaves in the cache the rows of what
   // stands.
-  Verdict ask(std::size_t most, const SamplingOptions& sampling, Random& random) {
+  Verdict ask(std::size_t max_guesses, const SamplingOptions& sampling, Random& random) {
     const auto start = Clock::now();
-    inner_.propose(text_, most, sampling, random, judged_);
+    inner_.propose(text_, max_guesses, sampling, random, judged_);
     const auto drafted = Clock::now();
     const std::size_t seen = cache_->tokens();
     PendingCall pending{std::span{text_}.subspan(seen), judged_};

@@ -45,16 +45,16 @@ class TreeDraft {
   [[nodiscard]] const TokenTree& shape() const { return shape_; }
   [[nodiscard]] const Cache& cache() const { return reader_.cache(); }
 
-  void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
+  void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions& sampling,
                Random& random, Guesses& guesses) {
     guesses.clear();
-    if (most == 0) return;
+    if (max_guesses == 0) return;
     settle(text);
-    most = std::min(most, shape_.size());
-    guess_of_.assign(most, none);
+    max_guesses = std::min(max_guesses, shape_.size());
+    guess_of_.assign(max_guesses, none);
     std::vector<float> logits = reader_.follow(text);
-    for (std::size_t first = 0, last = 0; first < most; first = last) {
-      while (last < most && shape_.depth(last) == shape_.depth(first)) ++last;
+    for (std::size_t first = 0, last = 0; first < max_guesses; first = last) {
+      while (last < max_guesses && shape_.depth(last) == shape_.depth(first)) ++last;
       const std::vector<std::size_t> parents = parents_of(first, last);
       if (parents.empty()) return;
       if (first > 0) logits = read_nodes(parents, guesses);
@@ -125,7 +125,7 @@ class TreeDraft {
     growing_ = true;
     auto logits = reader_.model().read(
         reader_.cache(), {.tokens = tokens, .logits = LogitsOf::all, .attend = {.tree = &tree}});
-    check_logits(logits, tokens.size(), vocabulary());
+    detail::check_logits(logits, tokens.size(), vocabulary());
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
     tree_ = std::move(tree);
     growing_ = false;

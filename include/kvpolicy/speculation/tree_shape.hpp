@@ -29,9 +29,11 @@ namespace kvpolicy {
 
 /// How deep and how wide a tree may be.
 struct TreeLimits {
-  std::size_t levels = TokenTree::most_nodes;    ///< Most nodes on one path; a level is one draft.
-  std::size_t branches = TokenTree::most_nodes;  ///< Most nodes that continue the same one.
+  std::size_t levels = TokenTree::max_nodes;    ///< Most nodes on one path; a level is one draft.
+  std::size_t branches = TokenTree::max_nodes;  ///< Most nodes that continue the same one.
 };
+
+namespace detail {
 
 /// Refuses what is no vector of acceptances.
 /// @throws ConfigError unless every entry is a probability and their sum is one: a node has at most
@@ -49,13 +51,15 @@ inline void check_acceptance(std::span<const double> acceptance) {
           ", must be at most 1, for one of them at most is accepted");
 }
 
+}  // namespace detail
+
 /// How many nodes of `tree` are accepted, on average; `acceptance[k]` is how often the k-th child
 /// tried is the accepted one, once its parent was. Children are tried in the order of their
 /// numbers, those of the text as well; children beyond `acceptance` are never accepted.
-/// @throws ConfigError as `check_acceptance`
+/// @throws ConfigError unless the acceptances are probabilities that sum to at most 1
 [[nodiscard]] inline double expected_accepted(const TokenTree& tree,
                                               std::span<const double> acceptance) {
-  check_acceptance(acceptance);
+  detail::check_acceptance(acceptance);
   std::vector<double> reached(tree.size());            // how often a node is accepted
   std::vector<std::size_t> children(tree.size() + 1);  // counted so far; the text's at the end
   double sum = 0.0;
@@ -72,7 +76,7 @@ inline void check_acceptance(std::span<const double> acceptance) {
 
 /// How many tokens one verification of `tree` yields, on average: the accepted nodes, and the token
 /// that the target itself adds behind them.
-/// @throws ConfigError as `check_acceptance`
+/// @throws ConfigError unless the acceptances are probabilities that sum to at most 1
 [[nodiscard]] inline double expected_tokens(const TokenTree& tree,
                                             std::span<const double> acceptance) {
   return 1.0 + expected_accepted(tree, acceptance);
@@ -88,10 +92,10 @@ inline void check_acceptance(std::span<const double> acceptance) {
 }
 
 /// `count` sequences of `length` tokens that share nothing but the text; level by level.
-/// @throws ConfigError if that is more than TokenTree::most_nodes
+/// @throws ConfigError if that is more than TokenTree::max_nodes
 [[nodiscard]] inline TokenTree independent_sequences(std::size_t count, std::size_t length) {
-  require(count == 0 || length <= TokenTree::most_nodes / count, "independent_sequences: ", count,
-          " of ", length, " tokens are too many, a tree has at most ", TokenTree::most_nodes,
+  require(count == 0 || length <= TokenTree::max_nodes / count, "independent_sequences: ", count,
+          " of ", length, " tokens are too many, a tree has at most ", TokenTree::max_nodes,
           " nodes");
   TokenTree tree;
   for (std::size_t node = 0; node < count * length; ++node) {
@@ -101,14 +105,14 @@ inline void check_acceptance(std::span<const double> acceptance) {
 }
 
 /// One sequence of `length` tokens.
-/// @throws ConfigError if that is more than TokenTree::most_nodes
+/// @throws ConfigError if that is more than TokenTree::max_nodes
 [[nodiscard]] inline TokenTree chain(std::size_t length) {
   return independent_sequences(1, length);
 }
 
 /// `tree` behind one more token, node 0: the text's latest, where it is known but its row is not
 /// cached yet and the pass over the guesses reads it first. Node i becomes node i + 1.
-/// @throws ConfigError if `tree` has TokenTree::most_nodes already
+/// @throws ConfigError if `tree` has TokenTree::max_nodes already
 [[nodiscard]] inline TokenTree behind_one_token(const TokenTree& tree) {
   TokenTree behind;
   behind.add(TokenTree::text);
@@ -118,7 +122,7 @@ inline void check_acceptance(std::span<const double> acceptance) {
   return behind;
 }
 
-/// The best trees of every size up to `most`: one table, from which `best_tree` and `best_tree_for`
+/// The best trees of every size up to `max_nodes`: one table, from which `best_tree` and `best_tree_for`
 /// read.
 ///
 /// Let best(n, 0) be how many of n nodes that hang on one accepted node are accepted. Its first
@@ -129,27 +133,27 @@ inline void check_acceptance(std::span<const double> acceptance) {
 ///     1)
 ///
 /// Where levels count, that best(s - 1, 0) is the one of a level less.
-/// Work: branches x most^2, times levels where they count.
+/// Work: branches x max_nodes^2, times levels where they count.
 class TreeTable {
  public:
   enum class Levels { free, counted };
 
   /// With `Levels::free`, limits.levels is ignored and there is one table for any of them.
-  /// @throws ConfigError as `check_acceptance`; for no acceptance, or limits of 0; for a `most` of
-  /// 0 or above TokenTree::most_nodes
-  TreeTable(std::span<const double> acceptance, std::size_t most, TreeLimits limits, Levels kind)
-      : most_{most}, kind_{kind} {
-    check_acceptance(acceptance);
-    require(most >= 1 && most <= TokenTree::most_nodes, "TreeTable: a tree of ", most,
-            " nodes, must have 1 to ", TokenTree::most_nodes);
+  /// @throws ConfigError as `expected_accepted`; for no acceptance, or limits of 0; for a `max_nodes` of
+  /// 0 or above TokenTree::max_nodes
+  TreeTable(std::span<const double> acceptance, std::size_t max_nodes, TreeLimits limits, Levels kind)
+      : max_nodes_{max_nodes}, kind_{kind} {
+    detail::check_acceptance(acceptance);
+    require(max_nodes >= 1 && max_nodes <= TokenTree::max_nodes, "TreeTable: a tree of ", max_nodes,
+            " nodes, must have 1 to ", TokenTree::max_nodes);
     require(!acceptance.empty(),
             "TreeTable: there is no acceptance, needs that of 1 child or more");
     require(limits.levels >= 1 && limits.branches >= 1, "TreeTable: limits of ", limits.levels,
             " levels and ", limits.branches, " branches, must be 1 or more");
-    places_ = std::min({limits.branches, acceptance.size(), most});
+    places_ = std::min({limits.branches, acceptance.size(), max_nodes});
     add_table(acceptance);
     if (kind_ == Levels::free) return;
-    while (levels() < std::min(limits.levels, most)) {
+    while (levels() < std::min(limits.levels, max_nodes)) {
       add_table(acceptance);
       // A level that betters nothing would be followed by others like it.
       if (accepted_[levels() - 1] == accepted_[levels() - 2]) break;
@@ -157,7 +161,7 @@ class TreeTable {
   }
 
   /// Most nodes of a tree.
-  [[nodiscard]] std::size_t most() const { return most_; }
+  [[nodiscard]] std::size_t max_nodes() const { return max_nodes_; }
   /// Most levels that better any tree or that the limits allow; 1, for any number, if they are
   /// free.
   [[nodiscard]] std::size_t levels() const { return accepted_.size(); }
@@ -166,7 +170,7 @@ class TreeTable {
   /// minus infinity where the limits leave no room for them. `nodes` is at most most(), `levels` is
   /// 1 to levels().
   [[nodiscard]] double accepted(std::size_t nodes, std::size_t levels) const {
-    KVPOLICY_ASSERT(nodes <= most_ && levels >= 1 && levels <= this->levels());
+    KVPOLICY_ASSERT(nodes <= max_nodes_ && levels >= 1 && levels <= this->levels());
     return accepted_[levels - 1][nodes];
   }
 
@@ -187,7 +191,7 @@ class TreeTable {
       for (const Parent& parent : parents) {
         std::size_t left = parent.below;
         for (std::size_t place = 0; left > 0; ++place) {
-          const std::size_t taken = taken_[table][place * (most_ + 1) + left];
+          const std::size_t taken = taken_[table][place * (max_nodes_ + 1) + left];
           children.push_back({tree.add(parent.node), taken - 1});
           left -= taken;
         }
@@ -200,7 +204,7 @@ class TreeTable {
  private:
   void add_table(std::span<const double> acceptance) {
     constexpr double impossible = -std::numeric_limits<double>::infinity();
-    const std::size_t sizes = most_ + 1;
+    const std::size_t sizes = max_nodes_ + 1;
     // [place, nodes]; behind the last place there is room for nothing.
     std::vector<double> best((places_ + 1) * sizes, impossible);
     for (std::size_t place = 0; place <= places_; ++place) best[place * sizes] = 0.0;
@@ -209,7 +213,7 @@ class TreeTable {
     const double* below = &best[places_ * sizes];
     if (kind_ == Levels::free) below = best.data();
     if (!accepted_.empty()) below = accepted_.back().data();
-    for (std::size_t nodes = 1; nodes <= most_; ++nodes) {
+    for (std::size_t nodes = 1; nodes <= max_nodes_; ++nodes) {
       for (std::size_t place = 0; place < places_; ++place) {
         const double* const others = &best[(place + 1) * sizes];
         double highest = impossible;
@@ -232,7 +236,7 @@ class TreeTable {
     accepted_.push_back(std::move(best));
   }
 
-  std::size_t most_;
+  std::size_t max_nodes_;
   Levels kind_;
   std::size_t places_ = 0;                         // children that a node may have
   std::vector<std::vector<double>> accepted_;      // [levels - 1][nodes]: best(nodes, 0)
@@ -242,8 +246,8 @@ class TreeTable {
 /// The tree of `nodes` nodes of which most are accepted on average, level by level: a parent before
 /// its children, nodes of one depth together, siblings in the order of trial. Among equals a wider
 /// tree. Work: branches x nodes^2, times levels where `limits.levels` binds.
-/// @throws ConfigError as `check_acceptance`; for no acceptance, or limits of 0; if `nodes` is 0,
-/// above TokenTree::most_nodes, or more than the limits leave room for
+/// @throws ConfigError as `expected_accepted`; for no acceptance, or limits of 0; if `nodes` is 0,
+/// above TokenTree::max_nodes, or more than the limits leave room for
 [[nodiscard]] inline TokenTree best_tree(std::span<const double> acceptance, std::size_t nodes,
                                          TreeLimits limits = {}) {
   const TreeTable free{acceptance, nodes, limits, TreeTable::Levels::free};
@@ -260,14 +264,14 @@ struct TreeChoice {
   double seconds = 0.0;  ///< What it costs, in the caller's unit.
 };
 
-/// The tree with the most tokens per second: of every size up to `most_nodes` and every number of
+/// The tree with the most tokens per second: of every size up to `max_nodes` and every number of
 /// levels, the best. `seconds(nodes, levels)` is what a round costs that drafts `levels` levels one
 /// after another and verifies `nodes` nodes in one pass: (0, 0) a step of plain decoding; more
-/// levels may not cost less. Among equals the smaller tree. Work: levels x branches x most_nodes^2.
+/// levels may not cost less. Among equals the smaller tree. Work: levels x branches x max_nodes^2.
 /// @throws ConfigError as `best_tree`; if a cost is not positive and finite
 template <class Seconds>
 requires std::is_invocable_r_v<double, Seconds&, std::size_t, std::size_t>
-[[nodiscard]] TreeChoice best_tree_for(std::span<const double> acceptance, std::size_t most_nodes,
+[[nodiscard]] TreeChoice best_tree_for(std::span<const double> acceptance, std::size_t max_nodes,
                                        Seconds&& seconds, TreeLimits limits = {}) {
   const auto cost = [&](std::size_t nodes, std::size_t levels) {
     const double value = seconds(nodes, levels);
@@ -275,11 +279,11 @@ requires std::is_invocable_r_v<double, Seconds&, std::size_t, std::size_t>
             " levels cost ", value, ", must be positive and finite");
     return value;
   };
-  const TreeTable table{acceptance, most_nodes, limits, TreeTable::Levels::counted};
+  const TreeTable table{acceptance, max_nodes, limits, TreeTable::Levels::counted};
   TreeChoice choice{{}, 1.0, cost(0, 0)};
   std::size_t best_nodes = 0;
   std::size_t best_levels = 0;
-  for (std::size_t nodes = 1; nodes <= most_nodes; ++nodes) {
+  for (std::size_t nodes = 1; nodes <= max_nodes; ++nodes) {
     for (std::size_t levels = 1; levels <= std::min(nodes, table.levels()); ++levels) {
       const double tokens = 1.0 + table.accepted(nodes, levels);
       if (!(tokens >= 1.0)) continue;  // no room for so many

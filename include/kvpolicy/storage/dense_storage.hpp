@@ -50,7 +50,7 @@ concept KvStorage =
       // (config, context, window, end): what is held while row end - 1 comes, before rows that it
       // drives out are gone; and a bound on that which never falls as `end` grows.
       { S::bytes_of_step(config, context, n, n) } -> std::convertible_to<std::size_t>;
-      { S::most_bytes(config, context, n, n) } -> std::convertible_to<std::size_t>;
+      { S::max_bytes(config, context, n, n) } -> std::convertible_to<std::size_t>;
       // Whether a row can move or go without its neighbours, which eviction needs; such a storage
       // also has select(std::span<const std::size_t> row numbers) -> S.
       { S::movable_rows } -> std::convertible_to<bool>;
@@ -110,7 +110,7 @@ class DenseStorage {
   static constexpr bool movable_rows = true;
 
   /// @throws ConfigError if the context does not work.
-  DenseStorage(const Config&, const StorageContext& context)
+  DenseStorage(Config, const StorageContext& context)
       : context_{context}, keys_{format(), context}, values_{format(), context} {
     context.validate();
   }
@@ -136,12 +136,12 @@ class DenseStorage {
     return bytes_of_rows(config, context, before - std::min(before, window), end) +
            slow_bytes_of_rows(config, context, end) - slow_bytes_of_rows(config, context, before);
   }
-  [[nodiscard]] static std::size_t most_bytes(const Config&, const StorageContext& context,
+  [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext& context,
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
     const std::size_t moving = context.slow_memory == nullptr ? 0 : std::min<std::size_t>(end, 1);
-    return 2 * (PlaneStore::most_bytes(format(), context, rows) +
-                PlaneStore::most_bytes(format(), context, moving));
+    return 2 * (PlaneStore::max_bytes(format(), context, rows) +
+                PlaneStore::max_bytes(format(), context, moving));
   }
 
   // ---- slow memory (StorageContext::slow_memory)

@@ -99,7 +99,7 @@ class PlaneStore {
   }
 
   /// The most that `bytes_of_rows` comes to for so many rows, wherever they begin.
-  [[nodiscard]] static std::size_t most_bytes(const RowFormat& format,
+  [[nodiscard]] static std::size_t max_bytes(const RowFormat& format,
                                               const StorageContext& context, std::size_t rows) {
     if (rows == 0) return 0;
     const std::size_t pages = (rows + context.page_rows - 2) / context.page_rows + 1;

@@ -18,6 +18,8 @@ namespace kvpolicy {
 /// Numbers beyond this may need a scale or zero that half cannot hold.
 inline constexpr float largest_quantizable = half::largest;
 
+namespace detail {
+
 /// The next half towards -infinity (`up` false) or +infinity.
 [[nodiscard]] inline half neighbour(half value, bool up) {
   const bool negative = (value.bits & 0x8000U) != 0;
@@ -42,6 +44,8 @@ inline constexpr float largest_quantizable = half::largest;
   return static_cast<float>(nearest) < value ? neighbour(nearest, true) : nearest;
 }
 
+}  // namespace detail
+
 /// The scale and the zero of one group of numbers.
 struct AffineGrid {
   half scale;
@@ -49,8 +53,8 @@ struct AffineGrid {
 
   [[nodiscard]] static AffineGrid covering(float min, float max, Encoding encoding) {
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
-    const half zero = half_at_most(min);
-    return {half_at_least((max - static_cast<float>(zero)) / levels), zero};
+    const half zero = detail::half_at_most(min);
+    return {detail::half_at_least((max - static_cast<float>(zero)) / levels), zero};
   }
 
   [[nodiscard]] std::uint8_t encode(float value, Encoding encoding) const {

@@ -30,20 +30,28 @@ namespace kvpolicy {
 /// does.
 enum class Flush : std::uint8_t { steady, kivi };
 
-/// How many bits, which numbers share a scale, and how many rows stay exact.
-struct ResidualConfig {
+/// How many bits, which numbers share a scale, and how many rows stay exact. A type of its own for each
+/// storage, so that a plan tells them apart; each becomes any other where that is asked for.
+template <class Storage>
+struct ResidualConfigOf {
   std::size_t bits = 4;         ///< 2, 4 or 8.
   std::size_t key_group = 0;    ///< Channels (per token; 0: the whole row) or rows (per channel; 0: 32).
   std::size_t value_group = 0;  ///< Channels; 0: the whole row.
   std::size_t residual = 128;   ///< Latest rows kept exact, at least.
   Flush flush = Flush::steady;
 
-  friend bool operator==(const ResidualConfig&, const ResidualConfig&) = default;
+  template <class Other>
+  operator ResidualConfigOf<Other>() const {
+    return {bits, key_group, value_group, residual, flush};
+  }
+  friend bool operator==(const ResidualConfigOf&, const ResidualConfigOf&) = default;
   template <class Archive>
   void serialize(Archive& archive) {
     archive(bits, key_group, value_group, residual, flush);
   }
 };
+/// Settings for any such storage: `.storage = quantized` with either of the two.
+using ResidualConfig = ResidualConfigOf<void>;
 
 /// One head's rows, the latest as numbers of type `E`, the others quantised. Copying makes a fork.
 /// Not synchronised.
@@ -51,10 +59,7 @@ template <Element E, Granularity Keys = Granularity::per_token>
 class ResidualStorage {
  public:
   using element_type = E;
-  /// A type of its own for each storage, so that a plan tells them apart.
-  struct Config : ResidualConfig {
-    friend bool operator==(const Config&, const Config&) = default;
-  };
+  using Config = ResidualConfigOf<ResidualStorage>;
   static constexpr Granularity key_granularity = Keys;
   static constexpr std::string_view name =
       Keys == Granularity::per_token ? "residual_per_token" : "residual_per_channel";
@@ -155,16 +160,16 @@ class ResidualStorage {
            side(value_format(config, context), old_values, values) +
            slow_bytes_of_rows(config, context, end) - slow_bytes_of_rows(config, context, before);
   }
-  [[nodiscard]] static std::size_t most_bytes(const Config& config, const StorageContext& context,
+  [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
     const std::size_t exact = std::min(rows, config.residual + key_rows(config));
     const std::size_t moving = context.slow_memory == nullptr ? 0 : exact;
-    return PlaneStore::most_bytes(key_format(config, context), context, rows) +
-           PlaneStore::most_bytes(value_format(config, context), context, rows) +
-           PlaneStore::most_bytes(key_format(config, context), context, moving) +
-           PlaneStore::most_bytes(value_format(config, context), context, moving) +
-           2 * PlaneStore::most_bytes(dense_format(), context, exact);
+    return PlaneStore::max_bytes(key_format(config, context), context, rows) +
+           PlaneStore::max_bytes(value_format(config, context), context, rows) +
+           PlaneStore::max_bytes(key_format(config, context), context, moving) +
+           PlaneStore::max_bytes(value_format(config, context), context, moving) +
+           2 * PlaneStore::max_bytes(dense_format(), context, exact);
   }
 
   // ---- slow memory (StorageContext::slow_memory): quantised rows go there, the residual stays
