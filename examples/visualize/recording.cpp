@@ -167,7 +167,7 @@ Recording record(const reference::Llama& model, AnyPlan<bfloat16> plan,
   }
   if (needs.compress) recorder.compress();
   const AttendOptions reading{.read = needs.selected_reads ? Read::selected : Read::all,
-                              .refresh = needs.selected_reads};
+                              .refresh_selection = needs.selected_reads};
   for (std::size_t count = 0; count < settings.most_new; ++count) {
     const int token = reference::likeliest(logits);
     if (std::ranges::find(config.eos_tokens, token) != config.eos_tokens.end()) break;

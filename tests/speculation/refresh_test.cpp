@@ -162,7 +162,7 @@ TEST_CASE("where acceptance falls the choice is made anew, no sooner than allowe
     decoder.generate(1200);
     const auto choices = refreshing(calls);
     for (std::size_t i = 1; i < choices.size(); ++i) {
-      CHECK(choices[i].seen - choices[i - 1].seen >= rule.at_least);
+      CHECK(choices[i].seen - choices[i - 1].seen >= rule.min_tokens);
     }
     return std::pair{decoder.refreshes(), decoder.statistics().acceptance()};
   };
