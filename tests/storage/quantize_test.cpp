@@ -57,6 +57,21 @@ TEST_CASE("halves that bound a number from below and above") {
   CHECK(static_cast<float>(detail::neighbour(half{0x1p-24F}, false)) == 0.0F);
 }
 
+TEST_CASE("what is no number has a code all the same, as it may stand in a file") {
+  const float not_a_number = std::nanf(""), infinity = INFINITY;
+  for (const Encoding encoding : encodings) {
+    const AffineGrid grid = AffineGrid::covering(1.0F, 2.0F, encoding);
+    CHECK(grid.encode(not_a_number, encoding) == 0);
+    CHECK(grid.encode(-infinity, encoding) == 0);
+    CHECK(grid.encode(infinity, encoding) == (1U << bits_of(encoding)) - 1U);
+    for (const float odd : {not_a_number, infinity, -infinity}) {
+      CHECK(AffineGrid{half{odd}, half{1.0F}}.encode(infinity, encoding) == 0);
+      CHECK(AffineGrid{half{1.0F}, half{not_a_number}}.encode(odd, encoding) == 0);
+      CHECK(AffineGrid{half{1.0F}, half{infinity}}.encode(infinity, encoding) == 0);
+    }
+  }
+}
+
 TEST_CASE("a group of numbers comes back within half a step") {
   for (const Encoding encoding : encodings) {
     CHECK(is_bounded({0, 0, 0}, encoding));

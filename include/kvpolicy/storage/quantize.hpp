@@ -57,12 +57,15 @@ struct AffineGrid {
     return {detail::half_at_least((max - static_cast<float>(zero)) / levels), zero};
   }
 
+  /// The code nearest to `value`; 0 where that is no number. No caller's number gets here that is not
+  /// finite, but a file's may (cache/saved_cache.hpp).
   [[nodiscard]] std::uint8_t encode(float value, Encoding encoding) const {
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
     const auto step = static_cast<float>(scale);
     if (step == 0.0F) return 0;  // every number of the group is `zero`
     const float code = std::nearbyint((value - static_cast<float>(zero)) / step);
-    return static_cast<std::uint8_t>(std::clamp(code, 0.0F, levels));
+    // Not std::clamp, which passes NaN on.
+    return static_cast<std::uint8_t>(code > 0.0F ? std::min(code, levels) : 0.0F);
   }
 };
 
