@@ -6,7 +6,7 @@
 #   conan create . --build=missing                                     kvpolicy::kvpolicy
 #   conan create . --build=missing -o "&:with_cpu=True" -o "&:with_io=True"   and ::cpu, ::io
 #
-# with_cuda adds kvpolicy::cuda; the CUDA Toolkit is found on the machine, for Conan has no package
+# with_format adds kvpolicy::format and fmt. with_cuda adds kvpolicy::cuda; the CUDA Toolkit is found on the machine, for Conan has no package
 # of it.
 import os
 import re
@@ -32,8 +32,9 @@ class KvpolicyConan(ConanFile):
     topics = ("llm", "inference", "kv-cache", "attention", "header-only")
     package_type = "header-library"
     settings = "os", "arch", "compiler", "build_type"
-    options = {"with_cpu": [True, False], "with_io": [True, False], "with_cuda": [True, False]}
-    default_options = {"with_cpu": False, "with_io": False, "with_cuda": False}
+    options = {"with_cpu": [True, False], "with_io": [True, False], "with_format": [True, False],
+               "with_cuda": [True, False]}
+    default_options = {"with_cpu": False, "with_io": False, "with_format": False, "with_cuda": False}
     exports = "include/kvpolicy/version.hpp"
     exports_sources = "include/*", "kernels/*", "LICENSE"
     no_copy_source = True
@@ -50,6 +51,8 @@ class KvpolicyConan(ConanFile):
             self.requires("highway/[>=1.0.3 <2]", transitive_headers=True, transitive_libs=True)
         if self.options.with_io:
             self.requires("nlohmann_json/[>=3.10 <4]", transitive_headers=True)
+        if self.options.with_format:
+            self.requires("fmt/[>=9]", transitive_headers=True, transitive_libs=True)
 
     def validate(self):
         if self.settings.get_safe("compiler.cppstd"):
@@ -78,6 +81,8 @@ class KvpolicyConan(ConanFile):
             self._component("cpu", "kvpolicy-cpu", ["kvpolicy", "highway::hwy"])
         if self.options.with_io:
             self._component("io", "kvpolicy-io", ["kvpolicy", "nlohmann_json::nlohmann_json"])
+        if self.options.with_format:
+            self._component("format", "kvpolicy-format", ["kvpolicy", "fmt::fmt"])
         if self.options.with_cuda:
             self._component("cuda", "kvpolicy-cuda", ["kvpolicy"])
             self.cpp_info.set_property("cmake_build_modules", [FIND_CUDA_PATH])

@@ -5,7 +5,7 @@
 # A component named X beyond `kvpolicy` owns include/kvpolicy/X.hpp, include/kvpolicy/X/** and
 # kernels/kvpolicy/X/**; everything else is `kvpolicy` and needs only the standard library.
 
-set(KVPOLICY_COMPONENTS kvpolicy io cpu cuda)
+set(KVPOLICY_COMPONENTS kvpolicy io cpu cuda format)
 
 # kvpolicy_headers(<out> <component>): the component's headers, as full paths.
 function(kvpolicy_headers out component)

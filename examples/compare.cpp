@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/format.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
 #include <reference_model/llama.hpp>
 
@@ -213,11 +214,14 @@ void print_table(const Comparison& comparison) {
   table.add_column("decode", "ms/token");
   table.add_column("answers", "right");
   table.add_column("same bytes", "as full");
+  const auto megabytes = [](double bytes) {
+    return fmt::format("{:MB}", Bytes{static_cast<std::uint64_t>(bytes)});
+  };
   const ExamResult* full = comparison.full();
   for (const ExamResult& result : comparison.results) {
-    table.add_row({result.plan, megabytes(static_cast<std::size_t>(result.bytes)),
+    table.add_row({result.plan, megabytes(result.bytes),
                    full == nullptr ? "-" : fixed(full->bytes / result.bytes, 1) + " x",
-                   megabytes(static_cast<std::size_t>(result.bytes_read)),
+                   megabytes(result.bytes_read),
                    fixed(result.prefill_ms, 0), fixed(result.decode_ms, 2),
                    fmt::format("{} of {}", result.right_count(), result.right.size()),
                    full == nullptr ? "-" : percent(agreement(result, *full))});

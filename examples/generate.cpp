@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/format.hpp>
 #include <kvpolicy/io/text_file.hpp>
 #include <reference_model/llama.hpp>
 #include <reference_model/sampler.hpp>
@@ -196,11 +197,11 @@ void print_json(const Arguments& arguments, const Generated& result) {
 void print_costs(const Arguments& arguments, const Generated& result) {
   fmt::print(stderr,
              "\n  plan {}: {} prompt tokens, {} new ones\n"
-             "  KV cache  {}, of which a token reads {}\n"
+             "  KV cache  {:MB}, of which a token reads {:MB}\n"
              "  prefill   {} ms\n"
              "  decode    {} ms/token\n",
              arguments.plan.plan, thousands(result.prompt_tokens), thousands(result.tokens.size()),
-             megabytes(result.bytes), megabytes(result.bytes_read), fixed(result.prefill_ms, 0),
+             Bytes{result.bytes}, Bytes{result.bytes_read}, fixed(result.prefill_ms, 0),
              fixed(result.decode_ms, 2));
   if (result.compress_ms > 0) {
     fmt::print(stderr, "  compress  {} ms, once behind the prompt\n", fixed(result.compress_ms, 0));

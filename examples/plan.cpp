@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <kvpolicy/format.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
 #include <kvpolicy/io/head_scores.hpp>
 #include <kvpolicy/io/plan_json.hpp>
@@ -215,18 +216,19 @@ void memory(const Arguments& a) {
     table.add_column("heads");
     table.add_column("bytes");
     table.add_column("per head");
+    const auto text = [](std::size_t bytes) { return fmt::format("{}", Bytes{bytes}); };
     for (const auto& share : shares) {
-      table.add_row({share.name, thousands(share.heads), bytes_text(share.bytes),
-                     bytes_text(share.bytes / share.heads)});
+      table.add_row({share.name, thousands(share.heads), text(share.bytes),
+                     text(share.bytes / share.heads)});
     }
-    if (estimate.queries > 0) table.add_row({"queries kept", "", bytes_text(estimate.queries), ""});
-    table.add_row({"tail", "", bytes_text(estimate.tail), ""});
-    table.add_row({"all", thousands(plan.shape().kv_head_count()), bytes_text(total), ""});
+    if (estimate.queries > 0) table.add_row({"queries kept", "", text(estimate.queries), ""});
+    table.add_row({"tail", "", text(estimate.tail), ""});
+    table.add_row({"all", thousands(plan.shape().kv_head_count()), text(total), ""});
     fmt::print("{} at {} tokens, {}\n\n{}\n", a.plan.plan, thousands(a.context), a.dtype,
                table.text(wants_colour(stdout)));
-    fmt::print("a full cache takes {}: {:.2f}x smaller\n", bytes_text(whole), smaller);
+    fmt::print("a full cache takes {}: {:.2f}x smaller\n", Bytes{whole}, smaller);
     if (before != total) {
-      fmt::print("before its heads are compressed this one takes {}\n", bytes_text(before));
+      fmt::print("before its heads are compressed this one takes {}\n", Bytes{before});
     }
   });
 }
@@ -248,7 +250,7 @@ void max_context(const Arguments& a) {
     }
     const std::string tokens =
         unlimited ? "text of any length" : fmt::format("{} tokens", thousands(own.value_or(0)));
-    fmt::print("{} fits {} into {}; a full cache {} tokens", a.plan.plan, tokens, bytes_text(bytes),
+    fmt::print("{} fits {} into {}; a full cache {} tokens", a.plan.plan, tokens, Bytes{bytes},
                thousands(whole.value_or(0)));
     if (own && whole && !unlimited) {
       fmt::print(": {:.2f}x", static_cast<double>(*own) / static_cast<double>(*whole));
@@ -286,7 +288,7 @@ void search(const Arguments& a) {
   }
   fmt::print("{} at {} tokens, {:.2f}x smaller than a full cache ({} allowed)\n"
              "chosen among {} settings a head by {}; damage {:.4g}\n\n{}",
-             bytes_text(found.bytes), thousands(a.context), smaller, bytes_text(bytes),
+             Bytes{found.bytes}, thousands(a.context), smaller, Bytes{bytes},
              menu.choices.size(), menu.from, found.damage, plan_map(found.plan, wants_colour(stdout)));
   if (!a.output.empty()) fmt::print("\nwrote the plan {}\n", a.output);
 }
@@ -310,7 +312,7 @@ io::DuoPattern pattern_of(const Plan& plan) {
     } else {
       throw ConfigError(
           message("a DuoAttention pattern knows full and sink_recent heads alone; KV ", "head ",
-                  head, " of layer ", layer, " is another: ", setting_text(Plan::Config{config})));
+                  head, " of layer ", layer, " is another: ", fmt::format("{}", config)));
     }
   });
   return pattern;

@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/format.hpp>
 #include <kvpolicy/io/text_file.hpp>
 #include <reference_model/llama.hpp>
 
@@ -140,7 +141,7 @@ nlohmann::json heads_json(const Recording& recording) {
     heads.push_back({{"layer", layer},
                      {"kv_head", head},
                      {"policy", kind_of(recording.heads.at(layer, head)).policy},
-                     {"setting", setting_text(recording.heads.at(layer, head))},
+                     {"setting", describe(recording.heads.at(layer, head))},
                      {"rows_kept", rows_in(own.kept)},
                      {"rows_exact", rows_in(own.exact)},
                      {"rows_read", rows_in(own.read)},
@@ -175,9 +176,9 @@ void print_summary(const Arguments& arguments, const Recording& recording, const
   fmt::print("Wrote {} ({} kB): {} KV heads at {} steps of {} tokens. Open it in a browser.\n\n",
              arguments.out, thousands(page.html.size() / 1000), last.heads.size(),
              recording.steps.size(), thousands(recording.tokens.size()));
-  fmt::print("  KV cache   {}, {} of a full cache's {}\n", megabytes(last.bytes),
+  fmt::print("  KV cache   {:MB}, {} of a full cache's {:MB}\n", Bytes{last.bytes},
              percent(static_cast<double>(last.bytes) / static_cast<double>(full)),
-             megabytes(full));
+             Bytes{full});
   if (recording.vocabulary == 256 && recording.tokens.size() > recording.prompt_tokens) {
     fmt::print("  goes on    {}\n", one_line(new_text(recording), 80));
   }

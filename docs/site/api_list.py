@@ -19,7 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 ROOMS = [("", "Methods, and the whole"), ("plan", "Plans"), ("cache", "The cache"),
          ("policy", "Policies"), ("storage", "Storage"), ("core", "Core"),
          ("speculation", "Speculative decoding"), ("offload", "Slow memory in a file"),
-         ("io", "Files (`kvpolicy::io`)"), ("cpu", "The CPU engine (`kvpolicy::cpu`)"),
+         ("io", "Files (`kvpolicy::io`)"), ("format", "Values as text (`kvpolicy::format`)"), ("cpu", "The CPU engine (`kvpolicy::cpu`)"),
          ("cuda", "The CUDA engine (`kvpolicy::cuda`)")]
 INTRO = """# Every public name
 
@@ -202,7 +202,7 @@ def page_of(names):
         parts = header.split("/")
         if len(parts) == 2:
             folder = parts[1].removesuffix(".hpp")
-            return folder if folder in ("cpu", "cuda") else ""
+            return folder if folder in ("format", "cpu", "cuda") else ""
         return parts[1]
 
     text = INTRO

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <numbers>
 #include <numeric>
@@ -11,6 +12,8 @@
 #include <utility>
 
 #include <fmt/format.h>
+
+#include <kvpolicy/format.hpp>
 
 #include "table.hpp"
 #include "terminal.hpp"
@@ -118,8 +121,8 @@ std::string table_of(const Measure& measure, const Points& points) {
       }
       row.push_back(values.empty() ? "-" : with_spread(values, measure.unit, measure.digits));
     }
-    row.push_back(megabytes(static_cast<std::size_t>(rows)));
-    row.push_back(megabytes(static_cast<std::size_t>(pages)));
+    row.push_back(fmt::format("{:MB}", Bytes{static_cast<std::uint64_t>(rows)}));
+    row.push_back(fmt::format("{:MB}", Bytes{static_cast<std::uint64_t>(pages)}));
     table.add_row(std::move(row));
   }
   return table.markdown();

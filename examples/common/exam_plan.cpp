@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include <kvpolicy/format.hpp>
+
 #include "../tool_plan.hpp"
 #include "terminal.hpp"
 
@@ -22,15 +24,6 @@ namespace {
 // others with their window alone, beta = 2 with half of an equal share.
 constexpr std::size_t byte_kernel = 4 * 7 + 1;
 constexpr double byte_beta = 2.0;
-
-template <class Storage>
-std::string precision(const typename Storage::Config& config) {
-  if constexpr (requires { config.bits; }) {
-    return fmt::format(" in {} bits but for the latest {}", config.bits, config.residual);
-  } else {
-    return "";
-  }
-}
 
 // Which rows a scorer keeps.
 std::string ranked_rows(const SnapKvScorer::Config& scorer) {
@@ -47,19 +40,13 @@ std::string ranked_rows(const KeyNormScorer::Config&) { return "the rows with th
 // What one head keeps; budgets differ from head to head and are told apart from it.
 template <class P>
 std::string describe_head(const typename P::Config& config) {
-  using Storage = typename P::storage_type;
-  if constexpr (WindowPolicy<P>) {
-    return fmt::format("the first {} rows and the latest {}{}", config.sinks, config.recent,
-                       precision<Storage>(config.storage));
-  } else if constexpr (SelectingPolicy<P>) {
-    return fmt::format("every row{}, of which a token reads {} in chunks of {}",
-                       precision<Storage>(config.storage), thousands(config.budget), config.chunk);
-  } else if constexpr (CompressingPolicy<P>) {
-    return fmt::format("{}{}{}", ranked_rows(config.scorer),
-                       config.share_in_layer ? " among all heads of the layer" : "",
-                       precision<Storage>(config.storage));
+  if constexpr (CompressingPolicy<P>) {
+    std::string text = ranked_rows(config.scorer);
+    if (config.share_in_layer) text += " among all heads of the layer";
+    if constexpr (requires { config.storage.bits; }) text += fmt::format(" in {}", config.storage);
+    return text;
   } else {
-    return "every row" + precision<Storage>(config.storage);
+    return fmt::format("{}", config);
   }
 }
 

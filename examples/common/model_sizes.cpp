@@ -84,16 +84,4 @@ std::size_t parse_bytes(const std::string& text) {
   return static_cast<std::size_t>(bytes);
 }
 
-std::string bytes_text(std::size_t bytes) {
-  constexpr std::array<std::string_view, 5> units{"B", "kB", "MB", "GB", "TB"};
-  auto number = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  while (number >= 999.95 && unit + 1 < units.size()) {
-    number /= 1000.0;
-    ++unit;
-  }
-  const int digits = unit == 0 ? 0 : number < 10 ? 2 : 1;
-  return fmt::format("{:.{}f} {}", number, digits, units[unit]);
-}
-
 }  // namespace kvpolicy::tools

@@ -21,7 +21,4 @@ namespace kvpolicy::tools {
 /// @throws ConfigError
 [[nodiscard]] std::size_t parse_bytes(const std::string& text);
 
-/// "12.88 GB", with three or four digits that count.
-[[nodiscard]] std::string bytes_text(std::size_t bytes);
-
 }  // namespace kvpolicy::tools

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <kvpolicy/format.hpp>
+
 #include "terminal.hpp"
 
 namespace kvpolicy::tools {
@@ -50,7 +52,7 @@ struct Cell {
 template <class P>
 Cell cell_of(const typename P::Config& config, std::size_t largest_budget) {
   if constexpr (WindowPolicy<P>) {
-    return {"·", "\033[2m", setting_text(config)};
+    return {"·", "\033[2m", fmt::format("{}", config)};
   } else if constexpr (CompressingPolicy<P>) {
     // One line of meaning for all budgets.
     const std::size_t bits = bits_of_rows(config);
@@ -59,43 +61,13 @@ Cell cell_of(const typename P::Config& config, std::size_t largest_budget) {
                         thousands(largest_budget), P::scorer_type::kept_rows(config.scorer),
                         bits == 0 ? "" : fmt::format(", {} bits", bits))};
   } else if constexpr (SelectingPolicy<P>) {
-    return {"◇", "\033[36m", setting_text(config)};
+    return {"◇", "\033[36m", fmt::format("{}", config)};
   } else {
-    return {full_glyph(bits_of_rows(config)), "\033[32m", setting_text(config)};
+    return {full_glyph(bits_of_rows(config)), "\033[32m", fmt::format("{}", config)};
   }
 }
 
 }  // namespace
-
-std::string setting_text(const Plan::Config& config) {
-  std::string text;
-  Plan::visit(config, [&]<class P>(const typename P::Config& own) {
-    if constexpr (WindowPolicy<P>) {
-      text = fmt::format("the first {} rows and the latest {}", thousands(own.sinks),
-                         thousands(own.recent));
-    } else if constexpr (CompressingPolicy<P>) {
-      text = fmt::format("{} rows behind a compression, and the latest {}", thousands(own.budget),
-                         P::scorer_type::kept_rows(own.scorer));
-      if (P::scorer_type::name != SnapKvScorer::name) {
-        text += fmt::format(", ranked by {}", P::scorer_type::name);
-      }
-      if (own.share_in_layer) text += ", shared by the heads of the layer";
-    } else if constexpr (SelectingPolicy<P>) {
-      text = fmt::format("every row, of which {} are read, in chunks of {} by {} key",
-                         thousands(own.budget), own.chunk,
-                         P::summary_type::name == "mean" ? "mean" : "smallest and largest");
-    } else {
-      text = "every row";
-    }
-    if constexpr (requires { own.storage.bits; }) {
-      text +=
-          fmt::format(", {} bits but for the latest {}", own.storage.bits, own.storage.residual);
-      if (P::storage_type::key_granularity == Granularity::per_channel)
-        text += ", keys per channel";
-    }
-  });
-  return text;
-}
 
 std::string plan_map(const Plan& plan, bool colour) {
   const ModelShape& shape = plan.shape();

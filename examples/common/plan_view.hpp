@@ -11,9 +11,6 @@
 
 namespace kvpolicy::tools {
 
-/// What a head with this setting keeps: "every row, 4 bits but for the latest 128".
-[[nodiscard]] std::string setting_text(const AnyPlan<bfloat16>::Config& config);
-
 /// One line a layer, one cell a KV head, and what the cells mean below.
 [[nodiscard]] std::string plan_map(const AnyPlan<bfloat16>& plan, bool colour);
 

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <kvpolicy/format.hpp>
+
 #include "table.hpp"
 #include "terminal.hpp"
 
@@ -143,8 +145,10 @@ void print_report(const SpeculativeText& text, const std::vector<SpeculationTurn
   }
   print_line("prompt", fmt::format("{} tokens in {} ms", thousands(turns.front().prompt.size()),
                                    fixed(1e3 * result.prefill_seconds, 0)));
-  std::string memory = megabytes(text.bytes());
-  if (text.draft_bytes() > 0) memory += " and the draft's " + megabytes(text.draft_bytes());
+  std::string memory = fmt::format("{:MB}", Bytes{text.bytes()});
+  if (text.draft_bytes() > 0) {
+    memory += fmt::format(" and the draft's {:MB}", Bytes{text.draft_bytes()});
+  }
   if (text.levels().size() > 1 && text.levels()[1].name == "selected") {
     memory += fmt::format("; rows were chosen anew {} times since the prompt", result.refreshes);
   }

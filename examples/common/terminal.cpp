@@ -46,10 +46,6 @@ std::string fixed(double number, int digits) {
   return std::isfinite(number) ? separated(fmt::format("{:.{}f}", number, digits)) : "-";
 }
 
-std::string megabytes(std::size_t bytes) {
-  return fixed(static_cast<double>(bytes) / 1e6, 2) + " MB";
-}
-
 std::string percent(double share) {
   return std::isfinite(share) ? fixed(100 * share, 1) + " %" : "-";
 }

@@ -22,7 +22,6 @@ namespace kvpolicy::tools {
 
 [[nodiscard]] std::string thousands(std::uint64_t number);   ///< 8192 -> "8,192"
 [[nodiscard]] std::string fixed(double number, int digits);  ///< 8192.04, 1 -> "8,192.0"
-[[nodiscard]] std::string megabytes(std::size_t bytes);      ///< "33.59 MB" (10^6 bytes)
 [[nodiscard]] std::string percent(double share);             ///< 0.981 -> "98.1 %"
 [[nodiscard]] std::string duration(double seconds);          ///< "3.2 s", "4 min 10 s"
 

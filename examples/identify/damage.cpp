@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/format.hpp>
 #include <kvpolicy/io/damage_json.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
 #include <reference_model/llama.hpp>
@@ -102,7 +103,7 @@ std::string report(const Damages& table) {
     const auto [least, most] = std::ranges::minmax_element(choice.damage.values());
     const auto worst = static_cast<std::size_t>(most - choice.damage.values().begin());
     const Plan one{ModelShape{1, 1, 1, table.shape.head_dim}, choice.config};
-    lines.add_row({setting_text(choice.config),
+    lines.add_row({describe(choice.config),
                    thousands(one.memory(table.context, {}, true).heads), fmt::format("{:.4f}", *least),
                    fmt::format("{:.4f}", *most),
                    fmt::format("layer {} head {}", worst / table.shape.kv_heads,

@@ -24,6 +24,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <kvpolicy/format.hpp>
+
 #include "../common/plan_view.hpp"
 #include "bytes.hpp"
 #include "page_parts.hpp"
@@ -180,7 +182,7 @@ Json heads_json(const Recording& recording, std::vector<HeadKind>& kinds) {
       read.push_back(step.heads[head].bytes_read);
     }
     heads.push_back({{"kind", place},
-                     {"setting", setting_text(config)},
+                     {"setting", describe(config)},
                      {"bytes", std::move(held)},
                      {"bytesRead", std::move(read)}});
   }

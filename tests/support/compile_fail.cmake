@@ -2,12 +2,14 @@
 #
 # Code that must not compile: passes if the compiler refuses SOURCE and says what the source's
 # line `// expect: <text>` says. Run as:
-#   cmake -DCXX=<compiler> -DINCLUDES=<folders> -DSOURCE=<file> -P compile_fail.cmake
+#   cmake -DCXX=<compiler> -DINCLUDES=<folder|folder> -DSOURCE=<file> -P compile_fail.cmake
 file(STRINGS "${SOURCE}" expected REGEX "^// expect: " LIMIT_COUNT 1)
 string(REPLACE "// expect: " "" expected "${expected}")
 if(expected STREQUAL "")
   message(FATAL_ERROR "${SOURCE} has no line '// expect: <text of the error>'")
 endif()
+string(REPLACE "|" ";" INCLUDES "${INCLUDES}")
+list(REMOVE_ITEM INCLUDES "" /usr/include)  # has its place already
 list(TRANSFORM INCLUDES PREPEND "-I")
 execute_process(COMMAND ${CXX} -std=c++20 -fsyntax-only ${INCLUDES} "${SOURCE}"
                 RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)

@@ -33,7 +33,6 @@ TEST_CASE("numbers have separators") {
   CHECK(fixed(-1234.56, 1) == "-1,234.6");
   CHECK(fixed(-123.0, 0) == "-123");
   CHECK(fixed(std::numeric_limits<double>::quiet_NaN(), 1) == "-");
-  CHECK(megabytes(33'560'000) == "33.56 MB");
   CHECK(percent(0.981) == "98.1 %");
   CHECK(duration(3.21) == "3.2 s");
   CHECK(duration(250) == "4 min 10 s");

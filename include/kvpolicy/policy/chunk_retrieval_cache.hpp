@@ -42,6 +42,7 @@ class ChunkRetrievalCache {
   using summary_type = Summary;
   /// How large a chunk is, how much is read, and when that is chosen anew.
   struct Config {
+    using policy_type = ChunkRetrievalCache;  ///< Whose settings these are.
     std::size_t chunk = 8;      ///< Rows chosen together; a multiple of a quantised key group.
     std::size_t budget = 4096;  ///< Rows chosen, chunk 0 included; a multiple of `chunk`.
     /// A selection is chosen anew once this many rows were committed after it; 0: only when asked.

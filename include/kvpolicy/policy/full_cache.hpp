@@ -19,6 +19,7 @@ class FullCache {
   using storage_type = Storage;
   /// How the rows are stored.
   struct Config {
+    using policy_type = FullCache;  ///< Whose settings these are.
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
     template <class Archive>

@@ -44,6 +44,7 @@ class HeadBudgetCache {
   using scorer_type = Scorer;
   /// How many rows survive, and when the others go.
   struct Config {
+    using policy_type = HeadBudgetCache;  ///< Whose settings these are.
     std::size_t budget = 120;  ///< Rows kept by rank, besides those that the scorer always keeps.
     /// Compress whenever this many rows have come on top; 0: only when the cache is told to. Rows that
     /// an `append` left in the tail count once they are committed.

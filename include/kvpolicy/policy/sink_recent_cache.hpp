@@ -41,6 +41,7 @@ class SinkRecentCache {
   using storage_type = Storage;
   /// How many rows stay at either end, and how they are seen.
   struct Config {
+    using policy_type = SinkRecentCache;  ///< Whose settings these are.
     std::size_t sinks = 4;      ///< Opening rows that never go; 0 gives a plain sliding window.
     std::size_t recent = 1020;  ///< Latest rows kept besides, at least 1; StreamingLLM's 1,024 in all.
     Mask mask = Mask::exact;

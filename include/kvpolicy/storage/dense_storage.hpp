@@ -102,6 +102,7 @@ class DenseStorage {
   using element_type = E;
   /// There is nothing to set.
   struct Config {
+    using storage_type = DenseStorage;  ///< Whose settings these are.
     friend bool operator==(const Config&, const Config&) = default;
     template <class Archive>
     void serialize(Archive&) {}

@@ -34,6 +34,7 @@ enum class Flush : std::uint8_t { steady, kivi };
 /// storage, so that a plan tells them apart; each becomes any other where that is asked for.
 template <class Storage>
 struct ResidualConfigOf {
+  using storage_type = Storage;  ///< Whose settings these are; void: any such storage's.
   std::size_t bits = 4;         ///< 2, 4 or 8.
   std::size_t key_group = 0;    ///< Channels (per token; 0: the whole row) or rows (per channel; 0: 32).
   std::size_t value_group = 0;  ///< Channels; 0: the whole row.

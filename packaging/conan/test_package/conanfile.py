@@ -23,7 +23,7 @@ class KvpolicyTest(ConanFile):
         options = self.dependencies["kvpolicy"].options
         toolchain = CMakeToolchain(self)
         toolchain.cache_variables["COMPONENTS"] = ";".join(
-            name for name in ("cpu", "io", "cuda") if options.get_safe(f"with_{name}"))
+            name for name in ("cpu", "io", "format", "cuda") if options.get_safe(f"with_{name}"))
         toolchain.generate()
 
     def build(self):

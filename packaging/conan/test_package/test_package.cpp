@@ -12,6 +12,9 @@
 #include <kvpolicy/io/plan_json.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
 #endif
+#ifdef WITH_FORMAT
+#include <kvpolicy/format.hpp>
+#endif
 #ifdef WITH_CUDA
 #include <kvpolicy/cuda/memory.hpp>
 #endif
@@ -51,6 +54,11 @@ int main() {
   const bool same = parsed.shape().kv_heads == 2;
   std::printf("plan file: %s\n", same ? "right" : "wrong");
   right = same && right;
+#endif
+#ifdef WITH_FORMAT
+  const bool named = fmt::format("{}", shape) == "1 layer, 4 query heads, 2 KV heads of 64";
+  std::printf("text: %s\n", named ? "right" : "wrong");
+  right = named && right;
 #endif
   return right ? 0 : 1;
 }

@@ -167,7 +167,7 @@ foreach(folder IN LISTS folders)
 endforeach()
 
 # Each feature brings its component and headers, and no other does.
-foreach(component cpu io cuda)
+foreach(component cpu io format cuda)
   set(has FALSE)
   if(EXISTS "${PACKAGES_DIR}/share/kvpolicy/kvpolicy-${component}-targets.cmake" AND
      EXISTS "${PACKAGES_DIR}/include/kvpolicy/${component}")

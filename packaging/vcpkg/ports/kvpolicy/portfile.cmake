@@ -11,11 +11,13 @@ vcpkg_check_features(OUT_FEATURE_OPTIONS FEATURE_OPTIONS
     FEATURES
         cpu  CMAKE_REQUIRE_FIND_PACKAGE_hwy
         io   CMAKE_REQUIRE_FIND_PACKAGE_nlohmann_json
+        format CMAKE_REQUIRE_FIND_PACKAGE_fmt
         cuda CMAKE_REQUIRE_FIND_PACKAGE_CUDAToolkit
     INVERTED_FEATURES
         cpu  CMAKE_DISABLE_FIND_PACKAGE_hwy
         cpu  CMAKE_DISABLE_FIND_PACKAGE_PkgConfig
         io   CMAKE_DISABLE_FIND_PACKAGE_nlohmann_json
+        format CMAKE_DISABLE_FIND_PACKAGE_fmt
         cuda CMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit
 )
 
@@ -32,6 +34,7 @@ vcpkg_cmake_configure(
     MAYBE_UNUSED_VARIABLES  # what is disabled is not asked whether it is required
         CMAKE_REQUIRE_FIND_PACKAGE_hwy
         CMAKE_REQUIRE_FIND_PACKAGE_nlohmann_json
+        CMAKE_REQUIRE_FIND_PACKAGE_fmt
         CMAKE_REQUIRE_FIND_PACKAGE_CUDAToolkit
         CMAKE_DISABLE_FIND_PACKAGE_PkgConfig
 )

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans, shapes and estimates on a line:
+//
+//     plan               32 layers of 8 KV heads: 128 full, 128 sink_recent; grows by 524.3 kB a
+//     token shape              32 layers, 32 query heads, 8 KV heads of 128
+//     plan.memory(8192)  17.31 MB (rows 16.78 MB, tail 0.53 MB)
+//
+// What a plan says is known without a model: which policy each head has, and what another token
+// costs in a text that is longer than every window and budget, pages of CacheOptions' default size.
+#pragma once
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/format/bytes.hpp>
+#include <kvpolicy/format/policy.hpp>
+#include <kvpolicy/format/storage.hpp>
+#include <kvpolicy/plan/cache_options.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+
+namespace kvpolicy::detail {
+
+/// A policy with what tells it from its kin, but for sizes: "full", "full (4 bits)", "head_budget
+/// (h2o)".
+template <class P>
+[[nodiscard]] std::string kind_text(const typename P::Config& config) {
+  std::string how;
+  if constexpr (requires { typename P::scorer_type; }) {
+    if constexpr (!std::same_as<typename P::scorer_type, SnapKvScorer>) {
+      how += name_or<typename P::scorer_type>("");
+    }
+  }
+  if constexpr (requires { config.storage.bits; }) {
+    how += fmt::format("{}{} bits", how.empty() ? "" : ", ", config.storage.bits);
+  }
+  return name_or<P>("other") + (how.empty() ? "" : " (" + how + ')');
+}
+
+/// Bytes of a head in a text far beyond what any policy keeps (2^32 tokens), and whether it has to
+/// be compressed to come down to them.
+struct HeadGrowth {
+  static constexpr std::size_t far = std::size_t{1} << 32;
+  static constexpr std::size_t tokens = std::size_t{1} << 20;
+  double bytes_a_token = 0.0;
+  bool compresses = false;
+  bool known = true;
+
+  template <class P>
+  [[nodiscard]] static HeadGrowth of(const typename P::Config& config,
+                                     const StorageContext& context) {
+    const auto between = [](std::size_t before, std::size_t after) {
+      return (static_cast<double>(after) - static_cast<double>(before)) /
+             static_cast<double>(tokens);
+    };
+    if constexpr (requires { P::bytes_compressed(config, context, far); }) {
+      return {between(P::bytes_compressed(config, context, far),
+                      P::bytes_compressed(config, context, far + tokens)),
+              true};
+    } else if constexpr (requires { P::bytes_of_tokens(config, context, far); }) {
+      return {between(P::bytes_of_tokens(config, context, far),
+                      P::bytes_of_tokens(config, context, far + tokens))};
+    } else {
+      return {.known = false};
+    }
+  }
+};
+
+struct PlanText {
+  [[nodiscard]] static std::string text(const ModelShape& shape) {
+    return fmt::format("{} layer{}, {} query head{}, {} KV head{} of {}", shape.layers,
+                       plural(shape.layers), shape.q_heads, plural(shape.q_heads), shape.kv_heads,
+                       plural(shape.kv_heads), shape.head_dim);
+  }
+
+  [[nodiscard]] static std::string text(const MemoryEstimate& estimate) {
+    std::string text = fmt::format("{}", Bytes{estimate.total()});
+    std::string parts;
+    const auto add = [&](std::size_t bytes, const char* before, const char* behind) {
+      if (bytes == 0) return;
+      parts += fmt::format("{}{}{}{}", parts.empty() ? "" : ", ", before, Bytes{bytes}, behind);
+    };
+    add(estimate.heads, "rows ", "");
+    add(estimate.slow, "", " of them in slow memory");
+    add(estimate.tail, "tail ", "");
+    add(estimate.queries, "queries ", "");
+    return estimate.total() == 0 ? text : text + " (" + parts + ')';
+  }
+
+  template <KvPolicy First, KvPolicy... Others>
+  [[nodiscard]] static std::string text(const HeadPlan<First, Others...>& plan) {
+    struct Kind {
+      std::string name;
+      std::size_t heads;
+    };
+    std::vector<Kind> kinds;  // in the order in which the plan first has them
+    double growth = 0.0;
+    bool compresses = false;
+    bool known = true;
+    const ModelShape& shape = plan.shape();
+    const StorageContext context = CacheOptions{}.context(shape.head_dim);
+    for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
+      plan.visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
+                 [&]<class P>(const typename P::Config& config) {
+                   const std::string name = kind_text<P>(config);
+                   const auto same = std::ranges::find(kinds, name, &Kind::name);
+                   if (same == kinds.end()) {
+                     kinds.push_back({name, 1});
+                   } else {
+                     ++same->heads;
+                   }
+                   const HeadGrowth head = HeadGrowth::of<P>(config, context);
+                   growth += head.bytes_a_token;
+                   compresses = compresses || head.compresses;
+                   known = known && head.known;
+                 });
+    }
+    std::string text = fmt::format("{} layer{} of {} KV head{}: ", shape.layers,
+                                   plural(shape.layers), shape.kv_heads, plural(shape.kv_heads));
+    for (const Kind& kind : kinds) {
+      text += fmt::format("{}{} {}", &kind == kinds.data() ? "" : ", ", kind.heads, kind.name);
+    }
+    if (!known) return text;
+    text += growth < 0.5 ? std::string{"; of bounded size"}
+                         : fmt::format("; grows by {} a token",
+                                       Bytes{static_cast<std::uint64_t>(growth + 0.5)});
+    return text + (compresses ? " once compressed" : "");
+  }
+
+ private:
+  [[nodiscard]] static const char* plural(std::size_t count) { return count == 1 ? "" : "s"; }
+};
+
+}  // namespace kvpolicy::detail
+
+/// @cond
+template <>
+struct fmt::formatter<kvpolicy::ModelShape, char>
+    : kvpolicy::detail::TextFormatter<kvpolicy::detail::PlanText> {};
+template <>
+struct fmt::formatter<kvpolicy::MemoryEstimate, char>
+    : kvpolicy::detail::TextFormatter<kvpolicy::detail::PlanText> {};
+template <kvpolicy::KvPolicy First, kvpolicy::KvPolicy... Others>
+struct fmt::formatter<kvpolicy::HeadPlan<First, Others...>, char>
+    : kvpolicy::detail::TextFormatter<kvpolicy::detail::PlanText> {};
+/// @endcond

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How rows are stored, as text: encodings ("uint4"), granularities ("per token"), formats ("uint4
+// per token in groups of 32") and the settings of storages ("4 bits but for the latest 128").
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/format/bytes.hpp>
+#include <kvpolicy/storage/dense_storage.hpp>
+#include <kvpolicy/storage/residual_storage.hpp>
+
+namespace kvpolicy {
+
+/// Settings of a storage, which name it: what kvpolicy::format prints.
+template <class C>
+concept StorageConfig = requires {
+  typename C::storage_type;
+}
+&&std::same_as<typename C::storage_type::Config, C>;
+
+namespace detail {
+
+/// A formatter of text that is made by `Make::text`; takes width and alignment as text does.
+template <class Make>
+struct TextFormatter : fmt::formatter<fmt::string_view> {
+  template <class T, class Context>
+  auto format(const T& value, Context& context) const -> decltype(context.out()) {
+    const std::string text = Make::text(value);
+    return fmt::formatter<fmt::string_view>::format({text.data(), text.size()}, context);
+  }
+};
+
+// What shares a scale, where that is not the whole row.
+[[nodiscard]] inline std::string groups_text(const ResidualConfig& config, Granularity keys) {
+  const auto of = [](std::size_t group) {
+    return group == 0 ? std::string{"the row"} : fmt::format("{}", group);
+  };
+  if (keys == Granularity::per_channel) {
+    std::string text = fmt::format(", keys per channel in groups of {}",
+                                   config.key_group == 0 ? 32 : config.key_group);
+    if (config.value_group != 0)
+      text += fmt::format(", values in groups of {}", config.value_group);
+    return text;
+  }
+  if (config.key_group != config.value_group) {
+    return fmt::format(", groups: {} for keys, {} for values", of(config.key_group),
+                       of(config.value_group));
+  }
+  return config.key_group == 0 ? "" : fmt::format(", groups of {}", config.key_group);
+}
+
+struct StorageText {
+  [[nodiscard]] static std::string text(Encoding encoding) {
+    return std::string{name_of(encoding)};
+  }
+
+  [[nodiscard]] static std::string text(Granularity granularity) {
+    return granularity == Granularity::per_token ? "per token" : "per channel";
+  }
+
+  [[nodiscard]] static std::string text(const RowFormat& format) {
+    if (!is_quantized(format.encoding)) return text(format.encoding);
+    return fmt::format("{} {} in groups of {}", text(format.encoding), text(format.granularity),
+                       format.group);
+  }
+
+  [[nodiscard]] static std::string text(const ResidualConfig& config,
+                                        Granularity keys = Granularity::per_token) {
+    std::string text = fmt::format("{} bits", config.bits);
+    if (config.residual > 0) {
+      text += fmt::format(" but for the latest {}", with_commas(config.residual));
+    }
+    text += groups_text(config, keys);
+    if (config.flush == Flush::kivi) text += ", flushed as published";
+    return text;
+  }
+
+  template <StorageConfig C>
+  [[nodiscard]] static std::string text(const C& config) {
+    using Storage = typename C::storage_type;
+    if constexpr (std::convertible_to<C, ResidualConfig>) {
+      return text(ResidualConfig{config}, Storage::key_granularity);
+    } else {
+      return text(encoding_of<typename Storage::element_type>);
+    }
+  }
+};
+
+}  // namespace detail
+}  // namespace kvpolicy
+
+/// @cond
+template <>
+struct fmt::formatter<kvpolicy::Encoding, char>
+    : kvpolicy::detail::TextFormatter<kvpolicy::detail::StorageText> {};
+template <>
+struct fmt::formatter<kvpolicy::Granularity, char>
+    : kvpolicy::detail::TextFormatter<kvpolicy::detail::StorageText> {};
+template <>
+struct fmt::formatter<kvpolicy::RowFormat, char>
+    : kvpolicy::detail::TextFormatter<kvpolicy::detail::StorageText> {};
+template <>
+struct fmt::formatter<kvpolicy::ResidualConfig, char>
+    : kvpolicy::detail::TextFormatter<kvpolicy::detail::StorageText> {};
+template <kvpolicy::StorageConfig C>
+struct fmt::formatter<C, char> : kvpolicy::detail::TextFormatter<kvpolicy::detail::StorageText> {};
+/// @endcond

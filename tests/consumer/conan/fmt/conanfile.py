@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Stands in for the Conan Center's package of this name, so that our recipe can be tested without
+# a remote: the system's own headers, found without any path.
+from conan import ConanFile
+
+
+class SystemFmt(ConanFile):
+    name = "fmt"
+    version = "9.1.0"
+
+    def package_info(self):
+        self.cpp_info.system_libs = ["fmt"]
+        self.cpp_info.includedirs = []
+        self.cpp_info.libdirs = []
+        self.cpp_info.bindirs = []

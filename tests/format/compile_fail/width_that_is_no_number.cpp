@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans take what text takes, and nothing else.
+// expect: ModelShape
+#include <kvpolicy/format.hpp>
+
+std::string no_such_format();
+std::string no_such_format() { return fmt::format("{:MB}", kvpolicy::ModelShape{}); }
