@@ -22,7 +22,6 @@
 #include <common/exam.hpp>
 #include <common/files.hpp>
 #include <common/head_damage.hpp>
-#include <common/plan_view.hpp>
 #include <common/progress.hpp>
 #include <common/retrieval_text.hpp>
 #include <common/run_tool.hpp>

@@ -26,7 +26,6 @@
 
 #include <kvpolicy/format.hpp>
 
-#include "../common/plan_view.hpp"
 #include "bytes.hpp"
 #include "page_parts.hpp"
 

@@ -98,7 +98,7 @@ TEST_CASE("plans describe themselves") {
   CHECK(kinds_of(plan)(0, 0) == HeadKind::streaming);
   CHECK(kinds_of(plan)(0, 1) == HeadKind::retrieval);
   CHECK(describe(make_exam_plan("int4", shape, "").plan) ==
-        "every row in 4 bits but for the latest 128");
+        "every row in 4 bits but for the latest 128, groups of 32");
 }
 
 TEST_CASE("a model that does not write bytes is refused") {
