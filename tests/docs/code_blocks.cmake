@@ -10,7 +10,7 @@
 #                           compiled and run elsewhere. May be said of a program, too.
 # Any other block is an error.
 #   cmake -DPAGE=<page.md> -DSOURCE_DIR=<repository> -DCXX=<compiler> -DINCLUDES=<folder|folder>
-#         -DFLAGS=<flags of the build> -DCOMPONENTS=<io|cpu|simt: those that are there> -DWORK=<folder>
+#         -DFLAGS=<flags of the build> -DCOMPONENTS=<io|cpu|format|simt: those that are there> -DWORK=<folder>
 #         -P code_blocks.cmake
 cmake_minimum_required(VERSION 3.25)
 string(REPLACE "|" ";" INCLUDES "${INCLUDES}")

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What fragments about printing may use.
+// needs: format
+#include <kvpolicy/format.hpp>
+#include <kvpolicy/kvpolicy.hpp>
+// each block
+struct Engine {
+  kvpolicy::HeadGates gates{32, 8, 0.5};
+  kvpolicy::ModelShape shape{.layers = 32, .q_heads = 32, .kv_heads = 8, .head_dim = 128};
+
+  void run() {
+    const auto plan = kvpolicy::duo_plan<kvpolicy::half>(shape, gates);
+    kvpolicy::DuoCache<kvpolicy::half> cache{plan};
+    BLOCK
+  }
+};
