@@ -49,20 +49,18 @@ TEST_CASE("settings of storages") {
   CHECK(fmt::format("{}", DenseStorage<float>::Config{}) == "float32");
   CHECK(fmt::format("{}", ResidualConfig{}) == "4 bits but for the latest 128");
   CHECK(fmt::format("{}", Codes::Config{.bits = 8, .residual = 0}) == "8 bits");
-  CHECK(
-      fmt::format(
-          "{}", Codes::Config{.bits = 2, .key_group = 32, .value_group = 32, .residual = 4096}) ==
-      "2 bits but for the latest 4,096, groups of 32");
+  CHECK(fmt::format(
+            "{}", Codes::Config{.bits = 2, .key_group = 32, .value_group = 32, .residual = 4096}) ==
+        "2 bits but for the latest 4,096, groups of 32");
   CHECK(fmt::format("{}", Codes::Config{.key_group = 32, .residual = 0}) ==
         "4 bits, groups: 32 for keys, the row for values");
   CHECK(fmt::format("{}", ChannelCodes::Config{.residual = 32}) ==
         "4 bits but for the latest 32, keys per channel in groups of 32");
-  CHECK(
-      fmt::format(
-          "{}", ChannelCodes::Config{.key_group = 64, .value_group = 16, .flush = Flush::kivi}) ==
-      "4 bits but for the latest 128, keys per channel in groups of 64, values in groups of 16, "
-      "flushed as "
-      "published");
+  CHECK(fmt::format(
+            "{}", ChannelCodes::Config{.key_group = 64, .value_group = 16, .flush = Flush::kivi}) ==
+        "4 bits but for the latest 128, keys per channel in groups of 64, values in groups of 16, "
+        "flushed as "
+        "published");
 }
 
 TEST_CASE("settings of policies") {
@@ -96,7 +94,7 @@ TEST_CASE("settings of policies") {
 }
 
 TEST_CASE("what a head of a plan keeps, whichever policy it has") {
-  Plan plan{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 64};
+  Plan plan{{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 64}};
   plan.set(0, 1, SinkRecentCache<Dense>::Config{.sinks = 1, .recent = 2});
   CHECK(describe(plan.at(0, 0)) == "every row");
   CHECK(describe(plan.at(0, 1)) == "the first 1 rows and the latest 2");

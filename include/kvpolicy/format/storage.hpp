@@ -87,7 +87,8 @@ struct StorageText {
   [[nodiscard]] static std::string text(const C& config) {
     using Storage = typename C::storage_type;
     if constexpr (std::convertible_to<C, ResidualConfig>) {
-      return text(ResidualConfig{config}, Storage::key_granularity);
+      const ResidualConfig of_any = config;
+      return text(of_any, Storage::key_granularity);
     } else {
       return text(encoding_of<typename Storage::element_type>);
     }
