@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <kvpolicy/storage/plane_store.hpp>
+#include <kvpolicy/core/row.hpp>
 #include <kvpolicy/storage/quantize.hpp>
 
 #include "support/memory.hpp"
@@ -172,5 +173,87 @@ TEST_CASE("packed rows: channels lie half or a quarter of a row apart") {
     CHECK(layout.page_bytes == layout.zeros_offset + 16 * 2);
     CHECK(reinterpret_cast<const half*>(bytes + layout.scales_offset)[0].bits == half{1.0F}.bits);
     CHECK(reinterpret_cast<const half*>(bytes + layout.zeros_offset)[0].bits == half{0.0F}.bits);
+  }
+}
+
+TEST_CASE("a row's grids and codes are those of its numbers, one by one") {
+  test::Random random{5};
+  for (const Encoding encoding : encodings) {
+    const std::size_t parts = 8 / bits_of(encoding);
+    for (const std::size_t group : {8U, 16U, 24U, 32U, 104U, 128U}) {
+      const std::size_t numbers = group == 128 ? 128 : 3 * group;
+      CAPTURE(group);
+      for (int round = 0; round < 50; ++round) {
+        std::vector<float> row(numbers);
+        for (float& x : row) {
+          x = test::below(random, 9) == 0 ? 0.0F : std::ldexp(test::normal(random), static_cast<int>(test::below(random, 12)) - 6);
+          if (test::below(random, 9) == 0) x = -0.0F;
+        }
+        GridRow grids;
+        grids.resize(numbers);
+        std::vector<AffineGrid> expected;
+        for (std::size_t first = 0; first < numbers; first += group) {
+          const auto part = std::span<const float>{row}.subspan(first, group);
+          const auto [min, max] = std::ranges::minmax(part);
+          expected.push_back(AffineGrid::covering(min, max, encoding));
+          const AffineGrid grid = grids.cover(part, first, encoding);
+          REQUIRE(grid.scale == expected.back().scale);
+          REQUIRE(grid.zero == expected.back().zero);
+        }
+        std::vector<std::byte> packed(numbers / parts, std::byte{0xff});
+        grids.encode(row, encoding, packed);
+        int wrong = 0;
+        for (std::size_t i = 0; i < numbers; ++i) {
+          const auto& grid = expected[i / group];
+          wrong += load_code(encoding, packed.data(), i, numbers) == grid.encode(row[i], encoding) ? 0 : 1;
+        }
+        CHECK(wrong == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("columns of rows have a grid each") {
+  test::Random random{6};
+  constexpr std::size_t columns = 24;
+  for (const Encoding encoding : encodings) {
+    for (const std::size_t count : {1U, 2U, 7U, 32U}) {
+      std::vector<float> rows(count * columns);
+      for (float& x : rows) x = 10.0F * test::normal(random);
+      GridRow grids;
+      grids.resize(columns);
+      std::vector<half> scales(columns);
+      std::vector<half> zeros(columns);
+      grids.cover_columns(rows, encoding, scales.data(), zeros.data());
+      std::vector<std::byte> packed(columns * bits_of(encoding) / 8);
+      for (std::size_t column = 0; column < columns; ++column) {
+        float min = rows[column];
+        float max = rows[column];
+        for (std::size_t i = 1; i < count; ++i) {
+          min = std::min(min, rows[i * columns + column]);
+          max = std::max(max, rows[i * columns + column]);
+        }
+        const auto grid = AffineGrid::covering(min, max, encoding);
+        CHECK(scales[column] == grid.scale);
+        CHECK(zeros[column] == grid.zero);
+        for (std::size_t i = 0; i < count; ++i) {
+          grids.encode(std::span{rows}.subspan(i * columns, columns), encoding, packed);
+          REQUIRE(load_code(encoding, packed.data(), column, columns) ==
+                  grid.encode(rows[i * columns + column], encoding));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("codes are rounded to the nearest, to even in between") {
+  // Independent of how the library rounds: every code and half of one, on a grid of whole numbers.
+  for (const Encoding encoding : encodings) {
+    const int levels = (1 << bits_of(encoding)) - 1;
+    const AffineGrid grid{half{1.0F}, half{-3.0F}};
+    for (int twice = -8; twice <= 2 * levels + 8; ++twice) {
+      const double exact = std::clamp(twice / 2.0, 0.0, static_cast<double>(levels));
+      CHECK(grid.encode(static_cast<float>(twice / 2.0 - 3.0), encoding) == std::nearbyint(exact));
+    }
   }
 }

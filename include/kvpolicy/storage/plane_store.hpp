@@ -122,7 +122,7 @@ class PlaneStore {
     std::size_t wanted = last > first_new ? last - first_new : 0;
     // Rows that lie anywhere touch one page more than they fill.
     if (live < to - from) wanted = std::min(wanted, (live + page_rows - 2) / page_rows + 1);
-    row_.resize(scratch_size());
+    make_scratch();
     // One more may come back than is asked for: the open page, if its rows go before the next come.
     spare_.reserve(wanted + 1);
     promised_ = std::max(promised_, wanted + 1);
@@ -192,7 +192,7 @@ class PlaneStore {
   /// The rows of `source`, then those of `more`: a group may begin in one and end in the other.
   void append(const Plane& source, std::size_t count, const Plane& more, std::size_t more_count) {
     if (count + more_count == 0) return;
-    row_.resize(scratch_size());
+    make_scratch();
     if (!is_per_channel() || (source.format == format_ && more_count == 0)) {
       append_rows(source, count);
       append_rows(more, more_count);
@@ -263,8 +263,9 @@ class PlaneStore {
   [[nodiscard]] bool is_per_channel() const {
     return is_quantized(format_.encoding) && format_.granularity == Granularity::per_channel;
   }
-  [[nodiscard]] std::size_t scratch_size() const {
-    return context_.head_dim * (is_per_channel() ? format_.group : 1);
+  void make_scratch() {
+    row_.resize(context_.head_dim * (is_per_channel() ? format_.group : 1));
+    if (is_quantized(format_.encoding)) grids_.resize(context_.head_dim);
   }
 
   // An empty store whose next row has this number.
@@ -425,30 +426,20 @@ class PlaneStore {
     }
   }
 
-  void pack(std::byte* codes, std::size_t channel, std::uint8_t code) const {
-    const std::size_t bytes = layout_.row_bytes;
-    const auto shift = static_cast<int>(channel / bytes * bits_of(format_.encoding));
-    codes[channel % bytes] |= static_cast<std::byte>(code << shift);
-  }
-
   // `row_` becomes row `end_`, each group of channels with its own grid.
   void quantize_row() {
     const OpenRow to = open_row();
-    std::memset(to.codes, 0, layout_.row_bytes);
     const std::size_t first = to.row * layout_.params_per_row;
     auto* scales = reinterpret_cast<half*>(to.page + layout_.scales_offset) + first;
     auto* zeros = reinterpret_cast<half*>(to.page + layout_.zeros_offset) + first;
     for (std::size_t g = 0; g < layout_.params_per_row; ++g) {
       const std::size_t channel = g * format_.group;
-      const auto numbers = std::span{row_}.subspan(channel, format_.group);
-      const auto [min, max] = std::ranges::minmax(numbers);
-      const auto grid = AffineGrid::covering(min, max, format_.encoding);
-      for (std::size_t i = 0; i < numbers.size(); ++i) {
-        pack(to.codes, channel + i, grid.encode(numbers[i], format_.encoding));
-      }
+      const auto grid = grids_.cover(std::span{row_}.subspan(channel, format_.group), channel,
+                                     format_.encoding);
       scales[g] = grid.scale;
       zeros[g] = grid.zero;
     }
+    grids_.encode(row_, format_.encoding, {to.codes, layout_.row_bytes});
     ++end_;
   }
 
@@ -456,24 +447,13 @@ class PlaneStore {
   void quantize_group() {
     const std::size_t head_dim = context_.head_dim;
     const OpenRow to = open_row();
-    std::memset(to.codes, 0, format_.group * layout_.row_bytes);
     const std::size_t first = to.row / format_.group * head_dim;
-    auto* scales = reinterpret_cast<half*>(to.page + layout_.scales_offset) + first;
-    auto* zeros = reinterpret_cast<half*>(to.page + layout_.zeros_offset) + first;
-    for (std::size_t channel = 0; channel < head_dim; ++channel) {
-      float min = row_[channel];
-      float max = row_[channel];
-      for (std::size_t i = 1; i < format_.group; ++i) {
-        min = std::min(min, row_[i * head_dim + channel]);
-        max = std::max(max, row_[i * head_dim + channel]);
-      }
-      const auto grid = AffineGrid::covering(min, max, format_.encoding);
-      for (std::size_t i = 0; i < format_.group; ++i) {
-        pack(to.codes + i * layout_.row_bytes, channel,
-             grid.encode(row_[i * head_dim + channel], format_.encoding));
-      }
-      scales[channel] = grid.scale;
-      zeros[channel] = grid.zero;
+    grids_.cover_columns(row_, format_.encoding,
+                         reinterpret_cast<half*>(to.page + layout_.scales_offset) + first,
+                         reinterpret_cast<half*>(to.page + layout_.zeros_offset) + first);
+    for (std::size_t i = 0; i < format_.group; ++i) {
+      grids_.encode(std::span{row_}.subspan(i * head_dim, head_dim), format_.encoding,
+                    {to.codes + i * layout_.row_bytes, layout_.row_bytes});
     }
     end_ += format_.group;
   }
@@ -493,6 +473,7 @@ class PlaneStore {
   std::vector<SlowMemory::Copy> moves_;   // scratch, as large as slow_spare_
   std::size_t promised_ = 0;              // the most spare pages that a reservation counts on
   std::vector<float> row_;                // scratch: a row, or [group, head_dim] per channel
+  GridRow grids_;                         // scratch: of one row, or of the group's columns
 };
 
 }  // namespace kvpolicy

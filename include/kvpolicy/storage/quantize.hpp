@@ -7,9 +7,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include <kvpolicy/core/dtype.hpp>
 
@@ -30,6 +32,17 @@ namespace detail {
     next.bits = static_cast<std::uint16_t>(negative == up ? value.bits - 1U : value.bits + 1U);
   }
   return next;
+}
+
+/// The multiple of `step` on `zero` that is nearest to `value`, from 0 to `levels`. Rounds by adding
+/// a number whose sum has no room for fractions: nothing here depends on a mode, and all of it has
+/// instructions for vectors.
+[[nodiscard]] inline std::uint8_t nearest_code(float value, float step, float zero, float levels) {
+  const float code = (value - zero) / step;
+  // Neither std::clamp nor std::min: those pass NaN on. A step of 0: every number is `zero`.
+  const float above = step > 0.0F && code > 0.0F ? code : 0.0F;
+  const float bounded = above < levels ? above : levels;
+  return static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(bounded + 0x1p23F));
 }
 
 /// The largest half that is not above `value`.
@@ -53,20 +66,86 @@ struct AffineGrid {
 
   [[nodiscard]] static AffineGrid covering(float min, float max, Encoding encoding) {
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
-    const half zero = detail::half_at_most(min);
+    const half zero = detail::half_at_most(min + 0.0F);  // never -0, which may be the same minimum
     return {detail::half_at_least((max - static_cast<float>(zero)) / levels), zero};
   }
 
-  /// The code nearest to `value`; 0 where that is no number. No caller's number gets here that is not
-  /// finite, but a file's may (cache/saved_cache.hpp).
+  /// The code nearest to `value`, the even one where two are; 0 where that is no number. No caller's
+  /// number gets here that is not finite, but a file's may (cache/saved_cache.hpp).
   [[nodiscard]] std::uint8_t encode(float value, Encoding encoding) const {
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
-    const auto step = static_cast<float>(scale);
-    if (step == 0.0F) return 0;  // every number of the group is `zero`
-    const float code = std::nearbyint((value - static_cast<float>(zero)) / step);
-    // Not std::clamp, which passes NaN on.
-    return static_cast<std::uint8_t>(code > 0.0F ? std::min(code, levels) : 0.0F);
+    return detail::nearest_code(value, static_cast<float>(scale), static_cast<float>(zero), levels);
   }
+};
+
+/// The grids of a row's numbers, one for each however many share it: rows are encoded in loops that
+/// compilers turn into vectors.
+class GridRow {
+ public:
+  /// @throws std::bad_alloc
+  void resize(std::size_t numbers) { steps_.resize(numbers), zeros_.resize(numbers); }
+
+  /// One for the numbers [first, first + group.size()): over their range. They are finite.
+  AffineGrid cover(std::span<const float> group, std::size_t first, Encoding encoding) {
+    constexpr std::size_t lanes = 16;
+    float min[lanes];
+    float max[lanes];
+    std::fill_n(min, lanes, group[0]);
+    std::fill_n(max, lanes, group[0]);
+    std::size_t at = 0;
+    for (; at + lanes <= group.size(); at += lanes) widen(group.subspan(at, lanes), min, max);
+    widen(group.subspan(at), min, max);
+    const auto grid = AffineGrid::covering(*std::min_element(min, min + lanes),
+                                           *std::max_element(max, max + lanes), encoding);
+    std::fill_n(steps_.begin() + static_cast<std::ptrdiff_t>(first), group.size(),
+                static_cast<float>(grid.scale));
+    std::fill_n(zeros_.begin() + static_cast<std::ptrdiff_t>(first), group.size(),
+                static_cast<float>(grid.zero));
+    return grid;
+  }
+
+  /// One for each column of `rows` [count, numbers], written to scales and zeros [numbers].
+  void cover_columns(std::span<const float> rows, Encoding encoding, half* scales, half* zeros) {
+    const std::size_t numbers = steps_.size();
+    std::copy_n(rows.begin(), numbers, zeros_.begin());  // the least until now
+    std::copy_n(rows.begin(), numbers, steps_.begin());  // the largest
+    for (std::size_t at = numbers; at < rows.size(); at += numbers) {
+      widen(rows.subspan(at, numbers), zeros_.data(), steps_.data());
+    }
+    for (std::size_t i = 0; i < numbers; ++i) {
+      const auto grid = AffineGrid::covering(zeros_[i], steps_[i], encoding);
+      steps_[i] = static_cast<float>(scales[i] = grid.scale);
+      zeros_[i] = static_cast<float>(zeros[i] = grid.zero);
+    }
+  }
+
+  /// The codes of a row's numbers, packed as rows are (core/dtype.hpp): all in as many bytes.
+  void encode(std::span<const float> numbers, Encoding encoding, std::span<std::byte> packed) const {
+    const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
+    const std::size_t bytes = packed.size();
+    std::ranges::fill(packed, std::byte{0});
+    for (std::size_t part = 0; part * bytes < numbers.size(); ++part) {
+      const float* values = numbers.data() + part * bytes;
+      const float* steps = steps_.data() + part * bytes;
+      const float* zeros = zeros_.data() + part * bytes;
+      const auto shift = static_cast<int>(part * bits_of(encoding));
+      for (std::size_t i = 0; i < bytes; ++i) {
+        const std::uint8_t code = detail::nearest_code(values[i], steps[i], zeros[i], levels);
+        packed[i] |= static_cast<std::byte>(code << shift);
+      }
+    }
+  }
+
+ private:
+  static void widen(std::span<const float> numbers, float* min, float* max) {
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      min[i] = numbers[i] < min[i] ? numbers[i] : min[i];
+      max[i] = numbers[i] > max[i] ? numbers[i] : max[i];
+    }
+  }
+
+  std::vector<float> steps_;  // scales, in float
+  std::vector<float> zeros_;
 };
 
 }  // namespace kvpolicy
