@@ -2,7 +2,9 @@
 //
 // The CPU attention engine: the same results as ScalarEngine to rounding, with vectors and threads.
 // Arithmetic is float's, but for calls of many queries over rows in bfloat16, which may be multiplied
-// as such (Bfloat16Products says when, and what it costs).
+// as such (Bfloat16Products says when, and what it costs), and for few queries over low-bit rows, whose
+// codes are multiplied as integers (integer_keys-inl.hpp, integer_values-inl.hpp: off by far less than
+// the quantisation was).
 // A call is cut into tiles of queries of one KV head; where these are too few to keep every thread
 // busy, as in decoding, a tile's rows are cut into parts of equal weight, whose partial states are
 // merged in order. The cut depends on the segments and the number of threads, never on timing, so
