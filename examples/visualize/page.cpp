@@ -46,11 +46,6 @@ std::uint8_t level_of(float share) {
       std::lround(255.0F * std::sqrt(std::clamp(share, 0.0F, 1.0F))));
 }
 
-double share_of(unsigned level) {
-  const double root = level / 255.0;
-  return root * root;
-}
-
 RowRuns with_new_rows(RowRuns runs, std::size_t first, std::size_t end) {
   if (first == end) return runs;
   if (!runs.empty() && runs.back().first + runs.back().rows == first) {
@@ -69,9 +64,9 @@ bool equal_runs(const RowRuns& one, const RowRuns& other) {
 
 class Encoder {
  public:
-  /// Attention below `least_level` is left out.
-  Encoder(const Recording& recording, unsigned least_level)
-      : recording_{recording}, least_level_{least_level} {
+  /// Attention below `least_share` is left out.
+  Encoder(const Recording& recording, float least_share)
+      : recording_{recording}, least_share_{least_share} {
     for (std::size_t head = 0; head < recording.heads.shape().kv_head_count(); ++head) {
       last_steps(head, &HeadStep::kept);
       if (always_exact(head)) {
@@ -149,7 +144,7 @@ class Encoder {
   }
 
   void attention(const std::vector<RowAttention>& rows) {
-    const auto shown = [&](const RowAttention& row) { return level_of(row.share) >= least_level_; };
+    const auto shown = [&](const RowAttention& row) { return row.share >= least_share_; };
     out_.number(static_cast<std::size_t>(std::ranges::count_if(rows, shown)));
     std::size_t end = 0;
     for (const RowAttention& row : rows) {
@@ -161,7 +156,7 @@ class Encoder {
   }
 
   const Recording& recording_;
-  unsigned least_level_;
+  float least_share_;
   ByteWriter out_;
 };
 
@@ -262,16 +257,15 @@ HtmlPage write_page(const Recording& recording, std::size_t most_bytes) {
   const auto [before_js, behind_js] = split_at(behind_data, "/*page.js*/");
   Json about = about_json(recording);
   HtmlPage page;
-  for (unsigned level = std::max<unsigned>(level_of(recording.least_attention), 1);;
-       level = std::min(level + std::max(level / 8, 1U), 255U)) {
-    page.least_shown = std::max(share_of(level), static_cast<double>(recording.least_attention));
-    about["leastShown"] = page.least_shown;
-    about["rows"] = Encoder{recording, level}.text();
+  for (float least = recording.least_attention;; least = std::max(least * 1.25F, 0.0005F)) {
+    page.least_shown = least;
+    about["leastShown"] = least;
+    about["rows"] = Encoder{recording, least}.text();
     page.html.clear();
     for (const std::string_view part : {before_css, page_css, before_data}) page.html += part;
     page.html += script_text(about);
     for (const std::string_view part : {before_js, page_js, behind_js}) page.html += part;
-    if (page.html.size() <= most_bytes || level == 255) return page;
+    if (page.html.size() <= most_bytes || least > 1) return page;
   }
 }
 

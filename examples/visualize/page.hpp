@@ -14,7 +14,7 @@ namespace kvpolicy::tools {
 
 struct HtmlPage {
   std::string html;
-  double least_shown = 0;  ///< attention below this share of a query's is not in the page
+  float least_shown = 0;  ///< attention below this share of a query's is not in the page
 };
 
 /// Attention is what grows with heads, steps and rows: its smallest shares are left out until the

@@ -424,6 +424,7 @@ function makeChart() {
   const others = steps.map((step, i) => step.bytes - headsBytes(i));
   if (Math.max(...others) > mostBytes / 400) {
     const path = band(others, 'var(--other)');
+    path.setAttribute('class', 'band other');
     path.append(draws('title', {}, 'tentative rows, and queries kept for heads that vote by them'));
   }
   const total = steps.map((step) => step.bytes);
@@ -459,7 +460,7 @@ function drawChart() {
   definitions(element('totals'), [
     ['the cache holds', bytes(held), percent(held / full) + ' of full'],
     ['a full cache', bytes(full), whole(length) + ' tokens'],
-    ['this token reads', kind === 'compress' ? '–' : bytes(read), kind === 'compress' ? 'nothing is read' : 'of keys and values'],
+    ['this token reads', kind === 'compress' ? '–' : bytes(read), kind === 'compress' ? 'nothing is read' : 'of cached keys and values'],
   ]);
 }
 
@@ -678,7 +679,7 @@ function drawHead() {
     ['rows kept', whole(kept) + ' of ' + whole(step.tokens), percent(kept / step.tokens)],
     ...(head.exactUntil ? [['of these in ' + head.kind.bits + ' bits', whole(coarse), whole(kept - coarse) + ' exact']] : []),
     ['rows read', step.kind === 'compress' ? '–' : whole(read),
-     step.kind === 'compress' ? 'nothing is read' : bytes(head.bytesRead[chosen.step]) + ' of keys and values'],
+     step.kind === 'compress' ? 'nothing is read' : bytes(head.bytesRead[chosen.step]) + ' of cached rows'],
     ['held', bytes(head.bytes[chosen.step]), percent(head.bytes[chosen.step] / step.fullHead) + ' of a full head’s'],
   ]);
   drawMap(head);
@@ -703,7 +704,7 @@ function drawAbout() {
   say('Attention is the engine’s own, for the rows that the cache gave it' +
       (about.group > 1 ? ', as a mean over the ' + about.group + ' query heads that share a KV head' : '') +
       '; in 256 levels, and left out below ' + percent(about.leastShown, 2) + ' of a query’s.');
-  say('Bytes held are whole pages of 64 rows, with summaries where heads select by them. Bytes read are those of keys and values; what a head reads to select is not among them. 1 MB is 1,000,000 bytes.');
+  say('Bytes held are whole pages of 64 rows, with summaries where heads select by them. Bytes read are those of cached keys and values; what a head reads to select is not among them, nor are the rows of the very piece or token. 1 MB is 1,000,000 bytes.');
   say('Keys: arrows go through the heads in their table, and through the steps on the slider and on the map. The address of the page names head and step.');
 }
 

@@ -36,7 +36,7 @@ struct HeadStep {
   RowRuns exact;                        ///< of these, the ones that are not quantised
   std::size_t bytes = 0;                ///< held for the head, in whole pages
   RowRuns read;                         ///< by the step's query; none where there is no query
-  std::size_t bytes_read = 0;           ///< of keys and values
+  std::size_t bytes_read = 0;           ///< of these rows, but for those that the call itself brought
   std::vector<RowAttention> attention;  ///< of the rows read that got at least `least_attention`
 };
 

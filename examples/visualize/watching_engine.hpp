@@ -25,7 +25,7 @@ namespace kvpolicy::tools {
 /// What the last query of a call saw of one KV head.
 struct WatchedHead {
   RowRuns read;
-  std::size_t bytes_read = 0;
+  std::size_t bytes_read = 0;  ///< of cached rows; the call's own are still the caller's
   std::vector<RowAttention> attention;  ///< by row, ascending
 };
 
@@ -84,20 +84,20 @@ class WatchingEngine {
     std::vector<std::size_t> read;
     std::size_t at = 0;
     for (const Segment& segment : work.heads[head]) {
-      const std::size_t before = read.size();
+      std::size_t cached = 0;
       segment.for_each_run([&](const RowRun& run) {
         for (std::size_t row = run.first; row < run.first + run.rows; ++row, ++at) {
           if (!work.sees(last, segment, row)) continue;
           read.push_back(static_cast<std::size_t>(segment.position_of(row)));
+          cached += segment.position_of(row) < work.first_position ? 1 : 0;
           float share = 0;
           for (std::size_t query = 0; query < group; ++query) share += sums[query * rows + at];
           share /= static_cast<float>(group);
           if (share >= watch_->least_attention) seen.attention.push_back({read.back(), share});
         }
       });
-      const std::size_t count = read.size() - before;
-      seen.bytes_read += bytes_of_rows(segment.keys, count, work.queries.head_dim) +
-                         bytes_of_rows(segment.values, count, work.queries.head_dim);
+      seen.bytes_read += bytes_of_rows(segment.keys, cached, work.queries.head_dim) +
+                         bytes_of_rows(segment.values, cached, work.queries.head_dim);
     }
     seen.read = runs_of(std::move(read));
     std::ranges::sort(seen.attention, {}, &RowAttention::row);
