@@ -32,18 +32,15 @@ function range(low, high) {
 
 const policyLabels = {
   full: 'every row',
-  quantized_residual: 'every row, few bits',
   sink_recent: 'sinks and recent rows',
   head_budget: 'a budget of rows',
   chunk_retrieval: 'every row, few read',
 };
 const kinds = about.kinds.map((kind) => {
   const known = kind.policy in policyLabels;
-  const bits = kind.bits > 0 && kind.policy !== 'quantized_residual' ? ', ' + kind.bits + ' bits' : '';
-  const label = kind.policy === 'quantized_residual'
-    ? 'every row in ' + kind.bits + ' bits'
-    : (known ? policyLabels[kind.policy] : kind.policy) + bits;
-  return {...kind, label, colour: 'var(--' + (known ? kind.policy : 'other') + ')'};
+  const label = (known ? policyLabels[kind.policy] : kind.policy) + (kind.bits > 0 ? ', ' + kind.bits + ' bits' : '');
+  const colour = !known ? 'other' : kind.policy === 'full' && kind.bits > 0 ? 'quantized' : kind.policy;
+  return {...kind, label, colour: 'var(--' + colour + ')'};
 });
 
 const bytesOf = (base64) => Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
@@ -412,6 +409,7 @@ function makeChart() {
     const path = draws('path', {class: 'band', d: 'M' + [chartX(0) + ' ' + chartY(0), ...line(below)].join('L') +
                                                      'L' + before.reverse().join('L') + 'Z'});
     path.style.fill = colour;
+    if (chartY(0) - chartY(Math.max(...own)) < 6) path.style.stroke = 'none';  // thin: all would be line
     svg.append(path);
     return path;
   };
@@ -442,8 +440,9 @@ function makeChart() {
   const right = chart.width - chart.right - 4;
   svg.append(draws('text', {class: 'strong', x: right, y: Math.max(chartY(full[lastStep]) - 7, 12), 'text-anchor': 'end'},
                    'full cache ' + bytes(full[lastStep])));
-  if (chartY(total[lastStep]) - chartY(full[lastStep]) > 24) {
-    svg.append(draws('text', {class: 'strong', x: right, y: chartY(total[lastStep]) - 7, 'text-anchor': 'end'},
+  const highest = Math.max(...total.filter((_, step) => steps[step].kind === 'generate'), total[lastStep]);
+  if (chartY(highest) - chartY(full[lastStep]) > 24) {
+    svg.append(draws('text', {class: 'strong', x: right, y: chartY(highest) - 7, 'text-anchor': 'end'},
                      'this plan ' + bytes(total[lastStep])));
   }
   element('chart').append(svg);
