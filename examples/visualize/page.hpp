@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A recording as one HTML page that needs nothing else: no network, no other file. page.html is its
-// frame, page.css and page.js go into it when the tool is built, and the recording as JSON with one
-// block of bytes, whose layout stands in page.cpp.
+// A recording as one HTML page that needs nothing else: no network, no other file. page/page.html
+// is its frame; page/page.css and the scripts beside go into it when the tool is built, the recording
+// when it is written: as JSON with one block of bytes, whose layout stands in page.cpp.
 #pragma once
 
 #include <cstddef>
