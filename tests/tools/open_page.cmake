@@ -35,14 +35,19 @@ if(NOT BROWSER)
   return()
 endif()
 
-# dump(<out> <fragment> [options of the browser...]): the document at page.html#fragment.
+# dump(<out> <fragment> [PAGE file] [OPTIONS options of the browser...]): the document at
+# page.html#fragment.
 function(dump out fragment)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "PAGE" "OPTIONS")
+  if(NOT arg_PAGE)
+    set(arg_PAGE "${PAGE}")
+  endif()
   set(profile "${PAGE}.profile")
   execute_process(
     COMMAND "${BROWSER}" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage
             --no-first-run --disable-background-networking --enable-logging=stderr --v=0
             "--user-data-dir=${profile}" --virtual-time-budget=10000 --window-size=1320,1500
-            ${ARGN} --dump-dom "file://${PAGE}#${fragment}"
+            ${arg_OPTIONS} --dump-dom "file://${arg_PAGE}#${fragment}"
     RESULT_VARIABLE status OUTPUT_VARIABLE document ERROR_VARIABLE complaint INPUT_FILE /dev/null
     TIMEOUT 120)
   file(REMOVE_RECURSE "${profile}")
@@ -87,7 +92,7 @@ string(JSON heads LENGTH "${json}" heads)
 
 # As the page opens, in light and in dark.
 foreach(scheme 0 1)  # dark, light
-  dump(document "" --blink-settings=preferredColorScheme=${scheme})
+  dump(document "" OPTIONS --blink-settings=preferredColorScheme=${scheme})
   must_match("${document}" "drawn to its end" "<body[^>]*data-drawn=\"true\"")
   must_match("${document}" "nothing failed" "id=\"failure\" role=\"alert\" hidden")
 endforeach()
@@ -137,5 +142,17 @@ foreach(i RANGE ${last_head})
     must_have("${document}" ${gone} "class=\"gone\"")
   endif()
 endforeach()
+# As it is used.
+file(READ "${PAGE}" page)
+file(READ "${CMAKE_CURRENT_LIST_DIR}/drive_page.js" drive)
+string(REPLACE "</body>" "<script>${drive}</script></body>" page "${page}")
+file(WRITE "${PAGE}.driven.html" "${page}")
+dump(document "" PAGE "${PAGE}.driven.html")
+must_match("${document}" "used by mouse and keys" "<body[^>]* data-driven=\"[^\"]*\"")
+if(NOT document MATCHES "<body[^>]* data-driven=\"well\"")
+  string(REGEX MATCH "data-driven=\"[^\"]*\"" wrong "${document}")
+  message(FATAL_ERROR "used by mouse and keys: ${wrong}")
+endif()
+file(REMOVE "${PAGE}.driven.html")
 list(LENGTH seen opened)
 message("opened: ${heads} heads, ${steps} steps, ${tokens} rows; ${opened} different heads looked at")

@@ -36,7 +36,7 @@ const reference::Llama& model() {
 Plan mixed_plan() {
   Plan plan{model().config().shape()};
   SinkRecentCache<PerTokenStorage<bfloat16>>::Config window{.sinks = 3, .recent = 40};
-  window.storage = {{.bits = 8, .key_group = 32, .value_group = 32, .residual = 16}};
+  window.storage = {.bits = 8, .key_group = 32, .value_group = 32, .residual = 16};
   plan.set(0, 0, window);
   plan.set(0, 1, ChunkRetrievalCache<Dense>::Config{.chunk = 8, .budget = 24});
   plan.set(1, 0, HeadBudgetCache<Dense>::Config{.budget = 20, .scorer = {.window = 4}});

@@ -267,7 +267,7 @@ TEST_CASE("a budget keeps everything until it is told to compress, and what come
 
 TEST_CASE("a head that evicts at each token reads the row that it then drops") {
   const Recording recording = record_all(HeadBudgetCache<Dense, TovaScorer>::Config{
-      .budget = 16, .compress_every = 1, .wait_until_told = true});
+      .budget = 16, .compress_every = 1, .after_first_compress = true});
   for_each_step(recording, [](const Step& step, const HeadStep& head, const Rows& before) {
     if (step.kind != StepKind::generate) return;
     Rows expected = before;

@@ -36,14 +36,15 @@ function writeAddress() {
     history.replaceState(null, '', address);
   } catch { /* a page that may not: the view is not in its address */ }
 }
-let drawing = 0;
+let writing = 0;
 function choose(change) {
   const otherHead = change.head !== undefined && change.head !== chosen.head;
   Object.assign(chosen, change);
   chosen.step = Math.min(Math.max(chosen.step, 0), lastStep);
   if (otherHead) mapIsOf = null;
-  cancelAnimationFrame(drawing);
-  drawing = requestAnimationFrame(() => { draw(); writeAddress(); });
+  draw();
+  clearTimeout(writing);  // browsers mind an address that changes with each move of a slider
+  writing = setTimeout(writeAddress, 200);
 }
 
 // ---- small helpers of the document
