@@ -137,6 +137,7 @@ nlohmann::json heads_json(const Recording& recording) {
     const std::size_t layer = i / recording.heads.shape().kv_heads;
     const std::size_t head = i % recording.heads.shape().kv_heads;
     const HeadStep& own = last.heads[i];
+    const auto most = std::ranges::max_element(own.attention, {}, &RowAttention::share);
     heads.push_back({{"layer", layer},
                      {"kv_head", head},
                      {"policy", kind_of(recording.heads.at(layer, head)).policy},
@@ -146,6 +147,7 @@ nlohmann::json heads_json(const Recording& recording) {
                      {"rows_read", rows_in(own.read)},
                      {"bytes", own.bytes},
                      {"bytes_read", own.bytes_read}});
+    if (most != own.attention.end()) heads.back()["most_attended_row"] = most->row;
   }
   return heads;
 }
