@@ -27,6 +27,7 @@
 #include <kvpolicy/cpu/row_block-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
+#if KVPOLICY_CPU_PAIR_PRODUCTS  // elsewhere integer_rows-inl.hpp has the names, for nothing
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
@@ -315,3 +316,4 @@ class IntegerKeys {
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu
+#endif

@@ -16,6 +16,7 @@
 #include <kvpolicy/cpu/vector-inl.hpp>
 #include <kvpolicy/cpu/x86/integer_pairs-inl.hpp>
 
+#if KVPOLICY_CPU_PAIR_PRODUCTS
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
@@ -151,3 +152,4 @@ struct BlockParams {
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu
+#endif
