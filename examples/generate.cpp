@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,7 +16,6 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/format.hpp>
-#include <kvpolicy/io/text_file.hpp>
 #include <reference_model/llama.hpp>
 #include <reference_model/sampler.hpp>
 
@@ -26,6 +23,7 @@
 #include "common/exam.hpp"
 #include "common/files.hpp"
 #include "common/progress.hpp"
+#include "common/prompt.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
 #include "common/stopwatch.hpp"
@@ -42,9 +40,7 @@ struct Arguments {
   PlanArguments plan;
   std::string device = "cpu";
   std::string dtype = "bfloat16";
-  std::string prompt;
-  std::string file;
-  std::vector<int> tokens;
+  PromptArguments prompt;
   std::size_t most_new = 64;
   std::string stop;
   reference::SamplerConfig sampler;
@@ -68,19 +64,6 @@ Examples:
   generate --file chapter.txt --temperature 0.8 --top-p 0.95 --seed 7
   echo 'In the beginning' | generate --file - --plan int4
   generate --model path/to/Llama-3.2-1B --tokens 128000,791,1893 --plan kivi2 --json)";
-}
-
-std::vector<int> read_prompt(const Arguments& arguments, std::size_t vocabulary) {
-  if (!arguments.tokens.empty()) return arguments.tokens;
-  require(!arguments.prompt.empty() || !arguments.file.empty(),
-          "there is no prompt; give one of --prompt TEXT, --file PATH, --tokens N,N,...");
-  require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
-          ", not of bytes, and this program has no tokenizer: give the prompt as --tokens N,N,...");
-  if (!arguments.prompt.empty()) return tokens_of(arguments.prompt);
-  if (arguments.file != "-") return tokens_of(io::read_text_file(arguments.file));
-  const std::string text{std::istreambuf_iterator<char>{std::cin}, {}};
-  require(!text.empty(), "stdin is empty, expected a prompt");
-  return tokens_of(text);
 }
 
 std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference::Llama& model,
@@ -117,7 +100,7 @@ struct Generated {
 Generated generate(const Arguments& arguments, const reference::Llama& model,
                    const Device& device) {
   const bool bytes = model.config().vocabulary == 256;
-  const std::vector<int> prompt = read_prompt(arguments, model.config().vocabulary);
+  const std::vector<int> prompt = prompt_tokens(arguments.prompt, model.config().vocabulary);
   reference::Sampler sampler{arguments.sampler};
   PlanNeeds needs;
   const auto cache = make_cache(arguments, model, device, needs);
@@ -236,14 +219,7 @@ int main(int argc, char** argv) {
   app.add_option("--model", arguments.model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
-  auto* source = app.add_option_group("Prompt", "one of");
-  source->add_option("--prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
-  source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")
-      ->type_name("PATH");
-  source->add_option("--tokens", arguments.tokens, "The prompt as numbers of tokens")
-      ->delimiter(',')
-      ->type_name("N,N,...");
-  source->require_option(0, 1);
+  add_prompt_options(app, arguments.prompt, "one of");
   add_plan_options(app, arguments.plan);
   add_device_option(app, arguments.device);
   app.add_option("--dtype", arguments.dtype, "Of cached rows")

@@ -4,8 +4,6 @@
 // decoding token by token, measured in the same run.
 #include <algorithm>
 #include <cstddef>
-#include <iostream>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,11 +14,11 @@
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
-#include <kvpolicy/io/text_file.hpp>
 #include <reference_model/llama.hpp>
 
 #include "common/exam.hpp"
 #include "common/files.hpp"
+#include "common/prompt.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
@@ -39,9 +37,7 @@ struct Arguments {
   std::string model;
   std::string draft_model;  // empty: the one beside the model
   std::string method = "triforce";
-  std::string prompt;
-  std::string file;
-  std::vector<int> tokens;
+  PromptArguments prompt;
   std::size_t text = 7680;
   std::size_t questions = 4;
   std::uint64_t text_seed = 1;
@@ -86,26 +82,12 @@ pass of the target brings, and how much less the passes below it cost, is the ga
 small budgets pay. docs/triforce.md explains it.)";
 }
 
-std::string read_prompt(const Arguments& arguments) {
-  if (!arguments.prompt.empty()) return arguments.prompt;
-  if (arguments.file != "-") return io::read_text_file(arguments.file);
-  std::string text{std::istreambuf_iterator<char>{std::cin}, {}};
-  require(!text.empty(), "stdin is empty, expected a prompt");
-  return text;
-}
-
 // One turn, of a prompt that was given.
 std::vector<SpeculationTurn> own_turns(const Arguments& arguments, std::size_t vocabulary,
                                        std::vector<int>& stop_tokens) {
   SpeculationTurn turn;
   turn.most_new = arguments.most_new;
-  turn.prompt = arguments.tokens;
-  if (turn.prompt.empty()) {
-    require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
-            ", not of bytes, and this program has no tokenizer: give the prompt as "
-            "--tokens N,N,...");
-    turn.prompt = tokens_of(read_prompt(arguments));
-  }
+  turn.prompt = prompt_tokens(arguments.prompt, vocabulary);
   const std::vector<int> stop = tokens_of(arguments.stop);
   if (stop.size() == 1) stop_tokens.push_back(stop.front());
   if (stop.size() > 1) turn.stop = stop;
@@ -144,9 +126,7 @@ std::vector<SpeculationTurn> make_turns(const Arguments& arguments, const refere
   require(arguments.stop.empty() || vocabulary == 256,
           "--stop is a text, but the model does not write bytes: its vocabulary is ", vocabulary);
   stop_tokens = model.config().eos_tokens;
-  if (!arguments.prompt.empty() || !arguments.file.empty() || !arguments.tokens.empty()) {
-    return own_turns(arguments, vocabulary, stop_tokens);
-  }
+  if (arguments.prompt.given()) return own_turns(arguments, vocabulary, stop_tokens);
   require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
           ", not of bytes, so it cannot read the shipped text: give a prompt as --tokens N,N,...");
   return shipped_turns(arguments, stop_tokens);
@@ -225,14 +205,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
          "--draft-model", arguments.draft_model,
          "Of the small model, with the same tokens; default: the target's folder + \"-draft\"")
       ->type_name("DIR");
-  auto* source = app.add_option_group("Prompt", "one of; without, the shipped text");
-  source->add_option("--prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
-  source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")
-      ->type_name("PATH");
-  source->add_option("--tokens", arguments.tokens, "The prompt as numbers of tokens")
-      ->delimiter(',')
-      ->type_name("N,N,...");
-  source->require_option(0, 1);
+  add_prompt_options(app, arguments.prompt, "one of; without, the shipped text");
   add_count(app, "--text", arguments.text, 1, "Bytes of the shipped text");
   add_count(app, "--questions", arguments.questions, 0, "Asked about the shipped text");
   app.add_option("--text-seed", arguments.text_seed, "Another piece of it, and other facts")

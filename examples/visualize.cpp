@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
-#include <iostream>
-#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,12 +16,12 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/format.hpp>
-#include <kvpolicy/io/text_file.hpp>
 #include <reference_model/llama.hpp>
 
 #include "common/exam.hpp"
 #include "common/files.hpp"
 #include "common/progress.hpp"
+#include "common/prompt.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
@@ -40,9 +38,7 @@ using namespace kvpolicy::tools;
 struct Arguments {
   std::string model;
   PlanArguments plan;
-  std::string prompt;
-  std::string file;
-  std::vector<int> tokens;
+  PromptArguments prompt;
   std::size_t text = 4096;
   std::uint64_t text_seed = 1;
   std::string stop;
@@ -76,22 +72,16 @@ Then open the page in a browser. A prompt of many tokens is recorded at --steps 
 it token by token.)";
 }
 
+// The prompt that was given, or the shipped text and its question, which one sentence answers.
 std::vector<int> read_prompt(Arguments& arguments, std::size_t vocabulary) {
-  if (!arguments.tokens.empty()) return arguments.tokens;
+  if (arguments.prompt.given()) return prompt_tokens(arguments.prompt, vocabulary);
   require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
-          ", not of bytes, and this program has no tokenizer: give the prompt as --tokens N,N,...");
-  if (!arguments.prompt.empty()) return tokens_of(arguments.prompt);
-  if (arguments.file.empty()) {
-    const RetrievalText text =
-        draw_text(held_out_text(),
-                  {.length = arguments.text, .questions = 1, .seed = arguments.text_seed});
-    if (arguments.stop.empty()) arguments.stop = ".";
-    return tokens_of(text.body + text.questions.front().text);
-  }
-  if (arguments.file != "-") return tokens_of(io::read_text_file(arguments.file));
-  const std::string text{std::istreambuf_iterator<char>{std::cin}, {}};
-  require(!text.empty(), "stdin is empty, expected a prompt");
-  return tokens_of(text);
+          ", not of bytes, so it cannot read the shipped text: give a prompt as --tokens N,N,...");
+  const RetrievalText text =
+      draw_text(held_out_text(),
+                {.length = arguments.text, .questions = 1, .seed = arguments.text_seed});
+  if (arguments.stop.empty()) arguments.stop = ".";
+  return tokens_of(text.body + text.questions.front().text);
 }
 
 Recording make_recording(Arguments& arguments) {
@@ -204,18 +194,11 @@ int main(int argc, char** argv) {
   app.add_option("--model", arguments.model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
-  auto* source = app.add_option_group("Prompt", "one of, or none");
-  source->add_option("--prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
-  source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")
-      ->type_name("PATH");
-  source->add_option("--tokens", arguments.tokens, "The prompt as numbers of tokens")
-      ->delimiter(',')
-      ->type_name("N,N,...");
+  auto* source = add_prompt_options(app, arguments.prompt, "one of, or none");
   source->add_option("--text", arguments.text, "The shipped text with a question, so many bytes")
       ->check(whole_number(256, 65536))
       ->type_name("N")
       ->capture_default_str();
-  source->require_option(0, 1);
   app.add_option("--text-seed", arguments.text_seed, "Another of the shipped texts")
       ->check(any_whole_number())
       ->type_name("N")

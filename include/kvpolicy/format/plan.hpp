@@ -2,8 +2,8 @@
 //
 // Plans, shapes and estimates on a line:
 //
-//     plan               32 layers of 8 KV heads: 128 full, 128 sink_recent; grows by 524.3 kB a
-//     token shape              32 layers, 32 query heads, 8 KV heads of 128
+//     plan               32 layers of 8 KV heads: 128 full, 128 sink_recent; grows by 65.54 kB a token
+//     shape              32 layers, 32 query heads, 8 KV heads of 128
 //     plan.memory(8192)  17.31 MB (rows 16.78 MB, tail 0.53 MB)
 //
 // What a plan says is known without a model: which policy each head has, and what another token

@@ -24,18 +24,13 @@ namespace kvpolicy {
 
 /// Settings of a policy, which name it (`policy_type`): what kvpolicy::format prints.
 template <class C>
-concept PolicyConfig = requires {
-  typename C::policy_type;
-}
-&&std::same_as<typename C::policy_type::Config, C>;
+concept PolicyConfig = std::same_as<typename C::policy_type::Config, C>;
 
 namespace detail {
 
 template <class Named>
 [[nodiscard]] std::string name_or(std::string_view otherwise) {
-  if constexpr (requires {
-                  { Named::name } -> std::convertible_to<std::string_view>;
-                }) {
+  if constexpr (requires { std::string_view{Named::name}; }) {
     return std::string{std::string_view{Named::name}};
   } else {
     return std::string{otherwise};

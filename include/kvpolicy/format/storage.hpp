@@ -21,10 +21,7 @@ namespace kvpolicy {
 
 /// Settings of a storage, which name it: what kvpolicy::format prints.
 template <class C>
-concept StorageConfig = requires {
-  typename C::storage_type;
-}
-&&std::same_as<typename C::storage_type::Config, C>;
+concept StorageConfig = std::same_as<typename C::storage_type::Config, C>;
 
 namespace detail {
 

@@ -83,7 +83,10 @@ struct AffineGrid {
 class GridRow {
  public:
   /// @throws std::bad_alloc
-  void resize(std::size_t numbers) { steps_.resize(numbers), zeros_.resize(numbers); }
+  void resize(std::size_t numbers) {
+    steps_.resize(numbers);
+    zeros_.resize(numbers);
+  }
 
   /// One for the numbers [first, first + group.size()): over their range. They are finite.
   AffineGrid cover(std::span<const float> group, std::size_t first, Encoding encoding) {
@@ -119,7 +122,7 @@ class GridRow {
     }
   }
 
-  /// The codes of a row's numbers, packed as rows are (core/dtype.hpp): all in as many bytes.
+  /// The codes of a row's numbers, packed as rows of that many bytes are (PageLayout).
   void encode(std::span<const float> numbers, Encoding encoding, std::span<std::byte> packed) const {
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
     const std::size_t bytes = packed.size();
