@@ -147,7 +147,7 @@ configure() {
   mkdir -p "$LOGS"
   log=$LOGS/$preset-configure.log
   case $preset in
-    clang | fuzz)
+    asan | fuzz)
       local version
       version=$(clang_version)
       [ "$version" = 14 ] || set -- "$@" "-DCMAKE_CXX_COMPILER=clang++-$version"

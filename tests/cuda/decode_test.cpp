@@ -24,12 +24,14 @@ TEST_CASE_TEMPLATE("decode: all rows and windows, at every length", E, bfloat16,
     const int grid = grids[seed % 4];
     const test::DecodeLayer<E> one(
         128, 4, 3, 64, {full(tokens), window(tokens, 4, 100, 192), window(tokens, 0, 33, 64, true)},
-        {}, seed++);
+        {}, seed);
     check<128>(one, grid);
+    ++seed;
     const test::DecodeLayer<E> some(64, 3, 2, 128, {full(tokens), window(tokens, 17, 64, 128)},
                                     {.queries = 4, .own_rows = tokens < 4 || seed % 2 == 0},
-                                    seed++);
+                                    seed);
     check<64>(some, grid);
+    ++seed;
   }
 }
 

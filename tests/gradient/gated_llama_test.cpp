@@ -40,7 +40,9 @@ HeadGates table(const io::Json& rows) {
 TEST_CASE("losses and gate gradients equal those of autograd") {
   const io::Json all = goldens();
   REQUIRE(all.size() == 4);
-  for (const auto& [name, golden] : all.items()) {
+  for (const auto& item : all.items()) {
+    const std::string& name = item.key();
+    const io::Json& golden = item.value();
     const Llama model = Llama::load(golden_folder(name));
     LabelledText text;
     text.tokens = load_golden(name).tokens;

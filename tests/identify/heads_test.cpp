@@ -26,7 +26,8 @@ constexpr AttentionMask streaming{.sinks = 3, .recent = 20};
 /// A text with a "passkey" of four tokens that comes again behind.
 LabelledText text_with_keys(const std::string& name, std::size_t shift) {
   LabelledText text{.tokens = load_golden(name).tokens, .labels = {}, .passkeys = {}};
-  std::ranges::rotate(text.tokens, text.tokens.begin() + static_cast<std::ptrdiff_t>(shift));
+  std::rotate(text.tokens.begin(), text.tokens.begin() + static_cast<std::ptrdiff_t>(shift),
+              text.tokens.end());
   for (std::size_t i = 0; i < 4; ++i) text.tokens[120 + i] = text.tokens[40 + i];
   for (std::size_t i = 110; i < 124; ++i) text.labels.push_back(i);
   text.passkeys = {{.hidden = 40, .answer = 120, .tokens = 4}};

@@ -197,13 +197,15 @@ void run_out_of_memory(const Models& models, const PlainText& plain, DraftOver d
     bool any_new;
     std::size_t stride;
   };
-  for (const auto [any_new, stride] : {Kind{false, 1}, Kind{true, steps * runs_share}}) {
+  for (const Kind& kind : {Kind{false, 1}, Kind{true, steps * runs_share}}) {
+    const bool any_new = kind.any_new;
+    const std::size_t stride = kind.stride;
     CAPTURE(any_new);
     std::size_t failures = 0;
     Running running{models, cache_options(), draft_over,
                     {.length = 5, .refresh_selection = {.every = 7}, .commit_every = commit_every}};
-    const auto fail = [&, by_new = any_new](std::size_t memory, auto call) {
-      if (by_new) {
+    const auto fail = [&](std::size_t memory, auto call) {
+      if (any_new) {
         const test::FailNew failing{memory};
         call();
       } else {
