@@ -25,11 +25,12 @@
 #include <reference_model/llama.hpp>
 
 #include "model/row_by_row.hpp"
+#include "support/sanitizer.hpp"
 
 namespace kvpolicy::reference {
 
 // Sanitizers take ten times as long: each test then makes every so many of its runs.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(KVPOLICY_TEST_ASAN) || defined(KVPOLICY_TEST_TSAN)
 inline constexpr std::size_t runs_share = 6;
 #else
 inline constexpr std::size_t runs_share = 1;

@@ -14,18 +14,14 @@
 #include <kvpolicy/speculation/model_draft.hpp>
 
 #include "chi_square.hpp"
+#include "support/sanitizer.hpp"
 #include "table_cache.hpp"
 #include "table_model.hpp"
 
 namespace test {
 
 // The sanitizers make it too slow for as many: there the tests look for slips of memory first.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define KVPOLICY_FEW_SAMPLES
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(KVPOLICY_FEW_SAMPLES)
+#if defined(KVPOLICY_TEST_ASAN)
 inline constexpr std::size_t wanted_samples = 20'000;
 #else
 inline constexpr std::size_t wanted_samples = 200'000;

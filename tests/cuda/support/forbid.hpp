@@ -7,14 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define KVPOLICY_TEST_ASAN
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-#define KVPOLICY_TEST_ASAN
-#endif
+#include "support/sanitizer.hpp"
+
 #if defined(KVPOLICY_TEST_ASAN)
 #include <sanitizer/asan_interface.h>
 #endif
