@@ -23,7 +23,8 @@ int main() {
   };
 
   // Prefill 1,024 tokens in chunks of 256, then decode 4: the same call. Keys come rotated.
-  for (const std::size_t tokens : {256, 256, 256, 256, 1, 1, 1, 1}) {
+  constexpr std::size_t calls[] = {256, 256, 256, 256, 1, 1, 1, 1};
+  for (const std::size_t tokens : calls) {
     const auto q = draw(tokens * 32 * 128);
     const auto k = draw(tokens * 8 * 128);
     const auto v = draw(tokens * 8 * 128);
