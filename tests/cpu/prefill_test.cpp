@@ -18,7 +18,6 @@
 #include "cpu/emulated_tiles.hpp"
 #include "cpu/random_layer.hpp"
 #include "support/compare.hpp"
-#include "support/sanitizer.hpp"
 
 namespace {
 using namespace kvpolicy;
@@ -27,13 +26,6 @@ using cpu::MatrixUnit;
 using test::below;
 using test::Random;
 using test::Tensor;
-
-// Emulated tiles under a sanitizer take minutes: each test then makes every so many of its runs.
-#if defined(KVPOLICY_TEST_ASAN)
-constexpr int runs_share = 6;
-#else
-constexpr int runs_share = 1;
-#endif
 
 // As in engine_test.cpp: what both kinds of products in float are off by.
 constexpr double tolerance_to_double = 1.5e-5;
@@ -243,7 +235,7 @@ TEST_CASE("prefill in every unit is attention in double within the stated bounds
   Random random{61};
   test::EmulatedTiles::products = 0;
   const std::vector<std::size_t> token_counts{2, 3, 7, 13, 16, 17, 31, 33, 64, 65, 101};
-  for (int round = 0; round < 60 / runs_share; ++round) {
+  for (int round = 0; round < 60; ++round) {
     CAPTURE(round);
     const std::size_t group = 1 + below(random, 8);
     const std::size_t head_dim = 16 * (1 + below(random, round % 4 == 0 ? 16 : 8));
@@ -256,12 +248,12 @@ TEST_CASE("prefill in every unit is attention in double within the stated bounds
     }
   }
   MESSAGE("of the bounds ", worst_share, " is used; largest error where nothing is rounded ", worst_exact);
-  CHECK(test::EmulatedTiles::products > 10000 / runs_share);
+  CHECK(test::EmulatedTiles::products > 10000);
 }
 
 TEST_CASE("quantised rows with one scale each, too") {
   Random random{68};
-  for (int round = 0; round < 30 / runs_share; ++round) {
+  for (int round = 0; round < 30; ++round) {
     CAPTURE(round);
     const std::size_t group = 1 + below(random, 8);
     const std::size_t head_dim = 16 * (1 + below(random, 16));
@@ -276,8 +268,8 @@ TEST_CASE("quantised rows with one scale each, too") {
 
 TEST_CASE("a chunk of 512") {
   Random random{62};
-  check_prefill<bfloat16, bfloat16>(random, 4, 128, std::size_t{512} / runs_share);
-  check_prefill<float, float>(random, 1, 64, std::size_t{509} / runs_share);
+  check_prefill<bfloat16, bfloat16>(random, 4, 128, 512);
+  check_prefill<float, float>(random, 1, 64, 509);
 }
 
 TEST_CASE("a call whose numbers allow it is made in bfloat16, any other is not") {
