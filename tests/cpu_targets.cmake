@@ -9,9 +9,11 @@ if(NOT TARGET test_cpu OR KVPOLICY_ENABLE_SANITIZERS OR MSVC
   return()
 endif()
 
+include(CheckCXXCompilerFlag)
+include(CheckCXXSourceRuns)
+
 # kvpolicy_add_cpu_target(<name> <feature that the machine must have> <flags>...)
 function(kvpolicy_add_cpu_target name feature)
-  include(CheckCXXSourceRuns)
   check_cxx_source_runs("int main() { return __builtin_cpu_supports(\"${feature}\") ? 0 : 1; }"
                         KVPOLICY_RUNS_${feature})
   if(NOT KVPOLICY_RUNS_${feature})
@@ -34,3 +36,15 @@ endfunction()
 kvpolicy_add_cpu_target(x86-64 sse2 -march=x86-64)
 kvpolicy_add_cpu_target(x86-64-v2 sse4.2 -march=x86-64-v2)
 kvpolicy_add_cpu_target(x86-64-v3 avx2 -march=x86-64-v3)
+
+# Compiled, and nowhere run: what only newer processors have (AMX, half in AVX-512), and with which
+# Highway 1.0 takes its AVX3_DL. CPUs of that kind are often seen by virtual machines in part only.
+check_cxx_compiler_flag(-march=sapphirerapids KVPOLICY_HAS_SAPPHIRERAPIDS)
+if(KVPOLICY_HAS_SAPPHIRERAPIDS)
+  add_library(cpu_for_sapphirerapids OBJECT cpu/engine_test.cpp)
+  target_link_libraries(cpu_for_sapphirerapids PRIVATE kvpolicy_test_support kvpolicy::cpu)
+  target_compile_features(cpu_for_sapphirerapids PRIVATE cxx_std_20)
+  target_compile_options(cpu_for_sapphirerapids PRIVATE -O0 -march=sapphirerapids)
+  target_compile_definitions(cpu_for_sapphirerapids PRIVATE
+    KVPOLICY_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+endif()

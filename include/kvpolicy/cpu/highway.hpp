@@ -14,13 +14,25 @@
 #define KVPOLICY_DEFINED_HWY_DISABLE_PCLMUL_AES
 #endif
 
+// Highway 1.0 also refuses to compile for what has all of its AVX3_DL (Ice Lake's instructions and
+// AVX-VNNI: Sapphire Rapids and later) unless that target was asked for.
+#if !defined(HIGHWAY_HWY_BASE_H_) && defined(__AVXVNNI__) && defined(__AVX512VBMI2__) && \
+    !defined(HWY_WANT_AVX3_DL)
+#define HWY_WANT_AVX3_DL
+#define KVPOLICY_DEFINED_HWY_WANT_AVX3_DL
+#endif
+
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
-// The macro is the includer's: it goes once Highway has read it.
+// The macros are the includer's: they go once Highway has read them.
 #ifdef KVPOLICY_DEFINED_HWY_DISABLE_PCLMUL_AES
 #undef HWY_DISABLE_PCLMUL_AES
 #undef KVPOLICY_DEFINED_HWY_DISABLE_PCLMUL_AES
+#endif
+#ifdef KVPOLICY_DEFINED_HWY_WANT_AVX3_DL
+#undef HWY_WANT_AVX3_DL
+#undef KVPOLICY_DEFINED_HWY_WANT_AVX3_DL
 #endif
 
 #if HWY_HAVE_SCALABLE
