@@ -30,3 +30,20 @@ TEST_CASE("every line of a row is fetched in just one pass") {
     }
   }
 }
+
+TEST_CASE("every row comes once, whatever the order") {
+  std::vector<std::byte> bytes(70);
+  for (std::size_t count = 1; count <= 64; ++count) {
+    CAPTURE(count);
+    std::vector<const std::byte*> rows(count);
+    for (std::size_t i = 0; i < count; ++i) rows[i] = bytes.data() + i;
+    const simd::Prefetch all{.rows = rows.data(), .count = count, .bytes = 64};
+    std::vector<int> visits(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto row = static_cast<std::size_t>(all.place(i) - bytes.data());
+      REQUIRE(row < count);
+      ++visits[row];
+    }
+    CHECK(visits == std::vector<int>(count, 1));
+  }
+}

@@ -21,27 +21,28 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-/// logits[q * stride + row] = queries[q] . rows[row] for Q queries; four rows at once, so that `rows`
-/// must hold pointers, and `logits` room, up to a multiple of four.
+/// Channels of a row that load_pair takes; the vector behind them stands alone.
+[[nodiscard]] constexpr std::size_t paired_channels(std::size_t head_dim) {
+  return head_dim / (2 * lanes) * (2 * lanes);
+}
+
+/// logits[q * stride + row] = queries[q] . rows[row] for Q queries, whose pairs of vectors are in the
+/// order of part_pair<E>; four rows at once, so that `rows` must hold pointers, and `logits` room, up
+/// to a multiple of four.
 template <Encoding E, std::size_t Q>
 HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const float* queries,
                          std::size_t head_dim, float* logits, std::size_t stride,
                          const Prefetch& prefetch) {
+  const std::size_t paired = paired_channels(head_dim);
+  const std::size_t steps = std::max<std::size_t>(paired / (2 * lanes), 1);
   for (std::size_t row = 0; row < count; row += 4) {
-    unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { prefetch.row(row + j); });
-    const std::byte* row0 = rows[row];
-    const std::byte* row1 = rows[row + 1];
-    const std::byte* row2 = rows[row + 2];
-    const std::byte* row3 = rows[row + 3];
+    FourRowPrefetch ahead{prefetch, row, steps};
     FloatVector sums[Q][4];
     unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
       unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { sums[q][j] = zero_vector(); });
     });
-    for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
-      const auto key0 = load_numbers<E>(row0, channel);
-      const auto key1 = load_numbers<E>(row1, channel);
-      const auto key2 = load_numbers<E>(row2, channel);
-      const auto key3 = load_numbers<E>(row3, channel);
+    const auto add = [&](std::size_t channel, auto key0, auto key1, auto key2,
+                         auto key3) KVPOLICY_CPU_INLINE_LAMBDA {
       unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
         const auto query = hn::LoadU(floats, queries + q * head_dim + channel);
         sums[q][0] = hn::MulAdd(query, key0, sums[q][0]);
@@ -49,6 +50,24 @@ HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const 
         sums[q][2] = hn::MulAdd(query, key2, sums[q][2]);
         sums[q][3] = hn::MulAdd(query, key3, sums[q][3]);
       });
+    };
+    const std::byte* row0 = rows[row];
+    const std::byte* row1 = rows[row + 1];
+    const std::byte* row2 = rows[row + 2];
+    const std::byte* row3 = rows[row + 3];
+    for (std::size_t channel = 0; channel < paired; channel += 2 * lanes) {
+      ahead.step();
+      const VectorPair keys0 = load_pair<E>(row0, channel);
+      const VectorPair keys1 = load_pair<E>(row1, channel);
+      const VectorPair keys2 = load_pair<E>(row2, channel);
+      const VectorPair keys3 = load_pair<E>(row3, channel);
+      add(channel, keys0.first, keys1.first, keys2.first, keys3.first);
+      add(channel + lanes, keys0.second, keys1.second, keys2.second, keys3.second);
+    }
+    if (paired < head_dim) {
+      if (paired == 0) ahead.step();
+      add(paired, load_numbers<E>(row0, paired), load_numbers<E>(row1, paired),
+          load_numbers<E>(row2, paired), load_numbers<E>(row3, paired));
     }
     unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
       store_sums(sums[q][0], sums[q][1], sums[q][2], sums[q][3], logits + q * stride + row);
@@ -57,24 +76,38 @@ HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const 
 }
 
 /// values[q] = factors[q] * values[q] + sum over rows of weights[q * stride + row] * rows[row], for
-/// Q queries and N vectors of channels that stay in registers throughout.
+/// Q queries and N vectors of channels, one or pairs, that stay in registers throughout.
 template <Encoding E, std::size_t Q, std::size_t N>
 HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const float* weights,
                          std::size_t stride, const float* factors, float* values,
                          std::size_t channel, std::size_t head_dim, const Prefetch& prefetch) {
+  static_assert(N == 1 || N % 2 == 0);
   FloatVector sums[Q][N];
   unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
     const auto factor = hn::Set(floats, factors[q]);
-    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-      sums[q][n] = hn::Mul(hn::LoadU(floats, values + q * head_dim + channel + n * lanes), factor);
-    });
+    const float* from = values + q * head_dim + channel;
+    if constexpr (N == 1) {
+      sums[q][0] = hn::Mul(hn::LoadU(floats, from), factor);
+    } else {
+      unroll<N / 2>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+        const VectorPair pair = part_pair<E>(from + 2 * n * lanes);
+        sums[q][2 * n] = hn::Mul(pair.first, factor);
+        sums[q][2 * n + 1] = hn::Mul(pair.second, factor);
+      });
+    }
   });
   for (std::size_t row = 0; row < count; ++row) {
     prefetch.row(row);
     FloatVector numbers[N];
-    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-      numbers[n] = load_numbers<E>(rows[row], channel + n * lanes);
-    });
+    if constexpr (N == 1) {
+      numbers[0] = load_numbers<E>(rows[row], channel);
+    } else {
+      unroll<N / 2>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+        const VectorPair pair = load_pair<E>(rows[row], channel + 2 * n * lanes);
+        numbers[2 * n] = pair.first;
+        numbers[2 * n + 1] = pair.second;
+      });
+    }
     unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
       const auto weight = hn::Set(floats, weights[q * stride + row]);
       unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -83,9 +116,14 @@ HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const 
     });
   }
   unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
-    unroll<N>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-      hn::StoreU(sums[q][n], floats, values + q * head_dim + channel + n * lanes);
-    });
+    float* to = values + q * head_dim + channel;
+    if constexpr (N == 1) {
+      hn::StoreU(sums[q][0], floats, to);
+    } else {
+      unroll<N / 2>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
+        join_pair<E>({sums[q][2 * n], sums[q][2 * n + 1]}, to + 2 * n * lanes);
+      });
+    }
   });
 }
 
@@ -119,7 +157,7 @@ class StreamPass {
   static constexpr std::size_t stride = max_block_rows + lanes;
 
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return queries * (stride + 1) + max_block_rows * head_dim + 2 * head_dim +
+    return queries * (stride + 1 + head_dim) + max_block_rows * head_dim + 2 * head_dim +
            IntegerKeys::scratch_floats(queries, head_dim) +
            IntegerValues::scratch_floats(queries, head_dim);
   }
@@ -127,7 +165,7 @@ class StreamPass {
   StreamPass(const QueryTile& tile, const Partial& partial, float* scratch)
       : tile_{tile}, partial_{partial}, head_dim_{tile.queries.head_dim}, logits_{scratch},
         rows_{logits_ + tile.rows * stride}, params_{rows_ + max_block_rows * head_dim_},
-        factors_{params_ + 2 * head_dim_},
+        parted_queries_{params_ + 2 * head_dim_}, factors_{parted_queries_ + tile.rows * head_dim_},
         integer_keys_{tile.rows, head_dim_, factors_ + tile.rows},
         integer_values_{tile.rows, head_dim_, factors_ + tile.rows +
                                                   IntegerKeys::scratch_floats(tile.rows, head_dim_)} {}
@@ -135,6 +173,7 @@ class StreamPass {
   /// Takes the queries [tile.rows, head_dim] of the blocks that follow.
   void set_queries(const float* queries) {
     queries_ = queries;
+    has_parted_queries_ = false;
     integer_keys_.set_queries(queries);
   }
 
@@ -158,8 +197,9 @@ class StreamPass {
     const auto keys = readable_rows(block.keys, block.rows, true);
     const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion;
     with_dense_encoding(keys.encoding, [&]<Encoding E>() {
+      const float* queries = queries_for<E>();
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
-        dot_rows<E, Q>(keys.rows.data(), block.rows, queries_ + q * head_dim_, head_dim_,
+        dot_rows<E, Q>(keys.rows.data(), block.rows, queries + q * head_dim_, head_dim_,
                        logits_ + q * stride, stride, ahead.share(q / query_portion, passes));
       });
     });
@@ -171,6 +211,33 @@ class StreamPass {
     Encoding encoding;
     std::array<const std::byte*, max_block_rows + 3> rows;
   };
+
+  // The queries in the order that rows of encoding E are read in.
+  template <Encoding E>
+  [[nodiscard]] const float* queries_for() {
+    if constexpr (parts_pairs<E>) {
+      if (!has_parted_queries_) part_queries<E>();
+      return parted_queries_;
+    } else {
+      return queries_;
+    }
+  }
+
+  template <Encoding E>
+  void part_queries() {
+    has_parted_queries_ = true;
+    const std::size_t paired = paired_channels(head_dim_);
+    for (std::size_t m = 0; m < tile_.rows; ++m) {
+      const float* from = queries_ + m * head_dim_;
+      float* to = parted_queries_ + m * head_dim_;
+      for (std::size_t channel = 0; channel < paired; channel += 2 * lanes) {
+        const VectorPair pair = part_pair<E>(from + channel);
+        hn::StoreU(pair.first, floats, to + channel);
+        hn::StoreU(pair.second, floats, to + channel + lanes);
+      }
+      std::copy(from + paired, from + head_dim_, to + paired);
+    }
+  }
 
   // Pointers to dense rows: the stored ones, or, where they are quantised, decoded ones.
   [[nodiscard]] Rows readable_rows(const BlockSide& side, std::size_t count, bool padded) {
@@ -272,13 +339,15 @@ class StreamPass {
   const QueryTile& tile_;
   Partial partial_;
   std::size_t head_dim_;
-  float* logits_;   // [queries, stride]
-  float* rows_;     // [max_block_rows, head_dim]
-  float* params_;   // [2, head_dim]
-  float* factors_;  // [queries]
+  float* logits_;          // [queries, stride]
+  float* rows_;            // [max_block_rows, head_dim]
+  float* params_;          // [2, head_dim]
+  float* parted_queries_;  // [queries, head_dim], see queries_for
+  float* factors_;         // [queries]
   IntegerKeys integer_keys_;
   IntegerValues integer_values_;
   const float* queries_ = nullptr;
+  bool has_parted_queries_ = false;
 };
 
 }  // namespace HWY_NAMESPACE

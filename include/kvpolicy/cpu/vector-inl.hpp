@@ -92,6 +92,53 @@ template <Encoding E>
   }
 }
 
+/// Whether load_pair puts a row's numbers in another order.
+template <Encoding E>
+inline constexpr bool parts_pairs = E == Encoding::bfloat16 && lanes > 1;
+
+struct VectorPair {
+  FloatVector first, second;
+};
+
+/// Two vectors of a dense row's numbers, from channel `channel` on. Of bfloat16 the even ones and
+/// the odd ones: each word is two numbers, which a shift and a mask bring into float, half as many
+/// instructions as bringing them into line takes.
+template <Encoding E>
+[[nodiscard]] HWY_INLINE VectorPair load_pair(const std::byte* row, std::size_t channel) {
+  if constexpr (parts_pairs<E>) {
+    const hn::Rebind<std::uint32_t, Floats> words;
+    const auto both =
+        hn::LoadU(words, reinterpret_cast<const std::uint32_t*>(row + channel * sizeof(bfloat16)));
+    return {hn::BitCast(floats, hn::ShiftLeft<16>(both)),
+            hn::BitCast(floats, hn::And(both, hn::Set(words, 0xffff0000U)))};
+  } else {
+    return {load_numbers<E>(row, channel), load_numbers<E>(row, channel + lanes)};
+  }
+}
+
+/// The same of numbers in float, which stand in line: in the order that load_pair<E> has.
+template <Encoding E>
+[[nodiscard]] HWY_INLINE VectorPair part_pair(const float* numbers) {
+  VectorPair pair;
+  if constexpr (parts_pairs<E>) {
+    hn::LoadInterleaved2(floats, numbers, pair.first, pair.second);
+  } else {
+    pair = {hn::LoadU(floats, numbers), hn::LoadU(floats, numbers + lanes)};
+  }
+  return pair;
+}
+
+/// And back into line.
+template <Encoding E>
+HWY_INLINE void join_pair(const VectorPair& pair, float* numbers) {
+  if constexpr (parts_pairs<E>) {
+    hn::StoreInterleaved2(pair.first, pair.second, floats, numbers);
+  } else {
+    hn::StoreU(pair.first, floats, numbers);
+    hn::StoreU(pair.second, floats, numbers + lanes);
+  }
+}
+
 /// exp(x) for x <= 0 to 2 units in the last place; 0 below -87 (half of float's smallest normal
 /// number is no weight beside a largest of 1), NaN for NaN.
 [[nodiscard]] HWY_INLINE FloatVector exp_nonpositive(FloatVector x) {
