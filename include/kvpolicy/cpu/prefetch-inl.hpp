@@ -74,7 +74,7 @@ class FourRowPrefetch {
   }
 
  private:
-  const std::byte* starts_[4];
+  const std::byte* starts_[4] = {};
   std::size_t at_, end_, stride_;
 };
 
