@@ -37,8 +37,8 @@ kvpolicy_add_cpu_target(x86-64 sse2 -march=x86-64)
 kvpolicy_add_cpu_target(x86-64-v2 sse4.2 -march=x86-64-v2)
 kvpolicy_add_cpu_target(x86-64-v3 avx2 -march=x86-64-v3)
 
-# Compiled, and nowhere run: what only newer processors have (AMX, half in AVX-512), and with which
-# Highway 1.0 takes its AVX3_DL. CPUs of that kind are often seen by virtual machines in part only.
+# Compiled, and nowhere run: for processors with AMX, with which Highway 1.0 takes its AVX3_DL. Most
+# machines that tests run on have neither.
 check_cxx_compiler_flag(-march=sapphirerapids KVPOLICY_HAS_SAPPHIRERAPIDS)
 if(KVPOLICY_HAS_SAPPHIRERAPIDS)
   add_library(cpu_for_sapphirerapids OBJECT cpu/engine_test.cpp)
