@@ -43,55 +43,135 @@ struct RowPairs {
     const std::size_t code = pair % Codes::pairs;
     return Codes::part(code) * bytes + at + 4 * i + 2 * (pair / Codes::pairs) + Codes::byte(code);
   }
+
+  /// Codes are masked where they lie in their byte, not moved: so many times as large as they are.
+  static constexpr std::size_t times(std::size_t pair) { return std::size_t{1} << pair * Bits % 8; }
+
+  template <std::size_t Pair, class D>
+  [[nodiscard]] static HWY_INLINE hn::Vec<D> take(D d, hn::Vec<D> packed) {
+    constexpr std::size_t bit = Pair % Codes::pairs * Bits;
+    const hn::Repartition<std::uint16_t, D> shorts;
+    const auto mask =
+        hn::Set(d, static_cast<std::int32_t>(Codes::levels * times(Pair) * 0x10001U));
+    if constexpr (bit < 8) return hn::And(packed, mask);
+    return hn::And(hn::BitCast(d, hn::ShiftRight<8>(hn::BitCast(shorts, packed))), mask);
+  }
 };
 
-/// Rows between two portions that are fetched.
+/// Rows between two portions that are fetched; a block is taken in so many at a time.
 inline constexpr std::size_t fetch_step = 8;
 
-/// sums[q][x] of weights[q] x codes for Q queries and N pairs from `First` on, over two rows at a
-/// time: the rows' bytes [at, at + 4 * lanes of D). Behind an odd row there is room for one more
-/// pointer and a weight of 0. Weights are 16-bit numbers, `weight_bytes` apart.
-template <std::size_t Bits, std::size_t First, std::size_t Q, std::size_t N, class D>
+/// Bytes from `at` on of every second row, `Fold` of them behind each other.
+template <std::size_t Fold, class D>
+[[nodiscard]] HWY_INLINE hn::Vec<D> load_every_second(D d, const std::byte* const* rows,
+                                                      std::size_t at) {
+  if constexpr (Fold == 1) {
+    return hn::BitCast(d, hn::LoadU(hn::Repartition<std::uint8_t, D>{},
+                                    reinterpret_cast<const std::uint8_t*>(rows[0] + at)));
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, load_every_second<Fold / 2>(half, rows + Fold, at),
+                       load_every_second<Fold / 2>(half, rows, at));
+  }
+}
+
+/// `Fold` pairs of 16-bit numbers, one behind the other, each in as many lanes.
+template <std::size_t Fold, class D>
+[[nodiscard]] HWY_INLINE hn::Vec<D> broadcast_pairs(D d, const std::byte* pairs) {
+  if constexpr (Fold == 1) {
+    return broadcast_pair(d, pairs);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, broadcast_pairs<Fold / 2>(half, pairs + 2 * Fold),
+                       broadcast_pairs<Fold / 2>(half, pairs));
+  }
+}
+
+/// The sum of a vector's parts that are as long as one of `D`.
+template <class D, class V>
+[[nodiscard]] HWY_INLINE hn::Vec<D> add_parts(D d, V sum) {
+  const hn::DFromV<V> whole;
+  if constexpr (hn::MaxLanes(whole) == hn::MaxLanes(D{})) {
+    return sum;
+  } else {
+    const hn::Half<decltype(whole)> half;
+    return add_parts(d, hn::Add(hn::LowerHalf(half, sum), hn::UpperHalf(half, sum)));
+  }
+}
+
+/// The 16-bit weights of Q queries, `bytes` apart, as multiplied in steps of 2 * Fold rows: one pair
+/// in all lanes, or several, laid side by side beforehand since every pass over the rows needs them.
+/// Up to a whole fetch_step behind the rows they are 0.
+template <std::size_t Q, std::size_t Fold>
+class StepWeights {
+ public:
+  StepWeights(const std::byte* weights, std::size_t bytes, std::size_t rows)
+      : weights_{weights}, bytes_{bytes} {
+    if constexpr (Fold > 1) {
+      unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+        const std::size_t end = (rows + fetch_step - 1) / fetch_step * fetch_step;
+        for (std::size_t row = 0; row < end; row += 2 * Fold) {
+          beside_[q][row / (2 * Fold)] =
+              broadcast_pairs<Fold>(ints, weights + q * bytes + 2 * row);
+        }
+      });
+    }
+  }
+  [[nodiscard]] HWY_INLINE IntVector at(std::size_t q, std::size_t row) const {
+    if constexpr (Fold > 1) return beside_[q][row / (2 * Fold)];
+    return broadcast_pair(ints, weights_ + q * bytes_ + 2 * row);
+  }
+
+ private:
+  const std::byte* weights_;
+  std::size_t bytes_;
+  IntVector beside_[Q][Fold > 1 ? max_block_rows / (2 * Fold) : 1];
+};
+
+/// sums[q][x] of weights x codes for Q queries and N pairs from `First` on, times what these are taken
+/// by, over the rows' bytes [at, at + 4 * lanes of D). Each step takes two rows, or as many more as
+/// fill a vector; behind the last row there are pointers up to a whole fetch_step.
+template <std::size_t Bits, std::size_t First, std::size_t Q, std::size_t N, std::size_t Fold, class D>
 HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, std::size_t at,
-                          const std::byte* weights, std::size_t weight_bytes, PrefetchWalk& ahead,
+                          const StepWeights<Q, Fold>& weights, PrefetchWalk& ahead,
                           hn::Vec<D> (&sums)[Q][N]) {
+  static_assert(Fold * hn::MaxLanes(D{}) == lanes);
+  static_assert(fetch_step % (2 * Fold) == 0);
   using Pairs = RowPairs<Bits>;
-  using Codes = CodePairs<Bits>;
-  const hn::Repartition<std::uint16_t, D> shorts;
-  const hn::Repartition<std::uint8_t, D> bytes;
+  const hn::Repartition<std::uint16_t, Ints> shorts;
+  IntVector all[Q][N];
   unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
-    unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA { sums[q][x] = hn::Zero(d); });
+    unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA { all[q][x] = hn::Zero(ints); });
   });
-  const auto load = [&](std::size_t row) KVPOLICY_CPU_INLINE_LAMBDA {
-    return hn::BitCast(
-        d, hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(rows[row] + at)));
-  };
   const auto merge = [&](auto odd, auto even) KVPOLICY_CPU_INLINE_LAMBDA {
-    return hn::BitCast(d, hn::OddEven(hn::BitCast(shorts, odd), hn::BitCast(shorts, even)));
+    return hn::BitCast(ints, hn::OddEven(hn::BitCast(shorts, odd), hn::BitCast(shorts, even)));
   };
-  const auto add_pair = [&](std::size_t row) KVPOLICY_CPU_INLINE_LAMBDA {
-    const auto a = load(row);
-    const auto b = load(row + 1);
-    hn::Vec<D> codes[N];
+  const auto add_step = [&](std::size_t row) KVPOLICY_CPU_INLINE_LAMBDA {
+    const auto a = load_every_second<Fold>(ints, rows + row, at);
+    const auto b = load_every_second<Fold>(ints, rows + row + 1, at);
+    IntVector codes[N];
     unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
       constexpr std::size_t pair = First + x;
-      constexpr bool high = pair >= Codes::pairs;
+      constexpr bool high = pair >= Pairs::pairs / 2;
       const auto both = high ? merge(b, hn::ShiftRight<16>(a)) : merge(hn::ShiftLeft<16>(b), a);
-      codes[x] = Codes::template take<pair % Codes::pairs>(d, both);
+      codes[x] = Pairs::template take<pair>(ints, both);
     });
     unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
-      const auto weight = broadcast_pair(d, weights + q * weight_bytes + 2 * row);
+      const auto weight = weights.at(q, row);
       unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
-        sums[q][x] = add_pair_products(d, sums[q][x], codes[x], weight);
+        all[q][x] = add_pair_products(ints, all[q][x], codes[x], weight);
       });
     });
   };
-  // Sums stay in registers only through a loop that does nothing else.
-  for (std::size_t row = 0; row < count;) {
+  // No loop in the loop: GCC would copy all sums each time round.
+  for (std::size_t row = 0; row < count; row += fetch_step) {
     ahead.step();
-    const std::size_t end = std::min(count, row + fetch_step);
-    for (; row < end; row += 2) add_pair(row);
+    unroll<fetch_step / (2 * Fold)>(
+        [&](auto i) KVPOLICY_CPU_INLINE_LAMBDA { add_step(row + i * 2 * Fold); });
   }
+  unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+    unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA { sums[q][x] = add_parts(d, all[q][x]); });
+  });
   static_assert(First + N <= Pairs::pairs);
 }
 
@@ -131,9 +211,10 @@ class IntegerValues {
       offsets_[q] = offsets_[q] * factors[q] + added_offsets_[q];
       kept_[q] *= factors[q];
     }
-    std::array<const std::byte*, max_block_rows> codes;  // with one more behind an odd row
+    std::array<const std::byte*, max_block_rows> codes;  // up to a whole fetch_step
+    static_assert(max_block_rows % fetch_step == 0);
     std::copy_n(values.codes.begin(), rows, codes.begin());
-    if (rows % 2 == 1) codes[rows] = codes[rows - 1];
+    for (std::size_t row = rows; row % fetch_step != 0; ++row) codes[row] = codes[rows - 1];
     with_bits(format.encoding, [&]<std::size_t Bits>() {
       const std::size_t bytes = head_dim_ * Bits / 8;
       std::size_t passes = 0;
@@ -218,6 +299,7 @@ class IntegerValues {
     auto rounded_sums = hn::Zero(ints);
     const hn::Rebind<std::int16_t, Floats> shorts;
     auto* out = reinterpret_cast<std::int16_t*>(weights_ + q * weight_bytes);
+    for (std::size_t row = rows; row % fetch_step != 0; ++row) out[row] = 0;
     for (std::size_t row = 0; row < rows; row += lanes) {
       const auto x = hn::NearestInt(hn::Mul(hn::LoadU(floats, scaled.data() + row), inverse));
       rounded_sums = hn::Add(rounded_sums, x);
@@ -250,16 +332,17 @@ class IntegerValues {
     constexpr std::size_t width = hn::MaxLanes(D{});
     constexpr std::size_t at_once = pairs_at_once;
     const hn::Rebind<float, D> numbers;
+    const StepWeights<Q, lanes / width> weights{weights_ + q * weight_bytes, weight_bytes, rows};
     unroll<RowPairs<Bits>::pairs / at_once>([&](auto pass) KVPOLICY_CPU_INLINE_LAMBDA {
       constexpr std::size_t first = pass * at_once;
       hn::Vec<D> products[Q][at_once];
-      add_codes<Bits, first>(d, codes, rows, at, weights_ + q * weight_bytes,
-                             weight_bytes, ahead, products);
+      add_codes<Bits, first>(d, codes, rows, at, weights, ahead, products);
       unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
         const auto factor = hn::Set(numbers, factors[q + i]);
-        const auto step = hn::Set(numbers, steps_[q + i]);
         float* own = sums + i * room(head_dim_) + first * width;
         unroll<at_once>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
+          constexpr auto times = static_cast<float>(RowPairs<Bits>::times(first + x));
+          const auto step = hn::Set(numbers, steps_[q + i] / times);
           const auto old = hn::Mul(hn::LoadU(numbers, own + x * width), factor);
           hn::StoreU(hn::MulAdd(hn::ConvertTo(numbers, products[i][x]), step, old), numbers,
                      own + x * width);

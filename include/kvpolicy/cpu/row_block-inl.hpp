@@ -168,16 +168,30 @@ class BlockReader {
     const std::size_t count = std::min({limit - block.rows, end_ - row_, keys.contiguous_rows,
                                         values.contiguous_rows});
     const std::size_t first = block.rows;
-    if (segment.positions == nullptr && segment.node == no_node) {
+    std::int64_t oldest = segment.position_of(row_);
+    std::int64_t newest = oldest + static_cast<std::int64_t>(count) - 1;
+    bool in_one_go = segment.node == no_node;
+    if (segment.positions != nullptr) {
+      newest = oldest;
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::int64_t position = segment.positions[row_ + i];
+        block.positions[first + i] = position;
+        oldest = std::min(oldest, position);
+        newest = std::max(newest, position);
+      }
+      in_one_go = in_one_go && tile_.all_see(oldest, newest, segment.reach);
+    }
+    if (in_one_go) {
       place_rows(segment.keys, keys, count, key_layout_, block.keys, first);
       place_rows(segment.values, values, count, value_layout_, block.values, first);
-      const std::int64_t position = segment.position_of(row_);
       for (std::size_t i = 0; i < count; ++i) {
-        block.positions[first + i] = position + static_cast<std::int64_t>(i);
+        if (segment.positions == nullptr) {
+          block.positions[first + i] = oldest + static_cast<std::int64_t>(i);
+        }
         block.ordinals[first + i] = ordinal_ + i;
       }
-      oldest_ = std::min(oldest_, position);
-      newest_ = std::max(newest_, position + static_cast<std::int64_t>(count) - 1);
+      oldest_ = std::min(oldest_, oldest);
+      newest_ = std::max(newest_, newest);
       block.rows += count;
     } else {
       for (std::size_t i = 0; i < count; ++i) {
