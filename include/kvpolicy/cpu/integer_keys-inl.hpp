@@ -77,7 +77,8 @@ HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const
 class IntegerKeys {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return queries * (2 * (head_dim / 2) + 2 * sizeof(Rounded) / sizeof(float));
+    return queries * (2 * (head_dim / 2) + 2 * rounded_floats + head_dim) +
+           query_portion * head_dim;
   }
 
   IntegerKeys(std::size_t queries, std::size_t head_dim, float* scratch)
@@ -89,14 +90,17 @@ class IntegerKeys {
     };
     for (Set* set : {&plain_, &scaled_}) {
       set->numbers = reinterpret_cast<std::byte*>(take(queries * head_dim / 2));
-      set->rounded = take(queries * sizeof(Rounded) / sizeof(float));
+      set->rounded = take(queries * rounded_floats);
     }
+    dealt_ = take(queries * head_dim);
+    products_ = take(query_portion * head_dim);
   }
 
   /// Of the blocks that follow: [queries, head_dim]. Null: none, every block is left to others.
   void set_queries(const float* queries) {
     queries_ = queries;
     state_ = queries == nullptr ? State::unusable : State::unknown;
+    has_dealt_ = false;
   }
 
   /// logits[q * stride + row], with room up to a multiple of the lanes behind `rows`. False where
@@ -131,61 +135,105 @@ class IntegerKeys {
   // One query in 16 bits: number ~ scale * rounded number.
   struct Rounded {
     float scale;
-    float sum;   // of the numbers, before they were rounded
-    float rest;  // by which scale * rounded sum falls short of it
-    float zero;  // per channel: query . zeros
+    float sum;          // of the numbers; per channel: of what they are at middle codes, zeros included
+    float rounded_sum;  // of scale * rounded numbers
   };
+  static constexpr std::size_t rounded_floats = 3;
   // All of them: numbers [queries, head_dim] of 16 bits, and a Rounded for each.
   struct Set {
     std::byte* numbers;
     float* rounded;
 
     [[nodiscard]] Rounded query(std::size_t q) const {
-      const float* at = rounded + 4 * q;
-      return {at[0], at[1], at[2], at[3]};
+      const float* at = rounded + rounded_floats * q;
+      return {at[0], at[1], at[2]};
     }
     void set(std::size_t q, const Rounded& query) const {
-      const float all[4] = {query.scale, query.sum, query.rest, query.zero};
-      std::copy_n(all, 4, rounded + 4 * q);
+      const float all[rounded_floats] = {query.scale, query.sum, query.rounded_sum};
+      std::copy_n(all, rounded_floats, rounded + rounded_floats * q);
     }
   };
-  static_assert(sizeof(Rounded) == 4 * sizeof(float));
+
+  // Two vectors of 32 bits become one of 16 bits by fours in turn. What is to come out in order goes
+  // in dealt: of 2 * lanes channels the even fours first, then the odd ones. Channels behind the last
+  // whole two vectors stay as they are.
+  [[nodiscard]] std::size_t dealt_channels() const { return head_dim_ / (2 * lanes) * (2 * lanes); }
+
+  void deal_queries() {
+    if (has_dealt_) return;
+    has_dealt_ = true;
+    for (std::size_t q = 0; q < count_; ++q) {
+      const float* from = queries_ + q * head_dim_;
+      float* to = dealt_ + q * head_dim_;
+      std::copy(from + dealt_channels(), from + head_dim_, to + dealt_channels());
+      for (std::size_t channel = 0; channel < dealt_channels(); channel += 4) {
+        const std::size_t four = channel % (2 * lanes) / 4;
+        const std::size_t dealt = (four / 2 + four % 2 * (lanes / 4)) * 4;
+        std::copy_n(from + channel, 4, to + channel / (2 * lanes) * (2 * lanes) + dealt);
+      }
+    }
+  }
+  [[nodiscard]] static HWY_INLINE VectorPair load_dealt(const half* from) {
+    const hn::ScalableTag<std::uint64_t> fours;
+    const auto all = hn::LoadU(fours, reinterpret_cast<const std::uint64_t*>(from));
+    alignas(64) std::uint64_t even[hn::MaxLanes(fours)];
+    alignas(64) std::uint64_t odd[hn::MaxLanes(fours)];
+    hn::Store(hn::ConcatEven(fours, all, all), fours, even);
+    hn::Store(hn::ConcatOdd(fours, all, all), fours, odd);
+    return {load_half(even), load_half(odd)};
+  }
 
   // Queries [q, q + Q) into `set`, Scaled: times the scales of a run of rows; false if a number is not
   // finite. Side by side, for each alone would wait for its own sums.
   template <bool Scaled, std::size_t Q>
   HWY_INLINE bool round_queries(const Set& set, std::size_t q, const half* row_scales,
-                                const half* row_zeros) const {
+                                const half* row_zeros, float middle) const {
     const std::size_t head_dim = head_dim_;
-    const float* queries = queries_ + q * head_dim;
-    const float amplitude = static_cast<float>(std::min<std::size_t>(
-        32767, std::numeric_limits<std::int32_t>::max() / (255 * head_dim)));
+    const std::size_t dealt = dealt_channels();
+    const float* queries = dealt_ + q * head_dim;
     FloatVector highest[Q];
     FloatVector sums[4];
-    FloatVector zeros[4];
     unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA { highest[i] = zero_vector(); });
-    unroll<4>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA { sums[i] = zeros[i] = zero_vector(); });
-    for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
-      const auto row_scale = Scaled ? load_half(row_scales + channel) : zero_vector();
-      const auto row_zero = Scaled ? load_half(row_zeros + channel) : zero_vector();
+    unroll<4>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA { sums[i] = zero_vector(); });
+    const auto look_at = [&](std::size_t channel, auto scale, auto zero) KVPOLICY_CPU_INLINE_LAMBDA {
+      const auto at_middle = hn::MulAdd(scale, hn::Set(floats, middle), zero);
       unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
         const auto number = hn::LoadU(floats, queries + i * head_dim + channel);
-        const auto x = Scaled ? hn::Mul(number, row_scale) : number;
-        highest[i] = hn::Max(highest[i], hn::Abs(x));
-        sums[i] = hn::Add(sums[i], x);
-        if constexpr (Scaled) zeros[i] = hn::MulAdd(number, row_zero, zeros[i]);
+        auto product = number;
+        if constexpr (Scaled) {
+          product = hn::Mul(number, scale);
+          hn::StoreU(product, floats, products_ + i * head_dim + channel);
+          sums[i] = hn::MulAdd(number, at_middle, sums[i]);
+        } else {
+          sums[i] = hn::Add(sums[i], number);
+        }
+        highest[i] = hn::Max(highest[i], hn::Abs(product));
       });
+    };
+    for (std::size_t channel = 0; channel < dealt; channel += 2 * lanes) {
+      VectorPair scales{zero_vector(), zero_vector()};
+      VectorPair zeros = scales;
+      if constexpr (Scaled) {
+        scales = load_dealt(row_scales + channel);
+        zeros = load_dealt(row_zeros + channel);
+      }
+      look_at(channel, scales.first, zeros.first);
+      look_at(channel + lanes, scales.second, zeros.second);
+    }
+    if (dealt < head_dim) {
+      look_at(dealt, Scaled ? load_half(row_scales + dealt) : zero_vector(),
+              Scaled ? load_half(row_zeros + dealt) : zero_vector());
     }
     float sum[4];
-    float zero[4];
     store_sums(sums[0], sums[1], sums[2], sums[3], sum);
-    store_sums(zeros[0], zeros[1], zeros[2], zeros[3], zero);
+    const float amplitude = static_cast<float>(std::min<std::size_t>(
+        32767, std::numeric_limits<std::int32_t>::max() / (255 * head_dim)));
     float scale[Q];
     FloatVector inverse[Q];
     IntVector rounded_sums[Q];
     bool finite = true;
     unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
-      finite = finite && std::isfinite(sum[i]) && std::isfinite(zero[i]);
+      finite = finite && std::isfinite(sum[i]);
       const float most = hn::GetLane(hn::MaxOfLanes(floats, highest[i]));
       const bool counts = most > 1e-30F;  // where its inverse exists
       inverse[i] = hn::Set(floats, counts ? amplitude / most : 0.0F);
@@ -193,37 +241,56 @@ class IntegerKeys {
       rounded_sums[i] = hn::Zero(ints);
     });
     if (!finite) return false;
-    const hn::Rebind<std::int16_t, Floats> shorts;
-    const hn::Repartition<std::uint8_t, decltype(shorts)> bytes;
-    alignas(16) static constexpr std::uint8_t exchange[16] = {0, 1, 4,  5,  2,  3,  6,  7,
-                                                              8, 9, 12, 13, 10, 11, 14, 15};
-    const auto order = hn::LoadDup128(bytes, exchange);
-    auto* numbers = reinterpret_cast<std::uint8_t*>(set.numbers + 2 * q * head_dim);
-    for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
-      const auto row_scale = Scaled ? load_half(row_scales + channel) : zero_vector();
+    const float* products = Scaled ? products_ : queries;
+    auto* numbers = set.numbers + 2 * q * head_dim;
+    const auto round = [&](std::size_t at, auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+      return hn::NearestInt(hn::Mul(hn::LoadU(floats, products + at), inverse[i]));
+    };
+    for (std::size_t channel = 0; channel < dealt; channel += 2 * lanes) {
       unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
-        const auto number = hn::LoadU(floats, queries + i * head_dim + channel);
-        const auto scaled = Scaled ? hn::Mul(number, row_scale) : number;
-        const auto x = hn::NearestInt(hn::Mul(scaled, inverse[i]));
+        const std::size_t at = i * head_dim + channel;
+        const hn::Repartition<std::int16_t, Ints> shorts;
+        const auto narrow = hn::ReorderDemote2To(shorts, round(at, i), round(at + lanes, i));
+        rounded_sums[i] = add_pair_products(ints, rounded_sums[i], hn::BitCast(ints, narrow),
+                                            hn::Set(ints, 0x10001));
+        store_exchanged(shorts, narrow, numbers + 2 * at);
+      });
+    }
+    if (dealt < head_dim) {
+      unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+        const hn::Rebind<std::int16_t, Floats> shorts;
+        const auto x = round(i * head_dim + dealt, i);
         rounded_sums[i] = hn::Add(rounded_sums[i], x);
-        const auto narrow = hn::BitCast(bytes, hn::DemoteTo(shorts, x));
-        hn::StoreU(hn::TableLookupBytes(narrow, order), bytes,
-                   numbers + 2 * (i * head_dim + channel));
+        store_exchanged(shorts, hn::DemoteTo(shorts, x), numbers + 2 * (i * head_dim + dealt));
       });
     }
     unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
       const auto rounded_sum =
           static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, rounded_sums[i])));
-      set.set(q + i, {scale[i], sum[i], sum[i] - scale[i] * rounded_sum, zero[i]});
+      set.set(q + i, {scale[i], sum[i], scale[i] * rounded_sum});
     });
     return true;
   }
 
+  // In each four, the middle ones exchanged.
+  template <class D>
+  static HWY_INLINE void store_exchanged(D d, hn::Vec<D> numbers, std::byte* to) {
+    const hn::Repartition<std::uint8_t, D> bytes;
+    alignas(16) static constexpr std::uint8_t exchange[16] = {0, 1, 4,  5,  2,  3,  6,  7,
+                                                              8, 9, 12, 13, 10, 11, 14, 15};
+    const auto order = hn::LoadDup128(bytes, exchange);
+    hn::StoreU(hn::TableLookupBytes(hn::BitCast(bytes, numbers), order), bytes,
+               reinterpret_cast<std::uint8_t*>(to));
+    static_cast<void>(d);
+  }
+
   template <bool Scaled>
-  bool round_all_queries(const Set& set, const half* row_scales, const half* row_zeros) const {
+  bool round_all_queries(const Set& set, const half* row_scales, const half* row_zeros,
+                         float middle) {
+    deal_queries();
     bool finite = true;
-    for_each_portion<4>(count_, [&]<std::size_t Q>(std::size_t q) {
-      finite = finite && round_queries<Scaled, Q>(set, q, row_scales, row_zeros);
+    for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) {
+      finite = finite && round_queries<Scaled, Q>(set, q, row_scales, row_zeros, middle);
     });
     return finite;
   }
@@ -232,7 +299,8 @@ class IntegerKeys {
   bool per_token(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
                  PrefetchWalk& ahead) {
     if (state_ == State::unknown) {
-      state_ = round_all_queries<false>(plain_, nullptr, nullptr) ? State::usable : State::unusable;
+      state_ = round_all_queries<false>(plain_, nullptr, nullptr, 0.0F) ? State::usable
+                                                                        : State::unusable;
       if (state_ == State::unusable) return false;
     }
     BlockParams params;
@@ -240,7 +308,7 @@ class IntegerKeys {
     multiply<Bits>(plain_, keys.codes.data(), rows, ahead, [&](std::size_t q) KVPOLICY_CPU_INLINE_LAMBDA {
       const Rounded query = plain_.query(q);
       const auto scale = hn::Set(floats, query.scale);
-      const auto middle = hn::Set(floats, middle_of<Bits> * query.rest);
+      const auto middle = hn::Set(floats, middle_of<Bits> * (query.sum - query.rounded_sum));
       const auto sum = hn::Set(floats, query.sum);
       float* out = logits + q * stride;
       return [=, &params](std::size_t row, IntVector codes) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -257,15 +325,17 @@ class IntegerKeys {
   bool per_channel(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
                    PrefetchWalk& ahead) {
     for (std::size_t first = 0; first < rows;) {
-      std::size_t end = first + 1;
-      while (end < rows && keys.scales[end] == keys.scales[first]) ++end;
-      if (!round_all_queries<true>(scaled_, keys.scales[first], keys.zeros[first])) return false;
+      const std::size_t end = end_of_equal(keys.scales.data(), first, rows);
+      if (!round_all_queries<true>(scaled_, keys.scales[first], keys.zeros[first],
+                                   middle_of<Bits>)) {
+        return false;
+      }
       // What is written behind a run's rows, the next run overwrites.
       multiply<Bits>(scaled_, keys.codes.data() + first, end - first, ahead,
                      [&](std::size_t q) KVPOLICY_CPU_INLINE_LAMBDA {
         const Rounded query = scaled_.query(q);
         const auto scale = hn::Set(floats, query.scale);
-        const auto offset = hn::Set(floats, middle_of<Bits> * query.rest + query.zero);
+        const auto offset = hn::Set(floats, query.sum - middle_of<Bits> * query.rounded_sum);
         float* out = logits + q * stride + first;
         return [=](std::size_t row, IntVector codes) KVPOLICY_CPU_INLINE_LAMBDA {
           hn::StoreU(hn::MulAdd(hn::ConvertTo(floats, codes), scale, offset), floats, out + row);
@@ -276,6 +346,22 @@ class IntegerKeys {
     return true;
   }
 
+  // How far all are equal to pointers[first].
+  [[nodiscard]] static HWY_INLINE std::size_t end_of_equal(const half* const* pointers,
+                                                           std::size_t first, std::size_t count) {
+    const hn::ScalableTag<std::uint64_t> longs;
+    static_assert(sizeof(pointers) == sizeof(std::uint64_t));
+    const auto wanted = hn::Set(longs, reinterpret_cast<std::uint64_t>(pointers[first]));
+    const auto equal = [&](std::size_t at) KVPOLICY_CPU_INLINE_LAMBDA {
+      const auto* some = reinterpret_cast<const std::uint64_t*>(pointers + at);
+      return hn::AllTrue(longs, hn::Eq(hn::LoadU(longs, some), wanted));
+    };
+    std::size_t end = first;
+    while (end + hn::MaxLanes(longs) <= count && equal(end)) end += hn::MaxLanes(longs);
+    while (end < count && pointers[end] == pointers[first]) ++end;
+    return end;
+  }
+
   template <std::size_t Bits>
   static constexpr float middle_of = 0.5F * static_cast<float>(CodePairs<Bits>::levels);
 
@@ -284,14 +370,16 @@ class IntegerKeys {
   HWY_INLINE void multiply(const Set& set, const std::byte* const* rows, std::size_t count,
                            PrefetchWalk& ahead, WriterOf writer_of) const {
     const std::size_t bytes = head_dim_ * Bits / 8;
-    // Pointers up to a whole vector: of the last row.
     std::array<const std::byte*, max_block_rows + lanes> padded;
-    std::copy_n(rows, count, padded.begin());
-    std::fill_n(padded.begin() + static_cast<std::ptrdiff_t>(count), lanes - 1, rows[count - 1]);
+    if (count % lanes != 0) {  // pointers up to a whole vector: of the last row
+      std::copy_n(rows, count, padded.begin());
+      std::fill_n(padded.begin() + static_cast<std::ptrdiff_t>(count), lanes - 1, rows[count - 1]);
+      rows = padded.data();
+    }
     for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) {
       const auto take_rows = [&]<std::size_t R>(std::size_t row) {
         IntVector sums[Q][R];
-        dot_codes<Bits>(padded.data() + row, bytes, set.numbers + 2 * q * head_dim_, 2 * head_dim_,
+        dot_codes<Bits>(rows + row, bytes, set.numbers + 2 * q * head_dim_, 2 * head_dim_,
                         ahead, sums);
         unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
           const auto write = writer_of(q + i);
@@ -309,6 +397,9 @@ class IntegerKeys {
   std::size_t count_;
   std::size_t head_dim_;
   const float* queries_ = nullptr;
+  float* dealt_ = nullptr;     // [queries, head_dim], if has_dealt_
+  float* products_ = nullptr;  // [query_portion, head_dim]
+  bool has_dealt_ = false;
   State state_ = State::unusable;
   Set plain_;
   Set scaled_;
