@@ -274,14 +274,13 @@ class IntegerKeys {
 
   // In each four, the middle ones exchanged.
   template <class D>
-  static HWY_INLINE void store_exchanged(D d, hn::Vec<D> numbers, std::byte* to) {
+  static HWY_INLINE void store_exchanged(D, hn::Vec<D> numbers, std::byte* to) {
     const hn::Repartition<std::uint8_t, D> bytes;
     alignas(16) static constexpr std::uint8_t exchange[16] = {0, 1, 4,  5,  2,  3,  6,  7,
                                                               8, 9, 12, 13, 10, 11, 14, 15};
     const auto order = hn::LoadDup128(bytes, exchange);
     hn::StoreU(hn::TableLookupBytes(hn::BitCast(bytes, numbers), order), bytes,
                reinterpret_cast<std::uint8_t*>(to));
-    static_cast<void>(d);
   }
 
   template <bool Scaled>

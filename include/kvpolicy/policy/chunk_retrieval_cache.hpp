@@ -190,12 +190,12 @@ class ChunkRetrievalCache {
     const std::size_t first = selected->copied_until;
     storage_.show(first, storage_.end() - first, {.position = static_cast<std::int64_t>(first)}, out);
     // What the selection leaves of each segment, which may begin and end inside a chunk.
-    shown_runs_.clear();
-    shown_runs_.reserve(out.size() - first_shown);
+    shown_runs_.resize(std::max(shown_runs_.size(), out.size() - first_shown));
     std::size_t kept = first_shown;
     for (std::size_t s = first_shown; s < out.size(); ++s) {
       Segment segment = out[s];
-      auto& runs = shown_runs_.emplace_back();
+      auto& runs = shown_runs_[s - first_shown];
+      runs.clear();
       segment.rows =
           clip(*selected, static_cast<std::size_t>(segment.position), segment.rows, runs);
       segment.runs = runs;
