@@ -221,6 +221,9 @@ def page_of(names):
 
 
 def main():
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        print(__doc__)
+        return
     check = sys.argv[1:2] == ["--check"]
     if len(sys.argv) != (3 if check else 2):
         sys.exit(__doc__)
