@@ -81,13 +81,15 @@ class Progress : public benchmark::BenchmarkReporter {
     std::snprintf(text, sizeof text, "%10.3f ms (%.3f to %.3f)", counter(run, "ms"),
                   counter(run, "ms_p10"), counter(run, "ms_p90"));
     std::string line = text;
-    const auto add = [&](const char* format, const char* name) {
+    const auto add = [&](const char* format, const char* name, double unit = 1.0) {
       if (counter(run, name) < 0) return;
-      std::snprintf(text, sizeof text, format, counter(run, name));
+      std::snprintf(text, sizeof text, format, counter(run, name) / unit);
       line += text;
     };
+    add(", %.1f MB", "bytes", 1e6);
     add(", %.1f GB/s", "GB_per_s");
-    add(" = %.0f %% of reading", "percent_of_ceiling");
+    add(" = %.0f %%", "percent_of_ceiling");
+    add(" of %.1f", "ceiling_GB_per_s");
     add(", %.0f GFLOP/s", "GFLOP_per_s");
     add(", %.2fx", "speedup");
     add(", append %.1f %%", "append_percent");

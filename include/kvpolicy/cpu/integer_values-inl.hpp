@@ -61,20 +61,6 @@ struct RowPairs {
 /// Rows between two portions that are fetched; a block is taken in so many at a time.
 inline constexpr std::size_t fetch_step = 8;
 
-/// Bytes from `at` on of every second row, `Fold` of them behind each other.
-template <std::size_t Fold, class D>
-[[nodiscard]] HWY_INLINE hn::Vec<D> load_every_second(D d, const std::byte* const* rows,
-                                                      std::size_t at) {
-  if constexpr (Fold == 1) {
-    return hn::BitCast(d, hn::LoadU(hn::Repartition<std::uint8_t, D>{},
-                                    reinterpret_cast<const std::uint8_t*>(rows[0] + at)));
-  } else {
-    const hn::Half<D> half;
-    return hn::Combine(d, load_every_second<Fold / 2>(half, rows + Fold, at),
-                       load_every_second<Fold / 2>(half, rows, at));
-  }
-}
-
 /// `Fold` pairs of 16-bit numbers, one behind the other, each in as many lanes.
 template <std::size_t Fold, class D>
 [[nodiscard]] HWY_INLINE hn::Vec<D> broadcast_pairs(D d, const std::byte* pairs) {
@@ -147,8 +133,8 @@ HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, 
     return hn::BitCast(ints, hn::OddEven(hn::BitCast(shorts, odd), hn::BitCast(shorts, even)));
   };
   const auto add_step = [&](std::size_t row) KVPOLICY_CPU_INLINE_LAMBDA {
-    const auto a = load_every_second<Fold>(ints, rows + row, at);
-    const auto b = load_every_second<Fold>(ints, rows + row + 1, at);
+    const auto a = load_pieces<Fold>(ints, rows + row, 2, at);
+    const auto b = load_pieces<Fold>(ints, rows + row + 1, 2, at);
     IntVector codes[N];
     unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
       constexpr std::size_t pair = First + x;

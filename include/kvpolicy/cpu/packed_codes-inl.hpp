@@ -71,27 +71,27 @@ template <class D>
   return hn::Set(d, bits);
 }
 
-/// 16 bytes from `at` on of every fourth row, beginning with rows[0]: as many as there are lanes / 4.
-template <class D>
-[[nodiscard]] HWY_INLINE hn::Vec<D> load_every_fourth(D d, const std::byte* const* rows,
-                                                      std::size_t at) {
-  if constexpr (hn::MaxLanes(D{}) <= 4) {
+/// `Pieces` equal ones that fill a vector: the bytes from `at` on of rows[0], rows[apart] and so on.
+template <std::size_t Pieces, class D>
+[[nodiscard]] HWY_INLINE hn::Vec<D> load_pieces(D d, const std::byte* const* rows, std::size_t apart,
+                                                std::size_t at) {
+  if constexpr (Pieces == 1) {
     return hn::BitCast(d, hn::LoadU(hn::Repartition<std::uint8_t, D>{},
                                     reinterpret_cast<const std::uint8_t*>(rows[0] + at)));
   } else {
     const hn::Half<D> half;
-    return hn::Combine(d, load_every_fourth(half, rows + hn::MaxLanes(half), at),
-                       load_every_fourth(half, rows, at));
+    return hn::Combine(d, load_pieces<Pieces / 2>(half, rows + apart * (Pieces / 2), apart, at),
+                       load_pieces<Pieces / 2>(half, rows, apart, at));
   }
 }
 
 /// columns[k], lane i: the 4 bytes from `at` + 4 * k on of row i.
 HWY_INLINE void load_columns(const std::byte* const* rows, std::size_t at, IntVector (&columns)[4]) {
   const hn::Repartition<std::int64_t, Ints> longs;
-  const auto a = load_every_fourth(ints, rows, at);
-  const auto b = load_every_fourth(ints, rows + 1, at);
-  const auto c = load_every_fourth(ints, rows + 2, at);
-  const auto d = load_every_fourth(ints, rows + 3, at);
+  const auto a = load_pieces<lanes / 4>(ints, rows, 4, at);
+  const auto b = load_pieces<lanes / 4>(ints, rows + 1, 4, at);
+  const auto c = load_pieces<lanes / 4>(ints, rows + 2, 4, at);
+  const auto d = load_pieces<lanes / 4>(ints, rows + 3, 4, at);
   const auto ab01 = hn::BitCast(longs, hn::InterleaveLower(ints, a, b));
   const auto ab23 = hn::BitCast(longs, hn::InterleaveUpper(ints, a, b));
   const auto cd01 = hn::BitCast(longs, hn::InterleaveLower(ints, c, d));
