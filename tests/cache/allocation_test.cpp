@@ -244,6 +244,20 @@ TEST_CASE("allocation failure: commit, compress") {
   }
 }
 
+TEST_CASE("allocation failure: a fork under another plan") {
+  CacheOptions options;
+  options.max_rollback = 2;
+  // Head 0 goes over row by row, the others as they are; one layer's heads all go as they are.
+  Plan other = mixed_plan(0);
+  other.set(0, 0, Window::Config{.sinks = 3, .recent = 20, .storage = {.bits = 8, .residual = 4}});
+  survive(
+      "fork_as", options, [](State&) { return 0; },
+      [&](State& s, int) {
+        const Cache fork = s.cache->fork_as(other);
+        CHECK(fork.tokens() == s.cache->tokens());
+      });
+}
+
 TEST_CASE("allocation failure: fork, construction") {
   CacheOptions options;
   survive("fork", options, [](State&) { return 0; }, [](State& s, int) {
