@@ -225,12 +225,12 @@ class SavedCache {
                            " rows that can be taken back, the cache has room for max_rollback + "
                            "max_append = ",
                            room, "; it takes more of them, or commit before saving");
-    archive.check(!layer.scale || std::isfinite(*layer.scale), "a finite scale");
-    archive.check(layer.softcap >= 0.0F && std::isfinite(layer.softcap), "a finite softcap");
+    archive.check(!layer.scale || is_finite(*layer.scale), "a finite scale");
+    archive.check(is_finite(layer.softcap) && layer.softcap >= 0.0F, "a finite softcap");
     const std::size_t q_heads = cache.plan_.shape().q_heads;
     archive.check(layer.sink_logits.empty() || layer.sink_logits.size() == q_heads,
                   "a sink logit for each of ", q_heads, " query heads, or none");
-    archive.check(std::ranges::none_of(layer.sink_logits, [](float x) { return std::isnan(x); }),
+    archive.check(std::ranges::none_of(layer.sink_logits, [](float x) { return is_nan(x); }),
                   "sink logits that are numbers");
   }
 };

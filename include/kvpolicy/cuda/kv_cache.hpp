@@ -338,8 +338,8 @@ class KvCache {
     return device_.counters(checked(layer));
   }
 
-  /// Numbers that were not finite, or beyond what a scale in half can hold, when they were
-  /// quantised: they were clamped. Waits for the stream.
+  /// Numbers that could not be quantised (core/quantizable.hpp) when their rows were: they were
+  /// clamped, NaN to 0. kvpolicy::KvCache refuses a call with such a number. Waits for the stream.
   [[nodiscard]] std::size_t clamped_numbers(cudaStream_t stream = nullptr) const {
     refuse_capture(stream, "clamped_numbers");
     int count = 0;
