@@ -11,6 +11,7 @@
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/policy/chunk_retrieval_cache.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
+#include <kvpolicy/policy/h2o_scorer.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
@@ -79,6 +80,7 @@ void survive(const char* what, const CacheOptions& options, Prepare prepare, Cal
   State control{options, compress_every};
   auto control_prepared = prepare(control);
   const auto before = test::dump(*control.cache);
+  const std::size_t observed_before = control.cache->observed_rows();
   call(control, control_prepared);
   const auto after = test::dump(*control.cache);
   settle(control);
@@ -110,6 +112,7 @@ void survive(const char* what, const CacheOptions& options, Prepare prepare, Cal
       if (failed) {
         ++failures;
         CHECK(test::dump(*state.cache) == before);
+        CHECK(state.cache->observed_rows() == observed_before);
         CHECK(state.memory.live_bytes() == state.cache->bytes());
         call(state, prepared);  // and now it works
       }
@@ -242,6 +245,30 @@ TEST_CASE("allocation failure: commit, compress") {
       CHECK(state.memory.live_bytes() == state.cache->bytes());
     }
   }
+}
+
+TEST_CASE("allocation failure: heads that add up attention, and the keys they read for it") {
+  using Summing = HeadBudgetCache<DenseStorage<bfloat16>, H2oScorer>;
+  const HeadPlan<Summing> plan{ModelShape{1, 2, 1, 64}, Summing::Config{.budget = 8}};
+  std::size_t failures = 0;
+  for (std::size_t n = 0;; ++n) {
+    REQUIRE(n < 1000);
+    KvCache<HeadPlan<Summing>> cache{plan};
+    test::Random random{1};
+    test::feed(cache, random, {20});
+    const std::size_t observed = cache.observed_rows();
+    test::Chunk<> chunk{random, plan.shape(), 3};
+    try {
+      const test::FailNew guard{n};
+      chunk.step(cache, 0);
+      if (test::failed_news == 0) break;
+    } catch (const std::bad_alloc&) {
+      ++failures;
+      CHECK(cache.observed_rows() == observed);
+      CHECK(cache.tokens() == 20);
+    }
+  }
+  CHECK(failures > 0);
 }
 
 TEST_CASE("allocation failure: a fork under another plan") {

@@ -106,6 +106,15 @@ void check_range(const char* name, const ConstTensor& rows) {
   }
 }
 
+/// The layers of a cache, of which one that was moved from has none.
+/// @throws ConfigError for such a cache
+template <class Layers>
+[[nodiscard]] Layers& held(Layers& layers) {
+  require(!layers.empty(),
+          "KvCache: this cache was moved from, it can only be assigned to or destroyed");
+  return layers;
+}
+
 /// One head of a chunk of keys and values as a segment.
 [[nodiscard]] inline Segment chunk_segment(const ConstTensor& k, const ConstTensor& v,
                                            std::size_t head, std::size_t position) {

@@ -34,7 +34,7 @@ namespace kvpolicy {
 template <class Layer, AttentionEngine Engine>
 class Compression {
  public:
-  /// `observed_rows` grows by the keys that are read.
+  /// `observed_rows` grows by the keys that are read, once nothing can fail any more.
   Compression(const ModelShape& shape, Engine& engine, std::size_t& observed_rows)
       : shape_{shape}, engine_{engine}, observed_rows_{observed_rows} {}
 
@@ -54,6 +54,7 @@ class Compression {
       KVPOLICY_RETHROW;
     }
     // Nothing may fail from here on.
+    observed_rows_ += read_;
     for (std::size_t l = 0; l < layers.size(); ++l) {
       for_each(layers[l], [&](auto& policy, std::size_t head) {
         if (active[l][head]) policy.finish_compress();
@@ -148,7 +149,7 @@ class Compression {
       heads[head] = shown[head];
       sums_[head].resize(shape_.group() * policy.rows());
       sums[head] = sums_[head];
-      observed_rows_ += policy.rows();
+      read_ += policy.rows();
     });
     using E = typename Layer::element_type;
     std::vector<E> queries(window * shape_.q_heads * shape_.head_dim);
@@ -165,6 +166,7 @@ class Compression {
   const ModelShape& shape_;
   Engine& engine_;
   std::size_t& observed_rows_;
+  std::size_t read_ = 0;  // keys, by this compression
   std::vector<std::vector<float>> sums_;  // of each head, [group, rows]
   std::vector<SharingHead> sharing_;      // of the heads that share, in their order
 };
@@ -178,6 +180,7 @@ void observe_call(const Layer& layer, Engine& engine, const LayerAttention& call
   std::vector<std::span<const Segment>> heads(layer.heads.size());
   std::vector<std::span<float>> views(layer.heads.size());
   sums.resize(layer.heads.size());
+  std::size_t read = 0;
   for (std::size_t head = 0; head < layer.heads.size(); ++head) {
     sums[head].clear();
     if (!layer.accumulates(head)) continue;
@@ -185,12 +188,13 @@ void observe_call(const Layer& layer, Engine& engine, const LayerAttention& call
     const std::size_t rows = count_rows(heads[head]);
     sums[head].resize(call.group() * rows);
     views[head] = sums[head];
-    observed_rows += rows;
+    read += rows;
   }
   engine.observe(LayerObservation{call.queries, call.first_position, heads, views,
                                   AttendOptions{.scale = call.options.scale,
                                                 .softcap = call.options.softcap,
                                                 .sink_logits = call.options.sink_logits}});
+  observed_rows += read;
 }
 
 }  // namespace kvpolicy

@@ -42,7 +42,8 @@ class SavedCache;
 /// or `truncate` drops them, every other call that would add, read or commit rows is refused.
 ///
 /// Not synchronised. Forks share full pages but nothing that is ever written: each may be used by
-/// its own thread. Move-only; copies are made by `fork`.
+/// its own thread. Move-only; copies are made by `fork`. A cache that was moved from holds 0 bytes and
+/// can be assigned to or destroyed; every call for its rows throws ConfigError.
 template <class Plan, AttentionEngine Engine = ScalarEngine>
 class KvCache {
  public:
@@ -63,7 +64,10 @@ class KvCache {
 
   /// An independent cache with the same rows: full pages are shared, open ones copied.
   /// @throws std::bad_alloc
-  [[nodiscard]] KvCache fork() const { return KvCache{*this}; }
+  [[nodiscard]] KvCache fork() const {
+    static_cast<void>(held(layers_));
+    return KvCache{*this};
+  }
 
   /// An independent cache with the same tokens under another plan of the same shape and element
   /// type, as if it had been fed them in one chunk: one prompt serves many plans. Committed rows go to
@@ -80,6 +84,7 @@ class KvCache {
                   "KvCache::fork_as: both plans must have one element type");
     require(plan.shape() == plan_.shape(),
             "KvCache::fork_as: the plans are for models of different shapes");
+    static_cast<void>(held(layers_));
     KvCache<OtherPlan, Engine> other{std::move(plan), options_, engine_};
     other.take(*this);
     return other;
@@ -116,7 +121,7 @@ class KvCache {
   /// pending tree the first ones stay that fit into `tokens`, pending still.
   /// @throws RollbackError if a layer has committed that far, or has not come that far.
   void truncate(std::size_t tokens) {
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
+    for (std::size_t l = 0; l < held(layers_).size(); ++l) {
       require<RollbackError>(tokens >= layers_[l].committed && tokens <= layers_[l].tokens,
                              "KvCache::truncate: to ", tokens, " tokens, but layer ", l,
                              " can go back to ", layers_[l].committed, " to ", layers_[l].tokens,
@@ -131,7 +136,7 @@ class KvCache {
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree
   void accept(std::span<const std::size_t> path) {
-    const Layer& first = layers_.front();
+    const Layer& first = held(layers_).front();
     require<RollbackError>(!first.tree.empty(), "KvCache::accept: no tree is pending");
     for (std::size_t l = 1; l < layers_.size(); ++l) {
       require<RollbackError>(layers_[l].tokens == first.tokens &&
@@ -178,12 +183,12 @@ class KvCache {
   /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only
   /// inside a step.
   [[nodiscard]] std::size_t tokens() const {
-    return std::ranges::min_element(layers_, {}, &Layer::tokens)->tokens;
+    return std::ranges::min_element(held(layers_), {}, &Layer::tokens)->tokens;
   }
   [[nodiscard]] std::size_t tokens(std::size_t layer) const { return layers_[checked(layer)].tokens; }
   /// `truncate` goes back no further than this.
   [[nodiscard]] std::size_t commit_point() const {
-    return std::ranges::max_element(layers_, {}, &Layer::committed)->committed;
+    return std::ranges::max_element(held(layers_), {}, &Layer::committed)->committed;
   }
 
   /// Live bytes of row memory asked of the memory resources; pages shared with forks count in full.
@@ -260,8 +265,9 @@ class KvCache {
       heads[head] = shown[head];
       views[head] = sums[head];
     }
-    std::vector<element_type> latest(queries * shape.q_heads * shape.head_dim);
-    const std::size_t count = own.queries.copy_latest(queries, latest.data());
+    const std::size_t known = std::min(queries, own.queries.size());
+    std::vector<element_type> latest(known * shape.q_heads * shape.head_dim);
+    const std::size_t count = own.queries.copy_latest(known, latest.data());
     const TensorView<const element_type> view{latest.data(), count, shape.q_heads, shape.head_dim};
     engine_.observe(LayerObservation{ConstTensor{view},
                                      static_cast<std::int64_t>(own.tokens - count), heads, views,
@@ -366,13 +372,13 @@ class KvCache {
   }
 
   [[nodiscard]] std::size_t checked(std::size_t layer) const {
-    require<ShapeError>(layer < layers_.size(), "KvCache: there is no layer ", layer,
+    require<ShapeError>(layer < held(layers_).size(), "KvCache: there is no layer ", layer,
                         ", the plan has ", layers_.size());
     return layer;
   }
 
   void refuse_tree(const char* call) const {
-    for (const Layer& layer : layers_) layer.tree.refuse(call);
+    for (const Layer& layer : held(layers_)) layer.tree.refuse(call);
   }
 
   // ---- what a caller hands in

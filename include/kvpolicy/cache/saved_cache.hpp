@@ -76,6 +76,7 @@ class SavedCache {
   template <class Plan, class Engine>
   static void read(KvCache<Plan, Engine>& cache, std::istream& stream, std::string name,
                    std::string_view tag, bool alone) {
+    static_cast<void>(held(cache.layers_));
     BlockReader blocks{stream, std::move(name)};
     LoadingArchive archive{blocks};
     const std::string found = read_text(archive, blocks.name());

@@ -197,6 +197,8 @@ class HeadPlan {
   };
 
   [[nodiscard]] std::size_t index(std::size_t layer, std::size_t head) const {
+    require(!heads_.empty(),
+            "HeadPlan: this plan was moved from, it can only be assigned to or destroyed");
     require(layer < shape_.layers && head < shape_.kv_heads, "HeadPlan: there is no KV head ", head,
             " in layer ", layer, ", the shape has ", shape_.kv_heads, " heads in ", shape_.layers,
             " layers");
