@@ -320,3 +320,52 @@ TEST_CASE("allocation failure: fork, construction") {
     CHECK(test::live_news == live);
   }
 }
+
+namespace {
+
+// Reads nothing and allocates nothing: what is counted is the cache's own.
+struct IdleEngine {
+  void attend(const LayerAttention&) {}
+  void observe(const LayerObservation&) {}
+  void score(const Plane&, std::span<const float>, std::span<float> out) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(i * 7919 % 97);
+  }
+};
+
+// `new`s of 20 decode steps of one layer, within pages that have been begun.
+template <class Policy>
+std::size_t news_of_decoding(const typename Policy::Config& config, const AttendOptions& options = {}) {
+  const HeadPlan<Policy> plan{ModelShape{1, 4, 2, 64}, config};
+  KvCache<HeadPlan<Policy>, IdleEngine> cache{plan};
+  test::Random random{1};
+  test::Chunk<> prompt{random, plan.shape(), 210}, chunk{random, plan.shape(), 1};
+  prompt.step(cache, 0);
+  for (int i = 0; i < 3; ++i) chunk.step(cache, 0, options);
+  const std::size_t before = test::all_news;
+  for (int i = 0; i < 20; ++i) chunk.step(cache, 0, options);
+  return test::all_news - before;
+}
+
+}  // namespace
+
+TEST_CASE("a decode step allocates nothing") {
+  using Dense = DenseStorage<bfloat16>;
+  using Codes = QuantizedResidualCache<bfloat16, Granularity::per_token>;
+  using Kivi = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
+  CHECK(news_of_decoding<FullCache<Dense>>({}) == 0);
+  CHECK(news_of_decoding<Codes>({.storage = {.residual = 1}}) == 0);
+  CHECK(news_of_decoding<Kivi>({.storage = {.key_group = 16, .residual = 1}}) == 0);
+  CHECK(news_of_decoding<Window>({.sinks = 3, .recent = 24, .storage = {.residual = 8}}) == 0);
+  CHECK(news_of_decoding<Budget>({.budget = 10}) == 0);
+  CHECK(news_of_decoding<HeadBudgetCache<Dense, H2oScorer>>({.budget = 10}) == 0);
+  CHECK(news_of_decoding<Retrieval>({.chunk = 4, .budget = 40}, {.read = Read::selected}) == 0);
+}
+
+TEST_CASE("a decode step that chooses chunks allocates nothing") {
+  const AttendOptions choosing{.read = Read::selected, .refresh_selection = true};
+  CHECK(news_of_decoding<Retrieval>({.chunk = 4, .budget = 40}, choosing) == 0);
+  CHECK(news_of_decoding<ChunkRetrievalCache<DenseStorage<bfloat16>, MeanKey>>(
+            {.chunk = 4, .budget = 40}, choosing) == 0);
+  CHECK(news_of_decoding<ChunkRetrievalCache<Residual>>(
+            {.chunk = 4, .budget = 40, .storage = {.residual = 1}}, choosing) == 0);
+}

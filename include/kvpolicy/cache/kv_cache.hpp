@@ -23,6 +23,7 @@
 #include <kvpolicy/cache/other_plan.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scalar_engine.hpp>
+#include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
@@ -437,7 +438,7 @@ class KvCache {
     layer.tail.write(k, v, leaving - from_tail, tokens, layer.tokens + leaving - from_tail);
     layer.tokens += tokens;
     if (options.tree != nullptr) layer.tree.keep(*options.tree);
-    if (layer.accumulates()) layer.accumulate(sums_, shape.group());
+    if (layer.accumulates()) layer.accumulate(sums_.of_heads, shape.group());
     finish_call(layer, q, options);
   }
 
@@ -489,7 +490,7 @@ class KvCache {
     attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr);
     if (accumulates) {
       layer.commit_tail(layer.uncommitted());
-      layer.accumulate(sums_, shape.group());
+      layer.accumulate(sums_.of_heads, shape.group());
     }
     finish_call(layer, q, options);
   }
@@ -592,10 +593,10 @@ class KvCache {
     const std::size_t head_dim = plan_.shape().head_dim;
     layer.for_each_selecting([&](auto& policy, std::size_t head) {
       if (!wanted && !policy.selection_is_stale()) return;
-      std::vector<float> queries(group * head_dim);
+      const std::span<float> queries = queries_.take(group * head_dim);
       for (std::size_t i = 0; i < group; ++i) {
         load_dense(q.encoding, q.row(token, head * group + i),
-                   std::span{queries}.subspan(i * head_dim, head_dim));
+                   queries.subspan(i * head_dim, head_dim));
       }
       policy.prepare_refresh(queries, engine_, position + token + 1);
     });
@@ -655,7 +656,8 @@ class KvCache {
   // Scratch of a call.
   std::vector<SegmentList> shown_;
   std::vector<std::span<const Segment>> heads_;
-  std::vector<std::vector<float>> sums_;  // see observe_call
+  detail::Scratch<float> queries_;
+  CallSums sums_;
 };
 
 }  // namespace kvpolicy
