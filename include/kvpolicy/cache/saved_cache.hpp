@@ -16,7 +16,6 @@
 #include <filesystem>
 #include <fstream>
 #include <istream>
-#include <limits>
 #include <optional>
 #include <ostream>
 #include <span>
@@ -89,8 +88,8 @@ class SavedCache {
     const std::size_t most = cache.options_.max_tokens;
     require<CapacityError>(most == 0 || tokens <= most, blocks.name(), ": holds ", tokens,
                            " tokens, max_tokens is ", most);
-    require<FormatError>(tokens <= most_tokens, blocks.name(), ": holds ", tokens,
-                         " tokens, must be at most ", most_tokens);
+    require<FormatError>(tokens <= max_text_tokens, blocks.name(), ": holds ", tokens,
+                         " tokens, must be at most ", max_text_tokens);
     auto layers = cache.new_layers();
     for (std::size_t l = 0; l < layers.size(); ++l) transfer(archive, layers[l], l, tokens, cache);
     blocks.finish(alone);
@@ -99,9 +98,6 @@ class SavedCache {
   }
 
  private:
-  static constexpr std::size_t most_tokens =
-      std::min<std::uint64_t>(std::uint64_t{1} << 48, std::numeric_limits<std::size_t>::max() / 4);
-
   template <class Archive>
   static void write_text(Archive& archive, std::string_view text) {
     archive(text.size());
