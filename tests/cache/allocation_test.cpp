@@ -271,6 +271,13 @@ TEST_CASE("allocation failure: heads that add up attention, and the keys they re
   CHECK(failures > 0);
 }
 
+TEST_CASE("allocation failure: clear") {
+  CacheOptions options;
+  options.max_rollback = 2;
+  survive(
+      "clear", options, [](State&) { return 0; }, [](State& s, int) { s.cache->clear(); });
+}
+
 TEST_CASE("allocation failure: a fork under another plan") {
   CacheOptions options;
   options.max_rollback = 2;

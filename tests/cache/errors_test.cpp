@@ -213,6 +213,7 @@ TEST_CASE_FIXTURE(
   refused([&] { static_cast<void>(cache.plan().at(0, 0)); });
   refused([&] { cache.truncate(0); });
   refused([&] { cache.accept(path); });
+  refused([&] { cache.clear(); });
   refused([&] { cache.commit(); });
   refused([&] { cache.compress(); });
   refused([&] { cache.compress(0); });

@@ -91,9 +91,20 @@ class KvCache {
     return other;
   }
 
+  /// Forgets the text: plan, options and engine stay, and the next row of every layer stands at position
+  /// 0 again. Rows go back to the memory resources, but for pages that forks share; tail and query window
+  /// are asked for anew before the old ones go.
+  /// @throws std::bad_alloc, with the cache as it was
+  void clear() {
+    static_cast<void>(held(layers_));
+    layers_ = new_layers();
+    observed_rows_ = 0;
+  }
+
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
-  /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`; with a tree,
-  /// row i stands at `depth` of its node behind the text.
+  /// chunk joins the cache. Rows are always appended: the first row of k stands at text position
+  /// `tokens(layer)`, and a new text begins with `clear`. With a tree, row i stands at `depth` of its node
+  /// behind the text.
   /// @throws ShapeError, CapacityError, std::bad_alloc, StorageError (slow memory); RollbackError if
   /// a tree is pending that `options` does not name
   template <class Q, class K, class V, class Out>
@@ -103,7 +114,7 @@ class KvCache {
   }
 
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
-  /// `max_append` rows, `attend` reads with the queries of the latest `q.tokens` of them. Of the
+  /// `max_append` rows after those that are there, `attend` reads with the queries of the latest `q.tokens` of them. Of the
   /// options `append` heeds `tree` alone; `attend` wants the same tree.
   /// @throws as `step`
   template <class K, class V>

@@ -116,6 +116,18 @@ class KvCache {
     return other;
   }
 
+  /// Forgets the text: plan, options and engine stay, and the next row of every layer stands at position
+  /// 0 again. All device memory of the cache is asked for anew, before the old goes back on `stream`; room
+  /// that was reserved goes, too, and graphs that were captured before must be captured again.
+  /// @throws CapacityError inside a capture, std::bad_alloc, DeviceError, with the cache as it was
+  void clear(cudaStream_t stream = nullptr) {
+    refuse_capture(stream, "clear");
+    static_cast<void>(held(layers_));
+    KvCache fresh{plan_, options_, stream, engine_};
+    latest_ = stream;
+    *this = std::move(fresh);
+  }
+
   /// Makes room for a text of `tokens`: as long as it grows no further, no call asks for memory.
   /// Graphs that were captured before stay valid.
   /// @throws CapacityError beyond max_tokens, std::bad_alloc
@@ -134,8 +146,9 @@ class KvCache {
   }
 
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
-  /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`; with a tree,
-  /// row i stands at `depth` of its node behind the text.
+  /// chunk joins the cache. Rows are always appended: the first row of k stands at text position
+  /// `tokens(layer)`, and a new text begins with `clear`. With a tree, row i stands at `depth` of its node
+  /// behind the text.
   ///
   /// On a stream that captures, the call is recorded and nothing else: the text grows when the
   /// graph is launched, and `replayed` must say so. A recorded call that refreshes, refreshes each
@@ -150,7 +163,7 @@ class KvCache {
   }
 
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
-  /// `max_append` rows, `attend` reads with the queries of the latest `q.tokens` of them. Of the
+  /// `max_append` rows after those that are there, `attend` reads with the queries of the latest `q.tokens` of them. Of the
   /// options `append` heeds `tree` alone; `attend` wants the same tree.
   /// @throws as `step`
   template <class K, class V>
