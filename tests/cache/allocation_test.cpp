@@ -11,6 +11,7 @@
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/policy/chunk_retrieval_cache.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
+#include <kvpolicy/policy/h2o_scorer.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
@@ -79,6 +80,7 @@ void survive(const char* what, const CacheOptions& options, Prepare prepare, Cal
   State control{options, compress_every};
   auto control_prepared = prepare(control);
   const auto before = test::dump(*control.cache);
+  const std::size_t observed_before = control.cache->observed_rows();
   call(control, control_prepared);
   const auto after = test::dump(*control.cache);
   settle(control);
@@ -110,6 +112,7 @@ void survive(const char* what, const CacheOptions& options, Prepare prepare, Cal
       if (failed) {
         ++failures;
         CHECK(test::dump(*state.cache) == before);
+        CHECK(state.cache->observed_rows() == observed_before);
         CHECK(state.memory.live_bytes() == state.cache->bytes());
         call(state, prepared);  // and now it works
       }
@@ -244,6 +247,51 @@ TEST_CASE("allocation failure: commit, compress") {
   }
 }
 
+TEST_CASE("allocation failure: heads that add up attention, and the keys they read for it") {
+  using Summing = HeadBudgetCache<DenseStorage<bfloat16>, H2oScorer>;
+  const HeadPlan<Summing> plan{ModelShape{1, 2, 1, 64}, Summing::Config{.budget = 8}};
+  std::size_t failures = 0;
+  for (std::size_t n = 0;; ++n) {
+    REQUIRE(n < 1000);
+    KvCache<HeadPlan<Summing>> cache{plan};
+    test::Random random{1};
+    test::feed(cache, random, {20});
+    const std::size_t observed = cache.observed_rows();
+    test::Chunk<> chunk{random, plan.shape(), 3};
+    try {
+      const test::FailNew guard{n};
+      chunk.step(cache, 0);
+      if (test::failed_news == 0) break;
+    } catch (const std::bad_alloc&) {
+      ++failures;
+      CHECK(cache.observed_rows() == observed);
+      CHECK(cache.tokens() == 20);
+    }
+  }
+  CHECK(failures > 0);
+}
+
+TEST_CASE("allocation failure: clear") {
+  CacheOptions options;
+  options.max_rollback = 2;
+  survive(
+      "clear", options, [](State&) { return 0; }, [](State& s, int) { s.cache->clear(); });
+}
+
+TEST_CASE("allocation failure: a fork under another plan") {
+  CacheOptions options;
+  options.max_rollback = 2;
+  // Head 0 goes over row by row, the others as they are; one layer's heads all go as they are.
+  Plan other = mixed_plan(0);
+  other.set(0, 0, Window::Config{.sinks = 3, .recent = 20, .storage = {.bits = 8, .residual = 4}});
+  survive(
+      "fork_as", options, [](State&) { return 0; },
+      [&](State& s, int) {
+        const Cache fork = s.cache->fork_as(other);
+        CHECK(fork.tokens() == s.cache->tokens());
+      });
+}
+
 TEST_CASE("allocation failure: fork, construction") {
   CacheOptions options;
   survive("fork", options, [](State&) { return 0; }, [](State& s, int) {
@@ -278,4 +326,53 @@ TEST_CASE("allocation failure: fork, construction") {
     }
     CHECK(test::live_news == live);
   }
+}
+
+namespace {
+
+// Reads nothing and allocates nothing: what is counted is the cache's own.
+struct IdleEngine {
+  void attend(const LayerAttention&) {}
+  void observe(const LayerObservation&) {}
+  void score(const Plane&, std::span<const float>, std::span<float> out) {
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(i * 7919 % 97);
+  }
+};
+
+// `new`s of 20 decode steps of one layer, within pages that have been begun.
+template <class Policy>
+std::size_t news_of_decoding(const typename Policy::Config& config, const AttendOptions& options = {}) {
+  const HeadPlan<Policy> plan{ModelShape{1, 4, 2, 64}, config};
+  KvCache<HeadPlan<Policy>, IdleEngine> cache{plan};
+  test::Random random{1};
+  test::Chunk<> prompt{random, plan.shape(), 210}, chunk{random, plan.shape(), 1};
+  prompt.step(cache, 0);
+  for (int i = 0; i < 3; ++i) chunk.step(cache, 0, options);
+  const std::size_t before = test::all_news;
+  for (int i = 0; i < 20; ++i) chunk.step(cache, 0, options);
+  return test::all_news - before;
+}
+
+}  // namespace
+
+TEST_CASE("a decode step allocates nothing") {
+  using Dense = DenseStorage<bfloat16>;
+  using Codes = QuantizedResidualCache<bfloat16, Granularity::per_token>;
+  using Kivi = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
+  CHECK(news_of_decoding<FullCache<Dense>>({}) == 0);
+  CHECK(news_of_decoding<Codes>({.storage = {.residual = 1}}) == 0);
+  CHECK(news_of_decoding<Kivi>({.storage = {.key_group = 16, .residual = 1}}) == 0);
+  CHECK(news_of_decoding<Window>({.sinks = 3, .recent = 24, .storage = {.residual = 8}}) == 0);
+  CHECK(news_of_decoding<Budget>({.budget = 10}) == 0);
+  CHECK(news_of_decoding<HeadBudgetCache<Dense, H2oScorer>>({.budget = 10}) == 0);
+  CHECK(news_of_decoding<Retrieval>({.chunk = 4, .budget = 40}, {.read = Read::selected}) == 0);
+}
+
+TEST_CASE("a decode step that chooses chunks allocates nothing") {
+  const AttendOptions choosing{.read = Read::selected, .refresh_selection = true};
+  CHECK(news_of_decoding<Retrieval>({.chunk = 4, .budget = 40}, choosing) == 0);
+  CHECK(news_of_decoding<ChunkRetrievalCache<DenseStorage<bfloat16>, MeanKey>>(
+            {.chunk = 4, .budget = 40}, choosing) == 0);
+  CHECK(news_of_decoding<ChunkRetrievalCache<Residual>>(
+            {.chunk = 4, .budget = 40, .storage = {.residual = 1}}, choosing) == 0);
 }

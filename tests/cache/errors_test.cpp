@@ -6,10 +6,12 @@
 
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/cache/saved_cache.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
@@ -125,6 +127,104 @@ TEST_CASE_FIXTURE(Fixture, "step refuses shapes, strides and null") {
   refused([](Step& s) { s.k.token_stride = 63; }, {"k has", "63", "at least head_dim = 64"});
   refused([](Step& s) { s.v.head_stride = 0; }, {"v has", "0", "64"});
   refused([](Step& s) { s.out.token_stride = 64; }, {"out has", "overlap", "384"});
+  goes_on();
+}
+
+TEST_CASE_FIXTURE(Fixture, "strides and counts whose product is no address are refused") {
+  constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
+  const auto refused = [&](auto spoil, const std::vector<std::string>& parts) {
+    Step s;
+    spoil(s);
+    refuses<ShapeError>([&] { cache.step(s.layer, s.q, s.k, s.v, s.out, s.options); }, parts);
+  };
+  for (const std::size_t stride : {huge, huge / 2 + 1, huge / 4, huge / 8 + 64}) {
+    CAPTURE(stride);
+    refused([&](Step& s) { s.q.token_stride = stride; },
+            {"q has 3 tokens", message(stride), "beyond all memory"});
+    refused([&](Step& s) { s.k.head_stride = stride; },
+            {"k has 3 tokens", message("head stride of ", stride)});
+    refused([&](Step& s) { s.v.token_stride = stride; }, {"v has", "beyond all memory"});
+    refused([&](Step& s) { s.out.head_stride = stride; }, {"out has", "beyond all memory"});
+  }
+  // Each alone would fit, the last row of the last head does not.
+  refused([](Step& s) { s.k.token_stride = s.k.head_stride = huge / 32; },
+          {"k has", "beyond all memory"});
+  // So many tokens that they come to nothing.
+  for (const std::size_t tokens : {huge / 2 + 1, huge / 64 + 1, huge}) {
+    CAPTURE(tokens);
+    refused([&](Step& s) { s.q.tokens = s.k.tokens = s.v.tokens = s.out.tokens = tokens; },
+            {message("q has ", tokens, " tokens"), "beyond all memory"});
+    Step s;
+    s.k.tokens = s.v.tokens = tokens;
+    refuses<ShapeError>([&] { cache.append(0, s.k, s.v); }, {"k has", "beyond all memory"});
+  }
+  // Of one token and one head the strides are nobody's business.
+  Step s;
+  s.q.tokens = s.k.tokens = s.v.tokens = s.out.tokens = 1;
+  s.q.token_stride = s.k.token_stride = s.v.token_stride = s.out.token_stride = huge;
+  CHECK_NOTHROW(cache.step(0, s.q, s.k, s.v, s.out));
+}
+
+TEST_CASE_FIXTURE(Fixture,
+                  "more queries are asked for than any memory holds: as many as are known answer") {
+  CacheOptions keeping = options();
+  keeping.kept_queries = 4;
+  Cache own{make_plan(), keeping};
+  test::Random random{1};
+  test::feed(own, random, {21, 3});
+  std::vector<std::vector<float>> sums, expected;
+  CHECK(own.observe(1, 4, expected) == 4);
+  for (const std::size_t queries : {std::size_t{5}, std::size_t{1} << 55, std::size_t{1} << 57,
+                                    std::numeric_limits<std::size_t>::max()}) {
+    CHECK(own.observe(1, queries, sums) == 4);
+    CHECK(sums == expected);
+  }
+}
+
+TEST_CASE_FIXTURE(
+    Fixture,
+    "a cache that was moved from refuses every call for its rows, and can be assigned to") {
+  const auto before = test::dump(cache);
+  Cache other = std::move(cache);
+  Step s;
+  test::Random random{1};
+  test::Chunk<> chunk{random, shape, 2};
+  const std::vector<std::size_t> path{0};
+  std::vector<std::vector<float>> sums;
+  std::ostringstream out;
+  std::istringstream in{[&] {
+    std::ostringstream stream;
+    save(other, stream);
+    return stream.str();
+  }()};
+  const auto refused = [](auto call) { CHECK(contains(thrown<ConfigError>(call), "moved from")); };
+  // NOLINTBEGIN(bugprone-use-after-move)
+  refused([&] { chunk.step(cache, 0); });
+  refused([&] { chunk.append(cache, 0); });
+  refused([&] { chunk.attend(cache, 0); });
+  refused([&] { static_cast<void>(cache.tokens()); });
+  refused([&] { static_cast<void>(cache.tokens(0)); });
+  refused([&] { static_cast<void>(cache.commit_point()); });
+  refused([&] { static_cast<void>(cache.policy(0, 0)); });
+  refused([&] { static_cast<void>(cache.segments(0, 0)); });
+  refused([&] { static_cast<void>(cache.observe(0, 1, sums)); });
+  refused([&] { static_cast<void>(cache.fork()); });
+  refused([&] { static_cast<void>(cache.fork_as(make_plan())); });
+  refused([&] { static_cast<void>(cache.plan().at(0, 0)); });
+  refused([&] { cache.truncate(0); });
+  refused([&] { cache.accept(path); });
+  refused([&] { cache.clear(); });
+  refused([&] { cache.commit(); });
+  refused([&] { cache.compress(); });
+  refused([&] { cache.compress(0); });
+  refused([&] { save(cache, out); });
+  refused([&] { load(cache, in); });
+  CHECK(cache.bytes() == 0);
+  CHECK(cache.slow_bytes() == 0);
+  CHECK(cache.shared_bytes() == 0);
+  // NOLINTEND(bugprone-use-after-move)
+  cache = std::move(other);
+  CHECK(test::dump(cache) == before);
   goes_on();
 }
 

@@ -9,6 +9,7 @@
 #include <kvpolicy/core/token_tree.hpp>
 
 #include "support/compare.hpp"
+#include "support/failing_new.hpp"
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
@@ -98,4 +99,28 @@ TEST_CASE("what is no tree is refused, and changes nothing") {
   CHECK(tree.depth(TokenTree::max_nodes - 1) == TokenTree::max_nodes - 1);
   CHECK(test::contains(test::thrown<ConfigError>([&] { tree.add(text); }), "at most 4096"));
   CHECK(tree.size() == TokenTree::max_nodes);
+}
+
+TEST_CASE("memory that runs out leaves a tree as it was") {
+  for (const std::size_t nodes : {0UL, 1UL, 2UL, 4UL, 64UL}) {
+    TokenTree tree;
+    for (std::size_t i = 0; i < nodes; ++i) tree.add(i == 0 ? text : i - 1);
+    const TokenTree before = tree;
+    std::size_t failures = 0;
+    for (std::size_t n = 0; tree.size() == nodes; ++n) {
+      REQUIRE(n < 10);
+      try {
+        const test::FailNew guard{n};
+        tree.add(text);
+      } catch (const std::bad_alloc&) {
+        ++failures;
+        CHECK(tree == before);
+        CHECK(tree.size() == nodes);
+        if (nodes > 0) CHECK(tree.depth(nodes - 1) == nodes - 1);
+      }
+    }
+    CHECK(failures > 0);  // all these sizes are full
+    CHECK(tree.depth(nodes) == 0);
+    CHECK(tree.parent(nodes) == text);
+  }
 }

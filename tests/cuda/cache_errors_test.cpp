@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/support/device_cache.hpp"
@@ -133,6 +134,77 @@ TEST_CASE_FIXTURE(Fixture, "a device step refuses shapes, strides, null and what
   refused([](Step& s) { s.out.tokens = s.v.tokens = s.k.tokens = s.q.tokens = (std::size_t{1} << 24) + 1; },
           {"q has 16777217 tokens", "2^24"});
   goes_on();
+}
+
+TEST_CASE_FIXTURE(Fixture, "a cleared device cache reads a new text as a new one does") {
+  const std::size_t before = memory.live_bytes();
+  {
+    Cache fresh{make_plan(), options()};
+    const std::size_t own = memory.live_bytes() - before;
+    test::feed_device(fresh, 7, {9, 1, 14});
+    const auto expected = test::dump_device(fresh);
+    for (int text = 0; text < 2; ++text) {
+      cache.clear();
+      CHECK(cache.tokens() == 0);
+      CHECK(cache.reserved() == 0);
+      if (text == 0) CHECK(memory.live_bytes() <= before + own + own);
+      test::feed_device(cache, 7, {9, 1, 14});
+      CHECK(test::dump_device(cache) == expected);
+    }
+    CHECK(test::same_bits(test::next_step(cache, 2, 5), test::next_step(fresh, 2, 5)));
+  }
+  cache.clear();
+  test::feed_device(cache, 1, {21, 3});
+  goes_on();
+}
+
+TEST_CASE_FIXTURE(Fixture, "a device cache that was moved from refuses every call for its rows") {
+  Cache other = std::move(cache);
+  const auto refused = [](auto call) { CHECK(contains(thrown<ConfigError>(call), "moved from")); };
+  const std::vector<std::size_t> path{0};
+  Step s;
+  refused([&] { cache.step(0, s.q, s.k, s.v, s.out); });
+  refused([&] { cache.append(0, s.k, s.v); });
+  refused([&] { cache.attend(0, s.q, s.out); });
+  refused([&] { static_cast<void>(cache.tokens()); });
+  refused([&] { static_cast<void>(cache.tokens(0)); });
+  refused([&] { static_cast<void>(cache.commit_point()); });
+  refused([&] { static_cast<void>(cache.reserved()); });
+  refused([&] { static_cast<void>(cache.fork()); });
+  refused([&] { static_cast<void>(cache.rows(0, 0)); });
+  refused([&] { static_cast<void>(cache.device_heads(0)); });
+  refused([&] { static_cast<void>(cache.device_state(0)); });
+  refused([&] { static_cast<void>(cache.clamped_numbers()); });
+  refused([&] { static_cast<void>(cache.overhead_bytes()); });
+  refused([&] { cache.reserve(10); });
+  refused([&] { cache.replayed(); });
+  refused([&] { cache.truncate(0); });
+  refused([&] { cache.accept(path); });
+  refused([&] { cache.commit(); });
+  refused([&] { cache.compress(); });
+  refused([&] { cache.compress(std::size_t{0}); });
+  refused([&] { cache.clear(); });
+  CHECK(cache.bytes() == 0);
+  CHECK(cache.slow_bytes() == 0);
+  CHECK(cache.shared_bytes() == 0);
+  cache = std::move(other);
+  goes_on();
+}
+
+TEST_CASE_FIXTURE(Fixture, "a device step refuses strides whose product is no address") {
+  constexpr std::size_t huge = std::numeric_limits<std::size_t>::max() / 16 * 16;
+  const auto refused = [&](auto spoil, const std::vector<std::string>& parts) {
+    Step s;
+    spoil(s);
+    refuses<ShapeError>([&] { cache.step(s.layer, s.q, s.k, s.v, s.out, s.options); }, parts);
+  };
+  refused([](Step& s) { s.q.token_stride = huge; }, {"q has 3 tokens", "beyond all memory"});
+  refused([](Step& s) { s.k.head_stride = huge / 4; }, {"k has", "beyond all memory"});
+  refused([](Step& s) { s.out.token_stride = huge / 2; }, {"out has", "beyond all memory"});
+  CHECK(contains(thrown<CapacityError>([&] {
+                   static_cast<void>(cuda::memory_of(make_plan(), std::size_t{1} << 30));
+                 }),
+                 "1073741824 tokens, must be fewer than 2^30"));
 }
 
 TEST_CASE_FIXTURE(Fixture, "a device step refuses options that are not numbers") {

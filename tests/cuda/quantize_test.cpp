@@ -12,9 +12,11 @@
 #include <vector>
 
 #include <kvpolicy/cuda/kernels/append.cuh>
+#include <kvpolicy/storage/residual_storage.hpp>
 
 #include "cuda/support/launch.hpp"
 #include "cuda/support/written_head.hpp"
+#include "support/compare.hpp"
 #include "support/tensors.hpp"
 
 using kvpolicy::Encoding;
@@ -145,4 +147,41 @@ TEST_CASE("codes, scales and zeros are bit for bit the host's, also of hard numb
     for (float& x : row) x = test::normal(random) < 0 ? -65504.0F : 65504.0F;
   }
   check_quantized<kvpolicy::half, 64>(largest);
+}
+
+TEST_CASE("the kernels count exactly the numbers that the host refuses") {
+  const auto refused_by_host = [](float x) {
+    std::vector<float> row(64, x);
+    const kvpolicy::Plane plane{.base = reinterpret_cast<const std::byte*>(row.data()),
+                                .row_stride = 256};
+    const kvpolicy::ResidualStorage<kvpolicy::bfloat16> storage{{}, {.head_dim = 64}};
+    return !test::thrown<kvpolicy::ShapeError>([&] {
+              storage.check({.keys = plane, .values = plane, .rows = 1});
+            }).empty();
+  };
+  // Every bfloat16 is tried, and some floats that become one.
+  std::vector<float> numbers{65407.0F, 65408.0F, 65450.0F, -65407.0F, -65408.0F, -65504.0F};
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    numbers.push_back(
+        kvpolicy::cuda::to_float<kvpolicy::bfloat16>(static_cast<std::uint16_t>(bits)));
+  }
+  numbers.resize((numbers.size() + 4095) / 4096 * 4096, 1.0F);
+  for (std::size_t first = 0; first < numbers.size(); first += 4096) {
+    CAPTURE(first);
+    std::vector<std::vector<float>> rows(64, std::vector<float>(64));
+    int refused = 0;
+    for (std::size_t i = 0; i < 4096; ++i) {
+      rows[i / 64][i % 64] = numbers[first + i];
+      refused += refused_by_host(numbers[first + i]) ? 1 : 0;
+    }
+    check_quantized<kvpolicy::bfloat16, 64>(rows, Encoding::uint4, false, 64, 64, 2 * refused);
+    check_quantized<kvpolicy::bfloat16, 64>(rows, Encoding::uint4, true, 64, 64, 2 * refused);
+  }
+}
+
+TEST_CASE("rows of -0 alone are stored as rows of 0 are") {
+  for (const float zero : {0.0F, -0.0F}) {
+    check_quantized<kvpolicy::half, 64>(std::vector(64, std::vector(64, zero)));
+    check_quantized<kvpolicy::bfloat16, 64>(std::vector(64, std::vector(64, zero)));
+  }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lets any `new` of the program fail. Include it in exactly one file of an executable: it replaces
+// Counts the `new`s of the program and lets any of them fail. Include it in exactly one file of an executable: it replaces
 // the global operators.
 #pragma once
 
@@ -13,6 +13,7 @@ namespace test {
 
 inline std::size_t news_left = std::numeric_limits<std::size_t>::max();
 inline std::size_t live_news = 0;
+inline std::size_t all_news = 0;  // that succeeded
 inline std::size_t failed_news = 0;
 
 /// While it lives, the `new` after `successes` more fails, and all behind it.
@@ -38,6 +39,7 @@ struct FailNew {
   void* start = std::malloc(bytes == 0 ? 1 : bytes);
   if (start == nullptr) throw std::bad_alloc{};
   ++test::live_news;
+  ++test::all_news;
   return start;
 }
 [[gnu::noinline]] void operator delete(void* start) noexcept {

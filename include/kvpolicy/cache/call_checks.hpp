@@ -5,16 +5,18 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <limits>
+#include <span>
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/storage/page.hpp>
 
 namespace kvpolicy {
 
@@ -33,6 +35,18 @@ void check_tensor(const char* name, const Tensor& tensor, std::size_t tokens, st
                       "KvCache: ", name, " has a token stride of ", tensor.token_stride,
                       " and a head stride of ", tensor.head_stride,
                       " elements, must be at least head_dim = ", head_dim);
+  // The place of the last number, counted from `data`, must not wrap around.
+  const std::size_t room =
+      std::numeric_limits<std::ptrdiff_t>::max() / (bits_of(tensor.encoding) / 8) - head_dim;
+  const auto fits = [&](std::size_t steps, std::size_t stride, std::size_t space) {
+    return steps == 0 || stride <= space / steps;
+  };
+  require<ShapeError>(
+      fits(heads - 1, tensor.head_stride, room) &&
+          fits(tokens - 1, tensor.token_stride, room - (heads - 1) * tensor.head_stride),
+      "KvCache: ", name, " has ", tokens, " tokens and a token stride of ", tensor.token_stride,
+      ", ", heads, " heads and a head stride of ", tensor.head_stride,
+      " elements, which reach beyond all memory; must be within ", room + head_dim, " elements");
 }
 
 /// Places written twice would hold one of two results.
@@ -58,11 +72,10 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
                       "KvCache: selection_query is ", options.selection_query.value_or(0),
                       ", must be one of the call's ", tokens, " tokens");
   for (const float logit : options.sink_logits) {
-    require<ShapeError>(!std::isnan(logit), "KvCache: a sink logit is NaN, must be a number");
+    require<ShapeError>(!is_nan(logit), "KvCache: a sink logit is NaN, must be a number");
   }
-  // Written so that NaN fails.
-  require<ShapeError>(options.softcap >= 0.0F && std::isfinite(options.softcap),
-                      "KvCache: softcap is ", options.softcap, ", must be 0 or positive");
+  require<ShapeError>(is_finite(options.softcap) && options.softcap >= 0.0F, "KvCache: softcap is ",
+                      options.softcap, ", must be 0 or positive");
   if (options.tree != nullptr && options.refresh_selection) {
     const std::size_t first = options.tree->size() - std::min(options.tree->size(), tokens);
     require<ShapeError>(
@@ -70,7 +83,7 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
         "KvCache: refresh_selection with a tree of guesses by a query that is not on all its paths: "
         "selection_query must name one that is");
   }
-  require<ShapeError>(!options.scale || std::isfinite(*options.scale), "KvCache: scale is ",
+  require<ShapeError>(!options.scale || is_finite(*options.scale), "KvCache: scale is ",
                       options.scale.value_or(0.0F), ", must be finite");
 }
 
@@ -78,19 +91,28 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
 template <Element E>
 void check_range(const char* name, const ConstTensor& rows) {
   if (encoding_of<E> == Encoding::float32 || rows.encoding == encoding_of<E>) return;
-  std::vector<float> row(rows.head_dim);
+  std::array<float, max_head_dim> memory;
+  const std::span<float> row = std::span{memory}.first(rows.head_dim);
   for (std::size_t token = 0; token < rows.tokens; ++token) {
     for (std::size_t head = 0; head < rows.heads; ++head) {
       load_dense(rows.encoding, rows.row(token, head), row);
       for (const float number : row) {
         const auto kept = static_cast<float>(E{number});
-        require<ShapeError>(std::isfinite(kept) || !std::isfinite(number), "KvCache: ", name,
-                            " holds ", number, " at token ", token, ", head ", head,
-                            ", beyond the largest ", name_of(encoding_of<E>),
-                            ", in which the cache keeps its rows");
+        require<ShapeError>(is_finite(kept) || !is_finite(number), "KvCache: ", name, " holds ",
+                            number, " at token ", token, ", head ", head, ", beyond the largest ",
+                            name_of(encoding_of<E>), ", in which the cache keeps its rows");
       }
     }
   }
+}
+
+/// The layers of a cache, of which one that was moved from has none.
+/// @throws ConfigError for such a cache
+template <class Layers>
+[[nodiscard]] Layers& held(Layers& layers) {
+  require(!layers.empty(),
+          "KvCache: this cache was moved from, it can only be assigned to or destroyed");
+  return layers;
 }
 
 /// One head of a chunk of keys and values as a segment.

@@ -16,6 +16,7 @@
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
 
@@ -34,7 +35,7 @@ namespace kvpolicy {
 template <class Layer, AttentionEngine Engine>
 class Compression {
  public:
-  /// `observed_rows` grows by the keys that are read.
+  /// `observed_rows` grows by the keys that are read, once nothing can fail any more.
   Compression(const ModelShape& shape, Engine& engine, std::size_t& observed_rows)
       : shape_{shape}, engine_{engine}, observed_rows_{observed_rows} {}
 
@@ -54,6 +55,7 @@ class Compression {
       KVPOLICY_RETHROW;
     }
     // Nothing may fail from here on.
+    observed_rows_ += read_;
     for (std::size_t l = 0; l < layers.size(); ++l) {
       for_each(layers[l], [&](auto& policy, std::size_t head) {
         if (active[l][head]) policy.finish_compress();
@@ -148,7 +150,7 @@ class Compression {
       heads[head] = shown[head];
       sums_[head].resize(shape_.group() * policy.rows());
       sums[head] = sums_[head];
-      observed_rows_ += policy.rows();
+      read_ += policy.rows();
     });
     using E = typename Layer::element_type;
     std::vector<E> queries(window * shape_.q_heads * shape_.head_dim);
@@ -165,32 +167,40 @@ class Compression {
   const ModelShape& shape_;
   Engine& engine_;
   std::size_t& observed_rows_;
+  std::size_t read_ = 0;  // keys, by this compression
   std::vector<std::vector<float>> sums_;  // of each head, [group, rows]
   std::vector<SharingHead> sharing_;      // of the heads that share, in their order
 };
 
-/// What the heads of a layer that add up attention get from one call, whose attention they have just
-/// been shown: `sums` [kv_heads] of [group, rows shown], empty for the other heads.
+/// What the heads of a layer that add up attention get from one call.
+struct CallSums {
+  std::vector<std::vector<float>> of_heads;  ///< [kv_heads] of [group, rows shown], or empty
+  detail::Scratch<std::span<const Segment>> shown;
+  detail::Scratch<std::span<float>> views;
+};
+
+/// Fills `sums` for a call whose attention the heads have just been shown.
 /// @throws what the engine throws
 template <class Layer, AttentionEngine Engine>
-void observe_call(const Layer& layer, Engine& engine, const LayerAttention& call,
-                  std::vector<std::vector<float>>& sums, std::size_t& observed_rows) {
-  std::vector<std::span<const Segment>> heads(layer.heads.size());
-  std::vector<std::span<float>> views(layer.heads.size());
-  sums.resize(layer.heads.size());
-  for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-    sums[head].clear();
-    if (!layer.accumulates(head)) continue;
-    heads[head] = call.heads[head];
+void observe_call(const Layer& layer, Engine& engine, const LayerAttention& call, CallSums& sums,
+                  std::size_t& observed_rows) {
+  const std::size_t count = layer.heads.size();
+  const std::span<std::span<const Segment>> heads = sums.shown.take(count);
+  const std::span<std::span<float>> views = sums.views.take(count);
+  sums.of_heads.resize(count);
+  std::size_t read = 0;
+  for (std::size_t head = 0; head < count; ++head) {
+    heads[head] = layer.accumulates(head) ? call.heads[head] : std::span<const Segment>{};
     const std::size_t rows = count_rows(heads[head]);
-    sums[head].resize(call.group() * rows);
-    views[head] = sums[head];
-    observed_rows += rows;
+    sums.of_heads[head].resize(call.group() * rows);  // from the last call's size: grows by doubling
+    views[head] = sums.of_heads[head];
+    read += rows;
   }
   engine.observe(LayerObservation{call.queries, call.first_position, heads, views,
                                   AttendOptions{.scale = call.options.scale,
                                                 .softcap = call.options.softcap,
                                                 .sink_logits = call.options.sink_logits}});
+  observed_rows += read;
 }
 
 }  // namespace kvpolicy

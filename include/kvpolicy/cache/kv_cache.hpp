@@ -23,6 +23,7 @@
 #include <kvpolicy/cache/other_plan.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scalar_engine.hpp>
+#include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
@@ -42,7 +43,8 @@ class SavedCache;
 /// or `truncate` drops them, every other call that would add, read or commit rows is refused.
 ///
 /// Not synchronised. Forks share full pages but nothing that is ever written: each may be used by
-/// its own thread. Move-only; copies are made by `fork`.
+/// its own thread. Move-only; copies are made by `fork`. A cache that was moved from holds 0 bytes and
+/// can be assigned to or destroyed; every call for its rows throws ConfigError.
 template <class Plan, AttentionEngine Engine = ScalarEngine>
 class KvCache {
  public:
@@ -63,7 +65,10 @@ class KvCache {
 
   /// An independent cache with the same rows: full pages are shared, open ones copied.
   /// @throws std::bad_alloc
-  [[nodiscard]] KvCache fork() const { return KvCache{*this}; }
+  [[nodiscard]] KvCache fork() const {
+    static_cast<void>(held(layers_));
+    return KvCache{*this};
+  }
 
   /// An independent cache with the same tokens under another plan of the same shape and element
   /// type, as if it had been fed them in one chunk: one prompt serves many plans. Committed rows go to
@@ -80,14 +85,26 @@ class KvCache {
                   "KvCache::fork_as: both plans must have one element type");
     require(plan.shape() == plan_.shape(),
             "KvCache::fork_as: the plans are for models of different shapes");
+    static_cast<void>(held(layers_));
     KvCache<OtherPlan, Engine> other{std::move(plan), options_, engine_};
     other.take(*this);
     return other;
   }
 
+  /// Forgets the text: plan, options and engine stay, and the next row of every layer stands at position
+  /// 0 again. Rows go back to the memory resources, but for pages that forks share; tail and query window
+  /// are asked for anew before the old ones go.
+  /// @throws std::bad_alloc, with the cache as it was
+  void clear() {
+    static_cast<void>(held(layers_));
+    layers_ = new_layers();
+    observed_rows_ = 0;
+  }
+
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
-  /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`; with a tree,
-  /// row i stands at `depth` of its node behind the text.
+  /// chunk joins the cache. Rows are always appended: the first row of k stands at text position
+  /// `tokens(layer)`, and a new text begins with `clear`. With a tree, row i stands at `depth` of its node
+  /// behind the text.
   /// @throws ShapeError, CapacityError, std::bad_alloc, StorageError (slow memory); RollbackError if
   /// a tree is pending that `options` does not name
   template <class Q, class K, class V, class Out>
@@ -97,7 +114,7 @@ class KvCache {
   }
 
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
-  /// `max_append` rows, `attend` reads with the queries of the latest `q.tokens` of them. Of the
+  /// `max_append` rows after those that are there, `attend` reads with the queries of the latest `q.tokens` of them. Of the
   /// options `append` heeds `tree` alone; `attend` wants the same tree.
   /// @throws as `step`
   template <class K, class V>
@@ -116,7 +133,7 @@ class KvCache {
   /// pending tree the first ones stay that fit into `tokens`, pending still.
   /// @throws RollbackError if a layer has committed that far, or has not come that far.
   void truncate(std::size_t tokens) {
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
+    for (std::size_t l = 0; l < held(layers_).size(); ++l) {
       require<RollbackError>(tokens >= layers_[l].committed && tokens <= layers_[l].tokens,
                              "KvCache::truncate: to ", tokens, " tokens, but layer ", l,
                              " can go back to ", layers_[l].committed, " to ", layers_[l].tokens,
@@ -131,7 +148,7 @@ class KvCache {
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree
   void accept(std::span<const std::size_t> path) {
-    const Layer& first = layers_.front();
+    const Layer& first = held(layers_).front();
     require<RollbackError>(!first.tree.empty(), "KvCache::accept: no tree is pending");
     for (std::size_t l = 1; l < layers_.size(); ++l) {
       require<RollbackError>(layers_[l].tokens == first.tokens &&
@@ -178,12 +195,12 @@ class KvCache {
   /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only
   /// inside a step.
   [[nodiscard]] std::size_t tokens() const {
-    return std::ranges::min_element(layers_, {}, &Layer::tokens)->tokens;
+    return std::ranges::min_element(held(layers_), {}, &Layer::tokens)->tokens;
   }
   [[nodiscard]] std::size_t tokens(std::size_t layer) const { return layers_[checked(layer)].tokens; }
   /// `truncate` goes back no further than this.
   [[nodiscard]] std::size_t commit_point() const {
-    return std::ranges::max_element(layers_, {}, &Layer::committed)->committed;
+    return std::ranges::max_element(held(layers_), {}, &Layer::committed)->committed;
   }
 
   /// Live bytes of row memory asked of the memory resources; pages shared with forks count in full.
@@ -260,8 +277,9 @@ class KvCache {
       heads[head] = shown[head];
       views[head] = sums[head];
     }
-    std::vector<element_type> latest(queries * shape.q_heads * shape.head_dim);
-    const std::size_t count = own.queries.copy_latest(queries, latest.data());
+    const std::size_t known = std::min(queries, own.queries.size());
+    std::vector<element_type> latest(known * shape.q_heads * shape.head_dim);
+    const std::size_t count = own.queries.copy_latest(known, latest.data());
     const TensorView<const element_type> view{latest.data(), count, shape.q_heads, shape.head_dim};
     engine_.observe(LayerObservation{ConstTensor{view},
                                      static_cast<std::int64_t>(own.tokens - count), heads, views,
@@ -366,13 +384,13 @@ class KvCache {
   }
 
   [[nodiscard]] std::size_t checked(std::size_t layer) const {
-    require<ShapeError>(layer < layers_.size(), "KvCache: there is no layer ", layer,
+    require<ShapeError>(layer < held(layers_).size(), "KvCache: there is no layer ", layer,
                         ", the plan has ", layers_.size());
     return layer;
   }
 
   void refuse_tree(const char* call) const {
-    for (const Layer& layer : layers_) layer.tree.refuse(call);
+    for (const Layer& layer : held(layers_)) layer.tree.refuse(call);
   }
 
   // ---- what a caller hands in
@@ -431,7 +449,7 @@ class KvCache {
     layer.tail.write(k, v, leaving - from_tail, tokens, layer.tokens + leaving - from_tail);
     layer.tokens += tokens;
     if (options.tree != nullptr) layer.tree.keep(*options.tree);
-    if (layer.accumulates()) layer.accumulate(sums_, shape.group());
+    if (layer.accumulates()) layer.accumulate(sums_.of_heads, shape.group());
     finish_call(layer, q, options);
   }
 
@@ -483,7 +501,7 @@ class KvCache {
     attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr);
     if (accumulates) {
       layer.commit_tail(layer.uncommitted());
-      layer.accumulate(sums_, shape.group());
+      layer.accumulate(sums_.of_heads, shape.group());
     }
     finish_call(layer, q, options);
   }
@@ -586,10 +604,10 @@ class KvCache {
     const std::size_t head_dim = plan_.shape().head_dim;
     layer.for_each_selecting([&](auto& policy, std::size_t head) {
       if (!wanted && !policy.selection_is_stale()) return;
-      std::vector<float> queries(group * head_dim);
+      const std::span<float> queries = queries_.take(group * head_dim);
       for (std::size_t i = 0; i < group; ++i) {
         load_dense(q.encoding, q.row(token, head * group + i),
-                   std::span{queries}.subspan(i * head_dim, head_dim));
+                   queries.subspan(i * head_dim, head_dim));
       }
       policy.prepare_refresh(queries, engine_, position + token + 1);
     });
@@ -649,7 +667,8 @@ class KvCache {
   // Scratch of a call.
   std::vector<SegmentList> shown_;
   std::vector<std::span<const Segment>> heads_;
-  std::vector<std::vector<float>> sums_;  // see observe_call
+  detail::Scratch<float> queries_;
+  CallSums sums_;
 };
 
 }  // namespace kvpolicy

@@ -26,14 +26,14 @@ class QueryWindow {
               std::pmr::memory_resource* memory)
       : window_{window}, slots_{window == 0 ? 0 : window + rollback}, q_heads_{q_heads},
         head_dim_{head_dim}, memory_{memory}, row_(head_dim) {
-    if (slots_ > 0) queries_ = allocate_page(memory, bytes());
+    if (slots_ > 0) queries_ = Page{memory, bytes()};
   }
   QueryWindow(const QueryWindow& other)
       : window_{other.window_}, slots_{other.slots_}, q_heads_{other.q_heads_},
         head_dim_{other.head_dim_}, memory_{other.memory_}, begin_{other.begin_},
         end_{other.end_}, written_{other.written_}, row_{other.row_} {
     if (slots_ == 0) return;
-    queries_ = allocate_page(memory_, bytes());
+    queries_ = Page{memory_, bytes()};
     std::memcpy(queries_.get(), other.queries_.get(), bytes());
   }
   QueryWindow(QueryWindow&&) noexcept = default;

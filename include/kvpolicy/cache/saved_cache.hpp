@@ -16,7 +16,6 @@
 #include <filesystem>
 #include <fstream>
 #include <istream>
-#include <limits>
 #include <optional>
 #include <ostream>
 #include <span>
@@ -76,6 +75,7 @@ class SavedCache {
   template <class Plan, class Engine>
   static void read(KvCache<Plan, Engine>& cache, std::istream& stream, std::string name,
                    std::string_view tag, bool alone) {
+    static_cast<void>(held(cache.layers_));
     BlockReader blocks{stream, std::move(name)};
     LoadingArchive archive{blocks};
     const std::string found = read_text(archive, blocks.name());
@@ -88,8 +88,8 @@ class SavedCache {
     const std::size_t most = cache.options_.max_tokens;
     require<CapacityError>(most == 0 || tokens <= most, blocks.name(), ": holds ", tokens,
                            " tokens, max_tokens is ", most);
-    require<FormatError>(tokens <= most_tokens, blocks.name(), ": holds ", tokens,
-                         " tokens, must be at most ", most_tokens);
+    require<FormatError>(tokens <= max_text_tokens, blocks.name(), ": holds ", tokens,
+                         " tokens, must be at most ", max_text_tokens);
     auto layers = cache.new_layers();
     for (std::size_t l = 0; l < layers.size(); ++l) transfer(archive, layers[l], l, tokens, cache);
     blocks.finish(alone);
@@ -98,9 +98,6 @@ class SavedCache {
   }
 
  private:
-  static constexpr std::size_t most_tokens =
-      std::min<std::uint64_t>(std::uint64_t{1} << 48, std::numeric_limits<std::size_t>::max() / 4);
-
   template <class Archive>
   static void write_text(Archive& archive, std::string_view text) {
     archive(text.size());
@@ -225,12 +222,12 @@ class SavedCache {
                            " rows that can be taken back, the cache has room for max_rollback + "
                            "max_append = ",
                            room, "; it takes more of them, or commit before saving");
-    archive.check(!layer.scale || std::isfinite(*layer.scale), "a finite scale");
-    archive.check(layer.softcap >= 0.0F && std::isfinite(layer.softcap), "a finite softcap");
+    archive.check(!layer.scale || is_finite(*layer.scale), "a finite scale");
+    archive.check(is_finite(layer.softcap) && layer.softcap >= 0.0F, "a finite softcap");
     const std::size_t q_heads = cache.plan_.shape().q_heads;
     archive.check(layer.sink_logits.empty() || layer.sink_logits.size() == q_heads,
                   "a sink logit for each of ", q_heads, " query heads, or none");
-    archive.check(std::ranges::none_of(layer.sink_logits, [](float x) { return std::isnan(x); }),
+    archive.check(std::ranges::none_of(layer.sink_logits, [](float x) { return is_nan(x); }),
                   "sink logits that are numbers");
   }
 };

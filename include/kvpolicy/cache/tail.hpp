@@ -26,10 +26,10 @@ class Tail {
   Tail(std::size_t rows, std::size_t kv_heads, std::size_t head_dim,
        std::pmr::memory_resource* memory)
       : slots_{rows}, kv_heads_{kv_heads}, head_dim_{head_dim}, memory_{memory},
-        rows_{allocate_page(memory, bytes())}, row_(head_dim) {}
+        rows_{memory, bytes()}, row_(head_dim) {}
   Tail(const Tail& other)
       : slots_{other.slots_}, kv_heads_{other.kv_heads_}, head_dim_{other.head_dim_},
-        memory_{other.memory_}, rows_{allocate_page(memory_, bytes())}, row_{other.row_} {
+        memory_{other.memory_}, rows_{memory_, bytes()}, row_{other.row_} {
     std::memcpy(rows_.get(), other.rows_.get(), bytes());
   }
   Tail(Tail&&) noexcept = default;

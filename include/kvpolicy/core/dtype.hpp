@@ -15,6 +15,15 @@ namespace kvpolicy {
 struct bfloat16;
 struct half;
 
+/// Whether it is neither NaN nor infinite. Looks at the bits: -ffast-math takes std::isfinite away.
+[[nodiscard]] constexpr bool is_finite(float x) noexcept {
+  return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) < 0x7f800000U;
+}
+/// Whether it is NaN, by the bits as well.
+[[nodiscard]] constexpr bool is_nan(float x) noexcept {
+  return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) > 0x7f800000U;
+}
+
 /// How one number of a row is encoded in memory. The last three are packed codes of an affine
 /// quantisation (see storage/quantized.hpp).
 enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2 };

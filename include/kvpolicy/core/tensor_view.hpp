@@ -4,12 +4,31 @@
 // token and head stride and an inner stride of 1. Views own nothing.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <type_traits>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/error.hpp>
 
 namespace kvpolicy {
+
+/// A number of things, from any integer type: engines count in int.
+class Extent {
+ public:
+  /// @throws ShapeError for a negative number
+  template <std::integral Integer>
+  constexpr Extent(Integer count) : count_{static_cast<std::size_t>(count)} {
+    if constexpr (std::signed_integral<Integer>) {
+      if (count < 0)
+        fail<ShapeError>("TensorView: an extent or stride is ", count, ", must not be negative");
+    }
+  }
+  constexpr operator std::size_t() const { return count_; }
+
+ private:
+  std::size_t count_;
+};
 
 /// A caller's tensor [tokens, heads, head_dim].
 /// Strides are counted in elements. `T` may be const.
@@ -26,13 +45,18 @@ struct TensorView {
   constexpr TensorView() = default;
 
   /// Contiguous [tokens, heads, head_dim].
-  constexpr TensorView(T* data_, std::size_t tokens_, std::size_t heads_, std::size_t head_dim_)
+  /// @throws ShapeError for a negative number, as the next one.
+  constexpr TensorView(T* data_, Extent tokens_, Extent heads_, Extent head_dim_)
       : TensorView{data_, tokens_, heads_, head_dim_, heads_ * head_dim_, head_dim_} {}
 
-  constexpr TensorView(T* data_, std::size_t tokens_, std::size_t heads_, std::size_t head_dim_,
-                       std::size_t token_stride_, std::size_t head_stride_)
-      : data{data_}, tokens{tokens_}, heads{heads_}, head_dim{head_dim_},
-        token_stride{token_stride_}, head_stride{head_stride_} {}
+  constexpr TensorView(T* data_, Extent tokens_, Extent heads_, Extent head_dim_,
+                       Extent token_stride_, Extent head_stride_)
+      : data{data_},
+        tokens{tokens_},
+        heads{heads_},
+        head_dim{head_dim_},
+        token_stride{token_stride_},
+        head_stride{head_stride_} {}
 
   /// A view to change is a view to read.
   template <class U>

@@ -34,57 +34,60 @@ class TokenTree {
   }
 
   /// Appends a node; returns its number.
-  /// @throws ConfigError if there is no node `parent`, or there are `max_nodes` already
+  /// @throws ConfigError if there is no node `parent`, or there are `max_nodes` already;
+  /// std::bad_alloc
   std::size_t add(std::size_t parent) {
     const std::size_t node = size();
     require(parent == text || parent < node, "TokenTree: node ", node, " cannot continue node ",
             parent, ", must continue the text or one of the ", node, " nodes before it");
     require(node < max_nodes, "TokenTree: a tree has at most ", max_nodes, " nodes");
-    parents_.push_back(parent);
-    depths_.push_back(parent == text ? 0 : depths_[parent] + 1);
+    nodes_.push_back({parent, parent == text ? 0 : depth(parent) + 1});
     return node;
   }
 
   /// Room for `nodes` nodes, so that adding them allocates nothing.
-  void reserve(std::size_t nodes) {
-    parents_.reserve(nodes);
-    depths_.reserve(nodes);
-  }
+  void reserve(std::size_t nodes) { nodes_.reserve(nodes); }
   /// Only the first `nodes` nodes stay.
   void truncate(std::size_t nodes) noexcept {
-    const auto kept = static_cast<std::ptrdiff_t>(std::min(nodes, size()));
-    parents_.erase(parents_.begin() + kept, parents_.end());
-    depths_.erase(depths_.begin() + kept, depths_.end());
+    nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(std::min(nodes, size())),
+                 nodes_.end());
   }
 
-  [[nodiscard]] std::size_t size() const { return parents_.size(); }
-  [[nodiscard]] bool empty() const { return parents_.empty(); }
-  [[nodiscard]] std::size_t parent(std::size_t node) const { return parents_[node]; }
+  [[nodiscard]] std::size_t size() const { return nodes_.size(); }
+  [[nodiscard]] bool empty() const { return nodes_.empty(); }
+  [[nodiscard]] std::size_t parent(std::size_t node) const { return nodes_[node].parent; }
   /// Nodes between the text and this one: it stands at text position `tokens of the text + depth`.
-  [[nodiscard]] std::size_t depth(std::size_t node) const { return depths_[node]; }
+  [[nodiscard]] std::size_t depth(std::size_t node) const { return nodes_[node].depth; }
 
   /// Whether the row of node `row` is seen by the query of node `query`: its own row, and those of
   /// its ancestors.
   [[nodiscard]] bool sees(std::size_t query, std::size_t row) const {
-    while (query != text && query > row) query = parents_[query];
+    while (query != text && query > row) query = parent(query);
     return query == row;
   }
 
   /// Whether its first nodes are all those of `smaller`.
   [[nodiscard]] bool begins_with(const TokenTree& smaller) const {
     return smaller.size() <= size() &&
-           std::equal(smaller.parents_.begin(), smaller.parents_.end(), parents_.begin());
+           std::equal(smaller.nodes_.begin(), smaller.nodes_.end(), nodes_.begin());
   }
   /// The first `nodes` nodes.
   [[nodiscard]] TokenTree first(std::size_t nodes) const {
-    return TokenTree{std::span{parents_}.first(std::min(nodes, size()))};
+    TokenTree part;
+    part.nodes_.assign(nodes_.begin(),
+                       nodes_.begin() + static_cast<std::ptrdiff_t>(std::min(nodes, size())));
+    return part;
   }
 
-  friend bool operator==(const TokenTree& a, const TokenTree& b) { return a.parents_ == b.parents_; }
+  friend bool operator==(const TokenTree&, const TokenTree&) = default;
 
  private:
-  std::vector<std::size_t> parents_;
-  std::vector<std::size_t> depths_;
+  struct Node {
+    std::size_t parent;
+    std::size_t depth;
+    friend bool operator==(const Node&, const Node&) = default;
+  };
+  std::vector<Node> nodes_;
 };
 
 /// Whether `path` leads from the text downwards: each node continues the one before it.

@@ -43,6 +43,9 @@ namespace kvpolicy::cuda {
 /// host's and read during the call, come with the call, at most `max_rollback` nodes in all; `accept`
 /// keeps a path. None of it can be part of a graph, for a graph would keep the tree it was captured with.
 ///
+/// A cache that was moved from holds 0 bytes and can be assigned to or destroyed; every call for its
+/// rows throws ConfigError.
+///
 /// Not synchronised, and meant for one stream at a time: to go on with another, let that stream
 /// wait for this one. The same holds between caches that share an engine. Memory goes back on the
 /// stream of the latest call (no capture counts as one), which must live as long as the cache; let it
@@ -94,6 +97,7 @@ class KvCache {
   [[nodiscard]] KvCache fork(cudaStream_t stream = nullptr,
                              std::shared_ptr<Engine<element_type>> engine = nullptr) const {
     refuse_capture(stream, "fork");
+    static_cast<void>(held(layers_));
     latest_ = stream;
     KvCache other{plan_, options_, engine == nullptr ? engine_ : std::move(engine), stream};
     other.require_own_shape();
@@ -112,6 +116,18 @@ class KvCache {
     return other;
   }
 
+  /// Forgets the text: plan, options and engine stay, and the next row of every layer stands at position
+  /// 0 again. All device memory of the cache is asked for anew, before the old goes back on `stream`; room
+  /// that was reserved goes, too, and graphs that were captured before must be captured again.
+  /// @throws CapacityError inside a capture, std::bad_alloc, DeviceError, with the cache as it was
+  void clear(cudaStream_t stream = nullptr) {
+    refuse_capture(stream, "clear");
+    static_cast<void>(held(layers_));
+    KvCache fresh{plan_, options_, stream, engine_};
+    latest_ = stream;
+    *this = std::move(fresh);
+  }
+
   /// Makes room for a text of `tokens`: as long as it grows no further, no call asks for memory.
   /// Graphs that were captured before stay valid.
   /// @throws CapacityError beyond max_tokens, std::bad_alloc
@@ -120,17 +136,19 @@ class KvCache {
                            "cuda::KvCache::reserve: ", tokens, " tokens, must be at most max_tokens = ",
                            options_.max_tokens);
     refuse_capture(stream, "reserve");
+    static_cast<void>(held(layers_));
     latest_ = stream;
     grow(0, layers_.size(), tokens, stream);
   }
   /// Tokens that there is room for in every layer.
   [[nodiscard]] std::size_t reserved() const {
-    return std::ranges::min_element(layers_, {}, &Layer::reserved)->reserved;
+    return std::ranges::min_element(held(layers_), {}, &Layer::reserved)->reserved;
   }
 
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
-  /// chunk joins the cache. The first row of k stands at text position `tokens(layer)`; with a tree,
-  /// row i stands at `depth` of its node behind the text.
+  /// chunk joins the cache. Rows are always appended: the first row of k stands at text position
+  /// `tokens(layer)`, and a new text begins with `clear`. With a tree, row i stands at `depth` of its node
+  /// behind the text.
   ///
   /// On a stream that captures, the call is recorded and nothing else: the text grows when the
   /// graph is launched, and `replayed` must say so. A recorded call that refreshes, refreshes each
@@ -145,7 +163,7 @@ class KvCache {
   }
 
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
-  /// `max_append` rows, `attend` reads with the queries of the latest `q.tokens` of them. Of the
+  /// `max_append` rows after those that are there, `attend` reads with the queries of the latest `q.tokens` of them. Of the
   /// options `append` heeds `tree` alone; `attend` wants the same tree.
   /// @throws as `step`
   template <class K, class V>
@@ -198,7 +216,7 @@ class KvCache {
   /// @throws RollbackError if a layer has committed that far, or has not come that far;
   /// CapacityError inside a capture, DeviceError
   void truncate(std::size_t tokens, cudaStream_t stream = nullptr) {
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
+    for (std::size_t l = 0; l < held(layers_).size(); ++l) {
       require<RollbackError>(tokens >= layers_[l].committed && tokens <= layers_[l].tokens,
                              "cuda::KvCache::truncate: to ", tokens, " tokens, but layer ", l,
                              " can go back to ", layers_[l].committed, " to ", layers_[l].tokens,
@@ -216,7 +234,7 @@ class KvCache {
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree; CapacityError inside a capture, DeviceError
   void accept(std::span<const std::size_t> path, cudaStream_t stream = nullptr) {
-    const Layer& first = layers_.front();
+    const Layer& first = held(layers_).front();
     require<RollbackError>(!first.tree.empty(), "cuda::KvCache::accept: no tree is pending");
     for (std::size_t l = 1; l < layers_.size(); ++l) {
       require<RollbackError>(layers_[l].tokens == first.tokens &&
@@ -267,12 +285,12 @@ class KvCache {
   /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only
   /// inside a step.
   [[nodiscard]] std::size_t tokens() const {
-    return std::ranges::min_element(layers_, {}, &Layer::tokens)->tokens;
+    return std::ranges::min_element(held(layers_), {}, &Layer::tokens)->tokens;
   }
   [[nodiscard]] std::size_t tokens(std::size_t layer) const { return layers_[checked(layer)].tokens; }
   /// `truncate` goes back no further than this.
   [[nodiscard]] std::size_t commit_point() const {
-    return std::ranges::max_element(layers_, {}, &Layer::committed)->committed;
+    return std::ranges::max_element(held(layers_), {}, &Layer::committed)->committed;
   }
 
   /// Bytes of rows, summaries and kept queries, on the device and in slow memory; pages shared with
@@ -304,7 +322,7 @@ class KvCache {
   /// Device bytes besides: page tables, descriptions, selections. The engine's workspace is its own.
   [[nodiscard]] std::size_t overhead_bytes() const {
     std::size_t total = device_.bytes() + tree_.bytes();
-    for (const Layer& layer : layers_) {
+    for (const Layer& layer : held(layers_)) {
       total += layer.overhead_bytes();
       for (const HeadStore& head : layer.heads) total += head.overhead_bytes();
     }
@@ -338,10 +356,11 @@ class KvCache {
     return device_.counters(checked(layer));
   }
 
-  /// Numbers that were not finite, or beyond what a scale in half can hold, when they were
-  /// quantised: they were clamped. Waits for the stream.
+  /// Numbers that could not be quantised (core/quantizable.hpp) when their rows were: they were
+  /// clamped, NaN to 0. kvpolicy::KvCache refuses a call with such a number. Waits for the stream.
   [[nodiscard]] std::size_t clamped_numbers(cudaStream_t stream = nullptr) const {
     refuse_capture(stream, "clamped_numbers");
+    static_cast<void>(held(layers_));
     int count = 0;
     check(cudaMemcpyAsync(&count, device_.out_of_range(), sizeof count, cudaMemcpyDeviceToHost, stream),
           "cudaMemcpyAsync");
@@ -365,7 +384,7 @@ class KvCache {
                            " cannot be part of a graph, but the stream captures");
   }
   void refuse_tree(const char* what) const {
-    for (const Layer& layer : layers_) layer.tree.refuse(what);
+    for (const Layer& layer : held(layers_)) layer.tree.refuse(what);
   }
   // What has gone back to others already was moved out.
   void give_back() noexcept {
@@ -476,7 +495,7 @@ class KvCache {
   }
 
   [[nodiscard]] std::size_t checked(std::size_t layer) const {
-    require<ShapeError>(layer < layers_.size(), "cuda::KvCache: there is no layer ", layer,
+    require<ShapeError>(layer < held(layers_).size(), "cuda::KvCache: there is no layer ", layer,
                         ", the plan has ", layers_.size());
     return layer;
   }

@@ -15,14 +15,18 @@ namespace kvpolicy::cuda {
 /// What KvCache::bytes is once there is room for `tokens` (KvCache::reserve, or steps that came so
 /// far: these make room by whole pages, up to max_tokens). Before any compression; a compressed
 /// head keeps its budget and window and has room for the tokens since. Rows that may be rolled back
-/// lie with the others, so there is no tail. Page tables, selections and the engine's workspace come
-/// on top (KvCache::overhead_bytes, Engine::workspace_bytes). `slow` is what KvCache::slow_bytes is:
-/// the latest and the chosen rows lie on the device as well, and count twice.
-/// @throws ConfigError for options or heads that a device cache refuses
+/// lie with the others, so there is no tail. Page tables, selections and the engine's workspace
+/// come on top (KvCache::overhead_bytes, Engine::workspace_bytes). `slow` is what
+/// KvCache::slow_bytes is: the latest and the chosen rows lie on the device as well, and count
+/// twice.
+/// @throws ConfigError for options or heads that a device cache refuses, CapacityError for a text
+/// that it refuses
 template <class Plan>
 [[nodiscard]] MemoryEstimate memory_of(const Plan& plan, std::size_t tokens,
                                        const CacheOptions& options = {}) {
   options.validate();
+  require<CapacityError>(tokens < (std::size_t{1} << 30), "cuda::memory_of: ", tokens,
+                         " tokens, must be fewer than 2^30");
   const ModelShape& shape = plan.shape();
   const StoreContext context{.head_dim = shape.head_dim, .page_rows = options.page_rows,
                              .tail_rows = options.tail_rows(), .slow_memory = options.slow_memory,

@@ -24,18 +24,19 @@ using element_of =
 template <class T>
   requires std::is_same_v<std::remove_const_t<T>, __half> ||
            std::is_same_v<std::remove_const_t<T>, __nv_bfloat16>
-[[nodiscard]] TensorView<element_of<T>> view(T* data, std::size_t tokens, std::size_t heads,
-                                             std::size_t head_dim, std::size_t token_stride,
-                                             std::size_t head_stride) {
-  return {reinterpret_cast<element_of<T>*>(data), tokens, heads, head_dim, token_stride, head_stride};
-}
+  [[nodiscard]] TensorView<element_of<T>> view(T* data, Extent tokens, Extent heads,
+                                               Extent head_dim, Extent token_stride,
+                                               Extent head_stride) {
+    return {
+        reinterpret_cast<element_of<T>*>(data), tokens, heads, head_dim, token_stride, head_stride};
+  }
 /// Contiguous [tokens, heads, head_dim].
 template <class T>
   requires std::is_same_v<std::remove_const_t<T>, __half> ||
            std::is_same_v<std::remove_const_t<T>, __nv_bfloat16>
-[[nodiscard]] TensorView<element_of<T>> view(T* data, std::size_t tokens, std::size_t heads,
-                                             std::size_t head_dim) {
-  return view(data, tokens, heads, head_dim, heads * head_dim, head_dim);
-}
+  [[nodiscard]] TensorView<element_of<T>> view(T* data, Extent tokens, Extent heads,
+                                               Extent head_dim) {
+    return view(data, tokens, heads, head_dim, heads * head_dim, head_dim);
+  }
 
 }  // namespace kvpolicy::cuda

@@ -12,6 +12,16 @@
 
 namespace kvpolicy {
 
+/// The longest text whose memory is reckoned and that a saved cache may hold: longer than any, and the
+/// bytes of one head's rows do not wrap around.
+inline constexpr std::size_t max_text_tokens = std::size_t{1} << 40;
+
+/// @throws CapacityError for more
+inline void check_text_tokens(const char* asked, std::size_t tokens) {
+  require<CapacityError>(tokens <= max_text_tokens, asked, ": ", tokens,
+                         " tokens, must be at most 2^40 = ", max_text_tokens);
+}
+
 /// Options of a KvCache. The defaults: nothing can be taken back, and no limit but memory.
 struct CacheOptions {
   /// Latest rows that `truncate` can take back. They lie unquantised in a tail of the cache.

@@ -16,6 +16,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
+#include <kvpolicy/plan/saturating.hpp>
 #include <kvpolicy/policy/policy.hpp>
 
 namespace kvpolicy {
@@ -26,7 +27,9 @@ struct MemoryEstimate {
   std::size_t tail = 0;     ///< rows that may still be rolled back
   std::size_t queries = 0;  ///< queries kept for compression
   std::size_t slow = 0;     ///< of `heads`, in slow memory, the rest of all being in fast memory
-  [[nodiscard]] std::size_t total() const { return heads + tail + queries; }
+  [[nodiscard]] std::size_t total() const {
+    return detail::saturating_sum(heads, detail::saturating_sum(tail, queries));
+  }
 };
 
 /// A policy of sinks and a sliding window.
@@ -99,8 +102,10 @@ class HeadPlan {
   /// What a cache holds once `tokens` were fed in steps. Exact, but for heads that are compressed:
   /// for these a bound, until the compression all rows, after it (`compressed`) the survivors. With
   /// slow memory also a bound for heads that select: they count the copies of one choice.
+  /// @throws CapacityError for more than `max_text_tokens` tokens, or more bytes than a std::size_t holds
   [[nodiscard]] MemoryEstimate memory(std::size_t tokens, const CacheOptions& options = {},
                                       bool compressed = false) const {
+    check_text_tokens("HeadPlan::memory", tokens);
     const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
     MemoryEstimate estimate = fixed_memory(options);
     estimate.heads = sum(options, [&]<class P>(const typename P::Config& config,
@@ -116,6 +121,8 @@ class HeadPlan {
         return std::size_t{0};
       }
     });
+    require<CapacityError>(estimate.total() < detail::too_many_bytes, "HeadPlan::memory: ", tokens,
+                           " tokens take more bytes than a std::size_t holds");
     return estimate;
   }
 
@@ -126,12 +133,14 @@ class HeadPlan {
   /// slow memory together.
   [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes,
                                                        const CacheOptions& options = {}) const {
-    constexpr std::size_t most = std::size_t{1} << 40;
+    constexpr std::size_t most = max_text_tokens;
     const std::size_t fixed = fixed_memory(options).total();
     if (fixed > bytes) return std::nullopt;
     // A bound that never falls finds where to begin; from there it is counted token by token, for
     // what is held goes down as well as up.
-    const auto bound = [&](std::size_t tokens) { return fixed + max_bytes(tokens, options); };
+    const auto bound = [&](std::size_t tokens) {
+      return detail::saturating_sum(fixed, max_bytes(tokens, options));
+    };
     if (bound(most) <= bytes) return most;
     std::size_t low = 0;
     for (std::size_t step = most / 2; step > 0; step /= 2) {
@@ -141,7 +150,7 @@ class HeadPlan {
     const std::size_t turns = low + (std::size_t{1} << 16);
     const bool endless = bound(turns) == bound(most);
     const Distinct distinct = distinct_configs();
-    while (fixed + bytes_of_step(low + 1, options, distinct) <= bytes) {
+    while (detail::saturating_sum(fixed, bytes_of_step(low + 1, options, distinct)) <= bytes) {
       ++low;
       if (endless && low >= turns) return most;
     }
@@ -197,6 +206,8 @@ class HeadPlan {
   };
 
   [[nodiscard]] std::size_t index(std::size_t layer, std::size_t head) const {
+    require(!heads_.empty(),
+            "HeadPlan: this plan was moved from, it can only be assigned to or destroyed");
     require(layer < shape_.layers && head < shape_.kv_heads, "HeadPlan: there is no KV head ", head,
             " in layer ", layer, ", the shape has ", shape_.kv_heads, " heads in ", shape_.layers,
             " layers");
@@ -214,11 +225,14 @@ class HeadPlan {
     options.validate();
     const std::size_t row = shape_.head_dim * sizeof(element_type);
     MemoryEstimate estimate;
-    estimate.tail = 2 * options.tail_rows() * shape_.kv_head_count() * row;
+    estimate.tail =
+        detail::saturating_product(2 * options.tail_rows() * row, shape_.kv_head_count());
     for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
       const std::size_t kept = std::max(observed_queries(layer), options.kept_queries);
       if (kept == 0) continue;
-      estimate.queries += (kept + options.tail_rows()) * shape_.q_heads * row;
+      estimate.queries = detail::saturating_sum(
+          estimate.queries,
+          detail::saturating_product((kept + options.tail_rows()) * row, shape_.q_heads));
     }
     return estimate;
   }
@@ -276,11 +290,11 @@ class HeadPlan {
       for (std::size_t head = first; head < first + shape_.kv_heads; ++head) {
         const Held& one = held[distinct.of_head[head]];
         layer.before += one.before;
-        layer.during += one.during;
+        layer.during = detail::saturating_sum(layer.during, one.during);
         layer.after += one.after;
       }
-      most = std::max(most, now - layer.before + layer.during);
-      now = now - layer.before + layer.after;
+      most = std::max(most, detail::saturating_sum(now - layer.before, layer.during));
+      now = detail::saturating_sum(now - layer.before, layer.after);
     }
     return most;
   }
@@ -300,7 +314,9 @@ class HeadPlan {
       });
     }
     std::size_t total = 0;
-    for (const std::size_t number : distinct.of_head) total += own[number];
+    for (const std::size_t number : distinct.of_head) {
+      total = detail::saturating_sum(total, own[number]);
+    }
     return total;
   }
 

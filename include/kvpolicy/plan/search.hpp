@@ -35,6 +35,7 @@
 #include <kvpolicy/plan/cache_options.hpp>
 #include <kvpolicy/plan/head_table.hpp>
 #include <kvpolicy/plan/plan_for.hpp>
+#include <kvpolicy/plan/saturating.hpp>
 
 namespace kvpolicy {
 
@@ -110,7 +111,9 @@ struct Offer {
   };
   const auto bytes_of = [&](const std::vector<std::size_t>& places) {
     std::size_t sum = 0;
-    for (std::size_t i = 0; i < heads.size(); ++i) sum += heads[i][places[i]].bytes;
+    for (std::size_t i = 0; i < heads.size(); ++i) {
+      sum = saturating_sum(sum, heads[i][places[i]].bytes);
+    }
     return sum;
   };
   // The price falls by bisection of its logarithm. At the highest every head takes its smallest offer.
@@ -163,7 +166,8 @@ struct Offer {
 /// least by the sum of `damage`. Deterministic; ties go to the choice of fewer bytes, then to the
 /// earlier one. A pure function: threads may call it at once.
 /// @throws ConfigError if there is no choice, a damage is negative or not finite, a table does not fit
-/// the shape, a config does not work, or `bytes` are fewer than the smallest plan takes
+/// the shape, a config does not work, or `bytes` are fewer than the smallest plan takes; CapacityError for
+/// a context beyond `max_text_tokens`
 template <class Plan>
 [[nodiscard]] FoundPlan<Plan> search_plan(const ModelShape& shape,
                                           std::span<const HeadChoice<Plan>> choices,
@@ -171,6 +175,7 @@ template <class Plan>
   const std::size_t bytes = config.bytes, context = config.context;
   const CacheOptions& options = config.options;
   require(!choices.empty(), "search_plan: there are no choices");
+  check_text_tokens("search_plan", context);
   shape.validate();
   // One head under each choice; what a layer keeps of queries comes on top, see below.
   const ModelShape one_head{1, 1, 1, shape.head_dim};
@@ -200,7 +205,7 @@ template <class Plan>
     std::size_t queries = 0;
     for (std::size_t c = 0; c < choices.size(); ++c) {
       const std::size_t own =
-          Plan{shape, choices[c].config}.memory(context, options, true).queries;
+          Plan{shape, choices[c].config}.memory(0, options, true).queries;
       if (own > 0 && !with_queries) continue;
       queries = std::max(queries, own);
       for (std::size_t i = 0; i < heads.size(); ++i) {

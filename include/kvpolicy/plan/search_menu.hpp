@@ -126,13 +126,14 @@ class Menu {
 /// what `Plan` has policies for. `importance` is [layers, kv_heads]: DuoAttention's gates, or
 /// `importance_of` HeadKV's scores; clipped to 0 to 1.
 /// @throws ConfigError for an importance that is not a number or does not fit, or a setting that does
-/// not work
+/// not work; CapacityError for a context beyond `max_text_tokens`
 template <class Plan>
 [[nodiscard]] std::vector<HeadChoice<Plan>> choices_by_importance(const ModelShape& shape,
                                                           const HeadGates& importance,
                                                           std::size_t context,
                                                           const SearchMenuConfig& config = {}) {
   config.validate();
+  check_text_tokens("choices_by_importance", context);
   check_gates(importance);
   detail::require_fits(importance, shape, "choices_by_importance");
   return detail::Menu<Plan>{shape, importance, context, config}.make();

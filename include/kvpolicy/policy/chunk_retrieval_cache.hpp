@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/top_rows.hpp>
@@ -134,9 +135,10 @@ class ChunkRetrievalCache {
   template <class Engine>
   void prepare_refresh(std::span<const float> queries, Engine& engine, std::size_t tokens) {
     const std::size_t chunks = summaries_.front().end();
-    std::vector<float> scores(chunks, 0.0F);
-    std::vector<float> part(chunks);
-    std::vector<float> split(context_.head_dim);
+    const std::span<float> scores = scores_.take(chunks);
+    const std::span<float> part = part_.take(chunks);
+    const std::span<float> split = split_.take(context_.head_dim);
+    std::ranges::fill(scores, 0.0F);
     for (std::size_t v = 0; v < Summary::vectors && chunks > 0; ++v) {
       std::ranges::fill(split, 0.0F);
       for (std::size_t at = 0; at < queries.size(); at += context_.head_dim) {
@@ -147,8 +149,12 @@ class ChunkRetrievalCache {
     }
     // Chunk 0 holds the attention sinks: always read, whatever its keys say.
     if (chunks > 0) scores.front() = std::numeric_limits<float>::infinity();
-    Selection selection{{}, chunks * config_.chunk, storage_.end(), tokens, 0, {}};
-    for (const std::size_t chunk : top_rows(scores, config_.budget / config_.chunk)) {
+    const std::span<std::size_t> chosen =
+        chosen_.take(std::min(config_.budget / config_.chunk, chunks));
+    top_rows(scores, ranks_.take(chunks), chosen);
+    Selection selection{std::move(spare_runs_), chunks * config_.chunk, storage_.end(), tokens, 0, {}};
+    selection.runs.clear();
+    for (const std::size_t chunk : chosen) {
       const std::size_t first = chunk * config_.chunk;
       auto& runs = selection.runs;
       if (!runs.empty() && runs.back().first + runs.back().rows == first) {
@@ -167,7 +173,10 @@ class ChunkRetrievalCache {
     pending_.reset();
     drop_old_selections();
   }
-  void abandon_refresh() noexcept { pending_.reset(); }
+  void abandon_refresh() noexcept {
+    if (pending_) spare_runs_ = std::move(pending_->runs);
+    pending_.reset();
+  }
 
   /// Takes back what queries behind the first `tokens` tokens chose: the text goes on from there.
   void undo_refresh(std::size_t tokens) noexcept {
@@ -364,7 +373,10 @@ class ChunkRetrievalCache {
   void drop_old_selections() noexcept {
     const auto first_later = std::ranges::find_if(
         selections_, [&](const Selection& s) { return s.tokens > storage_.end(); });
-    if (first_later - selections_.begin() > 1) selections_.erase(selections_.begin(), first_later - 1);
+    if (first_later - selections_.begin() > 1) {
+      spare_runs_ = std::move(selections_.front().runs);
+      selections_.erase(selections_.begin(), first_later - 1);
+    }
     update_fast_rows();
   }
   // Rows behind those that the oldest selection has copies of stay in fast memory.
@@ -443,6 +455,10 @@ class ChunkRetrievalCache {
   std::vector<PlaneStore> summaries_;  // one per summary vector: [chunks, head_dim]
   Summary open_;                       // of the rows of the chunk that is not full
   std::vector<float> row_;             // scratch
+  detail::Scratch<float> scores_, part_, split_;  // of a choice
+  detail::Scratch<std::uint32_t> ranks_;
+  detail::Scratch<std::size_t> chosen_;
+  std::vector<RowRun> spare_runs_;     // of a choice that is gone, for the next
   std::vector<Selection> selections_;  // the last counts, those before it return with a rollback
   std::optional<Selection> pending_;
   mutable std::vector<std::vector<RowRun>> shown_runs_;  // what the last `segments` points to

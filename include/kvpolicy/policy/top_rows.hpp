@@ -21,19 +21,19 @@ namespace kvpolicy {
   return bits >> 31 != 0 ? ~bits : bits | 0x8000'0000U;
 }
 
-/// The places of the `count` highest scores, ascending; among equals the lower place wins, so that
-/// every backend picks the same. NaN ranks below everything. A selecting head does this at every
+/// The places of the `places.size()` highest scores, ascending; among equals the lower place wins, so
+/// that every backend picks the same. NaN ranks below everything. A selecting head does this at every
 /// step, so the lowest rank that is picked is found digit by digit: unlike comparing scores with each
-/// other, counting them has no branch that a processor would guess wrong.
-[[nodiscard]] inline std::vector<std::size_t> top_rows(std::span<const float> scores,
-                                                       std::size_t count) {
-  std::vector<std::size_t> places(std::min(count, scores.size()));
-  if (count >= scores.size()) {
+/// other, counting them has no branch that a processor would guess wrong. There are at least as many
+/// scores as places; `ranks` is room for as many numbers as there are scores.
+inline void top_rows(std::span<const float> scores, std::span<std::uint32_t> ranks,
+                     std::span<std::size_t> places) {
+  const std::size_t count = places.size();
+  if (count == scores.size()) {
     std::iota(places.begin(), places.end(), std::size_t{0});
-    return places;
+    return;
   }
-  if (count == 0) return places;
-  std::vector<std::uint32_t> ranks(scores.size());
+  if (count == 0) return;
   std::ranges::transform(scores, ranks.begin(), rank_of);
   constexpr int digit_bits = 11;
   std::array<std::size_t, std::size_t{1} << digit_bits> numbers;  // of ranks with each digit
@@ -58,6 +58,15 @@ namespace kvpolicy {
     }
     places[picked++] = place;
   }
+}
+
+/// The same in memory of its own: the places of the `count` highest scores, of all where there are
+/// fewer.
+[[nodiscard]] inline std::vector<std::size_t> top_rows(std::span<const float> scores,
+                                                       std::size_t count) {
+  std::vector<std::size_t> places(std::min(count, scores.size()));
+  std::vector<std::uint32_t> ranks(scores.size());
+  top_rows(scores, ranks, places);
   return places;
 }
 

@@ -3,10 +3,12 @@
 // Pages: the unit in which row memory is asked for, shared between forks and given back.
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <memory>
 #include <memory_resource>
+#include <utility>
 
 #include <kvpolicy/core/error.hpp>
 
@@ -14,6 +16,9 @@ namespace kvpolicy {
 
 /// Alignment of every page: a cache line, and the widest vector.
 inline constexpr std::size_t page_alignment = 64;
+
+/// The largest head_dim of a storage.
+inline constexpr std::size_t max_head_dim = 4096;
 
 /// What a storage needs to know of the cache it serves.
 struct StorageContext {
@@ -33,22 +38,62 @@ struct StorageContext {
 
   /// @throws ConfigError
   void validate() const {
-    require(head_dim > 0 && head_dim % 8 == 0 && head_dim <= 4096, "StorageContext: head_dim is ",
-            head_dim, ", must be a multiple of 8 from 8 to 4096");
+    require(head_dim > 0 && head_dim % 8 == 0 && head_dim <= max_head_dim,
+            "StorageContext: head_dim is ", head_dim, ", must be a multiple of 8 from 8 to ",
+            max_head_dim);
     require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,
             "StorageContext: page_rows is ", page_rows, ", must be a power of two from 16 to 4096");
     require(memory != nullptr, "StorageContext: memory is null, must be a memory resource");
   }
 };
 
-/// Reference-counted: forks share a page once it is full and will not be written again.
-using Page = std::shared_ptr<std::byte>;
+/// A block of row memory, counted: forks share a page once it is full and will not be written
+/// again. Pages are let go of by the threads of all forks. Whoever finds that a page is not shared
+/// any more may write it, because every read of the others happened before: the count falls by
+/// release, and `is_shared` reads it by acquire. (std::shared_ptr::use_count promises no order.)
+class Page {
+ public:
+  Page() = default;
+  /// `bytes` bytes, aligned to `page_alignment`.
+  /// @throws std::bad_alloc, or what `memory` throws.
+  Page(std::pmr::memory_resource* memory, std::size_t bytes) {
+    auto block = std::make_unique<Block>(memory, bytes);
+    block->start = static_cast<std::byte*>(memory->allocate(bytes, page_alignment));
+    block_ = block.release();
+  }
+  Page(const Page& other) noexcept : block_{other.block_} {
+    if (block_ != nullptr) block_->owners.fetch_add(1, std::memory_order_relaxed);
+  }
+  Page(Page&& other) noexcept : block_{std::exchange(other.block_, nullptr)} {}
+  Page& operator=(Page other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~Page() {
+    if (block_ == nullptr || block_->owners.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    block_->memory->deallocate(block_->start, block_->bytes, page_alignment);
+    delete block_;
+  }
 
-/// A page of `bytes` bytes, aligned to `page_alignment`.
-/// @throws std::bad_alloc, or what `memory` throws.
-[[nodiscard]] inline Page allocate_page(std::pmr::memory_resource* memory, std::size_t bytes) {
-  auto* start = static_cast<std::byte*>(memory->allocate(bytes, page_alignment));
-  return {start, [memory, bytes](std::byte* page) { memory->deallocate(page, bytes, page_alignment); }};
-}
+  [[nodiscard]] std::byte* get() const noexcept {
+    return block_ == nullptr ? nullptr : block_->start;
+  }
+  /// Whether another Page owns the same block, in this thread or another. `false` stays true until
+  /// this Page itself is copied.
+  [[nodiscard]] bool is_shared() const noexcept {
+    return block_->owners.load(std::memory_order_acquire) > 1;
+  }
+
+ private:
+  struct Block {
+    Block(std::pmr::memory_resource* memory_, std::size_t bytes_)
+        : memory{memory_}, bytes{bytes_} {}
+    std::atomic<std::size_t> owners{1};
+    std::pmr::memory_resource* memory;
+    std::size_t bytes;
+    std::byte* start = nullptr;
+  };
+  Block* block_ = nullptr;
+};
 
 }  // namespace kvpolicy

@@ -41,28 +41,15 @@ class PlaneStore {
         begin_{other.begin_}, end_{other.end_}, pages_{other.pages_}, table_{other.table_},
         slow_{other.slow_}, fast_from_{other.fast_from_} {
     if (end_ % context_.page_rows == 0 || pages_.empty()) return;
-    Page open = allocate_page(context_.memory, layout_.page_bytes);
+    Page open{context_.memory, layout_.page_bytes};
     std::memcpy(open.get(), pages_.back().get(), layout_.page_bytes);
     table_.back() = open.get();
     pages_.back() = std::move(open);
   }
   PlaneStore(PlaneStore&& other) noexcept = default;
-  PlaneStore& operator=(PlaneStore other) noexcept {
-    format_ = other.format_;
-    precision_ = other.precision_;
-    context_ = other.context_;
-    layout_ = other.layout_;
-    begin_ = other.begin_;
-    end_ = other.end_;
-    pages_ = std::move(other.pages_);
-    table_ = std::move(other.table_);
-    slow_ = other.slow_;
-    fast_from_ = other.fast_from_;
-    spare_ = std::move(other.spare_);
-    slow_spare_ = std::move(other.slow_spare_);
-    promised_ = other.promised_;
-    return *this;
-  }
+  /// @throws std::bad_alloc for the open page, with this store as it was.
+  PlaneStore& operator=(const PlaneStore& other) { return *this = PlaneStore{other}; }
+  PlaneStore& operator=(PlaneStore&& other) noexcept = default;
   ~PlaneStore() = default;
 
   [[nodiscard]] const RowFormat& format() const { return format_; }
@@ -78,7 +65,7 @@ class PlaneStore {
   }
   /// Of them, bytes on pages that a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
-    const auto shared = std::ranges::count_if(pages_, [](const Page& p) { return p.use_count() > 1; });
+    const auto shared = std::ranges::count_if(pages_, [](const Page& p) { return p.is_shared(); });
     return static_cast<std::size_t>(shared) * layout_.page_bytes;
   }
   /// What `bytes()` is for the rows [begin, end).
@@ -310,16 +297,17 @@ class PlaneStore {
     grow(pages_, wanted);
     grow(table_, wanted);
     while (spare_.size() < wanted) {
-      spare_.push_back(allocate_page(context_.memory, layout_.page_bytes));
+      spare_.emplace_back(context_.memory, layout_.page_bytes);
     }
   }
 
-  // The first `count` pages go: to the spare ones where more were promised and no fork reads them.
+  // Drops the first `count` pages. A page that no fork shares becomes spare as long as more spare
+  // pages are promised; others return to the memory resource.
   void give_up(std::size_t count) {
     const std::size_t slow = std::min(slow_, count);
     slow_ -= slow;
     for (std::size_t i = slow; i < count && spare_.size() < promised_; ++i) {
-      if (pages_[i].use_count() == 1) spare_.push_back(std::move(pages_[i]));
+      if (!pages_[i].is_shared()) spare_.push_back(std::move(pages_[i]));
     }
     pages_.erase(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(count));
     table_.erase(table_.begin(), table_.begin() + static_cast<std::ptrdiff_t>(count));
@@ -342,7 +330,7 @@ class PlaneStore {
     slow_spare_.reserve(wanted);
     moves_.reserve(wanted);
     while (slow_spare_.size() < wanted) {
-      slow_spare_.push_back(allocate_page(context_.slow_memory, layout_.page_bytes));
+      slow_spare_.emplace_back(context_.slow_memory, layout_.page_bytes);
     }
   }
 

@@ -14,11 +14,9 @@
 #include <vector>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/quantizable.hpp>
 
 namespace kvpolicy {
-
-/// Numbers beyond this may need a scale or zero that half cannot hold.
-inline constexpr float largest_quantizable = half::largest;
 
 namespace detail {
 
@@ -57,6 +55,12 @@ namespace detail {
   return static_cast<float>(nearest) < value ? neighbour(nearest, true) : nearest;
 }
 
+/// The same number, but 0 for -0: what is stored must not depend on which of two equal numbers came
+/// first.
+[[nodiscard]] inline half without_negative_zero(half value) {
+  return value.bits == 0x8000U ? half{} : value;
+}
+
 }  // namespace detail
 
 /// The scale and the zero of one group of numbers.
@@ -66,8 +70,9 @@ struct AffineGrid {
 
   [[nodiscard]] static AffineGrid covering(float min, float max, Encoding encoding) {
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
-    const half zero = detail::half_at_most(min + 0.0F);  // never -0, which may be the same minimum
-    return {detail::half_at_least((max - static_cast<float>(zero)) / levels), zero};
+    const half zero = detail::without_negative_zero(detail::half_at_most(min));
+    const half scale = detail::half_at_least((max - static_cast<float>(zero)) / levels);
+    return {detail::without_negative_zero(scale), zero};
   }
 
   /// The code nearest to `value`, the even one where two are; 0 where that is no number. No caller's

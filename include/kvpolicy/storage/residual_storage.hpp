@@ -11,7 +11,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/quantizable.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
 
@@ -93,23 +95,19 @@ class ResidualStorage {
     }
   }
 
-  /// @throws ShapeError where a number of `rows` is not finite or beyond half's range, for its
-  /// scale or zero could not be held.
+  /// @throws ShapeError where a number of `rows`, rounded to `E` as it is kept, cannot be
+  /// quantised: it is not finite, or its scale or zero would be beyond half (core/quantizable.hpp).
   void check(const Segment& rows) const {
-    std::vector<float> row(context_.head_dim);
+    std::array<float, max_head_dim> memory;
+    const std::span<float> row = std::span{memory}.first(context_.head_dim);
     for (const Plane* side : {&rows.keys, &rows.values}) {
       for (std::size_t i = 0; i < rows.rows; ++i) {
         load_row(*side, i, row);
-        unsigned outside = 0;  // numbers that are; in vectors, as nothing leaves the loop
-        for (const float number : row) outside += std::abs(number) <= largest_quantizable ? 0U : 1U;
-        if (outside == 0) continue;
-        for (std::size_t channel = 0; channel < row.size(); ++channel) {
-          require<ShapeError>(std::abs(row[channel]) <= largest_quantizable,
-                              "ResidualStorage: ", side == &rows.keys ? "key" : "value",
-                              " at position ", rows.position_of(i), ", channel ", channel, " is ",
-                              row[channel], "; to be quantised it must be finite and at most ",
-                              largest_quantizable);
-        }
+        if (side->format.encoding != encoding_of<E>) round_dense(encoding_of<E>, row);
+        unsigned refused = 0;  // counted, for then the loop has no exit and becomes vectors
+        for (const float number : row)
+          refused += is_quantizable(std::bit_cast<std::uint32_t>(number)) ? 0U : 1U;
+        if (refused > 0) refuse(rows, *side, i, row);
       }
     }
   }
@@ -277,6 +275,20 @@ class ResidualStorage {
   struct Step {
     std::size_t to, front, keys, values;  // row numbers: new end, new begin, boundaries
   };
+
+  // `kept` is row `i` of a side as it would be kept.
+  [[noreturn]] static void refuse(const Segment& rows, const Plane& side, std::size_t i,
+                                  std::span<const float> kept) {
+    const auto first = std::ranges::find_if_not(
+        kept, [](float number) { return is_quantizable(std::bit_cast<std::uint32_t>(number)); });
+    const auto channel = static_cast<std::size_t>(first - kept.begin());
+    std::vector<float> given(kept.size());
+    load_row(side, i, given);
+    fail<ShapeError>("ResidualStorage: ", &side == &rows.keys ? "key" : "value", " at position ",
+                     rows.position_of(i), ", channel ", channel, " is ", given[channel],
+                     ", kept as ", *first, " in ", name_of(encoding_of<E>),
+                     "; to be quantised it must be finite and at most ", largest_quantizable);
+  }
 
   // One side: quantised rows [begin, boundary), then exact rows [boundary, end).
   class Side {

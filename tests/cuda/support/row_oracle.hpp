@@ -17,10 +17,7 @@ struct QuantizedGroup {
   std::vector<std::uint32_t> codes;
 
   QuantizedGroup(std::vector<float> numbers, kvpolicy::Encoding encoding) {
-    for (float& x : numbers) {
-      x = std::isnan(x) ? 0.0F : std::clamp(x, -65504.0F, 65504.0F);
-      if (x == 0.0F) x = 0.0F;  // no -0: the order of numbers must not show
-    }
+    for (float& x : numbers) x = std::isnan(x) ? 0.0F : std::clamp(x, -65504.0F, 65504.0F);
     const auto [min, max] = std::ranges::minmax(numbers);
     grid = kvpolicy::AffineGrid::covering(min, max, encoding);
     for (const float x : numbers) codes.push_back(grid.encode(x, encoding));

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <kvpolicy/core/quantizable.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -23,9 +24,6 @@ namespace kvpolicy::cuda {
 /// Threads of the kernels that write rows. Every count of vectors in a block of rows that is
 /// quantised divides by it.
 inline constexpr int write_threads = 128;
-
-/// Numbers beyond this may need a scale or zero that half cannot hold.
-inline constexpr float largest_quantizable_number = 65504.0F;
 
 /// Shared memory of a block of rows on its way to a packed page.
 template <int HeadDim>
@@ -72,12 +70,13 @@ KVPOLICY_DEVICE std::uint32_t encode(float value, std::uint32_t grid, float leve
   return bits_of_float(clamped + 12582912.0F) & 0xffU;
 }
 
-/// The number that is quantised for `x`; counts those that cannot be.
+/// The number that is quantised for `x`. A number that the host would refuse is counted, and
+/// clamped; NaN becomes 0.
 KVPOLICY_DEVICE float quantizable(float x, int& refused) {
   // Adding 0 turns -0 into 0, so that the order of a reduction cannot show in a zero's sign.
-  if (x >= -largest_quantizable_number && x <= largest_quantizable_number) return x + 0.0F;
+  if (is_quantizable(bits_of_float(x))) return x + 0.0F;
   ++refused;
-  return x > 0.0F ? largest_quantizable_number : x < 0.0F ? -largest_quantizable_number : 0.0F;
+  return x > 0.0F ? largest_quantizable : x < 0.0F ? -largest_quantizable : 0.0F;
 }
 
 // ---- rows in shared memory to codes in shared memory -----------------------------------------

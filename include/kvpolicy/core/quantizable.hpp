@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which numbers can be quantised: those that half can hold, because the scale and the zero of a
+// group are halves. Host and device ask the same function, so they count the same numbers; only
+// what follows differs. The host refuses the call with a ShapeError before anything changes. A
+// kernel cannot throw: it clamps the number and counts it (cuda::KvCache::clamped_numbers).
+//
+// The test looks at the number's bits. Compilers told that there are no NaNs and no infinities
+// (-ffast-math) take comparisons of floats away.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define KVPOLICY_HOST_AND_DEVICE __host__ __device__
+#else
+#define KVPOLICY_HOST_AND_DEVICE
+#endif
+
+namespace kvpolicy {
+
+/// The largest number that can be quantised, and half's largest.
+inline constexpr float largest_quantizable = 65504.0F;
+
+/// Whether the float with these bits can be quantised. Ask it of a number as it is kept, rounded to
+/// the rows' element type: 65,450 becomes 65,536 in bfloat16.
+[[nodiscard]] KVPOLICY_HOST_AND_DEVICE constexpr bool is_quantizable(std::uint32_t bits) {
+  return (bits & 0x7fffffffU) <= 0x477fe000U;  // the bits of 65504; NaN and infinity lie above
+}
+static_assert(std::bit_cast<std::uint32_t>(largest_quantizable) == 0x477fe000U);
+
+}  // namespace kvpolicy
+
+#undef KVPOLICY_HOST_AND_DEVICE
