@@ -135,10 +135,26 @@ class HeadModel {
     return total;
   }
 
+  /// From the same, what each candidate gets itself, with no neighbour's.
+  [[nodiscard]] std::vector<double> votes(
+      const std::vector<std::vector<std::vector<double>>>& attention) const {
+    std::vector<double> total(kept_.size() - spec_.window, 0.0);
+    for (const auto& head : attention) {
+      for (const auto& query : head) {
+        for (std::size_t i = 0; i < total.size(); ++i) {
+          total[i] += query[i] / static_cast<double>(head.size() * attention.size());
+        }
+      }
+    }
+    return total;
+  }
+
   /// Whether `survivors` is what compressing by these scores leaves: the window, and the `budget`
-  /// highest candidates, the lower position among equals; differences below `slack` are no difference.
+  /// highest candidates; among equals those of more votes, then the lower position; differences
+  /// below `slack` are no difference.
   [[nodiscard]] bool may_survive(const std::vector<std::int64_t>& survivors,
-                                 const std::vector<double>& scores, double slack) const {
+                                 const std::vector<double>& scores,
+                                 const std::vector<double>& votes, double slack) const {
     const std::set<std::int64_t> chosen(survivors.begin(), survivors.end());
     if (chosen.size() != survivors.size() || chosen.size() != spec_.budget + spec_.window) return false;
     for (std::size_t i = scores.size(); i < kept_.size(); ++i) {
@@ -149,7 +165,9 @@ class HeadModel {
       for (std::size_t out = 0; out < scores.size(); ++out) {
         if (chosen.contains(kept_[out])) continue;
         if (scores[in] < scores[out] - slack) return false;
-        if (scores[in] == scores[out] && kept_[in] > kept_[out]) return false;
+        if (scores[in] != scores[out]) continue;
+        if (votes[in] < votes[out] - slack) return false;
+        if (votes[in] == votes[out] && kept_[in] > kept_[out]) return false;
       }
     }
     return std::ranges::all_of(survivors, [&](std::int64_t p) { return std::ranges::binary_search(kept_, p); });

@@ -52,6 +52,7 @@ struct CompressionMemory {
   PartialState* partial = nullptr; // [kv_heads, blocks, columns]
   float* log_sum_exp = nullptr;    // [kv_heads, columns]
   float* scores = nullptr;         // [kv_heads, rows]
+  float* unpooled = nullptr;       // the same
 
   CompressionMemory(Places& places, std::size_t heads, std::size_t survivors, std::size_t rows_,
                     std::size_t blocks, std::size_t columns)
@@ -61,7 +62,8 @@ struct CompressionMemory {
         counts{places.take<int>(heads)}, tickets{places.take<std::uint32_t>(heads)},
         rows{places.take<int>(heads * survivors)},
         partial{places.take<PartialState>(heads * blocks * columns)},
-        log_sum_exp{places.take<float>(heads * columns)}, scores{places.take<float>(heads * rows_)} {}
+        log_sum_exp{places.take<float>(heads * columns)}, scores{places.take<float>(heads * rows_)},
+        unpooled{places.take<float>(heads * rows_)} {}
 };
 
 /// Compresses the `wanted` heads of one layer: all memory first, so that several layers can be
@@ -118,7 +120,7 @@ class LayerCompression {
     const auto kv_heads = static_cast<int>(heads);
     if (drops_) observe(memory, views, state, stream);
     engine_->keep({.heads = views, .state = state, .compressions = memory.how,
-                   .scores = memory.scores, .pitch = pitch,
+                   .scores = memory.scores, .unpooled = memory.unpooled, .pitch = pitch,
                    .kept = const_cast<int* const*>(memory.kept), .counts = memory.counts},
                   stream);
     engine_->compact({.from = views, .to = memory.to, .kv_heads = kv_heads, .page_rows = page_rows_,
@@ -199,7 +201,7 @@ class LayerCompression {
          .sink_logits = layer_->sink_logits(), .scale_log2 = scale * log2_e,
          .softcap = layer_->softcap, .partial = memory.partial, .tickets = memory.tickets,
          .log_sum_exp = memory.log_sum_exp, .scores = memory.scores,
-         .pitch = static_cast<long long>(rows_)},
+         .unpooled = memory.unpooled, .pitch = static_cast<long long>(rows_)},
         packs_, stream);
   }
 

@@ -163,13 +163,13 @@ class HeadBudgetCache {
   /// `finish_compress`.
   /// @throws std::bad_alloc
   void prepare_compress(std::span<const float> sums, std::size_t group, std::size_t queries) {
-    prepare_survivors(top_rows(scores(sums, group, queries), config_.budget));
+    prepare_survivors(top_ranks<std::uint64_t>(ranks(sums, group, queries), config_.budget));
   }
   /// The same in two steps, for heads that share: what the candidates are worth, ...
   [[nodiscard]] SharingHead compete(std::span<const float> sums, std::size_t group,
                                     std::size_t queries) const {
     const std::size_t kept = std::min(Scorer::kept_rows(config_.scorer), alone_);
-    return {scores(sums, group, queries), std::min(config_.budget, alone_ - kept),
+    return {ranks(sums, group, queries), std::min(config_.budget, alone_ - kept),
             static_cast<std::size_t>(config_.safeguard * static_cast<double>(config_.budget))};
   }
   /// ... and which of them survive, ascending, besides the rows that always do.
@@ -271,6 +271,22 @@ class HeadBudgetCache {
   // Rows that are ranked: all but the latest that the scorer always keeps.
   [[nodiscard]] std::size_t candidates() const {
     return storage_.end() - std::min(Scorer::kept_rows(config_.scorer), storage_.end());
+  }
+
+  // Of the candidates; the higher rank survives. Rows that score the same beside a row that was
+  // looked at (max pooling makes plateaus) go by the attention that they got themselves.
+  [[nodiscard]] std::vector<std::uint64_t> ranks(std::span<const float> sums, std::size_t group,
+                                                 std::size_t queries) const {
+    const std::vector<float> scored = scores(sums, group, queries);
+    std::vector<std::uint64_t> ranks(scored.size());
+    for (std::size_t row = 0; row < ranks.size(); ++row) {
+      float own = 0.0F;
+      if constexpr (ObservingScorer<Scorer>) {
+        for (std::size_t head = 0; head < group; ++head) own += sums[head * storage_.end() + row];
+      }
+      ranks[row] = rank_of(scored[row], own);
+    }
+    return ranks;
   }
 
   [[nodiscard]] std::vector<float> scores([[maybe_unused]] std::span<const float> sums,
