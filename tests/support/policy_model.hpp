@@ -24,6 +24,7 @@ struct HeadSpec {
   bool in_cache = false;
   // budget
   std::size_t budget = 0, window = 8, kernel = 7, compress_every = 0;
+  std::size_t compress_from = 0;  // a text of fewer rows stays whole
   bool average = false;
   // retrieval (`budget` as well)
   std::size_t chunk = 8, refresh_every = 0;
@@ -100,9 +101,11 @@ class HeadModel {
 
   // ---- a budget
 
-  [[nodiscard]] bool is_compressible() const { return kept_.size() > spec_.budget + spec_.window; }
+  [[nodiscard]] bool is_compressible() const {
+    return committed_ >= spec_.compress_from && kept_.size() > spec_.budget + spec_.window;
+  }
   [[nodiscard]] bool wants_compress() const {
-    return spec_.compress_every > 0 &&
+    return spec_.compress_every > 0 && committed_ >= spec_.compress_from &&
            kept_.size() >= spec_.budget + spec_.window + spec_.compress_every;
   }
 
@@ -184,8 +187,13 @@ class HeadModel {
     erase_dead(quantized_values_);
     quantize();
   }
-  /// A compression that evicts nothing lets rows leave the residual from then on.
-  void release() { released_ = true; }
+  /// A compression that evicts nothing lets rows leave the residual from then on; where rows may come
+  /// back to it, that is, where a compression moves all of them, at once.
+  void release() {
+    const bool moves = spec_.returns_rows && !released_;
+    released_ = true;
+    if (moves) quantize();
+  }
 
   // ---- retrieval
 

@@ -79,10 +79,10 @@ class LayerCompression {
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
       if (!wanted_[head]) continue;
       const HeadSettings& settings = layer.heads[head].settings();
-      longest_ = std::max(longest_, survivors_of(head));
+      longest_ = std::max(longest_, layer.survivors_of(head));
       window_ = std::max(window_, settings.window);
       rows_ = std::max(rows_, rows_of(head));
-      drops_ = drops_ || survivors_of(head) < rows_of(head);
+      drops_ = drops_ || layer.survivors_of(head) < rows_of(head);
       packs_ = packs_ || settings.is_packed();
     }
     columns_ = static_cast<std::size_t>(
@@ -100,7 +100,7 @@ class LayerCompression {
     DeviceWrites writes{stream};
     for (std::size_t head = 0; head < to_.size(); ++head) {
       if (!wanted_[head]) continue;
-      to_[head] = layer_->heads[head].compacted(survivors_of(head), layer_->tokens,
+      to_[head] = layer_->heads[head].compacted(layer_->survivors_of(head), layer_->tokens,
                                                 layer_->reserved, writes);
     }
     writes.flush();
@@ -145,10 +145,6 @@ class LayerCompression {
   [[nodiscard]] std::size_t rows_of(std::size_t head) const {
     return layer_->tokens - layer_->heads[head].evicted();
   }
-  [[nodiscard]] std::size_t survivors_of(std::size_t head) const {
-    const HeadSettings& settings = layer_->heads[head].settings();
-    return std::min(rows_of(head), settings.budget + settings.window);
-  }
   [[nodiscard]] CompressionMemory memory_in(Places& places) const {
     return {places, to_.size(), longest_, rows_, blocks_, columns_};
   }
@@ -165,8 +161,10 @@ class LayerCompression {
       const HeadSettings& settings = from.settings();
       Compression how;
       if (wanted_[head]) {
+        // All but the window, where the text stays whole.
+        const std::size_t left = layer_->survivors_of(head);
         how = {.window = static_cast<int>(settings.window),
-               .budget = static_cast<int>(settings.budget),
+               .budget = static_cast<int>(left - std::min(left, settings.window)),
                .kernel = static_cast<int>(settings.pooled_rows),
                .average = settings.pooling == Pooling::average};
       }
