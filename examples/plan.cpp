@@ -129,6 +129,10 @@ void show(const Arguments& a) {
   fmt::print("{}: {} layers, {} KV heads each\n\n{}", own.plan.plan, shape.layers, shape.kv_heads,
              plan_map(plan, wants_colour(stdout)));
   if (!note.empty()) fmt::print("\nnote: {}\n", note);
+  if (fs::is_directory(a.plan.plan) && a.plan.rule == DuoRule::exact_count) {
+    const std::string tie = tie_text(io::load_duo_pattern(a.plan.plan).gates, a.plan.sparsity);
+    if (!tie.empty()) fmt::print("\nnote: {}\n", tie);
+  }
 }
 
 // ---- budgets

@@ -69,6 +69,15 @@ Cell cell_of(const typename P::Config& config, std::size_t largest_budget) {
 
 }  // namespace
 
+std::string tie_text(const HeadGates& gates, double sparsity) {
+  const Highest kept = highest_gates(gates, sparsity);
+  if (kept.tied == 0) return {};
+  return fmt::format(
+      "the cut falls into a tie of {} heads, {} of which keep the whole text: heads "
+      "spread evenly over the layers, for their gates do not tell them apart",
+      thousands(kept.tied), thousands(kept.tied_in));
+}
+
 std::string plan_map(const Plan& plan, bool colour) {
   const ModelShape& shape = plan.shape();
   std::size_t largest = 0;

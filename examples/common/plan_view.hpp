@@ -8,8 +8,13 @@
 #include <vector>
 
 #include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/duo_gates.hpp>
 
 namespace kvpolicy::tools {
+
+/// What to say of a pattern's cut that falls into a tie, where an exact number of heads is kept;
+/// empty where it does not. @throws ConfigError
+[[nodiscard]] std::string tie_text(const HeadGates& gates, double sparsity);
 
 /// One line a layer, one cell a KV head, and what the cells mean below.
 [[nodiscard]] std::string plan_map(const AnyPlan<bfloat16>& plan, bool colour);

@@ -8,8 +8,8 @@
 //     auto plan = kvpolicy::duo_plan<kvpolicy::half>(shape, gates, {.sparsity = 0.5});
 //     kvpolicy::DuoCache<kvpolicy::half> cache{plan};
 //
-// Method: Xiao et al., arXiv:2410.10819. Where we differ: ties between gates are broken by place
-// instead of by noise (plan/duo_gates.hpp); a streaming head's window belongs to each query and
+// Method: Xiao et al., arXiv:2410.10819. Where we differ: ties between gates are spread evenly
+// over the layers instead of broken by noise (plan/duo_gates.hpp); a streaming head's window belongs to each query and
 // not to its chunk, unless `mask` says so (policy/sink_recent_cache.hpp); weights need no
 // reordering, for every head has its own segments (plan/reorder.hpp does it for other engines).
 #pragma once

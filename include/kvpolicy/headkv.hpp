@@ -48,7 +48,11 @@ struct HeadKvConfig {
   Pooling pooling = Pooling::max;
   std::size_t kernel = 7;          ///< Rows pooled together; odd.
   std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
+  /// A prompt shorter than `capacity` stays whole in every head, as in the published code; false: a
+  /// head whose budget is smaller drops rows of it.
+  bool keep_short_prompts = true;
 
+  [[nodiscard]] std::size_t compress_from() const { return keep_short_prompts ? capacity : 0; }
   [[nodiscard]] HeadKvBudgetConfig budgets() const { return {capacity, window, beta, score_power}; }
   [[nodiscard]] SnapKvScorer::Config scorer() const { return {window, pooling, kernel}; }
 };
@@ -79,8 +83,11 @@ template <class T = float>
                                                   const HeadKvConfig& config = {}) {
   using Budget = HeadBudgetCache<DenseStorage<detail::element_of<T>>>;
   return plan_of_budgets<plan_for<T, HeadKvPlan>>(
-      shape, headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
-      typename Budget::Config{.compress_every = config.compress_every, .scorer = config.scorer()});
+      shape,
+      headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
+      typename Budget::Config{.compress_from = config.compress_from(),
+                              .compress_every = config.compress_every,
+                              .scorer = config.scorer()});
 }
 
 /// The same with quantised survivors, keys and values per token.
@@ -90,8 +97,10 @@ template <class T = float>
     const ResidualConfig& quantized = {.residual = 0}) {
   using Budget = HeadBudgetCache<ResidualStorage<detail::element_of<T>, Granularity::per_token>>;
   return plan_of_budgets<plan_for<T, QuantizedHeadKvPlan>>(
-      shape, headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
-      typename Budget::Config{.compress_every = config.compress_every,
+      shape,
+      headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
+      typename Budget::Config{.compress_from = config.compress_from(),
+                              .compress_every = config.compress_every,
                               .scorer = config.scorer(),
                               .storage = quantized});
 }

@@ -36,7 +36,11 @@ struct PyramidKvConfig {
   Pooling pooling = Pooling::max;
   std::size_t kernel = 7;
   std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
+  /// A prompt shorter than `capacity` stays whole in every layer, as in the published code; false:
+  /// a layer whose budget is smaller drops rows of it.
+  bool keep_short_prompts = true;
 
+  [[nodiscard]] std::size_t compress_from() const { return keep_short_prompts ? capacity : 0; }
   [[nodiscard]] PyramidBudgetConfig budgets() const { return {capacity, window, beta, tokens}; }
   [[nodiscard]] SnapKvScorer::Config scorer() const { return {window, pooling, kernel}; }
 };
@@ -50,7 +54,9 @@ template <class T = float>
   using Budget = HeadBudgetCache<DenseStorage<detail::element_of<T>>>;
   return plan_of_budgets<plan_for<T, PyramidKvPlan>>(
       shape, pyramid_budgets(shape, config.budgets()),
-      typename Budget::Config{.compress_every = config.compress_every, .scorer = config.scorer()});
+      typename Budget::Config{.compress_from = config.compress_from(),
+                              .compress_every = config.compress_every,
+                              .scorer = config.scorer()});
 }
 
 }  // namespace kvpolicy

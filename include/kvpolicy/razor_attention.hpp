@@ -16,11 +16,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <numeric>
 #include <vector>
 
 #include <kvpolicy/duo.hpp>
 #include <kvpolicy/plan/headkv_budgets.hpp>
+#include <kvpolicy/plan/highest.hpp>
 
 namespace kvpolicy {
 
@@ -43,8 +43,8 @@ struct RazorAttentionConfig {
 
   void validate() const {
     // Written so that NaN fails.
-    require(echo_share >= 0.0 && echo_share <= 1.0, "RazorAttentionConfig: echo_share is ", echo_share,
-            ", must be 0 to 1");
+    require(echo_share >= 0.0 && echo_share <= 1.0, "RazorAttentionConfig: echo_share is ",
+            echo_share, ", must be 0 to 1");
     require(induction_share >= 0.0 && induction_share <= 1.0,
             "RazorAttentionConfig: induction_share is ", induction_share, ", must be 0 to 1");
     require(compression >= 1.0, "RazorAttentionConfig: compression is ", compression,
@@ -52,14 +52,14 @@ struct RazorAttentionConfig {
   }
   /// max(S0, L / C), rounded up.
   [[nodiscard]] std::size_t recent() const {
-    return std::max(min_recent, static_cast<std::size_t>(
-                                    std::ceil(static_cast<double>(tokens) / compression)));
+    return std::max(min_recent,
+                    static_cast<std::size_t>(std::ceil(static_cast<double>(tokens) / compression)));
   }
 };
 
-/// Which KV heads keep everything: [layers, kv_heads]. Of equal scores the lower layer counts, then
-/// the lower head. @throws ConfigError unless both tables of scores [layers, q_heads] fit the shape
-/// and are finite and not negative.
+/// Which KV heads keep everything: [layers, kv_heads]. Of equal scores at the cut, heads spread
+/// evenly over the layers (plan/highest.hpp). @throws ConfigError unless both tables of scores
+/// [layers, q_heads] fit the shape and are finite and not negative.
 [[nodiscard]] inline HeadKinds razor_attention_kinds(const ModelShape& shape,
                                                      const HeadScores& echo,
                                                      const HeadScores& induction,
@@ -73,14 +73,13 @@ struct RazorAttentionConfig {
       double& own = best[i / shape.group()];
       own = std::max(own, scores.values()[i]);
     }
-    std::vector<std::size_t> ranked(best.size());
-    std::iota(ranked.begin(), ranked.end(), std::size_t{0});
-    std::ranges::stable_sort(ranked,
-                             [&](std::size_t a, std::size_t b) { return best[a] > best[b]; });
-    // A rounding error above a whole number is that number: 0.14 * 50 comes out as 7.000000000000001.
-    ranked.resize(static_cast<std::size_t>(
-        std::ceil(share * static_cast<double>(best.size()) * (1.0 - 1e-12))));
-    for (const std::size_t head : ranked) kinds.values()[head] = HeadKind::retrieval;
+    // A rounding error above a whole number is that number: 0.14 * 50 comes out
+    // as 7.000000000000001.
+    const auto count = static_cast<std::size_t>(
+        std::ceil(share * static_cast<double>(best.size()) * (1.0 - 1e-12)));
+    for (const std::size_t head : highest(best, count).places) {
+      kinds.values()[head] = HeadKind::retrieval;
+    }
   };
   keep_best(echo, config.echo_share);
   keep_best(induction, config.induction_share);

@@ -399,12 +399,19 @@ TEST_CASE("sharing: the heads of a layer compete for its rows, in all as many as
 
 TEST_CASE("share_rows by hand: safe rows first, ties to the lower head, then the lower row") {
   using Chosen = std::vector<std::vector<std::size_t>>;
-  const std::vector<SharingHead> heads{{{1, 5, 3}, 2, 1}, {{4, 4, 4, 4}, 2, 1}, {{0, 0}, 1, 1}};
+  const auto head = [](const std::vector<float>& scores, std::size_t rows, std::size_t safeguard) {
+    SharingHead one{.ranks = {}, .rows = rows, .safeguard = safeguard};
+    for (const float score : scores) one.ranks.push_back(rank_of(score, 0.0F));
+    return one;
+  };
+  const std::vector<SharingHead> heads{head({1, 5, 3}, 2, 1), head({4, 4, 4, 4}, 2, 1),
+                                       head({0, 0}, 1, 1)};
   CHECK(share_rows(heads) == Chosen{{1}, {0, 1, 2}, {0}});
-  const std::vector<SharingHead> tied{{{2, 2}, 1, 0}, {{2, 2, 2}, 2, 0}};
+  const std::vector<SharingHead> tied{head({2, 2}, 1, 0), head({2, 2, 2}, 2, 0)};
   CHECK(share_rows(tied) == Chosen{{0, 1}, {0}});
   constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
-  const std::vector<SharingHead> odd{{{not_a_number, -9}, 1, 0}, {{}, 0, 3}, {{-10, not_a_number}, 1, 0}};
+  const std::vector<SharingHead> odd{head({not_a_number, -9}, 1, 0), head({}, 0, 3),
+                                     head({-10, not_a_number}, 1, 0)};
   CHECK(share_rows(odd) == Chosen{{1}, {}, {0}});
   CHECK(share_rows({}).empty());
 }

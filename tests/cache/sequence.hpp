@@ -553,7 +553,8 @@ class Sequence {
     }
     std::vector<std::int64_t> survivors;
     for (const auto& [position, row] : held(l, h)) survivors.push_back(position);
-    CHECK(model.may_survive(survivors, model.scores(attention), Backend::score_error));
+    CHECK(model.may_survive(survivors, model.scores(attention), model.votes(attention),
+                            Backend::score_error));
     model.compress(survivors);
   }
 

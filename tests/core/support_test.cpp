@@ -145,13 +145,23 @@ TEST_CASE("the budget model by hand") {
   model.commit(6);
   REQUIRE(model.is_compressible());
   // One head, one query: pooled maxima are .3 .3 .3 .2 .1, where the window's .9 is not pooled.
-  const auto scores = model.scores({{{0.1, 0.3, 0.2, 0.1, 0.05, 0.9}}});
+  const std::vector<std::vector<std::vector<double>>> attention{{{0.1, 0.3, 0.2, 0.1, 0.05, 0.9}}};
+  const auto scores = model.scores(attention);
+  const auto votes = model.votes(attention);
   CHECK(largest_difference(scores, std::vector<double>{0.3, 0.3, 0.3, 0.2, 0.1}) < 1e-12);
-  CHECK(model.may_survive({0, 1, 5}, scores, 1e-9));
-  CHECK(!model.may_survive({1, 2, 5}, scores, 1e-9));  // ties go to the lower position
-  CHECK(!model.may_survive({0, 3, 5}, scores, 1e-9));
-  CHECK(!model.may_survive({0, 1, 2}, scores, 1e-9));  // without its window
-  CHECK(!model.may_survive({0, 1, 1, 5}, scores, 1e-9));
+  CHECK(largest_difference(votes, std::vector<double>{0.1, 0.3, 0.2, 0.1, 0.05}) < 1e-12);
+  const auto may = [&](const std::vector<std::int64_t>& rows) {
+    return model.may_survive(rows, scores, votes, 1e-9);
+  };
+  CHECK(may({1, 2, 5}));  // of the plateau those of most votes
+  CHECK(!may({0, 1, 5}));
+  CHECK(!may({0, 3, 5}));
+  CHECK(!may({1, 3, 5}));
+  CHECK(!may({1, 2, 3}));  // without its window
+  CHECK(!may({1, 2, 2, 5}));
+  const std::vector<double> level(5, 0.1);
+  CHECK(model.may_survive({0, 1, 5}, level, level, 1e-9));
+  CHECK(!model.may_survive({1, 2, 5}, level, level, 1e-9));  // then the lower position
   oracle::HeadModel average{{.kind = oracle::Kind::budget, .budget = 1, .window = 1, .kernel = 3, .average = true}};
   average.commit(4);
   CHECK(largest_difference(average.scores({{{0.3, 0.6, 0.0, 0.5}}}), std::vector<double>{0.3, 0.3, 0.2}) < 1e-12);

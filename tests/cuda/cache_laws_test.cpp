@@ -438,3 +438,40 @@ TEST_CASE("rows keep their text positions through compressions") {
     CHECK(fork.rows(0, 0).positions == twice);
   }
 }
+
+TEST_CASE("a text of fewer tokens than compress_from stays whole") {
+  const test::SmallDevice device;
+  const ModelShape shape{1, 4, 4, 64};
+  const DevicePlan plan = plan_of(
+      shape, {{.kind = Kind::budget, .budget = 9, .window = 4, .compress_from = 75},
+              {.kind = Kind::budget, .budget = 90, .window = 4, .compress_from = 75},
+              {.kind = Kind::budget, .budget = 20, .window = 5, .compress_from = 75, .bits = 4},
+              {.kind = Kind::budget, .budget = 6, .window = 2, .compress_every = 20, .compress_from = 75}});
+  DeviceCache cache{plan};
+  test::Random random{3};
+  const auto feed = [&](std::size_t tokens) { DeviceChunk<>{random, shape, tokens}.step(cache, 0); };
+  using Rows = std::vector<std::size_t>;
+  const auto rows = [&] {
+    Rows counts;
+    for (std::size_t head = 0; head < 4; ++head) {
+      const auto positions = cache.rows(0, head).positions;
+      CHECK(std::is_sorted(positions.begin(), positions.end()));
+      counts.push_back(positions.size());
+    }
+    return counts;
+  };
+  feed(70);
+  CHECK(rows() == Rows(4, 70));
+  cache.compress();
+  CHECK(rows() == Rows(4, 70));
+  feed(4);
+  cache.compress();
+  CHECK(rows() == Rows(4, 74));
+  feed(1);
+  CHECK(rows() == Rows{75, 75, 75, 8});
+  cache.compress();
+  CHECK(rows() == Rows{13, 75, 25, 8});
+  feed(25);
+  cache.compress();
+  CHECK(rows() == Rows{13, 94, 25, 8});
+}

@@ -165,6 +165,7 @@ double check(const Case& c) {
   std::vector<float> lse(heads * columns, NAN);
   const long long pitch = most_rows;
   std::vector<float> scores(heads * static_cast<std::size_t>(pitch), untouched);
+  std::vector<float> unpooled = scores;
   ObserveParams params;
   params.heads = views.data();
   params.state = state.get();
@@ -184,6 +185,7 @@ double check(const Case& c) {
   params.tickets = tickets.data();
   params.log_sum_exp = lse.data();
   params.scores = scores.data();
+  params.unpooled = unpooled.data();
   params.pitch = pitch;
   const auto launch = [&](auto kernel) {
     test::launch(kernel, c.blocks, kv_heads, observe_threads,
@@ -202,7 +204,8 @@ double check(const Case& c) {
     CAPTURE(head.how.kernel);
     const float* own = scores.data() + h * pitch;
     const int candidates = head.how.window == 0 ? 0 : std::max(0, head.rows - head.how.window);
-    for (int r = candidates; r < pitch; ++r) REQUIRE(own[r] == untouched);
+    const float* own_votes = unpooled.data() + h * pitch;
+    for (int r = candidates; r < pitch; ++r) REQUIRE((own[r] == untouched && own_votes[r] == untouched));
     if (candidates == 0) continue;
 
     const int count = std::min(head.how.window, tokens - first_query);
@@ -232,12 +235,17 @@ double check(const Case& c) {
                         of_host);
 
     const double largest = *std::max_element(expected.begin(), expected.end());
-    double error = 0, error_of_host = 0;
+    double error = 0, error_of_host = 0, error_of_votes = 0, most_votes = 0;
     for (int r = 0; r < candidates; ++r) {
       const auto i = static_cast<std::size_t>(r);
       // Written so that NaN stays.
       error = std::abs(own[r] - expected[i]) <= error ? error : std::abs(own[r] - expected[i]);
       error_of_host = std::max(error_of_host, std::abs(of_host[i] - expected[i]));
+      double together = 0;
+      for (const auto& of_head : votes) together += of_head[i];
+      most_votes = std::max(most_votes, together);
+      const double off = std::abs(own_votes[r] - together);
+      error_of_votes = off <= error_of_votes ? error_of_votes : off;
     }
     // What a float logit is off by, 2^-23 of its size or so, is the relative error of a
     // probability. Measured here: 6e-7 for logits to 5, 2.3e-6 for logits to 50; the rest is for
@@ -245,6 +253,7 @@ double check(const Case& c) {
     const double bound = (c.deviation > 2 ? 4e-5 : 1e-5) * largest;
     CHECK(error <= bound);
     CHECK(error_of_host <= bound);
+    CHECK(error_of_votes <= (c.deviation > 2 ? 4e-5 : 1e-5) * most_votes);
     if (!(error / largest <= worst)) worst = error / largest;
 
     // The choice is the oracle's, but for rows that are worth the same to within the errors.
@@ -262,6 +271,7 @@ double check(const Case& c) {
     keep.state = state.get();
     keep.compressions = &compressions[static_cast<std::size_t>(h)];
     keep.scores = own;
+    keep.unpooled = own_votes;
     keep.pitch = pitch;
     keep.kept = place.get();
     keep.counts = count_kept.get();

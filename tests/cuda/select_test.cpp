@@ -27,14 +27,17 @@ constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 using Rows = std::vector<int>;
 
-// What top_rows.hpp promises, said another way.
-Rows expected_top(const std::vector<float>& scores, int k) {
+// What top_rows.hpp promises, said another way; `second` decides between equal scores, if there is any.
+Rows expected_top(const std::vector<float>& scores, int k, const std::vector<float>& second = {}) {
   Rows order(scores.size());
   std::iota(order.begin(), order.end(), 0);
+  const auto higher = [](float x, float y) { return y != y ? x == x : x > y; };
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    const float x = scores[static_cast<std::size_t>(a)], y = scores[static_cast<std::size_t>(b)];
-    if (y != y) return x == x;
-    return x > y;
+    const auto i = static_cast<std::size_t>(a), j = static_cast<std::size_t>(b);
+    if (higher(scores[i], scores[j]) || higher(scores[j], scores[i]) || second.empty()) {
+      return higher(scores[i], scores[j]);
+    }
+    return higher(second[i], second[j]);
   });
   order.resize(std::min(order.size(), static_cast<std::size_t>(k)));
   std::sort(order.begin(), order.end());
@@ -43,13 +46,15 @@ Rows expected_top(const std::vector<float>& scores, int k) {
 
 // Of buffers that are exactly as large as they must be, so that sanitizers see their ends.
 template <int Threads>
-Rows keep(const std::vector<float>& scores, int k, int window) {
+Rows keep(const std::vector<float>& scores, const std::vector<float>& second, int k, int window) {
   const int rows = static_cast<int>(scores.size()) + window;
   const std::vector<HeadView> heads{{.evicted = 17}};
   const std::vector<LayerState> states{{rows + 17, rows + 17}};
   const std::vector<Compression> how{{.window = window, .budget = k}};
   const auto exact = std::make_unique<float[]>(scores.size());
   std::copy(scores.begin(), scores.end(), exact.get());
+  const auto unpooled = std::make_unique<float[]>(scores.size());
+  std::copy(second.begin(), second.end(), unpooled.get());
   const int size = std::min(k, rows - window) + window;
   const auto kept = std::make_unique<int[]>(static_cast<std::size_t>(size));
   std::fill_n(kept.get(), size, -1);
@@ -60,6 +65,7 @@ Rows keep(const std::vector<float>& scores, int k, int window) {
   params.state = states.data();
   params.compressions = how.data();
   params.scores = exact.get();
+  params.unpooled = unpooled.get();
   params.pitch = static_cast<long long>(scores.size());
   params.kept = places.data();
   params.counts = counts.data();
@@ -68,16 +74,34 @@ Rows keep(const std::vector<float>& scores, int k, int window) {
   return {kept.get(), kept.get() + size};
 }
 
+bool same_places(const Rows& of_device, const std::vector<std::size_t>& of_host) {
+  return std::equal(of_device.begin(), of_device.end(), of_host.begin(), of_host.end(),
+                    [](int a, std::size_t b) { return static_cast<std::size_t>(a) == b; });
+}
+
+// By `scores` alone, and where `second` decides between equal ones.
 template <int Threads>
 void check(const std::vector<float>& scores, int k, int window = 1) {
   CAPTURE(scores.size());
   CAPTURE(k);
+  const auto count = static_cast<std::size_t>(k);
+  const std::vector<float> level(scores.size(), 0.25F);
   Rows expected = expected_top(scores, k);
-  const std::vector<std::size_t> of_host = top_rows(scores, static_cast<std::size_t>(k));
-  REQUIRE(std::equal(expected.begin(), expected.end(), of_host.begin(), of_host.end(),
-                     [](int a, std::size_t b) { return static_cast<std::size_t>(a) == b; }));
+  REQUIRE(same_places(expected, top_rows(scores, count)));
   for (int row = 0; row < window; ++row) expected.push_back(static_cast<int>(scores.size()) + row);
-  CHECK((keep<Threads>(scores, k, window) == expected));
+  CHECK((keep<Threads>(scores, level, k, window) == expected));
+
+  test::Random random{static_cast<std::uint64_t>(scores.size()) + count};
+  std::vector<float> second;
+  std::vector<std::uint64_t> ranks;
+  for (const float score : scores) {
+    second.push_back(test::below(random, 4) == 0 ? 0.0F : test::normal(random) * 1e-3F);
+    ranks.push_back(kvpolicy::rank_of(score, second.back()));
+  }
+  expected = expected_top(scores, k, second);
+  REQUIRE(same_places(expected, top_ranks<std::uint64_t>(ranks, count)));
+  for (int row = 0; row < window; ++row) expected.push_back(static_cast<int>(scores.size()) + row);
+  CHECK((keep<Threads>(scores, second, k, window) == expected));
 }
 
 std::vector<float> made(int n, const std::function<float(int)>& score) {
@@ -112,7 +136,7 @@ void check_all(int n) {
 
 }  // namespace
 
-TEST_CASE("top-k of one block is the host's top_rows") {
+TEST_CASE("top-k of one block is the host's top_rows, and by two scores its top_ranks") {
   for (const int n : {0, 1, 2, 31, 255, 256, 257, 1023, 1024, 1025}) {
     CAPTURE(n);
     check_all<256>(n);
@@ -145,6 +169,7 @@ TEST_CASE("keep_select puts the window behind the choice and leaves other heads 
   params.state = states.data();
   params.compressions = how.data();
   params.scores = scores.data();
+  params.unpooled = scores.data();
   params.pitch = 1;
   params.kept = places.data();
   params.counts = counts.data();

@@ -79,6 +79,8 @@ TEST_CASE("settings of policies") {
         "cache");
   CHECK(fmt::format("{}", HeadBudgetCache<Dense>::Config{.budget = 1200}) ==
         "1,200 rows behind a compression, and the latest 8");
+  CHECK(fmt::format("{}", HeadBudgetCache<Dense>::Config{.budget = 12, .compress_from = 1280}) ==
+        "12 rows behind a compression, and the latest 8, all of a text of fewer than 1,280");
   CHECK(fmt::format("{}", HeadBudgetCache<Dense, TovaScorer>::Config{.compress_every = 64}) ==
         "120 rows behind a compression, ranked by tova, compressed every 64");
   CHECK(fmt::format("{}", HeadBudgetCache<Codes>::Config{.share_in_layer = true,

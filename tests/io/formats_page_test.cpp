@@ -88,7 +88,7 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
   check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>>{});
   const io::OrderedJson rotary = io::write_rotary(RotaryConfig{});
   for (const auto& [key, value] : rotary.items()) says("`" + key + "`");
-  for (const char* words : {"`after_first_compress` false", "`share_in_layer` false", "`safeguard` 0.2"}) says(words);
+  for (const char* words : {"`compress_from` 0", "`after_first_compress` false", "`share_in_layer` false", "`safeguard` 0.2"}) says(words);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Published patterns and scores through the published arithmetic: every head of every golden.
+#include <cmath>
 #include <cstddef>
 #include <sstream>
 #include <string>
@@ -68,6 +69,28 @@ TEST_CASE("DuoAttention patterns: threshold and every head as published") {
       if (count <= kept) CHECK(kinds.values()[i] == HeadKind::retrieval);
     }
     CHECK(count == retrieval_head_count(exact.values().size(), sparsity));
+  }
+}
+
+TEST_CASE("published gates that tie: the upper layers get their part of the places") {
+  if (!has_shared_data()) return;
+  const io::DuoPattern pattern =
+      io::load_duo_pattern(shared_data() / "duo_patterns" / "Mistral-7B-Instruct-v0.2");
+  const HeadGates& gates = pattern.gates;
+  for (const double sparsity : {0.75, 0.9}) {
+    CAPTURE(sparsity);
+    // All places go to the 110 gates of 1 (and above).
+    const Highest found = highest_gates(gates, sparsity);
+    CHECK(found.tied == 110);
+    CHECK(found.tied_in == (sparsity == 0.75 ? 64 : 26));
+    const HeadKinds kinds = head_kinds(gates, sparsity);
+    double tied = 0, kept = 0;  // of the upper half
+    for (std::size_t i = gates.values().size() / 2; i < gates.values().size(); ++i) {
+      tied += gates.values()[i] >= 1.0;
+      kept += kinds.values()[i] == HeadKind::retrieval;
+    }
+    CHECK(std::abs(kept - tied * static_cast<double>(found.tied_in) / 110) <= 1.0);
+    CHECK(kept > (sparsity == 0.75 ? 30 : 12));
   }
 }
 

@@ -59,7 +59,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   const HeadBudgetCache<Dense, H2oScorer>::Config h2o{
       .budget = 3, .compress_every = 1, .after_first_compress = true, .scorer = {.recent = 5}};
   const HeadBudgetCache<Dense, KeyNormScorer>::Config key_norm{.budget = 4, .scorer = {.recent = 6}};
-  const HeadBudgetCache<Dense, TovaScorer>::Config tova{.budget = 7, .compress_every = 2};
+  const HeadBudgetCache<Dense, TovaScorer>::Config tova{.budget = 7, .compress_from = 77, .compress_every = 2};
   const HeadBudgetCache<PerTokenStorage<float>>::Config shared{
       .share_in_layer = true, .safeguard = 0.1, .scorer = {.window = 3}};
   AnyPlan<float> plan{shape, h2o};
@@ -69,7 +69,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   const std::string text = io::format_plan(plan);
   CHECK(io::parse_plan(text) == plan);
   for (const char* part : {R"("scorer":"h2o")", R"("scorer":"key_norm")", R"("scorer":"tova")",
-                           R"("after_first_compress":true)", R"("share_in_layer":true)", R"("safeguard":0.1)"}) {
+                           R"("after_first_compress":true)", R"("compress_from":77)", R"("share_in_layer":true)", R"("safeguard":0.1)"}) {
     CAPTURE(part);
     CHECK(text.find(part) != std::string::npos);
   }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <variant>
 #include <vector>
 
@@ -32,6 +34,7 @@ TEST_CASE_TEMPLATE("each KV head gets the budget of its group's score", Plan, He
   for (std::size_t i = 0; i < 4; ++i) {
     const auto& config = std::get<Config>(plan.at(i / 2, i % 2));
     CHECK(config == Config{.budget = expected[i],
+                           .compress_from = 40,
                            .compress_every = 16,
                            .scorer = {.window = 8, .pooling = Pooling::average, .kernel = 5}});
   }
@@ -48,9 +51,9 @@ TEST_CASE("quantised survivors, and settings that do not work") {
   CHECK_THROWS_AS((void)headkv_plan<float>(shape, scores, {.beta = 0.5}), ConfigError);
 }
 
-TEST_CASE("after a compression each head has its budget and the window") {
-  constexpr std::size_t tokens = 100;
-  HeadKvCache<float> cache{headkv_plan<float>(shape, scores, {.capacity = 40, .window = 8})};
+namespace {
+
+void feed(HeadKvCache<float>& cache, std::size_t tokens) {
   std::vector<float> q(tokens * 4 * 64, 0.5F);
   std::vector<float> kv(tokens * 2 * 64, 0.25F);
   std::vector<float> out(q.size());
@@ -60,11 +63,71 @@ TEST_CASE("after a compression each head has its budget and the window") {
                TensorView<const float>{kv.data(), tokens, 2, 64},
                TensorView<float>{out.data(), tokens, 4, 64});
   }
-  cache.compress();
-  std::size_t rows = 0;
+}
+
+std::vector<std::size_t> rows_of(const HeadKvCache<float>& cache) {
+  std::vector<std::size_t> rows;
   for (std::size_t i = 0; i < 4; ++i) {
-    std::visit([&](const auto& policy) { rows += policy.rows(); }, cache.policy(i / 2, i % 2));
+    std::visit([&](const auto& policy) { rows.push_back(policy.rows()); }, cache.policy(i / 2, i % 2));
   }
-  CHECK(rows == 40 * 4);
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("after a compression each head has its budget and the window") {
+  constexpr std::size_t tokens = 100;
+  HeadKvCache<float> cache{headkv_plan<float>(shape, scores, {.capacity = 40, .window = 8})};
+  feed(cache, tokens);
+  cache.compress();
+  const auto rows = rows_of(cache);
+  CHECK(std::accumulate(rows.begin(), rows.end(), std::size_t{0}) == 40 * 4);
   CHECK(cache.bytes() == cache.plan().memory(tokens, {}, true).total());
+}
+
+TEST_CASE("a prompt shorter than the capacity stays whole in every head, as published") {
+  // The published code compresses unless base_capacity > prompt - window, base_capacity being
+  // capacity - window: it asks for the average of all heads, not for a head's own budget.
+  using Rows = std::vector<std::size_t>;
+  constexpr std::size_t capacity = 128, window = 8;
+  const Rows budgets{60, 180, 120, 120};  // 120 a head, by 1 : 3 : 2 : 2
+  for (const std::size_t tokens : {std::size_t{1}, std::size_t{8}, std::size_t{100}, std::size_t{127},
+                                   std::size_t{128}, std::size_t{129}, std::size_t{300}}) {
+    CAPTURE(tokens);
+    Rows published, alone;
+    const bool whole = capacity - window + window > tokens;
+    for (const std::size_t budget : budgets) {
+      alone.push_back(std::min(tokens, budget + window));
+      published.push_back(whole ? tokens : alone.back());
+    }
+    const auto after = [&](bool keep) {
+      HeadKvCache<float> cache{headkv_plan<float>(
+          shape, scores, {.capacity = capacity, .beta = 1.0, .keep_short_prompts = keep})};
+      feed(cache, tokens);
+      cache.compress();
+      CHECK(cache.bytes() == cache.plan().memory(tokens, {}, true).total());
+      return rows_of(cache);
+    };
+    CHECK(after(true) == published);
+    CHECK(after(false) == alone);
+  }
+}
+
+TEST_CASE("a prompt that stayed whole is compressed once the text is long enough") {
+  const HeadKvConfig config{.capacity = 128, .beta = 1.0, .compress_every = 4};
+  using Rows = std::vector<std::size_t>;
+  HeadKvCache<float> cache{headkv_plan<float>(shape, scores, config)};
+  feed(cache, 120);
+  cache.compress();
+  feed(cache, 1);  // 53 rows more than the first head's budget and window
+  CHECK(rows_of(cache) == Rows(4, 121));
+  HeadKvCache<float> fork = cache.fork();
+  for (int i = 0; i < 7; ++i) feed(cache, 1);
+  CHECK(rows_of(cache) == Rows{68, 128, 128, 128});
+  for (int i = 0; i < 4; ++i) feed(cache, 1);
+  CHECK(rows_of(cache) == Rows{68, 132, 128, 128});
+  feed(fork, 8);
+  CHECK(rows_of(fork) == Rows{68, 129, 129, 129});
+  fork.compress();
+  CHECK(rows_of(fork) == Rows{68, 129, 128, 128});
 }

@@ -23,12 +23,23 @@ TEST_CASE_TEMPLATE("lower layers get more", Plan, PyramidKvPlan<half>, AnyPlan<h
   for (std::size_t i = 0; i < 6; ++i) {
     CHECK(std::get<Config>(plan.at(i / 2, i % 2)) ==
           Config{.budget = expected[i / 2],
+                 .compress_from = 48,
                  .compress_every = 16,
                  .scorer = {.window = 8, .pooling = Pooling::average, .kernel = 5}});
   }
   CHECK_THROWS_AS((void)pyramidkv_plan<Plan>(shape, {.window = 0}), ConfigError);
   CHECK_THROWS_AS((void)pyramidkv_plan<Plan>(shape, {.beta = 0.0}), ConfigError);
   CHECK_THROWS_AS((void)pyramidkv_plan<Plan>(shape, {.kernel = 4}), ConfigError);
+}
+
+TEST_CASE("a prompt shorter than the capacity stays whole in every layer, as published") {
+  for (const bool keep : {true, false}) {
+    const auto plan = pyramidkv_plan<float>(shape, {.capacity = 48, .beta = 4.0, .keep_short_prompts = keep});
+    for (std::size_t i = 0; i < 6; ++i) {
+      std::visit([&](const auto& config) { CHECK(config.compress_from == (keep ? 48 : 0)); },
+                 plan.at(i / 2, i % 2));
+    }
+  }
 }
 
 TEST_CASE("a compressed cache holds what its plan foresaw") {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The choice of heads against sets that are filled one best head at a time.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <limits>
 #include <random>
 #include <set>
 #include <variant>
+#include <vector>
 
 #include <doctest/doctest.h>
 
@@ -21,21 +23,15 @@ constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim =
 const HeadScores echo{2, 4, {0.1, 0.2, 0.0, 0.9, 0.3, 0.3, 0.4, 0.0}};       // KV: .2 .9 .3 .4
 const HeadScores induction{2, 4, {0.5, 0.0, 0.1, 0.1, 0.0, 0.6, 0.6, 0.2}};  // KV: .5 .1 .6 .6
 
-// heads x percent / 100, rounded up, in whole numbers.
-std::set<std::size_t> best(const HeadScores& scores, std::size_t group, std::size_t percent) {
-  std::set<std::size_t> chosen;
-  const std::size_t heads = scores.values().size() / group;
-  while (chosen.size() * 100 < heads * percent) {
-    double most = -1;
-    std::size_t who = 0;
-    for (std::size_t i = 0; i < scores.values().size(); ++i) {
-      if (chosen.contains(i / group) || scores.values()[i] <= most) continue;
-      most = scores.values()[i];
-      who = i / group;
-    }
-    chosen.insert(who);
+// How many heads are chosen: heads x percent / 100, rounded up, in whole numbers.
+std::size_t chosen_of(std::size_t heads, std::size_t percent) { return (heads * percent + 99) / 100; }
+
+std::vector<double> best_of_groups(const HeadScores& scores, std::size_t group) {
+  std::vector<double> best(scores.values().size() / group, -1.0);
+  for (std::size_t i = 0; i < scores.values().size(); ++i) {
+    best[i / group] = std::max(best[i / group], scores.values()[i]);
   }
-  return chosen;
+  return best;
 }
 
 }  // namespace
@@ -53,7 +49,7 @@ TEST_CASE("the best by either score keep everything") {
   using Heads = std::set<std::size_t>;
   CHECK(kinds(0, 0) == Heads{});
   CHECK(kinds(0.01, 0) == Heads{1});
-  CHECK(kinds(0.01, 0.14) == Heads{1, 2});  // of equals the lower head
+  CHECK(kinds(0.01, 0.14) == Heads{1, 2});  // of two equals the first
   CHECK(kinds(0.25, 0.5) == Heads{1, 2, 3});
   CHECK(kinds(0, 0.75) == Heads{0, 2, 3});
   CHECK(kinds(1, 0) == Heads{0, 1, 2, 3});
@@ -76,13 +72,38 @@ TEST_CASE("any scores, any shares") {
     const HeadKinds kinds = razor_attention_kinds(
         whole, first, second,
         {.echo_share = static_cast<double>(e) / 100, .induction_share = static_cast<double>(i) / 100});
-    std::set<std::size_t> expected = best(first, group, e);
-    expected.merge(best(second, group, i));
-    bool same = true;
-    for (std::size_t head = 0; head < kinds.values().size(); ++head) {
-      same = same && (kinds.values()[head] == HeadKind::retrieval) == expected.contains(head);
+    // A head that keeps everything is among the best by one score; whoever is better by it does so too,
+    // and whoever is worse than all of them by both does not.
+    const auto by_first = best_of_groups(first, group);
+    const auto by_second = best_of_groups(second, group);
+    const std::size_t heads = by_first.size();
+    std::size_t kept = 0, wrong = 0;
+    for (std::size_t head = 0; head < heads; ++head) {
+      std::size_t above[2]{}, at_least[2]{};
+      for (std::size_t other = 0; other < heads; ++other) {
+        above[0] += by_first[other] > by_first[head];
+        above[1] += by_second[other] > by_second[head];
+        at_least[0] += by_first[other] >= by_first[head];
+        at_least[1] += by_second[other] >= by_second[head];
+      }
+      const bool may = above[0] < chosen_of(heads, e) || above[1] < chosen_of(heads, i);
+      const bool must = at_least[0] <= chosen_of(heads, e) || at_least[1] <= chosen_of(heads, i);
+      const bool keeps = kinds.values()[head] == HeadKind::retrieval;
+      kept += keeps;
+      wrong += (must && !keeps) || (keeps && !may);
     }
-    CHECK(same);
+    CHECK(wrong == 0);
+    CHECK(kept >= std::max(chosen_of(heads, e), chosen_of(heads, i)));
+    CHECK(kept <= chosen_of(heads, e) + chosen_of(heads, i));
+  }
+}
+
+TEST_CASE("of equal scores at the cut, heads spread over the layers") {
+  const ModelShape deep{.layers = 12, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
+  const HeadScores equal{12, 1, 1.0};
+  const HeadKinds kinds = razor_attention_kinds(deep, equal, equal, {.echo_share = 0.0, .induction_share = 0.25});
+  for (std::size_t layer = 0; layer < 12; ++layer) {
+    CHECK((kinds(layer, 0) == HeadKind::retrieval) == (layer == 1 || layer == 5 || layer == 9));
   }
 }
 

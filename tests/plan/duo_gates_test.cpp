@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Thresholds and kept heads are what numpy.quantile and a comparison give for the same gates.
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -58,13 +61,63 @@ TEST_CASE("a sparsity at or beyond its ends keeps all heads or none") {
   }
 }
 
-TEST_CASE("exact count: ties go to the lower layer, then the lower head") {
+TEST_CASE("exact count: of a tie at the cut, heads spread evenly") {
   // The gates of 1.0 and 1.1 are one tie once clipped, as are the three of 0.7.
   CHECK(text_of(head_kinds(gates, 1.0 - 1.0 / 12)) == "0010 0000 0000 ");
   CHECK(text_of(head_kinds(gates, 1.0 - 2.0 / 12)) == "0010 0010 0000 ");
-  CHECK(text_of(head_kinds(gates, 1.0 - 4.0 / 12)) == "0011 0010 0100 ");
-  CHECK(text_of(head_kinds(gates, 1.0 - 5.0 / 12)) == "0011 1010 0100 ");
+  CHECK(text_of(head_kinds(gates, 1.0 - 4.0 / 12)) == "0010 1010 0100 ");  // the middle one
+  CHECK(text_of(head_kinds(gates, 1.0 - 5.0 / 12)) == "0011 0110 0100 ");  // the outer two
   CHECK(text_of(head_kinds(gates, 0.5)) == "0011 1110 0100 ");
+  const HeadGates equal{4, 2, 0.5};
+  CHECK(text_of(head_kinds(equal, 7.0 / 8)) == "00 01 00 00 ");
+  CHECK(text_of(head_kinds(equal, 5.0 / 8)) == "01 01 00 10 ");
+  CHECK(text_of(head_kinds(equal, 0.5)) == "10 10 10 10 ");
+}
+
+TEST_CASE("how many gates tie at the cut") {
+  const auto tie = [](double sparsity) {
+    const Highest found = highest_gates(gates, sparsity);
+    return std::pair{found.tied, found.tied_in};
+  };
+  using Tie = std::pair<std::size_t, std::size_t>;
+  CHECK(tie(1.0 - 1.0 / 12) == Tie{2, 1});
+  CHECK(tie(1.0 - 2.0 / 12) == Tie{0, 0});  // both are in
+  CHECK(tie(1.0 - 5.0 / 12) == Tie{3, 2});
+  CHECK(tie(0.5) == Tie{0, 0});
+  CHECK(tie(0.0) == Tie{0, 0});
+  CHECK(tie(1.0) == Tie{0, 0});
+}
+
+TEST_CASE("any tie: each run of layers gets its part of the places to within one") {
+  std::mt19937 random{11};
+  for (int round = 0; round < 200; ++round) {
+    HeadGates drawn{1 + random() % 40, 1 + random() % 9};
+    for (double& gate : drawn.values()) gate = static_cast<double>(random() % 4) / 3.0;
+    const double sparsity = static_cast<double>(random() % 1001) / 1000.0;
+    const HeadKinds kinds = head_kinds(drawn, sparsity);
+    // Each gate's heads and those that are in, by layer.
+    for (const double gate : {0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0}) {
+      std::vector<double> there(drawn.layers()), in(drawn.layers());
+      double all = 0, all_in = 0;
+      for (std::size_t layer = 0; layer < drawn.layers(); ++layer) {
+        for (std::size_t head = 0; head < drawn.heads(); ++head) {
+          if (drawn(layer, head) != gate) continue;
+          there[layer] += 1, all += 1;
+          if (kinds(layer, head) == HeadKind::retrieval) in[layer] += 1, all_in += 1;
+        }
+      }
+      for (std::size_t first = 0; first < drawn.layers(); ++first) {
+        double tied = 0, kept = 0;
+        for (std::size_t last = first; last < drawn.layers(); ++last) {
+          tied += there[last], kept += in[last];
+          if (all > 0) REQUIRE(std::abs(kept - tied * all_in / all) <= 1.0 + 1e-9);
+        }
+      }
+    }
+    const Highest found = highest_gates(drawn, sparsity);
+    CHECK(found.places.size() == retrieval_head_count(drawn.values().size(), sparsity));
+    CHECK(std::ranges::is_sorted(found.places));
+  }
 }
 
 TEST_CASE("the count of retrieval heads is rounded, halves to even") {

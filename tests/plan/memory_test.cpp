@@ -165,6 +165,28 @@ TEST_CASE("the parts of an estimate are what they say") {
   CHECK(mixed.memory(100, options, true).heads == (3 * 2 * 96 + 2 * 32) * row);
 }
 
+TEST_CASE("the bound of a head with a budget never falls, and nothing is above it") {
+  Random random{4};
+  const StorageContext context{.head_dim = 64, .page_rows = 16};
+  const auto check = [&]<class P>(std::type_identity<P>) {
+    for (int round = 0; round < 50; ++round) {
+      typename P::Config config;
+      randomize(config, random);
+      std::size_t before = 0;
+      bool falls = false, exceeds = false;
+      for (std::size_t tokens = 0; tokens < 400; ++tokens) {
+        const std::size_t bound = P::max_bytes(config, context, tokens);
+        falls = falls || bound < before;
+        exceeds = exceeds || P::bytes_compressed(config, context, tokens) > bound;
+        before = bound;
+      }
+      CHECK((!falls && !exceeds));
+    }
+  };
+  check(std::type_identity<HeadBudgetCache<DenseStorage<half>>>{});
+  check(std::type_identity<HeadBudgetCache<PerTokenStorage<half>>>{});
+}
+
 TEST_CASE("a compressed cache holds what its plan predicts") {
   Random random{99};
   Feeder feeder;

@@ -42,6 +42,7 @@ void randomize(Config& config, Random& random) {
   }
   if constexpr (requires { config.scorer; }) {
     config.budget = pick(random, 0, 120);
+    if (pick(random, 0, 2) == 0) config.compress_from = pick(random, 0, 200);
     if constexpr (requires { config.scorer.kernel; }) {
       config.scorer = {.window = pick(random, 1, 20),
                        .pooling = pick(random, 0, 1) == 0 ? Pooling::max : Pooling::average,

@@ -178,6 +178,40 @@ TEST_CASE("a budget, alone") {
   CHECK(Budget::bytes_compressed(config, {head_dim, 16}, 100) == policy.bytes());
 }
 
+TEST_CASE(
+    "max pooling makes a plateau: the row that was looked at stays, and what was looked at next to "
+    "it") {
+  using Budget = HeadBudgetCache<DenseStorage<float>>;
+  const auto survivors = [](std::size_t budget, const std::vector<float>& sums, std::size_t group) {
+    const std::size_t rows = sums.size() / group;
+    Budget policy{{.budget = budget, .scorer = {.window = 1, .kernel = 7}}, {head_dim, 16}};
+    std::vector<float> numbers(rows * head_dim, 1.0F);
+    policy.commit(level_rows(numbers, 0, rows));
+    REQUIRE(policy.is_compressible());
+    policy.prepare_compress(sums, group, 1);
+    policy.finish_compress();
+    SegmentList list;
+    policy.segments({}, list);
+    std::vector<std::int64_t> kept;
+    for (const Segment& s : list) {
+      for (std::size_t i = 0; i < s.rows; ++i) kept.push_back(s.position_of(i));
+    }
+    kept.pop_back();  // the window
+    return kept;
+  };
+  using Rows = std::vector<std::int64_t>;
+  // Row 5 is looked at; rows 2 to 8 score as much. Row 7 is the next best of them.
+  const std::vector<float> one{0, 0, 0, 0, 0, 0.8F, 0, 0.1F, 0, 0, 0, 0.05F, 0.05F};
+  CHECK(survivors(1, one, 1) == Rows{5});
+  CHECK(survivors(2, one, 1) == Rows{5, 7});
+  CHECK(survivors(3, one, 1) == Rows{2, 5, 7});  // those of no votes: the earlier
+  // Two query heads vote together: of the plateau rows 4 and 6 were looked at themselves.
+  const std::vector<float> two{0,      0, 0, 0, 0.4F, 0, 0,    0, 0, 0.6F,
+                               /**/ 0, 0, 0, 0, 0,    0, 0.5F, 0, 0, 0.5F};
+  CHECK(survivors(1, two, 2) == Rows{6});
+  CHECK(survivors(2, two, 2) == Rows{4, 6});
+}
+
 TEST_CASE("what a policy refuses") {
   using test::contains;
   using test::thrown;

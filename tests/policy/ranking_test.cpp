@@ -52,6 +52,30 @@ TEST_CASE("top_rows: against sorting") {
   }
 }
 
+TEST_CASE("top_ranks: a second score decides between equal ones, then the lower place") {
+  test::Random random{2};
+  for (int round = 0; round < 300; ++round) {
+    std::vector<float> scores(test::below(random, 40)), second(scores.size());
+    std::vector<std::uint64_t> ranks;
+    Places order;
+    for (std::size_t i = 0; i < scores.size(); ++i) {
+      scores[i] = static_cast<float>(test::below(random, 4)) - 1.5F;
+      second[i] = test::below(random, 3) == 0 ? 0.5F : test::normal(random) * 1e-4F;
+      ranks.push_back(rank_of(scores[i], second[i]));
+      order.push_back(i);
+    }
+    const std::size_t count = test::below(random, 45);
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
+      return scores[a] != scores[b] ? scores[a] > scores[b] : second[a] > second[b];
+    });
+    order.resize(std::min(count, order.size()));
+    std::ranges::sort(order);
+    CHECK(top_ranks<std::uint64_t>(ranks, count) == order);
+  }
+  CHECK(rank_of(not_a_number, inf) < rank_of(-inf, not_a_number));
+  CHECK(rank_of(0.0F, 1.0F) == rank_of(-0.0F, 1.0F));
+}
+
 TEST_CASE("SnapKV's scores by hand") {
   // Two query heads, five rows of which three are candidates; two queries.
   const std::vector<float> sums{0.2F, 0.6F, 0.4F, 5, 9, /**/ 1.0F, 0.0F, 0.2F, 7, 8};

@@ -46,6 +46,7 @@ typename P::Config policy_config(const HeadSpec& spec) {
   }
   if constexpr (requires { config.scorer; }) {
     config.budget = spec.budget;
+    config.compress_from = spec.compress_from;
     config.compress_every = spec.compress_every;
     if constexpr (requires { config.scorer.kernel; }) {
       config.scorer = {spec.window, spec.average ? kvpolicy::Pooling::average : kvpolicy::Pooling::max,

@@ -24,6 +24,7 @@ struct HeadSpec {
   bool in_cache = false;
   // budget
   std::size_t budget = 0, window = 8, kernel = 7, compress_every = 0;
+  std::size_t compress_from = 0;  // a text of fewer rows stays whole
   bool average = false;
   // retrieval (`budget` as well)
   std::size_t chunk = 8, refresh_every = 0;
@@ -100,9 +101,11 @@ class HeadModel {
 
   // ---- a budget
 
-  [[nodiscard]] bool is_compressible() const { return kept_.size() > spec_.budget + spec_.window; }
+  [[nodiscard]] bool is_compressible() const {
+    return committed_ >= spec_.compress_from && kept_.size() > spec_.budget + spec_.window;
+  }
   [[nodiscard]] bool wants_compress() const {
-    return spec_.compress_every > 0 &&
+    return spec_.compress_every > 0 && committed_ >= spec_.compress_from &&
            kept_.size() >= spec_.budget + spec_.window + spec_.compress_every;
   }
 
@@ -135,10 +138,26 @@ class HeadModel {
     return total;
   }
 
+  /// From the same, what each candidate gets itself, with no neighbour's.
+  [[nodiscard]] std::vector<double> votes(
+      const std::vector<std::vector<std::vector<double>>>& attention) const {
+    std::vector<double> total(kept_.size() - spec_.window, 0.0);
+    for (const auto& head : attention) {
+      for (const auto& query : head) {
+        for (std::size_t i = 0; i < total.size(); ++i) {
+          total[i] += query[i] / static_cast<double>(head.size() * attention.size());
+        }
+      }
+    }
+    return total;
+  }
+
   /// Whether `survivors` is what compressing by these scores leaves: the window, and the `budget`
-  /// highest candidates, the lower position among equals; differences below `slack` are no difference.
+  /// highest candidates; among equals those of more votes, then the lower position; differences
+  /// below `slack` are no difference.
   [[nodiscard]] bool may_survive(const std::vector<std::int64_t>& survivors,
-                                 const std::vector<double>& scores, double slack) const {
+                                 const std::vector<double>& scores,
+                                 const std::vector<double>& votes, double slack) const {
     const std::set<std::int64_t> chosen(survivors.begin(), survivors.end());
     if (chosen.size() != survivors.size() || chosen.size() != spec_.budget + spec_.window) return false;
     for (std::size_t i = scores.size(); i < kept_.size(); ++i) {
@@ -149,7 +168,9 @@ class HeadModel {
       for (std::size_t out = 0; out < scores.size(); ++out) {
         if (chosen.contains(kept_[out])) continue;
         if (scores[in] < scores[out] - slack) return false;
-        if (scores[in] == scores[out] && kept_[in] > kept_[out]) return false;
+        if (scores[in] != scores[out]) continue;
+        if (votes[in] < votes[out] - slack) return false;
+        if (votes[in] == votes[out] && kept_[in] > kept_[out]) return false;
       }
     }
     return std::ranges::all_of(survivors, [&](std::int64_t p) { return std::ranges::binary_search(kept_, p); });
@@ -166,8 +187,13 @@ class HeadModel {
     erase_dead(quantized_values_);
     quantize();
   }
-  /// A compression that evicts nothing lets rows leave the residual from then on.
-  void release() { released_ = true; }
+  /// A compression that evicts nothing lets rows leave the residual from then on; where rows may come
+  /// back to it, that is, where a compression moves all of them, at once.
+  void release() {
+    const bool moves = spec_.returns_rows && !released_;
+    released_ = true;
+    if (moves) quantize();
+  }
 
   // ---- retrieval
 

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "common/plan_view.hpp"
 #include "tool_plan.hpp"
 
 using namespace kvpolicy;
@@ -56,4 +57,12 @@ TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the nam
   CHECK(refusal("tova+int4:9").find("tova cannot be combined with int4") != std::string::npos);
   CHECK(refusal("h2o:9,3").find("takes at most 1 numbers") != std::string::npos);
   CHECK(needs_of(plan_named("h2o:9")).compress);
+}
+
+TEST_CASE("a pattern's view says how many heads tie at the cut") {
+  const HeadGates gates{3, 2, {0.2, 1.0, 1.3, 1.0, 1.0, 0.5}};
+  CHECK(tie_text(gates, 0.5).starts_with("the cut falls into a tie of 4 heads, 3 of which keep"));
+  CHECK(tie_text(gates, 1.0 / 3.0).empty());  // all four
+  CHECK(tie_text(gates, 1.0 / 6.0).empty());
+  CHECK(tie_text(gates, 0.0).empty());
 }

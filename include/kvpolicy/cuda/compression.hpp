@@ -52,6 +52,7 @@ struct CompressionMemory {
   PartialState* partial = nullptr; // [kv_heads, blocks, columns]
   float* log_sum_exp = nullptr;    // [kv_heads, columns]
   float* scores = nullptr;         // [kv_heads, rows]
+  float* unpooled = nullptr;       // the same
 
   CompressionMemory(Places& places, std::size_t heads, std::size_t survivors, std::size_t rows_,
                     std::size_t blocks, std::size_t columns)
@@ -61,7 +62,8 @@ struct CompressionMemory {
         counts{places.take<int>(heads)}, tickets{places.take<std::uint32_t>(heads)},
         rows{places.take<int>(heads * survivors)},
         partial{places.take<PartialState>(heads * blocks * columns)},
-        log_sum_exp{places.take<float>(heads * columns)}, scores{places.take<float>(heads * rows_)} {}
+        log_sum_exp{places.take<float>(heads * columns)}, scores{places.take<float>(heads * rows_)},
+        unpooled{places.take<float>(heads * rows_)} {}
 };
 
 /// Compresses the `wanted` heads of one layer: all memory first, so that several layers can be
@@ -77,10 +79,10 @@ class LayerCompression {
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
       if (!wanted_[head]) continue;
       const HeadSettings& settings = layer.heads[head].settings();
-      longest_ = std::max(longest_, survivors_of(head));
+      longest_ = std::max(longest_, layer.survivors_of(head));
       window_ = std::max(window_, settings.window);
       rows_ = std::max(rows_, rows_of(head));
-      drops_ = drops_ || survivors_of(head) < rows_of(head);
+      drops_ = drops_ || layer.survivors_of(head) < rows_of(head);
       packs_ = packs_ || settings.is_packed();
     }
     columns_ = static_cast<std::size_t>(
@@ -98,7 +100,7 @@ class LayerCompression {
     DeviceWrites writes{stream};
     for (std::size_t head = 0; head < to_.size(); ++head) {
       if (!wanted_[head]) continue;
-      to_[head] = layer_->heads[head].compacted(survivors_of(head), layer_->tokens,
+      to_[head] = layer_->heads[head].compacted(layer_->survivors_of(head), layer_->tokens,
                                                 layer_->reserved, writes);
     }
     writes.flush();
@@ -118,7 +120,7 @@ class LayerCompression {
     const auto kv_heads = static_cast<int>(heads);
     if (drops_) observe(memory, views, state, stream);
     engine_->keep({.heads = views, .state = state, .compressions = memory.how,
-                   .scores = memory.scores, .pitch = pitch,
+                   .scores = memory.scores, .unpooled = memory.unpooled, .pitch = pitch,
                    .kept = const_cast<int* const*>(memory.kept), .counts = memory.counts},
                   stream);
     engine_->compact({.from = views, .to = memory.to, .kv_heads = kv_heads, .page_rows = page_rows_,
@@ -143,10 +145,6 @@ class LayerCompression {
   [[nodiscard]] std::size_t rows_of(std::size_t head) const {
     return layer_->tokens - layer_->heads[head].evicted();
   }
-  [[nodiscard]] std::size_t survivors_of(std::size_t head) const {
-    const HeadSettings& settings = layer_->heads[head].settings();
-    return std::min(rows_of(head), settings.budget + settings.window);
-  }
   [[nodiscard]] CompressionMemory memory_in(Places& places) const {
     return {places, to_.size(), longest_, rows_, blocks_, columns_};
   }
@@ -163,8 +161,10 @@ class LayerCompression {
       const HeadSettings& settings = from.settings();
       Compression how;
       if (wanted_[head]) {
+        // All but the window, where the text stays whole.
+        const std::size_t left = layer_->survivors_of(head);
         how = {.window = static_cast<int>(settings.window),
-               .budget = static_cast<int>(settings.budget),
+               .budget = static_cast<int>(left - std::min(left, settings.window)),
                .kernel = static_cast<int>(settings.pooled_rows),
                .average = settings.pooling == Pooling::average};
       }
@@ -199,7 +199,7 @@ class LayerCompression {
          .sink_logits = layer_->sink_logits(), .scale_log2 = scale * log2_e,
          .softcap = layer_->softcap, .partial = memory.partial, .tickets = memory.tickets,
          .log_sum_exp = memory.log_sum_exp, .scores = memory.scores,
-         .pitch = static_cast<long long>(rows_)},
+         .unpooled = memory.unpooled, .pitch = static_cast<long long>(rows_)},
         packs_, stream);
   }
 

@@ -39,6 +39,7 @@ struct HeadSettings {
   // Dropping rows by the attention they got.
   bool compresses = false;
   std::size_t budget = 0;
+  std::size_t compress_from = 0;  ///< a text of fewer tokens stays whole
   std::size_t window = 0;  ///< latest queries that vote
   Pooling pooling = Pooling::max;
   std::size_t pooled_rows = 1;
@@ -137,6 +138,7 @@ struct DeviceHead<HeadBudgetCache<Storage, SnapKvScorer>> {
     HeadSettings settings = describe_storage<Storage>(config.storage, head_dim);
     settings.compresses = true;
     settings.budget = config.budget;
+    settings.compress_from = config.compress_from;
     settings.window = config.scorer.window;
     settings.pooling = config.scorer.pooling;
     settings.pooled_rows = config.scorer.kernel;

@@ -217,11 +217,19 @@ class Layer {
     if (!settings.compresses) return false;
     return has_rows_to_drop(head) || heads[head].is_held();
   }
+  /// Rows that a compression leaves a head.
+  [[nodiscard]] std::size_t survivors_of(std::size_t head) const {
+    const HeadSettings& settings = heads[head].settings();
+    const std::size_t rows = tokens - heads[head].evicted();
+    return tokens < settings.compress_from ? rows
+                                           : std::min(rows, settings.budget + settings.window);
+  }
   [[nodiscard]] bool is_due(std::size_t head) const {
     const HeadSettings& settings = heads[head].settings();
     return settings.compress_every > 0 && knows_queries(settings.window) &&
-           committed >= heads[head].evicted() + settings.budget + settings.window +
-                            settings.compress_every;
+           committed >= settings.compress_from &&
+           committed >=
+               heads[head].evicted() + settings.budget + settings.window + settings.compress_every;
   }
   [[nodiscard]] bool compresses_by_itself() const {
     return std::ranges::any_of(heads,
@@ -335,8 +343,7 @@ class Layer {
     return queries.end() == tokens && queries.size() >= std::min(count, tokens);
   }
   [[nodiscard]] bool has_rows_to_drop(std::size_t head) const {
-    const HeadSettings& settings = heads[head].settings();
-    return settings.compresses && tokens - heads[head].evicted() > settings.budget + settings.window;
+    return heads[head].settings().compresses && survivors_of(head) < tokens - heads[head].evicted();
   }
   [[nodiscard]] bool must_refresh(std::size_t head, bool asked) const {
     const HeadSettings& settings = heads[head].settings();

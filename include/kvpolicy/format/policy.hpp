@@ -88,6 +88,9 @@ struct PolicyText<HeadBudgetCache<Storage, Scorer>> {
       text += ", ranked by " + name_or<Scorer>("a scorer without a name");
     }
     if (config.share_in_layer) text += ", shared by the heads of the layer";
+    if (config.compress_from > 0) {
+      text += fmt::format(", all of a text of fewer than {}", with_commas(config.compress_from));
+    }
     if (config.compress_every > 0) {
       text += fmt::format(", compressed every {}", with_commas(config.compress_every));
     }

@@ -196,6 +196,7 @@ struct PolicyJson<HeadBudgetCache<Storage, Scorer>> {
   using Config = typename HeadBudgetCache<Storage, Scorer>::Config;
   static void write(const Config& config, OrderedJson& json) {
     json["budget"] = config.budget;
+    if (config.compress_from > 0) json["compress_from"] = config.compress_from;
     json["compress_every"] = config.compress_every;
     if (config.after_first_compress) json["after_first_compress"] = true;
     if (config.share_in_layer) json["share_in_layer"] = true;
@@ -204,6 +205,7 @@ struct PolicyJson<HeadBudgetCache<Storage, Scorer>> {
   }
   static void read(JsonObject& object, Config& config) {
     config.budget = object.count_or("budget", config.budget);
+    config.compress_from = object.count_or("compress_from", config.compress_from);
     config.compress_every = object.count_or("compress_every", config.compress_every);
     config.after_first_compress = object.flag_or("after_first_compress", config.after_first_compress);
     config.share_in_layer = object.flag_or("share_in_layer", config.share_in_layer);

@@ -4,20 +4,21 @@
 // arXiv:2410.10819), one number for each KV head, to retrieval heads and streaming heads.
 //
 // Published gates are full of ties (94 distinct numbers for 256 heads), which the published code
-// breaks with random noise. `DuoRule::exact_count` breaks them by place, so that a sparsity always
-// gives the same heads and the same number of them; `DuoRule::threshold` is the published
-// arithmetic without the noise, which keeps every head of a tie.
+// breaks with random noise. `DuoRule::exact_count` spreads them evenly over the layers, as the
+// noise does on average, so that a sparsity always gives the same heads and the same number of
+// them; `DuoRule::threshold` is the published arithmetic without the noise, which keeps every head
+// of a tie.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/plan/head_table.hpp>
+#include <kvpolicy/plan/highest.hpp>
 #include <kvpolicy/plan/rounding.hpp>
 
 namespace kvpolicy {
@@ -36,8 +37,8 @@ using HeadKinds = HeadTable<HeadKind>;  ///< [layers, kv_heads]
 
 /// How gates become kinds of heads.
 enum class DuoRule : std::uint8_t {
-  /// The round((1 - sparsity) * heads) largest gates, halves to even; ties go to the lower layer,
-  /// then to the lower head.
+  /// The round((1 - sparsity) * heads) largest gates, halves to even; of a tie that the cut falls
+  /// into, heads spread evenly over its layers (`highest_gates` says how many tie).
   exact_count,
   /// Every gate that is at least the `sparsity` quantile of all gates.
   threshold
@@ -82,26 +83,33 @@ inline void check_gates(const HeadGates& gates) {
   return round_half_even((1.0 - std::clamp(sparsity, 0.0, 1.0)) * static_cast<double>(heads));
 }
 
+/// The heads that `DuoRule::exact_count` keeps at a sparsity, numbered layer by layer, and the tie
+/// that its cut falls into.
+/// @throws ConfigError for a sparsity or a gate that is not a number.
+[[nodiscard]] inline Highest highest_gates(const HeadGates& gates, double sparsity) {
+  check_gates(gates);
+  std::vector<double> clipped(gates.values().begin(), gates.values().end());
+  for (double& gate : clipped) gate = std::clamp(gate, 0.0, 1.0);
+  return highest(clipped, retrieval_head_count(clipped.size(), sparsity));
+}
+
 /// Which heads must see the whole text, at a sparsity.
 /// @throws ConfigError for a sparsity or a gate that is not a number.
 [[nodiscard]] inline HeadKinds head_kinds(const HeadGates& gates, double sparsity,
                                           DuoRule rule = DuoRule::exact_count) {
   check_gates(gates);
   HeadKinds kinds{gates.layers(), gates.heads(), HeadKind::streaming};
-  const auto gate = [&](std::size_t i) { return std::clamp(gates.values()[i], 0.0, 1.0); };
   if (rule == DuoRule::threshold) {
     const double threshold = gate_threshold(gates, sparsity);
     for (std::size_t i = 0; i < gates.values().size(); ++i) {
-      if (gate(i) >= threshold) kinds.values()[i] = HeadKind::retrieval;
+      if (std::clamp(gates.values()[i], 0.0, 1.0) >= threshold)
+        kinds.values()[i] = HeadKind::retrieval;
     }
     return kinds;
   }
-  std::vector<std::size_t> ranked(gates.values().size());
-  std::iota(ranked.begin(), ranked.end(), std::size_t{0});
-  // Stable, and the table is in order of layer and head: that is the rule for ties.
-  std::ranges::stable_sort(ranked, [&](std::size_t a, std::size_t b) { return gate(a) > gate(b); });
-  ranked.resize(retrieval_head_count(ranked.size(), sparsity));
-  for (const std::size_t i : ranked) kinds.values()[i] = HeadKind::retrieval;
+  for (const std::size_t i : highest_gates(gates, sparsity).places) {
+    kinds.values()[i] = HeadKind::retrieval;
+  }
   return kinds;
 }
 

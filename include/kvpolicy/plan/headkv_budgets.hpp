@@ -130,7 +130,7 @@ namespace detail {
 }
 
 /// Budgets [layers, kv_heads] that sum to exactly (capacity - window) x layers x kv_heads: each is
-/// rounded down, then the largest remainders are rounded up; ties go to the lower layer, then head.
+/// rounded down, then the largest remainders are rounded up, those of a tie spread over the layers.
 /// @throws ConfigError
 [[nodiscard]] inline HeadBudgets headkv_budgets(const HeadScores& scores, std::size_t kv_heads,
                                                 const HeadKvBudgetConfig& config = {}) {

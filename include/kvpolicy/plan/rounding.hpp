@@ -11,6 +11,8 @@
 #include <span>
 #include <vector>
 
+#include <kvpolicy/plan/highest.hpp>
+
 namespace kvpolicy {
 
 /// To the nearest whole number, halves to the even one. `value` is not negative.
@@ -22,8 +24,8 @@ namespace kvpolicy {
 }
 
 /// Whole numbers near `parts` that sum to `total` exactly: each is rounded down, then the largest
-/// remainders are rounded up; of equal remainders the first. The parts, not negative but for
-/// rounding, sum to about `total`.
+/// remainders are rounded up, and of a tie parts spread evenly (plan/highest.hpp). The parts, not
+/// negative but for rounding, sum to about `total`.
 [[nodiscard]] inline std::vector<std::size_t> round_to_sum(std::span<const double> parts,
                                                            std::size_t total) {
   std::vector<std::size_t> whole(parts.size());
@@ -36,14 +38,20 @@ namespace kvpolicy {
     remainders[i] = parts[i] - floor;
     sum += whole[i];
   }
+  if (sum <= total) {
+    const std::size_t missing = total - sum;
+    for (std::size_t& one : whole) one += missing / whole.size();
+    for (const std::size_t i : highest(remainders, missing % whole.size()).places) ++whole[i];
+    return whole;
+  }
+  // Rounding errors made the sum too large: back, from the smallest remainder on.
   std::vector<std::size_t> ranked(parts.size());
   std::iota(ranked.begin(), ranked.end(), std::size_t{0});
-  std::ranges::stable_sort(
-      ranked, [&](std::size_t a, std::size_t b) { return remainders[a] > remainders[b]; });
-  for (std::size_t i = 0; sum < total; i = (i + 1) % ranked.size(), ++sum) ++whole[ranked[i]];
-  // The sum above may have gone too far by rounding: back, from the smallest remainder on.
-  for (std::size_t i = ranked.size(); sum > total; i = i == 0 ? ranked.size() : i) {
-    std::size_t& one = whole[ranked[--i]];
+  std::ranges::sort(ranked, [&](std::size_t a, std::size_t b) {
+    return remainders[a] < remainders[b] || (remainders[a] == remainders[b] && a > b);
+  });
+  for (std::size_t i = 0; sum > total; i = (i + 1) % ranked.size()) {
+    std::size_t& one = whole[ranked[i]];
     if (one == 0) continue;
     --one;
     --sum;

@@ -46,6 +46,10 @@ class HeadBudgetCache {
   struct Config {
     using policy_type = HeadBudgetCache;  ///< Whose settings these are.
     std::size_t budget = 120;  ///< Rows kept by rank, besides those that the scorer always keeps.
+    /// A text of fewer rows stays whole, however small the budget. The published code asks whether
+    /// the prompt is shorter than the average capacity of all heads; 0 asks each head for its own
+    /// alone.
+    std::size_t compress_from = 0;
     /// Compress whenever this many rows have come on top; 0: only when the cache is told to. Rows that
     /// an `append` left in the tail count once they are committed.
     std::size_t compress_every = 0;
@@ -63,6 +67,8 @@ class HeadBudgetCache {
     template <class Archive>
     void serialize(Archive& archive) {
       archive(budget, compress_every, after_first_compress, share_in_layer, safeguard, scorer, storage);
+      // A saved cache has a checksum of its settings: what was not set leaves it as it always was.
+      if (compress_from > 0) archive(compress_from);
     }
   };
   static constexpr std::string_view name = "head_budget";
@@ -78,6 +84,8 @@ class HeadBudgetCache {
     constexpr std::size_t most = std::size_t{1} << 40;
     require(config.budget <= most, "HeadBudgetCache: budget is ", config.budget,
             ", must be at most 2^40");
+    require(config.compress_from <= most, "HeadBudgetCache: compress_from is ",
+            config.compress_from, ", must be at most 2^40");
     // Written so that NaN fails.
     require(config.safeguard >= 0.0 && config.safeguard <= 1.0, "HeadBudgetCache: safeguard is ",
             config.safeguard, ", must be 0 to 1");
@@ -119,12 +127,12 @@ class HeadBudgetCache {
   /// Whether compressing would evict anything, once `more` rows were committed; of heads that share
   /// one may lose rows because another one would.
   [[nodiscard]] bool is_compressible(std::size_t more = 0) const {
-    return alone_ + more > capacity(config_);
+    return is_long_enough(more) && alone_ + more > capacity(config_);
   }
   /// Whether the config asks for a compression now.
   [[nodiscard]] bool wants_compress() const {
     return config_.compress_every > 0 && (told_ || !config_.after_first_compress) &&
-           alone_ >= capacity(config_) + config_.compress_every;
+           is_long_enough() && alone_ >= capacity(config_) + config_.compress_every;
   }
   [[nodiscard]] static bool compresses_by_itself(const Config& config) {
     return config.compress_every > 0;
@@ -163,13 +171,13 @@ class HeadBudgetCache {
   /// `finish_compress`.
   /// @throws std::bad_alloc
   void prepare_compress(std::span<const float> sums, std::size_t group, std::size_t queries) {
-    prepare_survivors(top_rows(scores(sums, group, queries), config_.budget));
+    prepare_survivors(top_ranks<std::uint64_t>(ranks(sums, group, queries), config_.budget));
   }
   /// The same in two steps, for heads that share: what the candidates are worth, ...
   [[nodiscard]] SharingHead compete(std::span<const float> sums, std::size_t group,
                                     std::size_t queries) const {
     const std::size_t kept = std::min(Scorer::kept_rows(config_.scorer), alone_);
-    return {scores(sums, group, queries), std::min(config_.budget, alone_ - kept),
+    return {ranks(sums, group, queries), std::min(config_.budget, alone_ - kept),
             static_cast<std::size_t>(config_.safeguard * static_cast<double>(config_.budget))};
   }
   /// ... and which of them survive, ascending, besides the rows that always do.
@@ -185,7 +193,7 @@ class HeadBudgetCache {
     pending_.emplace(std::move(kept));
   }
   void finish_compress() noexcept {
-    alone_ = std::min(alone_, capacity(config_));
+    if (is_long_enough()) alone_ = std::min(alone_, capacity(config_));
     told_ = true;
     if (pending_) {
       storage_ = std::move(pending_->storage);
@@ -211,9 +219,11 @@ class HeadBudgetCache {
   [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
                                                    const StorageContext& context,
                                                    std::size_t tokens) {
-    const std::size_t rows = config.compress_every == 0 || config.after_first_compress
-                                 ? tokens
-                                 : std::min(tokens, capacity(config) + config.compress_every);
+    const std::size_t rows =
+        config.compress_every == 0 || config.after_first_compress
+            ? tokens
+            : std::min(tokens,
+                       std::max(capacity(config) + config.compress_every, config.compress_from));
     return exact_bytes(config, context, rows);
   }
   /// Right after a compression of a text of `tokens`.
@@ -221,8 +231,14 @@ class HeadBudgetCache {
                                                     const StorageContext& context,
                                                     std::size_t tokens) {
     const std::size_t kept = capacity(config);
-    if (tokens <= kept) return exact_bytes(config, context, tokens);
+    if (tokens <= most_whole(config)) return exact_bytes(config, context, tokens);
     return Storage::bytes_of_rows(config.storage, context, 0, kept);
+  }
+  /// The most of that on the way to a text of `tokens`.
+  [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
+                                             std::size_t tokens) {
+    return std::max(exact_bytes(config, context, std::min(tokens, most_whole(config))),
+                    bytes_compressed(config, context, tokens));
   }
 
   template <class Archive>
@@ -252,6 +268,16 @@ class HeadBudgetCache {
     std::vector<double> sums;
   };
 
+  // The longest text that a compression leaves whole.
+  [[nodiscard]] static std::size_t most_whole(const Config& config) {
+    return std::max(capacity(config),
+                    config.compress_from - std::min<std::size_t>(config.compress_from, 1));
+  }
+  // Whether the text is, with `more` rows: while none is gone its rows are all here.
+  [[nodiscard]] bool is_long_enough(std::size_t more = 0) const {
+    return evicted_ || storage_.end() + more >= config_.compress_from;
+  }
+
   // Rows that were not compressed are exact whatever the storage.
   [[nodiscard]] static std::size_t exact_bytes(const Config&, const StorageContext& context,
                                                std::size_t rows) {
@@ -271,6 +297,22 @@ class HeadBudgetCache {
   // Rows that are ranked: all but the latest that the scorer always keeps.
   [[nodiscard]] std::size_t candidates() const {
     return storage_.end() - std::min(Scorer::kept_rows(config_.scorer), storage_.end());
+  }
+
+  // Of the candidates; the higher rank survives. Rows that score the same beside a row that was
+  // looked at (max pooling makes plateaus) go by the attention that they got themselves.
+  [[nodiscard]] std::vector<std::uint64_t> ranks(std::span<const float> sums, std::size_t group,
+                                                 std::size_t queries) const {
+    const std::vector<float> scored = scores(sums, group, queries);
+    std::vector<std::uint64_t> ranks(scored.size());
+    for (std::size_t row = 0; row < ranks.size(); ++row) {
+      float own = 0.0F;
+      if constexpr (ObservingScorer<Scorer>) {
+        for (std::size_t head = 0; head < group; ++head) own += sums[head * storage_.end() + row];
+      }
+      ranks[row] = rank_of(scored[row], own);
+    }
+    return ranks;
   }
 
   [[nodiscard]] std::vector<float> scores([[maybe_unused]] std::span<const float> sums,

@@ -11,7 +11,9 @@
 namespace kvpolicy {
 
 /// What every scorer has: settings, and how many of the latest rows survive whatever their score.
-/// The other rows are the candidates; the higher score survives.
+/// The other rows are the candidates; the higher score survives. Of equal scores survives the row
+/// that the observed queries themselves looked at more, if the scorer observes any; then the
+/// earlier one.
 template <class S>
 concept AnyScorer =
     std::equality_comparable<typename S::Config> && requires(const typename S::Config& config) {

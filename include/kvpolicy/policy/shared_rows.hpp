@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -21,34 +22,34 @@ namespace kvpolicy {
 
 /// What a head brings to the competition.
 struct SharingHead {
-  std::vector<float> scores;  ///< of its candidates
+  std::vector<std::uint64_t> ranks;  ///< of its candidates (top_rows.hpp)
   std::size_t rows = 0;       ///< that it would keep alone, at most as many as there are candidates
   std::size_t safeguard = 0;  ///< of its best rows, that it keeps whatever the others have
 };
 
 /// Which candidates of each head survive, ascending: as many in all as the heads would keep alone.
-/// Among equal scores the lower head wins, then the lower row; NaN ranks below everything.
+/// Among equal ranks the lower head wins, then the lower row.
 [[nodiscard]] inline std::vector<std::vector<std::size_t>> share_rows(
     std::span<const SharingHead> heads) {
   struct Place {
     std::size_t head, row;
   };
   std::vector<std::vector<std::size_t>> chosen;
-  std::vector<Place> places;   // of the rows that are not safe
-  std::vector<float> scores;   // theirs
+  std::vector<Place> places;         // of the rows that are not safe
+  std::vector<std::uint64_t> ranks;  // theirs
   std::size_t left = 0;
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const SharingHead& head = heads[h];
     const std::size_t safe = std::min(head.safeguard, head.rows);
     left += head.rows - safe;
-    const auto& best = chosen.emplace_back(top_rows(head.scores, safe));
-    for (std::size_t row = 0; row < head.scores.size(); ++row) {
+    const auto& best = chosen.emplace_back(top_ranks<std::uint64_t>(head.ranks, safe));
+    for (std::size_t row = 0; row < head.ranks.size(); ++row) {
       if (std::ranges::binary_search(best, row)) continue;
       places.push_back({h, row});
-      scores.push_back(head.scores[row]);
+      ranks.push_back(head.ranks[row]);
     }
   }
-  for (const std::size_t winner : top_rows(scores, left)) {
+  for (const std::size_t winner : top_ranks<std::uint64_t>(ranks, left)) {
     chosen[places[winner].head].push_back(places[winner].row);
   }
   for (auto& rows : chosen) std::ranges::sort(rows);

@@ -6,7 +6,7 @@
 //
 // The keys are read twice. observe_lse_kernel leaves the log-sum-exp of each query over all rows;
 // observe_score_kernel forms each row's probabilities with it, sums them over the window, pools
-// them along the rows and adds the group up. Keys meet the queries as in decode: S^T = K q^T, a
+// them along the rows and adds the group up; unpooled sums go along, for rows of equal scores. Keys meet the queries as in decode: S^T = K q^T, a
 // warp's rows of keys straight from global memory in registers, against all columns of queries,
 // which wait in shared memory in operand order. So a key is loaded once however many they are.
 #pragma once
@@ -41,6 +41,7 @@ struct ObserveParams {
   std::uint32_t* tickets = nullptr;  ///< [kv_heads]; 0 before and after
   float* log_sum_exp = nullptr;      ///< [kv_heads, observe_columns], in units of log 2
   float* scores = nullptr;           ///< [kv_heads, pitch]
+  float* unpooled = nullptr;         ///< the same: each row's own votes, over queries and group
   long long pitch = 0;
 };
 
@@ -272,16 +273,18 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
 }
 
 /// Pools the votes of `heads` query heads around each of the rows [first, first + count) and adds
-/// them up; `votes` begin at row `votes_first`.
+/// them up, and those of the rows themselves; `votes` begin at row `votes_first`.
 KVPOLICY_DEVICE void pool_votes(const Compression& how, const float* votes, int votes_first,
                                 int heads, int first, int count, int candidates, float weight,
-                                bool add, float* scores) {
+                                bool add, float* scores, float* unpooled) {
   for (int row = first + thread_index(); row < first + count; row += thread_count()) {
     const int from = larger(row - how.kernel / 2, 0) - votes_first;
     const int to = smaller(row + how.kernel / 2 + 1, candidates) - votes_first;
     float score = 0.0F;
+    float own = add ? unpooled[row] : 0.0F;
     for (int head = 0; head < heads; ++head) {
       const float* near = votes + head * votes_rows;
+      own += near[row - votes_first];
       float pooled = near[from];
       for (int i = from + 1; i < to; ++i) {
         pooled = how.average ? pooled + near[i] : near[i] > pooled ? near[i] : pooled;
@@ -289,6 +292,7 @@ KVPOLICY_DEVICE void pool_votes(const Compression& how, const float* votes, int 
       score += pooled;
     }
     scores[row] = (add ? scores[row] : 0.0F) + score * weight;
+    unpooled[row] = own;
   }
 }
 
@@ -314,6 +318,7 @@ observe_score_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
   const float weight =
       1.0F / static_cast<float>(seen.queries * p.group * (how.average ? how.kernel : 1));
   float* scores = p.scores + kv_head * p.pitch;
+  float* unpooled = p.unpooled + kv_head * p.pitch;
 
   for (int from = 0; from < p.group; from += at_once) {
     const int heads = smaller(at_once, p.group - from);
@@ -376,7 +381,7 @@ observe_score_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
       }
       sync_block();
       pool_votes(how, votes, first - halo, heads, first, count, candidates, weight, from > 0,
-                 scores);
+                 scores, unpooled);
       sync_block();  // the votes are free again
     }
   }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The places of a head's highest scores, ascending; among equals the lower place wins and NaN ranks
-// below everything, as in policy/top_rows.hpp: which chunks a query reads, which rows survive a
-// compression.
+// The places of a head's highest ranks, ascending; among equals the lower place wins, as in
+// policy/top_rows.hpp: which chunks a query reads, by their scores, and which rows survive a
+// compression, by their scores and, where these are equal, by what else tells them apart.
 //
-// Only the set matters, so nothing is sorted. One block for a head finds the lowest chosen score by
+// Only the set matters, so nothing is sorted. One block for a head finds the lowest chosen rank by
 // its digits, eleven bits at a time from the top (radix selection), and then gathers the places of
-// all scores above it, and of the first ones equal to it, in one ordered pass. Scores are read four
-// times; they come from the caches, having just been written.
+// all ranks above it, and of the first ones equal to it, in one ordered pass. Scores are read four
+// times, those of a compression seven; they come from the caches, having just been written.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/head.cuh>
@@ -22,14 +22,14 @@ inline constexpr int digit_bits = 11;
 inline constexpr int select_digits = 1 << digit_bits;
 
 struct SelectShared {
-  std::uint32_t counts[select_digits];  ///< of the scores with each digit
+  std::uint32_t counts[select_digits];  ///< of the ranks with each digit
   std::uint32_t warps[2][warp_lanes];
   std::uint32_t digit;
-  std::uint32_t left;  ///< to be chosen among the scores with this digit
+  std::uint32_t left;  ///< to be chosen among the ranks with this digit
 };
 constexpr std::size_t select_shared_bytes() { return sizeof(SelectShared); }
 
-/// Ordered as scores are: NaN first, the two zeros equal.
+/// A whole number that grows with the score: NaN below everything, the two zeros equal.
 KVPOLICY_DEVICE std::uint32_t rank_of(float score) {
   const std::uint32_t bits = bits_of_float(score);
   const std::uint32_t magnitude = bits & 0x7fffffffU;
@@ -58,21 +58,23 @@ KVPOLICY_DEVICE WarpSums scan_warps(std::uint32_t of_warp, std::uint32_t* sums) 
 
 /// Counts the digits at `shift` of the ranks that agree with `prefix` above them. `counts` are
 /// zeros before; seen by all threads after the next barrier.
-template <int Threads>
-KVPOLICY_DEVICE void count_digits(const float* scores, int n, std::uint32_t prefix, int shift,
-                                  int bits, std::uint32_t* counts) {
+template <int Threads, class Rank, class RankAt>
+KVPOLICY_DEVICE void count_digits(const RankAt& rank_at, int n, Rank prefix, int shift, int bits,
+                                  std::uint32_t* counts) {
+  constexpr int rank_bits = 8 * static_cast<int>(sizeof(Rank));
   for (long long base = 0; base < n; base += Threads * select_items) {
-    std::uint32_t rank[select_items];
+    Rank rank[select_items];
     KVPOLICY_UNROLL
     for (int j = 0; j < select_items; ++j) {
       const long long i = base + j * Threads + thread_index();
-      rank[j] = rank_of(i < n ? scores[i] : 0.0F);
+      rank[j] = i < n ? rank_at(i) : 0;
     }
     KVPOLICY_UNROLL
     for (int j = 0; j < select_items; ++j) {
       const long long i = base + j * Threads + thread_index();
       const bool counts_here =
-          i < n && (shift + bits == 32 || rank[j] >> (shift + bits) == prefix >> (shift + bits));
+          i < n &&
+          (shift + bits == rank_bits || rank[j] >> (shift + bits) == prefix >> (shift + bits));
       const int digit = counts_here ? static_cast<int>(rank[j] >> shift & (select_digits - 1)) : -1;
       // Scores of a head are much alike: lanes that agree with the first one add together.
       const int common = shuffle(digit, 0);
@@ -88,16 +90,19 @@ KVPOLICY_DEVICE void count_digits(const float* scores, int n, std::uint32_t pref
   }
 }
 
-/// Calls `emit(i, place)` for the places of the k highest of n scores, i counting them in ascending
-/// order, from any thread. All threads of the block take part.
-template <int Threads, class Emit>
-KVPOLICY_DEVICE void select_top(const float* scores, int n, int k, const Emit& emit) {
+/// Calls `emit(i, place)` for the places of the k highest of n ranks, i counting them in ascending
+/// order, from any thread. `rank_at(place)` is unsigned, of 32 or 64 bits. All threads of the block
+/// take part.
+template <int Threads, class RankAt, class Emit>
+KVPOLICY_DEVICE void select_top(const RankAt& rank_at, int n, int k, const Emit& emit) {
   if (k >= n) {
     for (int i = thread_index(); i < n; i += Threads) emit(i, i);
     return;
   }
   if (k <= 0) return;
 
+  using Rank = decltype(rank_at(0LL));
+  constexpr int rank_bits = 8 * static_cast<int>(sizeof(Rank));
   constexpr int own = select_digits / Threads;  // that a thread looks after, from the highest down
   static_assert(own * Threads == select_digits && Threads % warp_lanes == 0);
   auto& shared = *reinterpret_cast<SelectShared*>(shared_memory());
@@ -106,12 +111,12 @@ KVPOLICY_DEVICE void select_top(const float* scores, int n, int k, const Emit& e
   for (int d = 0; d < own; ++d) shared.counts[highest - d] = 0;
   sync_block();
 
-  std::uint32_t lowest = 0;                   // rank of the lowest chosen score
+  Rank lowest = 0;                            // the lowest chosen rank
   auto left = static_cast<std::uint32_t>(k);  // to be chosen among its equals
   int parity = 0;
-  for (int shift = 32 - digit_bits;;) {
-    const int bits = shift > 0 ? digit_bits : 32 - 2 * digit_bits;
-    count_digits<Threads>(scores, n, lowest, shift, bits, shared.counts);
+  for (int shift = rank_bits - digit_bits;;) {
+    const int bits = shift > 0 ? digit_bits : rank_bits % digit_bits;
+    count_digits<Threads>(rank_at, n, lowest, shift, bits, shared.counts);
     sync_block();
     std::uint32_t count[own];
     std::uint32_t sum = 0;
@@ -138,13 +143,13 @@ KVPOLICY_DEVICE void select_top(const float* scores, int n, int k, const Emit& e
       above += count[d];
     }
     sync_block();
-    lowest |= shared.digit << shift;
+    lowest |= static_cast<Rank>(shared.digit) << shift;
     left = shared.left;
     if (shift == 0) break;
     shift = shift > digit_bits ? shift - digit_bits : 0;
   }
 
-  // A warp takes neighbouring scores, so that ballots count those in front of a lane.
+  // A warp takes neighbouring ranks, so that ballots count those in front of a lane.
   constexpr int tile = Threads * select_items;
   static_assert(tile < 1 << 16);  // two counts travel in one word
   const std::uint32_t lanes_below = (1U << lane_index()) - 1U;
@@ -158,7 +163,7 @@ KVPOLICY_DEVICE void select_top(const float* scores, int n, int k, const Emit& e
     KVPOLICY_UNROLL
     for (int j = 0; j < select_items; ++j) {
       const long long i = first + j * warp_lanes;
-      const std::uint32_t rank = i < n ? rank_of(scores[i]) : 0;
+      const Rank rank = i < n ? rank_at(i) : 0;
       higher[j] = ballot(i < n && rank > lowest);
       equal[j] = ballot(i < n && rank == lowest);
       counts += count_bits(higher[j]) + (count_bits(equal[j]) << 16);
@@ -211,7 +216,8 @@ refresh_select_kernel(const KVPOLICY_GRID_CONSTANT RefreshParams p) {
   const int n = head.closed_chunks(state.committed);
   const int k = smaller(head.budget_chunks, n);
   int* chunks = choices.chunks + static_cast<long long>(slot) * head.budget_chunks;
-  select_top<Threads>(head.scores, n, k, [&](int i, int chunk) { chunks[i] = chunk; });
+  select_top<Threads>([&](long long chunk) { return rank_of(head.scores[chunk]); }, n, k,
+                      [&](int i, int chunk) { chunks[i] = chunk; });
   sync_block();  // every thread has read which choice was the latest
   if (thread_index() == 0) {
     choices.tokens[slot] = tokens;
@@ -240,6 +246,7 @@ struct KeepParams {
   const LayerState* state = nullptr;
   const Compression* compressions = nullptr;  ///< [kv_heads]
   const float* scores = nullptr;              ///< [kv_heads, pitch], of the rows before the window
+  const float* unpooled = nullptr;            ///< the same: of equal scores the higher one survives
   long long pitch = 0;
   int* const* kept = nullptr;  ///< [kv_heads] of [budget + window]: row numbers, ascending
   int* counts = nullptr;       ///< [kv_heads]; not written where a head is left as it is
@@ -255,8 +262,13 @@ keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
   const int candidates = larger(rows - how.window, 0);
   const int chosen = smaller(how.budget, candidates);
   int* kept = p.kept[block_x()];
-  select_top<Threads>(p.scores + block_x() * p.pitch, candidates, chosen,
-                      [&](int i, int row) { kept[i] = row; });
+  const float* scores = p.scores + block_x() * p.pitch;
+  const float* unpooled = p.unpooled + block_x() * p.pitch;
+  select_top<Threads>(
+      [&](long long row) {
+        return std::uint64_t{rank_of(scores[row])} << 32 | rank_of(unpooled[row]);
+      },
+      candidates, chosen, [&](int i, int row) { kept[i] = row; });
   for (int row = candidates + thread_index(); row < rows; row += Threads) {
     kept[chosen + row - candidates] = row;
   }
