@@ -158,7 +158,7 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes,
                                std::string_view file) {
   // The format asks for the brace, so that no other encoding or padding can hide in front.
   require<FormatError>(text.starts_with('{'), file, ": header does not begin with '{'");
-  const io::Json json = io::parse_json(text, file, 4);
+  const io::Json json = io::parse_json(text, file, {.deepest = 4});
   SafetensorsHeader header;
   for (const auto& [name, value] : json.items()) {
     if (name != "__metadata__") {

@@ -102,14 +102,23 @@ inline constexpr const char* duo_config_file = "config.json";
   return {sinks, recent};
 }
 
-/// Reads both files of a folder.
+/// Whether `path` can only mean a DuoAttention pattern: a folder, or a .tsv of gates.
+[[nodiscard]] inline bool names_duo_pattern(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return path.extension() == ".tsv" || std::filesystem::is_directory(path, ignored);
+}
+
+/// Reads both files of a folder. `path` is the folder, or the .tsv in it, of whatever name.
 /// @throws FormatError
-[[nodiscard]] inline DuoPattern load_duo_pattern(const std::filesystem::path& folder) {
-  require<FormatError>(std::filesystem::is_directory(folder), folder.string(),
-                       ": is not a folder; a DuoAttention pattern is one, with ", duo_gates_file,
-                       " and ", duo_config_file);
-  const auto gates = folder / duo_gates_file;
-  const auto config = folder / duo_config_file;
+[[nodiscard]] inline DuoPattern load_duo_pattern(const std::filesystem::path& path) {
+  std::error_code error;
+  const bool is_folder = std::filesystem::is_directory(path, error);
+  require<FormatError>(is_folder || path.extension() == ".tsv", path.string(), ": is not a folder",
+                       error ? " (" + error.message() + ")" : "",
+                       "; a DuoAttention pattern is one, with ", duo_gates_file, " and ",
+                       duo_config_file);
+  const auto gates = is_folder ? path / duo_gates_file : path;
+  const auto config = gates.parent_path() / duo_config_file;
   DuoPattern pattern;
   pattern.gates = parse_duo_gates(read_text_file(gates), gates.string());
   std::tie(pattern.sinks, pattern.recent) =
@@ -134,7 +143,7 @@ inline constexpr const char* duo_config_file = "config.json";
 }
 
 /// Writes both files; makes the folder if there is none.
-/// @throws ConfigError for a gate that is not finite, FormatError if a file cannot be written.
+/// @throws ConfigError for a gate that is not finite, StorageError if a file cannot be written.
 inline void save_duo_pattern(const std::filesystem::path& folder, const DuoPattern& pattern) {
   const std::string gates = format_duo_gates(pattern.gates);
   std::error_code error;
