@@ -66,8 +66,9 @@ TEST_CASE("where in the text the parser is is asked once, and only of a text tha
 TEST_CASE("a message quotes a little of what it refuses, however long that is") {
   const std::string digits(100'000, '7');
   for (const std::string& text :
-       {digits + "e99999", digits + "x", "\"" + digits + "\n\"", "[" + digits, "{\"" + digits + "\" 1}",
-        "{\"" + digits + "\": 1, \"" + digits + "\": 2}", "nul" + digits}) {
+       {digits + "e99999", digits + "x", "\"" + digits + "\n\"", "[" + digits,
+        "{\"" + digits + "\" 1}", "{\"" + digits + "\": 1, \"" + digits + "\": 2}",
+        "nul" + digits}) {
     const std::string said = refusal(text);
     CAPTURE(text.substr(0, 20));
     CHECK(said.starts_with("x.json: line "));
@@ -88,7 +89,8 @@ TEST_CASE("what is quoted is cut between characters, and has no control bytes") 
       CAPTURE(character);
       CAPTURE(before);
       CHECK(io::in_quotes(head + character + "bbbb") ==
-            "'" + head + (whole ? character + std::string(60 - before - character.size(), 'b') : "") +
+            "'" + head +
+                (whole ? character + std::string(60 - before - character.size(), 'b') : "") +
                 (before + character.size() + 4 > 60 ? "…'" : "'"));
     }
   }

@@ -250,8 +250,8 @@ void save(const KvCache<Plan, Engine>& cache, std::ostream& stream, std::string_
 
 /// The same to a file, which is replaced as a whole once everything is on the disk: whatever fails
 /// or crashes before leaves the old file as it was. After a crash a file `<path>.partial-<number>`
-/// may be left over. A cache holds what its prompt said, so a new file is its owner's alone; one that
-/// was there keeps its permissions, and a symbolic link goes on pointing to it.
+/// may be left over. A cache holds what its prompt said, so a new file is its owner's alone; one
+/// that was there keeps its permissions, and a symbolic link goes on pointing to it.
 /// @throws as above; StorageError if the file cannot be written, or is a device, a pipe or a folder
 template <class Plan, class Engine>
 void save(const KvCache<Plan, Engine>& cache, const std::filesystem::path& path,

@@ -102,12 +102,6 @@ inline constexpr const char* duo_config_file = "config.json";
   return {sinks, recent};
 }
 
-/// Whether `path` can only mean a DuoAttention pattern: a folder, or a .tsv of gates.
-[[nodiscard]] inline bool names_duo_pattern(const std::filesystem::path& path) {
-  std::error_code ignored;
-  return path.extension() == ".tsv" || std::filesystem::is_directory(path, ignored);
-}
-
 /// Reads both files of a folder. `path` is the folder, or the .tsv in it, of whatever name.
 /// @throws FormatError
 [[nodiscard]] inline DuoPattern load_duo_pattern(const std::filesystem::path& path) {

@@ -71,8 +71,8 @@ using HeadSamples = HeadTable<std::vector<double>>;
                          "': must be a list of at least one score, is ", shown(list));
     for (const Json& score : list) {
       if (!score.is_number()) {  // messages are made for the one in a million that is wrong
-        fail<FormatError>(origin, ", key '", item.key(),
-                          "': every score must be a number, one is ", shown(score));
+        fail<FormatError>(origin, ", key '", item.key(), "': every score must be a number, one is ",
+                          shown(score));
       }
       samples(layer, head).push_back(score.get<double>());
     }

@@ -97,8 +97,8 @@ class TrackedPlace {
 /// How much of a JSON text is believed.
 struct JsonLimits {
   std::size_t deepest = 16;  ///< arrays and objects inside one another
-  /// Values and keys in all. Parsed, a value takes many times the two bytes that it may be written
-  /// in; this many take about as much memory as the largest text file.
+  /// Values and keys in all. A value that is written in two bytes takes 16 once it is parsed, a key
+  /// over a hundred: this many numbers take as much memory as the largest text file.
   std::size_t most_values = std::size_t{1} << 22;
 };
 
@@ -145,8 +145,8 @@ template <class PlaceIn>
     return parsed;
   }
   KVPOLICY_CATCH_AS(Json::exception, error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: …": the name is noise. What
-    // was read last is quoted whole, however long it is.
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: …": the name is noise.
+    // What was read last is quoted whole, however long it is.
     const std::string_view what = error.what();
     const std::size_t end = what.find("] ");
     fail<FormatError>(refusal(

@@ -131,7 +131,8 @@ class NewFile : public ByteSink {
       partial_.clear();
       fail(errno);
 #else
-      (void)for_owner_only;  // the standard library can only take permissions away once others had them
+      (void)for_owner_only;  // the standard library can only take permissions away once others had
+                             // them
       std::error_code error;
       if (std::filesystem::exists(partial_, error) && attempt < 100) continue;
       file_.open(partial_, std::ios::binary | std::ios::trunc);
@@ -146,8 +147,8 @@ class NewFile : public ByteSink {
 #if KVPOLICY_STATE_POSIX
     struct stat old {};
     if (::stat(path_.c_str(), &old) != 0) return;  // deleted meanwhile: there is nothing to keep
-    // Only root may give a file away, and not every file system has permissions: what cannot be kept
-    // is less than it was, never more.
+    // Only root may give a file away, and not every file system has permissions: what cannot be
+    // kept is less than it was, never more.
     const bool same_group = ::fchown(file_, static_cast<uid_t>(-1), old.st_gid) == 0;
     [[maybe_unused]] int refused = ::fchown(file_, old.st_uid, static_cast<gid_t>(-1));
     refused = ::fchmod(file_, old.st_mode & (same_group ? 0777U : 0707U));
@@ -184,8 +185,8 @@ class NewFile : public ByteSink {
 #endif
   }
 
-  std::string name_;            // as the caller gave it, for errors
-  std::filesystem::path path_;  // without links
+  std::string name_;               // as the caller gave it, for errors
+  std::filesystem::path path_;     // without links
   std::filesystem::path partial_;  // empty once it is gone
 #if KVPOLICY_STATE_POSIX
   int file_ = -1;
