@@ -146,5 +146,5 @@ TEST_CASE("a link that leads to itself is a named error wherever it stands") {
   std::filesystem::create_symlink(io::duo_gates_file, folder.path() / io::duo_gates_file);
   CHECK(folder_refusal(folder.path()) ==
         Says{"full_attention_heads.tsv: cannot be read: Too many levels of symbolic links"});
-  CHECK_THROWS_AS(io::save_duo_pattern(loop, {HeadGates{1, 1, {1.0}}, 1, 1}), FormatError);
+  CHECK_THROWS_AS(io::save_duo_pattern(loop, {HeadGates{1, 1, {1.0}}, 1, 1}), StorageError);
 }

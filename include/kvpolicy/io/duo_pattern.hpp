@@ -137,12 +137,13 @@ inline constexpr const char* duo_config_file = "config.json";
 }
 
 /// Writes both files; makes the folder if there is none.
-/// @throws ConfigError for a gate that is not finite, StorageError if a file cannot be written.
+/// @throws ConfigError for a gate that is not finite, StorageError if a file cannot be written or the
+/// folder not be made.
 inline void save_duo_pattern(const std::filesystem::path& folder, const DuoPattern& pattern) {
   const std::string gates = format_duo_gates(pattern.gates);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  require<FormatError>(!error, folder.string(), ": cannot be made: ", error.message());
+  require<StorageError>(!error, folder.string(), ": cannot be made: ", error.message());
   write_text_file(folder / duo_gates_file, gates);
   const Json config = {{"sink_size", pattern.sinks}, {"recent_size", pattern.recent}};
   write_text_file(folder / duo_config_file, config.dump() + "\n");
