@@ -64,15 +64,21 @@ std::vector<std::string> Checkpoint::names() const {
   return names;
 }
 
-std::vector<float> Checkpoint::read(std::string_view name, std::span<const std::size_t> shape) {
+void Checkpoint::check(std::string_view name, std::span<const std::size_t> shape) const {
   const auto found = where_.find(name);
   require<FormatError>(found != where_.end(), folder_, ": has no tensor ", io::in_quotes(name),
                        " of shape ", text_of(shape));
-  SafetensorsFile& file = files_[found->second];
+  const SafetensorsFile& file = files_[found->second];
   const TensorEntry& entry = file.entry(name);
   require<FormatError>(std::ranges::equal(entry.shape, shape), file.path(), ": tensor ",
                        io::in_quotes(name), ": shape is ", io::in_quotes(text_of(entry.shape)),
                        ", config.json needs ", text_of(shape));
+  file.require_floats(name);
+}
+
+std::vector<float> Checkpoint::read(std::string_view name, std::span<const std::size_t> shape) {
+  check(name, shape);
+  SafetensorsFile& file = files_[where_.find(name)->second];
   std::vector<float> values = file.read_floats(name);
   const auto odd = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
   if (odd != values.end()) {

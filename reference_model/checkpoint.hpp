@@ -25,9 +25,12 @@ class Checkpoint {
   [[nodiscard]] bool contains(std::string_view name) const { return where_.contains(name); }
   [[nodiscard]] std::vector<std::string> names() const;
 
+  /// Finds out whether `read` would find the tensor, by headers alone.
+  /// @throws FormatError, naming file and tensor, if it is missing or has another shape or type.
+  void check(std::string_view name, std::span<const std::size_t> shape) const;
+
   /// A tensor of exactly this shape, as float.
-  /// @throws FormatError, naming file and tensor, if it is missing, has another shape or type, or
-  /// holds a value that is not finite.
+  /// @throws FormatError as check, or if it holds a value that is not finite.
   [[nodiscard]] std::vector<float> read(std::string_view name, std::span<const std::size_t> shape);
 
  private:

@@ -72,6 +72,12 @@ class Fields {
     return Fields{*value, origin_};
   }
 
+  /// Whether the file says `null`, where leaving a key out would mean something else.
+  [[nodiscard]] bool is_null(const char* key) const {
+    const auto found = json_.find(key);
+    return found != json_.end() && found->is_null();
+  }
+  [[nodiscard]] bool empty() const { return json_.empty(); }
   [[nodiscard]] std::string_view origin() const { return origin_; }
 
  private:
@@ -98,12 +104,14 @@ Family family_of(const Fields& config) {
 
 RotaryConfig rotary_of(const Fields& config) {
   // transformers 5 keeps everything in rope_parameters; before, theta stood on its own and
-  // rope_scaling was null for plain rotation. Its key was `type` once, then `rope_type`.
-  const std::optional<Fields> parameters = config.object("rope_parameters");
-  const std::optional<Fields> scaling = parameters ? parameters : config.object("rope_scaling");
+  // rope_scaling was null for plain rotation. Its key was `type` once, then `rope_type`. Where a
+  // file has both, transformers takes the older one whole, unless it is empty.
+  const std::optional<Fields> older = config.object("rope_scaling");
+  const bool use_older = older && !older->empty();
+  const std::optional<Fields> scaling = use_older ? older : config.object("rope_parameters");
   RotaryConfig rotary;
   const double theta = config.number("rope_theta", 10000.0);
-  rotary.theta = parameters ? parameters->number("rope_theta", theta) : theta;
+  rotary.theta = scaling ? scaling->number("rope_theta", theta) : theta;
   const double share = config.number("partial_rotary_factor", 1.0);
   const double turned = scaling ? scaling->number("partial_rotary_factor", share) : share;
   require(turned == 1.0, config.origin(), ": partial_rotary_factor is ", turned,
@@ -111,7 +119,7 @@ RotaryConfig rotary_of(const Fields& config) {
   if (!scaling) return rotary;
   // Gemma-like models nest one set per type of layer; read as one set, theta would get lost.
   for (const char* type : {"full_attention", "sliding_attention"}) {
-    require(!scaling->find(type), config.origin(), ": rope_parameters differ between layers (",
+    require(!scaling->find(type), config.origin(), ": rotary settings differ between layers (",
             type, "), expected one set for all");
   }
 
@@ -134,13 +142,14 @@ RotaryConfig rotary_of(const Fields& config) {
 }
 
 /// transformers gives Mistral one window for all layers; Qwen2 windows the layers that
-/// `layer_types` names or, in older files, those from max_window_layers on; Llama has none.
+/// `layer_types` names or, in older files, those from max_window_layers on; Llama has none. A file
+/// that leaves sliding_window out means 4,096, one that says null means none.
 std::vector<std::size_t> windows_of(const Fields& config, Family family, std::size_t layers) {
   std::vector<std::size_t> windows(layers, 0);
   const bool used = family == Family::mistral ||
                     (family == Family::qwen2 && config.flag("use_sliding_window", false));
-  if (!used || !config.find("sliding_window")) return windows;
-  const std::size_t window = config.size("sliding_window");
+  if (!used || config.is_null("sliding_window")) return windows;
+  const std::size_t window = config.size("sliding_window", 4096);
   require(window > 0, config.origin(), ": sliding_window is 0, expected at least 1, or null");
   if (family == Family::mistral) return std::vector<std::size_t>(layers, window);
 
@@ -161,6 +170,16 @@ std::vector<std::size_t> windows_of(const Fields& config, Family family, std::si
     if (type == "sliding_attention") windows[layer] = window;
   }
   return windows;
+}
+
+/// Weights that were quantised may stand beside plain ones, or be quantised when they are loaded:
+/// either way what transformers computes is not what the plain weights say.
+void refuse_quantised(const Fields& config) {
+  const std::optional<Fields> quantised = config.object("quantization_config");
+  if (!quantised) return;
+  throw ConfigError(message(config.origin(), ": quantization_config asks for weights quantised by ",
+                            io::in_quotes(quantised->text("quant_method", "an unnamed method")),
+                            ", which this model does not compute: use the unquantised checkpoint"));
 }
 
 std::vector<int> eos_tokens_of(const Fields& config, std::size_t vocabulary) {
@@ -207,6 +226,7 @@ LlamaConfig parse_llama_config(std::string_view text, std::string_view origin) {
   require<FormatError>(json.is_object(), origin, ": not a JSON object");
   const Fields fields{json, origin};
   const Family family = family_of(fields);
+  refuse_quantised(fields);
   const std::string activation = fields.text("hidden_act", "silu");
   require(activation == "silu", origin, ": hidden_act ", io::in_quotes(activation),
           " is not supported, expected silu");

@@ -26,7 +26,7 @@ struct LlamaConfig {
   std::size_t max_positions = 0;  ///< As trained; nothing here depends on it.
   float norm_eps = 1e-6F;
   RotaryConfig rotary;
-  bool tied_embeddings = false;
+  bool tied_embeddings = false;  ///< A loaded model's is false if the file's output layer differs.
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
@@ -47,7 +47,7 @@ struct LlamaConfig {
 
 /// Reads the text of a config.json; `origin` is named in errors.
 /// @throws FormatError if it is not JSON, ConfigError for what this model cannot compute: another
-/// architecture, activation or rotary scaling, or a missing or impossible value.
+/// architecture, activation or rotary scaling, quantised weights, or a missing or impossible value.
 [[nodiscard]] LlamaConfig parse_llama_config(std::string_view text, std::string_view origin);
 
 /// Reads `folder`/config.json. @throws as above.

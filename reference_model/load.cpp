@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names and shapes of a Hugging Face checkpoint, and how they fill LlamaWeights.
+// Names and shapes of a Hugging Face checkpoint, and how they fill LlamaWeights. Everything that
+// can be known from config.json and the files' headers is checked before a weight is read.
 #include <algorithm>
-#include <array>
-#include <set>
+#include <cstddef>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
+
+#if __has_include(<unistd.h>)
+#include <unistd.h>
+#endif
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
@@ -16,72 +21,109 @@
 namespace kvpolicy::reference {
 namespace {
 
-class Loader {
- public:
-  explicit Loader(const std::string& folder) : folder_{folder}, checkpoint_{folder} {}
+constexpr const char* head_name = "lm_head.weight";
 
-  std::vector<float> norm(const std::string& name, std::size_t size) {
-    return read(name + ".weight", std::array{size});
-  }
-
-  Linear linear(const std::string& name, std::size_t inputs, std::size_t outputs, bool bias) {
-    Linear layer{.inputs = inputs, .outputs = outputs, .weight = {}, .bias = {}};
-    layer.weight = read(name + ".weight", std::array{outputs, inputs});
-    if (bias) layer.bias = read(name + ".bias", std::array{outputs});
-    return layer;
-  }
-
-  /// A tensor that nobody asked for (a query norm, a bias that config.json denies) means that the
-  /// checkpoint is of a model other than the one computed.
-  void refuse_leftovers(bool tied) const {
-    for (const std::string& name : checkpoint_.names()) {
-      // Old checkpoints carry the frequencies, and tied ones may carry a copy of the embedding.
-      const bool redundant =
-          name.ends_with("rotary_emb.inv_freq") || (tied && name == "lm_head.weight");
-      require<FormatError>(redundant || taken_.contains(name), folder_, ": tensor ",
-                           io::in_quotes(name),
-                           " has no place in the model that config.json describes");
-    }
-  }
-
- private:
-  std::vector<float> read(const std::string& name, std::span<const std::size_t> shape) {
-    taken_.insert(name);
-    return checkpoint_.read(name, shape);
-  }
-
-  std::string folder_;
-  Checkpoint checkpoint_;
-  std::set<std::string> taken_;
+struct WantedTensor {
+  std::string name;
+  std::vector<std::size_t> shape;
+  std::vector<float>* values;  // of the weights that are being filled
 };
+
+std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head,
+                                         LlamaWeights& weights) {
+  std::vector<WantedTensor> wanted;
+  const auto norm = [&](std::vector<float>& values, const std::string& name) {
+    wanted.push_back({name + ".weight", {c.hidden}, &values});
+  };
+  const auto linear = [&](Linear& layer, const std::string& name, std::size_t inputs,
+                          std::size_t outputs, bool bias) {
+    layer.inputs = inputs;
+    layer.outputs = outputs;
+    wanted.push_back({name + ".weight", {outputs, inputs}, &layer.weight});
+    if (bias) wanted.push_back({name + ".bias", {outputs}, &layer.bias});
+  };
+  const std::size_t q_width = c.q_heads * c.head_dim;
+  const std::size_t kv_width = c.kv_heads * c.head_dim;
+  linear(weights.embedding, "model.embed_tokens", c.hidden, c.vocabulary, false);
+  weights.layers.resize(c.layers);
+  for (std::size_t i = 0; i < c.layers; ++i) {
+    const std::string at = "model.layers." + std::to_string(i) + ".";
+    LlamaLayer& layer = weights.layers[i];
+    norm(layer.attention_norm, at + "input_layernorm");
+    linear(layer.q, at + "self_attn.q_proj", c.hidden, q_width, c.qkv_bias);
+    linear(layer.k, at + "self_attn.k_proj", c.hidden, kv_width, c.qkv_bias);
+    linear(layer.v, at + "self_attn.v_proj", c.hidden, kv_width, c.qkv_bias);
+    linear(layer.o, at + "self_attn.o_proj", q_width, c.hidden, c.o_bias);
+    norm(layer.mlp_norm, at + "post_attention_layernorm");
+    linear(layer.gate, at + "mlp.gate_proj", c.hidden, c.intermediate, c.mlp_bias);
+    linear(layer.up, at + "mlp.up_proj", c.hidden, c.intermediate, c.mlp_bias);
+    linear(layer.down, at + "mlp.down_proj", c.intermediate, c.hidden, c.mlp_bias);
+  }
+  norm(weights.norm, "model.norm");
+  if (own_head) linear(weights.head, "lm_head", c.hidden, c.vocabulary, false);
+  return wanted;
+}
+
+/// A tensor that nobody asks for (a query norm, a bias that config.json denies) means that the
+/// checkpoint is of a model other than the one computed.
+void refuse_leftovers(const Checkpoint& checkpoint, const std::vector<WantedTensor>& wanted,
+                      const std::string& folder) {
+  std::vector<std::string_view> known;
+  for (const WantedTensor& tensor : wanted) known.push_back(tensor.name);
+  std::ranges::sort(known);
+  for (const std::string& name : checkpoint.names()) {
+    const bool redundant = name.ends_with("rotary_emb.inv_freq");  // in old checkpoints
+    require<FormatError>(redundant || std::ranges::binary_search(known, name), folder, ": tensor ",
+                         io::in_quotes(name),
+                         " has no place in the model that config.json describes");
+  }
+}
+
+/// Bytes of memory that this machine has; as many as can be counted where it does not say.
+double machine_memory() {
+#if defined(_SC_PHYS_PAGES) && defined(_SC_PAGE_SIZE)
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long page = ::sysconf(_SC_PAGE_SIZE);
+  if (pages > 0 && page > 0) return static_cast<double>(pages) * static_cast<double>(page);
+#endif
+  return std::numeric_limits<double>::infinity();
+}
+
+/// A file's size says nothing of what it takes on the disk, so files of any size can agree with a
+/// config.json; asked for, their memory would end the process.
+void require_memory(const std::vector<WantedTensor>& wanted, const std::string& folder) {
+  double bytes = 0;  // exact enough, and never wraps
+  for (const WantedTensor& tensor : wanted) {
+    double elements = 1;
+    for (const std::size_t size : tensor.shape) elements *= static_cast<double>(size);
+    bytes += elements * sizeof(float);
+  }
+  constexpr double gigabyte = 1e9;
+  require(bytes <= machine_memory(), folder, ": its weights take ", bytes / gigabyte,
+          " GB as float, this machine has ", machine_memory() / gigabyte, " GB of memory");
+}
 
 }  // namespace
 
 Llama Llama::load(const std::string& folder) {
-  const LlamaConfig c = load_llama_config(folder);
-  const std::size_t q_width = c.q_heads * c.head_dim;
-  const std::size_t kv_width = c.kv_heads * c.head_dim;
-  Loader loader{folder};
+  LlamaConfig config = load_llama_config(folder);
+  Checkpoint checkpoint{folder};
+  // A tied checkpoint may hold the output layer all the same.
+  const bool own_head = !config.tied_embeddings || checkpoint.contains(head_name);
   LlamaWeights weights;
-  weights.embedding = loader.linear("model.embed_tokens", c.hidden, c.vocabulary, false);
-  for (std::size_t i = 0; i < c.layers; ++i) {
-    const std::string at = "model.layers." + std::to_string(i) + ".";
-    LlamaLayer layer;
-    layer.attention_norm = loader.norm(at + "input_layernorm", c.hidden);
-    layer.q = loader.linear(at + "self_attn.q_proj", c.hidden, q_width, c.qkv_bias);
-    layer.k = loader.linear(at + "self_attn.k_proj", c.hidden, kv_width, c.qkv_bias);
-    layer.v = loader.linear(at + "self_attn.v_proj", c.hidden, kv_width, c.qkv_bias);
-    layer.o = loader.linear(at + "self_attn.o_proj", q_width, c.hidden, c.o_bias);
-    layer.mlp_norm = loader.norm(at + "post_attention_layernorm", c.hidden);
-    layer.gate = loader.linear(at + "mlp.gate_proj", c.hidden, c.intermediate, c.mlp_bias);
-    layer.up = loader.linear(at + "mlp.up_proj", c.hidden, c.intermediate, c.mlp_bias);
-    layer.down = loader.linear(at + "mlp.down_proj", c.intermediate, c.hidden, c.mlp_bias);
-    weights.layers.push_back(std::move(layer));
+  const std::vector<WantedTensor> wanted = wanted_tensors(config, own_head, weights);
+  for (const WantedTensor& tensor : wanted) checkpoint.check(tensor.name, tensor.shape);
+  refuse_leftovers(checkpoint, wanted, folder);
+  require_memory(wanted, folder);
+  for (const WantedTensor& tensor : wanted) {
+    *tensor.values = checkpoint.read(tensor.name, tensor.shape);
   }
-  weights.norm = loader.norm("model.norm", c.hidden);
-  if (!c.tied_embeddings) weights.head = loader.linear("lm_head", c.hidden, c.vocabulary, false);
-  loader.refuse_leftovers(c.tied_embeddings);
-  return Llama{c, std::move(weights)};
+  if (config.tied_embeddings && own_head) {
+    // As transformers does: what is in the file is used, whatever config.json says.
+    config.tied_embeddings = weights.head.weight == weights.embedding.weight;
+    if (config.tied_embeddings) weights.head = Linear{};
+  }
+  return Llama{std::move(config), std::move(weights)};
 }
 
 }  // namespace kvpolicy::reference

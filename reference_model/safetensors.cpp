@@ -13,6 +13,8 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
+#include <kvpolicy/state/new_file.hpp>
+#include <kvpolicy/state/regular_file.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -158,7 +160,7 @@ SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes,
                                std::string_view file) {
   // The format asks for the brace, so that no other encoding or padding can hide in front.
   require<FormatError>(text.starts_with('{'), file, ": header does not begin with '{'");
-  const io::Json json = io::parse_json(text, file, 4);
+  const io::Json json = io::parse_json(text, file, {.deepest = 4});
   SafetensorsHeader header;
   for (const auto& [name, value] : json.items()) {
     if (name != "__metadata__") {
@@ -230,6 +232,7 @@ std::vector<float> to_floats(TensorType type, std::span<const std::byte> bytes) 
 }
 
 SafetensorsFile::SafetensorsFile(std::string path) : path_{std::move(path)} {
+  require_regular_file<FormatError>(path_);
   std::error_code failure;
   const std::uint64_t file_bytes = std::filesystem::file_size(path_, failure);
   require<FormatError>(!failure, path_, ": cannot be read: ", failure.message());
@@ -262,13 +265,17 @@ std::vector<std::byte> SafetensorsFile::read_bytes(std::string_view name) {
   return bytes;
 }
 
-std::vector<float> SafetensorsFile::read_floats(std::string_view name) {
+void SafetensorsFile::require_floats(std::string_view name) const {
   const TensorType type = entry(name).type;
   require<FormatError>(
       type == TensorType::f32 || type == TensorType::f16 || type == TensorType::bf16, path_,
       ": tensor ", io::in_quotes(name), ": dtype is ", name_of(type),
       ", expected F32, F16 or BF16");
-  return to_floats(type, read_bytes(name));
+}
+
+std::vector<float> SafetensorsFile::read_floats(std::string_view name) {
+  require_floats(name);
+  return to_floats(entry(name).type, read_bytes(name));
 }
 
 std::vector<std::byte> serialize_safetensors(std::span<const TensorToWrite> tensors,
@@ -288,7 +295,12 @@ std::vector<std::byte> serialize_safetensors(std::span<const TensorToWrite> tens
                            {"data_offsets", {end, end + tensor.bytes.size()}}};
     end += tensor.bytes.size();
   }
-  std::string text = header.dump();
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const io::Json::type_error&) {
+    throw FormatError("names of tensors and metadata of a safetensors file must be UTF-8");
+  }
   text.resize((text.size() + 7) / 8 * 8, ' ');  // readers that map the file want aligned tensors
 
   const std::uint64_t length = text.size();
@@ -305,11 +317,9 @@ std::vector<std::byte> serialize_safetensors(std::span<const TensorToWrite> tens
 void write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata) {
   const std::vector<std::byte> bytes = serialize_safetensors(tensors, metadata);
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file.write(reinterpret_cast<const char*>(bytes.data()),
-             static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  require<FormatError>(!file.fail(), path, ": cannot be written");
+  NewFile file{path};
+  file.write(bytes);
+  file.replace();
 }
 
 }  // namespace kvpolicy::reference

@@ -94,6 +94,9 @@ class SafetensorsFile {
   /// @throws FormatError for a missing name or a file that ends early.
   [[nodiscard]] std::vector<std::byte> read_bytes(std::string_view name);
 
+  /// @throws FormatError, naming the file, unless the tensor is of f32, f16 or bf16.
+  void require_floats(std::string_view name) const;
+
   /// A tensor of f32, f16 or bf16 as float. @throws FormatError for another type, or as above.
   [[nodiscard]] std::vector<float> read_floats(std::string_view name);
 
@@ -111,12 +114,14 @@ struct TensorToWrite {
   std::span<const std::byte> bytes;
 };
 
-/// A whole file in memory. @throws FormatError if bytes and shape disagree or a name repeats.
+/// A whole file in memory. @throws FormatError if bytes and shape disagree, a name repeats, or a
+/// name or the metadata is not UTF-8.
 [[nodiscard]] std::vector<std::byte> serialize_safetensors(
     std::span<const TensorToWrite> tensors,
     const std::map<std::string, std::string>& metadata = {});
 
-/// Writes a file, replacing one that is there. @throws FormatError if it cannot be written.
+/// Writes a file, replacing one that is there as a whole. @throws FormatError as above,
+/// StorageError if it cannot be written.
 void write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

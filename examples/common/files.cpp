@@ -34,8 +34,8 @@ void write_result(const std::string& path, const std::string& text) {
   const fs::path target{path};
   std::error_code failed;
   if (target.has_parent_path()) fs::create_directories(target.parent_path(), failed);
-  require<FormatError>(!failed, target.parent_path().string(),
-                       ": cannot be made: ", failed.message());
+  require<StorageError>(!failed, target.parent_path().string(),
+                        ": cannot be made: ", failed.message());
   io::write_text_file(target, text);
 }
 

@@ -14,7 +14,7 @@ inline constexpr const char* shipped_model = "reference_model/weights/keyfinder"
 [[nodiscard]] std::string repository_path(const std::string& path);
 
 /// Writes a text file and makes the folder that it goes into.
-/// @throws FormatError naming the file.
+/// @throws StorageError naming the file or the folder.
 void write_result(const std::string& path, const std::string& text);
 
 /// @throws FormatError that says what a model folder is unless `folder` holds a config.json.

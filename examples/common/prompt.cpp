@@ -2,7 +2,6 @@
 #include "prompt.hpp"
 
 #include <iostream>
-#include <iterator>
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/text_file.hpp>
@@ -31,7 +30,7 @@ std::vector<int> prompt_tokens(const PromptArguments& arguments, std::size_t voc
           ", not of bytes, and this program has no tokenizer: give the prompt as --tokens N,N,...");
   if (!arguments.prompt.empty()) return tokens_of(arguments.prompt);
   if (arguments.file != "-") return tokens_of(io::read_text_file(arguments.file));
-  const std::string text{std::istreambuf_iterator<char>{std::cin}, {}};
+  const std::string text = io::read_text_stream(std::cin, "stdin");
   require(!text.empty(), "stdin is empty, expected a prompt");
   return tokens_of(text);
 }

@@ -26,7 +26,7 @@ std::vector<double> numbers_of(const io::Json& json, const char* name, std::size
                        path, ": ", name, " must be ", count, " numbers, one for each step made");
   std::vector<double> values;
   for (const io::Json& value : json[name]) {
-    require<FormatError>(value.is_number(), path, ": ", name, " holds ", value.dump(),
+    require<FormatError>(value.is_number(), path, ": ", name, " holds ", io::shown(value),
                          ", must hold numbers");
     values.push_back(value.get<double>());
   }
@@ -42,7 +42,7 @@ HeadGates gates_of(const io::Json& json, const char* name, const std::string& pa
     require<FormatError>(row.is_array() && row.size() == rows[0].size(), path, ": the rows of ",
                          name, " must be arrays of one length");
     for (const io::Json& value : row) {
-      require<FormatError>(value.is_number(), path, ": ", name, " holds ", value.dump(),
+      require<FormatError>(value.is_number(), path, ": ", name, " holds ", io::shown(value),
                            ", must hold numbers");
       values.push_back(value.get<double>());
     }

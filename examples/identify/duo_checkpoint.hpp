@@ -20,7 +20,7 @@ struct DuoCheckpoint {
   std::vector<double> penalties;  ///< the same
 };
 
-/// Written as a whole or not at all. @throws FormatError naming the file.
+/// Written as a whole or not at all. @throws StorageError naming the file.
 void save_checkpoint(const std::string& path, const DuoCheckpoint& checkpoint);
 
 /// @throws FormatError if there is none, it is damaged, or it belongs to other settings than these:

@@ -18,6 +18,9 @@ constexpr std::string_view labelled_format = "kvpolicy labelled texts";
 constexpr std::string_view needle_format = "kvpolicy needle samples";
 constexpr std::size_t own_version = 1;
 
+/// Texts of tokens have far more numbers than any other file; few are written in less than 4 bytes.
+constexpr io::JsonLimits own_limits{.most_values = largest_own_texts / 4};
+
 /// FNV-1a. Tells files apart by accident, not by intent.
 std::string digest_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325U;
@@ -115,7 +118,7 @@ std::vector<reference::Passkey> passkeys_of(io::JsonObject& object, std::size_t 
 
 LabelledTexts parse_labelled_texts(std::string_view text, std::string_view origin,
                                    std::size_t vocabulary) {
-  const io::Json json = io::parse_json(text, origin);
+  const io::Json json = io::parse_json(text, origin, own_limits);
   io::JsonObject file{json, std::string{origin}};
   io::require_format(file, labelled_format, own_version);
   LabelledTexts own{.texts = {}, .digest = digest_of(text)};
@@ -134,7 +137,7 @@ LabelledTexts parse_labelled_texts(std::string_view text, std::string_view origi
 
 NeedleSamples parse_needle_samples(std::string_view text, std::string_view origin,
                                    std::size_t vocabulary) {
-  const io::Json json = io::parse_json(text, origin);
+  const io::Json json = io::parse_json(text, origin, own_limits);
   io::JsonObject file{json, std::string{origin}};
   io::require_format(file, needle_format, own_version);
   NeedleSamples own{.samples = {}, .digest = digest_of(text)};

@@ -8,6 +8,15 @@
 
 #include <kvpolicy/io/duo_pattern.hpp>
 
+namespace {
+
+// However long what is refused may be.
+void expect_short(const kvpolicy::FormatError& error) {
+  if (std::string_view{error.what()}.size() > 4000) std::abort();
+}
+
+}  // namespace
+
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace kvpolicy;
   const std::string_view text{reinterpret_cast<const char*>(data), size};
@@ -20,11 +29,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       }
     }
     if (io::parse_duo_gates(io::format_duo_gates(gates)) != gates) std::abort();
-  } catch (const FormatError&) {
+  } catch (const FormatError& error) {
+    expect_short(error);
   }
   try {
     (void)io::parse_duo_config(text);
-  } catch (const FormatError&) {
+  } catch (const FormatError& error) {
+    expect_short(error);
   }
   return 0;
 }

@@ -114,7 +114,7 @@ TEST_CASE("files that are missing, empty, folders or huge are refused before the
   CHECK(folder_refusal(folder.path() / "none") == Says{"is not a folder"});
   CHECK(folder_refusal(folder.path()) == Says{"full_attention_heads.tsv: there is no such file"});
   std::filesystem::create_directory(folder.path() / io::duo_gates_file);
-  CHECK(folder_refusal(folder.path()) == Says{"is not a regular file"});
+  CHECK(folder_refusal(folder.path()) == Says{"full_attention_heads.tsv: is a folder"});
   std::filesystem::remove(folder.path() / io::duo_gates_file);
   std::ofstream{folder.path() / io::duo_gates_file};
   CHECK(folder_refusal(folder.path()) == Says{"is empty"});
@@ -123,4 +123,28 @@ TEST_CASE("files that are missing, empty, folders or huge are refused before the
   // Sparse: takes no room on the disk.
   std::filesystem::resize_file(folder.path() / io::duo_gates_file, std::uintmax_t{1} << 33);
   CHECK(folder_refusal(folder.path()) == Says{"has 8589934592 bytes, must be at most"});
+}
+
+TEST_CASE("a pattern may be named by its .tsv, of whatever name, with config.json beside it") {
+  const TemporaryFolder folder;
+  const io::DuoPattern pattern{HeadGates{1, 2, {0.5, 1.0}}, 7, 33};
+  io::save_duo_pattern(folder.path(), pattern);
+  CHECK(io::load_duo_pattern(folder.path() / io::duo_gates_file) == pattern);
+  std::filesystem::rename(folder.path() / io::duo_gates_file, folder.path() / "gates.tsv");
+  CHECK(io::load_duo_pattern(folder.path() / "gates.tsv") == pattern);
+  CHECK(folder_refusal(folder.path() / io::duo_config_file) ==
+        Says{"config.json: is not a folder;"});
+  std::filesystem::remove(folder.path() / io::duo_config_file);
+  CHECK(folder_refusal(folder.path() / "gates.tsv") == Says{"config.json: there is no such file"});
+}
+
+TEST_CASE("a link that leads to itself is a named error wherever it stands") {
+  const TemporaryFolder folder;
+  const std::filesystem::path loop = folder.path() / "loop";
+  std::filesystem::create_symlink(loop, loop);
+  CHECK(folder_refusal(loop) == Says{"loop: is not a folder (Too many levels of symbolic links);"});
+  std::filesystem::create_symlink(io::duo_gates_file, folder.path() / io::duo_gates_file);
+  CHECK(folder_refusal(folder.path()) ==
+        Says{"full_attention_heads.tsv: cannot be read: Too many levels of symbolic links"});
+  CHECK_THROWS_AS(io::save_duo_pattern(loop, {HeadGates{1, 1, {1.0}}, 1, 1}), StorageError);
 }

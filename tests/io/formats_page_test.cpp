@@ -54,6 +54,19 @@ TEST_CASE("docs/formats.md: every file that it shows is read") {
   CHECK(damage.choices[1].damage(0, 0) == 0.7);
 }
 
+TEST_CASE("docs/formats.md: the limits are those of the code") {
+  const std::string text = page();
+  const auto says = [&](const std::string& line) {
+    CHECK_MESSAGE(text.find(line) != std::string::npos, "docs/formats.md does not say: " << line);
+  };
+  static_assert(io::largest_text_file == std::size_t{64} << 20);
+  says("| a file, or standard input where a tool reads a text from it | 64 MiB |");
+  static_assert(io::JsonLimits{}.most_values == 4'194'304);
+  says("| values and keys of a JSON file, all together | 4,194,304 |");
+  static_assert(io::JsonLimits{}.deepest == 16);
+  says("| arrays and objects inside one another | 16 |");
+}
+
 // Each setting written with all of its keys: the page names every one of them, with its default.
 TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults are those of the code") {
   const std::string text = page();

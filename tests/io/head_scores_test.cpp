@@ -100,7 +100,7 @@ TEST_CASE("scores are the same after they were written and read, on one line as 
   CHECK_THROWS_WITH_AS((void)io::load_head_scores(folder.path() / "none.json"),
                        doctest::Contains("there is no such file"), FormatError);
   CHECK_THROWS_AS(io::save_head_scores(folder.path() / "no" / "such" / "folder.json", scores),
-                  FormatError);
+                  StorageError);
 }
 
 TEST_CASE("samples are read one by one and written as they are") {

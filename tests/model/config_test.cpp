@@ -94,12 +94,37 @@ TEST_CASE("rotary settings are read in both spellings") {
   CHECK(parse(linear).rotary.factor == 2.0);
 }
 
+// transformers 5: `rope_scaling or rope_parameters`, and theta of the one that is taken.
+TEST_CASE("of two rotary settings the older key is taken whole, unless it is empty") {
+  Json both = smallest();
+  both["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 500000.0}};
+  both["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  CHECK(parse(both).rotary.factor == 4.0);
+  CHECK(parse(both).rotary.theta == 10000.0);
+  both["rope_theta"] = 70000.0;
+  CHECK(parse(both).rotary.theta == 70000.0);
+  both["rope_scaling"]["rope_theta"] = 80000.0;
+  CHECK(parse(both).rotary.theta == 80000.0);
+  both["rope_scaling"] = {{"rope_type", "default"}};
+  CHECK(parse(both).rotary.scaling == RotaryConfig::Scaling::none);
+  for (const Json& none : {Json{}, Json::object()}) {
+    both["rope_scaling"] = none;
+    CHECK(parse(both).rotary.factor == 2.0);
+    CHECK(parse(both).rotary.theta == 500000.0);
+  }
+  both["rope_parameters"] = Json::object();
+  CHECK(parse(both).rotary.theta == 70000.0);
+  CHECK(parse(both).rotary.scaling == RotaryConfig::Scaling::none);
+}
+
 TEST_CASE("windows follow transformers: Mistral's all layers, Qwen2's upper ones, Llama's none") {
   Json json = smallest();
   json["sliding_window"] = 32;
   CHECK(parse(json).windows == std::vector<std::size_t>{0, 0});
   json["architectures"] = {"MistralForCausalLM"};
   CHECK(parse(json).windows == std::vector<std::size_t>{32, 32});
+  json.erase("sliding_window");
+  CHECK(parse(json).windows == std::vector<std::size_t>{4096, 4096});
   json["sliding_window"] = nullptr;
   CHECK(parse(json).windows == std::vector<std::size_t>{0, 0});
   json["sliding_window"] = 32;
@@ -112,6 +137,11 @@ TEST_CASE("windows follow transformers: Mistral's all layers, Qwen2's upper ones
   CHECK(parse(json).windows == std::vector<std::size_t>{32, 0});
   CHECK(parse(json).qkv_bias);
   CHECK_FALSE(parse(json).o_bias);
+  json.erase("sliding_window");
+  CHECK(parse(json).windows == std::vector<std::size_t>{4096, 0});
+  json["sliding_window"] = nullptr;
+  CHECK(parse(json).windows == std::vector<std::size_t>{0, 0});
+  json["sliding_window"] = 32;
   json["layer_types"] = {"sliding_attention", "linear_attention"};
   CHECK_THROWS_AS((void)parse(json), ConfigError);
   json["layer_types"] = {"sliding_attention"};
@@ -137,6 +167,9 @@ TEST_CASE("what cannot be computed is named") {
   refuses("rope_scaling", "linear", "expected an object");
   refuses("rope_parameters", {{"full_attention", {{"rope_theta", 1e4}}}}, "differ between layers");
   refuses("rope_theta", -1.0, "theta is -1");
+  refuses("quantization_config", {{"quant_method", "gptq"}}, "weights quantised by 'gptq'");
+  refuses("quantization_config", Json::object(), "weights quantised by 'an unnamed method'");
+  refuses("quantization_config", "int8", "expected an object");
   refuses("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5");
 }
 

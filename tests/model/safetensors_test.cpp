@@ -223,7 +223,7 @@ TEST_CASE("what is written is read back, from memory and from a file") {
   CHECK_THROWS_AS((void)serialize_safetensors(twice), FormatError);
   const std::vector<TensorToWrite> lying{{"a", TensorType::f32, {2}, {}}};
   CHECK_THROWS_AS((void)serialize_safetensors(lying), FormatError);
-  CHECK_THROWS_AS(write_safetensors(folder / "no/such/folder", {}), FormatError);
+  CHECK_THROWS_AS(write_safetensors(folder / "no/such/folder", {}), StorageError);
 }
 
 TEST_CASE("files that are missing, folders, or cut after they were opened are refused") {
@@ -268,7 +268,7 @@ TEST_CASE("a checkpoint is one file or shards with an index that does not lie") 
     CHECK(refused("is not the name of a file"));
   }
   index(R"({"weight_map":{"a":"one.safetensors"}})");
-  CHECK(refused("one.safetensors: cannot be read"));
+  CHECK(refused("one.safetensors: there is no such file"));
   folder.write("one.safetensors", file_of("{" + tensor("b", "F32", "[1]", "[0,4]") + "}", 4));
   CHECK(refused("does not hold it"));
   index(R"({"weight_map":{"b":"one.safetensors","b":"one.safetensors"}})");
@@ -280,6 +280,10 @@ TEST_CASE("a checkpoint is one file or shards with an index that does not lie") 
   CHECK(checkpoint.read("b", shape) == std::vector<float>{0.0F});
   CHECK_THROWS_AS((void)checkpoint.read("b", std::vector<std::size_t>{1, 1}), FormatError);
   CHECK_THROWS_AS((void)checkpoint.read("c", shape), FormatError);
+
+  CHECK_THROWS_AS(checkpoint.check("c", shape), FormatError);
+  CHECK_THROWS_AS(checkpoint.check("b", std::vector<std::size_t>{1, 1}), FormatError);
+  CHECK_NOTHROW(checkpoint.check("b", shape));
 
   const std::vector<float> bad{1.0F, std::numeric_limits<float>::quiet_NaN()};
   const std::vector<TensorToWrite> tensors{

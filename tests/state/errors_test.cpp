@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <span>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 
 #if defined(__linux__)
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -188,6 +190,16 @@ TEST_CASE("a file takes the place of the one before, and stands alone in it") {
         folder.path().string() + ": is not a regular file, cannot be replaced by one");
   CHECK(thrown<StorageError>([&] { kvpolicy::load(cache, folder.path()); }) ==
         folder.path().string() + ": is a folder");
+#if defined(__linux__)
+  const fs::path pipe = folder.path() / "pipe";  // opening it would wait for a writer
+  REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(contains(thrown<StorageError>([&] { kvpolicy::load(cache, pipe); }),
+                 pipe.string() + ": is not a regular file"));
+  const fs::path loop = folder.path() / "loop";
+  fs::create_symlink(loop, loop);
+  CHECK(thrown<StorageError>([&] { kvpolicy::load(cache, loop); }) ==
+        loop.string() + ": cannot be read: Too many levels of symbolic links");
+#endif
   const fs::path nowhere = folder.path() / "no" / "such";
   CHECK(contains(thrown<StorageError>([&] { kvpolicy::save(cache, nowhere); }),
                  nowhere.string() + ": cannot be written"));
@@ -232,29 +244,36 @@ TEST_CASE("a full device is an error") {
         "/dev/full: is not a regular file, cannot be replaced by one");
 }
 
-// A child may write so many bytes of a file; beyond it gets a signal, as a crash, or an error.
-int save_in_child(const SmallCache& cache, const fs::path& path, std::size_t max_bytes,
-                  bool crash) {
+template <class F>
+int in_child(F run) {
   const pid_t child = ::fork();
-  if (child == 0) {
-    if (!crash) std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{max_bytes, max_bytes};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-    const rlimit no_core{0, 0};
-    ::setrlimit(RLIMIT_CORE, &no_core);
-    int said = 0;
-    try {
-      kvpolicy::save(cache, path);
-    } catch (const StorageError& error) {
-      said = contains(error.what(), "cannot be written: File too large") ? 3 : 4;
-    } catch (...) {
-      said = 5;
-    }
-    ::_exit(said);
-  }
+  if (child == 0) ::_exit(run());
   int status = 0;
   ::waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+// A child may write so many bytes of a file.
+int save_limited(const SmallCache& cache, const fs::path& path, std::size_t max_bytes) {
+  return in_child([&] {
+    const rlimit limit{max_bytes, max_bytes};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      kvpolicy::save(cache, path);
+      return 0;
+    } catch (const StorageError& error) {
+      return contains(error.what(), "cannot be written: File too large") ? 3 : 4;
+    }
+  });
+}
+
+// A child is ended after so many bytes.
+int die_while_saving(const std::string& bytes, const fs::path& path, std::size_t written) {
+  return in_child([&] {
+    kvpolicy::NewFile file{path};
+    file.write(std::as_bytes(std::span{bytes}.first(written)));
+    return ::raise(SIGKILL);
+  });
 }
 
 TEST_CASE("a disk that is full and a process that dies while it writes leave the old file") {
@@ -267,19 +286,19 @@ TEST_CASE("a disk that is full and a process that dies while it writes leave the
   test::small_step(longer, 100);
   const std::size_t size = test::saved(longer).size();
   for (const std::size_t most : {std::size_t{0}, size / 2, size - 1}) {
-    CHECK(save_in_child(longer, path, most, /*crash=*/false) == 3);
+    CHECK(save_limited(longer, path, most) == 3);
     CHECK(content(path) == before);
     CHECK(files_in(folder.path()) == 1);
   }
   for (const std::size_t most : {std::size_t{0}, size / 2, size - 1}) {
-    CHECK(save_in_child(longer, path, most, /*crash=*/true) == -SIGXFSZ);
+    CHECK(die_while_saving(test::saved(longer), path, most) == -SIGKILL);
     CHECK(content(path) == before);
   }
   CHECK(files_in(folder.path()) == 4);  // what three crashes left over
   SmallCache cache{test::small_plan(), test::small_options()};
   kvpolicy::load(cache, path);
   CHECK(test::dump(cache) == test::dump(old));
-  CHECK(save_in_child(longer, path, size, /*crash=*/true) == 0);
+  CHECK(save_limited(longer, path, size) == 0);
   CHECK(content(path) == test::saved(longer));
 }
 #endif

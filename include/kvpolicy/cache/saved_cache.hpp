@@ -32,6 +32,7 @@
 #include <kvpolicy/state/archive.hpp>
 #include <kvpolicy/state/blocks.hpp>
 #include <kvpolicy/state/new_file.hpp>
+#include <kvpolicy/state/regular_file.hpp>
 
 namespace kvpolicy {
 
@@ -246,12 +247,13 @@ void save(const KvCache<Plan, Engine>& cache, std::ostream& stream, std::string_
 
 /// The same to a file, which is replaced as a whole once everything is on the disk: whatever fails
 /// or crashes before leaves the old file as it was. After a crash a file `<path>.partial-<number>`
-/// may be left over.
-/// @throws as above; StorageError if the file cannot be written
+/// may be left over. A cache holds what its prompt said, so a new file is its owner's alone; one
+/// that was there keeps its permissions, and a symbolic link goes on pointing to it.
+/// @throws as above; StorageError if the file cannot be written, or is a device, a pipe or a folder
 template <class Plan, class Engine>
 void save(const KvCache<Plan, Engine>& cache, const std::filesystem::path& path,
           std::string_view tag = {}) {
-  NewFile file{path};
+  NewFile file{path, NewFileAccess::owner};
   SavedCache::write(cache, file, tag);
   file.replace();
 }
@@ -269,15 +271,13 @@ void load(KvCache<Plan, Engine>& cache, std::istream& stream, std::string_view t
 }
 
 /// The same from a file, in which nothing else may stand.
-/// @throws as above; StorageError if there is no such file or it cannot be read
+/// @throws as above; StorageError if there is no such file, it cannot be read, or it is a device, a
+/// pipe or a folder: open a stream for what comes from a pipe
 template <class Plan, class Engine>
 void load(KvCache<Plan, Engine>& cache, const std::filesystem::path& path,
           std::string_view tag = {}) {
   const std::string name = path.string();
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  require<StorageError>(std::filesystem::exists(status), name, ": there is no such file");
-  require<StorageError>(!std::filesystem::is_directory(status), name, ": is a folder");
+  require_regular_file<StorageError>(path);
   std::ifstream file{path, std::ios::binary};
   require<StorageError>(file.good(), name, ": cannot be opened");
   SavedCache::read(cache, file, name, tag, /*alone=*/true);

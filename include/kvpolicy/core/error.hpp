@@ -77,7 +77,8 @@ class FormatError : public Error {
   using Error::Error;
 };
 
-/// Slow memory that cannot be had, read or written: a full disk, a failing one.
+/// Slow memory that cannot be had, read or written, or a file that cannot be written: a full disk,
+/// a failing one.
 class StorageError : public Error {
  public:
   using Error::Error;

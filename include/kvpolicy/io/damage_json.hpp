@@ -43,7 +43,7 @@ template <class Plan>
 [[nodiscard]] std::string format_damage(const DamageTable<Plan>& table) {
   std::string choices;
   for (const HeadChoice<Plan>& choice : table.choices) {
-    detail::require_fits(choice.damage, table.shape, "format_damage");
+    kvpolicy::detail::require_fits(choice.damage, table.shape, "format_damage");
     OrderedJson rows = OrderedJson::array();
     for (std::size_t layer = 0; layer < table.shape.layers; ++layer) {
       OrderedJson row = OrderedJson::array();
@@ -113,7 +113,7 @@ template <class Plan>
 }
 
 /// Writes a damage file.
-/// @throws ConfigError as `format_damage`, FormatError if the file cannot be written
+/// @throws ConfigError as `format_damage`, StorageError if the file cannot be written
 template <class Plan>
 void save_damage(const std::filesystem::path& path, const DamageTable<Plan>& table) {
   write_text_file(path, format_damage(table));

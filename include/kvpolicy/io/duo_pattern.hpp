@@ -102,14 +102,17 @@ inline constexpr const char* duo_config_file = "config.json";
   return {sinks, recent};
 }
 
-/// Reads both files of a folder.
+/// Reads both files of a folder. `path` is the folder, or the .tsv in it, of whatever name.
 /// @throws FormatError
-[[nodiscard]] inline DuoPattern load_duo_pattern(const std::filesystem::path& folder) {
-  require<FormatError>(std::filesystem::is_directory(folder), folder.string(),
-                       ": is not a folder; a DuoAttention pattern is one, with ", duo_gates_file,
-                       " and ", duo_config_file);
-  const auto gates = folder / duo_gates_file;
-  const auto config = folder / duo_config_file;
+[[nodiscard]] inline DuoPattern load_duo_pattern(const std::filesystem::path& path) {
+  std::error_code error;
+  const bool is_folder = std::filesystem::is_directory(path, error);
+  require<FormatError>(is_folder || path.extension() == ".tsv", path.string(), ": is not a folder",
+                       error ? " (" + error.message() + ")" : "",
+                       "; a DuoAttention pattern is one, with ", duo_gates_file, " and ",
+                       duo_config_file);
+  const auto gates = is_folder ? path / duo_gates_file : path;
+  const auto config = gates.parent_path() / duo_config_file;
   DuoPattern pattern;
   pattern.gates = parse_duo_gates(read_text_file(gates), gates.string());
   std::tie(pattern.sinks, pattern.recent) =
@@ -134,12 +137,13 @@ inline constexpr const char* duo_config_file = "config.json";
 }
 
 /// Writes both files; makes the folder if there is none.
-/// @throws ConfigError for a gate that is not finite, FormatError if a file cannot be written.
+/// @throws ConfigError for a gate that is not finite, StorageError if a file cannot be written or the
+/// folder not be made.
 inline void save_duo_pattern(const std::filesystem::path& folder, const DuoPattern& pattern) {
   const std::string gates = format_duo_gates(pattern.gates);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  require<FormatError>(!error, folder.string(), ": cannot be made: ", error.message());
+  require<StorageError>(!error, folder.string(), ": cannot be made: ", error.message());
   write_text_file(folder / duo_gates_file, gates);
   const Json config = {{"sink_size", pattern.sinks}, {"recent_size", pattern.recent}};
   write_text_file(folder / duo_config_file, config.dump() + "\n");

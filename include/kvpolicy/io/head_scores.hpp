@@ -70,8 +70,10 @@ using HeadSamples = HeadTable<std::vector<double>>;
     require<FormatError>(list.is_array() && !list.empty(), origin, ", key '", item.key(),
                          "': must be a list of at least one score, is ", shown(list));
     for (const Json& score : list) {
-      require<FormatError>(score.is_number(), origin, ", key '", item.key(),
-                           "': every score must be a number, one is ", shown(score));
+      if (!score.is_number()) {  // messages are made for the one in a million that is wrong
+        fail<FormatError>(origin, ", key '", item.key(), "': every score must be a number, one is ",
+                          shown(score));
+      }
       samples(layer, head).push_back(score.get<double>());
     }
   }
@@ -133,7 +135,8 @@ using HeadSamples = HeadTable<std::vector<double>>;
 }
 
 /// Writes a score file with one sample for each head.
-/// @throws ConfigError for a score that is not finite, FormatError if the file cannot be written.
+/// @throws ConfigError for a score that is not finite, StorageError if the file cannot be
+/// written.
 inline void save_head_scores(const std::filesystem::path& path, const HeadScores& scores) {
   write_text_file(path, format_head_scores(scores));
 }

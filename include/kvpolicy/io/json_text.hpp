@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // JSON from files that may be damaged or hostile: what nlohmann::json lets through and a plan must
-// not (a key given twice, nesting without end) is an error here, and every error says where.
+// not (a key given twice, nesting without end, more values than such a file has) is an error here,
+// and every error says where, in a line that fits a terminal.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -34,15 +36,25 @@ using Json = nlohmann::json;
   return message("line ", line, ", column ", column);
 }
 
-/// `text` in quotes, fit for a terminal and an error message: shortened, control bytes replaced.
-[[nodiscard]] inline std::string in_quotes(std::string_view text) {
-  constexpr std::size_t most = 60;
-  std::string out = "'";
-  for (const char c : text.substr(0, most)) {
+/// The first `most` bytes of `text`, fit for a terminal and an error message: no control bytes, no
+/// character cut in two, and an ellipsis where there was more.
+[[nodiscard]] inline std::string shortened(std::string_view text, std::size_t most) {
+  std::size_t end = std::min(most, text.size());
+  const auto inside_character = [&] {
+    return (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U;
+  };
+  while (end > 0 && end < text.size() && inside_character()) --end;
+  std::string out;
+  for (const char c : text.substr(0, end)) {
     const auto byte = static_cast<unsigned char>(c);
     out += byte < 0x20 || byte == 0x7f ? '?' : c;
   }
-  return out + (text.size() > most ? "…'" : "'");
+  return out + (text.size() > most ? "…" : "");
+}
+
+/// `text` in quotes, shortened.
+[[nodiscard]] inline std::string in_quotes(std::string_view text) {
+  return "'" + shortened(text, 60) + "'";
 }
 
 /// What a JSON value is, for an error message: its kind and, where short, itself.
@@ -82,31 +94,46 @@ class TrackedPlace {
   const char** latest_;
 };
 
-/// Reads a JSON text, strictly.
-/// @throws FormatError, beginning with `origin` (a path, most often), for a text that is empty or
-/// not JSON, a number that a double cannot hold, a key given twice in one object, or values nested
-/// deeper than `deepest`.
-[[nodiscard]] inline Json parse_json(std::string_view text, std::string_view origin,
-                                     std::size_t deepest = 16) {
+/// How much of a JSON text is believed.
+struct JsonLimits {
+  std::size_t deepest = 16;  ///< arrays and objects inside one another
+  /// Values and keys in all. A value that is written in two bytes takes 16 once it is parsed, a key
+  /// over a hundred: this many numbers take as much memory as the largest text file.
+  std::size_t most_values = std::size_t{1} << 22;
+};
+
+namespace detail {
+
+/// `parse_json`. `place_in(text, offset)` says where an offset is; it reads all that stands before,
+/// so it is asked once, when the text is refused.
+template <class PlaceIn>
+[[nodiscard]] Json parse_json(std::string_view text, std::string_view origin,
+                              const JsonLimits& limits, PlaceIn place_in) {
   require<FormatError>(text.find_first_not_of(" \t\r\n") != std::string_view::npos, origin,
                        ": is empty, must be JSON");
   const char* latest = text.data();
-  const auto place = [&] {
-    return place_in_text(text, static_cast<std::size_t>(latest - text.data()));
+  const auto refusal = [&](const auto&... reason) {
+    const auto offset = static_cast<std::size_t>(latest - text.data());
+    return message(origin, ": ", place_in(text, offset), ": ", reason...);
   };
   std::vector<std::set<std::string>> keys;  // met so far, of each object that is open
+  std::size_t values = 0;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     using Event = Json::parse_event_t;
-    if (event == Event::object_start || event == Event::array_start) {
-      require<FormatError>(static_cast<std::size_t>(depth) < deepest, origin, ": ", place(),
-                           ": values are nested deeper than ", deepest);
+    const bool opens = event == Event::object_start || event == Event::array_start;
+    if (opens && static_cast<std::size_t>(depth) >= limits.deepest) {
+      fail<FormatError>(refusal("values are nested deeper than ", limits.deepest));
+    }
+    if ((opens || event == Event::value || event == Event::key) && ++values > limits.most_values) {
+      fail<FormatError>(refusal("has more than ", limits.most_values, " values and keys"));
     }
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key) {
       const auto& key = parsed.get_ref<const std::string&>();
-      require<FormatError>(keys.back().insert(key).second, origin, ": ", place(), ": the key ",
-                           in_quotes(key), " is given twice");
+      if (!keys.back().insert(key).second) {
+        fail<FormatError>(refusal("the key ", in_quotes(key), " is given twice"));
+      }
     }
     return true;
   };
@@ -114,16 +141,31 @@ class TrackedPlace {
     Json parsed = Json::parse(TrackedPlace{text.data(), &latest},
                               TrackedPlace{text.data() + text.size(), &latest}, watch,
                               /*allow_exceptions=*/KVPOLICY_EXCEPTIONS != 0);
-    require<FormatError>(!parsed.is_discarded(), origin, ": ", place(), ": is not JSON");
+    if (parsed.is_discarded()) fail<FormatError>(refusal("is not JSON"));
     return parsed;
   }
   KVPOLICY_CATCH_AS(Json::exception, error) {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: …": the name is noise.
+    // What was read last is quoted whole, however long it is.
     const std::string_view what = error.what();
     const std::size_t end = what.find("] ");
-    fail<FormatError>(origin, ": ", place(), ": ",
-                      what.substr(end == std::string_view::npos ? 0 : end + 2));
+    fail<FormatError>(refusal(
+        shortened(what.substr(end == std::string_view::npos ? 0 : end + 2), 240),
+        origin.ends_with(".tsv")
+            ? "; a .tsv of gates belongs to a DuoAttention pattern: give the folder that it is in"
+            : ""));
   }
+}
+
+}  // namespace detail
+
+/// Reads a JSON text, strictly.
+/// @throws FormatError, beginning with `origin` (a path, most often), for a text that is empty or
+/// not JSON, a number that a double cannot hold, a key given twice in one object, or more than the
+/// limits allow.
+[[nodiscard]] inline Json parse_json(std::string_view text, std::string_view origin,
+                                     const JsonLimits& limits = {}) {
+  return detail::parse_json(text, origin, limits, place_in_text);
 }
 
 /// One object of a file, read by key. Names the path to a value in its errors, and can refuse keys

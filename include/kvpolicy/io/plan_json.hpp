@@ -183,7 +183,7 @@ template <class Plan = AnyPlan<float>>
 }
 
 /// Writes a plan file.
-/// @throws FormatError if the file cannot be written
+/// @throws StorageError if the file cannot be written
 template <class Plan>
 void save_plan(const std::filesystem::path& path, const Plan& plan) {
   write_text_file(path, format_plan(plan));

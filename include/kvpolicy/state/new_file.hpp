@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A file that takes the place of another one as a whole or not at all: it is written under another
-// name in the same folder, waited for until the disk has it, and renamed.
+// name in the same folder, waited for until the disk has it, and renamed. Every file that the
+// library writes is written so.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <filesystem>
 #include <random>
@@ -14,12 +16,12 @@
 #include <utility>
 
 /// 1 where files can be synced by POSIX calls, else 0.
-#if __has_include(<fcntl.h>) && __has_include(<unistd.h>)
+#if __has_include(<fcntl.h>) && __has_include(<unistd.h>) && __has_include(<sys/resource.h>)
 #define KVPOLICY_STATE_POSIX 1
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
-#include <cerrno>
 #else
 #define KVPOLICY_STATE_POSIX 0
 #include <fstream>
@@ -30,18 +32,32 @@
 
 namespace kvpolicy {
 
+/// Who may open a file that was not there before. One that was keeps its permissions and, where the
+/// process may set it, its owner.
+enum class NewFileAccess {
+  umask,  ///< as the process makes its files
+  owner   ///< nobody else
+};
+
 /// Goes without a trace unless `replace` is reached. A process that dies on the way leaves a file
-/// `<name>.partial-<number>` behind, and the old file as it was.
+/// `<name>.partial-<number>` and the old file as it was. Where `path` is a symbolic link, the file
+/// that it points to is replaced and the link stays.
 class NewFile : public ByteSink {
  public:
-  /// @throws StorageError if the folder takes no new file, or `path` is something else than a file
-  explicit NewFile(std::filesystem::path path) : path_{std::move(path)} {
+  /// @throws StorageError if the folder takes no new file, or `path` is something else than a file:
+  /// a folder, a device, a pipe, a link that leads nowhere because it leads to itself
+  explicit NewFile(const std::filesystem::path& path, NewFileAccess access = NewFileAccess::umask)
+      : name_{path.string()}, path_{path} {
     namespace fs = std::filesystem;
     std::error_code error;
     const fs::file_status status = fs::status(path_, error);
-    require<StorageError>(!fs::exists(status) || fs::is_regular_file(status), path_.string(),
+    const bool exists = status.type() != fs::file_type::not_found;
+    if (exists && error) fail(error.value());
+    require<StorageError>(!exists || fs::is_regular_file(status), name_,
                           ": is not a regular file, cannot be replaced by one");
-    open();
+    follow_links();
+    open(exists || access == NewFileAccess::owner);
+    if (exists) keep_permissions();
   }
   ~NewFile() override {
     close();
@@ -52,9 +68,11 @@ class NewFile : public ByteSink {
   void write(std::span<const std::byte> bytes) override {
 #if KVPOLICY_STATE_POSIX
     while (!bytes.empty()) {
+      require_within_limit(bytes.size());
       const ssize_t done = ::write(file_, bytes.data(), bytes.size());
       if (done < 0 && errno == EINTR) continue;
       if (done <= 0) fail(done < 0 ? errno : ENOSPC);
+      written_ += static_cast<std::size_t>(done);
       bytes = bytes.subspan(static_cast<std::size_t>(done));
     }
 #else
@@ -85,22 +103,36 @@ class NewFile : public ByteSink {
  private:
   [[noreturn]] void fail(int number) const {
     const std::string reason = number == 0 ? "" : ": " + std::generic_category().message(number);
-    kvpolicy::fail<StorageError>(path_.string(), ": cannot be written", reason);
+    kvpolicy::fail<StorageError>(name_, ": cannot be written", reason);
+  }
+
+  // `path_` becomes what its links point to, which need not exist.
+  void follow_links() {
+    namespace fs = std::filesystem;
+    std::error_code error;
+    for (int links = 0; fs::is_symlink(fs::symlink_status(path_, error)); ++links) {
+      const fs::path target = fs::read_symlink(path_, error);
+      if (error || links == 40) fail(error ? error.value() : ELOOP);
+      path_ = path_.parent_path() / target;
+    }
   }
 
   // A name that no other process takes.
-  void open() {
+  void open(bool for_owner_only) {
     std::random_device random;
     for (int attempt = 0;; ++attempt) {
       partial_ = path_;
       partial_ += ".partial-" + std::to_string(random());
 #if KVPOLICY_STATE_POSIX
-      file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                     for_owner_only ? 0600 : 0666);
       if (file_ >= 0) return;
       if (errno == EEXIST && attempt < 100) continue;
       partial_.clear();
       fail(errno);
 #else
+      (void)for_owner_only;  // the standard library can only take permissions away once others had
+                             // them
       std::error_code error;
       if (std::filesystem::exists(partial_, error) && attempt < 100) continue;
       file_.open(partial_, std::ios::binary | std::ios::trunc);
@@ -110,6 +142,29 @@ class NewFile : public ByteSink {
 #endif
     }
   }
+
+  void keep_permissions() {
+#if KVPOLICY_STATE_POSIX
+    struct stat old {};
+    if (::stat(path_.c_str(), &old) != 0) return;  // deleted meanwhile: there is nothing to keep
+    // Only root may give a file away, and not every file system has permissions: what cannot be
+    // kept is less than it was, never more.
+    const bool same_group = ::fchown(file_, static_cast<uid_t>(-1), old.st_gid) == 0;
+    [[maybe_unused]] int refused = ::fchown(file_, old.st_uid, static_cast<gid_t>(-1));
+    refused = ::fchmod(file_, old.st_mode & (same_group ? 0777U : 0707U));
+#endif
+  }
+
+#if KVPOLICY_STATE_POSIX
+  // A write beyond the process's limit of file size raises a signal that ends the process, where no
+  // handler stands. Asking first makes an error of it and leaves the program's signals alone.
+  void require_within_limit(std::size_t more) const {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+    if (written_ > limit.rlim_cur || more > limit.rlim_cur - written_) fail(EFBIG);
+  }
+#endif
+
   void close() noexcept {
 #if KVPOLICY_STATE_POSIX
     if (file_ >= 0) ::close(std::exchange(file_, -1));
@@ -130,10 +185,12 @@ class NewFile : public ByteSink {
 #endif
   }
 
-  std::filesystem::path path_;
+  std::string name_;               // as the caller gave it, for errors
+  std::filesystem::path path_;     // without links
   std::filesystem::path partial_;  // empty once it is gone
 #if KVPOLICY_STATE_POSIX
   int file_ = -1;
+  std::size_t written_ = 0;
 #else
   std::ofstream file_;
 #endif

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// JSON that is refused, and how much work and how long a message that takes.
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/io/json_text.hpp>
+
+#include "says.hpp"
+
+using namespace kvpolicy;
+using namespace kvpolicy::test;
+
+namespace {
+
+std::string refusal(std::string_view text, const io::JsonLimits& limits = {},
+                    std::string_view origin = "x.json") {
+  try {
+    (void)io::parse_json(text, origin, limits);
+  } catch (const FormatError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string repeated(std::string_view part, std::size_t count) {
+  std::string text;
+  text.reserve(part.size() * count);
+  for (std::size_t i = 0; i < count; ++i) text += part;
+  return text;
+}
+
+/// Counts how often the parser asks where it is: each answer reads all of the text before.
+struct CountedPlace {
+  std::size_t& asked;
+  std::string operator()(std::string_view text, std::size_t offset) const {
+    ++asked;
+    return io::place_in_text(text, offset);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("where in the text the parser is is asked once, and only of a text that is refused") {
+  const std::string arrays = "[" + repeated("[],", 1000) + "[]]";
+  std::string keys = "{";
+  for (int i = 0; i < 1000; ++i) keys += "\"" + std::to_string(i) + "\": [{}], ";
+  keys += "\"last\": 0}";
+  for (const std::string& text : {arrays, keys}) {
+    std::size_t asked = 0;
+    CHECK_FALSE(io::detail::parse_json(text, "x.json", {}, CountedPlace{asked}).empty());
+    CHECK(asked == 0);
+    for (const std::string& broken : {text.substr(0, text.size() - 1), text + "x",
+                                      text.substr(0, text.size() - 1) + ",\"0\": 1e999}"}) {
+      asked = 0;
+      CHECK_THROWS_AS((void)io::detail::parse_json(broken, "x.json", {}, CountedPlace{asked}),
+                      FormatError);
+      CHECK(asked == 1);
+    }
+  }
+}
+
+TEST_CASE("a message quotes a little of what it refuses, however long that is") {
+  const std::string digits(100'000, '7');
+  for (const std::string& text :
+       {digits + "e99999", digits + "x", "\"" + digits + "\n\"", "[" + digits,
+        "{\"" + digits + "\" 1}", "{\"" + digits + "\": 1, \"" + digits + "\": 2}",
+        "nul" + digits}) {
+    const std::string said = refusal(text);
+    CAPTURE(text.substr(0, 20));
+    CHECK(said.starts_with("x.json: line "));
+    CHECK(said.size() < 400);
+  }
+  CHECK(refusal("[1, 2") == Says{"expected"});  // a short one is whole
+}
+
+TEST_CASE("what is quoted is cut between characters, and has no control bytes") {
+  CHECK(io::in_quotes("short") == "'short'");
+  const std::string exact(60, 'a');
+  CHECK(io::in_quotes(exact) == "'" + exact + "'");
+  CHECK(io::in_quotes(exact + "b") == "'" + exact + "…'");
+  for (const std::string character : {"é", "€", "😀"}) {
+    for (std::size_t before = 56; before < 60; ++before) {
+      const std::string head(before, 'a');
+      const bool whole = before + character.size() <= 60;
+      CAPTURE(character);
+      CAPTURE(before);
+      CHECK(io::in_quotes(head + character + "bbbb") ==
+            "'" + head +
+                (whole ? character + std::string(60 - before - character.size(), 'b') : "") +
+                (before + character.size() + 4 > 60 ? "…'" : "'"));
+    }
+  }
+  CHECK(io::in_quotes("a\tb\x1b[1m\x7f") == "'a?b?[1m?'");
+  CHECK(io::in_quotes(std::string(100, '\x80')) == "'…'");  // no character begins anywhere
+}
+
+TEST_CASE("more values than a text may have are refused where the first one too many stands") {
+  const io::JsonLimits limits{.deepest = 16, .most_values = 4};
+  CHECK(refusal("[1, 2, 3]", limits).empty());
+  CHECK(refusal("[1, 2, 3, 4]", limits) ==
+        Says{"x.json: line 1, column 13: has more than 4 values and keys"});
+  CHECK(refusal("[[], {}, []]", limits).empty());
+  CHECK(refusal("[[], {}, [], []]", limits) == Says{"more than 4 values"});
+  CHECK(refusal(R"({"a": 1})", limits).empty());
+  CHECK(refusal(R"({"a": 1, "b": []})", limits) == Says{"more than 4 values"});
+  CHECK(refusal(R"([{"a": 1, "b": 2}])", limits) == Says{"more than 4 values"});
+}
+
+TEST_CASE("a text of the largest size and the shortest values is refused after a part of it") {
+  constexpr std::size_t most = io::JsonLimits{}.most_values;
+  CHECK(most * sizeof(io::Json) <= std::size_t{64} << 20);
+  const std::string text = "[" + repeated("0,", 2 * most) + "0]";
+  CHECK(refusal(text) == Says{"line 1, column 8388610: has more than 4194304 values and keys"});
+}
+
+TEST_CASE("a table of gates that is taken for JSON is told where it belongs") {
+  const std::string gates = "0.98\t0.03\n1.00\t0.47\n";
+  CHECK(refusal(gates, {}, "duo/full_attention_heads.tsv") ==
+        Says{"a .tsv of gates belongs to a DuoAttention pattern: give the folder that it is in"});
+  CHECK(refusal(gates) == Says{"x.json: line 2, column 1: "});
+  CHECK_FALSE(refusal(gates) == Says{".tsv"});
+}
