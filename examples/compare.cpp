@@ -153,6 +153,7 @@ nlohmann::json as_json(const Arguments& arguments, const reference::Llama& model
     const ExamResult& result = comparison.results[i];
     nlohmann::json row{{"plan", result.plan},
                        {"about", describe(comparison.plans[i])},
+                       {"settings", comparison.plans[i].settings},
                        {"kv_bytes", result.bytes},
                        {"kv_bytes_before_compression", result.peak_bytes},
                        {"kv_bytes_read_per_token", result.bytes_read},

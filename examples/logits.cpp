@@ -70,8 +70,9 @@ void run(const Arguments& arguments) {
   const std::string folder = repository_path(arguments.model);
   require_model_folder(folder);
   const auto model = reference::Llama::load(folder);
-  const auto sequence =
-      make_sequence(model, make_plan<float>(arguments.plan, model.config().shape(), folder));
+  io::OrderedJson settings;
+  const auto sequence = make_sequence(
+      model, make_plan<float>(arguments.plan, model.config().shape(), folder, &settings));
   const std::vector<float> logits = compute(model, *sequence, arguments);
 
   const std::size_t vocabulary = model.config().vocabulary;
@@ -89,6 +90,7 @@ void run(const Arguments& arguments) {
   }
   if (!arguments.json) return;
   const nlohmann::json result{{"model", arguments.model},      {"plan", arguments.plan.plan},
+                              {"settings", settings},
                               {"chunk", arguments.chunk},      {"vocabulary", vocabulary},
                               {"kv_bytes", sequence->bytes()}, {"rows", printed}};
   fmt::print("{}\n", result.dump());

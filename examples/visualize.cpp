@@ -43,6 +43,7 @@ struct Arguments {
   std::uint64_t text_seed = 1;
   std::string stop;
   RecordSettings settings;
+  io::OrderedJson made_with;  // settings of the plan
   std::string out = "visualize.html";
   std::size_t threads = 0;
   bool json = false;
@@ -93,7 +94,8 @@ Recording make_recording(Arguments& arguments) {
           "--stop is a text, but the model does not write bytes: its vocabulary is ", vocabulary);
   const std::vector<int> prompt = read_prompt(arguments, vocabulary);
   arguments.settings.stop = tokens_of(arguments.stop);
-  auto plan = make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model);
+  auto plan = make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model,
+                                  &arguments.made_with);
   Progress progress;
   Recording recording =
       record(model, std::move(plan), prompt, arguments.settings,
@@ -146,6 +148,7 @@ void print_json(const Arguments& arguments, const Recording& recording, const Ht
   const Step& last = recording.steps.back();
   nlohmann::json json{{"model", arguments.model},
                       {"plan", recording.plan},
+                      {"settings", arguments.made_with},
                       {"threads", threads()},
                       {"prompt_tokens", recording.prompt_tokens},
                       {"new_tokens", recording.tokens.size() - recording.prompt_tokens},
