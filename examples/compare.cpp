@@ -22,6 +22,7 @@
 #include "common/exam_plan.hpp"
 #include "common/files.hpp"
 #include "common/heat_map.hpp"
+#include "common/json_line.hpp"
 #include "common/progress.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
@@ -284,8 +285,7 @@ void run(const Arguments& arguments, bool plans_chosen) {
   }
   examine_plans(model, device, comparison);
   if (arguments.json) {
-    constexpr auto replace = nlohmann::json::error_handler_t::replace;
-    fmt::print("{}\n", as_json(arguments, model, comparison).dump(-1, ' ', false, replace));
+    fmt::print("{}\n", as_line(as_json(arguments, model, comparison)));
     return;
   }
   print_table(comparison);

@@ -22,6 +22,7 @@
 #include "common/device.hpp"
 #include "common/exam.hpp"
 #include "common/files.hpp"
+#include "common/json_line.hpp"
 #include "common/plan_name.hpp"
 #include "common/plan_view.hpp"
 #include "common/progress.hpp"
@@ -185,8 +186,7 @@ void print_json(const Arguments& arguments, const Generated& result) {
                             {"prefill_ms", result.prefill_ms},
                             {"compress_ms", result.compress_ms},
                             {"decode_ms_per_token", result.decode_ms}};
-  constexpr auto replace = nlohmann::json::error_handler_t::replace;
-  fmt::print("{}\n", json.dump(-1, ' ', false, replace));
+  fmt::print("{}\n", as_line(json));
 }
 
 void print_costs(const Arguments& arguments, const Generated& result) {

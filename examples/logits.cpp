@@ -4,6 +4,7 @@
 // another implementation: as text, or as JSON that keeps every digit.
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include <reference_model/llama.hpp>
 
 #include "common/files.hpp"
+#include "common/json_line.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
 #include "tool_plan.hpp"
@@ -66,7 +68,6 @@ std::vector<float> compute(const reference::Llama& model, Sequence& sequence,
 }
 
 void run(const Arguments& arguments) {
-  require(arguments.chunk > 0, "--chunk is 0, must be at least 1");
   const std::string folder = repository_path(arguments.model);
   require_model_folder(folder);
   const auto model = reference::Llama::load(folder);
@@ -93,7 +94,7 @@ void run(const Arguments& arguments) {
                               {"settings", settings},
                               {"chunk", arguments.chunk},      {"vocabulary", vocabulary},
                               {"kv_bytes", sequence->bytes()}, {"rows", printed}};
-  fmt::print("{}\n", result.dump());
+  fmt::print("{}\n", as_line(result));
 }
 
 }  // namespace
@@ -110,10 +111,12 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", arguments.tokens, "The tokens, by number")
       ->required()
       ->delimiter(',')
+      ->check(whole_number(0, std::numeric_limits<int>::max()))
       ->type_name("1,2,3");
   add_plan_options(app, arguments.plan);
   app.add_option("--chunk", arguments.chunk,
                  "Tokens fed per step; exact plans give the same for every chunk")
+      ->check(whole_number(1, 1'000'000))
       ->capture_default_str()
       ->type_name("N");
   app.add_flag("--all", arguments.all, "Logits of every token, not only of the last");

@@ -18,6 +18,7 @@
 
 #include "common/exam.hpp"
 #include "common/files.hpp"
+#include "common/json_line.hpp"
 #include "common/prompt.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
@@ -180,8 +181,7 @@ void run(Arguments& arguments) {
     const SpeculationResult result = run_speculation(text, turns, !arguments.alone);
     nlohmann::json json = settings_json(arguments);
     json.update(as_json(text, turns, result, bytes));
-    constexpr auto replace = nlohmann::json::error_handler_t::replace;
-    fmt::print("{}\n", json.dump(-1, ' ', false, replace));
+      fmt::print("{}\n", as_line(json));
     return;
   }
   SpeculationDisplay display{turns, {text.proposers(), bytes, wants_colour(stdout)}};

@@ -20,6 +20,7 @@
 
 #include "common/exam.hpp"
 #include "common/files.hpp"
+#include "common/json_line.hpp"
 #include "common/progress.hpp"
 #include "common/prompt.hpp"
 #include "common/retrieval_text.hpp"
@@ -160,8 +161,7 @@ void print_json(const Arguments& arguments, const Recording& recording, const Ht
                       {"page", arguments.out},
                       {"page_bytes", page.html.size()}};
   if (recording.vocabulary == 256) json["text"] = new_text(recording);
-  constexpr auto replace = nlohmann::json::error_handler_t::replace;
-  fmt::print("{}\n", json.dump(-1, ' ', false, replace));
+  fmt::print("{}\n", as_line(json));
 }
 
 void print_summary(const Arguments& arguments, const Recording& recording, const HtmlPage& page) {

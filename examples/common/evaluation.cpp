@@ -16,6 +16,8 @@
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/io/text_file.hpp>
 
+#include "json_line.hpp"
+
 namespace kvpolicy::tools {
 namespace {
 
@@ -90,10 +92,10 @@ std::string file_of(const std::string& command, const nlohmann::json& settings,
       "rows kept where the answer begins, by_head: of each KV head, layer after layer. settings: all "
       "that the plan was made with";
   std::string text = fmt::format("{{\n  \"what\": {},\n  \"command\": {},\n  \"settings\": {},\n",
-                                 what.dump(), nlohmann::json(command).dump(), settings.dump());
+                                 as_line(what), as_line(nlohmann::json(command)), as_line(settings));
   text += "  \"points\": [";
   for (std::size_t i = 0; i < points.size(); ++i) {
-    text += (i == 0 ? "\n    " : ",\n    ") + points[i].dump();
+    text += (i == 0 ? "\n    " : ",\n    ") + as_line(points[i]);
   }
   return text + "\n  ]\n}\n";
 }
@@ -106,9 +108,9 @@ std::vector<nlohmann::ordered_json> points_of(const std::string& path,
   require<FormatError>(file.is_object() && file.contains("settings") && file.contains("points") &&
                            file["points"].is_array(),
                        path, ": is not a file that evaluate has written; give another --out");
-  require(nlohmann::json::parse(file["settings"].dump()) == settings, path,
-          ": was measured with other settings: ", file["settings"].dump(), ", these are ",
-          settings.dump(), "; use those, or give another --out");
+  require(as_line(nlohmann::json::parse(as_line(file["settings"]))) == as_line(settings), path,
+          ": was measured with other settings: ", as_line(file["settings"]), ", these are ",
+          as_line(settings), "; use those, or give another --out");
   return {file["points"].begin(), file["points"].end()};
 }
 

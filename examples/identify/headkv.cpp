@@ -22,6 +22,7 @@
 #include "../common/exam.hpp"
 #include "../common/files.hpp"
 #include "../common/heat_map.hpp"
+#include "../common/json_line.hpp"
 #include "../common/progress.hpp"
 #include "../common/retrieval_text.hpp"
 #include "../common/run_tool.hpp"
@@ -265,7 +266,7 @@ void run(Arguments arguments) {
           " questions, so there is nothing to score heads by");
   write_result(arguments.out, io::format_head_samples(found.samples));
   if (arguments.json) {
-    fmt::print("{}\n", as_json(arguments, found).dump());
+    fmt::print("{}\n", as_line(as_json(arguments, found)));
     return;
   }
   const HeadScores scores = means(found.samples);
