@@ -91,8 +91,9 @@ method that cannot keep so little is left out of that budget. Plans with setting
 Examples:
   evaluate --suite passkey --plans full duo streaming_llm h2o --bytes 1/2 1/4 --out grid.json
   evaluate --plans full int8 int4 int2 kivi2 --suite keys perplexity --lengths 2048
+  evaluate --plans headkv:128 headkv:128,kernel=29,beta=2 --split validation   chooses a setting
   evaluate --plans full duo:0.25 duo:0.5 duo:0.75 --seeds 1 2 3 4 5
-  evaluate --out grid.json --resume ...                     measures only what grid.json lacks)";
+  evaluate --plans full duo:0.5 --out grid2.json --resume     measures only what grid2.json lacks)";
 }
 
 std::string joined(const std::vector<Suite>& suites) {

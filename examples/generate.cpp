@@ -66,7 +66,7 @@ Examples:
   generate --file chapter.txt --plan duo --max-new 200 --stream
   generate --file chapter.txt --temperature 0.8 --top-p 0.95 --seed 7
   echo 'In the beginning' | generate --file - --plan int4
-  generate --model path/to/Llama-3.2-1B --tokens 128000,791,1893 --plan kivi2 --json)";
+  generate --model path/to/Llama-3.2-1B --tokens 1,12,3 --plan kivi2 --json)";
 }
 
 // What is known of a plan, whatever its elements are.

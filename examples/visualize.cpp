@@ -68,7 +68,7 @@ Examples:
   visualize --plan snapkv:128                      what a prompt's end wants to keep of it
   visualize --plan search:0.125,4096               an eighth of the bytes, spent head by head
   visualize --file chapter.txt --plan int4 --max-new 100
-  visualize --model path/to/Llama-3.2-1B --tokens 128000,791,1893 --plan kivi2 --json
+  visualize --model path/to/Llama-3.2-1B --tokens 1,12,3 --plan kivi2 --json
 
 Then open the page in a browser. A prompt of many tokens is recorded at --steps places, what follows
 it token by token.)";

@@ -86,7 +86,7 @@ Examples:
   identify_heads headkv --kind reasoning --tries 12   two-step questions, which the shipped model
                                                       answers about half of the time
   identify_heads headkv --lengths 512 --depths 3      a quick look
-  identify_heads headkv --model llama --samples FILE  a model with a tokenizer)";
+  identify_heads headkv --model llama --samples samples.json  a model with a tokenizer)";
 
 // As the published files are called.
 std::string file_of(const std::string& kind) {
