@@ -23,6 +23,7 @@
 #include "common/files.hpp"
 #include "common/heat_map.hpp"
 #include "common/json_line.hpp"
+#include "common/pattern_folder.hpp"
 #include "common/progress.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
@@ -102,7 +103,9 @@ std::string padded_name(const Comparison& comparison, std::string name) {
   return name;
 }
 
-HeadGates gates_of(const std::string& model) { return io::load_duo_pattern(model + "/duo").gates; }
+HeadGates gates_of(const std::string& model) {
+  return io::load_duo_pattern(pattern_folder(model + "/duo")).gates;
+}
 
 // The text and the plans; what cannot work is found before anything is printed.
 Comparison prepare(const Arguments& arguments, const reference::Llama& model, bool plans_chosen) {

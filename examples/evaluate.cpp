@@ -112,7 +112,8 @@ std::string command_of(const Arguments& arguments) {
       arguments.bytes.empty() ? "" : " --bytes " + spaced(arguments.bytes),
       spaced(arguments.lengths), spaced(arguments.seeds), config.questions, config.per_text,
       config.depths, config.windows, config.scored, arguments.compress, arguments.prefill,
-      config.lead_in ? " --lead-in" : "", arguments.split == "test" ? "" : " --split " + arguments.split);
+      config.lead_in ? " --lead-in" : "",
+      arguments.split == "test" ? "" : " --split " + arguments.split);
 }
 
 std::string text_of(const std::string& split) {
@@ -251,8 +252,14 @@ class Run {
         for (Entry& entry : entries_at(arguments_, rows, model_.config().shape(), left_out)) {
           bool missing = false;
           for (const std::uint64_t seed : arguments_.seeds) {
-            group.wanted.push_back({suite, length, seed, entry.plan.name, entry.method, entry.share,
-                                    entry.plan.settings, {}});
+            group.wanted.push_back({suite,
+                                    length,
+                                    seed,
+                                    entry.plan.name,
+                                    entry.method,
+                                    entry.share,
+                                    entry.plan.settings,
+                                    {}});
             missing = missing || find_point(known_, group.wanted.back()) == nullptr;
           }
           if (missing) group.unmeasured.push_back(std::move(entry));

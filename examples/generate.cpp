@@ -79,7 +79,8 @@ struct MadePlan {
 std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference::Llama& model,
                                      const Device& device, std::size_t prompt, MadePlan& made) {
   const auto plan_of = [&]<Element E>() {
-    auto plan = make_plan<E>(arguments.plan, model.config().shape(), arguments.model, &made.settings);
+    auto plan =
+        make_plan<E>(arguments.plan, model.config().shape(), arguments.model, &made.settings);
     made.needs = needs_of(plan);
     made.unused = unused_budgets(plan, prompt);
     return plan;

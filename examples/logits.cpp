@@ -90,10 +90,10 @@ void run(const Arguments& arguments) {
     }
   }
   if (!arguments.json) return;
-  const nlohmann::json result{{"model", arguments.model},      {"plan", arguments.plan.plan},
-                              {"settings", settings},
-                              {"chunk", arguments.chunk},      {"vocabulary", vocabulary},
-                              {"kv_bytes", sequence->bytes()}, {"rows", printed}};
+  const nlohmann::json result{{"model", arguments.model}, {"plan", arguments.plan.plan},
+                              {"settings", settings},     {"chunk", arguments.chunk},
+                              {"vocabulary", vocabulary}, {"kv_bytes", sequence->bytes()},
+                              {"rows", printed}};
   fmt::print("{}\n", as_line(result));
 }
 

@@ -44,8 +44,8 @@ void require_plan_source(const std::string& plan);
 
 /// The plan that the arguments mean: the same in every tool. Names that need trained gates or head
 /// scores find them in `weights`: duo/full_attention_heads.tsv with config.json,
-/// headkv/retrieval_heads.json. `settings` gets everything that the plan was made with, what the name
-/// left open included: {"capacity": 128, "kernel": 7, ...}.
+/// headkv/retrieval_heads.json. `settings` gets everything that the plan was made with, what the
+/// name left open included: {"capacity": 128, "kernel": 7, ...}.
 /// @throws ConfigError, FormatError
 template <Element E>
 [[nodiscard]] AnyPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,

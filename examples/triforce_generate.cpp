@@ -181,7 +181,7 @@ void run(Arguments& arguments) {
     const SpeculationResult result = run_speculation(text, turns, !arguments.alone);
     nlohmann::json json = settings_json(arguments);
     json.update(as_json(text, turns, result, bytes));
-      fmt::print("{}\n", as_line(json));
+    fmt::print("{}\n", as_line(json));
     return;
   }
   SpeculationDisplay display{turns, {text.proposers(), bytes, wants_colour(stdout)}};

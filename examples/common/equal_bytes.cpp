@@ -52,8 +52,7 @@ std::string duo(PlanName& plan, const Method& method, const ByteBudget& budget) 
       plan.count("sinks", budget.sinks) + plan.count("recent", budget.recent);
   const double retrieving =
       static_cast<double>(exact) * dense + static_cast<double>(budget.length - exact) * coded;
-  const double streaming =
-      static_cast<double>(std::min(budget.length, window)) * dense;
+  const double streaming = static_cast<double>(std::min(budget.length, window)) * dense;
   const std::size_t heads = shape.kv_head_count();
   const double allowed =
       budget.share * static_cast<double>(heads * budget.length) * dense * (1 + 1e-9);

@@ -35,7 +35,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// "capacity is 4, must be ..." of "HeadKvBudgetConfig: capacity is 4, must be ..."; others as they are.
+/// "capacity is 4, must be ..." of "HeadKvBudgetConfig: capacity is 4, must be ..."; others as they
+/// are.
 [[nodiscard]] inline std::string without_cpp_type(std::string_view text) {
   return detail::without_first_word(text, true);
 }

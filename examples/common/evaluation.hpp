@@ -33,7 +33,8 @@ struct Point {
   /// Whether it is the same measurement.
   [[nodiscard]] bool same_as(const Point& other) const {
     return suite == other.suite && length == other.length && seed == other.seed &&
-           plan == other.plan && method == other.method && share == other.share && settings == other.settings;
+           plan == other.plan && method == other.method && share == other.share &&
+           settings == other.settings;
   }
 };
 

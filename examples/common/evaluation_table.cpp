@@ -132,8 +132,8 @@ std::string table_of(const Measure& measure, const Points& points) {
 // "- `headkv:128`: capacity 128, kernel 7": what the names of the plans leave open.
 std::string settings_list(const Points& points) {
   std::string text;
-  for (const std::string& plan : distinct(
-           points, [](const Json& point) { return point["plan"].get<std::string>(); })) {
+  for (const std::string& plan :
+       distinct(points, [](const Json& point) { return point["plan"].get<std::string>(); })) {
     const auto point = std::ranges::find_if(
         points, [&](const Json& one) { return one["plan"] == plan && one.contains("settings"); });
     if (point == points.end()) continue;

@@ -41,9 +41,10 @@ struct ExamPlan {
 /// `name` is a `--plan` (tool_plan.hpp); gates and scores lie beside the model's weights.
 /// Heads that select read what they select, and select anew for every token. "triforce" is full
 /// attention whose tokens are guessed before, with the help of the small model beside the model's
-/// folder. "fastgen:0.95" is FastGen with that recovery; "fastgen:0.95,0.1,0.2" with those shares of
-/// latest and of most attended rows; "fastgen:0.95,sinks=16,window=32" with so many opening rows that
-/// the local choice keeps, and so many latest queries that decide, where the library has 4 and 8.
+/// folder. "fastgen:0.95" is FastGen with that recovery; "fastgen:0.95,0.1,0.2" with those shares
+/// of latest and of most attended rows; "fastgen:0.95,sinks=16,window=32" with so many opening rows
+/// that the local choice keeps, and so many latest queries that decide, where the library has 4
+/// and 8.
 /// @throws ConfigError, FormatError
 [[nodiscard]] ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
                                       const std::string& model_folder,

@@ -39,14 +39,16 @@ ModelShape shape_in(const std::filesystem::path& folder) {
   // Models with other parts have one config for each.
   const bool nested = json.is_object() && json.contains("text_config");
   const io::Json& config = nested ? json["text_config"] : json;
-  require<FormatError>(config.is_object(), file.string(), ": must be an object, is ", io::shown(config));
+  require<FormatError>(config.is_object(), file.string(), ": must be an object, is ",
+                       io::shown(config));
   const auto number = [&](const char* key, std::size_t otherwise) {
     const auto found = config.find(key);
     if (found == config.end() || found->is_null()) {
       require<FormatError>(otherwise > 0, file.string(), ": ", key, " is missing");
       return otherwise;
     }
-    return io::JsonObject::as_count(*found, message(file.string(), ", ", key), std::size_t{1} << 20);
+    return io::JsonObject::as_count(*found, message(file.string(), ", ", key),
+                                    std::size_t{1} << 20);
   };
   ModelShape shape;
   shape.layers = number("num_hidden_layers", 0);

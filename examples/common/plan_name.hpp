@@ -4,8 +4,8 @@
 //
 //     name[+intN][@source][:value,...]            headkv+int4@scores.json:128,kernel=29
 //
-// A value is a number, which its place makes a setting, or setting=value. "+intN" may also stand after
-// the source. A source is a path: of a : or + in it, only those after its last / end it.
+// A value is a number, which its place makes a setting, or setting=value. "+intN" may also stand
+// after the source. A source is a path: of a : or + in it, only those after its last / end it.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ class PlanName {
   /// @throws ConfigError for bits or a setting that are given twice
   explicit PlanName(std::string_view text);
 
-  std::string text;     ///< all of it
-  std::string name;     ///< "headkv"; a text with a / and no source is a path, and all of it the name
+  std::string text;  ///< all of it
+  std::string name;  ///< "headkv"; a text with a / and no source is a path, and all of it the name
   std::string source;   ///< "scores.json"; empty: what lies beside the model's weights
   std::string storage;  ///< "int4"; empty: exact rows
 

@@ -86,8 +86,8 @@ class Maker {
     return from_path();
   }
 
-  // Bytes are those of rows, as near as the smallest pages come on which every choice can stand, and
-  // queries are not counted: so do all plans that are compared at equal bytes.
+  // Bytes are those of rows, as near as the smallest pages come on which every choice can stand,
+  // and queries are not counted: so do all plans that are compared at equal bytes.
   [[nodiscard]] Plan search() {
     spec_.place({"share", "context"});
     spec_.require_exact_rows();
@@ -101,16 +101,14 @@ class Maker {
     const CacheOptions options{.page_rows = 32};
     std::size_t queries = 0;
     for (const auto& choice : menu.choices) {
-      queries = std::max(
-          queries, AnyPlan<bfloat16>{shape_, choice.config}.memory(0, options).queries);
+      queries =
+          std::max(queries, AnyPlan<bfloat16>{shape_, choice.config}.memory(0, options).queries);
     }
     const MemoryEstimate all = AnyPlan<bfloat16>{shape_}.memory(context, options);
     const auto rows = static_cast<std::size_t>(share * static_cast<double>(all.heads));
-    const auto found =
-        search_plan<AnyPlan<bfloat16>>(shape_, menu.choices,
-                                       {.bytes = rows + all.tail + queries,
-                                        .context = context,
-                                        .options = options});
+    const auto found = search_plan<AnyPlan<bfloat16>>(
+        shape_, menu.choices,
+        {.bytes = rows + all.tail + queries, .context = context, .options = options});
     // By way of the file, which does not know the element type.
     return io::parse_plan<Plan>(io::format_plan(found.plan));
   }
@@ -124,17 +122,19 @@ class Maker {
   [[nodiscard]] Plan quantized() {
     spec_.place({"residual"});
     spec_.require_exact_rows();
-    return Plan{shape_, typename QuantizedResidualCache<E>::Config{.storage = codes(spec_.name, 128)}};
+    return Plan{shape_,
+                typename QuantizedResidualCache<E>::Config{.storage = codes(spec_.name, 128)}};
   }
 
   [[nodiscard]] Plan kivi() {
     spec_.place({"residual"});
     spec_.require_exact_rows();
     const KiviConfig published;
-    return kivi_plan<Plan>(shape_, {.bits = bits_named(spec_.name, "kivi"),
-                                    .group = spec_.count("group", group_for(shape_)),
-                                    .residual = spec_.count("residual", published.residual),
-                                    .flush = spec_.choice("flush", published.flush, io::flush_names)});
+    return kivi_plan<Plan>(shape_,
+                           {.bits = bits_named(spec_.name, "kivi"),
+                            .group = spec_.count("group", group_for(shape_)),
+                            .residual = spec_.count("residual", published.residual),
+                            .flush = spec_.choice("flush", published.flush, io::flush_names)});
   }
 
   [[nodiscard]] Plan sink_recent() {
@@ -146,10 +146,10 @@ class Maker {
       return Plan{shape_, typename SinkRecentCache<Dense>::Config{
                               .sinks = sinks, .recent = recent, .mask = mask}};
     }
-    return Plan{shape_, typename SinkRecentCache<Codes>::Config{.sinks = sinks,
-                                                                .recent = recent,
-                                                                .mask = mask,
-                                                                .storage = codes(spec_.storage, 32)}};
+    return Plan{
+        shape_,
+        typename SinkRecentCache<Codes>::Config{
+            .sinks = sinks, .recent = recent, .mask = mask, .storage = codes(spec_.storage, 32)}};
   }
 
   template <class Summary>
@@ -161,8 +161,9 @@ class Maker {
       return Plan{shape_, typename ChunkRetrievalCache<Dense, Summary>::Config{.chunk = chunk,
                                                                                .budget = budget}};
     }
-    return Plan{shape_, typename ChunkRetrievalCache<Codes, Summary>::Config{
-                            .chunk = chunk, .budget = budget, .storage = codes(spec_.storage, 128)}};
+    return Plan{shape_,
+                typename ChunkRetrievalCache<Codes, Summary>::Config{
+                    .chunk = chunk, .budget = budget, .storage = codes(spec_.storage, 128)}};
   }
 
   [[nodiscard]] Plan duo(const fs::path& path) {
@@ -202,9 +203,8 @@ class Maker {
       return named_by(scores.string(), [&] { return headkv_plan<Plan>(shape_, loaded, config); });
     }
     const ResidualConfig quantized = codes(spec_.storage, 0);
-    return named_by(scores.string(), [&] {
-      return quantized_headkv_plan<Plan>(shape_, loaded, config, quantized);
-    });
+    return named_by(scores.string(),
+                    [&] { return quantized_headkv_plan<Plan>(shape_, loaded, config, quantized); });
   }
 
   // So many rows for every head, in all.
@@ -261,7 +261,8 @@ class Maker {
   [[nodiscard]] Plan streaming_llm() {
     spec_.place({"sinks", "recent"});
     spec_.require_exact_rows();
-    require(!weights_.empty(), "needs to know how the model turns its keys; give the model, or "
+    require(!weights_.empty(),
+            "needs to know how the model turns its keys; give the model, or "
             "sink_recent as the plan");
     const StreamingLlmConfig published;
     return streaming_llm_plan<Plan>(
@@ -271,8 +272,8 @@ class Maker {
                  .rotary_in_cache = reference::load_llama_config(weights_.string()).rotary});
   }
 
-  // What is not a name is a path: a folder is a pattern, a file says itself what it is. A + or : in it
-  // is part of it.
+  // What is not a name is a path: a folder is a pattern, a file says itself what it is. A + or : in
+  // it is part of it.
   [[nodiscard]] Plan from_path() {
     const fs::path path{arguments_.plan};
     require_plan_source(arguments_.plan);
@@ -294,7 +295,8 @@ class Maker {
   // What the name gives, or what lies beside the weights.
   [[nodiscard]] fs::path source_or(const fs::path& beside, const char* what) const {
     if (!spec_.source.empty()) return spec_.source;
-    require(!weights_.empty(), "needs what lies with a model's weights: give the model, or the ", what);
+    require(!weights_.empty(), "needs what lies with a model's weights: give the model, or the ",
+            what);
     return weights_ / beside;
   }
 
@@ -304,10 +306,6 @@ class Maker {
     return config;
   }
 
-  // 32 channels share a scale, fewer where 32 does not divide the row.
-  [[nodiscard]] static std::size_t group_for(const ModelShape& shape) {
-    return shape.head_dim % 32 == 0 ? 32 : 16;
-  }
   [[nodiscard]] ResidualConfig codes(std::string_view storage, std::size_t residual) {
     const std::size_t bits = bits_named(storage, "int");
     require(bits != 0, "'", storage, "' is not int8, int4 or int2");
@@ -364,7 +362,7 @@ const char* plan_help() {
   FILE.json            a plan file (`plan convert` writes them), or HeadKV head scores
   FOLDER               a DuoAttention pattern: full_attention_heads.tsv and config.json
 
-A name alone is the method as published. Other settings are written out behind its numbers:
+What a name leaves open is as published, or as listed here; other settings are written out after its numbers:
   headkv, snapkv, adakv, pyramid   window=8 pooling=max|average kernel=7, as in headkv:128,kernel=29,beta=2
   headkv, pyramid                  beta=1.005 (pyramid: 20), headkv also score_power=1; adakv: safeguard=0.2
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
@@ -383,8 +381,10 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments) {
       ->capture_default_str();
   app.add_flag_callback(
       "--threshold", [&arguments] { arguments.rule = DuoRule::threshold; },
-      "DuoAttention: keep every gate from the quantile on, not an exact count: the published arithmetic "
-      "without the noise that the published code adds to the gates first, so that ties stay whole (of "
+      "DuoAttention: keep every gate from the quantile on, not an exact count: the published "
+      "arithmetic "
+      "without the noise that the published code adds to the gates first, so that ties stay whole "
+      "(of "
       "the pattern of Llama-2 all 1,024 heads at 0.25)");
   app.add_option("--sinks", arguments.sinks,
                  "DuoAttention: opening rows of streaming heads (default: as the pattern says)")

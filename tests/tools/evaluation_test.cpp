@@ -224,10 +224,11 @@ TEST_CASE("plans that evict do so behind the question, or behind the text") {
   const auto model = random_byte_model();
   SuiteConfig config = small();
   const auto tasks = draw_tasks(Suite::keys, config, 1, evaluation_text());
-  ExamPlan plan{.name = "budget",
-                .plan = AnyPlan<bfloat16>{model.config().shape(),
-                                          HeadBudgetCache<DenseStorage<bfloat16>>::Config{.budget = 24}},
-                .compresses = true};
+  ExamPlan plan{
+      .name = "budget",
+      .plan = AnyPlan<bfloat16>{model.config().shape(),
+                                HeadBudgetCache<DenseStorage<bfloat16>>::Config{.budget = 24}},
+      .compresses = true};
   CHECK(reads_prompt_in_full(plan.plan));
   const std::array<const ExamPlan*, 1> plans{&plan};
   const auto shared = perform(model, tasks[0], plans, config, true);

@@ -55,7 +55,8 @@ TEST_CASE("numbers have places, settings have names, and all that was taken is k
   CHECK(plan.choice("pooling", Pooling::max, io::pooling_names) == Pooling::max);
   CHECK(plan.count("kernel", 7) == 29);
   plan.refuse_others();
-  CHECK(shown_settings(plan.settings()) == "capacity 128, window 8, beta 2.0, pooling max, kernel 29");
+  CHECK(shown_settings(plan.settings()) ==
+        "capacity 128, window 8, beta 2.0, pooling max, kernel 29");
   CHECK(plan.with_numbers("64") == "headkv:64,kernel=29,beta=2");
   PlanName placed{"x:a=3,4"};
   placed.place({"b"});
@@ -80,8 +81,9 @@ TEST_CASE("what a name gives twice, misspells or gives too much of is refused") 
         "--plan snapkv:kernel=7: snapkv has no setting 'kernel', only capacity, pooling");
   CHECK(taken("snapkv:pooling=mean") ==
         "--plan snapkv:pooling=mean: pooling is 'mean', must be one of max, average");
-  for (const char* wrong : {"snapkv:", "snapkv:-1", "snapkv:1.5", "snapkv:1x", "snapkv:1,,2", "snapkv:=1",
-                            "snapkv:18446744073709551616", "snapkv:1099511627777", "snapkv:capacity="}) {
+  for (const char* wrong :
+       {"snapkv:", "snapkv:-1", "snapkv:1.5", "snapkv:1x", "snapkv:1,,2", "snapkv:=1",
+        "snapkv:18446744073709551616", "snapkv:1099511627777", "snapkv:capacity="}) {
     CAPTURE(wrong);
     CHECK(taken(wrong) != "");
   }
@@ -105,7 +107,8 @@ TEST_CASE("a library's error names the option instead of the C++ type") {
   // What is named already stays: a file may be called as a type could be.
   CHECK(refusal([] {
           static_cast<void>(named_by("--plan x", [] {
-            return named_by("Scores", []() -> int { throw ConfigError{"HeadScores: there are none"}; });
+            return named_by("Scores",
+                            []() -> int { throw ConfigError{"HeadScores: there are none"}; });
           }));
         }) == "--plan x: Scores: there are none");
 }

@@ -43,19 +43,23 @@ TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the nam
     return plan_named(name) == Plan{shape, config};
   };
   CHECK(same("snapkv:100", HeadBudgetCache<Dense>::Config{.budget = 92}));
-  CHECK(same("snapkv:100,20", HeadBudgetCache<Dense>::Config{.budget = 80, .scorer = {.window = 20}}));
+  CHECK(same("snapkv:100,20",
+             HeadBudgetCache<Dense>::Config{.budget = 80, .scorer = {.window = 20}}));
   CHECK(same("snapkv:8", HeadBudgetCache<Dense>::Config{.budget = 0}));
   CHECK(same("adakv:64", HeadBudgetCache<Dense>::Config{.budget = 56, .share_in_layer = true}));
   CHECK(same("tova:64", HeadBudgetCache<Dense, TovaScorer>::Config{
                             .budget = 64, .compress_every = 1, .after_first_compress = true}));
-  CHECK(same("h2o:65", HeadBudgetCache<Dense, H2oScorer>::Config{
-                           .budget = 33, .compress_every = 1, .after_first_compress = true, .scorer = {.recent = 32}}));
+  CHECK(same("h2o:65", HeadBudgetCache<Dense, H2oScorer>::Config{.budget = 33,
+                                                                 .compress_every = 1,
+                                                                 .after_first_compress = true,
+                                                                 .scorer = {.recent = 32}}));
   CHECK(same("keynorm:64", HeadBudgetCache<Dense, KeyNormScorer>::Config{.budget = 64}));
   const auto quantized = plan_named("adakv+int4:64");
   using Codes = HeadBudgetCache<PerTokenStorage<float>>::Config;
   CHECK(std::get<Codes>(quantized.at(1, 1)).storage.bits == 4);
   CHECK(std::get<Codes>(quantized.at(1, 1)).share_in_layer);
-  CHECK(refusal("snapkv:7").find("a capacity of 7 rows, must be at least 1 and at least the 8 latest") !=
+  CHECK(refusal("snapkv:7")
+            .find("a capacity of 7 rows, must be at least 1 and at least the 8 latest") !=
         std::string::npos);
   CHECK(refusal("tova:0").find("a capacity of 0 rows") != std::string::npos);
   CHECK(refusal("tova+int4:9").find("tova cannot be combined with int4") != std::string::npos);
@@ -66,8 +70,9 @@ TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the nam
 TEST_CASE("--plan: a name is one plan, in every tool, with the published settings") {
   const ModelShape own{.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
   const std::string weights = repository_path(shipped_model);
-  for (const std::string name : {"headkv:128", "snapkv:128", "adakv:64", "pyramid:64", "headkv+int4:32",
-                                 "duo:0.5", "kivi2", "headkv:128,kernel=29,beta=2"}) {
+  for (const std::string name :
+       {"headkv:128", "snapkv:128", "adakv:64", "pyramid:64", "headkv+int4:32", "duo:0.5", "kivi2",
+        "headkv:128,kernel=29,beta=2"}) {
     CAPTURE(name);
     PlanArguments arguments;
     arguments.plan = name;
@@ -84,7 +89,8 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
   CHECK(scorer.window == 8);
   CHECK(published.settings.dump() ==
         R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"pooling":"max","kernel":7})");
-  const ExamPlan tuned = make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
+  const ExamPlan tuned =
+      make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
   CHECK(std::get<Budget>(tuned.plan.at(1, 0)).scorer ==
         SnapKvScorer::Config{.window = 8, .pooling = Pooling::average, .kernel = 29});
   // beta = 2 leaves a head of no score half of an equal share; 1.005 next to nothing.
@@ -114,11 +120,13 @@ TEST_CASE("--plan: settings of storages, windows and rules stand in the name") {
   CHECK(kivi("kivi2:32,flush=steady").flush == Flush::steady);
   CHECK(kivi("kivi2:32,flush=steady").residual == 32);
   CHECK(kivi("kivi4:64,group=64").key_group == 64);
-  const auto int4 = std::get<QuantizedResidualCache<float>::Config>(plan_named("int4:128,group=64").at(0, 0));
+  const auto int4 =
+      std::get<QuantizedResidualCache<float>::Config>(plan_named("int4:128,group=64").at(0, 0));
   CHECK(int4.storage.key_group == 64);
   CHECK(int4.storage.value_group == 64);
   CHECK(int4.storage.residual == 128);
-  const auto chunk = std::get<SinkRecentCache<Dense>::Config>(plan_named("sink_recent:4,8,mask=chunk").at(0, 0));
+  const auto chunk =
+      std::get<SinkRecentCache<Dense>::Config>(plan_named("sink_recent:4,8,mask=chunk").at(0, 0));
   CHECK(chunk.mask == Mask::chunk);
   CHECK(plan_named("adakv:64,safeguard=0.5") != plan_named("adakv:64"));
   CHECK(plan_named("pyramid:64,beta=10") != plan_named("pyramid:64"));
@@ -143,9 +151,11 @@ TEST_CASE("--plan: errors name the plan, the file and what would fit, and no C++
   const std::string weights = repository_path(shipped_model);
   CHECK(refusal("snapkv:64,kernel=8") ==
         "--plan snapkv:64,kernel=8: kernel is 8, must be odd and at most 1048576");
-  CHECK(refusal("int4:128,group=7").starts_with("--plan int4:128,group=7: key_group is 7, must divide"));
+  CHECK(refusal("int4:128,group=7")
+            .starts_with("--plan int4:128,group=7: key_group is 7, must divide"));
   CHECK(refusal("kivi2:33,flush=kivi").find("kivi's flush needs a residual") != std::string::npos);
-  CHECK(refusal("duo:0.5").find("give the model, or the gates, as duo@FOLDER does") != std::string::npos);
+  CHECK(refusal("duo:0.5").find("give the model, or the gates, as duo@FOLDER does") !=
+        std::string::npos);
   CHECK(refusal("duo@" + weights + "/duo:1.7").find("the sparsity is 1.7") != std::string::npos);
   CHECK(refusal("duo@" + weights + "/duo:-3").find("the sparsity is -3") != std::string::npos);
   const std::string scores = weights + "/headkv/retrieval_heads.json";
