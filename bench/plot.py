@@ -31,15 +31,25 @@ def plain(axes):
     axes.grid(alpha=0.25)
 
 
+def families(names):
+    """A method's number, the same with the published setting and with a chosen one, which is dashed."""
+    first = {}
+    return {name: (first.setdefault(name.split(", kernel")[0], len(first)), ", kernel" in name)
+            for name in names}
+
+
 def lines(axes, named, digits_of_x):
     """{name: [(x, mean, deviation)]}"""
-    for i, (name, points) in enumerate(named.items()):
+    family = families(named)
+    for name, points in named.items():
+        i, chosen = family[name]
         points = sorted(points)
         x, mean, deviation = ([point[k] for point in points] for k in range(3))
         axes.errorbar(x, [100 * m for m in mean],
                       yerr=[0 if d != d else 100 * d for d in deviation], capsize=2, linewidth=1.6,
                       markersize=max(4, 11 - 1.5 * i), color=COLOURS[i % 8],
-                      marker=MARKERS[i % 8], label=name)  # where they meet, all are seen
+                      marker=MARKERS[i % 8], linestyle="--" if chosen else "-",
+                      markerfacecolor="white" if chosen else None, label=name)  # where they meet, all are seen
     ticks = sorted({point[0] for points in named.values() for point in points})
     axes.set_xticks(ticks, [digits_of_x(tick) for tick in ticks])
     axes.minorticks_off()
@@ -79,7 +89,7 @@ def needle_grids(plt, folder):
             image = side.imshow([[100 * x for x in row] for row in cells(own)], vmin=0, vmax=100,
                                 cmap="cividis", aspect="auto")
             kept = 100 * results.bytes_share(own, full)
-            side.set_title(f"{method}\n{kept:.0f} % of rows, "
+            side.set_title(method.replace(", ", ",\n", 1) + f"\n{kept:.0f} % of rows, "
                            f"{100 * over_seeds(own, share)[0]:.0f} % found", fontsize=8)
             side.set_xticks(range(len(lengths)), [f"{length / 1024:g}" for length in lengths],
                             fontsize=7)
@@ -227,14 +237,16 @@ def frontier(plt, folder):
     figure, side = plt.subplots(figsize=(8.6, 4.6))
     side.set_xscale("log", base=2)
     order = sorted(named, key=lambda name: name != "plan search")
-    for i, name in enumerate(order):
+    family = families(order)
+    for name in order:
+        i, chosen = family[name]
         points = sorted(named[name])
         strong = name == "plan search"
         side.errorbar([p[0] for p in points], [100 * p[1] for p in points],
                       yerr=[0 if p[2] != p[2] else 100 * p[2] for p in points], capsize=2,
                       color=COLOURS[i % 8], marker=MARKERS[i % 8], markersize=5,
                       markerfacecolor=[COLOURS[i % 8], "white"][i // 8 % 2],
-                      linestyle=["-", "--"][i // 8 % 2], linewidth=2.6 if strong else 1.3,
+                      linestyle=":" if chosen else ["-", "--"][i // 8 % 2], linewidth=2.6 if strong else 1.3,
                       zorder=3 if strong else 2, label=name)
     side.axhline(100 * over_seeds(full, share)[0], color="#777777", linewidth=1, linestyle=":",
                  label="full cache")

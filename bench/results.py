@@ -36,9 +36,23 @@ def load(path):
         sys.exit(f"{path} is not what evaluate writes: {why}")
 
 
+def parts_of(plan):
+    """("headkv@FILE", ["128"], ["kernel=29"]) of "headkv@FILE:128,kernel=29"."""
+    colon = plan.find(":", plan.rfind("/") + 1)
+    if colon < 0:
+        return plan, [], []
+    values = plan[colon + 1:].split(",")
+    return (plan[:colon], [value for value in values if "=" not in value],
+            [value for value in values if "=" in value])
+
+
 def name_of(point):
-    """What a reader calls it."""
-    method = point["method"]
+    """What a reader calls it; settings that are not the published ones are part of it."""
+    method, _, settings = parts_of(point["method"])
+    return "".join([plain_name(method)] + [", " + setting.replace("=", " ") for setting in settings])
+
+
+def plain_name(method):
     for part in ("duo@", "headkv@"):
         if method.startswith(part):
             rest, plus, storage = method[len(part):].partition("+")
@@ -52,9 +66,21 @@ def name_of(point):
 
 
 def setting_of(point):
-    """The numbers behind the name: "duo:0.5" has [0.5]."""
-    numbers = point["plan"][len(point["method"]):].lstrip(":")
-    return [float(number) for number in numbers.split(",")] if numbers else []
+    """The numbers after the name: "duo:0.5" has [0.5]."""
+    return [float(number) for number in parts_of(point["plan"])[1]]
+
+
+def named_settings(plan):
+    """"kernel=29,beta=2" of "headkv:128,kernel=29,beta=2"."""
+    return ",".join(parts_of(plan)[2])
+
+
+def chosen_setting(points, method):
+    """Of the settings of a method that were tried, the one that answers most questions, all numbers of
+    rows together; of equals the first, so that the published setting comes first. None: none were tried."""
+    tried = by([p for p in points if parts_of(p["plan"])[0] == method],
+               lambda p: named_settings(p["plan"]))
+    return max(tried, key=lambda name: over_seeds(tried[name], share)[0], default=None)
 
 
 def of(points, **wanted):

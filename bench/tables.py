@@ -88,13 +88,35 @@ def needles(points):
     for (budget, name, _), own in sorted(order.items(), key=lambda item: -item[0][0]):
         label = name if budget == 1.0 else f"{name}, {100 * budget:g} %"
         if budget == 1.0 and setting_of(own[0]):
-            label += " (" + own[0]["plan"].partition(":")[2] + ")"
+            label += " (" + ", ".join(f"{number:g}" for number in setting_of(own[0])) + ")"
         rows.append([label] + [cell(over_seeds(of(own, tokens=length), share)) for length in lengths]
                     + [cell(results.against(own, full, share), sign=True),
                        f"{100 * results.bytes_share(own, full):.1f} %"])
     text = table(["method"] + [f"{length:,}" for length in lengths]
                  + ["less full, points", "KV rows kept"], rows)
     return f"{results.questions(grid)} questions a plan and length, % found.\n\n{text}"
+
+
+def settings(points):
+    """The settings that were tried on the validation split, and what became of them."""
+    keys = of(points, suite="keys")
+    text = []
+    for method in ("headkv", "snapkv"):
+        own = [p for p in keys if results.parts_of(p["plan"])[0] == method]
+        if not own:
+            continue
+        sizes = sorted({setting_of(p)[0] for p in own})
+        chosen = results.chosen_setting(points, method)
+        rows = []
+        for name, mine in by(own, lambda p: results.named_settings(p["plan"])).items():
+            cells = [cell(over_seeds([p for p in mine if setting_of(p) == [size]], share))
+                     for size in sizes]
+            row = [name.replace("=", " ").replace(",", ", ")] + cells + [cell(over_seeds(mine, share))]
+            rows.append([f"**{entry}**" for entry in row] if name == chosen else row)
+        text.append(f"{results.METHODS[method]}, keys, % answered exactly on the validation split; "
+                    f"{results.questions(own)} questions a point. The chosen setting is bold.\n\n"
+                    + table(["setting"] + [f"{size:g} rows" for size in sizes] + ["mean"], rows))
+    return "\n\n".join(text)
 
 
 def budgets(points):
@@ -160,7 +182,8 @@ def combined(points):
 
 
 TABLES = {"gates": ("gates.json", gates), "smallest": ("gates.json", smallest),
-          "needles": ("needles.json", needles), "budgets": ("budgets.json", budgets),
+          "needles": ("needles.json", needles), "settings": ("settings.json", settings),
+          "budgets": ("budgets.json", budgets),
           "storage": ("storage.json", storage), "combined": ("combined.json", combined)}
 
 

@@ -46,7 +46,7 @@ struct Arguments {
   SuiteConfig config;
   std::string prefill = "shared";
   std::string compress = "question";
-  std::string text = "evaluation";
+  std::string split = "test";
   std::size_t threads = 0;
   std::string out;
   bool resume = false;
@@ -68,17 +68,22 @@ Suites (--suite, one or more):
 
 Every plan meets the same tasks. A text is read once, with full attention, and each plan that keeps
 all of it gets a fork (--prefill own: each reads it by itself); plans with streaming heads read it
-themselves. Texts are from the part of the King James Bible that the shipped model was not trained on,
-behind the 30 % of it that heads are identified on.)";
+themselves.
+
+Texts are from the part of the King James Bible that the shipped model was not trained on, in two splits:
+the first 30 % of it, on which heads are identified and settings are chosen (--split validation), and the
+rest, which nothing was chosen on (--split test, the default).)";
 
 std::string footer() {
   return std::string{"Plans (--plans, one or more):\n"} + plan_help() +
-         R"(  fastgen:0.95         each head the fewest rows with so much of the attention of the prompt's end,
-                       chosen behind it (FastGen); fastgen:0.95,0.1,0.2 with those shares of latest
-                       and of most attended rows among the choices
+         R"(  fastgen:0.95                     each head the fewest rows with so much of the attention of the prompt's
+                                   end, chosen behind it (FastGen); fastgen:0.95,0.1,0.2 with those shares
+                                   of latest and of most attended rows among the choices. Settings of our
+                                   own: sinks=4, opening rows beside the latest ones; window=8, latest
+                                   queries that decide, where the paper takes all
 
-Budgets: with --bytes 1/4, methods stand in --plans without their setting, and get the one with
-which they keep a quarter of the full cache's bytes at each length, counted in rows of KV heads:
+Budgets: with --bytes 1/4, methods stand in --plans without their numbers ("headkv",
+"headkv:kernel=29,beta=2"), and get the ones with which they keep a quarter of the full cache's bytes at each length, counted in rows of KV heads:
 "h2o" becomes h2o:249 at 1,024 tokens (27 are the answer's), "duo" the lowest sparsity that fits; a
 method that cannot keep so little is left out of that budget. Plans with settings of their own
 ("int4", "full", "headkv:64") are measured as they are, once.
@@ -86,8 +91,9 @@ method that cannot keep so little is left out of that budget. Plans with setting
 Examples:
   evaluate --suite passkey --plans full duo streaming_llm h2o --bytes 1/2 1/4 --out grid.json
   evaluate --plans full int8 int4 int2 kivi2 --suite keys perplexity --lengths 2048
+  evaluate --plans headkv:128 headkv:128,kernel=29,beta=2 --split validation   chooses a setting
   evaluate --plans full duo:0.25 duo:0.5 duo:0.75 --seeds 1 2 3 4 5
-  evaluate --out grid.json --resume ...                     measures only what grid.json lacks)";
+  evaluate --plans full duo:0.5 --out grid2.json --resume     measures only what grid2.json lacks)";
 }
 
 std::string joined(const std::vector<Suite>& suites) {
@@ -106,7 +112,14 @@ std::string command_of(const Arguments& arguments) {
       arguments.bytes.empty() ? "" : " --bytes " + spaced(arguments.bytes),
       spaced(arguments.lengths), spaced(arguments.seeds), config.questions, config.per_text,
       config.depths, config.windows, config.scored, arguments.compress, arguments.prefill,
-      config.lead_in ? " --lead-in" : "", arguments.text == "held-out" ? " --text held-out" : "");
+      config.lead_in ? " --lead-in" : "",
+      arguments.split == "test" ? "" : " --split " + arguments.split);
+}
+
+std::string text_of(const std::string& split) {
+  return split == "test"         ? evaluation_text()
+         : split == "validation" ? identification_text()
+                                 : held_out_text();
 }
 
 // Whether a name leaves a method's setting to the budget.
@@ -167,9 +180,9 @@ class Run {
   explicit Run(Arguments arguments)
       : arguments_{std::move(arguments)},
         model_{reference::Llama::load(arguments_.model)},
-        plain_{arguments_.text == "held-out" ? held_out_text() : evaluation_text()},
+        plain_{text_of(arguments_.split)},
         settings_(settings_of(arguments_.config, arguments_.model)) {  // braces would make a list
-    settings_["text"] = arguments_.text;
+    settings_["split"] = arguments_.split;
     require_bytes(model_);
     if (arguments_.resume) known_ = points_of(arguments_.out, settings_);
   }
@@ -239,8 +252,14 @@ class Run {
         for (Entry& entry : entries_at(arguments_, rows, model_.config().shape(), left_out)) {
           bool missing = false;
           for (const std::uint64_t seed : arguments_.seeds) {
-            group.wanted.push_back(
-                {suite, length, seed, entry.plan.name, entry.method, entry.share, {}});
+            group.wanted.push_back({suite,
+                                    length,
+                                    seed,
+                                    entry.plan.name,
+                                    entry.method,
+                                    entry.share,
+                                    entry.plan.settings,
+                                    {}});
             missing = missing || find_point(known_, group.wanted.back()) == nullptr;
           }
           if (missing) group.unmeasured.push_back(std::move(entry));
@@ -345,10 +364,10 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"shared", "own"}))
       ->type_name("WHO")
       ->capture_default_str();
-  app.add_option("--text", arguments.text,
-                 "evaluation: held-out text that no head was identified on; held-out: all of it, "
-                 "for longer texts")
-      ->check(CLI::IsMember({"evaluation", "held-out"}))
+  app.add_option("--split", arguments.split,
+                 "Texts that settings are chosen on, texts that they are judged on, or all of them "
+                 "for longer ones")
+      ->check(CLI::IsMember({"validation", "test", "all"}))
       ->type_name("WHICH")
       ->capture_default_str();
   app.add_option("--threads", arguments.threads, "Threads; 0: all that OpenMP offers")

@@ -22,6 +22,9 @@
 #include "common/device.hpp"
 #include "common/exam.hpp"
 #include "common/files.hpp"
+#include "common/json_line.hpp"
+#include "common/plan_name.hpp"
+#include "common/plan_view.hpp"
 #include "common/progress.hpp"
 #include "common/prompt.hpp"
 #include "common/run_tool.hpp"
@@ -63,14 +66,23 @@ Examples:
   generate --file chapter.txt --plan duo --max-new 200 --stream
   generate --file chapter.txt --temperature 0.8 --top-p 0.95 --seed 7
   echo 'In the beginning' | generate --file - --plan int4
-  generate --model path/to/Llama-3.2-1B --tokens 128000,791,1893 --plan kivi2 --json)";
+  generate --model path/to/Llama-3.2-1B --tokens 1,12,3 --plan kivi2 --json)";
 }
 
+// What is known of a plan, whatever its elements are.
+struct MadePlan {
+  PlanNeeds needs;
+  io::OrderedJson settings;
+  UnusedBudgets unused;
+};
+
 std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference::Llama& model,
-                                     const Device& device, PlanNeeds& needs) {
+                                     const Device& device, std::size_t prompt, MadePlan& made) {
   const auto plan_of = [&]<Element E>() {
-    auto plan = make_plan<E>(arguments.plan, model.config().shape(), arguments.model);
-    needs = needs_of(plan);
+    auto plan =
+        make_plan<E>(arguments.plan, model.config().shape(), arguments.model, &made.settings);
+    made.needs = needs_of(plan);
+    made.unused = unused_budgets(plan, prompt);
     return plan;
   };
   if (arguments.dtype == "float32") return make_sequence(model, plan_of.operator()<float>());
@@ -86,6 +98,7 @@ std::string shown(int token, bool bytes, bool to_terminal) {
 }
 
 struct Generated {
+  MadePlan plan;
   std::size_t prompt_tokens = 0;
   std::vector<int> tokens;
   std::string text;  // of a model that writes bytes
@@ -102,11 +115,11 @@ Generated generate(const Arguments& arguments, const reference::Llama& model,
   const bool bytes = model.config().vocabulary == 256;
   const std::vector<int> prompt = prompt_tokens(arguments.prompt, model.config().vocabulary);
   reference::Sampler sampler{arguments.sampler};
-  PlanNeeds needs;
-  const auto cache = make_cache(arguments, model, device, needs);
+  Generated result;
+  const auto cache = make_cache(arguments, model, device, prompt.size(), result.plan);
+  const PlanNeeds& needs = result.plan.needs;
   const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
 
-  Generated result;
   result.prompt_tokens = prompt.size();
   const Stopwatch prefill;
   std::vector<float> logits;
@@ -159,6 +172,7 @@ Generated generate(const Arguments& arguments, const reference::Llama& model,
 void print_json(const Arguments& arguments, const Generated& result) {
   const nlohmann::json json{{"model", arguments.model},
                             {"plan", arguments.plan.plan},
+                            {"settings", result.plan.settings},
                             {"device", arguments.device},
                             {"dtype", arguments.dtype},
                             {"threads", threads()},
@@ -173,8 +187,7 @@ void print_json(const Arguments& arguments, const Generated& result) {
                             {"prefill_ms", result.prefill_ms},
                             {"compress_ms", result.compress_ms},
                             {"decode_ms_per_token", result.decode_ms}};
-  constexpr auto replace = nlohmann::json::error_handler_t::replace;
-  fmt::print("{}\n", json.dump(-1, ' ', false, replace));
+  fmt::print("{}\n", as_line(json));
 }
 
 void print_costs(const Arguments& arguments, const Generated& result) {
@@ -186,6 +199,12 @@ void print_costs(const Arguments& arguments, const Generated& result) {
              arguments.plan.plan, thousands(result.prompt_tokens), thousands(result.tokens.size()),
              Bytes{result.bytes}, Bytes{result.bytes_read}, fixed(result.prefill_ms, 0),
              fixed(result.decode_ms, 2));
+  if (!result.plan.settings.empty()) {
+    fmt::print(stderr, "  settings  {}\n", shown_settings(result.plan.settings));
+  }
+  if (result.plan.unused.heads > 0) {
+    fmt::print(stderr, "  budgets   {}\n", shown_unused(result.plan.unused, result.prompt_tokens));
+  }
   if (result.compress_ms > 0) {
     fmt::print(stderr, "  compress  {} ms, once behind the prompt\n", fixed(result.compress_ms, 0));
   }

@@ -19,9 +19,9 @@ constexpr const char* footer = R"(
 Examples:
   identify_heads duo --out gates                    train gates for the shipped model
   identify_heads duo --method ablation --out gates  or try each head by itself
-  generate --plan duo@gates:0.5 --prompt ...        a cache with half of the heads streaming
+  generate --plan duo@gates:0.5 --prompt 'In the beginning'  a cache with half of the heads streaming
   identify_heads headkv                             score query heads, to headkv/retrieval_heads.json
-  generate --plan headkv/retrieval_heads.json --capacity 128 --prompt ...
+  generate --plan headkv/retrieval_heads.json --capacity 128 --prompt 'In the beginning'
   identify_heads damage --out damage.json           what each head loses under each policy
   plan search --damage damage.json --weights DIR --bytes 1/16 --context 4096 plan.json
   identify_heads duo --help                         what there is to choose

@@ -4,6 +4,7 @@
 // another implementation: as text, or as JSON that keeps every digit.
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@
 #include <reference_model/llama.hpp>
 
 #include "common/files.hpp"
+#include "common/json_line.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
 #include "tool_plan.hpp"
@@ -66,12 +68,12 @@ std::vector<float> compute(const reference::Llama& model, Sequence& sequence,
 }
 
 void run(const Arguments& arguments) {
-  require(arguments.chunk > 0, "--chunk is 0, must be at least 1");
   const std::string folder = repository_path(arguments.model);
   require_model_folder(folder);
   const auto model = reference::Llama::load(folder);
-  const auto sequence =
-      make_sequence(model, make_plan<float>(arguments.plan, model.config().shape(), folder));
+  io::OrderedJson settings;
+  const auto sequence = make_sequence(
+      model, make_plan<float>(arguments.plan, model.config().shape(), folder, &settings));
   const std::vector<float> logits = compute(model, *sequence, arguments);
 
   const std::size_t vocabulary = model.config().vocabulary;
@@ -88,10 +90,11 @@ void run(const Arguments& arguments) {
     }
   }
   if (!arguments.json) return;
-  const nlohmann::json result{{"model", arguments.model},      {"plan", arguments.plan.plan},
-                              {"chunk", arguments.chunk},      {"vocabulary", vocabulary},
-                              {"kv_bytes", sequence->bytes()}, {"rows", printed}};
-  fmt::print("{}\n", result.dump());
+  const nlohmann::json result{{"model", arguments.model}, {"plan", arguments.plan.plan},
+                              {"settings", settings},     {"chunk", arguments.chunk},
+                              {"vocabulary", vocabulary}, {"kv_bytes", sequence->bytes()},
+                              {"rows", printed}};
+  fmt::print("{}\n", as_line(result));
 }
 
 }  // namespace
@@ -108,10 +111,12 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", arguments.tokens, "The tokens, by number")
       ->required()
       ->delimiter(',')
+      ->check(whole_number(0, std::numeric_limits<int>::max()))
       ->type_name("1,2,3");
   add_plan_options(app, arguments.plan);
   app.add_option("--chunk", arguments.chunk,
                  "Tokens fed per step; exact plans give the same for every chunk")
+      ->check(whole_number(1, 1'000'000))
       ->capture_default_str()
       ->type_name("N");
   app.add_flag("--all", arguments.all, "Logits of every token, not only of the last");

@@ -4,6 +4,7 @@
 // back. Loads no weights: a plan knows what its cache will cost before there is one.
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -17,7 +18,11 @@
 #include <kvpolicy/io/head_scores.hpp>
 #include <kvpolicy/io/plan_json.hpp>
 
+#include "common/error_text.hpp"
+#include "common/json_line.hpp"
 #include "common/model_sizes.hpp"
+#include "common/pattern_folder.hpp"
+#include "common/plan_name.hpp"
 #include "common/plan_search.hpp"
 #include "common/plan_view.hpp"
 #include "common/run_tool.hpp"
@@ -75,8 +80,8 @@ constexpr const char* examples = R"(Examples:
 // The shape that a file implies; what it leaves open (head_dim, say) does not show in a picture.
 std::optional<ModelShape> implied_shape(const std::string& path) {
   if (!fs::exists(path)) return std::nullopt;
-  if (fs::is_directory(path)) {
-    const HeadGates gates = io::load_duo_pattern(path).gates;
+  if (is_pattern_path(path)) {
+    const HeadGates gates = io::load_duo_pattern(pattern_folder(path)).gates;
     return ModelShape{gates.layers(), gates.heads(), gates.heads(), 128};
   }
   const std::string text = io::read_text_file(path);
@@ -87,7 +92,7 @@ std::optional<ModelShape> implied_shape(const std::string& path) {
 }
 
 bool is_plan_file(const std::string& path) {
-  if (!fs::is_regular_file(path)) return false;
+  if (!fs::is_regular_file(path) || is_pattern_path(path)) return false;
   const io::Json json = io::parse_json(io::read_text_file(path), path);
   return json.is_object() && json.contains("format");
 }
@@ -103,7 +108,9 @@ ModelShape shape_of(const Arguments& a) {
   return parse_shape(a.weights);
 }
 
-Plan plan_of(const Arguments& a) { return make_plan<bfloat16>(a.plan, shape_of(a), a.weights); }
+Plan plan_of(const Arguments& a, OrderedJson* settings = nullptr) {
+  return make_plan<bfloat16>(a.plan, shape_of(a), a.weights, settings);
+}
 
 // ---- show
 
@@ -114,12 +121,13 @@ void show(const Arguments& a) {
     if (const auto implied = implied_shape(own.plan.plan)) {
       own.shape = fmt::format("{},{},{},{}", implied->layers, implied->q_heads, implied->kv_heads,
                               implied->head_dim);
-      if (!is_plan_file(own.plan.plan) && !fs::is_directory(own.plan.plan)) {
+      if (!is_plan_file(own.plan.plan) && !is_pattern_path(own.plan.plan)) {
         note = "each query head is taken for a KV head; --shape says otherwise";
       }
     }
   }
-  const Plan plan = plan_of(own);
+  OrderedJson settings;
+  const Plan plan = plan_of(own, &settings);
   const ModelShape& shape = plan.shape();
   const std::string text = io::format_plan(plan);
   if (a.json) {
@@ -128,6 +136,7 @@ void show(const Arguments& a) {
   }
   fmt::print("{}: {} layers, {} KV heads each\n\n{}", own.plan.plan, shape.layers, shape.kv_heads,
              plan_map(plan, wants_colour(stdout)));
+  if (!settings.empty()) fmt::print("\nsettings: {}\n", shown_settings(settings));
   if (!note.empty()) fmt::print("\nnote: {}\n", note);
   if (fs::is_directory(a.plan.plan) && a.plan.rule == DuoRule::exact_count) {
     const std::string tie = tie_text(io::load_duo_pattern(a.plan.plan).gates, a.plan.sparsity);
@@ -141,9 +150,10 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
   const HeadScores scores = io::load_head_scores(a.plan.plan);
   const HeadKvBudgetConfig config = a.plan.headkv.budgets();
   if (!a.shape.empty()) kv_heads = parse_shape(a.shape).kv_heads;
-  const HeadBudgets made =
-      a.published ? published_headkv_budgets(scores, config)
-                  : headkv_budgets(scores, kv_heads == 0 ? scores.heads() : kv_heads, config);
+  const HeadBudgets made = named_by(a.plan.plan, [&] {
+    return a.published ? published_headkv_budgets(scores, config)
+                       : headkv_budgets(scores, kv_heads == 0 ? scores.heads() : kv_heads, config);
+  });
   std::size_t sum = 0;
   for (const std::size_t budget : made.values()) sum += budget;
   const auto [least, most] = std::ranges::minmax(made.values());
@@ -160,7 +170,7 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
       const auto row = made.layer(layer);
       json["budgets"].push_back(std::vector<std::size_t>(row.begin(), row.end()));
     }
-    fmt::print("{}\n", json.dump());
+    fmt::print("{}\n", as_line(json));
     return;
   }
   const std::size_t width = std::max<std::size_t>(thousands(most).size(), 2);
@@ -180,8 +190,8 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
 
 // Calls f(plan, full) with the plan in the element type asked for, and one that keeps everything.
 template <class F>
-void with_dtype(const Arguments& a, F f) {
-  const Plan plan = plan_of(a);
+void with_dtype(const Arguments& a, OrderedJson& settings, F f) {
+  const Plan plan = plan_of(a, &settings);
   if (a.dtype == "f32") {
     // The file does not know the element type, which makes it the way from one to another.
     return f(io::parse_plan<AnyPlan<float>>(io::format_plan(plan)), AnyPlan<float>{plan.shape()});
@@ -190,15 +200,18 @@ void with_dtype(const Arguments& a, F f) {
 }
 
 void memory(const Arguments& a) {
-  with_dtype(a, [&]<class P>(const P& plan, const P& full) {
+  OrderedJson settings;
+  with_dtype(a, settings, [&]<class P>(const P& plan, const P& full) {
     const auto shares = policy_shares(plan, a.context, a.options());
     const MemoryEstimate estimate = plan.memory(a.context, a.options(), true);
     const std::size_t before = plan.memory(a.context, a.options()).total();
     const std::size_t total = estimate.total();
     const std::size_t whole = full.memory(a.context, a.options()).total();
     const double smaller = static_cast<double>(whole) / static_cast<double>(total);
+    const UnusedBudgets unused = unused_budgets(plan, a.context);
     if (a.json) {
       OrderedJson json = {{"plan", a.plan.plan},
+                          {"settings", settings},
                           {"context", a.context},
                           {"dtype", a.dtype},
                           {"bytes", total},
@@ -207,12 +220,13 @@ void memory(const Arguments& a) {
                           {"times_smaller", smaller},
                           {"tail", estimate.tail},
                           {"queries", estimate.queries},
+                          {"unused_budget_rows", unused.rows},
                           {"policies", OrderedJson::array()}};
       for (const auto& share : shares) {
         json["policies"].push_back(
             {{"policy", share.name}, {"heads", share.heads}, {"bytes", share.bytes}});
       }
-      fmt::print("{}\n", json.dump());
+      fmt::print("{}\n", as_line(json));
       return;
     }
     Table table;
@@ -234,22 +248,28 @@ void memory(const Arguments& a) {
     if (before != total) {
       fmt::print("before its heads are compressed this one takes {}\n", Bytes{before});
     }
+    if (unused.heads > 0) fmt::print("{}\n", shown_unused(unused, a.context));
+    if (!settings.empty()) fmt::print("settings: {}\n", shown_settings(settings));
   });
 }
 
 void max_context(const Arguments& a) {
   const std::size_t bytes = parse_bytes(a.memory);
-  with_dtype(a, [&]<class P>(const P& plan, const P& full) {
+  OrderedJson settings;
+  with_dtype(a, settings, [&]<class P>(const P& plan, const P& full) {
     const auto own = plan.max_context(bytes, a.options());
     const auto whole = full.max_context(bytes, a.options());
     constexpr std::size_t endless = std::size_t{1} << 38;
     const bool unlimited = own.value_or(0) >= endless;
     if (a.json) {
-      OrderedJson json = {{"plan", a.plan.plan}, {"memory", bytes}, {"dtype", a.dtype}};
+      OrderedJson json = {{"plan", a.plan.plan},
+                          {"settings", settings},
+                          {"memory", bytes},
+                          {"dtype", a.dtype}};
       json["tokens"] = unlimited ? OrderedJson{} : OrderedJson(own.value_or(0));
       json["unlimited"] = unlimited;
       json["tokens_full"] = whole.value_or(0);
-      fmt::print("{}\n", json.dump());
+      fmt::print("{}\n", as_line(json));
       return;
     }
     const std::string tokens =
@@ -287,7 +307,7 @@ void search(const Arguments& a) {
                               {"bytes_full", full},       {"times_smaller", smaller},
                               {"damage", found.damage},   {"choices", menu.choices.size()},
                               {"plan", OrderedJson::parse(io::format_plan(found.plan))}};
-    fmt::print("{}\n", json.dump());
+    fmt::print("{}\n", as_line(json));
     return;
   }
   fmt::print("{} at {} tokens, {:.2f}x smaller than a full cache ({} allowed)\n"
@@ -367,6 +387,14 @@ void convert(const Arguments& a) {
 
 // ---- the command line
 
+// Longer than any text; with it bytes stay countable.
+constexpr std::uint64_t most_tokens = std::uint64_t{1} << 40;
+
+// As CacheOptions takes it.
+CLI::Validator page_size() {
+  return CLI::IsMember({16, 32, 64, 128, 256, 512, 1024, 2048, 4096}).description("");
+}
+
 void add_shape(CLI::App& app, Arguments& a) {
   app.add_option("--shape", a.shape,
                  "The model: a known name, layers,q_heads,kv_heads,head_dim, or "
@@ -414,19 +442,30 @@ int main(int argc, char** argv) {
   budgets_command
       ->add_option("--capacity", a.plan.headkv.capacity,
                    "Rows per head on average, window included")
+      ->check(whole_number(1, most_tokens))
       ->capture_default_str();
   budgets_command->add_option("--window", a.plan.headkv.window, "Latest rows, always kept")
+      ->check(whole_number(0, most_tokens))
       ->capture_default_str();
   budgets_command->add_option("--beta", a.plan.headkv.beta, "1 / beta of the rows go by score")
+      ->check(number_from(1, 1e9))
       ->capture_default_str();
   budgets_command->add_option("--score-power", a.plan.headkv.score_power,
                               "Scores are raised to this power first")
+      ->check(number_from(0, 100))
       ->capture_default_str();
-  budgets_command->add_option("--kv-heads", kv_heads,
-                              "KV heads of a layer (default: as many as query heads)");
-  budgets_command->add_option("--shape", a.shape, "Or the model, by name")->type_name("SHAPE");
-  budgets_command->add_flag("--published", a.published,
-                            "The published integers, per query head, which sum to nearly the same");
+  auto* kv_option = budgets_command
+                        ->add_option("--kv-heads", kv_heads,
+                                     "KV heads of a layer (default: as many as query heads)")
+                        ->check(whole_number(1, 1 << 20));
+  auto* shape_option = budgets_command->add_option("--shape", a.shape, "Or the model, by name")
+                           ->type_name("SHAPE")
+                           ->excludes(kv_option);
+  budgets_command
+      ->add_flag("--published", a.published,
+                 "The published integers, per query head, which sum to nearly the same")
+      ->excludes(kv_option)
+      ->excludes(shape_option);
 
   CLI::App* memory_command = add_command(app, "memory", "Bytes of a cache, policy by policy", a);
   CLI::App* context_command =
@@ -437,10 +476,17 @@ int main(int argc, char** argv) {
     command->add_option("--dtype", a.dtype, "Element type of exact rows")
         ->check(CLI::IsMember({"bf16", "f16", "f32"}))
         ->capture_default_str();
-    command->add_option("--page-rows", a.page_rows, "Rows of a page")->capture_default_str();
+    command->add_option("--page-rows", a.page_rows, "Rows of a page")
+        ->check(page_size())
+        ->capture_default_str();
     command->footer(models);
   }
-  memory_command->add_option("--context", a.context, "Tokens in the cache")->capture_default_str();
+  const auto add_context = [&](CLI::App& command) {
+    command.add_option("--context", a.context, "Tokens in the cache")
+        ->check(whole_number(1, most_tokens))
+        ->capture_default_str();
+  };
+  add_context(*memory_command);
   context_command->add_option("--memory", a.memory, "Memory for the cache: 80GB, 24GiB, …")
       ->capture_default_str();
 
@@ -450,7 +496,7 @@ int main(int argc, char** argv) {
   search_command->add_option("--bytes", a.budget, "For the cache: 1/8 of a full one, or 64MB")
       ->type_name("SIZE")
       ->capture_default_str();
-  search_command->add_option("--context", a.context, "Tokens in the cache")->capture_default_str();
+  add_context(*search_command);
   search_command->add_option("--damage", a.known.damage, "What `identify_heads damage` measured")
       ->type_name("FILE");
   search_command->add_option("--gates", a.known.gates, "Or a DuoAttention pattern")->type_name("FOLDER");

@@ -18,6 +18,7 @@
 
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/headkv.hpp>
+#include <kvpolicy/io/policy_json.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
 
@@ -35,25 +36,28 @@ struct PlanArguments {
 /// Adds --plan, and the options that go with patterns and scores.
 void add_plan_options(CLI::App& app, PlanArguments& arguments);
 
-/// The forms that `--plan` takes, a line each.
+/// The forms that `--plan` takes, a line each, and their settings.
 [[nodiscard]] const char* plan_help();
 
 /// @throws ConfigError unless `plan` is a name or something that exists.
 void require_plan_source(const std::string& plan);
 
-/// The plan that the arguments mean. Names that need trained gates or head scores find them in
-/// `weights`: duo/full_attention_heads.tsv with config.json, headkv/retrieval_heads.json.
+/// The plan that the arguments mean: the same in every tool. Names that need trained gates or head
+/// scores find them in `weights`: duo/full_attention_heads.tsv with config.json,
+/// headkv/retrieval_heads.json. `settings` gets everything that the plan was made with, what the
+/// name left open included: {"capacity": 128, "kernel": 7, ...}.
 /// @throws ConfigError, FormatError
 template <Element E>
 [[nodiscard]] AnyPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
-                                   const std::filesystem::path& weights = {});
+                                   const std::filesystem::path& weights = {},
+                                   io::OrderedJson* settings = nullptr);
 
 extern template AnyPlan<float> make_plan(const PlanArguments&, const ModelShape&,
-                                         const std::filesystem::path&);
+                                         const std::filesystem::path&, io::OrderedJson*);
 extern template AnyPlan<half> make_plan(const PlanArguments&, const ModelShape&,
-                                        const std::filesystem::path&);
+                                        const std::filesystem::path&, io::OrderedJson*);
 extern template AnyPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&,
-                                            const std::filesystem::path&);
+                                            const std::filesystem::path&, io::OrderedJson*);
 
 /// What a tool has to do for a plan to show what it can: call `compress()` behind the prompt, read
 /// `Read::selected` when it decodes.

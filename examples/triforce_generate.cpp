@@ -18,6 +18,7 @@
 
 #include "common/exam.hpp"
 #include "common/files.hpp"
+#include "common/json_line.hpp"
 #include "common/prompt.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
@@ -75,7 +76,7 @@ Examples:
   triforce_generate --questions 0 --max-new 400 --temperature 0.8 --top-p 0.95 --seed 7
   triforce_generate --file chapter.txt --method ngram --max-new 200 --stop .
   triforce_generate --quantise 4                  the target's rows in 4 bits but for the latest
-  triforce_generate --model DIR --draft-model DIR --tokens 128000,791,1893
+  triforce_generate --model DIR --draft-model DIR-draft --tokens 1,12,3
 
 The table: a pass reads a model once; of the places that a level judged a share was accepted. What a
 pass of the target brings, and how much less the passes below it cost, is the gain: long texts and
@@ -180,8 +181,7 @@ void run(Arguments& arguments) {
     const SpeculationResult result = run_speculation(text, turns, !arguments.alone);
     nlohmann::json json = settings_json(arguments);
     json.update(as_json(text, turns, result, bytes));
-    constexpr auto replace = nlohmann::json::error_handler_t::replace;
-    fmt::print("{}\n", json.dump(-1, ' ', false, replace));
+    fmt::print("{}\n", as_line(json));
     return;
   }
   SpeculationDisplay display{turns, {text.proposers(), bytes, wants_colour(stdout)}};

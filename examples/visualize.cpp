@@ -20,6 +20,7 @@
 
 #include "common/exam.hpp"
 #include "common/files.hpp"
+#include "common/json_line.hpp"
 #include "common/progress.hpp"
 #include "common/prompt.hpp"
 #include "common/retrieval_text.hpp"
@@ -43,6 +44,7 @@ struct Arguments {
   std::uint64_t text_seed = 1;
   std::string stop;
   RecordSettings settings;
+  io::OrderedJson made_with;  // settings of the plan
   std::string out = "visualize.html";
   std::size_t threads = 0;
   bool json = false;
@@ -66,7 +68,7 @@ Examples:
   visualize --plan snapkv:128                      what a prompt's end wants to keep of it
   visualize --plan search:0.125,4096               an eighth of the bytes, spent head by head
   visualize --file chapter.txt --plan int4 --max-new 100
-  visualize --model path/to/Llama-3.2-1B --tokens 128000,791,1893 --plan kivi2 --json
+  visualize --model path/to/Llama-3.2-1B --tokens 1,12,3 --plan kivi2 --json
 
 Then open the page in a browser. A prompt of many tokens is recorded at --steps places, what follows
 it token by token.)";
@@ -93,7 +95,8 @@ Recording make_recording(Arguments& arguments) {
           "--stop is a text, but the model does not write bytes: its vocabulary is ", vocabulary);
   const std::vector<int> prompt = read_prompt(arguments, vocabulary);
   arguments.settings.stop = tokens_of(arguments.stop);
-  auto plan = make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model);
+  auto plan = make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model,
+                                  &arguments.made_with);
   Progress progress;
   Recording recording =
       record(model, std::move(plan), prompt, arguments.settings,
@@ -146,6 +149,7 @@ void print_json(const Arguments& arguments, const Recording& recording, const Ht
   const Step& last = recording.steps.back();
   nlohmann::json json{{"model", arguments.model},
                       {"plan", recording.plan},
+                      {"settings", arguments.made_with},
                       {"threads", threads()},
                       {"prompt_tokens", recording.prompt_tokens},
                       {"new_tokens", recording.tokens.size() - recording.prompt_tokens},
@@ -157,8 +161,7 @@ void print_json(const Arguments& arguments, const Recording& recording, const Ht
                       {"page", arguments.out},
                       {"page_bytes", page.html.size()}};
   if (recording.vocabulary == 256) json["text"] = new_text(recording);
-  constexpr auto replace = nlohmann::json::error_handler_t::replace;
-  fmt::print("{}\n", json.dump(-1, ' ', false, replace));
+  fmt::print("{}\n", as_line(json));
 }
 
 void print_summary(const Arguments& arguments, const Recording& recording, const HtmlPage& page) {

@@ -22,8 +22,8 @@ struct ByteBudget {
 };
 
 /// Bytes of one row's key and value in bfloat16, or in so many bits with a scale and a zero in half
-/// for 32 channels (16 where 32 does not divide head_dim). `bits`: 16, 8, 4 or 2.
-[[nodiscard]] double row_bytes(const ModelShape& shape, std::size_t bits);
+/// for `group` channels; 0: 32, or 16 where 32 does not divide head_dim. `bits`: 16, 8, 4 or 2.
+[[nodiscard]] double row_bytes(const ModelShape& shape, std::size_t bits, std::size_t group = 0);
 
 /// `method` with the setting that comes closest to the budget from below, as a `--plan`:
 ///
@@ -33,12 +33,14 @@ struct ByteBudget {
 ///   duo                             "duo:0.8125"            the fewest heads stream that may
 ///   search                          "search:0.25,4096"      what plan search finds for the bytes
 ///
-/// "@FILE" and "+int4" stay where they are and count. The latest 128 rows of quantised retrieval
-/// heads count as exact. @throws ConfigError for another method, or a budget that it cannot meet:
-/// one row per head, or all heads streaming.
+/// "@FILE", "+int4" and settings with a name ("headkv:kernel=29") stay where they are; bits, groups
+/// and what duo's windows keep count. The latest 128 rows of quantised retrieval heads count as
+/// exact. @throws ConfigError for another method, or a budget that it cannot meet: one row per
+/// head, or all heads streaming.
 [[nodiscard]] std::string at_equal_bytes(const std::string& method, const ByteBudget& budget);
 
-/// A `--plan` without its settings: "duo@gates/a+int4:0.5" is "duo@gates/a+int4".
+/// A `--plan` without its numbers: "duo@gates/a+int4:0.5" is "duo@gates/a+int4",
+/// "headkv:64,kernel=29" is "headkv:kernel=29".
 [[nodiscard]] std::string method_of(const std::string& plan);
 
 /// "1/4", "0.25" or "25%". @throws ConfigError unless it is a share above 0 and at most 1.

@@ -16,6 +16,8 @@
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/io/text_file.hpp>
 
+#include "json_line.hpp"
+
 namespace kvpolicy::tools {
 namespace {
 
@@ -48,6 +50,7 @@ nlohmann::ordered_json key_of(const Point& point) {
                              {"plan", point.plan},
                              {"method", point.method}};
   if (point.share > 0) key["share"] = rounded(point.share);
+  if (!point.settings.empty()) key["settings"] = point.settings;
   return key;
 }
 
@@ -86,12 +89,13 @@ std::string file_of(const std::string& command, const nlohmann::json& settings,
       "the same tasks for every plan. marks: a question each, 1 right, o the key of the other of "
       "the two names. nats: surprise per byte. answer_ and text_ kl and same: divergence from the "
       "full cache in nats per byte, share of the same likeliest bytes. kv_bytes: pages; row_bytes: "
-      "rows kept where the answer begins, by_head: of each KV head, layer after layer";
+      "rows kept where the answer begins, by_head: of each KV head, layer after layer. settings: all "
+      "that the plan was made with";
   std::string text = fmt::format("{{\n  \"what\": {},\n  \"command\": {},\n  \"settings\": {},\n",
-                                 what.dump(), nlohmann::json(command).dump(), settings.dump());
+                                 as_line(what), as_line(nlohmann::json(command)), as_line(settings));
   text += "  \"points\": [";
   for (std::size_t i = 0; i < points.size(); ++i) {
-    text += (i == 0 ? "\n    " : ",\n    ") + points[i].dump();
+    text += (i == 0 ? "\n    " : ",\n    ") + as_line(points[i]);
   }
   return text + "\n  ]\n}\n";
 }
@@ -104,9 +108,9 @@ std::vector<nlohmann::ordered_json> points_of(const std::string& path,
   require<FormatError>(file.is_object() && file.contains("settings") && file.contains("points") &&
                            file["points"].is_array(),
                        path, ": is not a file that evaluate has written; give another --out");
-  require(nlohmann::json::parse(file["settings"].dump()) == settings, path,
-          ": was measured with other settings: ", file["settings"].dump(), ", these are ",
-          settings.dump(), "; use those, or give another --out");
+  require(as_line(nlohmann::json::parse(as_line(file["settings"]))) == as_line(settings), path,
+          ": was measured with other settings: ", as_line(file["settings"]), ", these are ",
+          as_line(settings), "; use those, or give another --out");
   return {file["points"].begin(), file["points"].end()};
 }
 
@@ -114,7 +118,8 @@ const nlohmann::ordered_json* find_point(const std::vector<nlohmann::ordered_jso
                                          const Point& point) {
   const nlohmann::ordered_json key = key_of(point);
   for (const auto& known : points) {
-    bool same = known.contains("share") == key.contains("share");
+    bool same = known.contains("share") == key.contains("share") &&
+                known.contains("settings") == key.contains("settings");
     for (const auto& [name, value] : key.items()) {
       same = same && known.contains(name) && known[name] == value;
     }
@@ -168,6 +173,7 @@ std::vector<Point> measure(const reference::Llama& model, Suite suite, const Sui
                   .plan = entries[e].plan.name,
                   .method = entries[e].method,
                   .share = entries[e].share,
+                  .settings = entries[e].plan.settings,
                   .outcome = {}};
       for (const Job& job : jobs) {
         if (job.seed == s) point.outcome.add(job.outcomes[e]);

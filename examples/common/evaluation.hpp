@@ -25,14 +25,16 @@ struct Point {
   std::size_t length = 0;
   std::uint64_t seed = 0;
   std::string plan;    ///< with its settings: "h2o:512"
-  std::string method;  ///< without: "h2o"
+  std::string method;  ///< without its numbers: "h2o"
   double share = 0;    ///< of the full cache's bytes that its settings were made for; 0: none
+  io::OrderedJson settings = {};  ///< all of the plan's, what its name leaves open included
   Outcome outcome;
 
   /// Whether it is the same measurement.
   [[nodiscard]] bool same_as(const Point& other) const {
     return suite == other.suite && length == other.length && seed == other.seed &&
-           plan == other.plan && method == other.method && share == other.share;
+           plan == other.plan && method == other.method && share == other.share &&
+           settings == other.settings;
   }
 };
 
@@ -46,7 +48,8 @@ struct Entry {
 /// Everything that decides about results, besides a point's own fields.
 [[nodiscard]] nlohmann::json settings_of(const SuiteConfig& config, const std::string& model);
 
-/// A point on a line: {"suite": …, "tokens": …, "seed": …, "plan": …, "marks" or measures, bytes}.
+/// A point on a line: {"suite": …, "tokens": …, "seed": …, "plan": …, "settings": {…}, "marks" or
+/// measures, bytes}.
 /// Bytes are means over the point's questions or texts, to the byte; measures have six digits.
 [[nodiscard]] nlohmann::ordered_json as_json(const Point& point);
 

@@ -15,6 +15,7 @@
 
 #include <kvpolicy/format.hpp>
 
+#include "plan_name.hpp"
 #include "table.hpp"
 #include "terminal.hpp"
 
@@ -128,6 +129,19 @@ std::string table_of(const Measure& measure, const Points& points) {
   return table.markdown();
 }
 
+// "- `headkv:128`: capacity 128, kernel 7": what the names of the plans leave open.
+std::string settings_list(const Points& points) {
+  std::string text;
+  for (const std::string& plan :
+       distinct(points, [](const Json& point) { return point["plan"].get<std::string>(); })) {
+    const auto point = std::ranges::find_if(
+        points, [&](const Json& one) { return one["plan"] == plan && one.contains("settings"); });
+    if (point == points.end()) continue;
+    text += fmt::format("- `{}`: {}\n", plan, shown_settings((*point)["settings"]));
+  }
+  return text.empty() ? "" : "\nSettings:\n\n" + text;
+}
+
 }  // namespace
 
 std::string evaluation_tables(const std::vector<nlohmann::ordered_json>& points) {
@@ -141,7 +155,7 @@ std::string evaluation_tables(const std::vector<nlohmann::ordered_json>& points)
     text +=
         fmt::format("{}{}:\n\n{}", text.empty() ? "" : "\n", measure.title, table_of(measure, own));
   }
-  return text;
+  return text + settings_list(points);
 }
 
 }  // namespace kvpolicy::tools

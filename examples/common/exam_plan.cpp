@@ -2,9 +2,7 @@
 #include "exam_plan.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -13,17 +11,11 @@
 #include <kvpolicy/format.hpp>
 
 #include "../tool_plan.hpp"
-#include "terminal.hpp"
+#include "error_text.hpp"
+#include "plan_name.hpp"
 
 namespace kvpolicy::tools {
 namespace {
-
-// What HeadKV's paper chose for large models over word pieces does not fit small ones over bytes:
-// votes are pooled over 7 word pieces, about 28 bytes, so that what surrounds a row that is looked
-// at survives with it; and where few heads have nearly all of the score, beta = 1.005 leaves the
-// others with their window alone, beta = 2 with half of an equal share.
-constexpr std::size_t byte_kernel = 4 * 7 + 1;
-constexpr double byte_beta = 2.0;
 
 // Which rows a scorer keeps.
 std::string ranked_rows(const SnapKvScorer::Config& scorer) {
@@ -51,23 +43,20 @@ std::string describe_head(const typename P::Config& config) {
 }
 
 // fastgen:recovery,local,frequent
-FastGenConfig fastgen_config(const std::string& name) {
-  // Bytes, not word pieces: four times as many, so that the queries are those of the whole question.
-  FastGenConfig config{.sinks = 16, .window = 32};
-  const std::size_t colon = std::min(name.find(':'), name.size());
-  require(name.substr(0, colon) == "fastgen", "--plan ", name, ": is not the name of a plan");
-  const char* at = name.data() + colon;
-  const char* const end = name.data() + name.size();
-  for (double* number : {&config.recovery, &config.local_share, &config.frequent_share}) {
-    if (at == end) break;
-    const auto [next, error] = std::from_chars(at + 1, end, *number);
-    require(error == std::errc{} && (next == end || *next == ','), "--plan ", name,
-            ": behind the colon come up to three numbers: recovery, local, frequent");
-    at = next;
-  }
-  require(at == end, "--plan ", name, ": fastgen takes at most 3 numbers");
-  config.validate();
-  return config;
+FastGenConfig fastgen_config(PlanName& name) {
+  FastGenConfig config;
+  name.place({"recovery", "local", "frequent"});
+  name.require_exact_rows();
+  config.recovery = name.number("recovery", config.recovery);
+  config.local_share = name.number("local", config.local_share);
+  config.frequent_share = name.number("frequent", config.frequent_share);
+  config.sinks = name.count("sinks", config.sinks);
+  config.window = name.count("window", config.window);
+  name.refuse_others();
+  return named_by("--plan " + name.text, [&] {
+    config.validate();
+    return config;
+  });
 }
 
 }  // namespace
@@ -78,31 +67,35 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
     const SpeculationSetup setup;
     const std::string folder = draft_folder_of(model_folder);
     require_draft_folder(folder);
-    return {name,
-            target_plan(shape, setup),
-            {},
-            false,
-            compress,
-            setup,
-            std::make_shared<const reference::Llama>(reference::Llama::load(folder)),
-            {}};
+    ExamPlan exam{.name = name, .plan = target_plan(shape, setup), .compress = compress};
+    exam.settings = {{"chunk", setup.chunk}, {"budget", setup.budget}};
+    exam.speculation = setup;
+    exam.small_model = std::make_shared<const reference::Llama>(reference::Llama::load(folder));
+    return exam;
   }
-  if (name.starts_with("fastgen")) {
-    const FastGenConfig config = fastgen_config(name);
+  if (PlanName parts{name}; parts.name == "fastgen") {
+    const FastGenConfig config = fastgen_config(parts);
     // Until it chooses, every head keeps all rows, and the queries to choose by.
     constexpr std::size_t every_row = std::size_t{1} << 40;
     AnyPlan<bfloat16> plan{shape, HeadBudgetCache<DenseStorage<bfloat16>>::Config{
                                       .budget = every_row, .scorer = config.scorer()}};
-    return {name, std::move(plan), {}, true, compress, {}, nullptr, config};
+    ExamPlan exam{.name = name, .plan = std::move(plan), .compresses = true, .compress = compress};
+    exam.settings = parts.settings();
+    exam.fastgen = config;
+    return exam;
   }
   PlanArguments arguments;
   arguments.plan = name;
-  arguments.headkv.kernel = byte_kernel;
-  arguments.headkv.beta = byte_beta;
-  auto plan = make_plan<bfloat16>(arguments, shape, model_folder);
+  io::OrderedJson settings;
+  auto plan = make_plan<bfloat16>(arguments, shape, model_folder, &settings);
   const PlanNeeds needs = needs_of(plan);
   const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
-  return {name, std::move(plan), reading, needs.compress, compress, {}, nullptr, {}};
+  return {.name = name,
+          .plan = std::move(plan),
+          .settings = std::move(settings),
+          .reading = reading,
+          .compresses = needs.compress,
+          .compress = compress};
 }
 
 std::string describe(const AnyPlan<bfloat16>& plan) {
@@ -146,13 +139,16 @@ std::string describe(const AnyPlan<bfloat16>& plan) {
 }
 
 std::string describe(const ExamPlan& plan) {
+  std::string text;
   if (plan.fastgen) {
-    return fmt::format("for each head, behind the prompt, the fewest rows with {} of the attention",
-                       percent(plan.fastgen->recovery));
+    text = "for each head, behind the prompt, the fewest rows with so much of the attention";
+  } else if (plan.speculation) {
+    text = "every row; a small model and chosen rows guess, all rows decide";
+  } else {
+    text = describe(plan.plan);
   }
-  if (!plan.speculation) return describe(plan.plan);
-  return fmt::format("every row; a small model and {} rows in chunks of {} guess, all rows decide",
-                     thousands(plan.speculation->budget), plan.speculation->chunk);
+  const std::string settings = shown_settings(plan.settings);
+  return settings.empty() ? text : fmt::format("{} ({})", text, settings);
 }
 
 HeadKinds kinds_of(const AnyPlan<bfloat16>& plan) {

@@ -10,6 +10,7 @@
 
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/fastgen.hpp>
+#include <kvpolicy/io/policy_json.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
 
@@ -26,7 +27,8 @@ enum class Compress : std::uint8_t { behind_question, behind_text };
 struct ExamPlan {
   std::string name;  ///< as the command line has it: "duo+int4"
   AnyPlan<bfloat16> plan;
-  Reading reading;  ///< of the tokens that it answers with
+  io::OrderedJson settings = {};  ///< that it was made with: tool_plan.hpp
+  Reading reading = {};           ///< of the tokens that it answers with
   bool compresses = false;
   Compress compress = Compress::behind_question;
   /// Answers come by guesses: the plan is that of the target's cache.
@@ -37,10 +39,12 @@ struct ExamPlan {
 };
 
 /// `name` is a `--plan` (tool_plan.hpp); gates and scores lie beside the model's weights.
-/// Heads that select read what they select, and select anew for every token. HeadKV's settings are
-/// those for a small model of bytes. "triforce" is full attention whose tokens are guessed before,
-/// with the help of the small model beside the model's folder. "fastgen:0.95" is FastGen with that
-/// recovery; "fastgen:0.95,0.1,0.2" with those shares of latest and of most attended rows.
+/// Heads that select read what they select, and select anew for every token. "triforce" is full
+/// attention whose tokens are guessed before, with the help of the small model beside the model's
+/// folder. "fastgen:0.95" is FastGen with that recovery; "fastgen:0.95,0.1,0.2" with those shares
+/// of latest and of most attended rows; "fastgen:0.95,sinks=16,window=32" with so many opening rows
+/// that the local choice keeps, and so many latest queries that decide, where the library has 4
+/// and 8.
 /// @throws ConfigError, FormatError
 [[nodiscard]] ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
                                       const std::string& model_folder,
@@ -49,6 +53,7 @@ struct ExamPlan {
 /// What the heads keep, on a line: "8 heads every row, 8 heads the first 16 rows and latest 128".
 [[nodiscard]] std::string describe(const AnyPlan<bfloat16>& plan);
 
+/// The same, and the settings.
 [[nodiscard]] std::string describe(const ExamPlan& plan);
 
 /// Which heads a plan treats as streaming heads: those with sinks and a window.

@@ -137,7 +137,7 @@ TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
 void smooth(std::vector<HeadChoice<Plan>>& choices, std::size_t head_dim, std::size_t tokens) {
   const auto bytes = [&](const HeadChoice<Plan>& choice) {
     return Plan{ModelShape{1, 1, 1, head_dim}, choice.config}
-        .memory(tokens, {.page_rows = 16}, true)
+        .memory(tokens, {.page_rows = 32}, true)
         .heads;
   };
   for (HeadChoice<Plan>& small : choices) {

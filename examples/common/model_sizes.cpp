@@ -5,16 +5,22 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include <reference_model/config.hpp>
+#include <kvpolicy/io/json_text.hpp>
+#include <kvpolicy/io/text_file.hpp>
+
+#include "error_text.hpp"
 
 namespace kvpolicy::tools {
 namespace {
+
+constexpr std::uintmax_t max_config_bytes = 1 << 20;
 
 constexpr std::pair<std::string_view, ModelShape> models[]{
     {"llama-2-7b", {32, 32, 32, 128}}, {"llama-2-13b", {40, 40, 40, 128}},
@@ -25,6 +31,34 @@ constexpr std::pair<std::string_view, ModelShape> models[]{
     {"qwen2.5-7b", {28, 28, 4, 128}},  {"qwen2.5-32b", {64, 40, 8, 128}},
     {"qwen2.5-72b", {80, 64, 8, 128}},
 };
+
+// The four numbers that a config.json of transformers has, whatever else the model computes.
+ModelShape shape_in(const std::filesystem::path& folder) {
+  const std::filesystem::path file = folder / "config.json";
+  const io::Json json = io::parse_json(io::read_text_file(file, max_config_bytes), file.string());
+  // Models with other parts have one config for each.
+  const bool nested = json.is_object() && json.contains("text_config");
+  const io::Json& config = nested ? json["text_config"] : json;
+  require<FormatError>(config.is_object(), file.string(), ": must be an object, is ",
+                       io::shown(config));
+  const auto number = [&](const char* key, std::size_t otherwise) {
+    const auto found = config.find(key);
+    if (found == config.end() || found->is_null()) {
+      require<FormatError>(otherwise > 0, file.string(), ": ", key, " is missing");
+      return otherwise;
+    }
+    return io::JsonObject::as_count(*found, message(file.string(), ", ", key),
+                                    std::size_t{1} << 20);
+  };
+  ModelShape shape;
+  shape.layers = number("num_hidden_layers", 0);
+  shape.q_heads = number("num_attention_heads", 0);
+  shape.kv_heads = number("num_key_value_heads", shape.q_heads);
+  require<FormatError>(shape.q_heads > 0, file.string(), ": num_attention_heads is 0");
+  const bool own = config.contains("head_dim") && !config["head_dim"].is_null();
+  shape.head_dim = own ? number("head_dim", 0) : number("hidden_size", 0) / shape.q_heads;
+  return named_by(file.string(), [&] { return (shape.validate(), shape); });
+}
 
 }  // namespace
 
@@ -43,12 +77,11 @@ ModelShape parse_shape(const std::string& text) {
   }
   if (four) {
     const ModelShape shape{numbers[0], numbers[1], numbers[2], numbers[3]};
-    shape.validate();
-    return shape;
+    return named_by("--shape " + text, [&] { return (shape.validate(), shape); });
   }
   std::error_code ignored;
   if (std::filesystem::is_directory(text, ignored)) {
-    return reference::load_llama_config(text).shape();
+    return shape_in(text);
   }
   throw ConfigError(message("--shape ", text, ": is neither a model folder, nor four numbers ",
                             "layers,q_heads,kv_heads,head_dim, nor one of\n", known_shapes()));

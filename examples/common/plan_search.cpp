@@ -13,7 +13,9 @@
 #include <kvpolicy/io/head_scores.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
 
+#include "error_text.hpp"
 #include "model_sizes.hpp"
+#include "pattern_folder.hpp"
 #include "terminal.hpp"
 
 namespace kvpolicy::tools {
@@ -40,13 +42,19 @@ SearchChoices guessed(const HeadGates& importance, const ModelShape& shape, std:
   return {choices_by_importance<Plan>(shape, importance, context, config), "a rule of thumb over " + from};
 }
 
-SearchChoices from_gates(const fs::path& folder, const ModelShape& shape, std::size_t context) {
-  return guessed(io::load_duo_pattern(folder).gates, shape, context, "gates (" + folder.string() + ")");
+SearchChoices from_gates(const fs::path& path, const ModelShape& shape, std::size_t context) {
+  const fs::path folder = pattern_folder(path);
+  const HeadGates gates = io::load_duo_pattern(folder).gates;
+  return named_by(folder.string(), [&] {
+    return guessed(gates, shape, context, "gates (" + folder.string() + ")");
+  });
 }
 
 SearchChoices from_scores(const fs::path& file, const ModelShape& shape, std::size_t context) {
-  return guessed(importance_of(io::load_head_scores(file), shape), shape, context,
-                 "head scores (" + file.string() + ")");
+  const HeadScores scores = io::load_head_scores(file);
+  return named_by(file.string(), [&] {
+    return guessed(importance_of(scores, shape), shape, context, "head scores (" + file.string() + ")");
+  });
 }
 
 }  // namespace

@@ -146,4 +146,33 @@ template std::vector<PolicyShare> policy_shares(const AnyPlan<float>&, std::size
 template std::vector<PolicyShare> policy_shares(const AnyPlan<bfloat16>&, std::size_t,
                                                 const CacheOptions&);
 
+template <Element E>
+UnusedBudgets unused_budgets(const AnyPlan<E>& plan, std::size_t tokens) {
+  UnusedBudgets unused;
+  const ModelShape& shape = plan.shape();
+  for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
+    AnyPlan<E>::visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
+                      [&]<class P>(const typename P::Config& config) {
+                        if constexpr (CompressingPolicy<P>) {
+                          // Heads that share hand their rows on.
+                          const std::size_t capacity = P::capacity(config);
+                          if (config.share_in_layer || capacity <= tokens) return;
+                          ++unused.heads;
+                          unused.rows += capacity - tokens;
+                        }
+                      });
+  }
+  return unused;
+}
+
+template UnusedBudgets unused_budgets(const AnyPlan<float>&, std::size_t);
+template UnusedBudgets unused_budgets(const AnyPlan<bfloat16>&, std::size_t);
+
+std::string shown_unused(const UnusedBudgets& unused, std::size_t tokens) {
+  return fmt::format(
+      "{} head{} may keep more rows than {} tokens have; {} rows of the budgets go to no head",
+      thousands(unused.heads), unused.heads == 1 ? "" : "s", thousands(tokens),
+      thousands(unused.rows));
+}
+
 }  // namespace kvpolicy::tools

@@ -36,4 +36,18 @@ extern template std::vector<PolicyShare> policy_shares(const AnyPlan<float>&, st
 extern template std::vector<PolicyShare> policy_shares(const AnyPlan<bfloat16>&, std::size_t,
                                                        const CacheOptions&);
 
+/// Heads whose budget is longer than a text: what they cannot use goes to no other head.
+struct UnusedBudgets {
+  std::size_t heads = 0;
+  std::size_t rows = 0;  ///< of all budgets, windows included, beyond the text
+};
+template <Element E>
+[[nodiscard]] UnusedBudgets unused_budgets(const AnyPlan<E>& plan, std::size_t tokens);
+
+extern template UnusedBudgets unused_budgets(const AnyPlan<float>&, std::size_t);
+extern template UnusedBudgets unused_budgets(const AnyPlan<bfloat16>&, std::size_t);
+
+/// "3 heads may keep more rows than 1,000 tokens have; 200 rows of the budgets go to no head".
+[[nodiscard]] std::string shown_unused(const UnusedBudgets& unused, std::size_t tokens);
+
 }  // namespace kvpolicy::tools

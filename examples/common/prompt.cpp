@@ -2,11 +2,13 @@
 #include "prompt.hpp"
 
 #include <iostream>
+#include <limits>
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/text_file.hpp>
 
 #include "exam.hpp"
+#include "run_tool.hpp"
 
 namespace kvpolicy::tools {
 
@@ -17,6 +19,7 @@ CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments,
       ->type_name("PATH");
   source->add_option("--tokens", arguments.tokens, "The prompt as numbers of tokens")
       ->delimiter(',')
+      ->check(whole_number(0, std::numeric_limits<int>::max()))
       ->type_name("N,N,...");
   source->require_option(0, 1);
   return source;

@@ -65,8 +65,8 @@ struct RetrievalTextConfig {
 
 /// That text in two parts that share no byte, so that no head is judged by a text that it was found
 /// on. The split is the first boundary of sentences at or behind 30 % of it: what identifies heads
-/// (gates, scores, the choice of a plan) draws from the first part, what measures them from the
-/// rest.
+/// and chooses (gates, scores, settings, a plan) draws from the first part, the validation split,
+/// what measures them from the rest, the test split.
 /// @throws as held_out_text
 [[nodiscard]] std::string identification_text();
 [[nodiscard]] std::string evaluation_text();

@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "error_text.hpp"
 #include "terminal.hpp"
 
 namespace kvpolicy::tools {
@@ -36,6 +37,19 @@ namespace kvpolicy::tools {
   return whole_number(0, std::numeric_limits<std::uint64_t>::max());
 }
 
+/// For shares and other numbers: CLI11 by itself would take any, NaN too.
+[[nodiscard]] inline CLI::Validator number_from(double least, double most) {
+  const auto check = [least, most](const std::string& text) -> std::string {
+    double number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    const bool read = error == std::errc{} && end == text.data() + text.size();
+    return read && number >= least && number <= most
+               ? ""
+               : fmt::format("'{}' is not a number from {:g} to {:g}", text, least, most);
+  };
+  return CLI::Validator{check, ""};
+}
+
 inline constexpr std::uint64_t most_threads = 256;
 
 template <class Work>
@@ -54,6 +68,10 @@ int run_tool(CLI::App& app, int argc, char** argv, Work work) {
     return 0;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "{}: not enough memory; try a shorter text or a smaller plan\n", name);
+  } catch (const NamedError& error) {
+    fmt::print(stderr, "{}: {}\n", name, error.what());
+  } catch (const ConfigError& error) {
+    fmt::print(stderr, "{}: {}\n", name, without_cpp_type(error.what()));
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}: {}\n", name, error.what());
   }

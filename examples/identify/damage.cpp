@@ -39,8 +39,8 @@ using Plan = AnyPlan<bfloat16>;
 using Damages = io::DamageTable<Plan>;
 
 constexpr const char* footer = R"(
-Every head is given every setting of a menu (all rows in 8, 4 or 2 bits; budgets of 32, 64, ... rows,
-exact and in 4 bits), once while the other heads keep everything and once while they have the same
+Every head is given every setting of a menu (all rows in 8, 4 or 2 bits, with keys per channel in 4 or 2;
+budgets of 32, 64, ... rows, exact and in 4 bits), once while the other heads keep everything and once while they have the same
 setting. Damage is how much more an answer and a token of the text's end then cost the model, in nats, both
 added; the mean of the two cases, for heads that stand in for one another are not
 missed in the first. A text is read once and forked under each setting, so the whole table takes some minutes; windows are
@@ -60,7 +60,7 @@ struct DamageArguments {
   std::size_t questions = 6;
   std::size_t min_rows = 32;
   std::size_t window = 8;
-  std::size_t kernel = 29;
+  std::size_t kernel = SnapKvScorer::Config{}.kernel;
   std::uint64_t seed = 11;
   std::size_t threads = 0;
   bool json = false;
@@ -157,7 +157,7 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
   count("--questions", a->questions, "Questions on each text, at most", 1, 32);
   count("--min-rows", a->min_rows, "Rows of the smallest budget", 17, 65'536);
   count("--window", a->window, "Latest queries by which budgets choose", 1, 1024);
-  count("--kernel", a->kernel, "Rows that they pool, odd; 7 for word pieces, 29 for bytes", 1, 1023);
+  count("--kernel", a->kernel, "Rows that they pool, odd", 1, 1023);
   command->add_option("--seed", a->seed, "Other texts and questions")
       ->check(any_whole_number())
       ->type_name("N")

@@ -27,6 +27,7 @@
 #include <common/exam.hpp>
 #include <common/files.hpp>
 #include <common/heat_map.hpp>
+#include <common/json_line.hpp>
 #include <common/progress.hpp>
 #include <common/retrieval_text.hpp>
 #include <common/run_tool.hpp>
@@ -217,7 +218,7 @@ void write(const Arguments& a, const Found& found) {
   io::Json config = {{"sink_size", a.sinks}, {"recent_size", a.recent}};
   config.update(json_of(a));
   for (const auto& [name, value] : found.numbers.items()) config[name] = value;
-  io::write_text_file(folder / io::duo_config_file, config.dump(2) + "\n");
+  io::write_text_file(folder / io::duo_config_file, as_line(config, 2) + "\n");
   std::error_code ignored;
   fs::remove(checkpoint_path(a), ignored);
 }
@@ -231,7 +232,7 @@ void show(const Arguments& a, const Found& found) {
     }
     json["complete"] = found.complete;
     for (const auto& [name, value] : found.numbers.items()) json[name] = value;
-    fmt::print("{}\n", json.dump());
+    fmt::print("{}\n", as_line(json));
     return;
   }
   const HeadKinds kinds = head_kinds(found.gates, a.sparsity);

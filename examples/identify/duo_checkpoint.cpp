@@ -7,6 +7,7 @@
 #include <kvpolicy/io/text_file.hpp>
 
 #include <common/files.hpp>
+#include <common/json_line.hpp>
 
 namespace kvpolicy::tools {
 namespace {
@@ -62,7 +63,7 @@ void save_checkpoint(const std::string& path, const DuoCheckpoint& checkpoint) {
                          {"gates", rows_of(state.gates)},
                          {"mean", rows_of(state.mean)},
                          {"square", rows_of(state.square)}};
-  write_result(path, json.dump(1) + "\n");
+  write_result(path, as_line(json, 1) + "\n");
 }
 
 DuoCheckpoint load_checkpoint(const std::string& path, const io::Json& settings) {
@@ -73,8 +74,8 @@ DuoCheckpoint load_checkpoint(const std::string& path, const io::Json& settings)
   const io::Json& own = json["settings"];
   for (const auto& [name, value] : settings.items()) {
     require<FormatError>(own.contains(name) && own[name] == value, path, ": was made with ", name,
-                         " ", own.contains(name) ? own[name].dump() : "unset", ", not ",
-                         value.dump(), ": go on with the settings that it was begun with");
+                         " ", own.contains(name) ? as_line(own[name]) : "unset", ", not ",
+                         as_line(value), ": go on with the settings that it was begun with");
   }
   DuoCheckpoint checkpoint;
   checkpoint.settings = own;

@@ -22,6 +22,7 @@
 #include "../common/exam.hpp"
 #include "../common/files.hpp"
 #include "../common/heat_map.hpp"
+#include "../common/json_line.hpp"
 #include "../common/progress.hpp"
 #include "../common/retrieval_text.hpp"
 #include "../common/run_tool.hpp"
@@ -85,7 +86,7 @@ Examples:
   identify_heads headkv --kind reasoning --tries 12   two-step questions, which the shipped model
                                                       answers about half of the time
   identify_heads headkv --lengths 512 --depths 3      a quick look
-  identify_heads headkv --model llama --samples FILE  a model with a tokenizer)";
+  identify_heads headkv --model llama --samples samples.json  a model with a tokenizer)";
 
 // As the published files are called.
 std::string file_of(const std::string& kind) {
@@ -265,7 +266,7 @@ void run(Arguments arguments) {
           " questions, so there is nothing to score heads by");
   write_result(arguments.out, io::format_head_samples(found.samples));
   if (arguments.json) {
-    fmt::print("{}\n", as_json(arguments, found).dump());
+    fmt::print("{}\n", as_line(as_json(arguments, found)));
     return;
   }
   const HeadScores scores = means(found.samples);

@@ -241,7 +241,25 @@ TEST_CASE("the rule of thumb: a head that retrieves keeps more than one that doe
   using Duo = HeadPlan<FullCache<Dense>, SinkRecentCache<Dense>>;
   const auto fewer = choices_by_importance<Duo>(shape, gates, 4096);
   CHECK(fewer.size() == 1 + 7);  // 32, 64, ... 2048 rows
-  CHECK(choices.size() == 4 + 3 * 7);
+  CHECK(choices.size() == 6 + 3 * 7);
+  // Keys per channel are among them, with as many exact rows as keys per token have.
+  using ByToken = QuantizedResidualCache<float>::Config;
+  using ByChannel = QuantizedResidualCache<float, Granularity::per_channel>::Config;
+  std::size_t by_channel = 0;
+  for (const auto& choice : choices) {
+    const auto* own = std::get_if<ByChannel>(&choice.config);
+    if (own == nullptr) continue;
+    ++by_channel;
+    CHECK(own->storage.flush == Flush::steady);
+    const auto same = std::ranges::find_if(choices, [&](const auto& other) {
+      const auto* token = std::get_if<ByToken>(&other.config);
+      return token != nullptr && token->storage.bits == own->storage.bits &&
+             token->storage.residual == own->storage.residual;
+    });
+    REQUIRE(same != choices.end());
+    CHECK(choice.damage(0, 0) < same->damage(0, 0));
+  }
+  CHECK(by_channel == 2);
 }
 
 TEST_CASE("importance of scores: group means, the largest 1") {

@@ -55,6 +55,12 @@ TEST_CASE("methods get the setting that fits their bytes") {
   CHECK(row_bytes(shape, 16) == 256);
   CHECK(row_bytes(shape, 4) == 80);
   CHECK(at_equal_bytes("headkv+int4", budget(0.25, 1024)) == "headkv+int4:819");
+  CHECK(at_equal_bytes("headkv:kernel=29,beta=2", budget(0.25, 1024)) ==
+        "headkv:256,kernel=29,beta=2");
+  // Groups of 64 take two bytes less of scales for keys, and for values: 72 bytes.
+  CHECK(at_equal_bytes("headkv+int4:group=64", budget(0.25, 1024)) == "headkv+int4:910,group=64");
+  CHECK(at_equal_bytes("duo:sinks=64,recent=1984", budget(0.52, 4096)) ==
+        "duo:1,sinks=64,recent=1984");
   CHECK(at_equal_bytes("duo@a:b/c+int4", budget(0.35, 4096)) == "duo@a:b/c+int4:0");
 }
 
@@ -104,4 +110,5 @@ TEST_CASE("a plan's method is its name without the numbers") {
   CHECK(method_of("h2o:512") == "h2o");
   CHECK(method_of("duo@gates/a+int4:0.5") == "duo@gates/a+int4");
   CHECK(method_of("duo@a:b/c") == "duo@a:b/c");
+  CHECK(method_of("headkv:64,kernel=29") == "headkv:kernel=29");
 }

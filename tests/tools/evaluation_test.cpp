@@ -194,13 +194,18 @@ TEST_CASE("results depend neither on threads nor on which plans are measured tog
     std::vector<nlohmann::ordered_json> ordered;
     for (const std::uint64_t seed : {1U, 2U}) {
       for (const std::string& name : names) {
-        const auto* found = find_point(known, {.suite = suite,
-                                               .length = 512,
-                                               .seed = seed,
-                                               .plan = name,
-                                               .method = name,
-                                               .outcome = {}});
+        Point wanted{.suite = suite,
+                     .length = 512,
+                     .seed = seed,
+                     .plan = name,
+                     .method = name,
+                     .settings = make_exam_plan(name, model.config().shape(), "").settings,
+                     .outcome = {}};
+        const auto* found = find_point(known, wanted);
         REQUIRE(found != nullptr);
+        // What a name meant when it was measured is part of the measurement.
+        wanted.settings["kernel"] = 5;
+        CHECK(find_point(known, wanted) == nullptr);
         ordered.push_back(*found);
       }
     }
@@ -219,14 +224,11 @@ TEST_CASE("plans that evict do so behind the question, or behind the text") {
   const auto model = random_byte_model();
   SuiteConfig config = small();
   const auto tasks = draw_tasks(Suite::keys, config, 1, evaluation_text());
-  ExamPlan plan{"budget",
-                AnyPlan<bfloat16>{model.config().shape(),
-                                  HeadBudgetCache<DenseStorage<bfloat16>>::Config{.budget = 24}},
-                {},
-                true,
-                Compress::behind_question,
-                {},
-                nullptr};
+  ExamPlan plan{
+      .name = "budget",
+      .plan = AnyPlan<bfloat16>{model.config().shape(),
+                                HeadBudgetCache<DenseStorage<bfloat16>>::Config{.budget = 24}},
+      .compresses = true};
   CHECK(reads_prompt_in_full(plan.plan));
   const std::array<const ExamPlan*, 1> plans{&plan};
   const auto shared = perform(model, tasks[0], plans, config, true);
@@ -248,6 +250,7 @@ TEST_CASE("tables have a row for each plan, means and spreads over seeds") {
               .plan = "h2o:256",
               .method = "h2o",
               .share = 0.25,
+              .settings = {{"capacity", 256}},
               .outcome = {}};
   point.outcome.marks = "1o00";
   point.outcome.kv_bytes = {3e6};
@@ -258,5 +261,6 @@ TEST_CASE("tables have a row for each plan, means and spreads over seeds") {
   points.push_back(as_json(point));
   const std::string table = evaluation_tables(points);
   CHECK(table.find("| h2o at 25 % | 37.5 ± 17.7 | 2.00 MB | 3.00 MB |") != std::string::npos);
+  CHECK(table.find("Settings:\n\n- `h2o:256`: capacity 256\n") != std::string::npos);
   CHECK(table.find("| h2o at 25 % | 50.0 ± 0.0 | 2.00 MB | 3.00 MB |") != std::string::npos);
 }

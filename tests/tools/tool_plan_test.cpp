@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The names that --plan takes for heads with a budget.
+// The names that --plan takes, and their settings.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <string>
+
+#include "common/exam_plan.hpp"
+#include "common/files.hpp"
 
 #include "common/plan_view.hpp"
 #include "tool_plan.hpp"
@@ -39,19 +44,23 @@ TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the nam
     return plan_named(name) == Plan{shape, config};
   };
   CHECK(same("snapkv:100", HeadBudgetCache<Dense>::Config{.budget = 92}));
-  CHECK(same("snapkv:100,20", HeadBudgetCache<Dense>::Config{.budget = 80, .scorer = {.window = 20}}));
+  CHECK(same("snapkv:100,20",
+             HeadBudgetCache<Dense>::Config{.budget = 80, .scorer = {.window = 20}}));
   CHECK(same("snapkv:8", HeadBudgetCache<Dense>::Config{.budget = 0}));
   CHECK(same("adakv:64", HeadBudgetCache<Dense>::Config{.budget = 56, .share_in_layer = true}));
   CHECK(same("tova:64", HeadBudgetCache<Dense, TovaScorer>::Config{
                             .budget = 64, .compress_every = 1, .after_first_compress = true}));
-  CHECK(same("h2o:65", HeadBudgetCache<Dense, H2oScorer>::Config{
-                           .budget = 33, .compress_every = 1, .after_first_compress = true, .scorer = {.recent = 32}}));
+  CHECK(same("h2o:65", HeadBudgetCache<Dense, H2oScorer>::Config{.budget = 33,
+                                                                 .compress_every = 1,
+                                                                 .after_first_compress = true,
+                                                                 .scorer = {.recent = 32}}));
   CHECK(same("keynorm:64", HeadBudgetCache<Dense, KeyNormScorer>::Config{.budget = 64}));
   const auto quantized = plan_named("adakv+int4:64");
   using Codes = HeadBudgetCache<PerTokenStorage<float>>::Config;
   CHECK(std::get<Codes>(quantized.at(1, 1)).storage.bits == 4);
   CHECK(std::get<Codes>(quantized.at(1, 1)).share_in_layer);
-  CHECK(refusal("snapkv:7").find("a capacity of 7 rows, must be at least 1 and at least the 8 latest") !=
+  CHECK(refusal("snapkv:7")
+            .find("a capacity of 7 rows, must be at least 1 and at least the 8 latest") !=
         std::string::npos);
   CHECK(refusal("tova:0").find("a capacity of 0 rows") != std::string::npos);
   CHECK(refusal("tova+int4:9").find("tova cannot be combined with int4") != std::string::npos);
@@ -65,4 +74,102 @@ TEST_CASE("a pattern's view says how many heads tie at the cut") {
   CHECK(tie_text(gates, 1.0 / 3.0).empty());  // all four
   CHECK(tie_text(gates, 1.0 / 6.0).empty());
   CHECK(tie_text(gates, 0.0).empty());
+}
+
+TEST_CASE("--plan: a name is one plan, in every tool, with the published settings") {
+  const ModelShape own{.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
+  const std::string weights = repository_path(shipped_model);
+  for (const std::string name :
+       {"headkv:128", "snapkv:128", "adakv:64", "pyramid:64", "headkv+int4:32", "duo:0.5", "kivi2",
+        "headkv:128,kernel=29,beta=2"}) {
+    CAPTURE(name);
+    PlanArguments arguments;
+    arguments.plan = name;
+    io::OrderedJson settings;
+    const auto plan = make_plan<bfloat16>(arguments, own, weights, &settings);
+    const ExamPlan exam = make_exam_plan(name, own, weights);
+    CHECK(exam.plan == plan);
+    CHECK(exam.settings == settings);
+  }
+  using Budget = HeadBudgetCache<DenseStorage<bfloat16>>::Config;
+  const ExamPlan published = make_exam_plan("headkv:128", own, weights);
+  const auto scorer = std::get<Budget>(published.plan.at(1, 0)).scorer;
+  CHECK(scorer.kernel == 7);
+  CHECK(scorer.window == 8);
+  CHECK(published.settings.dump() ==
+        R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"pooling":"max","kernel":7})");
+  const ExamPlan tuned =
+      make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
+  CHECK(std::get<Budget>(tuned.plan.at(1, 0)).scorer ==
+        SnapKvScorer::Config{.window = 8, .pooling = Pooling::average, .kernel = 29});
+  // beta = 2 leaves a head of no score half of an equal share; 1.005 next to nothing.
+  std::size_t least = 128;
+  std::size_t least_published = 128;
+  for (std::size_t i = 0; i < 16; ++i) {
+    least = std::min(least, std::get<Budget>(tuned.plan.at(i / 4, i % 4)).budget);
+    least_published =
+        std::min(least_published, std::get<Budget>(published.plan.at(i / 4, i % 4)).budget);
+  }
+  CHECK(least >= 60);
+  CHECK(least_published < 10);
+  CHECK(describe(tuned).find("kernel 29") != std::string::npos);
+  CHECK(describe(published).find("beta 1.005") != std::string::npos);
+  const ExamPlan fastgen = make_exam_plan("fastgen:0.9,sinks=16", own, weights);
+  CHECK(fastgen.fastgen->sinks == 16);
+  CHECK(fastgen.fastgen->window == FastGenConfig{}.window);
+  CHECK(fastgen.settings["recovery"] == 0.9);
+}
+
+TEST_CASE("--plan: settings of storages, windows and rules stand in the name") {
+  using ByChannel = QuantizedResidualCache<float, Granularity::per_channel>;
+  const auto kivi = [](const std::string& name) {
+    return std::get<ByChannel::Config>(plan_named(name).at(0, 0)).storage;
+  };
+  CHECK(kivi("kivi2").flush == Flush::kivi);
+  CHECK(kivi("kivi2:32,flush=steady").flush == Flush::steady);
+  CHECK(kivi("kivi2:32,flush=steady").residual == 32);
+  CHECK(kivi("kivi4:64,group=64").key_group == 64);
+  const auto int4 =
+      std::get<QuantizedResidualCache<float>::Config>(plan_named("int4:128,group=64").at(0, 0));
+  CHECK(int4.storage.key_group == 64);
+  CHECK(int4.storage.value_group == 64);
+  CHECK(int4.storage.residual == 128);
+  const auto chunk =
+      std::get<SinkRecentCache<Dense>::Config>(plan_named("sink_recent:4,8,mask=chunk").at(0, 0));
+  CHECK(chunk.mask == Mask::chunk);
+  CHECK(plan_named("adakv:64,safeguard=0.5") != plan_named("adakv:64"));
+  CHECK(plan_named("pyramid:64,beta=10") != plan_named("pyramid:64"));
+
+  const ModelShape own{.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
+  const std::string gates = repository_path(shipped_model) + "/duo";
+  const auto duo = [&](const std::string& rest) {
+    PlanArguments arguments;
+    arguments.plan = rest;
+    return make_plan<float>(arguments, own);
+  };
+  CHECK(duo("duo+int4@" + gates + ":0.5") == duo("duo@" + gates + "+int4:0.5"));
+  CHECK(duo("duo@" + gates + ":0.5,mask=chunk") != duo("duo@" + gates + ":0.5"));
+  CHECK(duo("duo@" + gates + ":0.5,sinks=2,recent=3") != duo("duo@" + gates + ":0.5"));
+  PlanArguments threshold;
+  threshold.plan = "duo@" + gates + ":0.6";
+  threshold.rule = DuoRule::threshold;
+  CHECK(duo("duo@" + gates + ":0.6,rule=threshold") == make_plan<float>(threshold, own));
+}
+
+TEST_CASE("--plan: errors name the plan, the file and what would fit, and no C++ type") {
+  const std::string weights = repository_path(shipped_model);
+  CHECK(refusal("snapkv:64,kernel=8") ==
+        "--plan snapkv:64,kernel=8: kernel is 8, must be odd and at most 1048576");
+  CHECK(refusal("int4:128,group=7")
+            .starts_with("--plan int4:128,group=7: key_group is 7, must divide"));
+  CHECK(refusal("kivi2:33,flush=kivi").find("kivi's flush needs a residual") != std::string::npos);
+  CHECK(refusal("duo:0.5").find("give the model, or the gates, as duo@FOLDER does") !=
+        std::string::npos);
+  CHECK(refusal("duo@" + weights + "/duo:1.7").find("the sparsity is 1.7") != std::string::npos);
+  CHECK(refusal("duo@" + weights + "/duo:-3").find("the sparsity is -3") != std::string::npos);
+  const std::string scores = weights + "/headkv/retrieval_heads.json";
+  const std::string unfit = refusal("headkv@" + scores + ":128");
+  CHECK(unfit.starts_with("--plan headkv@" + scores + ":128: " + scores + ": scores for 4 layers"));
+  const std::string small = refusal("headkv@" + scores + ":4");
+  CHECK(small == "--plan headkv@" + scores + ":4: window is 8, must be at most capacity = 4");
 }

@@ -8,7 +8,9 @@
 //     damage = (g + 0.02) · lost(r / n) + (g + 0.05) · 1 / (2^b - 1)^2
 //
 // lost is 1 - r/n for sinks and a window, and a quarter of it for rows that attention chooses. The
-// second term goes with the energy of the rounding error of b-bit codes, and is 0 for exact rows. Ranks
+// second term goes with the energy of the rounding error of b-bit codes, is 0 for exact rows, and half as
+// large where keys are quantised per channel, whose outliers then widen no other key's steps (KIVI,
+// arXiv:2402.02750). Ranks
 // are what matters: DuoAttention (arXiv:2410.10819) says that a streaming head of gate 0 loses nothing by
 // its window, HeadKV (arXiv:2410.19258) that chosen rows lose far less than the latest ones. Measured
 // damages (io/damage_json.hpp) are better wherever the model is at hand.
@@ -75,6 +77,11 @@ class Menu {
     for (const std::size_t bits : {std::size_t{8}, std::size_t{4}, std::size_t{2}}) {
       add<QuantizedResidualCache<E>>({.storage = codes(bits, config_.residual)}, 0.0, bits);
     }
+    for (const std::size_t bits : {std::size_t{4}, std::size_t{2}}) {
+      ResidualConfig by_channel = codes(bits, config_.residual);
+      by_channel.key_group = key_rows;
+      add<QuantizedResidualCache<E, Granularity::per_channel>>({.storage = by_channel}, 0.0, bits, 0.5);
+    }
     for (std::size_t rows = config_.min_rows; rows < context_; rows *= 2) {
       const double lost = 1.0 - static_cast<double>(rows) / static_cast<double>(context_);
       const std::size_t recent = rows - config_.sinks;
@@ -89,6 +96,7 @@ class Menu {
 
  private:
   static constexpr std::size_t exact = 0;
+  static constexpr std::size_t key_rows = 32;  // of a channel that share a scale, as KIVI has it
 
   [[nodiscard]] ResidualConfig codes(std::size_t bits, std::size_t residual) const {
     return {.bits = bits,
@@ -99,10 +107,10 @@ class Menu {
 
   // Policies that the plan cannot have are no choices.
   template <class P>
-  void add(const typename P::Config& config, double lost, std::size_t bits) {
+  void add(const typename P::Config& config, double lost, std::size_t bits, double share_of_noise = 1.0) {
     if constexpr (std::constructible_from<typename Plan::Config, typename P::Config>) {
       const double steps = bits == exact ? 0.0 : std::exp2(static_cast<double>(bits)) - 1.0;
-      const double noise = bits == exact ? 0.0 : 1.0 / (steps * steps);
+      const double noise = bits == exact ? 0.0 : share_of_noise / (steps * steps);
       HeadChoice<Plan> choice{config, HeadDamage{shape_.layers, shape_.kv_heads}};
       for (std::size_t i = 0; i < importance_.values().size(); ++i) {
         const double g = std::clamp(importance_.values()[i], 0.0, 1.0);
@@ -121,7 +129,8 @@ class Menu {
 
 }  // namespace detail
 
-/// Choices for `search_plan` at `context` tokens: every row exact, in 8, 4 and 2 bits; windows and
+/// Choices for `search_plan` at `context` tokens: every row exact, in 8, 4 and 2 bits, and in 4 and 2 bits
+/// with keys per channel and a steady residual, which takes pages of at least 32 rows; windows and
 /// budgets of `min_rows`, twice as many, and so on below `context`, budgets also in 4 bits. Of these,
 /// what `Plan` has policies for. `importance` is [layers, kv_heads]: DuoAttention's gates, or
 /// `importance_of` HeadKV's scores; clipped to 0 to 1.

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The library's errors begin with the C++ type or function that found them; who typed a command has
+// set an option or given a file, and wants to read which.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include <kvpolicy/core/error.hpp>
+
+namespace kvpolicy::tools {
+
+/// An error that names the option or the file.
+class NamedError : public ConfigError {
+ public:
+  using ConfigError::ConfigError;
+};
+
+namespace detail {
+
+// A text without the word and colon that it begins with, if that is a C++ name.
+[[nodiscard]] inline std::string without_first_word(std::string_view text, bool of_types_alone) {
+  constexpr std::string_view letters =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_:";
+  const std::size_t end = text.find(": ");
+  const std::string_view name = text.substr(0, end);
+  const bool word = end != std::string_view::npos && end > 0 &&
+                    name.find_first_not_of(letters) == std::string_view::npos;
+  const bool type = word && name.front() >= 'A' && name.front() <= 'Z';
+  const bool function = word && !of_types_alone && name.find('_') != std::string_view::npos;
+  return std::string{type || function ? text.substr(end + 2) : text};
+}
+
+}  // namespace detail
+
+/// "capacity is 4, must be ..." of "HeadKvBudgetConfig: capacity is 4, must be ..."; others as they
+/// are.
+[[nodiscard]] inline std::string without_cpp_type(std::string_view text) {
+  return detail::without_first_word(text, true);
+}
+
+/// What `work` returns; what it throws about a setting says `where` instead of a C++ name.
+template <class Work>
+[[nodiscard]] auto named_by(const std::string& where, Work work) {
+  try {
+    return work();
+  } catch (const NamedError& error) {
+    throw NamedError{message(where, ": ", error.what())};
+  } catch (const ConfigError& error) {
+    throw NamedError{message(where, ": ", detail::without_first_word(error.what(), false))};
+  }
+}
+
+}  // namespace kvpolicy::tools
