@@ -116,8 +116,8 @@ def headkv(*paths):
                 settings[name_of(point)] = ", ".join(f"{key} {value}" for key, value in fixed.items())
     if settings:
         return table(["plan", "settings"], [[name, text] for name, text in settings.items()], left=2)
-    return ("Today's files do not record it yet: every HeadKV row has max pooling over 29 rows and beta 2, tuned on texts of this "
-            "very family without a validation split, and its numbers are flattering for that.")
+    return ("not recorded in these files, which are older than that: every HeadKV row has votes pooled over 29 rows and beta 2, tuned "
+            "on texts of this very family without a validation split, which flatters its numbers.")
 
 
 def kivi_against_tokens(rows):
