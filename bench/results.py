@@ -24,16 +24,24 @@ METHODS = {"full": "full", "duo": "DuoAttention", "streaming_llm": "StreamingLLM
            "razor": "RazorAttention", "search": "plan search"}
 
 
-def load(path):
-    """The points of a file; none, and a line on stderr, if it is not there."""
+def read(path):
+    """What evaluate has written: its settings and points; nothing, and a line on stderr, if it is not there."""
     try:
         with open(path, encoding="utf-8") as file:
-            return json.load(file)["points"]
+            run = json.load(file)
+            run["points"], run["settings"]  # pylint: disable=pointless-statement  # or it is none
+            return run
     except FileNotFoundError:
         print(f"{path} is not there: what is made of it stays as it is", file=sys.stderr)
-        return []
-    except (ValueError, KeyError) as why:
-        sys.exit(f"{path} is not what evaluate writes: {why}")
+        return None
+    except (ValueError, KeyError, TypeError) as why:
+        sys.exit(f"{path} is not what evaluate writes: {type(why).__name__}: {why}")
+
+
+def load(path):
+    """The points of a file; none if it is not there."""
+    run = read(path)
+    return run["points"] if run else []
 
 
 def parts_of(plan):
@@ -134,8 +142,20 @@ def bytes_share(points, full, field="row_bytes"):
                             for point in points)
 
 
-def questions(points):
-    """Questions a point stands on, all seeds together."""
-    per_point = by(points, lambda point: (point["suite"], point["tokens"], point["plan"]))
-    counts = {sum(len(point["marks"]) for point in own) for own in per_point.values()}
-    return " or ".join(str(count) for count in sorted(counts))
+def texts_of(point, settings):
+    """How many texts the questions of a point are spread over (examples/common/suite.cpp)."""
+    facts = min(max(point["tokens"] // 128, 4), 32)
+    per_text = {"passkey": settings["depths"],
+                "reasoning": min(settings["per_text"], facts // 4),
+                "keys": min(settings["per_text"], facts)}[point["suite"]]
+    return math.ceil(len(point["marks"]) / per_text)
+
+
+def questions(points, settings):
+    """What a plan's point stands on, all seeds together: "102 questions on 6 texts (2 of each of 3 seeds)"."""
+    said = set()
+    for own in by(points, lambda point: (point["suite"], point["tokens"], point["plan"], point.get("share"))).values():
+        texts = [texts_of(point, settings) for point in own]
+        seeds = f" ({texts[0]} of each of {len(own)} seeds)" if len(own) > 1 else ""
+        said.add(f"{sum(len(point['marks']) for point in own)} questions on {sum(texts)} texts{seeds}")
+    return " or ".join(sorted(said))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what attention_cpu_bench and bench/peers_cpu_torch.py have written, for bench/compare.py and
-bench/plot_cpu.py. Standard library only."""
+"""Reads what attention_cpu_bench and bench/peers_cpu_torch.py have written, for bench/compare.py,
+bench/targets_cpu.py, bench/plot_cpu.py and bench/tables.py. Standard library only."""
 import json
 import re
 import sys
@@ -8,19 +8,23 @@ import sys
 MILLISECONDS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
-def load(path):
-    """(context, {case: its fastest entry}); a case that was refused has no "ms"."""
+def read(path):
+    """(context, entries) of a file that a bench has written, whole or stopped."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
         try:
             results = json.loads(text)
         except ValueError:
-            # A bench that was stopped: what it wrote ends behind some case.
+            # A bench that was stopped: what it wrote ends after some case.
             results = json.loads(text[:text.rindex("\n    }") + 6] + "]}")
-        entries = results["benchmarks"]
+        return results.get("context", {}), results["benchmarks"]
     except (OSError, ValueError, KeyError, TypeError) as why:
         sys.exit(f"{path} cannot be read: {type(why).__name__}: {why}")
+
+
+def fastest(entries):
+    """{case: its fastest entry}; a case that was refused has no "ms"."""
     cases = {}
     for entry in entries:
         name = re.sub(r"/(iterations:\d+|manual_time)", "", entry["name"])
@@ -35,7 +39,22 @@ def load(path):
             own["ms"] = own["real_time"] * MILLISECONDS[own.get("time_unit", "ns")]
         if own.get("ms", 0) > 0 and own["ms"] < cases.get(name, {}).get("ms", float("inf")):
             cases[name] = own
-    return results.get("context", {}), cases
+    return cases
+
+
+def load(path):
+    """(context, {case: its fastest entry}); a case that was refused has no "ms"."""
+    context, entries = read(path)
+    return context, fastest(entries)
+
+
+def load_repetitions(path):
+    """(context, [{case: entry} of each repetition])"""
+    context, entries = read(path)
+    repetitions = {}
+    for entry in entries:
+        repetitions.setdefault(entry.get("repetition_index", 0), []).append(entry)
+    return context, [fastest(own) for own in repetitions.values()]
 
 
 def number(value, digits=3):

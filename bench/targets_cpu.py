@@ -1,49 +1,58 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the CPU engine is to reach, and what a file of attention_cpu_bench's results says about it: the
-worst case of each row, with all threads. Prints the table of docs/performance.md.
+"""What the CPU engine is to reach (bench/targets_cpu.json), and what a file of attention_cpu_bench's
+results says about it, with all threads. bench/tables.py makes the table of docs/performance.md of the
+same goals and verdicts.
 
   bench/targets_cpu.py bench/results/cpu_amd_epyc_2core.json
+
+Where a goal covers several cases, the worst one is judged; where a file has repetitions, their median.
 """
 import argparse
+import json
 import re
+import statistics
+from pathlib import Path
 
-from results_cpu import facts, load, number
+from results_cpu import facts, load, load_repetitions, number
 
-# (what, cases, counter, limit, a case is good if it is at least (+1) or at most (-1) the limit, unit)
-TARGETS = [
-    ("bf16 decode, 32/8 heads, 16 Ki to 64 Ki", r"decode/bf16/32x8/(16|64)Ki",
-     "percent_of_ceiling", 80, 1, "% of the ceiling"),
-    ("bf16 decode, 32/32 heads, 64 Ki", r"decode/bf16/32x32/64Ki", "percent_of_ceiling", 80, 1,
-     "% of the ceiling"),
-    ("int8 decode, 32/8 heads, 64 Ki, one group a row", r"decode/int8/32x8/64Ki", "speedup", 1.4, 1,
-     "x our bf16"),
-    ("int4 decode, the same", r"decode/int4/32x8/64Ki", "speedup", 1.8, 1, "x our bf16"),
-    ("int2 decode, the same", r"decode/int2/32x8/64Ki", "speedup", 1.8, 1, "x our bf16"),
-    ("KIVI layout, int4", r"decode/kivi4/32x8/64Ki", "over_int4", 1.2, -1, "x the time of int4"),
-    ("duo, sparsity 0.5, 64 Ki", r"decode/duo/32x8/64Ki", "speedup", 1.9, 1, "x full"),
-    ("HeadKV, 4,096 of 64 Ki rows on average", r"decode/headkv/32x8/64Ki", "speedup", 12, 1,
-     "x full"),
-    ("retrieval, 64 Ki, budget 4,096: score, select, attend", r"decode/retrieval/32x8/64Ki",
-     "speedup", 5, 1, "x full"),
-    ("the same over a standing selection", r"decode/standing/32x8/64Ki", "speedup", 12, 1, "x full"),
-    ("streaming heads at position 1,000,000 against 1,000, best samples",
-     r"decode/streaming/32x8/1000000", "best_over_1000", 1.1, -1, "x the time"),
-    ("bf16 prefill, 512 of 16 Ki, 32/8 heads", r"prefill/bf16/32x8/16Ki", "GFLOP_per_s", 800, 1,
-     "GFLOP/s, with AMX"),
-    ("duo prefill in chunks of 512 up to 64 Ki", r"prompt/duo/32x8/64Ki", "speedup", 1.9, 1,
-     "x full"),
-    ("appending and quantising, of a decode step", r"decode/(?!streaming).*", "append_percent", 10, -1, "%"),
-    ("appending and quantising 512 rows, of their prefill step", r"prefill/.*", "append_percent", 10,
-     -1, "%"),
-    ("selecting, of the step that selects", r"decode/retrieval/.*", "select_percent", 10, -1, "%"),
-    ("compressing 16 Ki and 64 Ki rows, of the last chunk's attention", r"compress/.*",
-     "compress_percent", 10, -1, "%"),
-]
+GOALS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+# A goal is "just missed" within this share of it.
+NEARLY = 0.05
+
+
+def sign_of(goal):
+    return 1 if "at_least" in goal else -1
+
+
+def limit_of(goal, context):
+    """What is to be reached; less where the build has only AVX2."""
+    if context.get("target") == "AVX2" and "at_least_avx2" in goal:
+        return goal["at_least_avx2"]
+    return goal["at_least"] if "at_least" in goal else goal["at_most"]
+
+
+def quantity(value, goal, limit):
+    """11.99x, 80.2 %: with as many digits as tell it from the limit."""
+    text = number(value) if number(value) != number(limit) or value == limit else number(value, 4)
+    unit = goal["unit"].split(" ")[0]
+    return text + (unit if unit == "x" else " " + unit)
+
+
+def wanted(goal):
+    """The goal as text."""
+    text = f"at least {number(goal['at_least'])}" if "at_least" in goal else f"at most {number(goal['at_most'])}"
+    text += goal["unit"] if goal["unit"].startswith("x") else " " + goal["unit"]
+    notes = [f"limit {goal['limit']}"] if "limit" in goal else []
+    if "at_least_avx2" in goal:
+        notes.append(f"{number(goal['at_least_avx2'])}x where only AVX2 exists")
+    if "with" in goal:
+        notes.append(f"with {goal['with']}")
+    return text + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def value_of(cases, name, entry, counter):
-    """A counter, or a ratio to a case that stands beside."""
+    """A counter, or a ratio to a case of the same run."""
     if counter == "over_int4":
         other = cases.get(name.replace("/kivi4/", "/int4/"), {})
         return entry["ms"] / other["ms"] if "ms" in other else None
@@ -53,25 +62,61 @@ def value_of(cases, name, entry, counter):
     return entry.get(counter)
 
 
-def table(cases):
-    # In one run the largest number of threads is what a target means.
-    most = max((int(name.rsplit(":", 1)[1]) for name in cases if "/threads:" in name), default=1)
-    lines = ["| what | to reach | reached (worst case) | |", "|---|---|---|---|"]
-    for what, pattern, counter, limit, sign, unit in TARGETS:
-        judged = []
+def threads_of(name):
+    return int(name.rsplit(":", 1)[1]) if "/threads:" in name else 1
+
+
+def measured(goal, runs):
+    """{case: ([value of each run], [milliseconds of each run])} with the largest number of threads."""
+    most = max((threads_of(name) for cases in runs for name in cases), default=1)
+    found = {}
+    for cases in runs:
         for name, entry in cases.items():
-            if "ms" in entry and re.fullmatch(rf"{pattern}/threads:{most}", name):
-                value = value_of(cases, name, entry, counter)
+            if "ms" in entry and re.fullmatch(rf"{goal['cases']}/threads:{most}", name):
+                value = value_of(cases, name, entry, goal["counter"])
                 if value is not None:
-                    judged.append((value, name.rsplit("/", 1)[0]))
-        wanted = f"{'at least' if sign > 0 else 'at most'} {limit} {unit}"
-        if not judged:
-            lines.append(f"| {what} | {wanted} | not measured | |")
-            continue
-        worst, where = (min if sign > 0 else max)(judged)
-        good = worst >= limit if sign > 0 else worst <= limit
-        found = number(worst) + (f" ({where})" if len(judged) > 1 else "")
-        lines.append(f"| {what} | {wanted} | {found} | {'yes' if good else 'no'} |")
+                    values, times = found.setdefault(name.rsplit("/", 1)[0], ([], []))
+                    values.append(value)
+                    times.append(entry["ms"])
+    return found
+
+
+def verdict(goal, value, context):
+    if goal.get("with", context.get("prompts_in")) != context.get("prompts_in"):
+        return f"not judged, no {goal['with']} here"
+    limit, sign = limit_of(goal, context), sign_of(goal)
+    if sign * value >= sign * limit:
+        return "met"
+    return "**just missed**" if abs(value - limit) <= NEARLY * limit else "**missed**"
+
+
+def milliseconds(time):
+    return f"{number(time)} ms" if time < 1000 else f"{number(time / 1000)} s"
+
+
+def cell(goal, context, runs):
+    """What a file's runs say about a goal, as text; nothing if they did not measure it."""
+    found = {case: (statistics.median(values), values, statistics.median(times))
+             for case, (values, times) in measured(goal, runs).items()}
+    if not found:
+        return None
+    worst = (min if sign_of(goal) > 0 else max)(found, key=lambda case: found[case][0])
+    value, values, time = found[worst]
+    text = quantity(value, goal, limit_of(goal, context))
+    if len(values) > 1:
+        text += f" ({number(min(values))} to {number(max(values))})"
+    said = verdict(goal, value, context)
+    if len(found) == 1:
+        return f"{text}, {milliseconds(time)}: {said}"
+    where = worst.split("/", 1)[1]
+    misses = sum(verdict(goal, value, context) != "met" for value, _, _ in found.values())
+    return f"{text} in the worst of {len(found)} cases ({where}): {said}" + (f" in {misses}" if misses else "")
+
+
+def table(context, runs):
+    lines = ["| what | to reach | reached |", "|---|---|---|"]
+    for goal in GOALS:
+        lines.append(f"| {goal['what']} | {wanted(goal)} | {cell(goal, context, runs) or 'not measured'} |")
     return lines
 
 
@@ -80,9 +125,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", help="JSON of attention_cpu_bench")
     args = parser.parse_args()
-    context, cases = load(args.results)
-    print(facts(context, cases) + "\n")
-    print("\n".join(table(cases)))
+    print(facts(*load(args.results)) + "\n")
+    print("\n".join(table(*load_repetitions(args.results))))
 
 
 if __name__ == "__main__":

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//
 // A policy of one's own: keep the opening, then every n-th row. It says which rows live; attention
 // on any engine, rollback, forks and byte counts come with the library.
 #include <cstdio>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//
 // One layer of Llama-3-8B's shape: half of the KV heads keep everything, half keep the sinks and
 // the latest rows. Plain float arrays in, attention out.
 #include <cstdio>

@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <string>
 
-#include "common/exam_plan.hpp"
-#include "common/files.hpp"
+#include <common/exam_plan.hpp>
+#include <common/files.hpp>
+#include <common/plan_view.hpp>
 
-#include "common/plan_view.hpp"
 #include "tool_plan.hpp"
 
 using namespace kvpolicy;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//
 // What is chosen, and how parts of the document are made.
 
 // ---- what is chosen: in the address too, so that a view can be sent on

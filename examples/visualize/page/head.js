@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//
 // One head: its rows step by step, the text as it has it, and where it looks.
 
 // ---- the chosen head

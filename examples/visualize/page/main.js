@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//
 // The foot of the page; and all of it, drawn and drawn again.
 
 // ---- the foot

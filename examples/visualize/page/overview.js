@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+//
 // The top of the page, the heads by layer, and memory over the text.
 
 // ---- the top of the page

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 'use strict';
 // What was recorded, as page.cpp writes it. This and the other scripts become one, in the order of
 // examples/CMakeLists.txt. Text of the model or the prompt reaches the page by textContent alone.

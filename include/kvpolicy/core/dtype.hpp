@@ -25,7 +25,7 @@ struct half;
 }
 
 /// How one number of a row is encoded in memory. The last three are packed codes of an affine
-/// quantisation (see storage/quantized.hpp).
+/// quantisation (see storage/quantize.hpp).
 enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2 };
 
 /// Whether it is one of the packed codes.

@@ -6,6 +6,7 @@
 
 #include <kvpolicy/cpu.hpp>
 #include <kvpolicy/duo.hpp>
+#include <kvpolicy/kivi.hpp>
 // each block
 struct Pool {
   std::size_t size() const;

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+#
 # An overlay port that builds the tree it lies in. In a registry, where a port has no tree, these two
 # lines become vcpkg_from_github(OUT_SOURCE_PATH SOURCE_PATH REPO ... REF "v${VERSION}" SHA512 ...).
 get_filename_component(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}" REALPATH)

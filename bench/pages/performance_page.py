@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/performance.md: goals, and what the benches' files say about them."""
+import peers_torch
+import targets_cpu
+from compare import by_kind, rows_of
+from results_cpu import fastest, load, load_repetitions, number, read
+
+from .markdown import table
+
+# (what a column is called, its file), as `./scripts/bench --out` writes them.
+CPU_RUNS = [("Intel, one run", "cpu_intel_xeon_processor_2core.json"),
+            ("Intel, five runs more", "cpu_intel_xeon_processor_2core_repeated.json"),
+            ("AMD, two runs side by side", "cpu_amd_epyc_2core.json")]
+INTEL = CPU_RUNS[0][1]
+INTEL_TORCH = "cpu_intel_xeon_processor_2core_torch.json"
+
+
+def cuda_goals(*paths):
+    """A column for each GPU that scripts/gpu-attention left a file of; none yet."""
+    runs = [peers_torch.load(path) for path in paths]
+    rows = []
+    for goal in peers_torch.GOALS:
+        cells = []
+        for run in runs:
+            said = [peers_torch.verdict(judged, peers_torch.rows_of(run, {}))
+                    for judged in goal.get("judged", [])]
+            cells.append("; ".join(f"{reached}: {'met' if good == 'yes' else '**missed**'}"
+                                   for reached, good in filter(None, said)) or "not yet measured")
+        rows.append([goal["what"], goal["shapes"], goal["limit"], goal["goal"]] + (cells or ["not yet measured"]))
+    measured = [run["context"]["device"] for run in runs] or ["measured"]
+    titles = ["what", "shapes", "limit on an H100", "to reach"] + measured
+    return table(titles, rows, left=len(titles))
+
+
+def cpu_machines(*paths):
+    """Where and how the CPU files were measured."""
+    rows = []
+    for (title, _), path in zip(CPU_RUNS, paths):
+        context, entries = read(path)
+        others = [entry["others_percent"] for entry in entries if "others_percent" in entry]
+        rows.append([f"[{title}](../bench/results/{path.name})", context["cpu"], context["target"],
+                     context["prompts_in"], f"{context['l3_MiB']} MiB",
+                     f"{number(float(context['read_GB_per_s_threads_2']))} GB/s", str(len(fastest(entries))),
+                     f"{number(max(others))} %", context["date"][:10]])
+    return table(["file", "processor, as the guest sees it", "compiled for", "prompts multiply in", "third-level cache",
+                  "plain reads at the start, two threads", "cases", "others' part of the processor, at most",
+                  "date"], rows, left=4)
+
+
+def cpu_goals(*paths):
+    runs = [load_repetitions(path) for path in paths]
+    rows = [[goal["what"], targets_cpu.wanted(goal), goal.get("peer", "")]
+            + [targets_cpu.cell(goal, *run) or "" for run in runs] for goal in targets_cpu.GOALS]
+    titles = ["what", "to reach", "fastest CPU peer known"] + [title for title, _ in CPU_RUNS]
+    return table(titles, rows, left=len(titles))
+
+
+def cpu_torch(ours, theirs):
+    """PyTorch's time over ours."""
+    (_, own), (_, peers) = load(ours), load(theirs)
+    rows = rows_of(peers, own, "")
+    shown = {name: (f"{number(peer['ms'])} ms", f"{number(mine['ms'])} ms") for name, peer, mine, _ in rows}
+    lines = [line.split("|") for line in by_kind(rows)[2:]]
+    made = []
+    for _, kind, count, mean, least, most, _ in lines:
+        case = f"{kind.strip()}/32x8/{'64Ki' if 'decode' in kind else '16Ki'}/threads:2"
+        made.append([f"`{kind.strip()}`", count.strip(), mean.strip(), f"{least.strip()} to {most.strip()}",
+                     *shown.get(case, ("", ""))])
+    return table(["kind", "cases", "PyTorch's time over ours, geometric mean", "over all cases",
+                  "PyTorch, one case", "ours, the same"], made)
+
+
+CPU_FILES = [file for _, file in CPU_RUNS]
+TABLES = {"cuda_goals": (["attention_*.json"], cuda_goals), "cpu_machines": (CPU_FILES, cpu_machines),
+          "cpu_goals": (CPU_FILES, cpu_goals), "cpu_torch": ([INTEL, INTEL_TORCH], cpu_torch)}

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The file of C++ that stands between an engine in C and its cache.
+// needs: cpu
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include <kvpolicy/cpu.hpp>
+#include <kvpolicy/duo.hpp>
+// each block
+BLOCK

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# bench/tables.py --check fails, and shows the line, where a cell of a page is not what its JSON says, a row is gone,
+# a marker is gone, or a marker has no table.
+#   cmake -DPYTHON=<python3> -DSOURCE_DIR=<repository> -DWORK=<folder> -P tables.cmake
+set(results "${SOURCE_DIR}/bench/results")
+
+# check(STATUS OUTPUT): compares the pages in WORK with the JSON in `results`.
+function(check status output)
+  execute_process(COMMAND "${PYTHON}" "${SOURCE_DIR}/bench/tables.py" --check --root "${WORK}" --results "${results}"
+                  RESULT_VARIABLE code OUTPUT_VARIABLE printed ERROR_VARIABLE complaint)
+  set(${status} "${code}" PARENT_SCOPE)
+  set(${output} "${printed}${complaint}" PARENT_SCOPE)
+endfunction()
+
+# refuses(PAGE FROM TO SAYS): after the first FROM of PAGE became TO the check fails, and says SAYS.
+function(refuses page from to says)
+  file(READ "${SOURCE_DIR}/${page}" text)
+  string(FIND "${text}" "${from}" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "${page} has no '${from}' to change")
+  endif()
+  string(LENGTH "${from}" length)
+  math(EXPR after "${at} + ${length}")
+  string(SUBSTRING "${text}" 0 ${at} head)
+  string(SUBSTRING "${text}" ${after} -1 tail)
+  file(WRITE "${WORK}/${page}" "${head}${to}${tail}")
+  check(status output)
+  string(FIND "${output}" "${says}" found)
+  if(status EQUAL 0 OR found EQUAL -1)
+    message(FATAL_ERROR "${page} with '${to}' for '${from}': status ${status}, and no '${says}' in:\n${output}")
+  endif()
+  file(WRITE "${WORK}/${page}" "${text}")
+endfunction()
+
+file(REMOVE_RECURSE "${WORK}")
+foreach(page README.md docs/performance.md docs/results.md)
+  file(READ "${SOURCE_DIR}/${page}" text)
+  file(WRITE "${WORK}/${page}" "${text}")
+endforeach()
+check(status output)
+if(NOT status EQUAL 0 OR NOT output STREQUAL "")
+  message(FATAL_ERROR "the pages as they are: status ${status}\n${output}")
+endif()
+
+refuses(docs/performance.md "x over our bfloat16" "x, 7.7 ms" "-| int8 decode")
+refuses(docs/performance.md ": met |" ": **missed** |" "-| bf16 decode")
+refuses(docs/performance.md "<!-- /cpu_goals -->\n" "" "<!-- cpu_goals -->")
+refuses(docs/results.md "| full | " "| full | 1" "-| full | 1")
+refuses(docs/results.md "| DuoAttention, 50 %" "| DuoAttention, 50 %|" "-| DuoAttention, 50 %|")
+refuses(README.md "| SnapKV |" "| SnapKV | 9" "-| SnapKV | 9")
+refuses(README.md "<!-- /demo -->" "<!-- /demo -->\n<!-- other -->\n<!-- /other -->" "no table is called other")
+set(results "${WORK}/none")
+check(status output)
+if(status EQUAL 0 OR NOT output MATCHES "which is not there")
+  message(FATAL_ERROR "without the JSON: status ${status}\n${output}")
+endif()
