@@ -122,7 +122,7 @@ std::string checkpoint_path(const Arguments& a) {
   return (fs::path{a.out} / "checkpoint.json").string();
 }
 
-bool exists(const fs::path& path) {
+bool is_there(const fs::path& path) {
   std::error_code ignored;  // whatever goes wrong, the file is not there for us
   return fs::exists(path, ignored);
 }
@@ -137,7 +137,7 @@ double mean_of(const std::vector<double>& values, std::size_t first, std::size_t
 Found optimise(const Arguments& a, const reference::Llama& model, const TextOf& text_of) {
   DuoCheckpoint so_far;
   so_far.settings = json_of(a);
-  const bool begun = a.resume && exists(checkpoint_path(a));
+  const bool begun = a.resume && is_there(checkpoint_path(a));
   if (begun) so_far = load_checkpoint(checkpoint_path(a), so_far.settings);
   const std::size_t first = so_far.state.step;
   reference::GateTrainer trainer =
@@ -251,7 +251,7 @@ void show(const Arguments& a, const Found& found) {
 /// Gates that were found before, with these very settings; none if there are none, or others.
 std::optional<Found> found_before(const Arguments& a) {
   const fs::path folder{a.out};
-  if (!exists(folder / io::duo_config_file) || !exists(folder / io::duo_gates_file)) return {};
+  if (!is_there(folder / io::duo_config_file) || !is_there(folder / io::duo_gates_file)) return {};
   const std::string path = (folder / io::duo_config_file).string();
   const io::Json config = io::parse_json(io::read_text_file(path), path);
   io::Json wanted = json_of(a);
@@ -270,7 +270,7 @@ void run(Arguments a) {
     require_model_folder(a.model);
     text_of = own_texts(a);
   }
-  if (a.resume && !exists(checkpoint_path(a))) {
+  if (a.resume && !is_there(checkpoint_path(a))) {
     if (const auto before = found_before(a)) {
       if (!a.json) fmt::print("{} holds what would be found: nothing is left to do.\n", a.out);
       return show(a, *before);
