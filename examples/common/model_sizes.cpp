@@ -53,8 +53,8 @@ ModelShape shape_in(const std::filesystem::path& folder) {
   ModelShape shape;
   shape.layers = number("num_hidden_layers", 0);
   shape.q_heads = number("num_attention_heads", 0);
-  shape.kv_heads = number("num_key_value_heads", shape.q_heads);
   require<FormatError>(shape.q_heads > 0, file.string(), ": num_attention_heads is 0");
+  shape.kv_heads = number("num_key_value_heads", shape.q_heads);
   const bool own = config.contains("head_dim") && !config["head_dim"].is_null();
   shape.head_dim = own ? number("head_dim", 0) : number("hidden_size", 0) / shape.q_heads;
   return named_by(file.string(), [&] { return (shape.validate(), shape); });

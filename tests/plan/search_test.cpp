@@ -243,8 +243,8 @@ TEST_CASE("the rule of thumb: a head that retrieves keeps more than one that doe
   CHECK(fewer.size() == 1 + 7);  // 32, 64, ... 2048 rows
   CHECK(choices.size() == 6 + 3 * 7);
   // Keys per channel are among them, with as many exact rows as keys per token have.
-  using ByToken = QuantizedResidualCache<float>::Config;
-  using ByChannel = QuantizedResidualCache<float, Granularity::per_channel>::Config;
+  using ByToken = QuantizedResidualCache<Plan::element_type>::Config;
+  using ByChannel = QuantizedResidualCache<Plan::element_type, Granularity::per_channel>::Config;
   std::size_t by_channel = 0;
   for (const auto& choice : choices) {
     const auto* own = std::get_if<ByChannel>(&choice.config);
