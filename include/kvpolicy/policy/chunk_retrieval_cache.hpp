@@ -408,7 +408,7 @@ class ChunkRetrievalCache {
 
   void close_chunk() {
     for (std::size_t v = 0; v < Summary::vectors; ++v) {
-      open_.template finish<element_type>(v, row_);
+      open_.finish(v, row_);
       const Plane plane{.base = reinterpret_cast<const std::byte*>(row_.data()),
                         .row_stride = row_.size() * sizeof(float)};
       summaries_[v].append(plane, 1);
