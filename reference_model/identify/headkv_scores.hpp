@@ -6,10 +6,11 @@
 //
 // Methods: retrieval heads, Wu et al., arXiv:2404.15574, and the enhanced estimation of HeadKV, Fu
 // et al., arXiv:2410.19258. HeadKV's reasoning scores are enhanced scores over needles with a
-// reasoning step. Where the published code differs: it also divides enhanced scores by the answer's
-// length and multiplies them by 10, which is the same for all heads of answers of one length; and
-// it counts samples that are answered about right (a word overlap above 50 %), here they must be
-// right token for token. Ties between rows go to the lower position.
+// reasoning step. Where the published code differs: it counts samples that are answered about right
+// (a word overlap above 50 %), here they must be right token for token; and an older commit of it
+// (75016c0) also divides enhanced scores by the answer's length and multiplies them by 10, which
+// weighs samples of other lengths otherwise and changes nothing among the heads of one sample. Ties
+// between rows go to the lower position.
 #pragma once
 
 #include <algorithm>

@@ -82,6 +82,19 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   CHECK(refusal<AnyPlan<float>>(wrong) == Says{"share_in_layer: must be true or false, is 1"});
 }
 
+TEST_CASE("the quantised cache of transformers, as the page of its policy writes it") {
+  const std::string page =
+      io::read_text_file(KVPOLICY_SOURCE_DIR "/docs/policies/quantized_residual.md");
+  const std::size_t first = page.find("    {\"policy\": \"full\"");
+  REQUIRE(first != std::string::npos);
+  const std::string setting = page.substr(first, page.find("\n\n", first) - first);
+  const AnyPlan<half> plan = io::parse_plan<AnyPlan<half>>(
+      R"({"format": "kvpolicy plan", "version": 1, "heads": [[0]],
+          "shape": {"layers": 1, "q_heads": 4, "kv_heads": 1, "head_dim": 128}, "settings": [)" + setting + "]}");
+  CHECK(plan == AnyPlan<half>{plan.shape(), QuantizedResidualCache<half>::Config{
+                                                .storage = {.bits = 4, .key_group = 64, .value_group = 64, .residual = 128}}});
+}
+
 TEST_CASE("numbers come back to the last bit, and sizes beyond 53 bits too") {
   using Window = SinkRecentCache<DenseStorage<float>>;
   Random random{8};

@@ -30,7 +30,7 @@ using HeadBudgets = HeadTable<std::size_t>;  ///< rows besides the window
 
 /// How many rows there are, and how they are shared out.
 struct HeadKvBudgetConfig {
-  std::size_t capacity = 128;  ///< Rows per head on average, window included.
+  std::size_t capacity = 128;  ///< Rows per head that budgets are for on average, window included.
   std::size_t window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
   double beta = 1.005;         ///< b / beta is shared out by score: 1 all of it, infinity nothing.
   double score_power = 1.0;    ///< Scores are raised to this power first; 0 makes all heads equal.

@@ -8,6 +8,8 @@
 // Quest, arXiv:2406.10774 (min/max keys, a selection for each step). Differences: selection is per
 // KV head, by the sum over its query heads; every committed chunk can be chosen, not the prompt's
 // alone; rows appended since the selection are read on top of the budget instead of over its end.
+// Quest's code leaves the first two layers dense; here a plan says which heads select, and
+// `uniform_plan` makes all of them do so: `plan.set` gives the first layers a FullCache.
 //
 // With slow memory (StorageContext), full pages go there, and a selection takes along copies of the
 // chosen rows that are or will be there, in the format in which they are stored. Rows behind them
@@ -420,7 +422,7 @@ class ChunkRetrievalCache {
 
   void close_chunk() {
     for (std::size_t v = 0; v < Summary::vectors; ++v) {
-      open_.template finish<element_type>(v, row_);
+      open_.finish(v, row_);
       const Plane plane{.base = reinterpret_cast<const std::byte*>(row_.data()),
                         .row_stride = row_.size() * sizeof(float)};
       summaries_[v].append(plane, 1);

@@ -18,8 +18,6 @@
 #include <string_view>
 #include <vector>
 
-#include <kvpolicy/core/dtype.hpp>
-
 namespace kvpolicy {
 
 /// What stands for the keys of a chunk.
@@ -31,8 +29,8 @@ concept ChunkSummary = std::copyable<S> && requires(S summary, const S& seen, st
                                                     std::span<float> out) {
   { S::vectors } -> std::convertible_to<std::size_t>;
   S{n};                              // (head_dim)
-  summary.add(in);                   // one more key [head_dim]
-  seen.template finish<bfloat16>(n, out);  // (which vector, [head_dim])
+  summary.add(in);                   // one more key [head_dim], rounded as it is kept
+  seen.finish(n, out);               // (which vector, [head_dim])
   summary.clear();
   S::split(n, in, out);              // (which vector, query [head_dim], added to [head_dim])
 };
@@ -49,7 +47,6 @@ class MeanKey {
     for (std::size_t i = 0; i < sum_.size(); ++i) sum_[i] += key[i];
     ++rows_;
   }
-  template <Element E>
   void finish(std::size_t, std::span<float> out) const {
     for (std::size_t i = 0; i < sum_.size(); ++i) out[i] = sum_[i] / static_cast<float>(rows_);
   }
@@ -87,10 +84,9 @@ class MinMaxKey {
       bounds_[1][i] = std::max(bounds_[1][i], key[i]);
     }
   }
-  /// Rounded outwards to what `E` can hold, so that the bound stays one.
-  template <Element E>
+  /// Numbers of keys that were added: what holds these holds them exactly, so that the bound stays one.
   void finish(std::size_t which, std::span<float> out) const {
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = outwards<E>(bounds_[which][i], which == 1);
+    std::ranges::copy(bounds_[which], out.begin());
   }
   void clear() {
     std::ranges::fill(bounds_[0], std::numeric_limits<float>::infinity());
@@ -107,21 +103,6 @@ class MinMaxKey {
   }
 
  private:
-  template <Element E>
-  [[nodiscard]] static float outwards(float value, bool up) {
-    if constexpr (std::same_as<E, float>) {
-      return value;
-    } else {
-      E rounded{value};
-      const auto back = static_cast<float>(rounded);
-      if (up ? back >= value : back <= value) return back;
-      // One step of the 16-bit pattern: away from zero grows the magnitude, towards it shrinks.
-      const bool away = (value >= 0.0F) == up;
-      rounded.bits = static_cast<std::uint16_t>(away ? rounded.bits + 1U : rounded.bits - 1U);
-      return static_cast<float>(rounded);
-    }
-  }
-
   std::array<std::vector<float>, 2> bounds_;
 };
 
