@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What TriForce's hierarchy gains where the cache is several times the weights, on a CPU: a model of
-// the proportions of Llama-2-7B behind 120 Ki tokens (cache : weights = 4.8 : 1 by bytes, a budget of
-// one row in thirty), with random weights, and guesses that stay by the dice at given rates. The
-// baseline is our own plain decoding of the same text in the same run; prediction is the cost model
-// with each kind of pass timed alone.
+// What TriForce's hierarchy gains where the cache is several times the weights, on a CPU: a model
+// of the proportions of Llama-2-7B behind 120 Ki tokens (cache : weights = 4.8 : 1 by bytes, a
+// budget of one row in thirty), with random weights, and guesses that stay by the dice at given
+// rates. The baseline is our own plain decoding of the same text in the same run; prediction is the
+// cost model with each kind of pass timed alone.
 //
-//   triforce_shapes_bench [--benchmark_filter=...] [--benchmark_out=FILE --benchmark_out_format=json]
+//   triforce_shapes_bench [--smoke] [--benchmark_filter=...]
+//                         [--benchmark_out=FILE --benchmark_out_format=json]
 //
-// Before anything is timed, a verification's logits are compared with those of single steps.
+// Before anything is timed, a verification's logits are compared with those of single steps. With
+// --smoke everything is tiny. ./scripts/bench-triforce runs it and keeps what it measured.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -19,6 +21,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -28,6 +31,7 @@
 #include <kvpolicy/triforce.hpp>
 #include <reference_model/language_model.hpp>
 
+#include "bench/cpu/machine.hpp"
 #include "random_llama.hpp"
 #include "scripted.hpp"
 
@@ -40,8 +44,28 @@ using Reader = reference::LlamaReader;
 using Cache = TriForceCache<bfloat16, Engine>;
 using SmallCache = TriForceDraftCache<bfloat16, Engine>;
 
-constexpr std::size_t context = 32768;
-constexpr std::size_t budget = 1088;  // 1/30, in chunks of 8
+/// What is measured, and for how long.
+struct Size {
+  LlamaSize target{8, 512, 1376, 8, 8, 64, 2048};
+  LlamaSize small{2, 128, 344, 2, 2, 64, 2048};
+  std::size_t context = 32768;
+  std::size_t budget = 1088;  // 1/30, in chunks of 8
+  std::size_t tokens = 256;
+  std::size_t plain_tokens = 24;
+  int iterations = 5;
+  int passes = 7;
+};
+Size size;
+
+constexpr Size smoke_size{.target = {2, 64, 96, 1, 1, 64, 64},
+                          .small = {1, 64, 96, 1, 1, 64, 64},
+                          .context = 512,
+                          .budget = 64,
+                          .tokens = 24,
+                          .plain_tokens = 4,
+                          .iterations = 1,
+                          .passes = 1};
+
 const CacheOptions cache_options{.max_rollback = 32, .max_append = 64};
 
 double seconds_since(Clock::time_point start) {
@@ -55,13 +79,13 @@ double median(std::vector<double> numbers) {
 
 /// The models, the text, and caches that have read all of it but its last token.
 struct World {
-  reference::Llama target = random_llama({8, 512, 1376, 8, 8, 64, 2048}, 1);
-  reference::Llama small = random_llama({2, 128, 344, 2, 2, 64, 2048}, 2);
+  reference::Llama target = random_llama(size.target, 1);
+  reference::Llama small = random_llama(size.small, 2);
   Reader reader{target};
   Reader small_reader{small};
-  std::vector<int> text = std::vector<int>(context + 1, 1);
-  Cache cache = filled(Cache{triforce_plan<bfloat16>(target.config().shape(), {.budget = budget}),
-                             cache_options});
+  std::vector<int> text = std::vector<int>(size.context + 1, 1);
+  Cache cache = filled(Cache{
+      triforce_plan<bfloat16>(target.config().shape(), {.budget = size.budget}), cache_options});
   SmallCache small_cache =
       filled(SmallCache{triforce_draft_plan<bfloat16>(small.config().shape()), cache_options});
 
@@ -72,7 +96,7 @@ struct World {
     std::mt19937 random{3};
     std::vector<float> rows(2 * cache_options.max_append * shape.kv_heads * shape.head_dim);
     for (float& number : rows) number = static_cast<float>(random()) * 0x1p-31F - 1.0F;
-    while (cache.tokens() < context) {
+    while (cache.tokens() < size.context) {
       const TensorView<const float> k{rows.data(), cache_options.max_append, shape.kv_heads,
                                       shape.head_dim};
       const TensorView<const float> v{rows.data() + rows.size() / 2, k.tokens, k.heads, k.head_dim};
@@ -89,11 +113,11 @@ World& world() {
 
 /// One pass over the last `count` tokens, taken back.
 template <class Model, class C>
-double pass_seconds(Model& model, C& cache, std::size_t count, Read read, int repeats = 7) {
+double pass_seconds(Model& model, C& cache, std::size_t count, Read read) {
   const std::vector<int> tokens(count, 1);
   const std::size_t seen = cache.tokens();
   std::vector<double> times;
-  for (int i = 0; i < repeats; ++i) {
+  for (int i = 0; i < size.passes; ++i) {
     const auto start = Clock::now();
     benchmark::DoNotOptimize(
         model.read(cache, {.tokens = tokens, .logits = LogitsOf::all, .attend = {.read = read}}));
@@ -105,7 +129,7 @@ double pass_seconds(Model& model, C& cache, std::size_t count, Read read, int re
 
 void verify() {
   World& w = world();
-  const std::array tokens{5, 77, 1033, 4};
+  const std::array tokens{5, 57, 33, 4};
   Cache alone = w.cache.fork();
   Cache together = w.cache.fork();
   const auto at_once = w.reader.read(together, {.tokens = tokens, .logits = LogitsOf::all});
@@ -130,37 +154,34 @@ void verify() {
 template <class Decoder>
 double decode(Decoder decoder, std::size_t tokens, LevelStatistics* statistics) {
   decoder.continue_text(world().text);
-  (void)decoder.step();  // chooses the chunks
+  (void)decoder.step();  // chooses the chunks, and guesses nothing
   const LevelStatistics before = decoder.statistics();
   const auto start = Clock::now();
   decoder.generate(tokens);
   const double seconds = seconds_since(start);
-  *statistics = decoder.statistics();
-  statistics->verifications -= before.verifications;
-  statistics->tokens -= before.tokens;
-  statistics->accepted -= before.accepted;
-  statistics->places -= before.places;
+  *statistics = since(before, decoder.statistics());
   return seconds / static_cast<double>(statistics->tokens);
 }
 
 SpeculationOptions fixed(std::size_t length) {
-  return {.sampling = {.temperature = 1.0F}, .length = length, .adapt = false,
+  return {.sampling = {.temperature = 1.0F},
+          .length = length,
+          .adapt = false,
           .refresh_selection = {.below_acceptance = 0.0}};
 }
 
-/// The hierarchy where the target keeps `Target` and the middle level `Middle` per mille of guesses;
-/// without a small model where Middle is 0.
+/// The hierarchy where the target keeps `Target` and the middle level `Middle` per mille of
+/// guesses; without a small model where Middle is 0.
 template <unsigned Target, unsigned Middle>
-void hierarchy(benchmark::State& state) {
+void hierarchy(benchmark::State& state, std::size_t length) {
   World& w = world();
-  const auto length = static_cast<std::size_t>(state.range(0));
-  constexpr std::size_t tokens = 256;
   std::vector<double> plain, ours, ratios;
   LevelStatistics seen;
   for (auto _ : state) {
     Cache cache = w.cache.fork();
     LevelStatistics ignored;
-    plain.push_back(decode(SpeculativeDecoder{w.reader, cache, NoDraft{}, fixed(0)}, 24, &ignored));
+    plain.push_back(decode(SpeculativeDecoder{w.reader, cache, NoDraft{}, fixed(0)},
+                           size.plain_tokens, &ignored));
     cache = w.cache.fork();
     SmallCache small_cache = w.small_cache.fork();
     const auto run = [&]<class Inner>(Inner inner) {
@@ -168,16 +189,16 @@ void hierarchy(benchmark::State& state) {
       return decode(
           SpeculativeDecoder<Reader, Cache, Draft, Scripted<Target>>{
               w.reader, cache, Draft{w.reader, cache, std::move(inner)}, fixed(length)},
-          tokens, &seen);
+          size.tokens, &seen);
     };
     if constexpr (Middle == 0) {
       ours.push_back(run(NoDraft{}));
     } else {
-      const auto read = std::span<const int>{w.text}.first(context);
+      const auto read = std::span<const int>{w.text}.first(size.context);
       ours.push_back(run(ModelDraft<Reader, SmallCache>{w.small_reader, small_cache, {}, read}));
     }
     ratios.push_back(plain.back() / ours.back());
-    state.SetIterationTime(ours.back() * tokens);
+    state.SetIterationTime(ours.back() * static_cast<double>(size.tokens));
   }
   // The cost model, from passes timed alone. A pass of the middle level over one guess gives two
   // tokens or one.
@@ -187,7 +208,8 @@ void hierarchy(benchmark::State& state) {
   const double one = pass_seconds(w.reader, cache, 1, Read::all);
   const double all = pass_seconds(w.reader, cache, length + 1, Read::all);
   const double selected = pass_seconds(w.reader, cache, Middle == 0 ? 1 : 2, Read::selected);
-  const double drafted = Middle == 0 ? 0.0 : pass_seconds(w.small_reader, small_cache, 1, Read::all);
+  const double drafted =
+      Middle == 0 ? 0.0 : pass_seconds(w.small_reader, small_cache, 1, Read::all);
   const double per_pass = Middle == 0 ? 1.0 : 1.0 + Scripted<Middle>::rate;
   const double guesses = static_cast<double>(length) / per_pass * (selected + drafted);
   const double predicted = one * expected_tokens(Scripted<Target>::rate, length) / (all + guesses);
@@ -207,22 +229,38 @@ void hierarchy(benchmark::State& state) {
   state.counters["weights_mb"] = static_cast<double>(weight_bytes(w.target)) * 1e-6;
 }
 
-void lengths(benchmark::internal::Benchmark* bench) {
-  bench->ArgName("length")->Arg(4)->Arg(6)->Arg(8)->Arg(11)->Iterations(5)->UseManualTime()->Unit(
-      benchmark::kMillisecond);
+template <unsigned Target, unsigned Middle>
+void add() {
+  for (const std::size_t length : {4, 6, 8, 11}) {
+    const std::string name = "shapes/target:" + std::to_string(Target) +
+                             "/middle:" + std::to_string(Middle) +
+                             "/length:" + std::to_string(length);
+    benchmark::RegisterBenchmark(name.c_str(), hierarchy<Target, Middle>, length)
+        ->Iterations(size.iterations)
+        ->UseManualTime()
+        ->Unit(benchmark::kMillisecond);
+  }
 }
-
-// The paper's acceptance of the target at temperature 0, 0.6 and 1; what a small draft reaches against
-// the middle level is not published: 0.7 is assumed, and 0 is self-speculation.
-BENCHMARK(hierarchy<923, 700>)->Apply(lengths);
-BENCHMARK(hierarchy<914, 700>)->Apply(lengths);
-BENCHMARK(hierarchy<900, 700>)->Apply(lengths);
-BENCHMARK(hierarchy<923, 0>)->Apply(lengths);
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view{argv[1]} == "--smoke") {
+    size = smoke_size;
+    argv[1] = argv[0];
+    --argc;
+    ++argv;
+  }
+  // The paper's acceptance of the target at temperature 0, 0.6 and 1, and what its authors say of
+  // their small draft; 0: without one, self-speculation.
+  add<923, small_draft_per_mille>();
+  add<914, small_draft_per_mille>();
+  add<900, small_draft_per_mille>();
+  add<923, 0>();
   benchmark::Initialize(&argc, argv);
+  benchmark::AddCustomContext("cpu", machine().cpu);
+  benchmark::AddCustomContext("context", std::to_string(size.context));
+  benchmark::AddCustomContext("budget", std::to_string(size.budget));
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   verify();
   benchmark::RunSpecifiedBenchmarks();

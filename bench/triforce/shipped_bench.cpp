@@ -5,17 +5,21 @@
 // what the cost model says of it; how often the full cache agrees with its selected rows over the
 // budget and over the size of a chunk (TriForce's figure 6).
 //
-//   triforce_shipped_bench [--benchmark_filter=structure] [--benchmark_out=FILE
-//                          --benchmark_out_format=json]
-//   bench/plot_triforce.py FILE --out docs/triforce_acceptance.png
+//   triforce_shipped_bench [--smoke] [--benchmark_filter=structure]
+//                          [--benchmark_out=FILE --benchmark_out_format=json]
+//
+// With --smoke every case runs once, over a short text. ./scripts/bench-triforce runs it, keeps
+// what it measured, and draws docs/triforce_acceptance.png.
 //
 // Two kinds of text: `prose` goes on with the King James Bible, `needles` answers questions about
-// facts hidden in it. A greedy run whose tokens differ from plain decoding's is an error, not a time.
+// facts hidden in it. A greedy run whose tokens differ from plain decoding's is an error, not a
+// time.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -23,6 +27,7 @@
 #include <kvpolicy/speculation/cost_model.hpp>
 #include <reference_model/llama.hpp>
 
+#include "bench/cpu/machine.hpp"
 #include "common/exam.hpp"
 #include "common/files.hpp"
 #include "common/retrieval_text.hpp"
@@ -33,16 +38,24 @@ namespace {
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
 
-constexpr std::size_t text_bytes = 7680;  // with its continuation within the 8,192 of the training
-constexpr std::size_t texts = 3;
+/// What is measured, and how often.
+struct Size {
+  std::size_t text = 7680;  // with its continuation within the 8,192 of the training
+  std::size_t texts = 3;
+  std::size_t prose = 192;  // new tokens
+  std::size_t questions = 6;
+  int iterations = 3;
+};
+Size size;
+
+constexpr Size smoke_size{.text = 400, .texts = 1, .prose = 24, .questions = 1, .iterations = 1};
 
 const reference::Llama& target() {
   static const auto model = reference::Llama::load(repository_path(shipped_model));
   return model;
 }
 const reference::Llama& small() {
-  static const auto model =
-      reference::Llama::load(draft_folder_of(repository_path(shipped_model)));
+  static const auto model = reference::Llama::load(draft_folder_of(repository_path(shipped_model)));
   return model;
 }
 
@@ -50,11 +63,11 @@ enum class Kind { prose, needles };
 
 std::vector<SpeculationTurn> turns_of(Kind kind, std::uint64_t seed) {
   const RetrievalText text =
-      draw_text(held_out_text(), {.length = text_bytes, .questions = 6, .seed = seed});
+      draw_text(held_out_text(), {.length = size.text, .questions = size.questions, .seed = seed});
   std::vector<SpeculationTurn> turns(1);
   turns.front().prompt = tokens_of(text.body);
   turns.front().past_stop_tokens = true;
-  turns.front().most_new = kind == Kind::prose ? 192 : 1;
+  turns.front().most_new = kind == Kind::prose ? size.prose : 1;
   if (kind == Kind::prose) return turns;
   for (const Question& question : text.questions) {
     SpeculationTurn& turn = turns.emplace_back();
@@ -74,12 +87,14 @@ struct Total {
 
 Total run(const SpeculationSetup& setup, Kind kind, bool beside_plain) {
   Total total;
-  for (std::size_t text = 1; text <= texts; ++text) {
+  for (std::size_t text = 1; text <= size.texts; ++text) {
     SpeculationSetup own = setup;
     own.options.stop_tokens = {'.'};
     own.options.seed = text;
-    SpeculativeText speculative{target(), needs_small_model(setup.structure) ? &small() : nullptr, own};
-    const SpeculationResult result = run_speculation(speculative, turns_of(kind, text), beside_plain);
+    SpeculativeText speculative{target(), needs_small_model(setup.structure) ? &small() : nullptr,
+                                own};
+    const SpeculationResult result =
+        run_speculation(speculative, turns_of(kind, text), beside_plain);
     total.tokens += static_cast<double>(result.tokens);
     total.seconds += result.seconds;
     total.plain_tokens += static_cast<double>(result.plain_tokens);
@@ -101,7 +116,8 @@ Total run(const SpeculationSetup& setup, Kind kind, bool beside_plain) {
   return total;
 }
 
-SpeculationSetup setup_of(Structure structure, double temperature, std::optional<std::size_t> length) {
+SpeculationSetup setup_of(Structure structure, double temperature,
+                          std::optional<std::size_t> length) {
   SpeculationSetup setup;
   setup.structure = structure;
   setup.options.sampling.temperature = static_cast<float>(temperature);
@@ -171,7 +187,9 @@ void selection(benchmark::State& state, Kind kind, bool min_max, std::size_t chu
 template <class... Arguments>
 void add(const std::string& name, int iterations, Arguments... arguments) {
   benchmark::RegisterBenchmark(name.c_str(), arguments...)
-      ->Iterations(iterations)->UseManualTime()->Unit(benchmark::kMillisecond);
+      ->Iterations(iterations)
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
 }
 
 void add_all() {
@@ -179,12 +197,14 @@ void add_all() {
   for (const Kind kind : {Kind::prose, Kind::needles}) {
     for (const NamedStructure& s : structures()) {
       if (s.structure == Structure::plain) continue;
-      add(std::string{"structure/"} + s.name + "/" + kind_name(kind) + "/t0", 3, structure,
-          s.structure, kind, 0.0);
+      add(std::string{"structure/"} + s.name + "/" + kind_name(kind) + "/t0", size.iterations,
+          structure, s.structure, kind, 0.0);
     }
   }
-  add("structure/triforce/prose/t0.6", 3, structure, Structure::triforce, Kind::prose, 0.6);
-  add("structure/triforce/prose/t1", 3, structure, Structure::triforce, Kind::prose, 1.0);
+  add("structure/triforce/prose/t0.6", size.iterations, structure, Structure::triforce, Kind::prose,
+      0.6);
+  add("structure/triforce/prose/t1", size.iterations, structure, Structure::triforce, Kind::prose,
+      1.0);
   // By mean keys, as the paper chooses, and by Quest's bounds.
   for (const bool min_max : {false, true}) {
     for (const Kind kind : {Kind::prose, Kind::needles}) {
@@ -204,8 +224,16 @@ void add_all() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view{argv[1]} == "--smoke") {
+    size = smoke_size;
+    argv[1] = argv[0];
+    --argc;
+    ++argv;
+  }
   add_all();
   benchmark::Initialize(&argc, argv);
+  benchmark::AddCustomContext("cpu", bench::machine().cpu);
+  benchmark::AddCustomContext("text", std::to_string(size.text));
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();

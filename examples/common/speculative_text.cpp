@@ -73,12 +73,11 @@ std::size_t most_guesses(const SpeculationSetup& setup) {
   return std::max(most, setup.structure == Structure::tree ? setup.tree_nodes : 0);
 }
 
-// Rows of a quantised cache are committed so many at a time: SpeculationOptions::commit_every.
-constexpr std::size_t quantised_together = 64;
-
-// Room for the guesses, the token before them, and what the middle level tries beyond them.
+// Room for the guesses, the token before them, and what the middle level tries beyond them. Rows of a
+// quantised cache are committed max_rollback at a time, which no verification crosses: with more of them
+// fewer guesses are cut off.
 CacheOptions cache_options(const SpeculationSetup& setup) {
-  const std::size_t least = setup.bits == 0 ? 0 : quantised_together;
+  const std::size_t least = setup.bits == 0 ? 0 : 64;
   const std::size_t rows = std::max(most_guesses(setup) + 2, least);
   return {.max_rollback = rows, .max_append = rows};
 }
@@ -86,7 +85,6 @@ CacheOptions cache_options(const SpeculationSetup& setup) {
 // As the decoder shall have them: a tree has a length of its own, and nobody has none.
 SpeculationOptions decoder_options(const SpeculationSetup& setup) {
   SpeculationOptions options = setup.options;
-  if (setup.bits != 0) options.commit_every = quantised_together;
   if (setup.structure == Structure::tree) options.length = setup.tree_nodes;
   if (setup.structure == Structure::plain) options.length = 0;
   if (setup.structure == Structure::tree || setup.structure == Structure::plain) {

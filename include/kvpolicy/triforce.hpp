@@ -45,8 +45,8 @@ using TriForcePlan = HeadPlan<ChunkRetrievalCache<DenseStorage<E>>>;
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using TriForceCache = KvCache<TriForcePlan<E>, Engine>;
 
-/// The same with quantised rows. What decides is the target over them; that it says what plain decoding
-/// over them would say takes SpeculationOptions::commit_every.
+/// The same with quantised rows. What decides is the target over them, and it says what plain decoding
+/// over them says; what that is, SpeculationOptions::commit_every explains.
 template <Element E = float>
 using QuantizedTriForcePlan = HeadPlan<ChunkRetrievalCache<ResidualStorage<E>>>;
 /// A sequence under such a plan.

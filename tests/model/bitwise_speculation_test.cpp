@@ -7,8 +7,8 @@
 // Quantised rows take a rule more. A row is exact until it is committed and has left the residual, so
 // what a token reads depends on when rows are committed. By itself a cache commits `max_rollback`
 // behind the latest row as each call begins: the tokens of a verification then all read what its first
-// one may, where plain decoding would have committed on between them. With `commit_every` both commit
-// at the same places of the text.
+// one may, where plain decoding would have committed on between them. With `commit_every`, which over
+// such caches is set unless it is given, both commit at the same places of the text.
 #include <array>
 #include <cstddef>
 #include <span>
@@ -156,7 +156,7 @@ TEST_CASE("quantised rows that the cache commits by itself: refused guesses leav
         triforce_draft_plan<float>(models.near.config().shape()), cache_options()};
     SpeculativeDecoder decoder{
         target, cache, ModelDraft{near, near_cache},
-        SpeculationOptions{.length = 6, .adapt = false, .prompt_chunk = prompt_chunk}};
+        SpeculationOptions{.length = 6, .adapt = false, .commit_every = 0, .prompt_chunk = prompt_chunk}};
     decoder.read_prompt(models.prompt);
 
     KvCache replayed{plan, cache_options()};
@@ -186,6 +186,80 @@ TEST_CASE("quantised rows that the cache commits by itself: refused guesses leav
   if (runs_share == 1) CHECK(differing > 0);
 }
 
+// Nothing is set but what decoding with guesses and without have in common.
+template <class Plan>
+void compare_by_default(const Models& models, const Plan& plan, std::size_t turn) {
+  const std::size_t rows = cache_options().max_rollback;
+  RowByRow target{models.target};
+  KvCache cache{plan, cache_options()};
+  SpeculativeDecoder plain{target, cache, NoDraft{},
+                           SpeculationOptions{.length = 0, .adapt = false, .prompt_chunk = prompt_chunk}};
+  CHECK(plain.commit_every() == (plan.commit_changes_rows() ? rows : 0));
+  plain.read_prompt(models.prompt);
+  plain.generate(tokens);
+  // A loop of one's own, as the decoder's options describe it.
+  KvCache own{plan, cache_options()};
+  for (std::size_t done = 0; done + 1 < models.prompt.size();) {
+    const std::size_t count = std::min(prompt_chunk, models.prompt.size() - 1 - done);
+    (void)target.read(own, {.tokens = std::span{models.prompt}.subspan(done, count)});
+    done += count;
+  }
+  std::vector<int> text = models.prompt;
+  const std::size_t every = plain.commit_every();
+  own.commit();
+  for (std::size_t i = 0; i < tokens; ++i) {
+    if (every > 0 && own.tokens() % every == 0) own.commit();
+    const std::vector<float> logits = target.read(own, {.tokens = std::span{text}.last(1)});
+    text.push_back(static_cast<int>(std::ranges::max_element(logits) - logits.begin()));
+  }
+  CHECK(std::ranges::equal(text, plain.text()));
+  for (const Guesser guesser : guessers) {
+    if (++turn % runs_share != 0) continue;
+    CAPTURE(static_cast<int>(guesser));
+    RowByRow judge{models.target};
+    KvCache judged{plan, cache_options()};
+    const Outcome outcome = decode_with_guesses(
+        judge, models.target, judged, models.near, models.prompt, tokens,
+        {.guesser = guesser, .length = 2 + turn % 12, .adapt = turn % 4 == 0, .prompt_chunk = prompt_chunk});
+    CHECK(std::ranges::equal(outcome.text, plain.text()));
+    CHECK(outcome.statistics.tokens == tokens);
+  }
+}
+
+TEST_CASE("quantised targets decode what plain decoding does without being told to") {
+  for (std::size_t which = 0; which < 12; ++which) {
+    CAPTURE(which);
+    const Models models{which};
+    for (const std::size_t bits : {2U, 4U}) {
+      CAPTURE(bits);
+      compare_by_default(models, quantized<float>(models, bits), which + bits);
+    }
+  }
+  // One head of many is enough, and keys by channel as well as rows by token.
+  const Models models{7};
+  using Channels = QuantizedResidualCache<float, Granularity::per_channel>;
+  AnyPlan<float> plan{models.target.config().shape()};
+  plan.set(1, 2, Channels::Config{.storage = {.bits = 2, .key_group = 8, .residual = 8}});
+  compare_by_default(models, plan, 1);
+}
+
+TEST_CASE("plans say whether a commit changes rows, and dense ones are committed as they are read on") {
+  const ModelShape shape = Models{1}.target.config().shape();
+  CHECK_FALSE(triforce_plan<half>(shape).commit_changes_rows());
+  CHECK(quantized_triforce_plan<half>(shape).commit_changes_rows());
+  using Window = SinkRecentCache<DenseStorage<float>>;
+  using PackedWindow = SinkRecentCache<PerTokenStorage<float>>;
+  AnyPlan<float> plan{shape};
+  CHECK_FALSE(plan.commit_changes_rows());
+  plan.set(0, 1, Window::Config{.sinks = 1, .recent = 8});
+  CHECK_FALSE(plan.commit_changes_rows());
+  plan.set(0, 2, PackedWindow::Config{.sinks = 1, .recent = 8});
+  CHECK(plan.commit_changes_rows());
+  CHECK(KvCache{plan, cache_options()}.commit_changes_rows());
+  const Models models{0};
+  compare_by_default(models, triforce_plan<float>(models.target.config().shape(), {.budget = 16}), 0);
+}
+
 TEST_CASE("commit_every must fit the cache") {
   const Models models{0};
   RowByRow target{models.target};
@@ -194,6 +268,7 @@ TEST_CASE("commit_every must fit the cache") {
     return SpeculativeDecoder{target, cache, NoDraft{},
                               SpeculationOptions{.length = 0, .adapt = false, .commit_every = commit_every}};
   };
+  CHECK(decoder(0).commit_every() == 0);
   CHECK_NOTHROW((void)decoder(24));
   CHECK_THROWS_AS((void)decoder(25), ConfigError);
 }

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <limits>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -45,7 +46,7 @@ struct Setting {
   std::size_t budget = 32;  // of selecting heads, where the run makes the plan
   std::size_t chunk = 8;
   std::size_t prompt_chunk = 64;
-  std::size_t commit_every = 0;
+  std::optional<std::size_t> commit_every = {};
   RefreshRule refresh_selection = {};
 };
 

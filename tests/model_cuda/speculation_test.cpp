@@ -112,6 +112,27 @@ TEST_CASE("guesses on a device change no token") {
   }
 }
 
+TEST_CASE("quantised rows on a device are committed at the same places with guesses and without") {
+  using Packed = QuantizedResidualCache<bfloat16>;
+  using PackedCache = cuda::KvCache<HeadPlan<Packed>>;
+  Rig rig;
+  const HeadPlan<Packed> plan{rig.model.config().shape(), {.storage = {.bits = 4, .residual = 16}}};
+  const auto decoded = [&](auto draft, std::size_t length) {
+    PackedCache cache{plan, options(), rig.stream};
+    CHECK(cache.commit_changes_rows());
+    cuda::OnStream on_stream{cache, rig.stream};
+    SpeculativeDecoder decoder{rig.target_reader, on_stream, std::move(draft), greedy(length)};
+    CHECK(decoder.commit_every() == options().max_rollback);
+    decoder.read_prompt(rig.prompt);
+    CHECK(decoder.generate(new_tokens) == Ending::length);
+    CHECK((length == 0 || decoder.statistics().accepted > 0));
+    return std::vector<int>{decoder.text().begin(), decoder.text().end()};
+  };
+  CHECK(decoded(ModelDraft{rig.small_reader, rig.small_on_stream}, 4) == decoded(NoDraft{}, 0));
+  CHECK_FALSE(rig.on_stream.commit_changes_rows());
+  CHECK(SpeculativeDecoder{rig.target_reader, rig.on_stream, NoDraft{}, greedy(0)}.commit_every() == 0);
+}
+
 TEST_CASE("tokens of a tree stand where their nodes do") {
   Rig rig;
   static_cast<void>(rig.target_reader.read(rig.on_stream, {.tokens = rig.prompt}));

@@ -158,6 +158,21 @@ TEST_CASE("never accepted, always accepted") {
   CHECK(always.acceptance() > 0.99);
 }
 
+TEST_CASE("the first length stands until a draft was tried, whatever passes without one cost") {
+  for (const std::size_t first : {1U, 4U, 9U}) {
+    DraftLength length{{.max_length = 16, .first = first}};
+    for (int round = 0; round < 100; ++round) {
+      length.observe({.drafted = 0, .verify_seconds = 1.0});
+      CHECK(length.length() == first);
+    }
+    // One that is never accepted is given up as ever.
+    for (int round = 0; round < 100; ++round) {
+      length.observe({.drafted = length.length(), .draft_seconds = 1.0, .verify_seconds = 1.0});
+    }
+    CHECK(length.best() == 0);
+  }
+}
+
 TEST_CASE("drafts behind a refused one are no evidence") {
   // Of 8 drafts one stands and one is refused: 1 of 2, not 1 of 8.
   DraftLength length{{.prior = 0.5, .memory = infinity}};

@@ -173,7 +173,7 @@ TEST_CASE("what a failed prompt left is read in chunks by the next step, or the 
     REQUIRE(calls.size() >= 4);
     for (std::size_t i = 0; i < 4; ++i) {
       CHECK(calls[i].tokens == (i < 3 ? 8 : 7));
-      CHECK(calls[i].refresh_selection == (i == 3));
+      CHECK_FALSE(calls[i].refresh_selection);  // the step that reads the last token chooses
     }
     decoder.generate(expected.size() - decoder.text().size());
     CHECK(copy(decoder.text()) == expected);

@@ -37,15 +37,42 @@ std::vector<test::CallRecord> refreshing(const std::vector<test::CallRecord>& ca
   return result;
 }
 
-// Steps `rounds` times and looks at the choice after each.
+// The prompt is read without a choice; the step that reads its last token chooses by it, and guesses
+// only where `guesses` says so.
 template <class D>
-void chooses_every(Pair& pair, Decoder<D>& decoder, std::size_t every, std::size_t rounds) {
+void chooses_by_the_prompts_last_token(Pair& pair, Decoder<D>& decoder,
+                                       const std::vector<int>& prompt, bool guesses) {
+  std::vector<test::CallRecord>* const outer = pair.target.records;
   std::vector<test::CallRecord> calls;
   pair.target.records = &calls;
-  decoder.read_prompt(pair.prompt);
+  const std::size_t before = pair.cache.chosen_at();
+  const std::size_t refreshes = decoder.refreshes();
+  decoder.read_prompt(prompt);
+  CHECK(refreshing(calls).empty());
+  CHECK(pair.cache.chosen_at() == before);
+  calls.clear();
+  const std::size_t length = decoder.text().size();
+  (void)decoder.step();
   REQUIRE(refreshing(calls).size() == 1);
-  CHECK(pair.cache.chosen_at() == pair.prompt.size() - 1);  // by the last token read
-  std::size_t chosen = pair.prompt.size();  // how long the text was at the last choice
+  const test::CallRecord& chooses = calls.back();
+  CHECK(chooses.refresh_selection);
+  CHECK(chooses.read == Read::all);
+  CHECK(chooses.seen + *chooses.selection_query == length - 1);  // the prompt's last token
+  CHECK(pair.cache.chosen_at() == length);
+  // Nobody has read what was chosen by another token.
+  CHECK((calls.size() == 1 && chooses.tokens == 1) == !guesses);
+  CHECK(decoder.refreshes() == refreshes);  // it counts those since the prompt
+  pair.target.records = outer;
+}
+
+// Steps `rounds` times and looks at the choice after each.
+template <class D>
+void chooses_every(Pair& pair, Decoder<D>& decoder, std::size_t every, std::size_t rounds,
+                   bool guesses = true) {
+  chooses_by_the_prompts_last_token(pair, decoder, pair.prompt, guesses);
+  std::vector<test::CallRecord> calls;
+  pair.target.records = &calls;
+  std::size_t chosen = decoder.text().size();  // how long the text was after the last choice
   std::size_t choices = 0;
   for (std::size_t round = 0; round < rounds; ++round) {
     calls.clear();
@@ -77,7 +104,7 @@ TEST_CASE("every n tokens the verification chooses, by the text's last token") {
     Pair alone;
     Decoder<Selected<>> self{alone.target, alone.cache, Selected<>{alone.target, alone.cache},
                              with(rule)};
-    chooses_every(alone, self, every, 60);
+    chooses_every(alone, self, every, 60, false);
     Pair small;
     Decoder<Small> run{small.target, small.cache, small.small_draft(), with(rule)};
     chooses_every(small, run, every, 60);
@@ -94,16 +121,26 @@ TEST_CASE("no rule, no choice but the prompt's; further turns choose again") {
   pair.target.records = &calls;
   Decoder<Selected<Small>> decoder{pair.target, pair.cache, pair.hierarchy(),
                                    with({.every = 0, .below_acceptance = 0.0})};
-  decoder.read_prompt(pair.prompt);
+  chooses_by_the_prompts_last_token(pair, decoder, pair.prompt, false);
   decoder.generate(200);
-  CHECK(refreshing(calls).size() == 1);
+  CHECK(refreshing(calls).empty());
   CHECK(decoder.refreshes() == 0);
-  CHECK(pair.cache.chosen_at() == 4);
-  decoder.read_prompt(std::vector<int>{1, 2, 3});
-  CHECK(refreshing(calls).size() == 2);
-  CHECK(pair.cache.chosen_at() == decoder.text().size() - 1);
+  CHECK(pair.cache.chosen_at() == 5);
+  chooses_by_the_prompts_last_token(pair, decoder, {1, 2, 3}, false);
   decoder.read_prompt({});  // nothing to read, nothing to choose by
-  CHECK(refreshing(calls).size() == 2);
+  (void)decoder.step();
+  CHECK(refreshing(calls).empty());
+}
+
+TEST_CASE("a fork that is taken up chooses by its last token as well") {
+  Pair pair;
+  Decoder<NoDraft> first{pair.target, pair.cache, NoDraft{}, with({})};
+  first.read_prompt(pair.prompt);
+  Decoder<Selected<>> decoder{pair.target, pair.cache, Selected<>{pair.target, pair.cache}, with({})};
+  decoder.continue_text(pair.prompt);
+  (void)decoder.step();
+  CHECK(pair.cache.chosen_at() == pair.prompt.size());
+  CHECK(pair.target.calls(Read::selected) == 0);
 }
 
 TEST_CASE("a turn without tokens does not put off a choice that is due") {
@@ -111,7 +148,9 @@ TEST_CASE("a turn without tokens does not put off a choice that is due") {
   Decoder<Small> decoder{pair.target, pair.cache, pair.small_draft(),
                          with({.every = 4, .below_acceptance = 0.0})};
   decoder.read_prompt(pair.prompt);
-  while (decoder.text().size() < pair.prompt.size() + 4) (void)decoder.step();
+  (void)decoder.step();
+  const std::size_t chosen = decoder.text().size();
+  while (decoder.text().size() < chosen + 4) (void)decoder.step();
   const std::size_t length = decoder.text().size();
   decoder.read_prompt({});
   (void)decoder.step();
@@ -136,6 +175,11 @@ TEST_CASE("a step that failed has not chosen; the next one does") {
   Decoder<Small> decoder{pair.target, pair.cache, pair.small_draft(),
                          with({.every = 1, .below_acceptance = 0.0})};
   decoder.read_prompt(pair.prompt);
+  pair.target.fault = test::Fault{test::Fault::Kind::nan, pair.target.calls()};
+  CHECK_THROWS_AS(decoder.step(), ShapeError);
+  CHECK(pair.cache.chosen_at() == 0);
+  (void)decoder.step();
+  CHECK(pair.cache.chosen_at() == pair.prompt.size());  // the prompt's choice
   (void)decoder.step();
   const std::size_t length = decoder.text().size();
   const std::size_t chosen = pair.cache.chosen_at();

@@ -163,6 +163,9 @@ class KvCache {
     for (Layer& layer : layers_) layer.accept(path);
   }
 
+  /// Whether rows read otherwise after a commit than before, for some head quantises: what a model says
+  /// then depends on when they are committed (speculation/decoder.hpp).
+  [[nodiscard]] bool commit_changes_rows() const { return plan_.commit_changes_rows(); }
   /// Hands all tentative rows to the policies: from now on they cannot be taken back.
   /// @throws RollbackError if a tree is pending, std::bad_alloc, StorageError
   void commit() {

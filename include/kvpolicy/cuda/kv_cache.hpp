@@ -256,6 +256,8 @@ class KvCache {
     for (Layer& layer : layers_) layer.accept(path, unmoved);
   }
 
+  /// Whether rows read otherwise after a commit than before, for some head quantises.
+  [[nodiscard]] bool commit_changes_rows() const { return plan_.commit_changes_rows(); }
   /// Hands all tentative rows to the policies: from now on they cannot be taken back.
   /// @throws RollbackError if a tree is pending, CapacityError inside a capture, DeviceError
   void commit(cudaStream_t stream = nullptr) {

@@ -28,6 +28,7 @@ class OnStream {
   [[nodiscard]] std::size_t commit_point() const { return cache_->commit_point(); }
   [[nodiscard]] const auto& options() const { return cache_->options(); }
   [[nodiscard]] const auto& plan() const { return cache_->plan(); }
+  [[nodiscard]] bool commit_changes_rows() const { return cache_->commit_changes_rows(); }
 
   void truncate(std::size_t tokens) { cache_->truncate(tokens, stream_); }
   void accept(std::span<const std::size_t> path) { cache_->accept(path, stream_); }

@@ -168,6 +168,17 @@ class HeadPlan {
     return most;
   }
 
+  /// Whether rows of some head read otherwise after a commit than before: whether it quantises.
+  [[nodiscard]] bool commit_changes_rows() const {
+    return std::ranges::any_of(heads_, [](const Config& config) {
+      bool changes = false;
+      visit(config, [&]<class P>(const typename P::Config&) {
+        changes = kvpolicy::commit_changes_rows<P>();
+      });
+      return changes;
+    });
+  }
+
   /// A layer whose model attends to the last `window` tokens only: its heads become sliding
   /// windows, whatever the plan said, unless they keep no more than that already. The plan must
   /// have a policy with `sinks` and `recent` over dense rows for it (SinkRecentCache).

@@ -52,6 +52,7 @@ struct ReadRequest {
 ///                                                        // of `tokens` rows comes, and a bound on
 ///                                                        // that which never falls; without them
 ///                                                        // bytes_of_tokens must never fall
+///     static constexpr bool commit_changes_rows;         // see below
 template <class P>
 concept KvPolicy = std::copyable<P> && Element<typename P::element_type> &&
                    std::equality_comparable<typename P::Config> &&
@@ -91,6 +92,19 @@ template <class P>
 concept SharingPolicy = CompressingPolicy<P> && requires(const P& seen) {
   { seen.shares_in_layer() } -> std::convertible_to<bool>;
 };
+
+/// Whether rows of a head read otherwise after a commit than before: its storage quantises them, or the
+/// policy says so itself. Which rows are read as exact then depends on when they are committed.
+template <class P>
+[[nodiscard]] constexpr bool commit_changes_rows() {
+  if constexpr (requires { P::commit_changes_rows; }) {
+    return P::commit_changes_rows;
+  } else if constexpr (requires { P::storage_type::commit_changes_rows; }) {
+    return P::storage_type::commit_changes_rows;
+  } else {
+    return false;
+  }
+}
 
 /// Refuses settings that cannot work, if the policy says which.
 template <class P>

@@ -29,7 +29,7 @@
 
 namespace kvpolicy {
 
-/// When selecting heads choose anew, besides the end of a prompt. Attention moves slowly
+/// When selecting heads choose anew, besides by the last token of a prompt. Attention moves slowly
 /// (TriForce, section 3), so a choice stands for many tokens.
 struct RefreshRule {
   std::size_t every = 0;         ///< tokens; 0: never by count
@@ -49,12 +49,19 @@ struct SpeculationOptions {
   bool adapt = true;
   std::size_t max_length = 16;
   RefreshRule refresh_selection = {};
-  /// 0: rows are committed `max_rollback` behind the latest, whenever a call reads on. A number n: all
-  /// are, in the first step behind a prompt and where n divides their number, and no verification
-  /// crosses such a place. It matters where rows change as they are committed, in quantised heads:
-  /// only so do a verification's tokens read what plain decoding with the same n (`length` 0, or your
-  /// own loop) shows them, and decoding equals it. At most max_rollback.
-  std::size_t commit_every = 0;
+  /// Where rows are committed, which quantised heads make matter: their rows read otherwise afterwards.
+  /// A number n: all are, in the first step after a prompt and where n divides their number, and no
+  /// verification crosses such a place, so that its tokens read what plain decoding shows them. 0: the
+  /// cache commits as it reads on, what is `max_rollback` rows old; right where rows stay as they are.
+  /// Unset: by the cache, max_rollback if it says `commit_changes_rows()`, else 0. At most max_rollback.
+  ///
+  /// Plain decoding that guesses then equal to the last token: a decoder of `length` 0 over a cache of
+  /// the same plan and max_rollback; or your own loop over one, which reads the prompt but its last token
+  /// in calls of `prompt_chunk`, commits, and then reads one token at a time, each time after a commit
+  /// if `cache.tokens() % decoder.commit_every()` is 0. A cache with another max_rollback (0, say) keeps
+  /// its latest rows exact for another time: over quantised heads that is another text, with or without
+  /// guesses.
+  std::optional<std::size_t> commit_every = {};
   std::vector<int> stop_tokens = {};  ///< the text ends with the first of them
   /// Tokens of a prompt read at once. A call that fails half-way through the layers (memory, say) can
   /// be taken back, and the next step mends it, if these are no more than max_rollback.
@@ -107,20 +114,22 @@ class SpeculativeDecoder {
     require(most == 0 || most < rollback(), "SpeculativeDecoder: ", most,
             " guesses, but the cache can take back max_rollback = ", rollback(),
             " rows, must be one more than guesses");
-    require(options_.commit_every == 0 || (commits && options_.commit_every <= rollback()),
-            "SpeculativeDecoder: commit_every is ", options_.commit_every,
+    if (!options_.commit_every) options_.commit_every = changes_rows() ? rollback() : 0;
+    require(commit_every() == 0 || (commits && commit_every() <= rollback()),
+            "SpeculativeDecoder: commit_every is ", commit_every(),
             ", must be 0 or at most max_rollback = ", rollback(), " of a cache that has commit()");
   }
 
   /// Takes up a text of which the cache has read all but the last token: a fork of one that read the
-  /// prompt, say. @throws ConfigError if the cache has read another number, or there is a text already
+  /// prompt, say. @throws ConfigError if the cache has read another number, or there is a text already;
+  /// ShapeError for a token outside the vocabulary
   void continue_text(std::span<const int> text) {
     require(text_.empty() && !text.empty() && cache_->tokens() == text.size() - 1,
             "SpeculativeDecoder: to continue a text of ", text.size(), " tokens the cache must have read ",
             "all but one of them, but has read ", cache_->tokens(), ", and there must be no text yet");
+    check_tokens(text);
     text_.assign(text.begin(), text.end());
-    chosen_at_ = text_.size();
-    refresh_due_ = true;  // what was chosen before is not known here
+    unchosen_ = true;  // what was chosen before is not known here
     commit_due_ = true;
   }
 
@@ -133,11 +142,7 @@ class SpeculativeDecoder {
   /// model and cache throw
   void read_prompt(std::span<const int> tokens,
                    const std::function<void(std::size_t, std::size_t)>& progress = {}) {
-    for (const int token : tokens) {
-      require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < model_->vocabulary(),
-                          "SpeculativeDecoder: token ", token, " is outside the vocabulary of ",
-                          model_->vocabulary());
-    }
+    check_tokens(tokens);
     require<CapacityError>(tokens.size() <= capacity() - std::min(capacity(), text_.size()),
                            "SpeculativeDecoder: ", tokens.size(), " more tokens after ", text_.size(),
                            " exceed the cache's max_tokens = ", capacity());
@@ -145,13 +150,17 @@ class SpeculativeDecoder {
     require(cache_->tokens() <= text_.size(), "SpeculativeDecoder: the cache has read ",
             cache_->tokens(), " tokens of a text that the decoder does not know; continue_text tells it");
     text_.insert(text_.end(), tokens.begin(), tokens.end());
+    unchosen_ = unchosen_ || !tokens.empty();
     commit_due_ = true;
     read_all_but_last(progress);
   }
 
   /// One verification: at least one token, at most one more than there were guesses, and no more
   /// than `max_tokens`. Nothing once the text has ended.
-  /// @throws ShapeError for NaN or infinite logits of target or draft, what model and cache throw
+  /// The first after a prompt reads the prompt's last token, by whose query selecting heads choose; it
+  /// guesses nothing where the draft reads what they choose.
+  /// @throws ShapeError for NaN or infinite logits of target or draft, and for guesses that cannot be
+  /// judged: of tokens outside the vocabulary, or that `Guess::from` lacks; what model and cache throw
   DecodedStep step(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
     if (!begin(max_tokens)) return {{}, ending_};
     std::vector<float> logits;
@@ -196,19 +205,20 @@ class SpeculativeDecoder {
     std::size_t guesses =
         std::min({length_.length(), max_tokens - 1, room - (text_.size() - cache_->tokens())});
     if constexpr (commits) {
-      if (options_.commit_every > 0) {
+      if (commit_every() > 0) {
         if (commit_due_) cache_->commit();
         commit_due_ = false;
-        const std::size_t room_before_commit =
-            options_.commit_every - cache_->tokens() % options_.commit_every;
+        const std::size_t room_before_commit = commit_every() - cache_->tokens() % commit_every();
         guesses = std::min(guesses, room_before_commit - 1);
       }
     }
+    if (unchosen_ && reads_selection(draft_)) guesses = 0;
     guesses_.clear();
     const std::size_t seen = cache_->tokens();
     const auto start = Clock::now();
     KVPOLICY_TRY {
       if (guesses > 0) draft_.propose(text_, guesses, options_.sampling, random_, guesses_);
+      detail::check_guesses(guesses_, guesses, model_->vocabulary());
       // Rows of a draft that reads with the target's own cache.
       if (guesses > 0) cache_->truncate(seen);
       pending_ = PendingCall{std::span<const int>{text_}.subspan(seen), guesses_};
@@ -224,7 +234,7 @@ class SpeculativeDecoder {
     return true;
   }
   [[nodiscard]] ModelCall call() const {
-    return pending_.call({.refresh_selection = refresh_due_});
+    return pending_.call({.refresh_selection = refresh_due_ || unchosen_});
   }
   [[nodiscard]] Cache& cache() const { return *cache_; }
 
@@ -283,6 +293,8 @@ class SpeculativeDecoder {
   [[nodiscard]] const DraftType& draft() const { return draft_; }
   /// Guesses that the next step will ask for.
   [[nodiscard]] std::size_t length() const { return length_.length(); }
+  /// Rows are committed where this divides their number; 0: as the cache reads on.
+  [[nodiscard]] std::size_t commit_every() const { return *options_.commit_every; }
   /// How often selecting heads chose anew since the prompt.
   [[nodiscard]] std::size_t refreshes() const { return refreshes_; }
 
@@ -306,11 +318,22 @@ class SpeculativeDecoder {
     if constexpr (requires { cache_->options().max_rollback; }) return cache_->options().max_rollback;
     return unlimited;
   }
+  [[nodiscard]] bool changes_rows() const {
+    if constexpr (commits && requires { cache_->commit_changes_rows(); }) {
+      return cache_->commit_changes_rows();
+    }
+    return false;
+  }
   [[nodiscard]] std::size_t capacity() const {
     if constexpr (requires { cache_->options().max_tokens; }) {
       if (cache_->options().max_tokens > 0) return cache_->options().max_tokens;
     }
     return unlimited;
+  }
+  void check_tokens(std::span<const int> tokens) const {
+    for (const int token : tokens) {
+      detail::check_token("SpeculativeDecoder", token, model_->vocabulary());
+    }
   }
   void read_all_but_last(const std::function<void(std::size_t, std::size_t)>& progress = {}) {
     const std::size_t first = cache_->tokens();
@@ -320,19 +343,13 @@ class SpeculativeDecoder {
     while (cache_->tokens() + 1 < text_.size()) {
       const std::size_t done = cache_->tokens();
       const std::size_t count = std::min(options_.prompt_chunk, text_.size() - 1 - done);
-      const bool last = done + count + 1 == text_.size();
       KVPOLICY_TRY {
         (void)model_->read(*cache_, {.tokens = std::span<const int>{text_}.subspan(done, count),
-                                     .logits = LogitsOf::none,
-                                     .attend = {.refresh_selection = last}});
+                                     .logits = LogitsOf::none});
       }
       KVPOLICY_CATCH_ALL {
         take_back(done);
         KVPOLICY_RETHROW;
-      }
-      if (last) {
-        chosen_at_ = text_.size();
-        refresh_due_ = false;
       }
       if (progress) progress(done + count - first, text_.size() - 1 - first);
     }
@@ -364,12 +381,12 @@ class SpeculativeDecoder {
     statistics_.tokens += tokens;
     statistics_.draft_seconds += draft_seconds_;
     statistics_.verify_seconds += verify_seconds_;
-    commit_due_ = options_.commit_every > 0 && (text_.size() - 1) % options_.commit_every == 0;
-    if (refresh_due_) {
-      refresh_due_ = false;
+    commit_due_ = commit_every() > 0 && (text_.size() - 1) % commit_every() == 0;
+    if (refresh_due_ || unchosen_) {
+      if (!unchosen_) ++refreshes_;
+      refresh_due_ = unchosen_ = false;
       chosen_at_ = text_.size();
       recent_places_ = recent_accepted_ = 0.0;
-      ++refreshes_;
     }
     // The latest tens of places weigh.
     recent_places_ = 0.9 * recent_places_ + static_cast<double>(verdict.places);
@@ -403,7 +420,8 @@ class SpeculativeDecoder {
   Clock::time_point verify_start_ = {};
   bool commit_due_ = false;
   // Choosing anew.
-  bool refresh_due_ = true;  // also behind a prompt of one token, which nothing was chosen by
+  bool unchosen_ = true;      // nothing was chosen by the latest prompt yet
+  bool refresh_due_ = false;  // by the rule
   std::size_t chosen_at_ = 0;
   std::size_t refreshes_ = 0;
   double recent_places_ = 0.0;

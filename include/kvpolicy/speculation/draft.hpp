@@ -10,7 +10,9 @@
 #include <span>
 #include <vector>
 
+#include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/token_tree.hpp>
+#include <kvpolicy/speculation/language_model.hpp>
 #include <kvpolicy/speculation/sampling.hpp>
 
 namespace kvpolicy {
@@ -46,13 +48,24 @@ using Guesses = std::vector<Guess>;
 /// `propose` makes at most `max_guesses` guesses, none if it has none, about what follows `text`: the
 /// whole text, prompt included, of which any number of the latest tokens may differ from the call
 /// before. `text` is never empty. `guesses` is overwritten.
-/// What it throws leaves it able to go on with the next call.
+/// What it throws leaves it able to go on with the next call. Optional:
+///
+///     bool reads_selection() const;       // whether it reads the rows that the target's cache selects:
+///                                         // then the step that chooses them after a prompt comes
+///                                         // first, without guesses
 template <class D>
 concept Draft = requires(D& draft, const D& seen, std::span<const int> text, std::size_t max_guesses,
                          const SamplingOptions& sampling, Random& random, Guesses& guesses) {
   { seen.vocabulary() } -> std::convertible_to<std::size_t>;
   draft.propose(text, max_guesses, sampling, random, guesses);
 };
+
+/// Whether the draft reads what the target's cache selects; drafts that do not say so do not.
+template <Draft D>
+[[nodiscard]] bool reads_selection(const D& draft) {
+  if constexpr (requires { draft.reads_selection(); }) return draft.reads_selection();
+  return false;
+}
 
 /// Guesses nothing: whoever judges decodes token by token.
 struct NoDraft {
@@ -63,5 +76,18 @@ struct NoDraft {
   }
 };
 static_assert(Draft<NoDraft>);
+
+namespace detail {
+
+/// Refuses what a model cannot read, or a cache could not take back.
+/// @throws ShapeError for more guesses than were asked for, or a token outside the vocabulary
+inline void check_guesses(std::span<const Guess> guesses, std::size_t max_guesses,
+                          std::size_t vocabulary) {
+  require<ShapeError>(guesses.size() <= max_guesses, "Draft: made ", guesses.size(),
+                      " guesses, must be at most the ", max_guesses, " that it was asked for");
+  for (const Guess& guess : guesses) check_token("Draft", guess.token, vocabulary);
+}
+
+}  // namespace detail
 
 }  // namespace kvpolicy

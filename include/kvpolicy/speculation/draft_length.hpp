@@ -103,7 +103,9 @@ class DraftLength {
     const double kept = std::pow(1.0 - 1.0 / config_.memory, trials);
     trials_ = trials_ * kept + trials;
     accepted_ = accepted_ * kept + static_cast<double>(round.accepted);
-    if (!config_.fixed && !verify_.empty()) choose();
+    // Before a draft was tried nobody knows what it costs: the first length stands.
+    const bool untried = trials_ == 0.0 && next_ > 0;
+    if (!config_.fixed && !untried && !verify_.empty()) choose();
   }
 
  private:

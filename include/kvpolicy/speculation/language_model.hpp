@@ -47,7 +47,9 @@ struct ModelCall {
   }
 };
 
-/// A cache whose latest rows can be taken back: KvCache and cuda::KvCache with `max_rollback`.
+/// A cache whose latest rows can be taken back: KvCache and cuda::KvCache with `max_rollback`. What they
+/// have besides is asked for where it is there: `options()` with `max_rollback` and `max_tokens`,
+/// `commit()`, and `commit_changes_rows()`, whether rows read otherwise after a commit than before.
 template <class C>
 concept TentativeCache = requires(C& cache, const C& seen, std::size_t tokens,
                                   std::span<const std::size_t> path) {
@@ -74,6 +76,12 @@ inline void check_logits(std::span<const float> logits, std::size_t tokens,
   require<ShapeError>(logits.size() == tokens * vocabulary, "LanguageModel: gave ", logits.size(),
                       " logits for ", tokens, " tokens and a vocabulary of ", vocabulary,
                       ", must give ", tokens * vocabulary);
+}
+
+/// @throws ShapeError for a token outside the vocabulary
+inline void check_token(const char* who, int token, std::size_t vocabulary) {
+  require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < vocabulary, who, ": token ",
+                      token, " is outside the vocabulary of ", vocabulary);
 }
 
 }  // namespace detail

@@ -63,10 +63,24 @@ class Distribution {
 
   /// Nothing can come.
   Distribution() = default;
-  /// Of outcomes in ascending order of tokens, with weights of any sum.
+  /// Of outcomes in ascending order of tokens, with weights of any sum above 0.
+  /// @throws ShapeError for tokens in another order, a weight that is NaN or below 0, and weights that
+  /// sum to 0 or beyond what a double holds
   explicit Distribution(std::vector<Outcome> outcomes) : outcomes_{std::move(outcomes)} {
     double total = 0.0;
-    for (const Outcome& outcome : outcomes_) total += outcome.probability;
+    for (std::size_t i = 0; i < outcomes_.size(); ++i) {
+      const auto& [token, weight] = outcomes_[i];
+      require<ShapeError>(i == 0 || outcomes_[i - 1].token < token, "Distribution: token ", token,
+                          " comes after token ", outcomes_[i == 0 ? 0 : i - 1].token,
+                          ", must come in ascending order");
+      // Written so that NaN fails.
+      require<ShapeError>(weight >= 0.0, "Distribution: the weight of token ", token, " is ", weight,
+                          ", must be 0 or more");
+      total += weight;
+    }
+    require<ShapeError>(outcomes_.empty() || (total > 0.0 && std::isfinite(total)),
+                        "Distribution: the weights of ", outcomes_.size(), " tokens sum to ", total,
+                        ", must be above 0 and finite");
     for (Outcome& outcome : outcomes_) outcome.probability /= total;
   }
   [[nodiscard]] static Distribution certain(int token) { return Distribution{{{token, 1.0}}}; }
@@ -80,8 +94,9 @@ class Distribution {
   }
 
   /// The token at `uniform` in [0, 1) of the cumulated probabilities. Never one of probability 0.
+  /// @throws ShapeError if nothing can come
   [[nodiscard]] int draw(double uniform) const {
-    KVPOLICY_ASSERT(!empty());
+    require<ShapeError>(!empty(), "Distribution: drawn from one without tokens, expected at least 1");
     double left = uniform;
     int last = outcomes_.front().token;
     for (const Outcome& outcome : outcomes_) {
@@ -180,9 +195,19 @@ class Distribution {
 /// How a guess is judged. The decoders take it as a template parameter: another rule may give up
 /// exactness for speed (typical acceptance, say), or be wrong on purpose, as tests need it.
 struct SpeculativeSampling {
+  /// Refuses a guess that q cannot have drawn: dividing by its probability, the rule would keep it
+  /// always. `judge` asks for all guesses before it tries any. Optional in a rule.
+  /// @throws ShapeError if q(guess) is 0
+  static void check(const Distribution& q, int guess) {
+    require<ShapeError>(q(guess) > 0.0, "SpeculativeSampling: token ", guess,
+                        " is guessed, but has probability 0 in what it is said to be drawn from "
+                        "(Guess::from), must have more");
+  }
   /// Whether `guess`, drawn from q, stays as a token of p; p(guess) and q(guess) are probabilities.
+  /// @throws ShapeError as `check`
   [[nodiscard]] static bool accepts(const Distribution& p, const Distribution& q, int guess,
                                     Random& random) {
+    check(q, guess);
     return random.uniform() * q(guess) < p(guess);
   }
   /// What the next guess at this place is judged by, or the token drawn from, after a refusal.

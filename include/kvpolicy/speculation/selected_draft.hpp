@@ -55,11 +55,13 @@ class SelectedDraft {
   }
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->vocabulary(); }
+  [[nodiscard]] static constexpr bool reads_selection() { return true; }
   [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
   [[nodiscard]] Inner& inner() { return inner_; }
   [[nodiscard]] const Inner& inner() const { return inner_; }
 
   /// The cache has read some of `text`, at most all but its last token.
+  /// @throws ShapeError for guesses of `inner` that cannot be judged; what model, cache and inner throw
   void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions& sampling,
                Random& random, Guesses& guesses) {
     guesses.clear();
@@ -97,6 +99,7 @@ class SelectedDraft {
   Verdict ask(std::size_t max_guesses, const SamplingOptions& sampling, Random& random) {
     const auto start = Clock::now();
     inner_.propose(text_, max_guesses, sampling, random, judged_);
+    detail::check_guesses(judged_, max_guesses, vocabulary());
     const auto drafted = Clock::now();
     const std::size_t seen = cache_->tokens();
     PendingCall pending{std::span{text_}.subspan(seen), judged_};

@@ -33,7 +33,8 @@ struct Verdict {
 
 /// Which guesses stay, and the token behind them.
 /// `logits` are [1 + guesses, vocabulary]: behind the text, then behind each guess.
-/// @throws ShapeError for logits of another size, or a NaN among those that decide
+/// @throws ShapeError for logits of another size, a NaN among those that decide, or a guess that the
+/// rule refuses
 template <class Rule = SpeculativeSampling>
 [[nodiscard]] Verdict judge(std::span<const Guess> guesses, std::span<const float> logits,
                             const SamplingOptions& sampling, Random& random) {
@@ -41,6 +42,11 @@ template <class Rule = SpeculativeSampling>
   require<ShapeError>(!logits.empty() && logits.size() % places == 0, "judge: ", logits.size(),
                       " logits for ", places, " places, must be vocabulary numbers for each");
   const std::size_t vocabulary = logits.size() / places;
+  // All of them, also those that would not be tried: an error that depends on which guesses stay would
+  // bias the texts of whoever decodes on after it.
+  if constexpr (requires(const Guess& guess) { Rule::check(guess.from, guess.token); }) {
+    for (const Guess& guess : guesses) Rule::check(guess.from, guess.token);
+  }
   Verdict verdict;
   std::size_t place = TokenTree::text;
   for (;;) {

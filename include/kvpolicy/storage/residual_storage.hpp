@@ -68,6 +68,8 @@ class ResidualStorage {
       Keys == Granularity::per_token ? "residual_per_token" : "residual_per_channel";
   /// A key quantised together with its neighbours cannot leave them.
   static constexpr bool movable_rows = Keys == Granularity::per_token;
+  /// Rows read otherwise once they have left the residual, which they do as others are committed.
+  static constexpr bool commit_changes_rows = true;
 
   ResidualStorage(const Config& config, const StorageContext& context)
       : config_{config}, context_{context}, keys_{key_format(config, context), context},

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Every case of SHAPES and SHIPPED, tiny, and what bench/tables_triforce.py makes of them: the tables of
+# docs/triforce.md, written into FOLDER. Without measurements the page stays as it is.
+file(REMOVE_RECURSE "${FOLDER}")
+file(MAKE_DIRECTORY "${FOLDER}")
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE printed ERROR_VARIABLE printed)
+  if(NOT status EQUAL 0 OR printed MATCHES "ERROR OCCURRED")
+    message(FATAL_ERROR "status ${status} of ${ARGN}:\n${printed}")
+  endif()
+endfunction()
+set(page "${SOURCE_DIR}/docs/triforce.md")
+set(tables "${PYTHON}" "${SOURCE_DIR}/bench/tables_triforce.py" --results "${FOLDER}" --page "${page}")
+
+run(${tables} --out "${FOLDER}/unmeasured.md")
+file(READ "${page}" before)
+file(READ "${FOLDER}/unmeasured.md" after)
+if(NOT before STREQUAL after)
+  message(FATAL_ERROR "without measurements ${page} came out changed")
+endif()
+
+run("${SHAPES}" --smoke "--benchmark_out=${FOLDER}/triforce_shapes.json" --benchmark_out_format=json)
+run("${SHIPPED}" --smoke "--benchmark_out=${FOLDER}/triforce_shipped.json" --benchmark_out_format=json)
+run(${tables} --out "${FOLDER}/triforce.md")
+file(READ "${FOLDER}/triforce.md" made)
+foreach(row "0[.]923 . 0[.]35 . 6 . " "0[.]923 . no small draft . 11 . "
+            "`triforce` . goes on with a text . 0[.]6 . " "`ngram` . answers questions about it . 0 . ")
+  if(NOT made MATCHES "${row}")
+    message(FATAL_ERROR "no '${row}' in ${FOLDER}/triforce.md")
+  endif()
+endforeach()
