@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes the tables of docs/triforce.md, between its <!-- name --> and <!-- /name --> markers, from what
-./scripts/bench-triforce has measured. Text outside the markers is left alone; what was not measured
-stays as it is.
+./scripts/bench-triforce has measured, with its picture where that lies beside the page. Text outside the
+markers is left alone; what was not measured stays as it is.
 
   bench/tables_triforce.py --results bench/results --page docs/triforce.md
 """
@@ -68,6 +68,10 @@ def shapes(results):
             f"{machine(context)}.\n\n" + table(titles + TIMES, rows))
 
 
+PICTURE = "triforce_acceptance.png"
+CAPTION = ("How often the target accepts what it guessed itself over selected rows, by how many these are and "
+           "by how many stand together")
+
 TABLES = {"triforce-shipped": ("triforce_shipped.json", shipped),
           "triforce-shapes": ("triforce_shapes.json", shapes)}
 
@@ -98,6 +102,8 @@ def main():
         results = load(arguments.results / file)
         if results is not None:
             text = make(results)
+            if make is shipped and (arguments.page.parent / PICTURE).exists():
+                text += f"\n\n![{CAPTION}]({PICTURE})"
             page = pattern.sub(lambda found: f"{found[1]}{text}\n{found[2]}", page)
     (arguments.out or arguments.page).write_text(page, encoding="utf-8")
 

@@ -136,7 +136,7 @@ class World {
   [[nodiscard]] double decode(Decoder decoder, std::size_t tokens,
                               LevelStatistics* statistics = nullptr) {
     decoder.continue_text(text_);
-    static_cast<void>(decoder.step());  // chooses the chunks, guesses nothing; libraries load their kernels
+    static_cast<void>(decoder.step());  // chooses the chunks; libraries load their kernels
     static_cast<void>(decoder.step());
     const std::size_t before = decoder.text().size();
     const LevelStatistics counted = decoder.statistics();

@@ -154,7 +154,7 @@ void verify() {
 template <class Decoder>
 double decode(Decoder decoder, std::size_t tokens, LevelStatistics* statistics) {
   decoder.continue_text(world().text);
-  (void)decoder.step();  // chooses the chunks, and guesses nothing
+  (void)decoder.step();  // chooses the chunks
   const LevelStatistics before = decoder.statistics();
   const auto start = Clock::now();
   decoder.generate(tokens);

@@ -30,7 +30,7 @@ class AnyDraft {
       : held_{std::make_shared<Held<D>>(std::move(draft))} {}
 
   [[nodiscard]] std::size_t vocabulary() const { return held_->vocabulary(); }
-  [[nodiscard]] bool reads_selection() const { return held_->reads_selection(); }
+  void choose_anew() { held_->choose_anew(); }
   void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
                Random& random, Guesses& guesses) {
     const Stopwatch watch;
@@ -49,7 +49,7 @@ class AnyDraft {
     Base& operator=(const Base&) = delete;
     virtual ~Base() = default;
     [[nodiscard]] virtual std::size_t vocabulary() const = 0;
-    [[nodiscard]] virtual bool reads_selection() const = 0;
+    virtual void choose_anew() = 0;
     virtual void propose(std::span<const int> text, std::size_t most,
                          const SamplingOptions& sampling, Random& random, Guesses& guesses) = 0;
     DraftWork work;
@@ -58,7 +58,7 @@ class AnyDraft {
   struct Held final : Base {
     explicit Held(std::shared_ptr<D> held) : draft{std::move(held)} {}
     [[nodiscard]] std::size_t vocabulary() const override { return draft->vocabulary(); }
-    [[nodiscard]] bool reads_selection() const override { return kvpolicy::reads_selection(*draft); }
+    void choose_anew() override { kvpolicy::choose_anew(*draft); }
     void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
                  Random& random, Guesses& guesses) override {
       draft->propose(text, most, sampling, random, guesses);

@@ -244,16 +244,17 @@ class AnyDraft {
   AnyDraft() : AnyDraft(NoDraft{}) {}
   template <class D>
     requires(!std::same_as<D, AnyDraft> && Draft<D>)
-  explicit AnyDraft(D draft)
-      : vocabulary_{draft.vocabulary()}, reads_selection_{kvpolicy::reads_selection(draft)} {
-    propose_ = [held = std::make_shared<D>(std::move(draft))](
+  explicit AnyDraft(D draft) : vocabulary_{draft.vocabulary()} {
+    const auto held = std::make_shared<D>(std::move(draft));
+    choose_anew_ = [held] { kvpolicy::choose_anew(*held); };
+    propose_ = [held](
                    std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
                    Random& random, Guesses& guesses) {
       held->propose(text, most, sampling, random, guesses);
     };
   }
   [[nodiscard]] std::size_t vocabulary() const { return vocabulary_; }
-  [[nodiscard]] bool reads_selection() const { return reads_selection_; }
+  void choose_anew() { choose_anew_(); }
   void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
                Random& random, Guesses& guesses) {
     propose_(text, most, sampling, random, guesses);
@@ -261,7 +262,7 @@ class AnyDraft {
 
  private:
   std::size_t vocabulary_;
-  bool reads_selection_;
+  std::function<void()> choose_anew_;
   std::function<void(std::span<const int>, std::size_t, const SamplingOptions&, Random&, Guesses&)>
       propose_;
 };

@@ -87,15 +87,15 @@ TEST_CASE("a step that gets no memory leaves the text as it was, and the next go
   using test::copy;
   using test::Pair;
   constexpr std::size_t text = TokenTree::text;
-  // In the first step, which makes room for all that follow but may guess nothing yet, and in later ones.
-  const auto runs_out_in = [](auto make_draft, std::size_t already, std::size_t least_failures) {
+  // In the first step, which makes room for all that follow, and in a later one.
+  const auto runs_out_in = [](auto make_draft, std::size_t already) {
     bool done = false;
     std::size_t failures = 0;
     for (std::size_t successes = 0; !done; ++successes) {
       REQUIRE(successes < 2000);
       CAPTURE(successes);
       Pair pair;
-      const std::vector<int> expected = test::plain_greedy(pair.target, pair.prompt, 20);
+      const std::vector<int> expected = test::plain_greedy(pair.target, pair.prompt, 12);
       auto draft = make_draft(pair);
       test::Decoder<decltype(draft)> decoder{pair.target, pair.cache, std::move(draft),
                                              test::fixed(4)};
@@ -114,15 +114,14 @@ TEST_CASE("a step that gets no memory leaves the text as it was, and the next go
       decoder.generate(expected.size() - decoder.text().size());
       CHECK(copy(decoder.text()) == expected);
       const LevelStatistics& counted = decoder.statistics();
-      CHECK(counted.tokens == 20);
+      CHECK(counted.tokens == 12);
       CHECK(counted.tokens == counted.verifications + counted.accepted);
     }
-    CHECK(failures >= least_failures);
+    CHECK(failures > 10);
   };
   const auto runs_out = [&](auto make_draft) {
-    runs_out_in(make_draft, 0, 6);
-    runs_out_in(make_draft, 1, 11);
-    runs_out_in(make_draft, 2, 11);
+    runs_out_in(make_draft, 0);
+    runs_out_in(make_draft, 1);
   };
   runs_out([](Pair& p) { return p.small_draft(); });
   runs_out([](Pair& p) { return p.hierarchy(2); });

@@ -107,9 +107,11 @@ TEST_CASE("logits that say nothing are refused by name") {
 TEST_CASE("options that cannot be are refused") {
   for (const float temperature : {-1.0F, nan_value, infinity}) {
     CHECK_THROWS_AS(SamplingOptions{.temperature = temperature}.validate(), ConfigError);
+    CHECK_THROWS_AS((void)sampled({1.0F, 2.0F}, {.temperature = temperature}), ConfigError);
   }
   for (const float top_p : {0.0F, -0.5F, 1.001F, nan_value}) {
     CHECK_THROWS_AS(SamplingOptions{.top_p = top_p}.validate(), ConfigError);
+    CHECK_THROWS_AS((void)sampled({1.0F, 2.0F}, {.temperature = 1.0F, .top_p = top_p}), ConfigError);
   }
   CHECK_NOTHROW(SamplingOptions{}.validate());
   const SamplingOptions edge{.temperature = 1e-30F, .top_k = 1'000'000, .top_p = 1e-30F};

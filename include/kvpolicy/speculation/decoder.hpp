@@ -157,8 +157,7 @@ class SpeculativeDecoder {
 
   /// One verification: at least one token, at most one more than there were guesses, and no more
   /// than `max_tokens`. Nothing once the text has ended.
-  /// The first after a prompt reads the prompt's last token, by whose query selecting heads choose; it
-  /// guesses nothing where the draft reads what they choose.
+  /// The first after a prompt reads the prompt's last token, by whose query selecting heads choose.
   /// @throws ShapeError for NaN or infinite logits of target or draft, and for guesses that cannot be
   /// judged: of tokens outside the vocabulary, or that `Guess::from` lacks; what model and cache throw
   DecodedStep step(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
@@ -212,7 +211,7 @@ class SpeculativeDecoder {
         guesses = std::min(guesses, room_before_commit - 1);
       }
     }
-    if (unchosen_ && reads_selection(draft_)) guesses = 0;
+    if (unchosen_) choose_anew(draft_);
     guesses_.clear();
     const std::size_t seen = cache_->tokens();
     const auto start = Clock::now();

@@ -50,9 +50,8 @@ using Guesses = std::vector<Guess>;
 /// before. `text` is never empty. `guesses` is overwritten.
 /// What it throws leaves it able to go on with the next call. Optional:
 ///
-///     bool reads_selection() const;       // whether it reads the rows that the target's cache selects:
-///                                         // then the step that chooses them after a prompt comes
-///                                         // first, without guesses
+///     void choose_anew();       // what the target's cache has selected was chosen before the latest
+///                               // prompt: the next call has it chosen by the text's last token
 template <class D>
 concept Draft = requires(D& draft, const D& seen, std::span<const int> text, std::size_t max_guesses,
                          const SamplingOptions& sampling, Random& random, Guesses& guesses) {
@@ -60,11 +59,10 @@ concept Draft = requires(D& draft, const D& seen, std::span<const int> text, std
   draft.propose(text, max_guesses, sampling, random, guesses);
 };
 
-/// Whether the draft reads what the target's cache selects; drafts that do not say so do not.
+/// Says so to a draft that wants to know it.
 template <Draft D>
-[[nodiscard]] bool reads_selection(const D& draft) {
-  if constexpr (requires { draft.reads_selection(); }) return draft.reads_selection();
-  return false;
+void choose_anew(D& draft) {
+  if constexpr (requires { draft.choose_anew(); }) draft.choose_anew();
 }
 
 /// Guesses nothing: whoever judges decodes token by token.

@@ -140,9 +140,11 @@ class Distribution {
 
 /// What a model that writes `logits` [vocabulary] says of the next token. Ties go to the lower
 /// token; -infinity bans a token.
-/// @throws ShapeError if there are none, one is NaN or +infinity, or all are banned.
+/// @throws ShapeError if there are none, one is NaN or +infinity, or all are banned; ConfigError for
+/// options that do not work
 [[nodiscard]] inline Distribution distribution_of(std::span<const float> logits,
                                                   const SamplingOptions& options) {
+  options.validate();
   constexpr float infinity = std::numeric_limits<float>::infinity();
   require<ShapeError>(!logits.empty(), "sampling: no logits, expected one per token");
   for (std::size_t token = 0; token < logits.size(); ++token) {

@@ -55,7 +55,9 @@ class SelectedDraft {
   }
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->vocabulary(); }
-  [[nodiscard]] static constexpr bool reads_selection() { return true; }
+  /// The next guesses are made from rows that the text's last token chooses. The choice goes with the
+  /// guesses' rows: whoever judges chooses for good, by the same token over all rows.
+  void choose_anew() { anew_ = true; }
   [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
   [[nodiscard]] Inner& inner() { return inner_; }
   [[nodiscard]] const Inner& inner() const { return inner_; }
@@ -103,7 +105,8 @@ class SelectedDraft {
     const auto drafted = Clock::now();
     const std::size_t seen = cache_->tokens();
     PendingCall pending{std::span{text_}.subspan(seen), judged_};
-    const auto logits = model_->read(*cache_, pending.call({.read = Read::selected}));
+    const auto logits = model_->read(*cache_, pending.call({.read = Read::selected, .refresh_selection = anew_}));
+    anew_ = false;
     Verdict verdict =
         judge<Rule>(judged_, pending.last_rows(logits, vocabulary()), sampling, random);
     pending.keep(*cache_, seen, verdict.path);
@@ -130,6 +133,7 @@ class SelectedDraft {
   DraftLength length_;
   Guesses judged_;
   std::vector<int> text_;
+  bool anew_ = false;
   LevelStatistics statistics_;
 };
 
