@@ -79,7 +79,8 @@ constexpr const char* examples = R"(Examples:
 
 // The shape that a file implies; what it leaves open (head_dim, say) does not show in a picture.
 std::optional<ModelShape> implied_shape(const std::string& path) {
-  if (!fs::exists(path)) return std::nullopt;
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return std::nullopt;
   if (is_pattern_path(path)) {
     const HeadGates gates = io::load_duo_pattern(pattern_folder(path)).gates;
     return ModelShape{gates.layers(), gates.heads(), gates.heads(), 128};
@@ -92,7 +93,8 @@ std::optional<ModelShape> implied_shape(const std::string& path) {
 }
 
 bool is_plan_file(const std::string& path) {
-  if (!fs::is_regular_file(path) || is_pattern_path(path)) return false;
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored) || is_pattern_path(path)) return false;
   const io::Json json = io::parse_json(io::read_text_file(path), path);
   return json.is_object() && json.contains("format");
 }
@@ -138,10 +140,8 @@ void show(const Arguments& a) {
              plan_map(plan, wants_colour(stdout)));
   if (!settings.empty()) fmt::print("\nsettings: {}\n", shown_settings(settings));
   if (!note.empty()) fmt::print("\nnote: {}\n", note);
-  if (fs::is_directory(a.plan.plan) && a.plan.rule == DuoRule::exact_count) {
-    const std::string tie = tie_text(io::load_duo_pattern(a.plan.plan).gates, a.plan.sparsity);
-    if (!tie.empty()) fmt::print("\nnote: {}\n", tie);
-  }
+  const std::string tie = tie_text(settings);
+  if (!tie.empty()) fmt::print("\nnote: {}\n", tie);
 }
 
 // ---- budgets
@@ -236,8 +236,8 @@ void memory(const Arguments& a) {
     table.add_column("per head");
     const auto text = [](std::size_t bytes) { return fmt::format("{}", Bytes{bytes}); };
     for (const auto& share : shares) {
-      table.add_row({share.name, thousands(share.heads), text(share.bytes),
-                     text(share.bytes / share.heads)});
+      table.add_row(
+          {share.name, thousands(share.heads), text(share.bytes), text(share.bytes / share.heads)});
     }
     if (estimate.queries > 0) table.add_row({"queries kept", "", text(estimate.queries), ""});
     table.add_row({"tail", "", text(estimate.tail), ""});
@@ -262,10 +262,8 @@ void max_context(const Arguments& a) {
     constexpr std::size_t endless = std::size_t{1} << 38;
     const bool unlimited = own.value_or(0) >= endless;
     if (a.json) {
-      OrderedJson json = {{"plan", a.plan.plan},
-                          {"settings", settings},
-                          {"memory", bytes},
-                          {"dtype", a.dtype}};
+      OrderedJson json = {
+          {"plan", a.plan.plan}, {"settings", settings}, {"memory", bytes}, {"dtype", a.dtype}};
       json["tokens"] = unlimited ? OrderedJson{} : OrderedJson(own.value_or(0));
       json["unlimited"] = unlimited;
       json["tokens_full"] = whole.value_or(0);
@@ -289,10 +287,11 @@ void max_context(const Arguments& a) {
 // ---- search
 
 void search(const Arguments& a) {
-  require(!a.shape.empty() || !a.known.weights.empty(),
-          "--shape is needed: a model's name, layers,q_heads,kv_heads,head_dim or a model folder; or "
-          "--weights. Known:\n",
-          known_shapes());
+  require(
+      !a.shape.empty() || !a.known.weights.empty(),
+      "--shape is needed: a model's name, layers,q_heads,kv_heads,head_dim or a model folder; or "
+      "--weights. Known:\n",
+      known_shapes());
   const ModelShape shape = parse_shape(a.shape.empty() ? a.known.weights : a.shape);
   const std::size_t bytes = parse_budget(a.budget, shape, a.context, a.options());
   const SearchChoices menu = search_choices(a.known, shape, a.context);
@@ -302,18 +301,23 @@ void search(const Arguments& a) {
   const double smaller = static_cast<double>(full) / static_cast<double>(found.bytes);
   if (!a.output.empty()) io::save_plan(a.output, found.plan);
   if (a.json) {
-    const OrderedJson json = {{"from", menu.from},        {"context", a.context},
-                              {"bytes_allowed", bytes},   {"bytes", found.bytes},
-                              {"bytes_full", full},       {"times_smaller", smaller},
-                              {"damage", found.damage},   {"choices", menu.choices.size()},
+    const OrderedJson json = {{"from", menu.from},
+                              {"context", a.context},
+                              {"bytes_allowed", bytes},
+                              {"bytes", found.bytes},
+                              {"bytes_full", full},
+                              {"times_smaller", smaller},
+                              {"damage", found.damage},
+                              {"choices", menu.choices.size()},
                               {"plan", OrderedJson::parse(io::format_plan(found.plan))}};
     fmt::print("{}\n", as_line(json));
     return;
   }
-  fmt::print("{} at {} tokens, {:.2f}x smaller than a full cache ({} allowed)\n"
-             "chosen among {} settings a head by {}; damage {:.4g}\n\n{}",
-             Bytes{found.bytes}, thousands(a.context), smaller, Bytes{bytes},
-             menu.choices.size(), menu.from, found.damage, plan_map(found.plan, wants_colour(stdout)));
+  fmt::print(
+      "{} at {} tokens, {:.2f}x smaller than a full cache ({} allowed)\n"
+      "chosen among {} settings a head by {}; damage {:.4g}\n\n{}",
+      Bytes{found.bytes}, thousands(a.context), smaller, Bytes{bytes}, menu.choices.size(),
+      menu.from, found.damage, plan_map(found.plan, wants_colour(stdout)));
   if (!a.output.empty()) fmt::print("\nwrote the plan {}\n", a.output);
 }
 
@@ -355,8 +359,9 @@ HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
       sum += own.budget;
       config.window = own.scorer.window;
     } else {
-      throw ConfigError(message("head scores stand for heads with a budget and SnapKV's rank alone; ",
-                                "KV head ", head, " of layer ", layer, " is another"));
+      throw ConfigError(
+          message("head scores stand for heads with a budget and SnapKV's rank alone; ", "KV head ",
+                  head, " of layer ", layer, " is another"));
     }
   });
   config.capacity = sum / shape.kv_head_count() + config.window;
@@ -450,8 +455,9 @@ int main(int argc, char** argv) {
   budgets_command->add_option("--beta", a.plan.headkv.beta, "1 / beta of the rows go by score")
       ->check(number_from(1, 1e9))
       ->capture_default_str();
-  budgets_command->add_option("--score-power", a.plan.headkv.score_power,
-                              "Scores are raised to this power first")
+  budgets_command
+      ->add_option("--score-power", a.plan.headkv.score_power,
+                   "Scores are raised to this power first")
       ->check(number_from(0, 100))
       ->capture_default_str();
   auto* kv_option = budgets_command
@@ -499,16 +505,21 @@ int main(int argc, char** argv) {
   add_context(*search_command);
   search_command->add_option("--damage", a.known.damage, "What `identify_heads damage` measured")
       ->type_name("FILE");
-  search_command->add_option("--gates", a.known.gates, "Or a DuoAttention pattern")->type_name("FOLDER");
-  search_command->add_option("--scores", a.known.scores, "Or HeadKV head scores")->type_name("FILE");
+  search_command->add_option("--gates", a.known.gates, "Or a DuoAttention pattern")
+      ->type_name("FOLDER");
+  search_command->add_option("--scores", a.known.scores, "Or HeadKV head scores")
+      ->type_name("FILE");
   search_command->add_option("--shape", a.shape, "The model, by name")->type_name("SHAPE");
   search_command
-      ->add_option("--weights", a.known.weights,
-                   "Model folder with its shape and, unless given above, damage.json, duo/ or headkv/")
+      ->add_option(
+          "--weights", a.known.weights,
+          "Model folder with its shape and, unless given above, damage.json, duo/ or headkv/")
       ->type_name("DIR");
   search_command->footer(
-      "Damages of single heads are added up, so the choice is exact where heads do not stand in for "
-      "one another\nand a good guess where they do. Gates and scores are made into damages by a rule "
+      "Damages of single heads are added up, so the choice is exact where heads do not stand in "
+      "for "
+      "one another\nand a good guess where they do. Gates and scores are made into damages by a "
+      "rule "
       "of thumb\n(include/kvpolicy/plan/search_menu.hpp); measured ones are better.");
 
   CLI::App* convert_command = add_command(

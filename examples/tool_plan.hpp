@@ -42,6 +42,11 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments);
 /// @throws ConfigError unless `plan` is a name or something that exists.
 void require_plan_source(const std::string& plan);
 
+/// Recorded among the settings of a DuoAttention plan whose cut falls into a tie: how many heads
+/// tie, and how many of them keep the whole text (plan/highest.hpp).
+inline constexpr const char* tied_heads = "tied_heads";
+inline constexpr const char* tied_heads_kept = "tied_heads_kept";
+
 /// The plan that the arguments mean: the same in every tool. Names that need trained gates or head
 /// scores find them in `weights`: duo/full_attention_heads.tsv with config.json,
 /// headkv/retrieval_heads.json. `settings` gets everything that the plan was made with, what the

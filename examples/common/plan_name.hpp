@@ -59,7 +59,10 @@ class PlanName {
   /// @throws ConfigError if the rows shall be quantised
   void require_exact_rows() const;
 
-  /// Everything that was taken, given or not: {"capacity": 128, "kernel": 7}.
+  /// Adds what followed from the settings, for whoever reads them later.
+  void record(std::string_view what, std::size_t number) { settings_[std::string{what}] = number; }
+
+  /// Everything that was taken, given or not, and recorded: {"capacity": 128, "kernel": 7}.
   [[nodiscard]] const io::OrderedJson& settings() const { return settings_; }
 
   /// Without its numbers: "headkv+int4@scores.json:kernel=29".

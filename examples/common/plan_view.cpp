@@ -10,6 +10,7 @@
 
 #include <kvpolicy/format.hpp>
 
+#include "../tool_plan.hpp"
 #include "terminal.hpp"
 
 namespace kvpolicy::tools {
@@ -69,13 +70,13 @@ Cell cell_of(const typename P::Config& config, std::size_t largest_budget) {
 
 }  // namespace
 
-std::string tie_text(const HeadGates& gates, double sparsity) {
-  const Highest kept = highest_gates(gates, sparsity);
-  if (kept.tied == 0) return {};
+std::string tie_text(const io::OrderedJson& settings) {
+  if (!settings.contains(tied_heads)) return {};
   return fmt::format(
       "the cut falls into a tie of {} heads, {} of which keep the whole text: heads "
       "spread evenly over the layers, for their gates do not tell them apart",
-      thousands(kept.tied), thousands(kept.tied_in));
+      thousands(settings[tied_heads].get<std::size_t>()),
+      thousands(settings[tied_heads_kept].get<std::size_t>()));
 }
 
 std::string plan_map(const Plan& plan, bool colour) {

@@ -7,14 +7,14 @@
 #include <string>
 #include <vector>
 
+#include <kvpolicy/io/policy_json.hpp>
 #include <kvpolicy/plan/any_plan.hpp>
-#include <kvpolicy/plan/duo_gates.hpp>
 
 namespace kvpolicy::tools {
 
-/// What to say of a pattern's cut that falls into a tie, where an exact number of heads is kept;
-/// empty where it does not. @throws ConfigError
-[[nodiscard]] std::string tie_text(const HeadGates& gates, double sparsity);
+/// What to say of a pattern's cut that falls into a tie, by the settings of its plan
+/// (tool_plan.hpp); empty where it does not.
+[[nodiscard]] std::string tie_text(const io::OrderedJson& settings);
 
 /// One line a layer, one cell a KV head, and what the cells mean below.
 [[nodiscard]] std::string plan_map(const AnyPlan<bfloat16>& plan, bool colour);

@@ -41,6 +41,8 @@ std::size_t group_for(const ModelShape& shape) { return shape.head_dim % 32 == 0
 constexpr io::EnumNames<DuoRule, 2> rule_names{
     {{{DuoRule::exact_count, "exact_count"}, {DuoRule::threshold, "threshold"}}}};
 
+constexpr io::EnumNames<bool, 2> bool_names{{{{true, "true"}, {false, "false"}}}};
+
 template <Element E>
 class Maker {
  public:
@@ -177,6 +179,14 @@ class Maker {
         .rule = spec_.choice("rule", arguments_.rule, rule_names)};
     require(config.sparsity >= 0 && config.sparsity <= 1, "the sparsity is ", config.sparsity,
             ", must be a share of the heads, 0 to 1");
+    if (config.rule == DuoRule::exact_count) {
+      const Highest kept =
+          named_by(folder.string(), [&] { return highest_gates(pattern.gates, config.sparsity); });
+      if (kept.tied > 0) {
+        spec_.record(tied_heads, kept.tied);
+        spec_.record(tied_heads_kept, kept.tied_in);
+      }
+    }
     if (spec_.storage.empty()) {
       return named_by(folder.string(),
                       [&] { return duo_plan<Plan>(shape_, pattern.gates, config); });
@@ -193,6 +203,8 @@ class Maker {
     config.window = spec_.count("window", config.window);
     config.beta = spec_.number("beta", config.beta);
     config.score_power = spec_.number("score_power", config.score_power);
+    config.keep_short_prompts =
+        spec_.choice("keep_short_prompts", config.keep_short_prompts, bool_names);
     const SnapKvScorer::Config scorer = this->scorer(config.scorer());
     config.pooling = scorer.pooling;
     config.kernel = scorer.kernel;
@@ -252,6 +264,8 @@ class Maker {
     config.capacity = spec_.count("capacity", arguments_.headkv.capacity);
     config.window = spec_.count("window", arguments_.headkv.window);
     config.beta = spec_.number("beta", config.beta);
+    config.keep_short_prompts =
+        spec_.choice("keep_short_prompts", config.keep_short_prompts, bool_names);
     const SnapKvScorer::Config scorer = this->scorer(config.scorer());
     config.pooling = scorer.pooling;
     config.kernel = scorer.kernel;
@@ -365,6 +379,7 @@ const char* plan_help() {
 What a name leaves open is as published, or as listed here; other settings are written out after its numbers:
   headkv, snapkv, adakv, pyramid   window=8 pooling=max|average kernel=7, as in headkv:128,kernel=29,beta=2
   headkv, pyramid                  beta=1.005 (pyramid: 20), headkv also score_power=1; adakv: safeguard=0.2
+                                   keep_short_prompts=true: none of a prompt shorter than the capacity goes
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
   what is quantised                group=32 residual=N; kivi also flush=kivi|steady. int4:128,group=64 has
                                    the group and the residual of Hugging Face's QuantizedCache

@@ -10,7 +10,9 @@
 #include <common/exam_plan.hpp>
 #include <common/files.hpp>
 #include <common/plan_view.hpp>
+#include <kvpolicy/io/duo_pattern.hpp>
 
+#include "support/temporary_folder.hpp"
 #include "tool_plan.hpp"
 
 using namespace kvpolicy;
@@ -69,11 +71,22 @@ TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the nam
 }
 
 TEST_CASE("a pattern's view says how many heads tie at the cut") {
-  const HeadGates gates{3, 2, {0.2, 1.0, 1.3, 1.0, 1.0, 0.5}};
-  CHECK(tie_text(gates, 0.5).starts_with("the cut falls into a tie of 4 heads, 3 of which keep"));
-  CHECK(tie_text(gates, 1.0 / 3.0).empty());  // all four
-  CHECK(tie_text(gates, 1.0 / 6.0).empty());
-  CHECK(tie_text(gates, 0.0).empty());
+  const test::TemporaryFolder folder;
+  const std::string pattern = folder.path() / "pattern";
+  io::save_duo_pattern(pattern, {HeadGates{3, 2, {0.2, 1.0, 1.3, 1.0, 1.0, 0.5}}, 1, 2});
+  const auto text = [&](const std::string& rest) {
+    PlanArguments arguments;
+    arguments.plan = "duo@" + pattern + rest;
+    io::OrderedJson settings;
+    (void)make_plan<float>(arguments, {.layers = 3, .q_heads = 2, .kv_heads = 2, .head_dim = 64},
+                           {}, &settings);
+    return tie_text(settings);
+  };
+  CHECK(text(":0.5").starts_with("the cut falls into a tie of 4 heads, 3 of which keep"));
+  CHECK(text(":0.33333").empty());  // all four
+  CHECK(text(":0.16667").empty());
+  CHECK(text(":0").empty());
+  CHECK(text(":0.5,rule=threshold").empty());
 }
 
 TEST_CASE("--plan: a name is one plan, in every tool, with the published settings") {
@@ -97,7 +110,7 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
   CHECK(scorer.kernel == 7);
   CHECK(scorer.window == 8);
   CHECK(published.settings.dump() ==
-        R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"pooling":"max","kernel":7})");
+        R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"keep_short_prompts":true,"pooling":"max","kernel":7})");
   const ExamPlan tuned =
       make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
   CHECK(std::get<Budget>(tuned.plan.at(1, 0)).scorer ==
