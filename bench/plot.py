@@ -287,7 +287,7 @@ def main():
         if figure is None:
             continue
         path = arguments.out / f"{name}.png"
-        figure.savefig(path, dpi=110, metadata={"Software": None})
+        figure.savefig(path, dpi=100, metadata={"Software": None})
         plt.close(figure)
         size = path.stat().st_size
         print(f"wrote {path}, {size / 1000:.0f} kB")
