@@ -40,6 +40,9 @@ libbenchmark-dev|Google Benchmark: the benches|'
 DOCS_PACKAGES='
 doxygen|builds the site of docs/ (pages alone are readable without it)|command doxygen
 python3|filters its pages and makes the list of names|command python3'
+AARCH64_PACKAGES='
+g++-aarch64-linux-gnu|compiles for 64-bit ARM|command aarch64-linux-gnu-g++
+qemu-user-static|runs what it compiled|command qemu-aarch64-static'
 
 # The clang that the system has: 14 on Debian 12, else 18, else whichever is installed.
 clang_version() {
@@ -79,7 +82,7 @@ missing_packages() {
   done
 }
 
-# need_packages [--clang] [--docs]: installs what is missing, or says how.
+# need_packages [--clang] [--docs] [--aarch64]: installs what is missing, or says how.
 need_packages() {
   local wanted=$BASE_PACKAGES$TEST_PACKAGES missing name why
   if [ "${KVPOLICY_SKIP_PACKAGES:-0}" = 1 ]; then return; fi
@@ -92,6 +95,7 @@ need_packages() {
     case $part in
       --clang) wanted+=$'\n'$(clang_packages) ;;
       --docs) wanted+=$DOCS_PACKAGES ;;
+      --aarch64) wanted+=$AARCH64_PACKAGES ;;
     esac
   done
   missing=$(missing_packages <<<"$wanted")

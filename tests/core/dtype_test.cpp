@@ -97,13 +97,19 @@ TEST_CASE("bfloat16: the ends of its range") {
   }
 }
 
-#ifdef __FLT16_MAX__
+// GCC has ARM's own name for it from the start, _Float16 in C++ only from 13 on.
+#if defined(__ARM_FP16_FORMAT_IEEE)
+using compilers_half = __fp16;
+#elif defined(__FLT16_MAX__)
+using compilers_half = _Float16;
+#endif
+#if defined(__ARM_FP16_FORMAT_IEEE) || defined(__FLT16_MAX__)
 TEST_CASE("half: the compiler's own half agrees on every 257th float") {
   int wrong = 0;
   for (std::uint64_t bits = 0; bits <= 0xffffffffU; bits += 257) {
     const float value = as_float(static_cast<std::uint32_t>(bits));
     if (std::isnan(value)) continue;
-    const auto expected = std::bit_cast<std::uint16_t>(static_cast<_Float16>(value));
+    const auto expected = std::bit_cast<std::uint16_t>(static_cast<compilers_half>(value));
     wrong += half{value}.bits == expected ? 0 : 1;
   }
   CHECK(wrong == 0);

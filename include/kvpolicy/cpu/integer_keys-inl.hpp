@@ -37,39 +37,44 @@ template <std::size_t Bits, std::size_t Q, std::size_t R>
 HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const std::byte* queries,
                           std::size_t query_bytes, PrefetchWalk& ahead, IntVector (&sums)[Q][R]) {
   using Pairs = CodePairs<Bits>;
-  unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
-    unroll<R>([&](auto r) KVPOLICY_CPU_INLINE_LAMBDA { sums[q][r] = hn::Zero(ints); });
-  });
+  KVPOLICY_CPU_UNROLL
+  for (auto& of_query : sums) {
+    KVPOLICY_CPU_UNROLL
+    for (IntVector& sum : of_query) sum = hn::Zero(ints);
+  }
   for (std::size_t step = 0; step < bytes; step += code_step) {
     ahead.step();
     const std::size_t at = std::min(step, bytes - code_step);
     IntVector columns[R][4];
-    unroll<R>([&](auto r) KVPOLICY_CPU_INLINE_LAMBDA {
-      load_columns(rows + r * lanes, at, columns[r]);
-    });
+    KVPOLICY_CPU_UNROLL
+    for (std::size_t r = 0; r < R; ++r) load_columns(rows + r * lanes, at, columns[r]);
     if (HWY_UNLIKELY(at != step)) {  // columns that the step before has taken
-      unroll<3>([&](auto k) KVPOLICY_CPU_INLINE_LAMBDA {
-        if (at + 4 * k >= step) return;
-        unroll<R>([&](auto r) KVPOLICY_CPU_INLINE_LAMBDA { columns[r][k] = hn::Zero(ints); });
-      });
+      KVPOLICY_CPU_UNROLL
+      for (std::size_t k = 0; k < 3; ++k) {
+        if (at + 4 * k >= step) continue;
+        KVPOLICY_CPU_UNROLL
+        for (std::size_t r = 0; r < R; ++r) columns[r][k] = hn::Zero(ints);
+      }
     }
-    unroll<4>([&](auto k) KVPOLICY_CPU_INLINE_LAMBDA {
+    KVPOLICY_CPU_UNROLL
+    for (std::size_t k = 0; k < 4; ++k) {
       unroll<Pairs::pairs>([&](auto pair) KVPOLICY_CPU_INLINE_LAMBDA {
         IntVector codes[R];
-        unroll<R>([&](auto r) KVPOLICY_CPU_INLINE_LAMBDA {
-          codes[r] = Pairs::template take<pair>(ints, columns[r][k]);
-        });
+        KVPOLICY_CPU_UNROLL
+        for (std::size_t r = 0; r < R; ++r) codes[r] = Pairs::template take<pair>(ints, columns[r][k]);
         // Two bytes a channel; the pair of bytes 0 and 2 comes before that of 1 and 3.
         const std::byte* numbers = queries + 2 * (Pairs::part(pair) * bytes + at + 4 * k) +
                                    4 * Pairs::byte(pair);
-        unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+        KVPOLICY_CPU_UNROLL
+        for (std::size_t q = 0; q < Q; ++q) {
           const auto number = broadcast_pair(ints, numbers + q * query_bytes);
-          unroll<R>([&](auto r) KVPOLICY_CPU_INLINE_LAMBDA {
+          KVPOLICY_CPU_UNROLL
+          for (std::size_t r = 0; r < R; ++r) {
             sums[q][r] = add_pair_products(ints, sums[q][r], codes[r], number);
-          });
-        });
+          }
+        }
       });
-    });
+    }
   }
 }
 
@@ -193,11 +198,14 @@ class IntegerKeys {
     const float* queries = dealt_ + q * head_dim;
     FloatVector highest[Q];
     FloatVector sums[4];
-    unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA { highest[i] = zero_vector(); });
-    unroll<4>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA { sums[i] = zero_vector(); });
+    KVPOLICY_CPU_UNROLL
+    for (FloatVector& most : highest) most = zero_vector();
+    KVPOLICY_CPU_UNROLL
+    for (FloatVector& sum : sums) sum = zero_vector();
     const auto look_at = [&](std::size_t channel, auto scale, auto zero) KVPOLICY_CPU_INLINE_LAMBDA {
       const auto at_middle = hn::MulAdd(scale, hn::Set(floats, middle), zero);
-      unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+      KVPOLICY_CPU_UNROLL
+      for (std::size_t i = 0; i < Q; ++i) {
         const auto number = hn::LoadU(floats, queries + i * head_dim + channel);
         auto product = number;
         if constexpr (Scaled) {
@@ -208,7 +216,7 @@ class IntegerKeys {
           sums[i] = hn::Add(sums[i], number);
         }
         highest[i] = hn::Max(highest[i], hn::Abs(product));
-      });
+      }
     };
     for (std::size_t channel = 0; channel < dealt; channel += 2 * lanes) {
       VectorPair scales{zero_vector(), zero_vector()};
@@ -232,43 +240,47 @@ class IntegerKeys {
     FloatVector inverse[Q];
     IntVector rounded_sums[Q];
     bool finite = true;
-    unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+    KVPOLICY_CPU_UNROLL
+    for (std::size_t i = 0; i < Q; ++i) {
       finite = finite && std::isfinite(sum[i]);
       const float most = hn::GetLane(hn::MaxOfLanes(floats, highest[i]));
       const bool counts = most > 1e-30F;  // where its inverse exists
       inverse[i] = hn::Set(floats, counts ? amplitude / most : 0.0F);
       scale[i] = counts ? most / amplitude : 0.0F;
       rounded_sums[i] = hn::Zero(ints);
-    });
+    }
     if (!finite) return false;
     const float* products = Scaled ? products_ : queries;
     auto* numbers = set.numbers + 2 * q * head_dim;
-    const auto round = [&](std::size_t at, auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+    const auto round = [&](std::size_t at, std::size_t i) KVPOLICY_CPU_INLINE_LAMBDA {
       return hn::NearestInt(hn::Mul(hn::LoadU(floats, products + at), inverse[i]));
     };
     for (std::size_t channel = 0; channel < dealt; channel += 2 * lanes) {
-      unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+      KVPOLICY_CPU_UNROLL
+      for (std::size_t i = 0; i < Q; ++i) {
         const std::size_t at = i * head_dim + channel;
         const hn::Repartition<std::int16_t, Ints> shorts;
         const auto narrow = hn::ReorderDemote2To(shorts, round(at, i), round(at + lanes, i));
         rounded_sums[i] = add_pair_products(ints, rounded_sums[i], hn::BitCast(ints, narrow),
                                             hn::Set(ints, 0x10001));
         store_exchanged(shorts, narrow, numbers + 2 * at);
-      });
+      }
     }
     if (dealt < head_dim) {
-      unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+      KVPOLICY_CPU_UNROLL
+      for (std::size_t i = 0; i < Q; ++i) {
         const hn::Rebind<std::int16_t, Floats> shorts;
         const auto x = round(i * head_dim + dealt, i);
         rounded_sums[i] = hn::Add(rounded_sums[i], x);
         store_exchanged(shorts, hn::DemoteTo(shorts, x), numbers + 2 * (i * head_dim + dealt));
-      });
+      }
     }
-    unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+    KVPOLICY_CPU_UNROLL
+    for (std::size_t i = 0; i < Q; ++i) {
       const auto rounded_sum =
           static_cast<float>(hn::GetLane(hn::SumOfLanes(ints, rounded_sums[i])));
       set.set(q + i, {scale[i], sum[i], scale[i] * rounded_sum});
-    });
+    }
     return true;
   }
 
@@ -304,19 +316,7 @@ class IntegerKeys {
     }
     BlockParams params;
     if (!params.load(keys, rows)) return false;
-    multiply<Bits>(plain_, keys.codes.data(), rows, ahead, [&](std::size_t q) KVPOLICY_CPU_INLINE_LAMBDA {
-      const Rounded query = plain_.query(q);
-      const auto scale = hn::Set(floats, query.scale);
-      const auto middle = hn::Set(floats, middle_of<Bits> * (query.sum - query.rounded_sum));
-      const auto sum = hn::Set(floats, query.sum);
-      float* out = logits + q * stride;
-      return [=, &params](std::size_t row, IntVector codes) KVPOLICY_CPU_INLINE_LAMBDA {
-        const auto product = hn::MulAdd(hn::ConvertTo(floats, codes), scale, middle);
-        const auto zero = hn::Mul(hn::LoadU(floats, params.zeros.data() + row), sum);
-        hn::StoreU(hn::MulAdd(product, hn::LoadU(floats, params.scales.data() + row), zero), floats,
-                   out + row);
-      };
-    });
+    multiply<Bits>(plain_, keys.codes.data(), rows, &params, logits, stride, ahead);
     return true;
   }
 
@@ -329,17 +329,9 @@ class IntegerKeys {
                                    middle_of<Bits>)) {
         return false;
       }
-      // What is written behind a run's rows, the next run overwrites.
-      multiply<Bits>(scaled_, keys.codes.data() + first, end - first, ahead,
-                     [&](std::size_t q) KVPOLICY_CPU_INLINE_LAMBDA {
-        const Rounded query = scaled_.query(q);
-        const auto scale = hn::Set(floats, query.scale);
-        const auto offset = hn::Set(floats, query.sum - middle_of<Bits> * query.rounded_sum);
-        float* out = logits + q * stride + first;
-        return [=](std::size_t row, IntVector codes) KVPOLICY_CPU_INLINE_LAMBDA {
-          hn::StoreU(hn::MulAdd(hn::ConvertTo(floats, codes), scale, offset), floats, out + row);
-        };
-      });
+      // What is written after a run's rows, the next run overwrites.
+      multiply<Bits>(scaled_, keys.codes.data() + first, end - first, nullptr, logits + first, stride,
+                     ahead);
       first = end;
     }
     return true;
@@ -364,10 +356,12 @@ class IntegerKeys {
   template <std::size_t Bits>
   static constexpr float middle_of = 0.5F * static_cast<float>(CodePairs<Bits>::levels);
 
-  // writer_of(q)(row, products of query q with the codes of `lanes` rows from there on).
-  template <std::size_t Bits, class WriterOf>
-  HWY_INLINE void multiply(const Set& set, const std::byte* const* rows, std::size_t count,
-                           PrefetchWalk& ahead, WriterOf writer_of) const {
+  // out[q * stride + row] = query q . the row, of which `params` are the scales and zeros (null: they
+  // went into the query). Rows are taken up to a whole vector.
+  template <std::size_t Bits>
+  void multiply(const Set& set, const std::byte* const* rows, std::size_t count,
+                const BlockParams* params, float* out, std::size_t stride,
+                PrefetchWalk& ahead) const {
     const std::size_t bytes = head_dim_ * Bits / 8;
     std::array<const std::byte*, max_block_rows + lanes> padded;
     if (count % lanes != 0) {  // pointers up to a whole vector: of the last row
@@ -380,10 +374,25 @@ class IntegerKeys {
         IntVector sums[Q][R];
         dot_codes<Bits>(rows + row, bytes, set.numbers + 2 * q * head_dim_, 2 * head_dim_,
                         ahead, sums);
-        unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
-          const auto write = writer_of(q + i);
-          unroll<R>([&](auto r) KVPOLICY_CPU_INLINE_LAMBDA { write(row + r * lanes, sums[i][r]); });
-        });
+        KVPOLICY_CPU_UNROLL
+        for (std::size_t i = 0; i < Q; ++i) {
+          const Rounded query = set.query(q + i);
+          const auto scale = hn::Set(floats, query.scale);
+          const auto offset = hn::Set(floats, params == nullptr
+                                                  ? query.sum - middle_of<Bits> * query.rounded_sum
+                                                  : middle_of<Bits> * (query.sum - query.rounded_sum));
+          KVPOLICY_CPU_UNROLL
+          for (std::size_t r = 0; r < R; ++r) {
+            const std::size_t at = row + r * lanes;
+            auto logits = hn::MulAdd(hn::ConvertTo(floats, sums[i][r]), scale, offset);
+            if (params != nullptr) {
+              const auto zeros = hn::LoadU(floats, params->zeros.data() + at);
+              logits = hn::MulAdd(logits, hn::LoadU(floats, params->scales.data() + at),
+                                  hn::Mul(zeros, hn::Set(floats, query.sum)));
+            }
+            hn::StoreU(logits, floats, out + (q + i) * stride + at);
+          }
+        }
       };
       std::size_t row = 0;
       if constexpr (many_registers) {

@@ -94,13 +94,13 @@ class StepWeights {
   StepWeights(const std::byte* weights, std::size_t bytes, std::size_t rows)
       : weights_{weights}, bytes_{bytes} {
     if constexpr (Fold > 1) {
-      unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
-        const std::size_t end = (rows + fetch_step - 1) / fetch_step * fetch_step;
+      const std::size_t end = (rows + fetch_step - 1) / fetch_step * fetch_step;
+      for (std::size_t q = 0; q < Q; ++q) {
         for (std::size_t row = 0; row < end; row += 2 * Fold) {
           beside_[q][row / (2 * Fold)] =
               broadcast_pairs<Fold>(ints, weights + q * bytes + 2 * row);
         }
-      });
+      }
     }
   }
   [[nodiscard]] HWY_INLINE IntVector at(std::size_t q, std::size_t row) const {
@@ -126,9 +126,11 @@ HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, 
   using Pairs = RowPairs<Bits>;
   const hn::Repartition<std::uint16_t, Ints> shorts;
   IntVector all[Q][N];
-  unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
-    unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA { all[q][x] = hn::Zero(ints); });
-  });
+  KVPOLICY_CPU_UNROLL
+  for (auto& of_query : all) {
+    KVPOLICY_CPU_UNROLL
+    for (IntVector& sum : of_query) sum = hn::Zero(ints);
+  }
   const auto merge = [&](auto odd, auto even) KVPOLICY_CPU_INLINE_LAMBDA {
     return hn::BitCast(ints, hn::OddEven(hn::BitCast(shorts, odd), hn::BitCast(shorts, even)));
   };
@@ -142,22 +144,26 @@ HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, 
       const auto both = high ? merge(b, hn::ShiftRight<16>(a)) : merge(hn::ShiftLeft<16>(b), a);
       codes[x] = Pairs::template take<pair>(ints, both);
     });
-    unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
+    KVPOLICY_CPU_UNROLL
+    for (std::size_t q = 0; q < Q; ++q) {
       const auto weight = weights.at(q, row);
-      unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
+      KVPOLICY_CPU_UNROLL
+      for (std::size_t x = 0; x < N; ++x) {
         all[q][x] = add_pair_products(ints, all[q][x], codes[x], weight);
-      });
-    });
+      }
+    }
   };
   // No loop in the loop: GCC would copy all sums each time round.
   for (std::size_t row = 0; row < count; row += fetch_step) {
     ahead.step();
-    unroll<fetch_step / (2 * Fold)>(
-        [&](auto i) KVPOLICY_CPU_INLINE_LAMBDA { add_step(row + i * 2 * Fold); });
+    KVPOLICY_CPU_UNROLL
+    for (std::size_t i = 0; i < fetch_step; i += 2 * Fold) add_step(row + i);
   }
-  unroll<Q>([&](auto q) KVPOLICY_CPU_INLINE_LAMBDA {
-    unroll<N>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA { sums[q][x] = add_parts(d, all[q][x]); });
-  });
+  KVPOLICY_CPU_UNROLL
+  for (std::size_t q = 0; q < Q; ++q) {
+    KVPOLICY_CPU_UNROLL
+    for (std::size_t x = 0; x < N; ++x) sums[q][x] = add_parts(d, all[q][x]);
+  }
   static_assert(First + N <= Pairs::pairs);
 }
 
@@ -323,17 +329,19 @@ class IntegerValues {
       constexpr std::size_t first = pass * at_once;
       hn::Vec<D> products[Q][at_once];
       add_codes<Bits, first>(d, codes, rows, at, weights, ahead, products);
-      unroll<Q>([&](auto i) KVPOLICY_CPU_INLINE_LAMBDA {
+      KVPOLICY_CPU_UNROLL
+      for (std::size_t i = 0; i < Q; ++i) {
         const auto factor = hn::Set(numbers, factors[q + i]);
         float* own = sums + i * room(head_dim_) + first * width;
-        unroll<at_once>([&](auto x) KVPOLICY_CPU_INLINE_LAMBDA {
-          constexpr auto times = static_cast<float>(RowPairs<Bits>::times(first + x));
+        KVPOLICY_CPU_UNROLL
+        for (std::size_t x = 0; x < at_once; ++x) {
+          const auto times = static_cast<float>(RowPairs<Bits>::times(first + x));
           const auto step = hn::Set(numbers, steps_[q + i] / times);
           const auto old = hn::Mul(hn::LoadU(numbers, own + x * width), factor);
           hn::StoreU(hn::MulAdd(hn::ConvertTo(numbers, products[i][x]), step, old), numbers,
                      own + x * width);
-        });
-      });
+        }
+      }
     });
   }
 

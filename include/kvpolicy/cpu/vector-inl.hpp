@@ -35,6 +35,11 @@ HWY_INLINE void unroll(F&& f) {
 }
 #define KVPOLICY_CPU_INLINE_LAMBDA __attribute__((always_inline))
 
+/// Before a loop with a small constant number of turns: unrolls it, for the same reason. Every turn of
+/// `unroll` is a function of its own, which takes several times as long to compile; use that only
+/// where the index must be a template argument.
+#define KVPOLICY_CPU_UNROLL _Pragma("GCC unroll 16")
+
 /// visit.operator()<N>(first) for portions of `Most` of `count`, then for what is left.
 template <std::size_t Most, class Visit>
 HWY_INLINE void for_each_portion(std::size_t count, Visit&& visit) {

@@ -11,7 +11,11 @@
 
 #include <kvpolicy/core/error.hpp>
 #if !defined(__CUDACC__)
+#if __has_include(<simt/launch.hpp>)
 #include <simt/launch.hpp>  // the host emulation of the test suite
+#else
+#error "kvpolicy::cuda launches kernels: include it in a file that nvcc compiles (.cu)"
+#endif
 #endif
 
 namespace kvpolicy::cuda {

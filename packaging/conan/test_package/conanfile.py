@@ -32,5 +32,9 @@ class KvpolicyTest(ConanFile):
         cmake.build()
 
     def test(self):
-        if can_run(self):
-            self.run(os.path.join(self.cpp.build.bindir, "test_package"), env="conanrun")
+        if not can_run(self):
+            return
+        for name in ("test_package", "test_cuda"):
+            program = os.path.join(self.cpp.build.bindir, name)
+            if name == "test_package" or os.path.exists(program):
+                self.run(program, env="conanrun")

@@ -15,9 +15,6 @@
 #ifdef WITH_FORMAT
 #include <kvpolicy/format.hpp>
 #endif
-#ifdef WITH_CUDA
-#include <kvpolicy/cuda/memory.hpp>
-#endif
 
 namespace {
 

@@ -118,6 +118,8 @@ struct BFloat16Vectors {
 
 /// Never available here.
 struct BFloat16Vectors {
+  static constexpr std::size_t rows = 8;
+
   [[nodiscard]] static bool available() noexcept { return false; }
   [[nodiscard]] static bool pay() noexcept { return false; }
 

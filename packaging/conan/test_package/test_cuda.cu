@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The component's headers and the CUDA runtime, found and linked. Asks for no device.
+#include <cstdio>
+
+#include <kvpolicy/cuda/memory.hpp>
+
+int main() {
+  int version = 0;
+  kvpolicy::cuda::check(cudaRuntimeGetVersion(&version), "cudaRuntimeGetVersion");
+  std::printf("CUDA %d: %s\n", version, version == CUDART_VERSION ? "right" : "wrong");
+  return version == CUDART_VERSION ? 0 : 1;
+}
