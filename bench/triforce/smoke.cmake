@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Every case of SHAPES and SHIPPED, tiny, and what bench/tables_triforce.py makes of them: the tables of
+# Every case of SHAPES and SHIPPED, tiny, and what bench/tables.py makes of them: the tables of
 # docs/triforce.md, written into FOLDER. Without measurements the page stays as it is.
 file(REMOVE_RECURSE "${FOLDER}")
 file(MAKE_DIRECTORY "${FOLDER}")
@@ -11,7 +11,7 @@ function(run)
   endif()
 endfunction()
 set(page "${SOURCE_DIR}/docs/triforce.md")
-set(tables "${PYTHON}" "${SOURCE_DIR}/bench/tables_triforce.py" --results "${FOLDER}" --page "${page}")
+set(tables "${PYTHON}" "${SOURCE_DIR}/bench/tables.py" --results "${FOLDER}" --page docs/triforce.md)
 
 run(${tables} --out "${FOLDER}/unmeasured.md")
 file(READ "${page}" before)
