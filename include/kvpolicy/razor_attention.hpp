@@ -16,11 +16,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <numeric>
 #include <vector>
 
 #include <kvpolicy/duo.hpp>
 #include <kvpolicy/plan/headkv_budgets.hpp>
+#include <kvpolicy/plan/ranking.hpp>
 
 namespace kvpolicy {
 
@@ -73,10 +73,7 @@ struct RazorAttentionConfig {
       double& own = best[i / shape.group()];
       own = std::max(own, scores.values()[i]);
     }
-    std::vector<std::size_t> ranked(best.size());
-    std::iota(ranked.begin(), ranked.end(), std::size_t{0});
-    std::ranges::stable_sort(ranked,
-                             [&](std::size_t a, std::size_t b) { return best[a] > best[b]; });
+    std::vector<std::size_t> ranked = detail::ranked_places(best);
     // A rounding error above a whole number is that number: 0.14 * 50 comes out as 7.000000000000001.
     ranked.resize(static_cast<std::size_t>(
         std::ceil(share * static_cast<double>(best.size()) * (1.0 - 1e-12))));

@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <numeric>
 #include <span>
 #include <vector>
+
+#include <kvpolicy/plan/ranking.hpp>
 
 namespace kvpolicy {
 
@@ -36,10 +37,7 @@ namespace kvpolicy {
     remainders[i] = parts[i] - floor;
     sum += whole[i];
   }
-  std::vector<std::size_t> ranked(parts.size());
-  std::iota(ranked.begin(), ranked.end(), std::size_t{0});
-  std::ranges::stable_sort(
-      ranked, [&](std::size_t a, std::size_t b) { return remainders[a] > remainders[b]; });
+  const std::vector<std::size_t> ranked = detail::ranked_places(remainders);
   for (std::size_t i = 0; sum < total; i = (i + 1) % ranked.size(), ++sum) ++whole[ranked[i]];
   // The sum above may have gone too far by rounding: back, from the smallest remainder on.
   for (std::size_t i = ranked.size(); sum > total; i = i == 0 ? ranked.size() : i) {

@@ -27,6 +27,7 @@
 #include <limits>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -75,8 +76,8 @@ struct Offer {
 /// Of one head's offers, in ascending bytes, those that another does not beat in both.
 [[nodiscard]] inline std::vector<Offer> worthwhile(std::vector<Offer> offers) {
   // Equal in both: the first choice stays.
-  std::ranges::stable_sort(offers, [](const Offer& a, const Offer& b) {
-    return a.bytes != b.bytes ? a.bytes < b.bytes : a.damage < b.damage;
+  std::ranges::sort(offers, {}, [](const Offer& offer) {
+    return std::tuple{offer.bytes, offer.damage, offer.choice};
   });
   std::vector<Offer> kept;
   for (const Offer& offer : offers) {
