@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs packaging/vcpkg/ports/kvpolicy/portfile.cmake without vcpkg, whose tool is a download. The
+# Runs the portfile.cmake of a port without vcpkg, whose tool is a download. The
 # helper functions are stand-ins that do with our files what vcpkg's do, and refuse what these
 # refuse; what comes out is held against the checks that vcpkg makes after a build.
 #

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# An overlay port that builds the tree it lies in. In a registry, where a port has no tree, these two
-# lines become vcpkg_from_github(OUT_SOURCE_PATH SOURCE_PATH REPO ... REF "v${VERSION}" SHA512 ...).
-get_filename_component(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}" REALPATH)
-get_filename_component(SOURCE_PATH "${SOURCE_PATH}/../../../.." ABSOLUTE)
+# A port with its sources, which ../make_port.cmake laid beside this file. In a registry these lines
+# become vcpkg_from_github(OUT_SOURCE_PATH SOURCE_PATH REPO ... REF "v${VERSION}" SHA512 ...).
+set(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}/source")
+if(NOT EXISTS "${SOURCE_PATH}")
+  message(FATAL_ERROR "kvpolicy: this port has no sources; make one that has: "
+                      "cmake -DTO=ports -P kvpolicy/packaging/vcpkg/make_port.cmake")
+endif()
 
 # Headers only: one configuration serves debug and release.
 set(VCPKG_BUILD_TYPE release)
