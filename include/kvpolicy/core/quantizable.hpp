@@ -12,11 +12,13 @@
 #include <bit>
 #include <cstdint>
 
+/// @cond
 #if defined(__CUDACC__)
 #define KVPOLICY_HOST_AND_DEVICE __host__ __device__
 #else
 #define KVPOLICY_HOST_AND_DEVICE
 #endif
+/// @endcond
 
 namespace kvpolicy {
 

@@ -16,7 +16,8 @@ namespace kvpolicy {
 /// bytes of one head's rows do not wrap around.
 inline constexpr std::size_t max_text_tokens = std::size_t{1} << 40;
 
-/// @throws CapacityError for more
+/// Refuses a text longer than `max_text_tokens`; `asked` names who was asked.
+/// @throws CapacityError
 inline void check_text_tokens(const char* asked, std::size_t tokens) {
   require<CapacityError>(tokens <= max_text_tokens, asked, ": ", tokens,
                          " tokens, must be at most 2^40 = ", max_text_tokens);

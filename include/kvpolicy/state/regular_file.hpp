@@ -11,7 +11,8 @@
 
 namespace kvpolicy {
 
-/// @throws E unless `path` leads to a regular file, through symbolic links or not
+/// Refuses a path that does not lead to a regular file, through symbolic links or not.
+/// @throws E
 template <class E>
 void require_regular_file(const std::filesystem::path& path) {
   namespace fs = std::filesystem;
