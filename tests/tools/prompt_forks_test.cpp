@@ -39,7 +39,7 @@ TEST_CASE("plans that keep a prompt whole go on from a shared reading as from th
   for (const char* name : {"full", "snapkv:40", "adakv:40", "tova:40", "h2o:40", "keynorm:40"}) {
     CAPTURE(name);
     const auto plan = plan_named(name, model.config().shape());
-    const ExamPlan exam{name, plan, {}, true, Compress::behind_question, {}, nullptr};
+    const ExamPlan exam{.name = name, .plan = plan, .compresses = true};
     CHECK(reads_prompt_in_full(plan));
     const auto one = shared.under(exam);
     const auto other = own.under(exam);
