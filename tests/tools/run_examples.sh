@@ -22,7 +22,7 @@ smaller() {
   case $1 in
     "compare "* | compare) options=("--tokens 768" "--questions 2") ;;
     evaluate*) options=("--lengths 640" "--seeds 1" "--questions 2" "--depths 2" "--windows 1" "--score 32") ;;
-    visualize*--file*) options=("--steps 4") ;;
+    visualize*--file* | visualize*--tokens*) options=("--max-new 16" "--steps 4") ;;
     visualize*) options=("--text 1024" "--max-new 16" "--steps 4") ;;
     triforce_generate*--tokens*) options=("--max-new 16") ;;
     triforce_generate*) options=("--text 1024" "--max-new 16") ;;
