@@ -116,7 +116,8 @@ TEST_CASE("quantised rows on a device are committed at the same places with gues
   using Packed = QuantizedResidualCache<bfloat16>;
   using PackedCache = cuda::KvCache<HeadPlan<Packed>>;
   Rig rig;
-  const HeadPlan<Packed> plan{rig.model.config().shape(), {.storage = {.bits = 4, .residual = 16}}};
+  const HeadPlan<Packed> plan{rig.model.config().shape(),
+                              Packed::Config{.storage = {.bits = 4, .residual = 16}}};
   const auto decoded = [&](auto draft, std::size_t length) {
     PackedCache cache{plan, options(), rig.stream};
     CHECK(cache.commit_changes_rows());
