@@ -54,12 +54,14 @@ using Json = nlohmann::json;
 
 /// `text` in quotes, shortened.
 [[nodiscard]] inline std::string in_quotes(std::string_view text) {
-  return "'" + shortened(text, 60) + "'";
+  return std::string{'\''}.append(shortened(text, 60)).append(1, '\'');
 }
 
 /// What a JSON value is, for an error message: its kind and, where short, itself.
 [[nodiscard]] inline std::string shown(const Json& value) {
-  if (value.is_string()) return "the string " + in_quotes(value.get_ref<const std::string&>());
+  if (value.is_string()) {
+    return std::string{"the string "}.append(in_quotes(value.get_ref<const std::string&>()));
+  }
   if (value.is_array()) return message("an array of ", value.size());
   if (value.is_object()) return message("an object of ", value.size());
   return value.dump();

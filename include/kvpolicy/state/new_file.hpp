@@ -102,7 +102,8 @@ class NewFile : public ByteSink {
 
  private:
   [[noreturn]] void fail(int number) const {
-    const std::string reason = number == 0 ? "" : ": " + std::generic_category().message(number);
+    std::string reason;
+    if (number != 0) reason.append(": ").append(std::generic_category().message(number));
     kvpolicy::fail<StorageError>(name_, ": cannot be written", reason);
   }
 
@@ -122,7 +123,8 @@ class NewFile : public ByteSink {
     std::random_device random;
     for (int attempt = 0;; ++attempt) {
       partial_ = path_;
-      partial_ += ".partial-" + std::to_string(random());
+      partial_ += ".partial-";
+      partial_ += std::to_string(random());
 #if KVPOLICY_STATE_POSIX
       file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
                      for_owner_only ? 0600 : 0666);
