@@ -19,26 +19,16 @@
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
-#include <kvpolicy/plan/plan_for.hpp>
+#include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 
 namespace kvpolicy {
 
-/// Retrieval heads and streaming heads.
-template <Element E = float>
-using DuoPlan = HeadPlan<FullCache<DenseStorage<E>>, SinkRecentCache<DenseStorage<E>>>;
-/// A sequence under such a plan.
+/// A sequence under a plan of DuoAttention's.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using DuoCache = KvCache<DuoPlan<E>, Engine>;
-
-/// Retrieval heads quantised, streaming heads, which are small, exact.
-template <Element E = float>
-using QuantizedDuoPlan = HeadPlan<QuantizedResidualCache<E>, SinkRecentCache<DenseStorage<E>>>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using QuantizedDuoCache = KvCache<QuantizedDuoPlan<E>, Engine>;
+using DuoCache = KvCache<E, Engine>;
 
 /// Settings of `duo_plan`: how many heads stream, and what a streaming head keeps.
 struct DuoConfig {
@@ -49,14 +39,13 @@ struct DuoConfig {
   DuoRule rule = DuoRule::exact_count;
 };
 
-/// A plan with `retrieval` for the retrieval heads and `streaming` for the others: any two settings
-/// of policies that the plan has.
+/// A plan with `retrieval` for the retrieval heads and `streaming` for the others.
 /// @throws ConfigError if `kinds` does not fit the shape, or a setting does not work.
-template <class Plan>
-[[nodiscard]] Plan plan_of_kinds(const ModelShape& shape, const HeadKinds& kinds,
-                                 const typename Plan::Config& retrieval,
-                                 const typename Plan::Config& streaming) {
-  Plan plan{shape, streaming};
+template <Element E>
+[[nodiscard]] HeadPlan<E> plan_of_kinds(const ModelShape& shape, const HeadKinds& kinds,
+                                        const HeadSettings<E>& retrieval,
+                                        const HeadSettings<E>& streaming) {
+  HeadPlan<E> plan{shape, streaming};
   detail::require_fits(kinds, shape, "plan_of_kinds");
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
@@ -67,28 +56,26 @@ template <class Plan>
 }
 
 /// The plan that DuoAttention's gates ask for.
-/// `T` is an element type, or a plan type with the policies of DuoPlan (AnyPlan, for one).
 /// @throws ConfigError if the gates do not fit the shape, a gate or the sparsity is not a number,
 /// or `recent` is 0.
-template <class T = float>
-[[nodiscard]] plan_for<T, DuoPlan> duo_plan(const ModelShape& shape, const HeadGates& gates,
-                                            const DuoConfig& config = {}) {
-  using Dense = DenseStorage<detail::element_of<T>>;
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> duo_plan(const ModelShape& shape, const HeadGates& gates,
+    const DuoConfig& config = {}) {
+  using Dense = DenseStorage<E>;
   detail::require_fits(gates, shape, "duo_plan");
-  return plan_of_kinds<plan_for<T, DuoPlan>>(
+  return plan_of_kinds<E>(
       shape, head_kinds(gates, config.sparsity, config.rule), typename FullCache<Dense>::Config{},
       typename SinkRecentCache<Dense>::Config{
           .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
 }
 
 /// The same with quantised retrieval heads, keys and values per token.
-template <class T = float>
-[[nodiscard]] plan_for<T, QuantizedDuoPlan> quantized_duo_plan(
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> quantized_duo_plan(
     const ModelShape& shape, const HeadGates& gates, const DuoConfig& config = {},
     const ResidualConfig& quantized = {}) {
-  using E = detail::element_of<T>;
   detail::require_fits(gates, shape, "quantized_duo_plan");
-  return plan_of_kinds<plan_for<T, QuantizedDuoPlan>>(
+  return plan_of_kinds<E>(
       shape, head_kinds(gates, config.sparsity, config.rule),
       typename QuantizedResidualCache<E>::Config{.storage = quantized},
       typename SinkRecentCache<DenseStorage<E>>::Config{

@@ -30,21 +30,13 @@
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
-#include <kvpolicy/plan/plan_for.hpp>
+#include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 #include <kvpolicy/policy/top_rows.hpp>
 
 namespace kvpolicy {
-
-/// Heads that keep everything, the ends of a text, or its most attended rows.
-template <Element E = float>
-using FastGenPlan = HeadPlan<FullCache<DenseStorage<E>>, SinkRecentCache<DenseStorage<E>>,
-                             HeadBudgetCache<DenseStorage<E>>>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using FastGenCache = KvCache<FastGenPlan<E>, Engine>;
 
 /// What a full cache shows behind a prompt: for each KV head [group, rows], each row's attention,
 /// summed over the latest `queries` queries (`AttentionEngine::observe` writes it so).
@@ -192,15 +184,15 @@ namespace detail {
 }
 
 /// The plan for a fork of the cache that was profiled (`KvCache::fork_as`), which is then told to
-/// compress. `T` is an element type, or a plan type with the policies of FastGenPlan (AnyPlan).
+/// compress.
 /// @throws ConfigError as above.
-template <class T = float>
-[[nodiscard]] plan_for<T, FastGenPlan> fastgen_plan(const ModelShape& shape,
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> fastgen_plan(const ModelShape& shape,
                                                     const AttentionProfile& profile,
                                                     const FastGenConfig& config = {}) {
-  using Dense = DenseStorage<detail::element_of<T>>;
+  using Dense = DenseStorage<E>;
   const FastGenChoices choices = fastgen_choices(shape, profile, config);
-  plan_for<T, FastGenPlan> plan{shape, typename FullCache<Dense>::Config{}};
+  HeadPlan<E> plan{shape, typename FullCache<Dense>::Config{}};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
       const FastGenChoice choice = choices(layer, head);

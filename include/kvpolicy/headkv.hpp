@@ -21,26 +21,12 @@
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
+#include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/plan/headkv_budgets.hpp>
-#include <kvpolicy/plan/plan_for.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
 #include <kvpolicy/storage/residual_storage.hpp>
 
 namespace kvpolicy {
-
-/// Heads with budgets, each with one of its own.
-template <Element E = float>
-using HeadKvPlan = HeadPlan<HeadBudgetCache<DenseStorage<E>>>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using HeadKvCache = KvCache<HeadKvPlan<E>, Engine>;
-
-/// The survivors quantised, once they are chosen.
-template <Element E = float>
-using QuantizedHeadKvPlan = HeadPlan<HeadBudgetCache<ResidualStorage<E, Granularity::per_token>>>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using QuantizedHeadKvCache = KvCache<QuantizedHeadKvPlan<E>, Engine>;
 
 /// Settings of `headkv_plan`: how many rows there are, how they are shared out, and how a head
 /// ranks its own. A *capacity* counts the window, a *budget* (HeadBudgets, HeadBudgetCache) does not.
@@ -63,10 +49,10 @@ struct HeadKvConfig {
 
 /// Every head gets `budgets(layer, head)` rows besides the window; all else is as in `settings`.
 /// @throws ConfigError if `budgets` does not fit the shape, or a setting does not work.
-template <class Plan, class Config>
-[[nodiscard]] Plan plan_of_budgets(const ModelShape& shape, const HeadBudgets& budgets,
-                                   Config settings) {
-  Plan plan{shape, settings};
+template <Element E, PolicyConfig Config>
+[[nodiscard]] HeadPlan<E> plan_of_budgets(const ModelShape& shape, const HeadBudgets& budgets,
+                                          Config settings) {
+  HeadPlan<E> plan{shape, settings};
   detail::require_fits(budgets, shape, "plan_of_budgets");
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
@@ -78,15 +64,14 @@ template <class Plan, class Config>
 }
 
 /// The plan that HeadKV's scores ask for.
-/// `scores` are [layers, q_heads]. `T` is an element type, or a plan type with the policy of
-/// HeadKvPlan (AnyPlan, for one).
+/// `scores` are [layers, q_heads].
 /// @throws ConfigError if the scores do not fit the shape or are negative, not finite or all zero,
 /// or a setting does not work.
-template <class T = float>
-[[nodiscard]] plan_for<T, HeadKvPlan> headkv_plan(const ModelShape& shape, const HeadScores& scores,
-                                                  const HeadKvConfig& config = {}) {
-  using Budget = HeadBudgetCache<DenseStorage<detail::element_of<T>>>;
-  return plan_of_budgets<plan_for<T, HeadKvPlan>>(
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> headkv_plan(const ModelShape& shape, const HeadScores& scores,
+    const HeadKvConfig& config = {}) {
+  using Budget = HeadBudgetCache<DenseStorage<E>>;
+  return plan_of_budgets<E>(
       shape,
       headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
       typename Budget::Config{.compress_from = config.compress_from(),
@@ -95,12 +80,12 @@ template <class T = float>
 }
 
 /// The same with quantised survivors, keys and values per token.
-template <class T = float>
-[[nodiscard]] plan_for<T, QuantizedHeadKvPlan> quantized_headkv_plan(
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> quantized_headkv_plan(
     const ModelShape& shape, const HeadScores& scores, const HeadKvConfig& config = {},
     const ResidualConfig& quantized = {.residual = 0}) {
-  using Budget = HeadBudgetCache<ResidualStorage<detail::element_of<T>, Granularity::per_token>>;
-  return plan_of_budgets<plan_for<T, QuantizedHeadKvPlan>>(
+  using Budget = HeadBudgetCache<ResidualStorage<E, Granularity::per_token>>;
+  return plan_of_budgets<E>(
       shape,
       headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
       typename Budget::Config{.compress_from = config.compress_from(),

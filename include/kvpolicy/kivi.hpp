@@ -16,17 +16,9 @@
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
-#include <kvpolicy/plan/plan_for.hpp>
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
 
 namespace kvpolicy {
-
-/// Heads with keys quantised per channel and values per token.
-template <Element E = float>
-using KiviPlan = HeadPlan<QuantizedResidualCache<E, Granularity::per_channel>>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using KiviCache = KvCache<KiviPlan<E>, Engine>;
 
 /// Settings of `kivi_plan`; the defaults are the paper's 2-bit cache.
 struct KiviConfig {
@@ -37,13 +29,12 @@ struct KiviConfig {
 };
 
 /// The plan that quantises every head alike.
-/// `T` is an element type, or a plan type with the policy of KiviPlan (AnyPlan, for one).
 /// @throws ConfigError if the bits, the group or the residual do not work for the shape.
-template <class T = float>
-[[nodiscard]] plan_for<T, KiviPlan> kivi_plan(const ModelShape& shape,
-                                              const KiviConfig& config = {}) {
-  using Policy = QuantizedResidualCache<detail::element_of<T>, Granularity::per_channel>;
-  return plan_for<T, KiviPlan>{shape, typename Policy::Config{.storage = {.bits = config.bits,
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> kivi_plan(const ModelShape& shape,
+    const KiviConfig& config = {}) {
+  using Policy = QuantizedResidualCache<E, Granularity::per_channel>;
+  return HeadPlan<E>{shape, typename Policy::Config{.storage = {.bits = config.bits,
                                                                           .key_group = config.group,
                                                                           .value_group = config.group,
                                                                           .residual = config.residual,

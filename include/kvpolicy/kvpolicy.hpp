@@ -9,7 +9,7 @@
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/headkv.hpp>
 #include <kvpolicy/kivi.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/reorder.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>

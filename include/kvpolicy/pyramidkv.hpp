@@ -19,13 +19,6 @@
 
 namespace kvpolicy {
 
-/// The policies are HeadKV's; only the budgets differ.
-template <Element E = float>
-using PyramidKvPlan = HeadKvPlan<E>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using PyramidKvCache = HeadKvCache<E, Engine>;
-
 /// Settings of `pyramidkv_plan`: how many rows there are, how they fall with the layers, and how a
 /// head ranks its own.
 struct PyramidKvConfig {
@@ -46,13 +39,12 @@ struct PyramidKvConfig {
 };
 
 /// The plan whose budgets fall from layer to layer.
-/// `T` is an element type, or a plan type with the policy of HeadKvPlan (AnyPlan, for one).
 /// @throws ConfigError if a setting does not work.
-template <class T = float>
-[[nodiscard]] plan_for<T, PyramidKvPlan> pyramidkv_plan(const ModelShape& shape,
-                                                        const PyramidKvConfig& config = {}) {
-  using Budget = HeadBudgetCache<DenseStorage<detail::element_of<T>>>;
-  return plan_of_budgets<plan_for<T, PyramidKvPlan>>(
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> pyramidkv_plan(const ModelShape& shape,
+    const PyramidKvConfig& config = {}) {
+  using Budget = HeadBudgetCache<DenseStorage<E>>;
+  return plan_of_budgets<E>(
       shape, pyramid_budgets(shape, config.budgets()),
       typename Budget::Config{.compress_from = config.compress_from(),
                               .compress_every = config.compress_every,

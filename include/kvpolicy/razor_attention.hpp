@@ -24,13 +24,6 @@
 
 namespace kvpolicy {
 
-/// The policies are DuoAttention's; only the choice of heads differs.
-template <Element E = float>
-using RazorAttentionPlan = DuoPlan<E>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using RazorAttentionCache = DuoCache<E, Engine>;
-
 /// Settings of `razor_attention_plan`: how many heads keep everything, and what the others keep.
 struct RazorAttentionConfig {
   double echo_share = 0.01;       ///< Of the heads, the best by echo score, that keep everything.
@@ -87,14 +80,13 @@ struct RazorAttentionConfig {
 }
 
 /// The plan that echo and induction scores ask for.
-/// `T` is an element type, or a plan type with the policies of DuoPlan (AnyPlan, for one).
 /// @throws ConfigError as above, or if the others would keep no latest rows.
-template <class T = float>
-[[nodiscard]] plan_for<T, RazorAttentionPlan> razor_attention_plan(
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> razor_attention_plan(
     const ModelShape& shape, const HeadScores& echo, const HeadScores& induction,
     const RazorAttentionConfig& config = {}) {
-  using Dense = DenseStorage<detail::element_of<T>>;
-  return plan_of_kinds<plan_for<T, RazorAttentionPlan>>(
+  using Dense = DenseStorage<E>;
+  return plan_of_kinds<E>(
       shape, razor_attention_kinds(shape, echo, induction, config),
       typename FullCache<Dense>::Config{},
       typename SinkRecentCache<Dense>::Config{

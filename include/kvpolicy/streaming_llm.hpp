@@ -19,17 +19,9 @@
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/core/rotary.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
-#include <kvpolicy/plan/plan_for.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 
 namespace kvpolicy {
-
-/// Heads that all keep the two ends of a text.
-template <Element E = float>
-using StreamingLlmPlan = HeadPlan<SinkRecentCache<DenseStorage<E>>>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using StreamingLlmCache = KvCache<StreamingLlmPlan<E>, Engine>;
 
 /// Settings of `streaming_llm_plan`: what every head keeps, and at which positions.
 struct StreamingLlmConfig {
@@ -42,13 +34,12 @@ struct StreamingLlmConfig {
 };
 
 /// The plan under which a text may go on for ever.
-/// `T` is an element type, or a plan type with the policy of StreamingLlmPlan (AnyPlan, for one).
 /// @throws ConfigError if `recent` is 0, or a setting does not work.
-template <class T = float>
-[[nodiscard]] plan_for<T, StreamingLlmPlan> streaming_llm_plan(
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> streaming_llm_plan(
     const ModelShape& shape, const StreamingLlmConfig& config = {}) {
-  using Policy = SinkRecentCache<DenseStorage<detail::element_of<T>>>;
-  return plan_for<T, StreamingLlmPlan>{
+  using Policy = SinkRecentCache<DenseStorage<E>>;
+  return HeadPlan<E>{
       shape, typename Policy::Config{.sinks = config.sinks,
                                      .recent = config.recent,
                                      .mask = config.mask,

@@ -24,7 +24,6 @@
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
-#include <kvpolicy/plan/plan_for.hpp>
 #include <kvpolicy/policy/chunk_retrieval_cache.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 #include <kvpolicy/speculation/batch.hpp>
@@ -38,28 +37,6 @@
 
 namespace kvpolicy {
 
-/// The target's: every row is kept, few are read by the middle level.
-template <Element E = float>
-using TriForcePlan = HeadPlan<ChunkRetrievalCache<DenseStorage<E>>>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using TriForceCache = KvCache<TriForcePlan<E>, Engine>;
-
-/// The same with quantised rows. What decides is the target over them, and it says what plain decoding
-/// over them says; what that is, SpeculationOptions::commit_every explains.
-template <Element E = float>
-using QuantizedTriForcePlan = HeadPlan<ChunkRetrievalCache<ResidualStorage<E>>>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using QuantizedTriForceCache = KvCache<QuantizedTriForcePlan<E>, Engine>;
-
-/// The small model's, and that of a target which drafts over a streaming cache.
-template <Element E = float>
-using TriForceDraftPlan = HeadPlan<SinkRecentCache<DenseStorage<E>>>;
-/// A sequence under such a plan.
-template <Element E = float, AttentionEngine Engine = ScalarEngine>
-using TriForceDraftCache = KvCache<TriForceDraftPlan<E>, Engine>;
-
 /// The paper's settings; what they are relative to is a prompt of 120 Ki tokens.
 struct TriForceConfig {
   std::size_t chunk = 8;      ///< rows chosen together
@@ -72,32 +49,31 @@ struct TriForceDraftConfig {
 };
 
 /// The plan of a target whose middle level reads selected chunks.
-/// `T` is an element type, or a plan type that has the policy (AnyPlan, for one).
 /// @throws ConfigError if chunk and budget do not fit each other
-template <class T = float>
-[[nodiscard]] plan_for<T, TriForcePlan> triforce_plan(const ModelShape& shape,
-                                                      const TriForceConfig& config = {}) {
-  using Policy = ChunkRetrievalCache<DenseStorage<detail::element_of<T>>>;
-  return plan_for<T, TriForcePlan>{
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> triforce_plan(const ModelShape& shape,
+    const TriForceConfig& config = {}) {
+  using Policy = ChunkRetrievalCache<DenseStorage<E>>;
+  return HeadPlan<E>{
       shape, typename Policy::Config{.chunk = config.chunk, .budget = config.budget}};
 }
 /// The same over quantised rows.
 /// @throws ConfigError also if a chunk is no multiple of the rows that share a scale
-template <class T = float>
-[[nodiscard]] plan_for<T, QuantizedTriForcePlan> quantized_triforce_plan(
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> quantized_triforce_plan(
     const ModelShape& shape, const TriForceConfig& config = {}, const ResidualConfig& quantized = {}) {
-  using Policy = ChunkRetrievalCache<ResidualStorage<detail::element_of<T>>>;
-  return plan_for<T, QuantizedTriForcePlan>{
+  using Policy = ChunkRetrievalCache<ResidualStorage<E>>;
+  return HeadPlan<E>{
       shape, typename Policy::Config{
                  .chunk = config.chunk, .budget = config.budget, .storage = quantized}};
 }
 /// The plan of a draft, which keeps the two ends of a text.
 /// @throws ConfigError if `recent` is 0
-template <class T = float>
-[[nodiscard]] plan_for<T, TriForceDraftPlan> triforce_draft_plan(
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> triforce_draft_plan(
     const ModelShape& shape, const TriForceDraftConfig& config = {}) {
-  using Policy = SinkRecentCache<DenseStorage<detail::element_of<T>>>;
-  return plan_for<T, TriForceDraftPlan>{
+  using Policy = SinkRecentCache<DenseStorage<E>>;
+  return HeadPlan<E>{
       shape, typename Policy::Config{.sinks = config.sinks, .recent = config.recent}};
 }
 

@@ -12,7 +12,7 @@
 namespace {
 
 using namespace kvpolicy;
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 using Dense = DenseStorage<bfloat16>;
 using Codes = PerTokenStorage<bfloat16>;
 using ChannelCodes = PerChannelStorage<bfloat16>;
@@ -78,21 +78,21 @@ TEST_CASE("settings of policies") {
         "the first 4 rows and the latest 1,020 in 4 bits but for the latest 8, at positions in the "
         "cache");
   CHECK(fmt::format("{}", HeadBudgetCache<Dense>::Config{.budget = 1200}) ==
-        "1,200 rows behind a compression, and the latest 8");
+        "1,200 rows after a compression, and the latest 8");
   CHECK(fmt::format("{}", HeadBudgetCache<Dense>::Config{.budget = 12, .compress_from = 1280}) ==
-        "12 rows behind a compression, and the latest 8, all of a text of fewer than 1,280");
+        "12 rows after a compression, and the latest 8, all of a text of fewer than 1,280");
   CHECK(fmt::format("{}", HeadBudgetCache<Dense, TovaScorer>::Config{.compress_every = 64}) ==
-        "120 rows behind a compression, ranked by tova, compressed every 64");
+        "120 rows after a compression, ranked by tova, compressed every 64");
   CHECK(fmt::format("{}", HeadBudgetCache<Codes>::Config{.share_in_layer = true,
                                                          .storage = {.residual = 0}}) ==
-        "120 rows behind a compression, and the latest 8 in 4 bits, shared by the heads of the "
+        "120 rows after a compression, and the latest 8 in 4 bits, shared by the heads of the "
         "layer");
   CHECK(fmt::format("{}", ChunkRetrievalCache<Dense>::Config{.chunk = 16, .budget = 1024}) ==
         "every row, of which 1,024 are read in chunks of 16 by mean key");
   CHECK(fmt::format("{}", ChunkRetrievalCache<Codes, MinMaxKey>::Config{.refresh_every = 64}) ==
         "every row in 4 bits but for the latest 128, of which 4,096 are read in chunks of 8 by "
         "minmax key, chosen "
-        "anew every 64");
+        "again every 64");
 }
 
 TEST_CASE("what a head of a plan keeps, whichever policy it has") {

@@ -10,14 +10,13 @@
 #include <functional>
 #include <set>
 #include <span>
-#include <variant>
 #include <vector>
 
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/core/scratch.hpp>
-#include <kvpolicy/policy/policy.hpp>
+#include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
 
 namespace kvpolicy {
@@ -49,93 +48,79 @@ class Compression {
       for (std::size_t l = 0; l < layers.size(); ++l) prepare(layers[l], active[l]);
     }
     KVPOLICY_CATCH_ALL {
-      for (Layer& layer : layers) {
-        for_each(layer, [](auto& policy, std::size_t) { policy.abandon_compress(); });
+      for (const Layer& layer : layers) {
+        for (const HeadPtr& head : layer.heads) head->end_compress(false);
       }
       KVPOLICY_RETHROW;
     }
     // Nothing may fail from here on.
     observed_rows_ += read_;
     for (std::size_t l = 0; l < layers.size(); ++l) {
-      for_each(layers[l], [&](auto& policy, std::size_t head) {
-        if (active[l][head]) policy.finish_compress();
-      });
+      for (std::size_t head = 0; head < active[l].size(); ++head) {
+        if (active[l][head]) layers[l].heads[head]->end_compress(true);
+      }
     }
   }
 
  private:
-  // act(policy, head) for each head that compresses.
-  template <class Act>
-  static void for_each(Layer& layer, Act act) {
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      std::visit(
-          [&]<class P>(P& policy) {
-            if constexpr (CompressingPolicy<P>) act(policy, head);
-          },
-          layer.heads[head]);
-    }
-  }
-  template <class P>
-  static bool shares(const P& policy) {
-    if constexpr (SharingPolicy<P>) return policy.shares_in_layer();
-    return false;
-  }
-
-  static std::vector<bool> active_heads(Layer& layer, bool only_due) {
-    std::vector<bool> active(layer.heads.size(), false);
+  static std::vector<bool> active_heads(const Layer& layer, bool only_due) {
+    const std::size_t count = layer.heads.size();
+    std::vector<bool> active(count, false);
     bool one_shares = false;
-    for_each(layer, [&](auto& policy, std::size_t head) {
-      active[head] = !only_due || layer.is_due(policy);
-      one_shares = one_shares || (active[head] && shares(policy));
-    });
-    for_each(layer, [&](auto& policy, std::size_t head) {
-      if (shares(policy)) active[head] = one_shares;
-    });
+    for (std::size_t i = 0; i < count; ++i) {
+      const Head& head = *layer.heads[i];
+      if (!head.roles().compresses) continue;
+      active[i] = !only_due || layer.is_due(head);
+      one_shares = one_shares || (active[i] && head.shares_in_layer());
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (layer.heads[i]->shares_in_layer()) active[i] = one_shares;
+    }
     return active;
   }
 
   void prepare(Layer& layer, const std::vector<bool>& active) {
     // Who loses rows, and how many queries each asks: heads that want fewer are observed apart.
-    std::vector<bool> ranked(layer.heads.size(), false);
+    const std::size_t count = layer.heads.size();
+    std::vector<bool> ranked(count, false);
     bool one_shares = false;
-    for_each(layer, [&](auto& policy, std::size_t head) {
-      ranked[head] = active[head] && policy.is_compressible();
-      one_shares = one_shares || (ranked[head] && shares(policy));
-    });
+    for (std::size_t i = 0; i < count; ++i) {
+      const Head& head = *layer.heads[i];
+      ranked[i] = active[i] && head.is_compressible(0);
+      one_shares = one_shares || (ranked[i] && head.shares_in_layer());
+    }
     std::set<std::size_t, std::greater<>> windows;
-    sums_.resize(layer.heads.size());
-    for_each(layer, [&](auto& policy, std::size_t head) {
-      if (shares(policy)) ranked[head] = one_shares;
-      sums_[head].clear();
-      if (ranked[head]) windows.insert(policy.observed_queries());
-    });
+    sums_.resize(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      const Head& head = *layer.heads[i];
+      if (head.shares_in_layer()) ranked[i] = one_shares;
+      sums_[i].clear();
+      if (ranked[i]) windows.insert(head.observed_queries());
+    }
     sharing_.clear();
     for (const std::size_t window : windows) {
-      std::vector<bool> asked(layer.heads.size(), false);
-      for_each(layer, [&](auto& policy, std::size_t head) {
-        asked[head] = ranked[head] && policy.observed_queries() == window;
-      });
+      std::vector<bool> asked(count, false);
+      for (std::size_t i = 0; i < count; ++i) {
+        asked[i] = ranked[i] && layer.heads[i]->observed_queries() == window;
+      }
       const std::size_t seen = window == 0 ? 0 : observe(layer, window, asked);
-      for_each(layer, [&]<class P>(P& policy, std::size_t head) {
-        if (!asked[head]) return;
-        if constexpr (SharingPolicy<P>) {
-          if (policy.shares_in_layer()) {
-            sharing_.push_back(policy.compete(sums_[head], shape_.group(), seen));
-            return;
-          }
+      for (std::size_t i = 0; i < count; ++i) {
+        if (!asked[i]) continue;
+        Head& head = *layer.heads[i];
+        if (head.shares_in_layer()) {
+          sharing_.push_back(head.compete(sums_[i], shape_.group(), seen));
+        } else {
+          head.prepare_compress(sums_[i], shape_.group(), seen);
         }
-        policy.prepare_compress(sums_[head], shape_.group(), seen);
-      });
+      }
     }
     if (!one_shares) return;
-    // They agree in the queries that they ask, so they have come in the order of the heads.
+    // Heads that share ask the same queries, so they have come in the order of the heads.
     auto chosen = share_rows(sharing_);
     auto next = chosen.begin();
-    for_each(layer, [&]<class P>(P& policy, std::size_t) {
-      if constexpr (SharingPolicy<P>) {
-        if (policy.shares_in_layer()) policy.prepare_survivors(std::move(*next++));
-      }
-    });
+    for (const HeadPtr& head : layer.heads) {
+      if (head->shares_in_layer()) head->prepare_survivors(std::move(*next++));
+    }
   }
 
   // Fills the sums of these heads with the attention of the latest `window` queries, of which so many
@@ -144,14 +129,15 @@ class Compression {
     std::vector<SegmentList> shown(layer.heads.size());
     std::vector<std::span<const Segment>> heads(layer.heads.size());
     std::vector<std::span<float>> sums(layer.heads.size());
-    for_each(layer, [&](auto& policy, std::size_t head) {
-      if (!asked[head]) return;
-      policy.segments({.first_position = static_cast<std::int64_t>(layer.tokens)}, shown[head]);
-      heads[head] = shown[head];
-      sums_[head].resize(shape_.group() * policy.rows());
-      sums[head] = sums_[head];
-      read_ += policy.rows();
-    });
+    for (std::size_t i = 0; i < layer.heads.size(); ++i) {
+      if (!asked[i]) continue;
+      const Head& head = *layer.heads[i];
+      head.show({.first_position = static_cast<std::int64_t>(layer.tokens)}, shown[i]);
+      heads[i] = shown[i];
+      sums_[i].resize(shape_.group() * head.rows());
+      sums[i] = sums_[i];
+      read_ += head.rows();
+    }
     using E = typename Layer::element_type;
     std::vector<E> queries(window * shape_.q_heads * shape_.head_dim);
     const std::size_t count = layer.queries.copy_latest(window, queries.data());
@@ -190,7 +176,7 @@ void observe_call(const Layer& layer, Engine& engine, const LayerAttention& call
   sums.of_heads.resize(count);
   std::size_t read = 0;
   for (std::size_t head = 0; head < count; ++head) {
-    heads[head] = layer.accumulates(head) ? call.heads[head] : std::span<const Segment>{};
+    heads[head] = layer.heads[head]->roles().accumulates ? call.heads[head] : std::span<const Segment>{};
     const std::size_t rows = count_rows(heads[head]);
     sums.of_heads[head].resize(call.group() * rows);  // from the last call's size: grows by doubling
     views[head] = sums.of_heads[head];

@@ -7,14 +7,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <new>
 #include <optional>
 #include <span>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <kvpolicy/cache/call_checks.hpp>
@@ -45,12 +43,11 @@ class SavedCache;
 /// Not synchronised. Forks share full pages but nothing that is ever written: each may be used by
 /// its own thread. Move-only; copies are made by `fork`. A cache that was moved from holds 0 bytes and
 /// can be assigned to or destroyed; every call for its rows throws ConfigError.
-template <class Plan, AttentionEngine Engine = ScalarEngine>
+template <Element E, AttentionEngine Engine = ScalarEngine>
 class KvCache {
  public:
-  using plan_type = Plan;
-  using element_type = typename Plan::element_type;
-  using Policy = typename Plan::Policy;
+  using element_type = E;
+  using Plan = HeadPlan<E>;
 
   /// @throws ConfigError for options that do not work, alone or with the plan.
   explicit KvCache(Plan plan, const CacheOptions& options = {}, Engine engine = {})
@@ -79,14 +76,11 @@ class KvCache {
   /// heads choose anew. Wants memory for all rows of the heads that change.
   /// @throws ConfigError if the plan does not fit, or a head that changes holds not every row or holds
   /// rows quantised; ShapeError for rows that a new head cannot hold; std::bad_alloc, StorageError
-  template <class OtherPlan>
-  [[nodiscard]] KvCache<OtherPlan, Engine> fork_as(OtherPlan plan) const {
-    static_assert(std::same_as<typename OtherPlan::element_type, element_type>,
-                  "KvCache::fork_as: both plans must have one element type");
+  [[nodiscard]] KvCache fork_as(Plan plan) const {
     require(plan.shape() == plan_.shape(),
             "KvCache::fork_as: the plans are for models of different shapes");
     static_cast<void>(held(layers_));
-    KvCache<OtherPlan, Engine> other{std::move(plan), options_, engine_};
+    KvCache other{std::move(plan), options_, engine_};
     other.take(*this);
     return other;
   }
@@ -211,36 +205,16 @@ class KvCache {
     std::size_t total = 0;
     for (const Layer& layer : layers_) {
       total += layer.tail.bytes() + layer.queries.bytes();
-      for (const Policy& head : layer.heads) {
-        total += std::visit([](const auto& policy) { return policy.bytes(); }, head);
-      }
+      for (const HeadPtr& head : layer.heads) total += head->bytes();
     }
     return total;
   }
   /// Of them, bytes in slow memory.
-  [[nodiscard]] std::size_t slow_bytes() const {
-    std::size_t total = 0;
-    for (const Layer& layer : layers_) {
-      for (const Policy& head : layer.heads) {
-        std::visit(
-            [&](const auto& policy) {
-              if constexpr (requires { policy.slow_bytes(); }) total += policy.slow_bytes();
-            },
-            head);
-      }
-    }
-    return total;
-  }
+  [[nodiscard]] std::size_t slow_bytes() const { return sum(&Head::slow_bytes); }
   /// Of `bytes()`, what a fork holds too.
-  [[nodiscard]] std::size_t shared_bytes() const {
-    std::size_t total = 0;
-    for (const Layer& layer : layers_) {
-      for (const Policy& head : layer.heads) {
-        total += std::visit([](const auto& policy) { return policy.shared_bytes(); }, head);
-      }
-    }
-    return total;
-  }
+  [[nodiscard]] std::size_t shared_bytes() const { return sum(&Head::shared_bytes); }
+  /// Bookkeeping besides `bytes()`: the heads' objects and page tables.
+  [[nodiscard]] std::size_t overhead_bytes() const { return sum(&Head::overhead_bytes); }
 
   /// Keys that were read besides those of attention itself: one for each row of a head that was
   /// looked at for a compression, or at a call because the head adds up its attention. Forks go on
@@ -250,10 +224,21 @@ class KvCache {
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] const CacheOptions& options() const { return options_; }
   [[nodiscard]] Engine& engine() { return engine_; }
-  [[nodiscard]] const Policy& policy(std::size_t layer, std::size_t head) const {
+  /// One head, whatever its policy.
+  [[nodiscard]] const Head& head(std::size_t layer, std::size_t head) const {
     require(head < plan_.shape().kv_heads, "KvCache: there is no KV head ", head, ", the shape has ",
             plan_.shape().kv_heads);
-    return layers_[checked(layer)].heads[head];
+    return *layers_[checked(layer)].heads[head];
+  }
+  /// The policy of a head that has policy P.
+  /// @throws ConfigError if the head has another one, ShapeError if there is no such layer
+  template <KvPolicy P>
+  [[nodiscard]] const P& policy(std::size_t layer, std::size_t head) const {
+    const Head& own = this->head(layer, head);
+    require(own.policy_type() == type_tag_of<P>(), "KvCache::policy: KV head ", head, " of layer ",
+            layer, " has the policy ", plan_.at(layer, head).names().shown(), ", not ",
+            policy_traits<P>::names().shown());
+    return *static_cast<const P*>(own.policy());
   }
 
   /// How the latest queries attend, of which the cache has kept some (`kept_queries`), at most
@@ -298,38 +283,45 @@ class KvCache {
   [[nodiscard]] SegmentList segments(std::size_t layer, std::size_t head,
                                      Read read = Read::all) const {
     SegmentList list;
-    const Policy& own = policy(layer, head);
+    const Head& own = this->head(layer, head);
     const ReadRequest request{static_cast<std::int64_t>(layers_[layer].text()), 1, read};
-    show(layers_[layer], own, head, request, list);
+    own.show(request, list);
+    layers_[layer].for_each_uncommitted(
+        head, [&](const Segment& rows) { own.show_uncommitted(rows, request, list); });
     return list;
   }
 
  private:
-  using Layer = CacheLayer<Policy, element_type>;
+  using Layer = CacheLayer<E>;
 
-  template <class OtherPlan, AttentionEngine OtherEngine>
-  friend class KvCache;
   friend class SavedCache;  // save and load: cache/saved_cache.hpp
 
   KvCache(const KvCache&) = default;
 
+  // The engine's scores, for a policy that does not know the engine's type.
+  struct Scorer final : ChunkScorer {
+    explicit Scorer(Engine& engine_) : engine{engine_} {}
+    void score(const Plane& rows, std::span<const float> query, std::span<float> out) override {
+      engine.score(rows, query, out);
+    }
+    Engine& engine;
+  };
+
+  [[nodiscard]] std::size_t sum(std::size_t (Head::*bytes)() const) const {
+    std::size_t total = 0;
+    for (const Layer& layer : layers_) {
+      for (const HeadPtr& head : layer.heads) total += ((*head).*bytes)();
+    }
+    return total;
+  }
+
   // This cache is new, and may be thrown away half-way.
-  template <class OtherPlan>
-  void take(const KvCache<OtherPlan, Engine>& other) {
+  void take(const KvCache& other) {
     const StorageContext context = options_.context(plan_.shape().head_dim);
     observed_rows_ = other.observed_rows_;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       take_layer(layers_[l], other.layers_[l], l, context, [&](std::size_t head) {
-        return std::visit(
-            [&]<class Config>(const Config& own) {
-              return std::visit(
-                  [&]<class Other>(const Other& config) {
-                    if constexpr (std::same_as<Config, Other>) return own == config;
-                    return false;
-                  },
-                  other.plan_.at(l, head));
-            },
-            plan_.at(l, head));
+        return plan_.at(l, head) == other.plan_.at(l, head);
       });
       compress_due(layers_[l]);
     }
@@ -337,19 +329,14 @@ class KvCache {
 
   // Heads that share their budgets are ranked against each other.
   void check_sharing(std::size_t layer) const {
-    std::optional<typename Plan::Config> first;
+    const HeadSettings<E>* first = nullptr;
     for (std::size_t head = 0; head < plan_.shape().kv_heads; ++head) {
-      Plan::visit(plan_.at(layer, head), [&]<class P>(typename P::Config config) {
-        if constexpr (SharingPolicy<P>) {
-          if (!config.share_in_layer) return;
-          config.budget = 0;
-          const typename Plan::Config plain{config};
-          require(!first || *first == plain, "KvCache: KV head ", head, " of layer ", layer,
-                  " shares the layer's budget with heads that have another policy or other settings; ",
-                  "they must agree in all but the budget");
-          first = plain;
-        }
-      });
+      const HeadSettings<E>& own = plan_.at(layer, head);
+      if (!own.shares_in_layer()) continue;
+      if (first == nullptr) first = &own;
+      require(own.may_share(*first), "KvCache: KV head ", head, " of layer ", layer,
+              " shares the layer's budget with heads that have another policy or other settings; ",
+              "they must agree in all but the budget");
     }
   }
 
@@ -363,24 +350,22 @@ class KvCache {
       const std::size_t queries = std::max(plan_.observed_queries(layer), options_.kept_queries);
       Layer& added = layers.emplace_back(Layer{
           {},
+          {},
           {options_.tail_rows(), shape.kv_heads, shape.head_dim, options_.memory},
           {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
       check_sharing(layer);
       added.heads.reserve(shape.kv_heads);
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-        Plan::visit(plan_.at(layer, head), [&]<class P>(const typename P::Config& config) {
-          if constexpr (CompressingPolicy<P>) {
-            require(options_.max_rollback == 0 || !P::compresses_by_itself(config),
-                    "KvCache: KV head ", head, " of layer ", layer,
-                    " compresses by itself, which cannot be rolled back; max_rollback is ",
-                    options_.max_rollback, ", must be 0");
-            require(options_.max_rollback == 0 || !AccumulatingPolicy<P>, "KvCache: KV head ", head,
-                    " of layer ", layer,
-                    " adds up the attention of every call, which cannot be rolled back; ",
-                    "max_rollback is ", options_.max_rollback, ", must be 0");
-          }
-          added.heads.push_back(Policy{std::in_place_type<P>, config, context});
-        });
+        const HeadSettings<E>& settings = plan_.at(layer, head);
+        require(options_.max_rollback == 0 || !settings.compresses_by_itself(), "KvCache: KV head ",
+                head, " of layer ", layer,
+                " compresses by itself, which cannot be rolled back; max_rollback is ",
+                options_.max_rollback, ", must be 0");
+        require(options_.max_rollback == 0 || !settings.roles().accumulates, "KvCache: KV head ",
+                head, " of layer ", layer,
+                " adds up the attention of every call, which cannot be rolled back; ",
+                "max_rollback is ", options_.max_rollback, ", must be 0");
+        added.add(settings.make_head(context));
       }
     }
     return layers;
@@ -411,17 +396,10 @@ class KvCache {
                            " exceed max_tokens = ", options_.max_tokens);
   }
 
-  void check_rows(const Layer& layer, const ConstTensor& k, const ConstTensor& v) const {
-    check_range<element_type>("k", k);
-    check_range<element_type>("v", v);
-    for (std::size_t head = 0; head < layer.heads.size() && k.tokens > 0; ++head) {
-      std::visit(
-          [&](const auto& policy) {
-            const Segment rows = chunk_segment(k, v, head, layer.tokens);
-            if constexpr (requires { policy.check(rows); }) policy.check(rows);
-          },
-          layer.heads[head]);
-    }
+  // ConstTensor k, v: the rows of a call.
+  static void check_range_of(const ConstTensor& k, const ConstTensor& v) {
+    check_range<E>("k", k);
+    check_range<E>("v", v);
   }
 
   // ---- the three calls
@@ -440,20 +418,35 @@ class KvCache {
     check_tree("step", layer, tokens, options.tree);
     check_capacity(layer, tokens);
     if (tokens == 0) return;
-    check_rows(layer, k, v);
+    check_range_of(k, v);
     if (options.tree != nullptr) layer.tree.prepare(*options.tree, layer.text());
     const std::size_t uncommitted = layer.uncommitted() + tokens;
     const std::size_t leaving = uncommitted - std::min(uncommitted, options_.max_rollback);
-    reserve(layer, leaving, {&layer, 1});
-    attend_uncounted(layer, q, out, layer.tokens, options, &k, &v);
-    const std::size_t from_tail = std::min(leaving, layer.uncommitted());
-    layer.commit_tail(from_tail);
-    layer.commit_chunk(k, v, leaving - from_tail);
-    layer.tail.write(k, v, leaving - from_tail, tokens, layer.tokens + leaving - from_tail);
+    attend_uncounted(layer, q, out, layer.tokens, options, &k, &v, leaving);
+    keep_rows(layer, k, v, leaving);
     layer.tokens += tokens;
     if (options.tree != nullptr) layer.tree.keep(*options.tree);
-    if (layer.accumulates()) layer.accumulate(sums_.of_heads, shape.group());
+    if (layer.roles.accumulates) layer.accumulate(sums_.of_heads, shape.group());
     finish_call(layer, q, options);
+  }
+
+  // The oldest `leaving` rows of tail and chunk go to the policies, the others of the chunk to the tail.
+  void keep_rows(Layer& layer, const ConstTensor& k, const ConstTensor& v, std::size_t leaving) {
+    const std::size_t from_tail = std::min(leaving, layer.uncommitted());
+    const std::size_t from_chunk = leaving - from_tail;
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      rows_.clear();
+      if (from_tail > 0) {
+        layer.tail.for_each_segment(head, layer.committed, layer.committed + from_tail,
+                                    [&](const Segment& rows) { rows_.push_back(rows); });
+      }
+      if (from_chunk > 0) {
+        rows_.push_back(chunk_segment(k, v, head, layer.tokens).part(0, from_chunk));
+      }
+      layer.heads[head]->end_call(rows_);
+    }
+    layer.committed += leaving;
+    layer.tail.write(k, v, from_chunk, k.tokens, layer.tokens + from_chunk);
   }
 
   void append_any(std::size_t l, const ConstTensor& k, const ConstTensor& v, const TokenTree* tree) {
@@ -467,7 +460,10 @@ class KvCache {
     check_tree("append", layer, tokens, tree);
     check_capacity(layer, tokens);
     if (tokens == 0) return;
-    check_rows(layer, k, v);
+    check_range_of(k, v);
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      layer.heads[head]->check(chunk_segment(k, v, head, layer.tokens));
+    }
     if (tree != nullptr) layer.tree.prepare(*tree, layer.text());
     // The new rows stay in the tail until the next call, so that `attend` finds the policies as
     // they were before them: a window must not have moved on, a row not be quantised yet.
@@ -499,27 +495,29 @@ class KvCache {
     }
     if (q.tokens == 0) return;
     // What is added up cannot be taken back, so the rows it belongs to may not be either.
-    const bool accumulates = layer.accumulates();
-    if (accumulates) reserve(layer, layer.uncommitted(), {&layer, 1});
-    attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr);
+    const bool accumulates = layer.roles.accumulates;
+    attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr,
+                     accumulates ? layer.uncommitted() : 0);
     if (accumulates) {
       layer.commit_tail(layer.uncommitted());
       layer.accumulate(sums_.of_heads, shape.group());
     }
+    layer.release_spare();
     finish_call(layer, q, options);
   }
 
   // The attention of a call whose first query is that of row `position`, over the chunk too if there
-  // is one. Changes nothing if it throws.
+  // is one. Obtains memory for the `leaving` rows that policies are given after it. Changes nothing if
+  // it throws.
   void attend_uncounted(Layer& layer, const ConstTensor& q, const MutableTensor& out,
                         std::size_t position, const AttendOptions& options, const ConstTensor* k,
-                        const ConstTensor* v) {
+                        const ConstTensor* v, std::size_t leaving) {
     KVPOLICY_TRY {
       layer.sink_logits.reserve(options.sink_logits.size());
       if (options.read == Read::selected) {
         prepare_refresh(layer, q, position, options.selection_query, options.refresh_selection);
       }
-      run_attention(layer, q, out, position, options, k, v);
+      run_attention(layer, q, out, position, options, k, v, leaving);
     }
     KVPOLICY_CATCH_ALL {
       layer.end_refresh(false);
@@ -540,9 +538,7 @@ class KvCache {
   void reserve(Layer& layer, std::size_t rows, std::span<Layer> reserving) {
     if (rows == 0) return;
     KVPOLICY_TRY {
-      for (Policy& head : layer.heads) {
-        std::visit([&](auto& policy) { policy.reserve(rows); }, head);
-      }
+      for (const HeadPtr& head : layer.heads) head->reserve(rows);
     }
     KVPOLICY_CATCH_ALL {
       for (Layer& other : reserving) other.release_spare();
@@ -558,20 +554,9 @@ class KvCache {
 
   // ---- attention
 
-  void show(const Layer& layer, const Policy& head, std::size_t index, const ReadRequest& request,
-            SegmentList& list) const {
-    std::visit(
-        [&](const auto& policy) {
-          policy.segments(request, list);
-          layer.for_each_uncommitted(
-              index, [&](const Segment& rows) { show_uncommitted(policy, rows, request, list); });
-        },
-        head);
-  }
-
   void run_attention(const Layer& layer, const ConstTensor& q, const MutableTensor& out,
                      std::size_t position, const AttendOptions& options, const ConstTensor* k,
-                     const ConstTensor* v) {
+                     const ConstTensor* v, std::size_t leaving) {
     const TokenTree* tree = options.tree;
     const std::size_t node = tree == nullptr ? 0 : tree->size() - q.tokens;  // of the first query
     const ReadRequest request =
@@ -580,23 +565,21 @@ class KvCache {
     shown_.resize(layer.heads.size());
     heads_.clear();
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      rows_.clear();
+      layer.for_each_uncommitted(head, [&](const Segment& rows) { rows_.push_back(rows); });
+      Segment chunk;
+      if (k != nullptr) {
+        chunk = chunk_segment(*k, *v, head, position);
+        if (tree != nullptr) chunk = layer.tree.place(chunk, node);
+      }
       SegmentList& list = shown_[head];
       list.clear();
-      show(layer, layer.heads[head], head, request, list);
-      if (k != nullptr) {
-        std::visit(
-            [&](const auto& policy) {
-              Segment chunk = chunk_segment(*k, *v, head, position);
-              if (tree != nullptr) chunk = layer.tree.place(chunk, node);
-              show_uncommitted(policy, chunk, request, list);
-            },
-            layer.heads[head]);
-      }
+      layer.heads[head]->begin_call({rows_, chunk, leaving, request}, list);
       heads_.emplace_back(list);
     }
     const LayerAttention call{q, out, static_cast<std::int64_t>(position - node), heads_, options};
     engine_.attend(call);
-    if (layer.accumulates()) observe_call(layer, engine_, call, sums_, observed_rows_);
+    if (layer.roles.accumulates) observe_call(layer, engine_, call, sums_, observed_rows_);
   }
 
   // Selecting heads choose by one query of a call that begins at `position`.
@@ -605,20 +588,23 @@ class KvCache {
     const std::size_t token = chooser.value_or(q.tokens - 1);
     const std::size_t group = plan_.shape().group();
     const std::size_t head_dim = plan_.shape().head_dim;
-    layer.for_each_selecting([&](auto& policy, std::size_t head) {
-      if (!wanted && !policy.selection_is_stale()) return;
+    if (!layer.roles.selects) return;
+    Scorer scorer{engine_};
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      Head& own = *layer.heads[head];
+      if (!own.roles().selects || (!wanted && !own.selection_is_stale())) continue;
       const std::span<float> queries = queries_.take(group * head_dim);
       for (std::size_t i = 0; i < group; ++i) {
         load_dense(q.encoding, q.row(token, head * group + i),
                    queries.subspan(i * head_dim, head_dim));
       }
-      policy.prepare_refresh(queries, engine_, position + token + 1);
-    });
+      own.prepare_refresh(queries, scorer, position + token + 1);
+    }
   }
+
   // What follows once the rows are kept: it must not fail any more.
   void finish_call(Layer& layer, const ConstTensor& q, const AttendOptions& options) {
-    layer.release_spare();
-    // A read of all rows that asks for a refresh chooses for the reads that follow: behind the
+    // A read of all rows that asks for a refresh chooses for the reads that follow: after the
     // call, so that its own rows can be chosen.
     if (options.read == Read::all && options.refresh_selection) {
       KVPOLICY_TRY {
@@ -628,7 +614,7 @@ class KvCache {
       KVPOLICY_CATCH_ALL {
         // No memory, or slow memory that cannot be read: the next selected read chooses instead.
         layer.end_refresh(false);
-        layer.for_each_selecting([](auto& policy, std::size_t) { policy.forget_selection(); });
+        layer.forget_selection();
       }
     }
     KVPOLICY_TRY {
@@ -643,16 +629,9 @@ class KvCache {
 
   // Heads that compress by themselves, where it is time.
   void compress_due(Layer& layer) {
-    bool due = false;
-    for (const Policy& head : layer.heads) {
-      std::visit(
-          [&]<class P>(const P& policy) {
-            if constexpr (CompressingPolicy<P>) {
-              due = due || layer.is_due(policy);
-            }
-          },
-          head);
-    }
+    if (!layer.roles.compresses) return;
+    const bool due = std::ranges::any_of(
+        layer.heads, [&](const HeadPtr& head) { return layer.is_due(*head); });
     if (!due) return;
     commit_layer(layer);
     compress_layers({&layer, 1}, /*only_due=*/true);
@@ -670,8 +649,19 @@ class KvCache {
   // Scratch of a call.
   std::vector<SegmentList> shown_;
   std::vector<std::span<const Segment>> heads_;
+  SegmentList rows_;
   detail::Scratch<float> queries_;
   CallSums sums_;
 };
+
+/// `KvCache cache{plan}` and `KvCache cache{plan, options, engine}`, of any plan.
+template <class... Policies>
+KvCache(const HeadPlan<Policies...>&) -> KvCache<typename HeadPlan<Policies...>::element_type>;
+template <class... Policies>
+KvCache(const HeadPlan<Policies...>&, const CacheOptions&)
+    -> KvCache<typename HeadPlan<Policies...>::element_type>;
+template <class... Policies, AttentionEngine Engine>
+KvCache(const HeadPlan<Policies...>&, const CacheOptions&, Engine)
+    -> KvCache<typename HeadPlan<Policies...>::element_type, Engine>;
 
 }  // namespace kvpolicy

@@ -7,23 +7,23 @@
 #include <cstddef>
 #include <optional>
 #include <span>
-#include <variant>
+#include <utility>
 #include <vector>
 
-#include <kvpolicy/cache/call_checks.hpp>
 #include <kvpolicy/cache/pending_tree.hpp>
 #include <kvpolicy/cache/query_window.hpp>
 #include <kvpolicy/cache/tail.hpp>
-#include <kvpolicy/policy/policy.hpp>
+#include <kvpolicy/policy/head.hpp>
 
 namespace kvpolicy {
 
-/// The parts of KvCache that concern a single layer. `Policy` is a variant of policies.
-template <class Policy, Element E>
+/// The parts of KvCache that concern a single layer.
+template <Element E>
 struct CacheLayer {
   using element_type = E;
 
-  std::vector<Policy> heads;
+  std::vector<HeadPtr> heads;
+  HeadRoles roles;  // of all heads together
   Tail<E> tail;
   QueryWindow<E> queries;
   std::size_t tokens = 0;     // seen, nodes of a tree included
@@ -34,14 +34,19 @@ struct CacheLayer {
   float softcap = 0.0F;
   std::vector<float> sink_logits = {};
 
+  void add(HeadPtr head) {
+    const HeadRoles& own = head->roles();
+    roles = {roles.selects || own.selects, roles.compresses || own.compresses,
+             roles.accumulates || own.accumulates, roles.shares || own.shares};
+    heads.push_back(std::move(head));
+  }
+
   [[nodiscard]] std::size_t uncommitted() const { return tokens - committed; }
   /// Tokens of the text, on which a pending tree hangs.
   [[nodiscard]] std::size_t text() const { return tokens - tree.size(); }
 
   void release_spare() noexcept {
-    for (Policy& head : heads) {
-      std::visit([](auto& policy) { policy.release_spare(); }, head);
-    }
+    for (const HeadPtr& head : heads) head->release_spare();
   }
 
   /// visit(segment) for one head's rows that no policy has seen: first the text's, then the tree's.
@@ -55,7 +60,7 @@ struct CacheLayer {
     });
   }
 
-  /// Takes back the rows behind the first `count`.
+  /// Takes back the rows after the first `count`.
   void truncate(std::size_t count) noexcept {
     tree.truncate(count - std::min(count, text()));
     tokens = count;
@@ -80,40 +85,22 @@ struct CacheLayer {
   /// The oldest `rows` rows of the tail go to the policies, which have reserved for them.
   void commit_tail(std::size_t rows) {
     for (std::size_t head = 0; head < heads.size() && rows > 0; ++head) {
-      tail.for_each_segment(head, committed, committed + rows, [&](const Segment& segment) {
-        std::visit([&](auto& policy) { policy.commit(segment); }, heads[head]);
-      });
+      tail.for_each_segment(head, committed, committed + rows,
+                            [&](const Segment& segment) { heads[head]->commit(segment); });
     }
     committed += rows;
   }
 
-  /// The first `rows` rows of a chunk go to the policies past the tail, which is empty then.
-  void commit_chunk(const ConstTensor& k, const ConstTensor& v, std::size_t rows) {
-    for (std::size_t head = 0; head < heads.size() && rows > 0; ++head) {
-      const Segment segment = chunk_segment(k, v, head, tokens).part(0, rows);
-      std::visit([&](auto& policy) { policy.commit(segment); }, heads[head]);
-    }
-    committed += rows;
-  }
-
-  /// act(policy, head) for each head that selects.
-  template <class Act>
-  void for_each_selecting(Act act) {
-    for (std::size_t head = 0; head < heads.size(); ++head) {
-      std::visit(
-          [&]<class P>(P& policy) {
-            if constexpr (SelectingPolicy<P>) act(policy, head);
-          },
-          heads[head]);
-    }
-  }
   void undo_refresh(std::size_t count) noexcept {
-    for_each_selecting([&](auto& policy, std::size_t) { policy.undo_refresh(count); });
+    if (!roles.selects) return;
+    for (const HeadPtr& head : heads) head->undo_refresh(count);
   }
   void end_refresh(bool keep) noexcept {
-    for_each_selecting([&](auto& policy, std::size_t) {
-      keep ? policy.finish_refresh() : policy.abandon_refresh();
-    });
+    if (!roles.selects) return;
+    for (const HeadPtr& head : heads) head->end_refresh(keep);
+  }
+  void forget_selection() noexcept {
+    for (const HeadPtr& head : heads) head->forget_selection();
   }
 
   /// Rows that were only appended bring no query.
@@ -121,49 +108,29 @@ struct CacheLayer {
     return count == 0 || (queries.end() == tokens && queries.size() >= std::min(count, tokens));
   }
 
-  /// Whether a head adds up the attention of every call.
-  [[nodiscard]] bool accumulates(std::size_t head) const {
-    return std::visit([]<class P>(const P&) { return AccumulatingPolicy<P>; }, heads[head]);
-  }
-  [[nodiscard]] bool accumulates() const {
-    for (std::size_t head = 0; head < heads.size(); ++head) {
-      if (accumulates(head)) return true;
-    }
-    return false;
-  }
   /// The sums of a call whose rows are committed, as `observe_call` made them.
   void accumulate(std::span<const std::vector<float>> sums, std::size_t group) noexcept {
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      std::visit(
-          [&]<class P>(P& policy) {
-            if constexpr (AccumulatingPolicy<P>) policy.accumulate(sums[head], group);
-          },
-          heads[head]);
+      heads[head]->accumulate(sums[head], group);
     }
   }
 
   /// @throws ShapeError if a head that would drop rows lacks queries to choose by.
   void check_queries() const {
-    for (const Policy& head : heads) {
-      std::visit(
-          [&]<class P>(const P& policy) {
-            if constexpr (CompressingPolicy<P>) {
-              const std::size_t wanted = std::min(policy.observed_queries(), tokens);
-              require<ShapeError>(!policy.is_compressible(uncommitted()) || knows_queries(wanted),
-                                  "KvCache::compress: of the latest ", wanted,
-                                  " tokens not all queries are known, ", queries.size(),
-                                  " up to token ", queries.end(), " of ", tokens,
-                                  "; rows that are only appended bring none");
-            }
-          },
-          head);
+    if (!roles.compresses) return;
+    for (const HeadPtr& head : heads) {
+      const std::size_t wanted = std::min(head->observed_queries(), tokens);
+      require<ShapeError>(!head->is_compressible(uncommitted()) || knows_queries(wanted),
+                          "KvCache::compress: of the latest ", wanted,
+                          " tokens not all queries are known, ", queries.size(), " up to token ",
+                          queries.end(), " of ", tokens,
+                          "; rows that are only appended bring none");
     }
   }
 
-  /// Whether a head's config asks for a compression now, and it can be done.
-  template <class P>
-  [[nodiscard]] bool is_due(const P& policy) const {
-    return policy.wants_compress() && knows_queries(policy.observed_queries());
+  /// Whether a head's settings ask for a compression now, and it can be done.
+  [[nodiscard]] bool is_due(const Head& head) const {
+    return head.wants_compress() && knows_queries(head.observed_queries());
   }
 };
 

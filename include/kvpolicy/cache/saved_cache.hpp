@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -23,12 +22,11 @@
 #include <string_view>
 #include <system_error>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/core/error.hpp>
-#include <kvpolicy/policy/policy_names.hpp>
+#include <kvpolicy/policy/head_settings.hpp>
 #include <kvpolicy/state/archive.hpp>
 #include <kvpolicy/state/blocks.hpp>
 #include <kvpolicy/state/new_file.hpp>
@@ -36,12 +34,33 @@
 
 namespace kvpolicy {
 
-/// What a policy needs to be saved: a name, settings and members that an archive can take
-/// (state/archive.hpp). The library's have it over the library's storages.
-template <class P>
-concept SavablePolicy = KvPolicy<P> && Savable<P> && Savable<typename P::Config> && requires {
-  { P::name } -> std::convertible_to<std::string_view>;
+namespace detail {
+
+/// Tells the settings of heads apart by a checksum of their values.
+class SettingsDigest final : public FieldVisitor {
+ public:
+  [[nodiscard]] std::uint64_t value() const { return checksum(bytes_.bytes); }
+
+ private:
+  void count(std::string_view, std::size_t& value) override { archive_(std::uint64_t{value}); }
+  void number(std::string_view, double& value) override { archive_(value); }
+  void flag(std::string_view, bool& value) override { archive_(value); }
+  void choice(std::string_view, std::size_t& index, std::span<const std::string_view>) override {
+    archive_(std::uint64_t{index});
+  }
+  void begin(std::string_view) override {}
+  bool begin_optional(std::string_view, bool present) override {
+    archive_(present);
+    return present;
+  }
+  void end() override {}
+  [[nodiscard]] bool is_writing() const override { return true; }
+
+  ByteString bytes_;
+  SavingArchive<ByteString> archive_{bytes_};
 };
+
+}  // namespace detail
 
 /// The longest tag.
 inline constexpr std::size_t max_tag_bytes = std::size_t{1} << 16;
@@ -49,8 +68,8 @@ inline constexpr std::size_t max_tag_bytes = std::size_t{1} << 16;
 /// Writes and reads the inside of a KvCache; `save` and `load` below are what to call.
 class SavedCache {
  public:
-  template <class Plan, class Engine>
-  static void write(const KvCache<Plan, Engine>& cache, ByteSink& sink, std::string_view tag) {
+  template <class E, class Engine>
+  static void write(const KvCache<E, Engine>& cache, ByteSink& sink, std::string_view tag) {
     require(tag.size() <= max_tag_bytes, "save: the tag has ", tag.size(),
             " bytes, must have at most ", max_tag_bytes);
     const std::size_t tokens = cache.tokens();
@@ -67,14 +86,14 @@ class SavedCache {
     archive(tokens, cache.observed_rows_);
     for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
       // A saving archive changes nothing.
-      transfer(archive, const_cast<typename KvCache<Plan, Engine>::Layer&>(cache.layers_[l]), l,
+      transfer(archive, const_cast<typename KvCache<E, Engine>::Layer&>(cache.layers_[l]), l,
                tokens, cache);
     }
     blocks.finish();
   }
 
-  template <class Plan, class Engine>
-  static void read(KvCache<Plan, Engine>& cache, std::istream& stream, std::string name,
+  template <class E, class Engine>
+  static void read(KvCache<E, Engine>& cache, std::istream& stream, std::string name,
                    std::string_view tag, bool alone) {
     static_cast<void>(held(cache.layers_));
     BlockReader blocks{stream, std::move(name)};
@@ -129,25 +148,24 @@ class SavedCache {
     std::uint64_t settings = 0;
   };
 
-  template <class Plan>
-  [[nodiscard]] static HeadDescription description(const Plan& plan, std::size_t layer,
+  /// @throws ConfigError if the head's policy or its settings have no names
+  template <class E>
+  [[nodiscard]] static HeadDescription description(const HeadPlan<E>& plan, std::size_t layer,
                                                    std::size_t head) {
-    HeadDescription one;
-    Plan::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
-      static_assert(
-          SavablePolicy<P>,
-          "kvpolicy: to save or load a cache, each policy of its plan needs a `name`, and "
-          "it and its Config `template <class Archive> void serialize(Archive&)`");
-      one = {PolicyNames::of<P>().shown(), digest(config)};
-    });
-    return one;
+    const HeadSettings<E>& settings = plan.at(layer, head);
+    require(settings.has_names(), "save: KV head ", head, " of layer ", layer,
+            " has a policy that cannot be saved: a policy needs a `name`, and its Config `void "
+            "fields(FieldVisitor&)`");
+    detail::SettingsDigest digest;
+    settings.write_fields(digest);
+    return {settings.names().shown(), digest.value()};
   }
 
-  template <class Archive, class Plan>
-  static void describe(Archive& archive, const Plan& plan) {
+  template <class Archive, class E>
+  static void describe(Archive& archive, const HeadPlan<E>& plan) {
     const ModelShape& shape = plan.shape();
     archive(shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim);
-    write_text(archive, name_of(encoding_of<typename Plan::element_type>));
+    write_text(archive, name_of(encoding_of<E>));
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         const HeadDescription one = description(plan, layer, head);
@@ -157,8 +175,8 @@ class SavedCache {
     }
   }
 
-  template <class Plan>
-  static void compare(LoadingArchive& archive, const Plan& plan, const std::string& name) {
+  template <class E>
+  static void compare(LoadingArchive& archive, const HeadPlan<E>& plan, const std::string& name) {
     const ModelShape& own = plan.shape();
     ModelShape shape;
     archive(shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim);
@@ -169,7 +187,7 @@ class SavedCache {
     require<FormatError>(shape == own, name, ": is of a model of ", in_words(shape), ", must be ",
                          in_words(own));
     const std::string element = read_text(archive, name);
-    const std::string_view own_element = name_of(encoding_of<typename Plan::element_type>);
+    const std::string_view own_element = name_of(encoding_of<E>);
     require<FormatError>(element == own_element, name, ": holds rows in ", shown(element),
                          ", must be ", own_element);
     for (std::size_t layer = 0; layer < own.layers; ++layer) {
@@ -200,15 +218,14 @@ class SavedCache {
     layer.tail.serialize(archive, layer.committed, tokens);
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
       archive.enter({number, head, layer.committed});
-      std::visit(
-          [&](auto& policy) {
-            archive(policy);
-            if constexpr (Archive::loading) {
-              policy.reserve(0);  // full pages go to slow memory
-              policy.release_spare();
-            }
-          },
-          layer.heads[head]);
+      Head& own = *layer.heads[head];
+      if constexpr (Archive::loading) {
+        own.load(archive);
+        own.reserve(0);  // full pages go to slow memory
+        own.release_spare();
+      } else {
+        own.save(archive);
+      }
     }
     if constexpr (Archive::loading) layer.tokens = tokens;
   }
@@ -239,8 +256,8 @@ class SavedCache {
 /// cache goes on.
 /// @throws RollbackError inside a step or while a tree of guesses is pending; ConfigError for a tag
 /// beyond 64 KiB; StorageError if the stream does not take it all, or slow memory cannot be read
-template <class Plan, class Engine>
-void save(const KvCache<Plan, Engine>& cache, std::ostream& stream, std::string_view tag = {}) {
+template <class E, class Engine>
+void save(const KvCache<E, Engine>& cache, std::ostream& stream, std::string_view tag = {}) {
   StreamSink sink{stream};
   SavedCache::write(cache, sink, tag);
 }
@@ -250,8 +267,8 @@ void save(const KvCache<Plan, Engine>& cache, std::ostream& stream, std::string_
 /// may be left over. A cache holds what its prompt said, so a new file is its owner's alone; one
 /// that was there keeps its permissions, and a symbolic link goes on pointing to it.
 /// @throws as above; StorageError if the file cannot be written, or is a device, a pipe or a folder
-template <class Plan, class Engine>
-void save(const KvCache<Plan, Engine>& cache, const std::filesystem::path& path,
+template <class E, class Engine>
+void save(const KvCache<E, Engine>& cache, const std::filesystem::path& path,
           std::string_view tag = {}) {
   NewFile file{path, NewFileAccess::owner};
   SavedCache::write(cache, file, tag);
@@ -265,16 +282,16 @@ void save(const KvCache<Plan, Engine>& cache, const std::filesystem::path& path,
 /// @throws FormatError if this is no saved cache, was made by another version, on a machine of the
 /// other byte order, for another plan, shape, element type or tag, is cut off or damaged;
 /// CapacityError if max_tokens or the tail are too small for it; StorageError, std::bad_alloc
-template <class Plan, class Engine>
-void load(KvCache<Plan, Engine>& cache, std::istream& stream, std::string_view tag = {}) {
+template <class E, class Engine>
+void load(KvCache<E, Engine>& cache, std::istream& stream, std::string_view tag = {}) {
   SavedCache::read(cache, stream, "saved cache", tag, /*alone=*/false);
 }
 
 /// The same from a file, in which nothing else may stand.
 /// @throws as above; StorageError if there is no such file, it cannot be read, or it is a device, a
 /// pipe or a folder: open a stream for what comes from a pipe
-template <class Plan, class Engine>
-void load(KvCache<Plan, Engine>& cache, const std::filesystem::path& path,
+template <class E, class Engine>
+void load(KvCache<E, Engine>& cache, const std::filesystem::path& path,
           std::string_view tag = {}) {
   const std::string name = path.string();
   require_regular_file<StorageError>(path);

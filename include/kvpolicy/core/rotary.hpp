@@ -5,14 +5,17 @@
 // Llama 3's wavelength-dependent scaling.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <numbers>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/fields.hpp>
 
 namespace kvpolicy {
 
@@ -28,9 +31,17 @@ struct RotaryConfig {
   double original_max_position = 8192.0;  ///< llama3 only.
 
   friend bool operator==(const RotaryConfig&, const RotaryConfig&) = default;
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(theta, scaling, factor, low_freq_factor, high_freq_factor, original_max_position);
+  /// The names of the enumerators in files.
+  friend constexpr std::array<std::string_view, 3> names_of(Scaling) {
+    return {"none", "linear", "llama3"};
+  }
+  void fields(FieldVisitor& visit) {
+    visit("theta", theta);
+    visit("scaling", scaling);
+    visit("factor", factor);
+    visit("low_freq_factor", low_freq_factor);
+    visit("high_freq_factor", high_freq_factor);
+    visit("original_max_position", original_max_position);
   }
 
   void validate() const {

@@ -96,11 +96,6 @@ struct Plane {
 struct RowRun {
   std::size_t first = 0;
   std::size_t rows = 0;
-
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(first, rows);
-  }
 };
 
 /// Instead of a node's number: the row is one of the text.

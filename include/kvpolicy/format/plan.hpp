@@ -11,10 +11,10 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -30,18 +30,17 @@ namespace kvpolicy::detail {
 
 /// A policy with what tells it from its kin, but for sizes: "full", "full (4 bits)", "head_budget
 /// (h2o)".
-template <class P>
-[[nodiscard]] std::string kind_text(const typename P::Config& config) {
+template <Element E>
+[[nodiscard]] std::string kind_text(const HeadSettings<E>& settings) {
+  const PolicyNames names = settings.names();
   std::string how;
-  if constexpr (requires { typename P::scorer_type; }) {
-    if constexpr (!std::same_as<typename P::scorer_type, SnapKvScorer>) {
-      how += name_or<typename P::scorer_type>("");
-    }
+  if (!names.scorer.empty() && names.scorer != PolicyNames::usual_scorer) how += names.scorer;
+  if (settings.has_rule() && settings.rule(0).is_quantized()) {
+    how += fmt::format("{}{} bits", how.empty() ? "" : ", ", bits_of(settings.rule(0).encoding));
   }
-  if constexpr (requires { config.storage.bits; }) {
-    how += fmt::format("{}{} bits", how.empty() ? "" : ", ", config.storage.bits);
-  }
-  return name_or<P>("other") + (how.empty() ? "" : " (" + how + ')');
+  std::string text{names.policy == PolicyNames::nameless ? std::string_view{"other"} : names.policy};
+  if (!how.empty()) text += fmt::format(" ({})", how);
+  return text;
 }
 
 /// Bytes of a head in a text far beyond what any policy keeps (2^32 tokens), and whether it has to
@@ -53,23 +52,12 @@ struct HeadGrowth {
   bool compresses = false;
   bool known = true;
 
-  template <class P>
-  [[nodiscard]] static HeadGrowth of(const typename P::Config& config,
-                                     const StorageContext& context) {
-    const auto between = [](std::size_t before, std::size_t after) {
-      return (static_cast<double>(after) - static_cast<double>(before)) /
-             static_cast<double>(tokens);
-    };
-    if constexpr (requires { P::bytes_compressed(config, context, far); }) {
-      return {between(P::bytes_compressed(config, context, far),
-                      P::bytes_compressed(config, context, far + tokens)),
-              true};
-    } else if constexpr (requires { P::bytes_of_tokens(config, context, far); }) {
-      return {between(P::bytes_of_tokens(config, context, far),
-                      P::bytes_of_tokens(config, context, far + tokens))};
-    } else {
-      return {.known = false};
-    }
+  template <Element E>
+  [[nodiscard]] static HeadGrowth of(const HeadSettings<E>& settings, const StorageContext& context) {
+    if (!settings.predicts_memory()) return {.known = false};
+    const double more = static_cast<double>(settings.bytes_compressed(context, far + tokens)) -
+                        static_cast<double>(settings.bytes_compressed(context, far));
+    return {more / static_cast<double>(tokens), settings.predicts_compressed()};
   }
 };
 
@@ -94,8 +82,8 @@ struct PlanText {
     return estimate.total() == 0 ? text : text + " (" + parts + ')';
   }
 
-  template <KvPolicy First, KvPolicy... Others>
-  [[nodiscard]] static std::string text(const HeadPlan<First, Others...>& plan) {
+  template <class... T>
+  [[nodiscard]] static std::string text(const HeadPlan<T...>& plan) {
     struct Kind {
       std::string name;
       std::size_t heads;
@@ -106,22 +94,19 @@ struct PlanText {
     bool known = true;
     const ModelShape& shape = plan.shape();
     const StorageContext context = CacheOptions{}.context(shape.head_dim);
-    for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
-      plan.visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
-                 [&]<class P>(const typename P::Config& config) {
-                   const std::string name = kind_text<P>(config);
-                   const auto same = std::ranges::find(kinds, name, &Kind::name);
-                   if (same == kinds.end()) {
-                     kinds.push_back({name, 1});
-                   } else {
-                     ++same->heads;
-                   }
-                   const HeadGrowth head = HeadGrowth::of<P>(config, context);
-                   growth += head.bytes_a_token;
-                   compresses = compresses || head.compresses;
-                   known = known && head.known;
-                 });
-    }
+    plan.for_each_head([&](std::size_t, std::size_t, const auto& settings) {
+      const std::string name = kind_text(settings);
+      const auto same = std::ranges::find(kinds, name, &Kind::name);
+      if (same == kinds.end()) {
+        kinds.push_back({name, 1});
+      } else {
+        ++same->heads;
+      }
+      const HeadGrowth head = HeadGrowth::of(settings, context);
+      growth += head.bytes_a_token;
+      compresses = compresses || head.compresses;
+      known = known && head.known;
+    });
     std::string text = fmt::format("{} layer{} of {} KV head{}: ", shape.layers,
                                    plural(shape.layers), shape.kv_heads, plural(shape.kv_heads));
     for (const Kind& kind : kinds) {
@@ -147,7 +132,7 @@ struct fmt::formatter<kvpolicy::ModelShape, char>
 template <>
 struct fmt::formatter<kvpolicy::MemoryEstimate, char>
     : kvpolicy::detail::TextFormatter<kvpolicy::detail::PlanText> {};
-template <kvpolicy::KvPolicy First, kvpolicy::KvPolicy... Others>
-struct fmt::formatter<kvpolicy::HeadPlan<First, Others...>, char>
+template <class... T>
+struct fmt::formatter<kvpolicy::HeadPlan<T...>, char>
     : kvpolicy::detail::TextFormatter<kvpolicy::detail::PlanText> {};
 /// @endcond

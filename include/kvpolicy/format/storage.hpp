@@ -36,22 +36,20 @@ struct TextFormatter : fmt::formatter<fmt::string_view> {
 };
 
 // What shares a scale, where that is not the whole row.
-[[nodiscard]] inline std::string groups_text(const ResidualConfig& config, Granularity keys) {
+[[nodiscard]] inline std::string groups_text(const HeadRule& rule) {
   const auto of = [](std::size_t group) {
     return group == 0 ? std::string{"the row"} : fmt::format("{}", group);
   };
-  if (keys == Granularity::per_channel) {
-    std::string text = fmt::format(", keys per channel in groups of {}",
-                                   config.key_group == 0 ? 32 : config.key_group);
-    if (config.value_group != 0)
-      text += fmt::format(", values in groups of {}", config.value_group);
+  if (rule.key_per_channel) {
+    std::string text = fmt::format(", keys per channel in groups of {}", rule.key_group);
+    if (rule.value_group != 0) text += fmt::format(", values in groups of {}", rule.value_group);
     return text;
   }
-  if (config.key_group != config.value_group) {
-    return fmt::format(", groups: {} for keys, {} for values", of(config.key_group),
-                       of(config.value_group));
+  if (rule.key_group != rule.value_group) {
+    return fmt::format(", groups: {} for keys, {} for values", of(rule.key_group),
+                       of(rule.value_group));
   }
-  return config.key_group == 0 ? "" : fmt::format(", groups of {}", config.key_group);
+  return rule.key_group == 0 ? "" : fmt::format(", groups of {}", rule.key_group);
 }
 
 struct StorageText {
@@ -69,26 +67,27 @@ struct StorageText {
                        format.group);
   }
 
-  [[nodiscard]] static std::string text(const ResidualConfig& config,
-                                        Granularity keys = Granularity::per_token) {
-    std::string text = fmt::format("{} bits", config.bits);
-    if (config.residual > 0) {
-      text += fmt::format(" but for the latest {}", with_commas(config.residual));
+  /// How quantised rows lie.
+  [[nodiscard]] static std::string text(const HeadRule& rule) {
+    std::string text = fmt::format("{} bits", bits_of(rule.encoding));
+    if (rule.residual > 0) {
+      text += fmt::format(" but for the latest {}", with_commas(rule.residual));
     }
-    text += groups_text(config, keys);
-    if (config.flush == Flush::kivi) text += ", flushed as published";
+    text += groups_text(rule);
+    if (rule.kivi_flush) text += ", flushed as published";
     return text;
+  }
+
+  [[nodiscard]] static std::string text(const ResidualConfig& config) {
+    const PerTokenStorage<float>::Config per_token = config;
+    return text(per_token);
   }
 
   template <StorageConfig C>
   [[nodiscard]] static std::string text(const C& config) {
-    using Storage = typename C::storage_type;
-    if constexpr (std::convertible_to<C, ResidualConfig>) {
-      const ResidualConfig of_any = config;
-      return text(of_any, Storage::key_granularity);
-    } else {
-      return text(encoding_of<typename Storage::element_type>);
-    }
+    HeadRule rule;
+    config.describe(rule, 0);
+    return rule.is_quantized() ? text(rule) : text(encoding_of<typename C::storage_type::element_type>);
   }
 };
 

@@ -30,19 +30,19 @@ inline constexpr std::string_view damage_format = "kvpolicy damage";
 inline constexpr std::size_t damage_version = 1;
 
 /// What each head loses under each choice of a menu, in nats.
-template <class Plan>
+template <Element E>
 struct DamageTable {
   ModelShape shape;
   std::size_t context = 0;  ///< Tokens of the texts that it was measured on.
-  std::vector<HeadChoice<Plan>> choices;
+  std::vector<HeadChoice<E>> choices;
 };
 
 /// The text of a damage file.
 /// @throws ConfigError for a table that does not fit the shape or has a number that is not finite
-template <class Plan>
-[[nodiscard]] std::string format_damage(const DamageTable<Plan>& table) {
+template <Element E>
+[[nodiscard]] std::string format_damage(const DamageTable<E>& table) {
   std::string choices;
-  for (const HeadChoice<Plan>& choice : table.choices) {
+  for (const HeadChoice<E>& choice : table.choices) {
     kvpolicy::detail::require_fits(choice.damage, table.shape, "format_damage");
     OrderedJson rows = OrderedJson::array();
     for (std::size_t layer = 0; layer < table.shape.layers; ++layer) {
@@ -53,10 +53,8 @@ template <class Plan>
       }
       rows.push_back(std::move(row));
     }
-    Plan::visit(choice.config, [&]<class P>(const typename P::Config& own) {
-      choices += message(choices.empty() ? "\n    " : ",\n    ", "{\"setting\": ",
-                         write_setting<P>(own).dump(), ",\n     \"damage\": ", rows.dump(), '}');
-    });
+    choices += message(choices.empty() ? "\n    " : ",\n    ", "{\"setting\": ",
+                       write_setting(choice.settings).dump(), ",\n     \"damage\": ", rows.dump(), '}');
   }
   return message("{\n  \"format\": \"", damage_format, "\",\n  \"version\": ", damage_version,
                  ",\n  \"shape\": ", write_shape(table.shape).dump(),
@@ -65,13 +63,14 @@ template <class Plan>
 
 /// Reads the text of a damage file; `origin` begins every error.
 /// @throws FormatError
-template <class Plan>
-[[nodiscard]] DamageTable<Plan> parse_damage(std::string_view text,
-                                             std::string_view origin = "damage") {
+template <Element E>
+[[nodiscard]] DamageTable<E> parse_damage(
+    std::string_view text, std::string_view origin = "damage",
+    const PolicyRegistry<E>& policies = shipped_policies<E>()) {
   const Json json = parse_json(text, origin);
   JsonObject object{json, std::string{origin}};
   require_format(object, damage_format, damage_version);
-  DamageTable<Plan> table{read_shape(object), object.count("context"), {}};
+  DamageTable<E> table{read_shape(object), object.count("context"), {}};
   const Json& choices = object.at("choices");
   require<FormatError>(choices.is_array() && !choices.empty(), object.where("choices"),
                        ": must be an array of at least one choice, is ", shown(choices));
@@ -79,8 +78,8 @@ template <class Plan>
   for (const Json& entry : choices) {
     const std::string where = message(origin, ", choices[", table.choices.size(), ']');
     JsonObject choice{entry, where};
-    const auto config =
-        parse_setting<Plan>(choice.at("setting"), where + ", key 'setting'", table.shape);
+    const HeadSettings<E> settings = parse_setting(
+        choice.at("setting"), message(where, ", key 'setting'"), table.shape, policies);
     const Json& layers = choice.at("damage");
     choice.refuse_others();
     require<FormatError>(layers.is_array() && layers.size() == table.shape.layers, where,
@@ -100,22 +99,22 @@ template <class Plan>
         damage(layer, head) = value;
       }
     }
-    table.choices.push_back({config, std::move(damage)});
+    table.choices.push_back({settings, std::move(damage)});
   }
   return table;
 }
 
 /// Reads a damage file.
 /// @throws FormatError
-template <class Plan>
-[[nodiscard]] DamageTable<Plan> load_damage(const std::filesystem::path& path) {
-  return parse_damage<Plan>(read_text_file(path), path.string());
+template <Element E>
+[[nodiscard]] DamageTable<E> load_damage(const std::filesystem::path& path) {
+  return parse_damage<E>(read_text_file(path), path.string());
 }
 
 /// Writes a damage file.
 /// @throws ConfigError as `format_damage`, StorageError if the file cannot be written
-template <class Plan>
-void save_damage(const std::filesystem::path& path, const DamageTable<Plan>& table) {
+template <Element E>
+void save_damage(const std::filesystem::path& path, const DamageTable<E>& table) {
   write_text_file(path, format_damage(table));
 }
 

@@ -19,13 +19,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/io/policy_json.hpp>
 #include <kvpolicy/io/text_file.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 namespace kvpolicy::io {
 
@@ -35,23 +35,6 @@ inline constexpr std::string_view plan_format = "kvpolicy plan";
 inline constexpr std::size_t plan_version = 1;
 /// Most KV heads of a plan file, all layers together.
 inline constexpr std::size_t largest_plan = std::size_t{1} << 20;
-
-/// The policies of a plan type, to look one up by its names.
-template <class Policies>
-struct PolicyList;
-template <class... Ps>
-struct PolicyList<std::variant<Ps...>> {
-  /// Calls f.template operator()<P>() for the policy of these names; false if there is none.
-  template <class F>
-  static bool find(const PolicyNames& names, F f) {
-    return ((PolicyNames::of<Ps>() == names && (f.template operator()<Ps>(), true)) || ...);
-  }
-  [[nodiscard]] static std::string shown() {
-    std::string list;
-    ((list += (list.empty() ? "" : ", ") + PolicyNames::of<Ps>().shown()), ...);
-    return list;
-  }
-};
 
 /// The value of "shape".
 [[nodiscard]] inline OrderedJson write_shape(const ModelShape& shape) {
@@ -91,30 +74,28 @@ inline void require_format(JsonObject& object, std::string_view format, std::siz
 }
 
 /// The text of a plan file.
-/// @throws ConfigError for more than `largest_plan` heads.
-template <class Plan>
-[[nodiscard]] std::string format_plan(const Plan& plan) {
+/// @throws ConfigError for more than `largest_plan` heads, or a policy that cannot stand in a file.
+template <class... T>
+[[nodiscard]] std::string format_plan(const HeadPlan<T...>& plan) {
   const ModelShape& shape = plan.shape();
   require(shape.kv_head_count() <= largest_plan, "format_plan: the plan has ",
           shape.kv_head_count(), " heads, must be at most ", largest_plan);
-  std::vector<typename Plan::Config> settings;
+  std::vector<typename HeadPlan<T...>::Settings> settings;
   std::string heads;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     heads += layer == 0 ? "\n    [" : ",\n    [";
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      const auto& config = plan.at(layer, head);
+      const auto& own = plan.at(layer, head);
       std::size_t number = 0;
-      while (number < settings.size() && !(settings[number] == config)) ++number;
-      if (number == settings.size()) settings.push_back(config);
+      while (number < settings.size() && !(settings[number] == own)) ++number;
+      if (number == settings.size()) settings.push_back(own);
       heads += message(head == 0 ? "" : ", ", number);
     }
     heads += ']';
   }
   std::string table;
-  for (const auto& config : settings) {
-    Plan::visit(config, [&]<class P>(const typename P::Config& own) {
-      table += (table.empty() ? "\n    " : ",\n    ") + write_setting<P>(own).dump();
-    });
+  for (const auto& own : settings) {
+    table += message(table.empty() ? "\n    " : ",\n    ", write_setting(own).dump());
   }
   return message("{\n  \"format\": \"", plan_format, "\",\n  \"version\": ", plan_version,
                  ",\n  \"shape\": ", write_shape(shape).dump(), ",\n  \"settings\": [", table,
@@ -122,27 +103,25 @@ template <class Plan>
 }
 
 /// One entry of the table. @throws FormatError
-template <class Plan>
-[[nodiscard]] typename Plan::Config parse_setting(const Json& json, const std::string& where,
-                                                  const ModelShape& shape) {
-  using Policies = PolicyList<typename Plan::Policy>;
+template <Element E>
+[[nodiscard]] HeadSettings<E> parse_setting(const Json& json, const std::string& where,
+                                            const ModelShape& shape,
+                                            const PolicyRegistry<E>& policies) {
   JsonObject setting{json, where};
-  const PolicyNames names = read_names(setting);
-  std::optional<typename Plan::Config> config;
-  const bool known = Policies::find(names, [&]<class P>() { config = read_setting<P>(setting); });
-  require<FormatError>(known, where, ": there is no policy ", in_quotes(names.shown()),
-                       "; this plan can have: ", Policies::shown());
+  const HeadSettings<E> settings = read_setting(setting, policies);
   KVPOLICY_TRY {
-    const Plan checked{ModelShape{1, 1, 1, shape.head_dim}, *config};
+    const HeadPlan<E> checked{ModelShape{1, 1, 1, shape.head_dim}, settings};
     return checked.at(0, 0);
   }
   KVPOLICY_CATCH_AS(ConfigError, error) { fail<FormatError>(where, ": ", error.what()); }
 }
 
-/// A plan of any type whose policies include those of the file.
+/// A plan whose policies are among `policies`.
 /// @throws FormatError
-template <class Plan = AnyPlan<float>>
-[[nodiscard]] Plan parse_plan(std::string_view text, std::string_view origin = "plan") {
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> parse_plan(
+    std::string_view text, std::string_view origin = "plan",
+    const PolicyRegistry<E>& policies = shipped_policies<E>()) {
   const Json json = parse_json(text, origin);
   JsonObject object{json, std::string{origin}};
   require_format(object, plan_format, plan_version);
@@ -151,17 +130,17 @@ template <class Plan = AnyPlan<float>>
   const Json& table = object.at("settings");
   require<FormatError>(table.is_array() && !table.empty(), object.where("settings"),
                        ": must be an array of at least one setting, is ", shown(table));
-  std::vector<typename Plan::Config> settings;
+  std::vector<HeadSettings<E>> settings;
   for (const Json& entry : table) {
-    settings.push_back(
-        parse_setting<Plan>(entry, message(origin, ", settings[", settings.size(), ']'), shape));
+    settings.push_back(parse_setting(
+        entry, message(origin, ", settings[", settings.size(), ']'), shape, policies));
   }
 
   const Json& layers = object.at("heads");
   require<FormatError>(layers.is_array() && layers.size() == shape.layers, object.where("heads"),
                        ": must be an array of ", shape.layers, " layers, is ", shown(layers));
   object.refuse_others();
-  Plan plan{shape, settings.front()};
+  HeadPlan<E> plan{shape, settings.front()};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::string where = message(origin, ", heads[", layer, ']');
     const Json& row = layers[layer];
@@ -177,15 +156,16 @@ template <class Plan = AnyPlan<float>>
 
 /// Reads a plan file.
 /// @throws FormatError
-template <class Plan = AnyPlan<float>>
-[[nodiscard]] Plan load_plan(const std::filesystem::path& path) {
-  return parse_plan<Plan>(read_text_file(path), path.string());
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> load_plan(const std::filesystem::path& path,
+                                    const PolicyRegistry<E>& policies = shipped_policies<E>()) {
+  return parse_plan<E>(read_text_file(path), path.string(), policies);
 }
 
 /// Writes a plan file.
 /// @throws StorageError if the file cannot be written
-template <class Plan>
-void save_plan(const std::filesystem::path& path, const Plan& plan) {
+template <class... T>
+void save_plan(const std::filesystem::path& path, const HeadPlan<T...>& plan) {
   write_text_file(path, format_plan(plan));
 }
 

@@ -5,8 +5,8 @@
 // know how much memory a sequence may have and not which policy to spend it on; choices of all policies
 // and storages compete, so that a plan may mix them head by head.
 //
-//     const auto choices = kvpolicy::choices_by_importance<kvpolicy::AnyPlan<>>(shape, gates, context);
-//     const auto found = kvpolicy::search_plan<kvpolicy::AnyPlan<>>(
+//     const auto choices = kvpolicy::choices_by_importance<float>(shape, gates, context);
+//     const auto found = kvpolicy::search_plan<float>(
 //         shape, choices, {.bytes = bytes, .context = context});
 //     kvpolicy::KvCache cache{found.plan};
 //
@@ -34,8 +34,9 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/head_table.hpp>
-#include <kvpolicy/plan/plan_for.hpp>
+#include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/plan/saturating.hpp>
 
 namespace kvpolicy {
@@ -43,9 +44,9 @@ namespace kvpolicy {
 using HeadDamage = HeadTable<double>;  ///< [layers, kv_heads], any unit, the same for all choices
 
 /// What any head may be given, and how much worse the model gets if this head alone is given it.
-template <class Plan>
+template <Element E>
 struct HeadChoice {
-  typename Plan::Config config;
+  HeadSettings<E> settings;
   HeadDamage damage;
 };
 
@@ -58,9 +59,9 @@ struct SearchConfig {
 
 /// What `search_plan` found.
 /// `bytes` is `plan.memory(context, options, true).total()`: heads with a budget count as compressed.
-template <class Plan>
+template <Element E>
 struct FoundPlan {
-  Plan plan;
+  HeadPlan<E> plan;
   std::size_t bytes = 0;
   double damage = 0;  ///< summed over the heads
 };
@@ -169,9 +170,9 @@ struct Offer {
 /// @throws ConfigError if there is no choice, a damage is negative or not finite, a table does not fit
 /// the shape, a config does not work, or `bytes` are fewer than the smallest plan takes; CapacityError for
 /// a context beyond `max_text_tokens`
-template <class Plan>
-[[nodiscard]] FoundPlan<Plan> search_plan(const ModelShape& shape,
-                                          std::span<const HeadChoice<Plan>> choices,
+template <Element E>
+[[nodiscard]] FoundPlan<E> search_plan(const ModelShape& shape,
+                                          std::span<const HeadChoice<E>> choices,
                                           const SearchConfig& config) {
   const std::size_t bytes = config.bytes, context = config.context;
   const CacheOptions& options = config.options;
@@ -181,32 +182,32 @@ template <class Plan>
   // One head under each choice; what a layer keeps of queries comes on top, see below.
   const ModelShape one_head{1, 1, 1, shape.head_dim};
   std::vector<std::size_t> size;
-  for (const HeadChoice<Plan>& choice : choices) {
+  for (const HeadChoice<E>& choice : choices) {
     detail::require_fits(choice.damage, shape, "search_plan");
     for (const double damage : choice.damage.values()) {
       require(damage >= 0.0 && std::isfinite(damage), "search_plan: a damage of choice ", size.size(),
               " is ", damage, ", must be 0 or positive and finite");
     }
-    size.push_back(Plan{one_head, choice.config}.memory(context, options, true).heads);
+    size.push_back(HeadPlan<E>{one_head, choice.settings}.memory(context, options, true).heads);
   }
 
   const auto plan_of = [&](std::span<const std::vector<detail::Offer>> heads,
                            const std::vector<std::size_t>& places) {
-    Plan plan{shape, choices.front().config};
+    HeadPlan<E> plan{shape, choices.front().settings};
     for (std::size_t i = 0; i < places.size(); ++i) {
-      plan.set(i / shape.kv_heads, i % shape.kv_heads, choices[heads[i][places[i]].choice].config);
+      plan.set(i / shape.kv_heads, i % shape.kv_heads, choices[heads[i][places[i]].choice].settings);
     }
     return plan;
   };
-  const auto search = [&](bool with_queries) -> std::optional<FoundPlan<Plan>> {
+  const auto search = [&](bool with_queries) -> std::optional<FoundPlan<E>> {
     // Kept queries belong to a layer and not to a head: either no head of any layer has a budget, or
     // room is left for the widest window in every layer.
     std::vector<std::vector<detail::Offer>> heads(shape.kv_head_count());
-    MemoryEstimate fixed = Plan{shape, choices.front().config}.memory(0, options, true);
+    MemoryEstimate fixed = HeadPlan<E>{shape, choices.front().settings}.memory(0, options, true);
     std::size_t queries = 0;
     for (std::size_t c = 0; c < choices.size(); ++c) {
       const std::size_t own =
-          Plan{shape, choices[c].config}.memory(0, options, true).queries;
+          HeadPlan<E>{shape, choices[c].settings}.memory(0, options, true).queries;
       if (own > 0 && !with_queries) continue;
       queries = std::max(queries, own);
       for (std::size_t i = 0; i < heads.size(); ++i) {
@@ -219,20 +220,20 @@ template <class Plan>
     if (taken > bytes) return std::nullopt;
     const auto places = detail::choose_offers(heads, bytes - taken);
     if (!places) return std::nullopt;
-    FoundPlan<Plan> found{plan_of(heads, *places), 0, 0};
+    FoundPlan<E> found{plan_of(heads, *places), 0, 0};
     found.bytes = found.plan.memory(context, options, true).total();
     for (std::size_t i = 0; i < heads.size(); ++i) found.damage += heads[i][(*places)[i]].damage;
     return found;
   };
 
-  std::optional<FoundPlan<Plan>> best = search(false);
-  if (std::optional<FoundPlan<Plan>> other = search(true);
+  std::optional<FoundPlan<E>> best = search(false);
+  if (std::optional<FoundPlan<E>> other = search(true);
       other && (!best || other->damage < best->damage)) {
     best = std::move(other);
   }
   if (!best) {
     const auto least = std::ranges::min_element(size) - size.begin();
-    const std::size_t needed = Plan{shape, choices[static_cast<std::size_t>(least)].config}
+    const std::size_t needed = HeadPlan<E>{shape, choices[static_cast<std::size_t>(least)].settings}
                                    .memory(context, options, true)
                                    .total();
     fail<ConfigError>("search_plan: ", bytes, " bytes are too few for ", context,

@@ -24,6 +24,7 @@
 
 #include <kvpolicy/plan/duo_gates.hpp>
 #include <kvpolicy/plan/headkv_budgets.hpp>
+#include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
@@ -61,10 +62,9 @@ struct SearchMenuConfig {
 
 namespace detail {
 
-template <class Plan>
+template <Element E>
 class Menu {
  public:
-  using E = typename Plan::element_type;
   using Dense = DenseStorage<E>;
   using Codes = ResidualStorage<E, Granularity::per_token>;
 
@@ -72,7 +72,7 @@ class Menu {
        const SearchMenuConfig& config)
       : shape_{shape}, importance_{importance}, context_{context}, config_{config} {}
 
-  std::vector<HeadChoice<Plan>> make() {
+  std::vector<HeadChoice<E>> make() {
     add<FullCache<Dense>>({}, 0.0, exact);
     for (const std::size_t bits : {std::size_t{8}, std::size_t{4}, std::size_t{2}}) {
       add<QuantizedResidualCache<E>>({.storage = codes(bits, config_.residual)}, 0.0, bits);
@@ -105,26 +105,23 @@ class Menu {
             .residual = residual};
   }
 
-  // Policies that the plan cannot have are no choices.
   template <class P>
   void add(const typename P::Config& config, double lost, std::size_t bits, double share_of_noise = 1.0) {
-    if constexpr (std::constructible_from<typename Plan::Config, typename P::Config>) {
-      const double steps = bits == exact ? 0.0 : std::exp2(static_cast<double>(bits)) - 1.0;
-      const double noise = bits == exact ? 0.0 : share_of_noise / (steps * steps);
-      HeadChoice<Plan> choice{config, HeadDamage{shape_.layers, shape_.kv_heads}};
-      for (std::size_t i = 0; i < importance_.values().size(); ++i) {
-        const double g = std::clamp(importance_.values()[i], 0.0, 1.0);
-        choice.damage.values()[i] = (g + 0.02) * lost + (g + 0.05) * noise;
-      }
-      choices_.push_back(std::move(choice));
+    const double steps = bits == exact ? 0.0 : std::exp2(static_cast<double>(bits)) - 1.0;
+    const double noise = bits == exact ? 0.0 : share_of_noise / (steps * steps);
+    HeadChoice<E> choice{config, HeadDamage{shape_.layers, shape_.kv_heads}};
+    for (std::size_t i = 0; i < importance_.values().size(); ++i) {
+      const double g = std::clamp(importance_.values()[i], 0.0, 1.0);
+      choice.damage.values()[i] = (g + 0.02) * lost + (g + 0.05) * noise;
     }
+    choices_.push_back(std::move(choice));
   }
 
   const ModelShape& shape_;
   const HeadGates& importance_;
   std::size_t context_;
   const SearchMenuConfig& config_;
-  std::vector<HeadChoice<Plan>> choices_;
+  std::vector<HeadChoice<E>> choices_;
 };
 
 }  // namespace detail
@@ -136,8 +133,8 @@ class Menu {
 /// `importance_of` HeadKV's scores; clipped to 0 to 1.
 /// @throws ConfigError for an importance that is not a number or does not fit, or a setting that does
 /// not work; CapacityError for a context beyond `max_text_tokens`
-template <class Plan>
-[[nodiscard]] std::vector<HeadChoice<Plan>> choices_by_importance(const ModelShape& shape,
+template <Element E>
+[[nodiscard]] std::vector<HeadChoice<E>> choices_by_importance(const ModelShape& shape,
                                                           const HeadGates& importance,
                                                           std::size_t context,
                                                           const SearchMenuConfig& config = {}) {
@@ -145,7 +142,7 @@ template <class Plan>
   check_text_tokens("choices_by_importance", context);
   check_gates(importance);
   detail::require_fits(importance, shape, "choices_by_importance");
-  return detail::Menu<Plan>{shape, importance, context, config}.make();
+  return detail::Menu<E>{shape, importance, context, config}.make();
 }
 
 }  // namespace kvpolicy

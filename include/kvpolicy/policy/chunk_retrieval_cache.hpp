@@ -52,9 +52,13 @@ class ChunkRetrievalCache {
     std::size_t refresh_every = 0;
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(chunk, budget, refresh_every, storage);
+    void fields(FieldVisitor& visit)
+      requires DescribedStorage<Storage>
+    {
+      visit("chunk", chunk);
+      visit("budget", budget);
+      visit("refresh_every", refresh_every);
+      visit("storage", storage);
     }
   };
   static constexpr std::string_view name = "chunk_retrieval";
@@ -82,6 +86,18 @@ class ChunkRetrievalCache {
       require(config.chunk % group == 0, "ChunkRetrievalCache: chunk is ", config.chunk,
               ", must be a multiple of the ", group, " rows that share a scale");
     }
+  }
+
+  [[nodiscard]] static HeadRule rule(const Config& config, std::size_t head_dim)
+    requires DescribedStorage<Storage>
+  {
+    HeadRule rule;
+    rule.chunk = config.chunk;
+    rule.chosen_rows = config.budget;
+    rule.refresh_every = config.refresh_every;
+    if constexpr (requires { Summary::name; }) rule.summary = Summary::name;
+    config.storage.describe(rule, head_dim);
+    return rule;
   }
 
   void check(const Segment& rows) const { storage_.check(rows); }

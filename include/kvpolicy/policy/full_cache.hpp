@@ -22,9 +22,10 @@ class FullCache {
     using policy_type = FullCache;  ///< Whose settings these are.
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(storage);
+    void fields(FieldVisitor& visit)
+      requires DescribedStorage<Storage>
+    {
+      visit("storage", storage);
     }
   };
   static constexpr std::string_view name = "full";
@@ -36,6 +37,14 @@ class FullCache {
   static void validate(const Config& config, const StorageContext& context) {
     Storage::validate(config.storage, context);
   }
+  [[nodiscard]] static HeadRule rule(const Config& config, std::size_t head_dim)
+    requires DescribedStorage<Storage>
+  {
+    HeadRule rule;
+    config.storage.describe(rule, head_dim);
+    return rule;
+  }
+
   void check(const Segment& rows) const { storage_.check(rows); }
   void reserve(std::size_t rows) { storage_.reserve(rows); }
   void release_spare() noexcept { storage_.release_spare(); }

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/fields.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 
 namespace kvpolicy {
@@ -30,10 +31,7 @@ struct H2oScorer {
     /// Latest rows that are always kept, besides the budget; the paper keeps as many as it ranks.
     std::size_t recent = 64;
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(recent);
-    }
+    void fields(FieldVisitor& visit) { visit("recent", recent); }
   };
   static constexpr std::string_view name = "h2o";
 

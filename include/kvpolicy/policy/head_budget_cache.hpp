@@ -64,11 +64,17 @@ class HeadBudgetCache {
     typename Scorer::Config scorer = {};
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(budget, compress_every, after_first_compress, share_in_layer, safeguard, scorer, storage);
-      // A saved cache has a checksum of its settings: what was not set leaves it as it always was.
-      if (compress_from > 0) archive(compress_from);
+    void fields(FieldVisitor& visit)
+      requires DescribedStorage<Storage>
+    {
+      visit("budget", budget);
+      visit("compress_every", compress_every);
+      visit.brief("after_first_compress", after_first_compress, false);
+      visit.brief("share_in_layer", share_in_layer, false);
+      visit.brief("safeguard", safeguard, 0.2);
+      scorer.fields(visit);
+      visit("storage", storage);
+      visit.later("compress_from", compress_from, 0);
     }
   };
   static constexpr std::string_view name = "head_budget";
@@ -92,6 +98,30 @@ class HeadBudgetCache {
     Scorer::validate(config.scorer);
     Storage::validate(config.storage, context);
   }
+
+  [[nodiscard]] static HeadRule rule(const Config& config, std::size_t head_dim)
+    requires DescribedStorage<Storage>
+  {
+    HeadRule rule;
+    rule.compresses = true;
+    rule.budget = config.budget;
+    rule.kept_rows = Scorer::kept_rows(config.scorer);
+    rule.compress_from = config.compress_from;
+    rule.compress_every = config.compress_every;
+    rule.after_first_compress = config.after_first_compress;
+    rule.share_in_layer = config.share_in_layer;
+    rule.window = observed_queries(config);
+    if constexpr (requires { Scorer::name; }) rule.scorer = Scorer::name;
+    if constexpr (requires { config.scorer.describe(rule); }) config.scorer.describe(rule);
+    config.storage.describe(rule, head_dim);
+    return rule;
+  }
+  /// Whether heads of these settings may share a layer's budget: they agree in all else.
+  [[nodiscard]] static bool may_share(const Config& a, Config b) {
+    b.budget = a.budget;
+    return a == b;
+  }
+  [[nodiscard]] static bool shares_in_layer(const Config& config) { return config.share_in_layer; }
 
   void check(const Segment& rows) const { storage_.check(rows); }
   void reserve(std::size_t rows) {

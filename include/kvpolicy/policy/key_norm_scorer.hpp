@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/fields.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 
 namespace kvpolicy {
@@ -25,10 +26,7 @@ struct KeyNormScorer {
   struct Config {
     std::size_t recent = 0;  ///< Latest rows that are always kept, besides the budget.
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(recent);
-    }
+    void fields(FieldVisitor& visit) { visit("recent", recent); }
   };
   static constexpr std::string_view name = "key_norm";
 

@@ -10,9 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
+#include <vector>
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/policy/shared_rows.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
 #include <kvpolicy/storage/page.hpp>
 
@@ -29,7 +32,7 @@ struct ReadRequest {
 /// The customisation point. Required of a policy:
 ///
 ///     using element_type = float | half | bfloat16;      // of its exact rows
-///     struct Config { … };                               // a type of its own, equality comparable
+///     struct Config { using policy_type = …; … };        // a type of its own, equality comparable
 ///     Policy(const Config&, const StorageContext&);      // throws ConfigError
 ///     void reserve(std::size_t rows);                    // may throw; all memory for `commit`
 ///     void release_spare() noexcept;                     // gives back what `reserve` obtained
@@ -37,22 +40,9 @@ struct ReadRequest {
 ///     void segments(const ReadRequest&, SegmentList& out) const;
 ///     std::size_t rows() const, bytes() const, shared_bytes() const;
 ///
-/// Copying a policy makes a fork; with the library's storages the default copy does. Optional:
-///
-///     static void validate(const Config&, const StorageContext&);    // before any memory is asked for
-///     void check(const Segment& rows) const;             // throws ShapeError for rows it cannot hold
-///     void uncommitted(const Segment& rows, const ReadRequest&, SegmentList& out) const;
-///                                                        // how rows not yet committed are seen;
-///                                                        // nodes of a tree come with `positions`
-///     static std::size_t bytes_of_tokens(const Config&, const StorageContext&, std::size_t tokens);
-///                                                        // for HeadPlan::memory and max_context
-///     static std::size_t bytes_of_step(const Config&, const StorageContext&, std::size_t tokens);
-///     static std::size_t max_bytes(const Config&, const StorageContext&, std::size_t tokens);
-///                                                        // for max_context: held while the last
-///                                                        // of `tokens` rows comes, and a bound on
-///                                                        // that which never falls; without them
-///                                                        // bytes_of_tokens must never fall
-///     static constexpr bool commit_changes_rows;         // see below
+/// Copying a policy makes a fork; with the library's storages the default copy does. What a policy
+/// may have besides, and what stands in for it otherwise: policy/policy_traits.hpp. A policy that
+/// selects, compresses, accumulates or shares has all members of the concept below.
 template <class P>
 concept KvPolicy = std::copyable<P> && Element<typename P::element_type> &&
                    std::equality_comparable<typename P::Config> &&
@@ -68,61 +58,77 @@ concept KvPolicy = std::copyable<P> && Element<typename P::element_type> &&
                      { seen.shared_bytes() } -> std::convertible_to<std::size_t>;
                    };
 
+/// Settings of a policy, which say whose they are.
+template <class C>
+concept PolicyConfig = std::same_as<typename C::policy_type::Config, C>;
+
+/// Gives a selecting policy the scores of its chunks: the dot products of one query [head_dim] with
+/// `out.size()` dense rows. An attention engine, whatever its type.
+class ChunkScorer {
+ public:
+  virtual ~ChunkScorer() = default;
+  virtual void score(const Plane& rows, std::span<const float> query, std::span<float> out) = 0;
+};
+
 /// A policy that chooses which committed rows to read (ChunkRetrievalCache).
 template <class P>
-concept SelectingPolicy = requires(const P& seen) {
-  { seen.selection_is_stale() } -> std::convertible_to<bool>;
-};
+concept SelectingPolicy =
+    requires(P& policy, const P& seen, std::span<const float> queries, ChunkScorer& scorer,
+             std::size_t tokens) {
+      // Whether a selected read must choose first.
+      { seen.selection_is_stale() } -> std::convertible_to<bool>;
+      // Chooses for the queries [group, head_dim]; `tokens`: of the text, with the query that
+      // chooses. Throws with the choice as it was. `segments` shows the new choice at once.
+      policy.prepare_refresh(queries, scorer, tokens);
+      policy.finish_refresh();      // noexcept: the new choice stays
+      policy.abandon_refresh();     // noexcept: the old one does
+      policy.undo_refresh(tokens);  // noexcept: the text ends after `tokens` tokens now
+      policy.forget_selection();    // noexcept: the next selected read chooses first
+    };
 
 /// A policy that drops rows by rank (HeadBudgetCache), mostly by how much attention they got.
 template <class P>
-concept CompressingPolicy = requires(const P& seen) {
-  { seen.observed_queries() } -> std::convertible_to<std::size_t>;
-};
+concept CompressingPolicy =
+    requires(P& policy, const P& seen, const typename P::Config& config,
+             std::span<const float> sums, std::size_t n) {
+      // Latest queries whose attention decides; the cache keeps them. 0: no query is asked.
+      { P::observed_queries(config) } -> std::convertible_to<std::size_t>;
+      { seen.observed_queries() } -> std::convertible_to<std::size_t>;
+      // Whether the settings make it compress unasked, and whether they do now.
+      { P::compresses_by_itself(config) } -> std::convertible_to<bool>;
+      { seen.wants_compress() } -> std::convertible_to<bool>;
+      // Whether rows would go once `n` more were committed.
+      { seen.is_compressible(n) } -> std::convertible_to<bool>;
+      // (sums [group, rows] of the observed queries, group, number of queries): copies the
+      // survivors, and throws with everything as it was.
+      policy.prepare_compress(sums, n, n);
+      policy.finish_compress();   // noexcept: the survivors replace the rows
+      policy.abandon_compress();  // noexcept: the rows stay
+    };
 
 /// One of them that adds up how much attention each row gets: the cache observes every call.
 template <class P>
 concept AccumulatingPolicy =
-    CompressingPolicy<P> && requires(P& policy, std::span<const float> sums, std::size_t group) {
-      policy.accumulate(sums, group);
+    CompressingPolicy<P> && requires(P& policy, const P& seen, std::span<const float> sums,
+                                     std::span<const double> others, std::size_t group) {
+      policy.accumulate(sums, group);  // noexcept; sums [group, rows] of a call's queries
+      { seen.accumulated() } -> std::convertible_to<std::span<const double>>;
+      policy.inherit(others);  // what another head that holds the same rows has added up
     };
 
 /// One of them that may compete with the other heads of its layer for rows.
 template <class P>
-concept SharingPolicy = CompressingPolicy<P> && requires(const P& seen) {
-  { seen.shares_in_layer() } -> std::convertible_to<bool>;
-};
-
-/// Whether rows of a head read otherwise after a commit than before: its storage quantises them, or the
-/// policy says so itself. Which rows are read as exact then depends on when they are committed.
-template <class P>
-[[nodiscard]] constexpr bool commit_changes_rows() {
-  if constexpr (requires { P::commit_changes_rows; }) {
-    return P::commit_changes_rows;
-  } else if constexpr (requires { P::storage_type::commit_changes_rows; }) {
-    return P::storage_type::commit_changes_rows;
-  } else {
-    return false;
-  }
-}
-
-/// Refuses settings that cannot work, if the policy says which.
-template <class P>
-void validate_policy(const typename P::Config& config, const StorageContext& context) {
-  if constexpr (requires { P::validate(config, context); }) P::validate(config, context);
-}
-
-/// Rows that the cache holds itself, the caller's chunk among them, as `policy` wants them seen.
-template <class P>
-void show_uncommitted(const P& policy, const Segment& rows, const ReadRequest& request,
-                      SegmentList& out) {
-  if (rows.rows == 0) return;
-  if constexpr (requires { policy.uncommitted(rows, request, out); }) {
-    policy.uncommitted(rows, request, out);
-  } else {
-    out.push_back(rows);
-  }
-}
+concept SharingPolicy =
+    CompressingPolicy<P> &&
+    requires(P& policy, const P& seen, const typename P::Config& config,
+             std::span<const float> sums, std::size_t n, std::vector<std::size_t> rows) {
+      { seen.shares_in_layer() } -> std::convertible_to<bool>;
+      { P::shares_in_layer(config) } -> std::convertible_to<bool>;
+      // Whether heads of these two settings may share: they agree in all but the budget.
+      { P::may_share(config, config) } -> std::convertible_to<bool>;
+      { seen.compete(sums, n, n) } -> std::same_as<SharingHead>;
+      policy.prepare_survivors(std::move(rows));
+    };
 
 /// Contiguous rows [count, head_dim] from a plain pointer, as policies take and engines read them.
 /// Stand-alone use of a policy begins here; a row's position is its place in the text.

@@ -15,9 +15,12 @@ namespace kvpolicy {
 struct PolicyNames {
   std::string_view policy;
   std::string_view storage = "dense";
-  std::string_view scorer = "snapkv";
-  std::string_view summary = "mean";
-  friend bool operator==(const PolicyNames&, const PolicyNames&) = default;
+  std::string_view scorer = {};   ///< empty: the policy has none; in a file, the usual one
+  std::string_view summary = {};  ///< the same
+
+  static constexpr std::string_view nameless = "a policy without a name";
+  static constexpr std::string_view usual_scorer = "snapkv";
+  static constexpr std::string_view usual_summary = "mean";
 
   template <class P>
   [[nodiscard]] static PolicyNames of() {
@@ -28,13 +31,26 @@ struct PolicyNames {
     return names;
   }
 
-  /// "chunk_retrieval over dense (summary minmax)"; what is the default goes without saying.
+  /// "chunk_retrieval over dense (summary minmax)"; what is usual goes without saying.
   [[nodiscard]] std::string shown() const {
-    const PolicyNames plain{};
     std::string text = message(policy, " over ", storage);
-    if (scorer != plain.scorer) text += message(" (scorer ", scorer, ')');
-    if (summary != plain.summary) text += message(" (summary ", summary, ')');
+    if (!is_usual(scorer, usual_scorer)) text += message(" (scorer ", scorer, ')');
+    if (!is_usual(summary, usual_summary)) text += message(" (summary ", summary, ')');
     return text;
+  }
+
+  friend bool operator==(const PolicyNames& a, const PolicyNames& b) {
+    return a.policy == b.policy && a.storage == b.storage &&
+           either(a.scorer, usual_scorer) == either(b.scorer, usual_scorer) &&
+           either(a.summary, usual_summary) == either(b.summary, usual_summary);
+  }
+
+ private:
+  [[nodiscard]] static std::string_view either(std::string_view name, std::string_view usual) {
+    return name.empty() ? usual : name;
+  }
+  [[nodiscard]] static bool is_usual(std::string_view name, std::string_view usual) {
+    return either(name, usual) == usual;
   }
 };
 

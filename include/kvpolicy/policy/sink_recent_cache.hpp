@@ -28,6 +28,11 @@ enum class Mask : std::uint8_t {
   chunk   ///< a query reads the sinks, the `recent` rows before its chunk, and its chunk causally
 };
 
+/// The names of the enumerators in files.
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Mask) {
+  return {"exact", "chunk"};
+}
+
 /// One head's sinks and latest rows. Sinks are kept in full precision whatever the storage: they
 /// are few and every query reads them. Not synchronised: segments are valid until the next `commit`.
 template <KvStorage Storage>
@@ -49,9 +54,14 @@ class SinkRecentCache {
     std::optional<RotaryConfig> rotary_in_cache = {};
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(sinks, recent, mask, rotary_in_cache, storage);
+    void fields(FieldVisitor& visit)
+      requires DescribedStorage<Storage>
+    {
+      visit("sinks", sinks);
+      visit("recent", recent);
+      visit("mask", mask);
+      visit("rotary_in_cache", rotary_in_cache);
+      visit("storage", storage);
     }
   };
   static constexpr std::string_view name = "sink_recent";
@@ -73,6 +83,18 @@ class SinkRecentCache {
             ", must be at most 2^40");
     if (config.rotary_in_cache) config.rotary_in_cache->validate();
     Storage::validate(config.storage, context);
+  }
+
+  [[nodiscard]] static HeadRule rule(const Config& config, std::size_t head_dim)
+    requires DescribedStorage<Storage>
+  {
+    HeadRule rule;
+    rule.sinks = config.sinks;
+    rule.recent = config.recent;
+    rule.chunk_mask = config.mask == Mask::chunk;
+    rule.rotary_in_cache = config.rotary_in_cache;
+    config.storage.describe(rule, head_dim);
+    return rule;
   }
 
   void check(const Segment& rows) const { recent_.check(rows); }

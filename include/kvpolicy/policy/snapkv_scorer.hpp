@@ -18,12 +18,11 @@
 #include <string_view>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/fields.hpp>
+#include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 
 namespace kvpolicy {
-
-/// How votes of neighbouring rows are joined.
-enum class Pooling : std::uint8_t { max, average };
 
 /// An ObservingScorer.
 struct SnapKvScorer {
@@ -33,9 +32,15 @@ struct SnapKvScorer {
     Pooling pooling = Pooling::max;
     std::size_t kernel = 7;  ///< Rows pooled together; odd.
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(window, pooling, kernel);
+    void fields(FieldVisitor& visit) {
+      visit("window", window);
+      visit("pooling", pooling);
+      visit("kernel", kernel);
+    }
+    /// Adds how rows are ranked to a head's rule.
+    void describe(HeadRule& rule) const {
+      rule.pooling = pooling;
+      rule.pooled_rows = kernel;
     }
   };
   static constexpr std::string_view name = "snapkv";

@@ -13,6 +13,7 @@
 #include <span>
 #include <string_view>
 
+#include <kvpolicy/core/fields.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 
 namespace kvpolicy {
@@ -22,8 +23,7 @@ struct TovaScorer {
   /// There is nothing to set.
   struct Config {
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive&) {}
+    void fields(FieldVisitor&) {}
   };
   static constexpr std::string_view name = "tova";
 

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/state/blocks.hpp>
 
 namespace kvpolicy {
@@ -95,6 +96,8 @@ class SavingArchive {
       bytes(std::as_bytes(std::span{&value, 1}));
     } else if constexpr (std::is_enum_v<T> || std::integral<T>) {
       put(static_cast<std::uint64_t>(value));
+    } else if constexpr (std::same_as<T, RowRun>) {
+      (*this)(value.first, value.rows);
     } else if constexpr (is_saved_optional<T>) {
       put(value.has_value());
       if (value) put(*value);
@@ -157,6 +160,8 @@ class LoadingArchive {
       const auto narrow = static_cast<Number>(number);
       check(static_cast<std::uint64_t>(narrow) == number, "numbers that fit, not ", number);
       value = static_cast<T>(narrow);
+    } else if constexpr (std::same_as<T, RowRun>) {
+      (*this)(value.first, value.rows);
     } else if constexpr (is_saved_optional<T>) {
       bool has = false;
       get(has);

@@ -14,6 +14,8 @@
 #include <utility>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/fields.hpp>
+#include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/storage/plane_store.hpp>
 
@@ -70,6 +72,14 @@ concept OffloadingStorage =
       { S::bytes_of_copies(config, context, n) } -> std::convertible_to<std::size_t>;
     };
 
+/// A storage whose settings have names and can say how rows lie (core/head_rule.hpp).
+template <class S>
+concept DescribedStorage =
+    HasFields<typename S::Config> &&
+    requires(const typename S::Config& config, HeadRule& rule, std::size_t head_dim) {
+      config.describe(rule, head_dim);
+    };
+
 /// Pages for one `append`, obtained before a row is written, where no `reserve` came before it.
 template <class Storage>
 class ScopedReserve {
@@ -104,8 +114,9 @@ class DenseStorage {
   struct Config {
     using storage_type = DenseStorage;  ///< Whose settings these are.
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive&) {}
+    void fields(FieldVisitor&) {}
+    /// Adds how rows lie to a head's rule.
+    void describe(HeadRule&, std::size_t /*head_dim*/) const {}
   };
   static constexpr std::string_view name = "dense";
   static constexpr bool movable_rows = true;

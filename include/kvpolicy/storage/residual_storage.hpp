@@ -22,6 +22,8 @@
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/fields.hpp>
+#include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/quantizable.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
@@ -31,6 +33,11 @@ namespace kvpolicy {
 /// When keys leave the residual: one by one, so that `residual` rows are always exact, or as KIVI
 /// does.
 enum class Flush : std::uint8_t { steady, kivi };
+
+/// The names of the enumerators in files.
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Flush) {
+  return {"steady", "kivi"};
+}
 
 /// How many bits, which numbers share a scale, and how many rows stay exact. A type of its own for each
 /// storage, so that a plan tells them apart; each becomes any other where that is asked for.
@@ -48,9 +55,22 @@ struct ResidualConfigOf {
     return {bits, key_group, value_group, residual, flush};
   }
   friend bool operator==(const ResidualConfigOf&, const ResidualConfigOf&) = default;
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(bits, key_group, value_group, residual, flush);
+  void fields(FieldVisitor& visit) {
+    visit("bits", bits);
+    visit("key_group", key_group);
+    visit("value_group", value_group);
+    visit("residual", residual);
+    visit("flush", flush);
+  }
+  /// Adds how rows lie to a head's rule.
+  void describe(HeadRule& rule, std::size_t head_dim) const {
+    rule.encoding = bits == 8 ? Encoding::uint8 : bits == 4 ? Encoding::uint4 : Encoding::uint2;
+    rule.key_per_channel = Storage::key_granularity == Granularity::per_channel;
+    const std::size_t whole = rule.key_per_channel ? 32 : head_dim;
+    rule.key_group = key_group == 0 ? whole : key_group;
+    rule.value_group = value_group == 0 ? head_dim : value_group;
+    rule.residual = residual;
+    rule.kivi_flush = flush == Flush::kivi;
   }
 };
 /// Settings for any such storage: `.storage = quantized` with either of the two.
@@ -424,6 +444,13 @@ class ResidualStorage {
   bool held_ = false;
   bool reserved_ = false;
 };
+
+/// Quantised rows whose keys share scales within a row.
+template <Element E>
+using PerTokenStorage = ResidualStorage<E, Granularity::per_token>;
+/// Quantised rows whose keys share scales along the text (KIVI).
+template <Element E>
+using PerChannelStorage = ResidualStorage<E, Granularity::per_channel>;
 
 static_assert(OffloadingStorage<DenseStorage<float>>);
 static_assert(OffloadingStorage<ResidualStorage<float, Granularity::per_token>>);

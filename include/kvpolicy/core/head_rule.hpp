@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a KV head keeps and what a query reads of it, as plain numbers. A policy states its rule
+// (`rule` of its policy_traits), and everything that treats heads of all policies alike goes by the
+// rule: the device cache, printed plans.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/rotary.hpp>
+
+namespace kvpolicy {
+
+/// How votes of neighbouring rows are joined.
+enum class Pooling : std::uint8_t { max, average };
+
+/// The names of the enumerators in files.
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(Pooling) {
+  return {"max", "average"};
+}
+
+/// One KV head's rule. Rows are counted, and so are queries.
+struct HeadRule {
+  // Retention: all rows live, or the first `sinks` and the latest `recent`.
+  std::size_t sinks = 0;
+  std::size_t recent = 0;   ///< 0: all rows live
+  bool chunk_mask = false;  ///< a window belongs to a call's first query and not to each query
+  std::optional<RotaryConfig> rotary_in_cache = {};  ///< sinks seem to stand right before the window
+
+  // Storage: how a row lies once it has left the residual.
+  Encoding encoding = Encoding::float32;  ///< float32: as the row came
+  bool key_per_channel = false;           ///< keys share a scale along the text
+  std::size_t key_group = 0;              ///< channels, or rows where `key_per_channel`
+  std::size_t value_group = 0;            ///< channels
+  std::size_t residual = 0;               ///< latest rows that stay exact, at least
+  bool kivi_flush = false;                ///< the residual is emptied as KIVI does
+
+  // Eviction: rows go by rank.
+  bool compresses = false;
+  std::size_t budget = 0;            ///< rows that stay by rank
+  std::size_t kept_rows = 0;         ///< latest rows that stay besides
+  std::size_t compress_from = 0;     ///< a text of fewer tokens stays whole
+  std::size_t compress_every = 0;    ///< the head compresses by itself at so many rows more; 0: never
+  bool after_first_compress = false; ///< that begins with the first compression it is told to make
+  bool share_in_layer = false;       ///< budgets of the layer's heads are one
+  std::string_view scorer = {};      ///< the name of what ranks the rows
+  std::size_t window = 0;            ///< latest queries that vote
+  Pooling pooling = Pooling::max;
+  std::size_t pooled_rows = 1;
+
+  // Selection: a query reads some of the rows.
+  std::size_t chunk = 0;          ///< rows chosen together; 0: every row is read
+  std::size_t chosen_rows = 0;
+  std::size_t refresh_every = 0;  ///< a choice stands for so many rows; 0: until told otherwise
+  std::string_view summary = {};  ///< the name of what stands for a chunk's keys
+
+  friend bool operator==(const HeadRule&, const HeadRule&) = default;
+
+  [[nodiscard]] bool is_quantized() const { return kvpolicy::is_quantized(encoding); }
+};
+
+}  // namespace kvpolicy

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a cache under a plan will hold, counted from the settings of its heads before it is made.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/plan/cache_options.hpp>
+#include <kvpolicy/plan/saturating.hpp>
+#include <kvpolicy/policy/head_settings.hpp>
+
+namespace kvpolicy {
+
+/// What a cache under a plan holds, in bytes.
+struct MemoryEstimate {
+  std::size_t heads = 0;    ///< rows that the policies keep
+  std::size_t tail = 0;     ///< rows that may still be rolled back
+  std::size_t queries = 0;  ///< queries kept for compression
+  std::size_t slow = 0;     ///< of `heads`, in slow memory, the rest of all being in fast memory
+  [[nodiscard]] std::size_t total() const {
+    return detail::saturating_sum(heads, detail::saturating_sum(tail, queries));
+  }
+};
+
+namespace detail {
+
+/// The memory of a plan's heads [layers, kv_heads] under some options. What HeadPlan asks; its members
+/// say what each call means.
+template <Element E>
+class PlanMemory {
+ public:
+  /// @throws ConfigError if the options do not work, alone or with a head's settings
+  PlanMemory(const ModelShape& shape, std::span<const HeadSettings<E>> heads,
+             const CacheOptions& options)
+      : shape_{shape}, heads_{heads}, options_{options}, context_{options.context(shape.head_dim)} {
+    options.validate();
+    for (const HeadSettings<E>& settings : heads) {
+      const auto same = std::ranges::find_if(
+          distinct_, [&](const HeadSettings<E>* known) { return *known == settings; });
+      of_head_.push_back(static_cast<std::size_t>(same - distinct_.begin()));
+      if (same != distinct_.end()) continue;
+      settings.validate(context_);
+      distinct_.push_back(&settings);
+    }
+  }
+
+  [[nodiscard]] MemoryEstimate memory(std::size_t tokens, bool compressed) const {
+    check_text_tokens("HeadPlan::memory", tokens);
+    const std::size_t committed = tokens - std::min(tokens, options_.max_rollback);
+    MemoryEstimate estimate = fixed();
+    estimate.heads = sum([&](const HeadSettings<E>& settings) {
+      return compressed ? settings.bytes_compressed(context_, committed)
+                        : settings.bytes_of_tokens(context_, committed);
+    });
+    estimate.slow = sum([&](const HeadSettings<E>& settings) {
+      return settings.slow_bytes_of_tokens(context_, committed);
+    });
+    require<CapacityError>(estimate.total() < too_many_bytes, "HeadPlan::memory: ", tokens,
+                           " tokens take more bytes than a std::size_t holds");
+    return estimate;
+  }
+
+  [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes) const {
+    constexpr std::size_t most = max_text_tokens;
+    const std::size_t constant = fixed().total();
+    if (constant > bytes) return std::nullopt;
+    // A bound that never falls finds where to begin; from there it is counted token by token, for
+    // what is held goes down as well as up.
+    const auto bound = [&](std::size_t tokens) {
+      const std::size_t committed = tokens - std::min(tokens, options_.max_rollback);
+      return saturating_sum(constant, sum([&](const HeadSettings<E>& settings) {
+                              return settings.max_bytes(context_, committed);
+                            }));
+    };
+    if (bound(most) <= bytes) return most;
+    std::size_t low = 0;
+    for (std::size_t step = most / 2; step > 0; step /= 2) {
+      if (bound(low + step) <= bytes) low += step;
+    }
+    // Once the bound has stopped growing, windows and residuals do no more than change their pages.
+    const std::size_t turns = low + (std::size_t{1} << 16);
+    const bool endless = bound(turns) == bound(most);
+    while (saturating_sum(constant, bytes_of_step(low + 1)) <= bytes) {
+      ++low;
+      if (endless && low >= turns) return most;
+    }
+    return low == 0 ? std::nullopt : std::optional{low};
+  }
+
+ private:
+  // The tail and the kept queries, which do not grow.
+  [[nodiscard]] MemoryEstimate fixed() const {
+    const std::size_t row = shape_.head_dim * sizeof(E);
+    MemoryEstimate estimate;
+    estimate.tail = saturating_product(2 * options_.tail_rows() * row, shape_.kv_head_count());
+    for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
+      std::size_t kept = options_.kept_queries;
+      for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
+        kept = std::max(kept, heads_[layer * shape_.kv_heads + head].observed_queries());
+      }
+      if (kept == 0) continue;
+      estimate.queries = saturating_sum(
+          estimate.queries,
+          saturating_product((kept + options_.tail_rows()) * row, shape_.q_heads));
+    }
+    return estimate;
+  }
+
+  // The most that the heads hold while token number `tokens` goes through the layers.
+  [[nodiscard]] std::size_t bytes_of_step(std::size_t tokens) const {
+    struct Held {
+      std::size_t before = 0, during = 0, after = 0;
+    };
+    const std::size_t after = tokens - std::min(tokens, options_.max_rollback);
+    const std::size_t before = after - (tokens > options_.max_rollback ? 1 : 0);
+    std::vector<Held> held;
+    for (const HeadSettings<E>* settings : distinct_) {
+      Held one{settings->bytes_compressed(context_, before), 0,
+               settings->bytes_compressed(context_, after)};
+      one.during = after > before ? settings->bytes_of_step(context_, after)
+                                  : std::max(one.before, one.after);
+      held.push_back(one);
+    }
+    std::size_t now = 0;  // layers before the current one are done, those after it have not begun
+    for (const std::size_t number : of_head_) now += held[number].before;
+    std::size_t most = now;
+    for (std::size_t first = 0; first < heads_.size(); first += shape_.kv_heads) {
+      Held layer;
+      for (std::size_t head = first; head < first + shape_.kv_heads; ++head) {
+        const Held& one = held[of_head_[head]];
+        layer.before += one.before;
+        layer.during = saturating_sum(layer.during, one.during);
+        layer.after += one.after;
+      }
+      most = std::max(most, saturating_sum(now - layer.before, layer.during));
+      now = saturating_sum(now - layer.before, layer.after);
+    }
+    return most;
+  }
+
+  // Adds bytes(settings) over all heads; heads of equal settings are asked once.
+  template <class Bytes>
+  [[nodiscard]] std::size_t sum(Bytes bytes) const {
+    std::vector<std::size_t> own;
+    for (const HeadSettings<E>* settings : distinct_) own.push_back(bytes(*settings));
+    std::size_t total = 0;
+    for (const std::size_t number : of_head_) total = saturating_sum(total, own[number]);
+    return total;
+  }
+
+  const ModelShape& shape_;
+  std::span<const HeadSettings<E>> heads_;
+  const CacheOptions& options_;
+  StorageContext context_;
+  std::vector<const HeadSettings<E>*> distinct_;  // the settings that differ
+  std::vector<std::size_t> of_head_;              // which of them each head has
+};
+
+}  // namespace detail
+}  // namespace kvpolicy

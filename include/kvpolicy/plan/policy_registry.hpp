@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Finds a policy by its names, for files and tools that learn at run time what a head gets. A plan
+// needs no registry: any policy's settings can be set.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <kvpolicy/core/fields.hpp>
+#include <kvpolicy/policy/head_settings.hpp>
+
+namespace kvpolicy {
+
+/// Policies whose rows are of element type E, by their names. A policy of your own joins by `add`:
+///
+///     auto policies = kvpolicy::shipped_policies<half>();
+///     policies.add<StridedCache>();
+///     const auto plan = kvpolicy::io::load_plan<half>(path, policies);
+///
+/// Any number of threads may read one registry.
+template <Element E>
+class PolicyRegistry {
+ public:
+  /// Makes the policy known; one of the same names that is known already goes.
+  /// @throws std::bad_alloc
+  template <KvPolicy P>
+  PolicyRegistry& add() {
+    static_assert(std::same_as<typename P::element_type, E>,
+                  "PolicyRegistry::add: the policy has rows of another element type");
+    static_assert(policy_traits<P>::has_name && HasFields<typename P::Config>,
+                  "PolicyRegistry::add: to stand in files a policy needs a `name`, and its Config "
+                  "`void fields(FieldVisitor&)`");
+    const Entry entry{policy_traits<P>::names(), [](FieldVisitor& fill) -> HeadSettings<E> {
+                        typename P::Config config;
+                        config.fields(fill);
+                        return config;
+                      }};
+    std::erase_if(entries_, [&](const Entry& known) { return known.names == entry.names; });
+    entries_.push_back(entry);
+    return *this;
+  }
+
+  /// The settings of the policy with these names, as `fill` sets them; nothing if it is not known.
+  /// @throws what `fill` throws
+  [[nodiscard]] std::optional<HeadSettings<E>> read(const PolicyNames& names,
+                                                    FieldVisitor& fill) const {
+    for (const Entry& entry : entries_) {
+      if (entry.names == names) return entry.read(fill);
+    }
+    return std::nullopt;
+  }
+
+  /// The names of all policies, for messages.
+  [[nodiscard]] std::string shown() const {
+    std::string list;
+    for (const Entry& entry : entries_) {
+      if (!list.empty()) list += ", ";
+      list += entry.names.shown();
+    }
+    return list;
+  }
+
+ private:
+  struct Entry {
+    PolicyNames names;
+    HeadSettings<E> (*read)(FieldVisitor& fill);
+  };
+  std::vector<Entry> entries_;
+};
+
+}  // namespace kvpolicy

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One KV head of one sequence as its cache sees it, whatever the policy is. A cache holds a table of
+// these, so that its type says nothing of the policies; `PolicyHead` (policy_head.hpp) implements
+// the interface once for every policy.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/policy/policy.hpp>
+#include <kvpolicy/policy/shared_rows.hpp>
+
+namespace kvpolicy {
+
+class BlockWriter;
+template <class Out>
+class SavingArchive;
+class LoadingArchive;
+
+/// What a head does besides keeping and showing rows.
+struct HeadRoles {
+  bool selects = false;      ///< reads some of its rows
+  bool compresses = false;   ///< drops rows by rank
+  bool accumulates = false;  ///< adds up the attention of every call
+  bool shares = false;       ///< competes with other heads of its layer for rows
+};
+
+/// The rows that one call brings to one head, for all that happens before its attention.
+struct HeadCall {
+  std::span<const Segment> uncommitted;  ///< rows that the cache holds, in the text's order
+  Segment chunk;                         ///< the call's own rows, if it brings any
+  std::size_t leaving = 0;               ///< of all of them, rows that the policy will be given
+  ReadRequest request;
+};
+
+/// Tells one type from another where there is no RTTI.
+using TypeTag = const void*;
+namespace detail {
+template <class T>
+inline char type_tag = 0;
+}
+template <class T>
+[[nodiscard]] TypeTag type_tag_of() {
+  return &detail::type_tag<T>;
+}
+
+/// One head: its policy and the rows it was given. Not synchronised. Where a member says which role
+/// it serves, heads without that role do nothing.
+class Head {
+ public:
+  virtual ~Head() = default;
+  Head& operator=(const Head&) = delete;
+
+  [[nodiscard]] const HeadRoles& roles() const { return roles_; }
+  /// The policy's type.
+  [[nodiscard]] virtual TypeTag policy_type() const noexcept = 0;
+  /// The policy itself, of type `policy_type()`.
+  [[nodiscard]] virtual const void* policy() const noexcept = 0;
+  /// A copy, which shares full pages. @throws std::bad_alloc
+  [[nodiscard]] virtual std::unique_ptr<Head> fork() const = 0;
+
+  // ---- a call, in two visits
+
+  /// Before the attention of a call: checks the call's rows, obtains memory for the rows that leave,
+  /// and adds what the call's queries read to `shown`.
+  /// @throws ShapeError, std::bad_alloc, StorageError; `release_spare` then gives back what it obtained
+  virtual void begin_call(const HeadCall& call, SegmentList& shown) = 0;
+  /// After it: the policy is given these rows, for which memory was obtained, and spare memory goes.
+  virtual void end_call(std::span<const Segment> leaving) noexcept = 0;
+
+  // ---- the same in small steps
+
+  virtual void check(const Segment& rows) const = 0;
+  virtual void reserve(std::size_t rows) = 0;
+  virtual void release_spare() noexcept = 0;
+  virtual void commit(const Segment& rows) = 0;
+  virtual void show(const ReadRequest& request, SegmentList& shown) const = 0;
+  virtual void show_uncommitted(const Segment& rows, const ReadRequest& request,
+                                SegmentList& shown) const = 0;
+
+  // ---- how much it holds
+
+  [[nodiscard]] virtual std::size_t rows() const = 0;
+  [[nodiscard]] virtual std::size_t bytes() const = 0;
+  [[nodiscard]] virtual std::size_t shared_bytes() const = 0;
+  [[nodiscard]] virtual std::size_t slow_bytes() const = 0;
+  /// Bookkeeping: the head itself and all that it holds besides rows.
+  [[nodiscard]] virtual std::size_t overhead_bytes() const = 0;
+
+  // ---- heads that select (SelectingPolicy)
+
+  [[nodiscard]] virtual bool selection_is_stale() const = 0;
+  virtual void prepare_refresh(std::span<const float> queries, ChunkScorer& scorer,
+                               std::size_t tokens) = 0;
+  virtual void end_refresh(bool keep) noexcept = 0;
+  virtual void undo_refresh(std::size_t tokens) noexcept = 0;
+  virtual void forget_selection() noexcept = 0;
+
+  // ---- heads that compress (CompressingPolicy, AccumulatingPolicy, SharingPolicy)
+
+  [[nodiscard]] virtual std::size_t observed_queries() const = 0;
+  [[nodiscard]] virtual bool wants_compress() const = 0;
+  [[nodiscard]] virtual bool is_compressible(std::size_t more) const = 0;
+  virtual void prepare_compress(std::span<const float> sums, std::size_t group,
+                                std::size_t queries) = 0;
+  virtual void end_compress(bool keep) noexcept = 0;
+  virtual void accumulate(std::span<const float> sums, std::size_t group) noexcept = 0;
+  [[nodiscard]] virtual std::span<const double> accumulated() const = 0;
+  virtual void inherit(std::span<const double> accumulated) = 0;
+  /// Whether the settings ask for it, too.
+  [[nodiscard]] virtual bool shares_in_layer() const = 0;
+  [[nodiscard]] virtual SharingHead compete(std::span<const float> sums, std::size_t group,
+                                            std::size_t queries) const = 0;
+  virtual void prepare_survivors(std::vector<std::size_t> rows) = 0;
+
+  // ---- saving (state/archive.hpp)
+
+  /// @throws ConfigError if the policy cannot be saved, StorageError
+  virtual void save(SavingArchive<BlockWriter>& archive) const = 0;
+  /// Fills a new head. @throws ConfigError if the policy cannot be loaded, FormatError
+  virtual void load(LoadingArchive& archive) = 0;
+
+ protected:
+  explicit Head(const HeadRoles& roles) : roles_{roles} {}
+  Head(const Head&) = default;
+
+ private:
+  HeadRoles roles_;
+};
+
+/// Owns a head; copying one makes a fork.
+class HeadPtr {
+ public:
+  explicit HeadPtr(std::unique_ptr<Head> head) : head_{std::move(head)} {}
+  HeadPtr(const HeadPtr& other) : head_{other.head_->fork()} {}
+  HeadPtr(HeadPtr&&) noexcept = default;
+  HeadPtr& operator=(const HeadPtr& other) { return *this = HeadPtr{other}; }
+  HeadPtr& operator=(HeadPtr&&) noexcept = default;
+  ~HeadPtr() = default;
+
+  [[nodiscard]] Head& operator*() const { return *head_; }
+  [[nodiscard]] Head* operator->() const { return head_.get(); }
+
+ private:
+  std::unique_ptr<Head> head_;
+};
+
+}  // namespace kvpolicy

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A head whose policy is a P: the one implementation of Head. What P lacks its traits stand in for
+// (policy_traits.hpp).
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/policy/head.hpp>
+#include <kvpolicy/policy/policy_traits.hpp>
+#include <kvpolicy/state/archive.hpp>
+
+namespace kvpolicy {
+
+/// One head under policy P.
+template <KvPolicy P>
+class PolicyHead final : public Head {
+  using Traits = policy_traits<P>;
+  static constexpr bool is_savable = Traits::has_name && Savable<P> && HasFields<typename P::Config>;
+
+ public:
+  /// @throws ConfigError, as P's constructor
+  PolicyHead(const typename P::Config& config, const StorageContext& context)
+      : Head{{Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares}},
+        policy_{config, context} {
+    detail::check_roles<P>();
+  }
+
+  [[nodiscard]] TypeTag policy_type() const noexcept override { return type_tag_of<P>(); }
+  [[nodiscard]] const void* policy() const noexcept override { return &policy_; }
+  [[nodiscard]] std::unique_ptr<Head> fork() const override {
+    return std::make_unique<PolicyHead>(*this);
+  }
+
+  void begin_call(const HeadCall& call, SegmentList& shown) override {
+    if (call.chunk.rows > 0) Traits::check(policy_, call.chunk);
+    if (call.leaving > 0) policy_.reserve(call.leaving);
+    std::as_const(policy_).segments(call.request, shown);
+    for (const Segment& rows : call.uncommitted) {
+      Traits::show_uncommitted(policy_, rows, call.request, shown);
+    }
+    Traits::show_uncommitted(policy_, call.chunk, call.request, shown);
+  }
+  void end_call(std::span<const Segment> leaving) noexcept override {
+    for (const Segment& rows : leaving) policy_.commit(rows);
+    policy_.release_spare();
+  }
+
+  void check(const Segment& rows) const override { Traits::check(policy_, rows); }
+  void reserve(std::size_t rows) override { policy_.reserve(rows); }
+  void release_spare() noexcept override { policy_.release_spare(); }
+  void commit(const Segment& rows) override { policy_.commit(rows); }
+  void show(const ReadRequest& request, SegmentList& shown) const override {
+    policy_.segments(request, shown);
+  }
+  void show_uncommitted(const Segment& rows, const ReadRequest& request,
+                        SegmentList& shown) const override {
+    Traits::show_uncommitted(policy_, rows, request, shown);
+  }
+
+  [[nodiscard]] std::size_t rows() const override { return policy_.rows(); }
+  [[nodiscard]] std::size_t bytes() const override { return policy_.bytes(); }
+  [[nodiscard]] std::size_t shared_bytes() const override { return policy_.shared_bytes(); }
+  [[nodiscard]] std::size_t slow_bytes() const override { return Traits::slow_bytes(policy_); }
+  [[nodiscard]] std::size_t overhead_bytes() const override {
+    return sizeof(*this) + Traits::overhead_bytes(policy_);
+  }
+
+  [[nodiscard]] bool selection_is_stale() const override {
+    if constexpr (Traits::selects) return policy_.selection_is_stale();
+    return false;
+  }
+  void prepare_refresh([[maybe_unused]] std::span<const float> queries,
+                       [[maybe_unused]] ChunkScorer& scorer,
+                       [[maybe_unused]] std::size_t tokens) override {
+    if constexpr (Traits::selects) policy_.prepare_refresh(queries, scorer, tokens);
+  }
+  void end_refresh([[maybe_unused]] bool keep) noexcept override {
+    if constexpr (Traits::selects) keep ? policy_.finish_refresh() : policy_.abandon_refresh();
+  }
+  void undo_refresh([[maybe_unused]] std::size_t tokens) noexcept override {
+    if constexpr (Traits::selects) policy_.undo_refresh(tokens);
+  }
+  void forget_selection() noexcept override {
+    if constexpr (Traits::selects) policy_.forget_selection();
+  }
+
+  [[nodiscard]] std::size_t observed_queries() const override {
+    if constexpr (Traits::compresses) return policy_.observed_queries();
+    return 0;
+  }
+  [[nodiscard]] bool wants_compress() const override {
+    if constexpr (Traits::compresses) return policy_.wants_compress();
+    return false;
+  }
+  [[nodiscard]] bool is_compressible([[maybe_unused]] std::size_t more) const override {
+    if constexpr (Traits::compresses) return policy_.is_compressible(more);
+    return false;
+  }
+  void prepare_compress([[maybe_unused]] std::span<const float> sums,
+                        [[maybe_unused]] std::size_t group,
+                        [[maybe_unused]] std::size_t queries) override {
+    if constexpr (Traits::compresses) policy_.prepare_compress(sums, group, queries);
+  }
+  void end_compress([[maybe_unused]] bool keep) noexcept override {
+    if constexpr (Traits::compresses) keep ? policy_.finish_compress() : policy_.abandon_compress();
+  }
+  void accumulate([[maybe_unused]] std::span<const float> sums,
+                  [[maybe_unused]] std::size_t group) noexcept override {
+    if constexpr (Traits::accumulates) policy_.accumulate(sums, group);
+  }
+  [[nodiscard]] std::span<const double> accumulated() const override {
+    if constexpr (Traits::accumulates) return policy_.accumulated();
+    return {};
+  }
+  void inherit([[maybe_unused]] std::span<const double> accumulated) override {
+    if constexpr (Traits::accumulates) policy_.inherit(accumulated);
+  }
+  [[nodiscard]] bool shares_in_layer() const override {
+    if constexpr (Traits::shares) return policy_.shares_in_layer();
+    return false;
+  }
+  [[nodiscard]] SharingHead compete([[maybe_unused]] std::span<const float> sums,
+                                    [[maybe_unused]] std::size_t group,
+                                    [[maybe_unused]] std::size_t queries) const override {
+    if constexpr (Traits::shares) return policy_.compete(sums, group, queries);
+    return {};
+  }
+  void prepare_survivors([[maybe_unused]] std::vector<std::size_t> rows) override {
+    if constexpr (Traits::shares) policy_.prepare_survivors(std::move(rows));
+  }
+
+  void save(SavingArchive<BlockWriter>& archive) const override {
+    require_savable();
+    if constexpr (is_savable) archive(policy_);
+  }
+  void load(LoadingArchive& archive) override {
+    require_savable();
+    if constexpr (is_savable) archive(policy_);
+  }
+
+ private:
+  static void require_savable() {
+    require(is_savable, "save: ", Traits::names().policy,
+            " cannot be saved; to be, a policy needs a `name`, `template <class Archive> void "
+            "serialize(Archive&)`, and its Config `void fields(FieldVisitor&)`");
+  }
+
+  P policy_;
+};
+
+}  // namespace kvpolicy
