@@ -104,7 +104,7 @@ struct EngineFor {
 static_assert(kvpolicy::cpu::ParallelFor<EngineFor>);
 
 using Attention = kvpolicy::cpu::Engine<EngineFor>;
-using Conversation = kvpolicy::cpu::KvCache<kvpolicy::DuoPlan<float>, Attention>;
+using Conversation = kvpolicy::cpu::KvCache<float, Attention>;
 
 // ---- the engine's buffers
 

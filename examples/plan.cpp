@@ -35,7 +35,7 @@ namespace {
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
 namespace fs = std::filesystem;
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 using io::OrderedJson;
 
 struct Arguments {
@@ -87,7 +87,7 @@ std::optional<ModelShape> implied_shape(const std::string& path) {
   }
   const std::string text = io::read_text_file(path);
   const io::Json json = io::parse_json(text, path);
-  if (json.is_object() && json.contains("format")) return io::parse_plan<Plan>(text, path).shape();
+  if (json.is_object() && json.contains("format")) return io::parse_plan<bfloat16>(text, path).shape();
   const HeadScores scores = io::parse_head_scores(text, path);
   return ModelShape{scores.layers(), scores.heads(), scores.heads(), 128};
 }
@@ -194,7 +194,7 @@ void with_dtype(const Arguments& a, OrderedJson& settings, F f) {
   const Plan plan = plan_of(a, &settings);
   if (a.dtype == "f32") {
     // The file does not know the element type, which makes it the way from one to another.
-    return f(io::parse_plan<AnyPlan<float>>(io::format_plan(plan)), AnyPlan<float>{plan.shape()});
+    return f(io::parse_plan<float>(io::format_plan(plan)), HeadPlan<float>{plan.shape()});
   }
   f(plan, Plan{plan.shape()});
 }
@@ -295,7 +295,7 @@ void search(const Arguments& a) {
   const ModelShape shape = parse_shape(a.shape.empty() ? a.known.weights : a.shape);
   const std::size_t bytes = parse_budget(a.budget, shape, a.context, a.options());
   const SearchChoices menu = search_choices(a.known, shape, a.context);
-  const auto found = search_plan<Plan>(
+  const auto found = search_plan<bfloat16>(
       shape, menu.choices, {.bytes = bytes, .context = a.context, .options = a.options()});
   const std::size_t full = Plan{shape}.memory(a.context, a.options()).total();
   const double smaller = static_cast<double>(full) / static_cast<double>(found.bytes);

@@ -145,8 +145,8 @@ int main() {
 
   // The target keeps every row and its middle level reads 64 of them; the draft keeps 4 + 76.
   const kvpolicy::CacheOptions room{.max_rollback = 17, .max_append = 17};
-  kvpolicy::TriForceCache<> cache{kvpolicy::triforce_plan(shape, {.chunk = 8, .budget = 64}), room};
-  kvpolicy::TriForceDraftCache<> draft_cache{
+  kvpolicy::KvCache<float> cache{kvpolicy::triforce_plan(shape, {.chunk = 8, .budget = 64}), room};
+  kvpolicy::KvCache<float> draft_cache{
       kvpolicy::triforce_draft_plan(shape, {.sinks = 4, .recent = 76}), room};
 
   auto decoder = kvpolicy::triforce(model, cache, small_model, draft_cache, fixed);
@@ -158,7 +158,7 @@ int main() {
               did.tokens, did.verifications, 100.0 * did.acceptance());
 
   // Nothing is lost: token by token it is the same text.
-  kvpolicy::TriForceCache<> plain_cache{cache.plan(), room};
+  kvpolicy::KvCache<float> plain_cache{cache.plan(), room};
   kvpolicy::SpeculativeDecoder plain{
       model, plain_cache, kvpolicy::NoDraft{}, {.length = 0, .adapt = false}};
   plain.read_prompt(prompt);

@@ -19,7 +19,7 @@
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/headkv.hpp>
 #include <kvpolicy/io/policy_json.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
 
 namespace kvpolicy::tools {
@@ -53,15 +53,15 @@ inline constexpr const char* tied_heads_kept = "tied_heads_kept";
 /// name left open included: {"capacity": 128, "kernel": 7, ...}.
 /// @throws ConfigError, FormatError
 template <Element E>
-[[nodiscard]] AnyPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
+[[nodiscard]] HeadPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
                                    const std::filesystem::path& weights = {},
                                    io::OrderedJson* settings = nullptr);
 
-extern template AnyPlan<float> make_plan(const PlanArguments&, const ModelShape&,
+extern template HeadPlan<float> make_plan(const PlanArguments&, const ModelShape&,
                                          const std::filesystem::path&, io::OrderedJson*);
-extern template AnyPlan<half> make_plan(const PlanArguments&, const ModelShape&,
+extern template HeadPlan<half> make_plan(const PlanArguments&, const ModelShape&,
                                         const std::filesystem::path&, io::OrderedJson*);
-extern template AnyPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&,
+extern template HeadPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&,
                                             const std::filesystem::path&, io::OrderedJson*);
 
 /// What a tool has to do for a plan to show what it can: call `compress()` behind the prompt, read

@@ -39,7 +39,7 @@ inline constexpr std::size_t most_layers = 16;
   const ModelShape& shape = what.plan.shape();
   double bytes = 0.0;
   for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-    const cuda::HeadSettings settings = cuda::describe(what.plan, layer, head);
+    const HeadRule settings = cuda::served_rule(what.plan, layer, head);
     bytes += decode_reads(settings, what.tokens, what.read == Read::selected, what.refresh)
                  .bytes(settings, shape.head_dim);
   }
@@ -119,7 +119,7 @@ class DecodeRig {
         download(of_layer(queries_, layer_).data, shape_.q_heads * dim, run_.stream);
     const std::vector<bfloat16> out = download(of_layer(out_, layer_).data, q.size(), run_.stream);
     for (const std::size_t head : checked_heads(what_.plan, layer_)) {
-      const cuda::HeadSettings settings = cuda::describe(what_.plan, layer_, head);
+      const HeadRule settings = cuda::served_rule(what_.plan, layer_, head);
       const cuda::CachedRows rows =
           cache_.rows(layer_, head, what_.read, /*appended=*/1, run_.stream);
       const HeadReads reads =

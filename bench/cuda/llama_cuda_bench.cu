@@ -165,7 +165,7 @@ class Cases {
     const ModelShape shape = config.shape();
     double pairs = 0.0;
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      pairs += visible_pairs(cuda::describe(plan, 0, head), 0, model.prompt);
+      pairs += visible_pairs(cuda::served_rule(plan, 0, head), 0, model.prompt);
     }
     const double attention =
         pairs * static_cast<double>(shape.group() * shape.layers) * flops_of_pair(shape.head_dim);

@@ -71,7 +71,7 @@ template <class Retrieval>
   std::size_t bytes = 0;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      const cuda::HeadGeometry geometry{cuda::describe(plan, layer, head),
+      const cuda::HeadGeometry geometry{cuda::served_rule(plan, layer, head),
                                         {.head_dim = shape.head_dim,
                                          .page_rows = options.page_rows,
                                          .tail_rows = options.tail_rows()},

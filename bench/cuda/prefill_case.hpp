@@ -65,7 +65,7 @@ class PrefillRig {
     for (std::size_t done = 0; done < what_.tokens; done += what_.chunk) {
       const std::size_t count = std::min(what_.chunk, what_.tokens - done);
       for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
-        const cuda::HeadSettings settings = cuda::describe(what_.plan, 0, head);
+        const HeadRule settings = cuda::served_rule(what_.plan, 0, head);
         pairs += tiles ? live_tile_pairs(settings, done, count, shape_.group(), Tile::query_rows,
                                          Tile::key_rows)
                        : static_cast<double>(shape_.group()) * visible_pairs(settings, done, count);
@@ -118,7 +118,7 @@ class PrefillRig {
     const auto v = download(values_.data(), count * shape_.kv_heads * dim, run_.stream);
     const auto out = download(out_.data(), q.size(), run_.stream);
     for (const std::size_t head : checked_heads(what_.plan, 0)) {
-      const cuda::HeadSettings settings = cuda::describe(what_.plan, 0, head);
+      const HeadRule settings = cuda::served_rule(what_.plan, 0, head);
       cuda::CachedRows rows = cache.rows(0, head, Read::all, 0, run_.stream);
       add_rows(rows, k, v, shape_.kv_heads, head, dim, count, cached);
       for (const std::size_t token : {std::size_t{0}, count / 2, count - 1}) {

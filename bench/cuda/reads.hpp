@@ -16,7 +16,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 
 namespace kvpolicy::bench {
@@ -26,7 +26,7 @@ struct HeadReads {
   std::size_t packed_rows = 0;
   std::size_t summary_vectors = 0;
 
-  [[nodiscard]] double bytes(const cuda::HeadSettings& head, std::size_t head_dim) const {
+  [[nodiscard]] double bytes(const HeadRule& head, std::size_t head_dim) const {
     const auto d = static_cast<double>(head_dim);
     double packed_row = 0.0;
     if (packed_rows > 0) {
@@ -43,7 +43,7 @@ struct HeadReads {
 
 /// Of a head whose text has `tokens` rows, all committed but the query's own. `refreshes`: the call
 /// chooses its chunks anew; `selected`: it reads chosen chunks.
-[[nodiscard]] inline HeadReads decode_reads(const cuda::HeadSettings& head, std::size_t tokens,
+[[nodiscard]] inline HeadReads decode_reads(const HeadRule& head, std::size_t tokens,
                                             bool selected, bool refreshes) {
   if (head.recent > 0) return {.exact_rows = std::min(tokens, head.sinks + head.recent)};
   const std::size_t committed = tokens - 1;
@@ -52,9 +52,9 @@ struct HeadReads {
     const std::size_t chosen = std::min(chunks * head.chunk, head.chosen_rows);
     const bool ranks = refreshes && chunks * head.chunk > head.chosen_rows;
     return {.exact_rows = chosen + tokens - chunks * head.chunk,
-            .summary_vectors = ranks ? chunks * (head.min_max ? 2U : 1U) : 0U};
+            .summary_vectors = ranks ? chunks * (cuda::has_min_max_summary(head) ? 2U : 1U) : 0U};
   }
-  if (head.is_packed()) {
+  if (head.is_quantized()) {
     const std::size_t beyond = committed - std::min(committed, head.residual);
     const std::size_t packed = beyond / cuda::block_rows * cuda::block_rows;
     return {.exact_rows = tokens - packed, .packed_rows = packed};
@@ -63,7 +63,7 @@ struct HeadReads {
 }
 
 /// Pairs of a query and a row that it sees, of a chunk of `queries` behind `cached` rows, one head.
-[[nodiscard]] inline double visible_pairs(const cuda::HeadSettings& head, std::size_t cached,
+[[nodiscard]] inline double visible_pairs(const HeadRule& head, std::size_t cached,
                                           std::size_t queries) {
   const auto triangle = [](double n) { return n * (n + 1) / 2; };
   const auto first = static_cast<double>(cached);
@@ -77,7 +77,7 @@ struct HeadReads {
 
 /// The same counted in whole tiles, as a tile kernel must compute them: `query_rows` rows (pairs of
 /// token and query head of a group) by `key_rows` keys, keys in tiles from position 0 on. In pairs.
-[[nodiscard]] inline double live_tile_pairs(const cuda::HeadSettings& head, std::size_t cached,
+[[nodiscard]] inline double live_tile_pairs(const HeadRule& head, std::size_t cached,
                                             std::size_t queries, std::size_t group,
                                             std::size_t query_rows, std::size_t key_rows) {
   std::size_t tiles = 0;

@@ -41,8 +41,8 @@ using namespace kvpolicy::bench;
 using Clock = std::chrono::steady_clock;
 using Engine = cpu::Engine<>;
 using Reader = reference::LlamaReader;
-using Cache = TriForceCache<bfloat16, Engine>;
-using SmallCache = TriForceDraftCache<bfloat16, Engine>;
+using Cache = KvCache<bfloat16, Engine>;
+using SmallCache = KvCache<bfloat16, Engine>;
 
 /// What is measured, and for how long.
 struct Size {

@@ -22,8 +22,8 @@
 namespace kvpolicy::tools {
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
-using Cache = cuda::KvCache<Plan>;
+using Plan = HeadPlan<bfloat16>;
+using Cache = cuda::KvCache<bfloat16>;
 
 /// What all sequences of a model share. Members go in the reverse of their order: memory first, the
 /// stream that it is given back on last.
@@ -100,7 +100,7 @@ class CudaSequence final : public Sequence {
     for (std::size_t layer = 0; layer < cache_.plan().shape().layers; ++layer) {
       for (std::size_t head = 0; head < cache_.plan().shape().kv_heads; ++head) {
         bytes.push_back(
-            row_bytes(cuda::describe(cache_.plan(), layer, head), layer, head, Read::all));
+            row_bytes(cuda::served_rule(cache_.plan(), layer, head), layer, head, Read::all));
       }
     }
     return bytes;
@@ -111,10 +111,10 @@ class CudaSequence final : public Sequence {
     std::size_t total = 0;
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-        const cuda::HeadSettings settings = cuda::describe(cache_.plan(), layer, head);
+        const HeadRule settings = cuda::served_rule(cache_.plan(), layer, head);
         total += row_bytes(settings, layer, head, reading.read);
         if (reading.refresh_each_step && settings.chunk > 0) {
-          total += (settings.min_max ? 2 : 1) * (cache_.tokens() / settings.chunk) *
+          total += (cuda::has_min_max_summary(settings) ? 2 : 1) * (cache_.tokens() / settings.chunk) *
                    shape.head_dim * sizeof(bfloat16);
         }
       }
@@ -124,7 +124,7 @@ class CudaSequence final : public Sequence {
 
  private:
   // Of the rows that a read shows.
-  [[nodiscard]] std::size_t row_bytes(const cuda::HeadSettings& settings, std::size_t layer,
+  [[nodiscard]] std::size_t row_bytes(const HeadRule& settings, std::size_t layer,
                                       std::size_t head, Read read) const {
     const auto rows = cache_.rows(layer, head, read, 0, shared_->stream);
     const auto quantized = static_cast<std::size_t>(std::ranges::count(rows.quantized, true));
@@ -133,7 +133,7 @@ class CudaSequence final : public Sequence {
   }
 
   // Codes, scales and zeros of a row's key and value: its share of a page.
-  [[nodiscard]] std::size_t quantized_row_bytes(const cuda::HeadSettings& settings) const {
+  [[nodiscard]] std::size_t quantized_row_bytes(const HeadRule& settings) const {
     const cuda::StoreContext context{.head_dim = cache_.plan().shape().head_dim,
                                      .page_rows = cache_.options().page_rows};
     return cuda::HeadGeometry{settings, context, false}.packed_page_bytes() / context.page_rows;

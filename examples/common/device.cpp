@@ -23,7 +23,7 @@ void add_device_option(CLI::App& app, std::string& device) {
 Device open_device(const std::string& device, const reference::Llama& model) {
   if (device == "cpu") {
     return {.about = fmt::format("{} threads", threads()),
-            .make_sequence = [&model](AnyPlan<bfloat16> plan) {
+            .make_sequence = [&model](HeadPlan<bfloat16> plan) {
               return make_sequence(model, std::move(plan));
             }};
   }

@@ -174,7 +174,7 @@ ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
                    std::span<const RetrievalText> texts, const ExamReport& report, Threads share,
                    const MakeSequence& make) {
   require_bytes(model);
-  const MakeSequence on_cpu = [&](AnyPlan<bfloat16> own) {
+  const MakeSequence on_cpu = [&](HeadPlan<bfloat16> own) {
     return make_sequence(model, std::move(own));
   };
   const MakeSequence& made = make ? make : on_cpu;

@@ -77,7 +77,7 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
     const FastGenConfig config = fastgen_config(parts);
     // Until it chooses, every head keeps all rows, and the queries to choose by.
     constexpr std::size_t every_row = std::size_t{1} << 40;
-    AnyPlan<bfloat16> plan{shape, HeadBudgetCache<DenseStorage<bfloat16>>::Config{
+    HeadPlan<bfloat16> plan{shape, HeadBudgetCache<DenseStorage<bfloat16>>::Config{
                                       .budget = every_row, .scorer = config.scorer()}};
     ExamPlan exam{.name = name, .plan = std::move(plan), .compresses = true, .compress = compress};
     exam.settings = parts.settings();
@@ -98,7 +98,7 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
           .compress = compress};
 }
 
-std::string describe(const AnyPlan<bfloat16>& plan) {
+std::string describe(const HeadPlan<bfloat16>& plan) {
   struct Kind {
     std::string text;
     std::size_t heads = 0;
@@ -109,7 +109,7 @@ std::string describe(const AnyPlan<bfloat16>& plan) {
   std::vector<Kind> kinds;
   const ModelShape& shape = plan.shape();
   for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
-    AnyPlan<bfloat16>::visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
+    HeadPlan<bfloat16>::visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
                              [&]<class P>(const typename P::Config& config) {
                                const std::string text = describe_head<P>(config);
                                auto kind = std::ranges::find(kinds, text, &Kind::text);
@@ -151,7 +151,7 @@ std::string describe(const ExamPlan& plan) {
   return settings.empty() ? text : fmt::format("{} ({})", text, settings);
 }
 
-HeadKinds kinds_of(const AnyPlan<bfloat16>& plan) {
+HeadKinds kinds_of(const HeadPlan<bfloat16>& plan) {
   HeadKinds kinds{plan.shape().layers, plan.shape().kv_heads, HeadKind::retrieval};
   plan.for_each_head([&](std::size_t layer, std::size_t head, const auto& config) {
     if constexpr (requires { config.recent; }) kinds(layer, head) = HeadKind::streaming;

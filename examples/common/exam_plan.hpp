@@ -11,7 +11,7 @@
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/io/policy_json.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
 
 #include "sequence.hpp"
@@ -26,7 +26,7 @@ enum class Compress : std::uint8_t { behind_question, behind_text };
 
 struct ExamPlan {
   std::string name;  ///< as the command line has it: "duo+int4"
-  AnyPlan<bfloat16> plan;
+  HeadPlan<bfloat16> plan;
   io::OrderedJson settings = {};  ///< that it was made with: tool_plan.hpp
   Reading reading = {};           ///< of the tokens that it answers with
   bool compresses = false;
@@ -51,12 +51,12 @@ struct ExamPlan {
                                       Compress compress = Compress::behind_question);
 
 /// What the heads keep, on a line: "8 heads every row, 8 heads the first 16 rows and latest 128".
-[[nodiscard]] std::string describe(const AnyPlan<bfloat16>& plan);
+[[nodiscard]] std::string describe(const HeadPlan<bfloat16>& plan);
 
 /// The same, and the settings.
 [[nodiscard]] std::string describe(const ExamPlan& plan);
 
 /// Which heads a plan treats as streaming heads: those with sinks and a window.
-[[nodiscard]] HeadKinds kinds_of(const AnyPlan<bfloat16>& plan);
+[[nodiscard]] HeadKinds kinds_of(const HeadPlan<bfloat16>& plan);
 
 }  // namespace kvpolicy::tools

@@ -18,7 +18,7 @@
 namespace kvpolicy::tools {
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 
 // Nats of `token` under logits [vocabulary].
 double nats(std::span<const float> logits, int token) {
@@ -134,14 +134,14 @@ TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
 
 // Of one policy and storage, fewer bytes never harm less: where a few texts say so, that is chance, and a
 // search would pick just these.
-void smooth(std::vector<HeadChoice<Plan>>& choices, std::size_t head_dim, std::size_t tokens) {
-  const auto bytes = [&](const HeadChoice<Plan>& choice) {
+void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, std::size_t tokens) {
+  const auto bytes = [&](const HeadChoice<bfloat16>& choice) {
     return Plan{ModelShape{1, 1, 1, head_dim}, choice.config}
         .memory(tokens, {.page_rows = 32}, true)
         .heads;
   };
-  for (HeadChoice<Plan>& small : choices) {
-    for (const HeadChoice<Plan>& large : choices) {
+  for (HeadChoice<bfloat16>& small : choices) {
+    for (const HeadChoice<bfloat16>& large : choices) {
       if (small.config.index() != large.config.index() || bytes(small) >= bytes(large)) continue;
       for (std::size_t i = 0; i < small.damage.values().size(); ++i) {
         double& own = small.damage.values()[i];
@@ -153,18 +153,18 @@ void smooth(std::vector<HeadChoice<Plan>>& choices, std::size_t head_dim, std::s
 
 }  // namespace
 
-std::vector<HeadChoice<Plan>> measure_damage(const reference::Llama& model,
-                                             std::span<const Plan::Config> choices,
+std::vector<HeadChoice<bfloat16>> measure_damage(const reference::Llama& model,
+                                             std::span<const HeadSettings<bfloat16>> choices,
                                              std::span<const RetrievalText> texts,
                                              const DamageReport& report, std::size_t end) {
   const ModelShape shape = model.config().shape();
   const std::size_t heads = shape.kv_head_count();
   std::vector<Plan> plans{Plan{shape}};
-  const auto add = [&](const Plan& others, std::size_t head, const Plan::Config& config) {
+  const auto add = [&](const Plan& others, std::size_t head, const HeadSettings<bfloat16>& config) {
     plans.push_back(others);
     plans.back().set(head / shape.kv_heads, head % shape.kv_heads, config);
   };
-  for (const Plan::Config& choice : choices) {
+  for (const HeadSettings<bfloat16>& choice : choices) {
     const Plan all{shape, choice};
     plans.push_back(all);
     for (std::size_t head = 0; head < heads; ++head) {
@@ -178,9 +178,9 @@ std::vector<HeadChoice<Plan>> measure_damage(const reference::Llama& model,
     return std::max(0.0, worse.answers - better.answers) + std::max(0.0, worse.text - better.text);
   };
   const TextLoss none = mean(losses, 0);
-  std::vector<HeadChoice<Plan>> measured;
+  std::vector<HeadChoice<bfloat16>> measured;
   std::size_t plan = 1;
-  for (const Plan::Config& choice : choices) {
+  for (const HeadSettings<bfloat16>& choice : choices) {
     const TextLoss all = mean(losses, plan++);
     HeadDamage damage{shape.layers, shape.kv_heads};
     for (double& one : damage.values()) {

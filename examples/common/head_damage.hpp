@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <reference_model/llama.hpp>
 
@@ -38,12 +38,12 @@ using DamageReport = std::function<void(double share)>;
 ///
 /// Texts are shared among threads; how many there are changes the result by rounding alone.
 /// @throws ConfigError as require_bytes, or for no texts or a text of no more than `end` bytes
-[[nodiscard]] std::vector<HeadChoice<AnyPlan<bfloat16>>> measure_damage(
-    const reference::Llama& model, std::span<const AnyPlan<bfloat16>::Config> choices,
+[[nodiscard]] std::vector<HeadChoice<bfloat16>> measure_damage(
+    const reference::Llama& model, std::span<const HeadSettings<bfloat16>> choices,
     std::span<const RetrievalText> texts, const DamageReport& report = {}, std::size_t end = 128);
 
 /// The loss under one plan, by the same texts and the same forks.
-[[nodiscard]] TextLoss loss_under(const reference::Llama& model, const AnyPlan<bfloat16>& plan,
+[[nodiscard]] TextLoss loss_under(const reference::Llama& model, const HeadPlan<bfloat16>& plan,
                                   std::span<const RetrievalText> texts, std::size_t end = 128);
 
 }  // namespace kvpolicy::tools

@@ -22,10 +22,10 @@ namespace kvpolicy::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 
 SearchChoices measured(const fs::path& file, const ModelShape& shape) {
-  io::DamageTable<Plan> table = io::load_damage<Plan>(file);
+  io::DamageTable<bfloat16> table = io::load_damage<bfloat16>(file);
   require(table.shape == shape, file.string(), ": was measured on a model of ", table.shape.layers,
           " layers, ", table.shape.q_heads, " query heads, ", table.shape.kv_heads,
           " KV heads, head_dim ", table.shape.head_dim, "; this one has ", shape.layers, ", ",
@@ -39,7 +39,7 @@ SearchChoices guessed(const HeadGates& importance, const ModelShape& shape, std:
   // Scales for 32 channels; fewer where 32 do not divide a row.
   SearchMenuConfig config;
   if (shape.head_dim % config.group != 0) config.group = 16;
-  return {choices_by_importance<Plan>(shape, importance, context, config), "a rule of thumb over " + from};
+  return {choices_by_importance<bfloat16>(shape, importance, context, config), "a rule of thumb over " + from};
 }
 
 SearchChoices from_gates(const fs::path& path, const ModelShape& shape, std::size_t context) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <kvpolicy/core/model_shape.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/search.hpp>
 
 namespace kvpolicy::tools {
@@ -28,7 +28,7 @@ struct HeadKnowledge {
 };
 
 struct SearchChoices {
-  std::vector<HeadChoice<AnyPlan<bfloat16>>> choices;
+  std::vector<HeadChoice<bfloat16>> choices;
   std::string from;  ///< "damages measured at 2,048 tokens (…/damage.json)"
 };
 

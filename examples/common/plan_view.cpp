@@ -16,7 +16,7 @@
 namespace kvpolicy::tools {
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 
 template <class Config>
 std::size_t bits_of_rows(const Config& config) {
@@ -116,7 +116,7 @@ std::string plan_map(const Plan& plan, bool colour) {
 }
 
 template <Element E>
-std::vector<PolicyShare> policy_shares(const AnyPlan<E>& plan, std::size_t tokens,
+std::vector<PolicyShare> policy_shares(const HeadPlan<E>& plan, std::size_t tokens,
                                        const CacheOptions& options) {
   const ModelShape& shape = plan.shape();
   const StorageContext context = options.context(shape.head_dim);
@@ -124,7 +124,7 @@ std::vector<PolicyShare> policy_shares(const AnyPlan<E>& plan, std::size_t token
   std::vector<PolicyShare> shares;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      AnyPlan<E>::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
+      HeadPlan<E>::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
         const std::string name = kind_text<P>(config);
         auto share = std::ranges::find(shares, name, &PolicyShare::name);
         if (share == shares.end()) share = shares.insert(share, PolicyShare{.name = name});
@@ -142,17 +142,17 @@ std::vector<PolicyShare> policy_shares(const AnyPlan<E>& plan, std::size_t token
   return shares;
 }
 
-template std::vector<PolicyShare> policy_shares(const AnyPlan<float>&, std::size_t,
+template std::vector<PolicyShare> policy_shares(const HeadPlan<float>&, std::size_t,
                                                 const CacheOptions&);
-template std::vector<PolicyShare> policy_shares(const AnyPlan<bfloat16>&, std::size_t,
+template std::vector<PolicyShare> policy_shares(const HeadPlan<bfloat16>&, std::size_t,
                                                 const CacheOptions&);
 
 template <Element E>
-UnusedBudgets unused_budgets(const AnyPlan<E>& plan, std::size_t tokens) {
+UnusedBudgets unused_budgets(const HeadPlan<E>& plan, std::size_t tokens) {
   UnusedBudgets unused;
   const ModelShape& shape = plan.shape();
   for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
-    AnyPlan<E>::visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
+    HeadPlan<E>::visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
                       [&]<class P>(const typename P::Config& config) {
                         if constexpr (CompressingPolicy<P>) {
                           // Heads that share hand their rows on.
@@ -166,8 +166,8 @@ UnusedBudgets unused_budgets(const AnyPlan<E>& plan, std::size_t tokens) {
   return unused;
 }
 
-template UnusedBudgets unused_budgets(const AnyPlan<float>&, std::size_t);
-template UnusedBudgets unused_budgets(const AnyPlan<bfloat16>&, std::size_t);
+template UnusedBudgets unused_budgets(const HeadPlan<float>&, std::size_t);
+template UnusedBudgets unused_budgets(const HeadPlan<bfloat16>&, std::size_t);
 
 std::string shown_unused(const UnusedBudgets& unused, std::size_t tokens) {
   return fmt::format(

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <kvpolicy/io/policy_json.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 namespace kvpolicy::tools {
 
@@ -17,7 +17,7 @@ namespace kvpolicy::tools {
 [[nodiscard]] std::string tie_text(const io::OrderedJson& settings);
 
 /// One line a layer, one cell a KV head, and what the cells mean below.
-[[nodiscard]] std::string plan_map(const AnyPlan<bfloat16>& plan, bool colour);
+[[nodiscard]] std::string plan_map(const HeadPlan<bfloat16>& plan, bool colour);
 
 /// The memory of the heads of one policy and precision.
 struct PolicyShare {
@@ -29,11 +29,11 @@ struct PolicyShare {
 
 /// By policy, in the order in which a plan first has them.
 template <Element E>
-[[nodiscard]] std::vector<PolicyShare> policy_shares(const AnyPlan<E>& plan, std::size_t tokens,
+[[nodiscard]] std::vector<PolicyShare> policy_shares(const HeadPlan<E>& plan, std::size_t tokens,
                                                      const CacheOptions& options);
-extern template std::vector<PolicyShare> policy_shares(const AnyPlan<float>&, std::size_t,
+extern template std::vector<PolicyShare> policy_shares(const HeadPlan<float>&, std::size_t,
                                                        const CacheOptions&);
-extern template std::vector<PolicyShare> policy_shares(const AnyPlan<bfloat16>&, std::size_t,
+extern template std::vector<PolicyShare> policy_shares(const HeadPlan<bfloat16>&, std::size_t,
                                                        const CacheOptions&);
 
 /// Heads whose budget is longer than a text: what they cannot use goes to no other head.
@@ -42,10 +42,10 @@ struct UnusedBudgets {
   std::size_t rows = 0;  ///< of all budgets, windows included, beyond the text
 };
 template <Element E>
-[[nodiscard]] UnusedBudgets unused_budgets(const AnyPlan<E>& plan, std::size_t tokens);
+[[nodiscard]] UnusedBudgets unused_budgets(const HeadPlan<E>& plan, std::size_t tokens);
 
-extern template UnusedBudgets unused_budgets(const AnyPlan<float>&, std::size_t);
-extern template UnusedBudgets unused_budgets(const AnyPlan<bfloat16>&, std::size_t);
+extern template UnusedBudgets unused_budgets(const HeadPlan<float>&, std::size_t);
+extern template UnusedBudgets unused_budgets(const HeadPlan<bfloat16>&, std::size_t);
 
 /// "3 heads may keep more rows than 1,000 tokens have; 200 rows of the budgets go to no head".
 [[nodiscard]] std::string shown_unused(const UnusedBudgets& unused, std::size_t tokens);

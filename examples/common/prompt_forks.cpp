@@ -7,7 +7,7 @@
 
 namespace kvpolicy::tools {
 
-bool reads_prompt_in_full(const AnyPlan<bfloat16>& plan) {
+bool reads_prompt_in_full(const HeadPlan<bfloat16>& plan) {
   bool in_full = true;
   plan.for_each_head([&](std::size_t, std::size_t, const auto& config) {
     if constexpr (requires { config.recent; }) in_full = false;  // sinks and a window
@@ -21,11 +21,11 @@ bool reads_prompt_in_full(const AnyPlan<bfloat16>& plan) {
 namespace {
 
 // Whether a head ranks rows by the attention that they got from the first query on.
-bool accumulates(const AnyPlan<bfloat16>& plan) {
+bool accumulates(const HeadPlan<bfloat16>& plan) {
   bool any = false;
   const ModelShape& shape = plan.shape();
   for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
-    AnyPlan<bfloat16>::visit(
+    HeadPlan<bfloat16>::visit(
         plan.at(head / shape.kv_heads, head % shape.kv_heads),
         [&]<class P>(const typename P::Config&) { any = any || AccumulatingPolicy<P>; });
   }
@@ -51,7 +51,7 @@ std::unique_ptr<Sequence> PromptForks::under(const ExamPlan& plan) {
 }
 
 const Sequence& PromptForks::full() {
-  if (!full_) full_ = read(AnyPlan<bfloat16>{model_->config().shape()});
+  if (!full_) full_ = read(HeadPlan<bfloat16>{model_->config().shape()});
   return *full_;
 }
 
@@ -60,13 +60,13 @@ const Sequence& PromptForks::added_up() {
   constexpr std::size_t every_row = std::size_t{1} << 40;
   using Adding = HeadBudgetCache<DenseStorage<bfloat16>, H2oScorer>;
   if (!added_up_) {
-    added_up_ = read(AnyPlan<bfloat16>{model_->config().shape(), Adding::Config{.budget = every_row}});
+    added_up_ = read(HeadPlan<bfloat16>{model_->config().shape(), Adding::Config{.budget = every_row}});
   }
   return *added_up_;
 }
 
 // The part that forks share.
-std::unique_ptr<Sequence> PromptForks::read(AnyPlan<bfloat16> plan) const {
+std::unique_ptr<Sequence> PromptForks::read(HeadPlan<bfloat16> plan) const {
   auto sequence = make_sequence(*model_, std::move(plan));
   const std::span<const int> front{prompt_.data(), shared_};
   if (!front.empty()) static_cast<void>(sequence->prefill(front));

@@ -24,7 +24,7 @@ namespace kvpolicy::tools {
 enum class Prefill : std::uint8_t { shared, own };
 
 /// Whether the prompt reads every row exactly under the plan, so that a full cache can read it.
-[[nodiscard]] bool reads_prompt_in_full(const AnyPlan<bfloat16>& plan);
+[[nodiscard]] bool reads_prompt_in_full(const HeadPlan<bfloat16>& plan);
 
 /// The end of a prompt is read by each fork itself: a plan that evicts goes by its latest queries,
 /// and a fork has those that it has read.
@@ -43,7 +43,7 @@ class PromptForks {
   [[nodiscard]] std::unique_ptr<Sequence> in_full();
 
  private:
-  [[nodiscard]] std::unique_ptr<Sequence> read(AnyPlan<bfloat16> plan) const;
+  [[nodiscard]] std::unique_ptr<Sequence> read(HeadPlan<bfloat16> plan) const;
   [[nodiscard]] std::unique_ptr<Sequence> to_the_end(std::unique_ptr<Sequence> sequence) const;
   [[nodiscard]] const Sequence& full();
   [[nodiscard]] const Sequence& added_up();

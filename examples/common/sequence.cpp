@@ -25,7 +25,7 @@ using Engine = cpu::Engine<>;
 template <Element E>
 class PlanSequence final : public Sequence {
  public:
-  using Cache = KvCache<AnyPlan<E>, Engine>;
+  using Cache = KvCache<E, Engine>;
 
   PlanSequence(const reference::Llama& model, Cache cache)
       : model_{&model}, cache_{std::move(cache)} {}
@@ -36,7 +36,7 @@ class PlanSequence final : public Sequence {
     return fork;
   }
 
-  [[nodiscard]] std::unique_ptr<Sequence> fork_as(AnyPlan<bfloat16> plan) const override {
+  [[nodiscard]] std::unique_ptr<Sequence> fork_as(HeadPlan<bfloat16> plan) const override {
     if constexpr (std::same_as<E, bfloat16>) {
       reference::limit_windows(plan, model_->config());
       return std::make_unique<PlanSequence>(*model_, cache_.fork_as(std::move(plan)));
@@ -63,7 +63,7 @@ class PlanSequence final : public Sequence {
     if (fastgen_) {
       if constexpr (std::same_as<E, bfloat16>) {
         const AttentionProfile profile = profile_attention(cache_, fastgen_->window);
-        auto plan = fastgen_plan<AnyPlan<E>>(cache_.plan().shape(), profile, *fastgen_);
+        auto plan = fastgen_plan<E>(cache_.plan().shape(), profile, *fastgen_);
         reference::limit_windows(plan, model_->config());
         cache_ = cache_.fork_as(std::move(plan));
         fastgen_.reset();
@@ -105,9 +105,9 @@ class PlanSequence final : public Sequence {
 
  private:
   // Of the chunks among which a head chooses.
-  [[nodiscard]] std::size_t summary_bytes(const typename AnyPlan<E>::Config& head) const {
+  [[nodiscard]] std::size_t summary_bytes(const HeadSettings<E>& head) const {
     std::size_t bytes = 0;
-    AnyPlan<E>::visit(head, [&]<class P>(const typename P::Config& config) {
+    HeadPlan<E>::visit(head, [&]<class P>(const typename P::Config& config) {
       if constexpr (SelectingPolicy<P>) {
         bytes = P::summary_type::vectors * (cache_.tokens() / config.chunk) *
                 cache_.plan().shape().head_dim * sizeof(E);
@@ -122,7 +122,7 @@ class PlanSequence final : public Sequence {
 };
 
 template <Element E>
-std::unique_ptr<Sequence> make(const reference::Llama& model, AnyPlan<E> plan,
+std::unique_ptr<Sequence> make(const reference::Llama& model, HeadPlan<E> plan,
                                const CacheOptions& options) {
   reference::limit_windows(plan, model.config());
   using Made = PlanSequence<E>;
@@ -135,15 +135,15 @@ void Sequence::choose_behind_prompt(const FastGenConfig&) {
   throw ConfigError{"Sequence: only one of bfloat16 on the CPU chooses its plan behind the prompt"};
 }
 
-std::unique_ptr<Sequence> Sequence::fork_as(AnyPlan<bfloat16>) const {
+std::unique_ptr<Sequence> Sequence::fork_as(HeadPlan<bfloat16>) const {
   throw ConfigError{"Sequence::fork_as: only a sequence of bfloat16 on the CPU goes under another plan"};
 }
 
-std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, AnyPlan<bfloat16> plan,
+std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, HeadPlan<bfloat16> plan,
                                         std::size_t kept_queries) {
   return make(model, std::move(plan), {.kept_queries = kept_queries});
 }
-std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, AnyPlan<float> plan) {
+std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, HeadPlan<float> plan) {
   return make(model, std::move(plan), {});
 }
 

@@ -13,7 +13,7 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/fastgen.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <reference_model/llama.hpp>
 
 namespace kvpolicy::tools {
@@ -39,7 +39,7 @@ class Sequence {
   /// that compresses needs queries: make this sequence with `kept_queries`.
   /// @throws ConfigError where rows are gone or quantised, and for sequences that are not of bfloat16
   /// on the CPU; as KvCache::fork_as
-  [[nodiscard]] virtual std::unique_ptr<Sequence> fork_as(AnyPlan<bfloat16> plan) const;
+  [[nodiscard]] virtual std::unique_ptr<Sequence> fork_as(HeadPlan<bfloat16> plan) const;
 
   /// Reads tokens, `chunk` at a time; logits of the last one.
   virtual std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk = 512,
@@ -77,14 +77,14 @@ class Sequence {
 /// plan says. The model must outlive the sequence and its forks. `kept_queries`: as CacheOptions has it.
 /// @throws ConfigError, ShapeError if the plan does not fit the model.
 [[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model,
-                                                      AnyPlan<bfloat16> plan,
+                                                      HeadPlan<bfloat16> plan,
                                                       std::size_t kept_queries = 0);
 [[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model,
-                                                      AnyPlan<float> plan);
+                                                      HeadPlan<float> plan);
 
 /// Makes an empty sequence under a plan where the model runs: on the CPU as above, or on another
 /// device (device.hpp).
-using MakeSequence = std::function<std::unique_ptr<Sequence>(AnyPlan<bfloat16> plan)>;
+using MakeSequence = std::function<std::unique_ptr<Sequence>(HeadPlan<bfloat16> plan)>;
 
 /// Threads of attention and matrix products from now on; 0 leaves the choice to OpenMP.
 void set_threads(std::size_t threads);

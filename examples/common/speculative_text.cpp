@@ -20,7 +20,7 @@
 namespace kvpolicy::tools {
 namespace {
 
-using Cache = KvCache<AnyPlan<bfloat16>, cpu::Engine<>>;
+using Cache = KvCache<bfloat16, cpu::Engine<>>;
 using Reader = reference::LlamaReader;
 using Selected = SelectedDraft<Reader, Cache, AnyDraft>;
 using Decoder = SpeculativeDecoder<Reader, Cache, AnyDraft>;
@@ -37,17 +37,17 @@ constexpr std::array<NamedStructure, 7> all_structures{{
 }};
 
 template <class Summary>
-AnyPlan<bfloat16> plan_with(const ModelShape& shape, const SpeculationSetup& setup) {
+HeadPlan<bfloat16> plan_with(const ModelShape& shape, const SpeculationSetup& setup) {
   if (setup.bits == 0) {
     using Policy = ChunkRetrievalCache<DenseStorage<bfloat16>, Summary>;
-    return AnyPlan<bfloat16>{shape,
+    return HeadPlan<bfloat16>{shape,
                              typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget}};
   }
   using Policy = ChunkRetrievalCache<PerTokenStorage<bfloat16>, Summary>;
   const std::size_t group = shape.head_dim % 32 == 0 ? 32 : 16;
   const ResidualConfig storage{
       .bits = setup.bits, .key_group = group, .value_group = group, .residual = 128};
-  return AnyPlan<bfloat16>{
+  return HeadPlan<bfloat16>{
       shape,
       typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget, .storage = storage}};
 }
@@ -61,7 +61,7 @@ Cache target_cache(const reference::Llama& model, const SpeculationSetup& setup,
 
 Cache streaming_cache(const reference::Llama& model, const SpeculationSetup& setup,
                       const CacheOptions& options) {
-  auto plan = triforce_draft_plan<AnyPlan<bfloat16>>(
+  auto plan = triforce_draft_plan<bfloat16>(
       model.config().shape(), {.sinks = setup.sinks, .recent = setup.recent});
   reference::limit_windows(plan, model.config());
   return Cache{std::move(plan), options};
@@ -125,7 +125,7 @@ bool needs_small_model(Structure structure) {
          structure == Structure::tree;
 }
 
-AnyPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& setup) {
+HeadPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& setup) {
   return setup.min_max ? plan_with<MinMaxKey>(shape, setup) : plan_with<MeanKey>(shape, setup);
 }
 

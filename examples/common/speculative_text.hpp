@@ -15,7 +15,7 @@
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/model_shape.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/speculation/decoder.hpp>
 #include <kvpolicy/speculation/selected_draft.hpp>
 #include <reference_model/llama.hpp>
@@ -61,7 +61,7 @@ struct SpeculationSetup {
 };
 
 /// The plan of the target's cache.
-[[nodiscard]] AnyPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& setup);
+[[nodiscard]] HeadPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& setup);
 
 /// What one level did: the target first, then who guesses for it, ...
 struct LevelReport {

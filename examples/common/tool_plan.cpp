@@ -46,7 +46,7 @@ constexpr io::EnumNames<bool, 2> bool_names{{{{true, "true"}, {false, "false"}}}
 template <Element E>
 class Maker {
  public:
-  using Plan = AnyPlan<E>;
+  using Plan = HeadPlan<E>;
   using Dense = DenseStorage<E>;
   using Codes = PerTokenStorage<E>;
 
@@ -104,15 +104,15 @@ class Maker {
     std::size_t queries = 0;
     for (const auto& choice : menu.choices) {
       queries =
-          std::max(queries, AnyPlan<bfloat16>{shape_, choice.config}.memory(0, options).queries);
+          std::max(queries, HeadPlan<bfloat16>{shape_, choice.config}.memory(0, options).queries);
     }
-    const MemoryEstimate all = AnyPlan<bfloat16>{shape_}.memory(context, options);
+    const MemoryEstimate all = HeadPlan<bfloat16>{shape_}.memory(context, options);
     const auto rows = static_cast<std::size_t>(share * static_cast<double>(all.heads));
-    const auto found = search_plan<AnyPlan<bfloat16>>(
+    const auto found = search_plan<bfloat16>(
         shape_, menu.choices,
         {.bytes = rows + all.tail + queries, .context = context, .options = options});
     // By way of the file, which does not know the element type.
-    return io::parse_plan<Plan>(io::format_plan(found.plan));
+    return io::parse_plan<E>(io::format_plan(found.plan));
   }
 
   [[nodiscard]] Plan full() {
@@ -132,7 +132,7 @@ class Maker {
     spec_.place({"residual"});
     spec_.require_exact_rows();
     const KiviConfig published;
-    return kivi_plan<Plan>(shape_,
+    return kivi_plan<E>(shape_,
                            {.bits = bits_named(spec_.name, "kivi"),
                             .group = spec_.count("group", group_for(shape_)),
                             .residual = spec_.count("residual", published.residual),
@@ -189,11 +189,11 @@ class Maker {
     }
     if (spec_.storage.empty()) {
       return named_by(folder.string(),
-                      [&] { return duo_plan<Plan>(shape_, pattern.gates, config); });
+                      [&] { return duo_plan<E>(shape_, pattern.gates, config); });
     }
     const ResidualConfig quantized = codes(spec_.storage, 128);
     return named_by(folder.string(), [&] {
-      return quantized_duo_plan<Plan>(shape_, pattern.gates, config, quantized);
+      return quantized_duo_plan<E>(shape_, pattern.gates, config, quantized);
     });
   }
 
@@ -212,11 +212,11 @@ class Maker {
     SnapKvScorer::validate(scorer);
     const HeadScores loaded = io::load_head_scores(scores);
     if (spec_.storage.empty()) {
-      return named_by(scores.string(), [&] { return headkv_plan<Plan>(shape_, loaded, config); });
+      return named_by(scores.string(), [&] { return headkv_plan<E>(shape_, loaded, config); });
     }
     const ResidualConfig quantized = codes(spec_.storage, 0);
     return named_by(scores.string(),
-                    [&] { return quantized_headkv_plan<Plan>(shape_, loaded, config, quantized); });
+                    [&] { return quantized_headkv_plan<E>(shape_, loaded, config, quantized); });
   }
 
   // So many rows for every head, in all.
@@ -269,7 +269,7 @@ class Maker {
     const SnapKvScorer::Config scorer = this->scorer(config.scorer());
     config.pooling = scorer.pooling;
     config.kernel = scorer.kernel;
-    return pyramidkv_plan<Plan>(shape_, config);
+    return pyramidkv_plan<E>(shape_, config);
   }
 
   [[nodiscard]] Plan streaming_llm() {
@@ -279,7 +279,7 @@ class Maker {
             "needs to know how the model turns its keys; give the model, or "
             "sink_recent as the plan");
     const StreamingLlmConfig published;
-    return streaming_llm_plan<Plan>(
+    return streaming_llm_plan<E>(
         shape_, {.sinks = spec_.count("sinks", arguments_.sinks.value_or(published.sinks)),
                  .recent = spec_.count("recent", arguments_.recent.value_or(published.recent)),
                  .mask = spec_.choice("mask", published.mask, io::mask_names),
@@ -297,7 +297,7 @@ class Maker {
     const std::string text = io::read_text_file(path);
     const io::Json json = io::parse_json(text, path.string());
     if (!json.is_object() || !json.contains("format")) return headkv(path);
-    const Plan plan = io::parse_plan<Plan>(text, path.string());
+    const Plan plan = io::parse_plan<E>(text, path.string());
     const ModelShape& own = plan.shape();
     require(own == shape_, path.string(), ": is a plan for ", own.layers, " layers, ", own.q_heads,
             " query heads, ", own.kv_heads, " KV heads, head_dim ", own.head_dim,
@@ -419,25 +419,25 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments) {
 }
 
 template <Element E>
-AnyPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
+HeadPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
                      const fs::path& weights, io::OrderedJson* settings) {
   shape.validate();
   try {
     Maker<E> maker{arguments, shape, weights};
-    AnyPlan<E> plan = maker.make();
+    HeadPlan<E> plan = maker.make();
     if (settings != nullptr) *settings = maker.settings();
     return plan;
   } catch (const ConfigError& error) {
     if (std::string_view{error.what()}.starts_with("--plan ")) throw;
-    return named_by("--plan " + arguments.plan, [&]() -> AnyPlan<E> { throw; });
+    return named_by("--plan " + arguments.plan, [&]() -> HeadPlan<E> { throw; });
   }
 }
 
-template AnyPlan<float> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
+template HeadPlan<float> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
                                   io::OrderedJson*);
-template AnyPlan<half> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
+template HeadPlan<half> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
                                  io::OrderedJson*);
-template AnyPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
+template HeadPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
                                      io::OrderedJson*);
 
 }  // namespace kvpolicy::tools

@@ -35,8 +35,8 @@
 namespace kvpolicy::tools {
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
-using Damages = io::DamageTable<Plan>;
+using Plan = HeadPlan<bfloat16>;
+using Damages = io::DamageTable<bfloat16>;
 
 constexpr const char* footer = R"(
 Every head is given every setting of a menu (all rows in 8, 4 or 2 bits, with keys per channel in 4 or 2;
@@ -77,13 +77,13 @@ std::vector<RetrievalText> draw_texts(const DamageArguments& a) {
   return texts;
 }
 
-std::vector<Plan::Config> menu_of(const DamageArguments& a, const ModelShape& shape) {
+std::vector<HeadSettings<bfloat16>> menu_of(const DamageArguments& a, const ModelShape& shape) {
   const SearchMenuConfig config{.min_rows = a.min_rows,
                                 .group = shape.head_dim % 32 == 0 ? std::size_t{32} : 16,
                                 .scorer = {.window = a.window, .kernel = a.kernel}};
   const HeadGates none{shape.layers, shape.kv_heads};
-  std::vector<Plan::Config> menu;
-  for (auto& choice : choices_by_importance<Plan>(shape, none, a.length, config)) {
+  std::vector<HeadSettings<bfloat16>> menu;
+  for (auto& choice : choices_by_importance<bfloat16>(shape, none, a.length, config)) {
     bool window = false;
     Plan::visit(choice.config, [&]<class P>(const typename P::Config&) { window = WindowPolicy<P>; });
     if (!window) menu.push_back(std::move(choice.config));
@@ -98,7 +98,7 @@ std::string report(const Damages& table) {
   lines.add_column("least damage");
   lines.add_column("greatest");
   lines.add_column("by head", "", Align::left);
-  for (const HeadChoice<Plan>& choice : table.choices) {
+  for (const HeadChoice<bfloat16>& choice : table.choices) {
     const auto [least, most] = std::ranges::minmax_element(choice.damage.values());
     const auto worst = static_cast<std::size_t>(most - choice.damage.values().begin());
     const Plan one{ModelShape{1, 1, 1, table.shape.head_dim}, choice.config};

@@ -242,9 +242,9 @@ std::pair<std::string_view, std::string_view> split_at(std::string_view text,
 
 }  // namespace
 
-HeadKind kind_of(const AnyPlan<bfloat16>::Config& config) {
+HeadKind kind_of(const HeadSettings<bfloat16>& config) {
   HeadKind kind;
-  AnyPlan<bfloat16>::visit(config, [&]<class P>(const typename P::Config& own) {
+  HeadPlan<bfloat16>::visit(config, [&]<class P>(const typename P::Config& own) {
     kind.policy = P::name;
     if constexpr (requires { own.storage.bits; }) kind.bits = own.storage.bits;
   });

@@ -27,6 +27,6 @@ struct HeadKind {
   std::size_t bits = 0;
   friend bool operator==(const HeadKind&, const HeadKind&) = default;
 };
-[[nodiscard]] HeadKind kind_of(const AnyPlan<bfloat16>::Config& config);
+[[nodiscard]] HeadKind kind_of(const HeadSettings<bfloat16>& config);
 
 }  // namespace kvpolicy::tools

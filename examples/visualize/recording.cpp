@@ -18,8 +18,8 @@
 namespace kvpolicy::tools {
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
-using Cache = KvCache<Plan, WatchingEngine<cpu::Engine<>>>;
+using Plan = HeadPlan<bfloat16>;
+using Cache = KvCache<bfloat16, WatchingEngine<cpu::Engine<>>>;
 
 // One text going through the model, a step noted for each call.
 class Recorder {
@@ -139,7 +139,7 @@ RowRuns runs_of(std::vector<std::size_t> rows) {
   return runs;
 }
 
-Recording record(const reference::Llama& model, AnyPlan<bfloat16> plan,
+Recording record(const reference::Llama& model, HeadPlan<bfloat16> plan,
                  std::span<const int> prompt, const RecordSettings& settings,
                  const RecordReport& report) {
   require<ShapeError>(!prompt.empty(), "record: the prompt is empty, expected at least 1 token");

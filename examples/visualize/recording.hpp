@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <kvpolicy/core/segment.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <reference_model/llama.hpp>
 
 namespace kvpolicy::tools {
@@ -57,7 +57,7 @@ struct Step {
 struct Recording {
   std::string model = {};        ///< for people, as is the plan's name
   std::string plan = {};
-  AnyPlan<bfloat16> heads;       ///< as it was, windows of the model's own included
+  HeadPlan<bfloat16> heads;       ///< as it was, windows of the model's own included
   std::size_t vocabulary = 0;    ///< 256: tokens are bytes
   std::vector<int> tokens = {};  ///< the prompt, and what the model said
   std::size_t prompt_tokens = 0;
@@ -85,7 +85,7 @@ using RecordReport = std::function<void(std::size_t done, std::size_t total)>;
 /// heads with a budget compress behind it, and heads that select do so anew at each new token.
 /// @throws ShapeError for no prompt or tokens outside the vocabulary, ConfigError if the plan does not
 /// fit the model, std::bad_alloc
-[[nodiscard]] Recording record(const reference::Llama& model, AnyPlan<bfloat16> plan,
+[[nodiscard]] Recording record(const reference::Llama& model, HeadPlan<bfloat16> plan,
                                std::span<const int> prompt, const RecordSettings& settings,
                                const RecordReport& report = {});
 

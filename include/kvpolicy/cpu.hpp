@@ -12,8 +12,8 @@
 namespace kvpolicy::cpu {
 
 /// The cache on the fast CPU engine.
-/// `cpu::KvCache<Plan, cpu::Engine<MyPool>>` runs on the caller's own threads.
-template <class Plan, class CpuEngine = Engine<>>
-using KvCache = kvpolicy::KvCache<Plan, CpuEngine>;
+/// `cpu::KvCache<E, cpu::Engine<MyPool>>` runs on the caller's own threads.
+template <Element E, class CpuEngine = Engine<>>
+using KvCache = kvpolicy::KvCache<E, CpuEngine>;
 
 }  // namespace kvpolicy::cpu

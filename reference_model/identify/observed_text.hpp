@@ -57,8 +57,8 @@ class ObservedText {
   }
 
  private:
-  [[nodiscard]] static DuoPlan<float> plan_for_model(const LlamaConfig& config) {
-    DuoPlan<float> plan{config.shape()};
+  [[nodiscard]] static HeadPlan<float> plan_for_model(const LlamaConfig& config) {
+    HeadPlan<float> plan{config.shape()};
     limit_windows(plan, config);
     return plan;
   }
@@ -101,7 +101,7 @@ class ObservedText {
   }
 
   const Llama* model_;
-  KvCache<DuoPlan<float>, Engine> cache_;
+  KvCache<float, Engine> cache_;
 };
 
 }  // namespace kvpolicy::reference

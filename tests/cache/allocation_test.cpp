@@ -253,7 +253,7 @@ TEST_CASE("allocation failure: heads that add up attention, and the keys they re
   std::size_t failures = 0;
   for (std::size_t n = 0;; ++n) {
     REQUIRE(n < 1000);
-    KvCache<HeadPlan<Summing>> cache{plan};
+    KvCache<Summing> cache{plan};
     test::Random random{1};
     test::feed(cache, random, {20});
     const std::size_t observed = cache.observed_rows();
@@ -343,7 +343,7 @@ struct IdleEngine {
 template <class Policy>
 std::size_t news_of_decoding(const typename Policy::Config& config, const AttendOptions& options = {}) {
   const HeadPlan<Policy> plan{ModelShape{1, 4, 2, 64}, config};
-  KvCache<HeadPlan<Policy>, IdleEngine> cache{plan};
+  KvCache<Policy, IdleEngine> cache{plan};
   test::Random random{1};
   test::Chunk<> prompt{random, plan.shape(), 210}, chunk{random, plan.shape(), 1};
   prompt.step(cache, 0);

@@ -5,6 +5,6 @@
 #include "cache/slow_memory.hpp"
 
 TEST_CASE("random operations with slow memory: every policy does what its model says") {
-  using Plan = kvpolicy::AnyPlan<float>;
+  using Plan = kvpolicy::HeadPlan<float>;
   test::random_sequences<Plan, float, test::SlowBackend<Plan>>(3, 15);
 }

@@ -16,7 +16,7 @@ namespace {
 using namespace kvpolicy;
 
 using Policy = ChunkRetrievalCache<DenseStorage<float>>;
-using Cache = KvCache<HeadPlan<Policy>>;
+using Cache = KvCache<Policy>;
 constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 
 struct Call {

@@ -19,8 +19,8 @@ using namespace kvpolicy;
 
 namespace {
 
-using Plan = AnyPlan<float>;
-using Cache = KvCache<Plan>;
+using Plan = HeadPlan<float>;
+using Cache = KvCache<float>;
 constexpr std::size_t kv_heads = 12;
 constexpr ModelShape shape{.layers = 1, .q_heads = kv_heads, .kv_heads = kv_heads, .head_dim = 64};
 

@@ -11,7 +11,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/cpu.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "support/compare.hpp"
 #include "support/random_tree.hpp"
@@ -26,7 +26,7 @@ using test::Tensor;
 // A random config of each policy of AnyPlan in turn; in a cache that rolls back, of a head that
 // keeps everything for each policy that cannot.
 template <class E>
-typename AnyPlan<E>::Config random_config(Random& random, std::size_t which, std::size_t head_dim,
+HeadSettings<E> random_config(Random& random, std::size_t which, std::size_t head_dim,
                                           bool rolls_back) {
   const std::vector<std::size_t> bit_counts{2, 4, 8};
   const auto residual = [&](auto& storage) {
@@ -37,7 +37,7 @@ typename AnyPlan<E>::Config random_config(Random& random, std::size_t which, std
       if (below(random, 2) == 0) storage.value_group = head_dim / 2;
     }
   };
-  typename AnyPlan<E>::Config config;
+  HeadSettings<E> config;
   std::size_t index = 0;
   const auto fill = [&]<class Own>(Own own) {
     if (index++ != which) return;
@@ -61,14 +61,14 @@ typename AnyPlan<E>::Config random_config(Random& random, std::size_t which, std
       residual(own);
     }
     config = own;
-    AnyPlan<E>::visit(config, [&]<class P>(const typename P::Config&) {
+    HeadPlan<E>::visit(config, [&]<class P>(const typename P::Config&) {
       if (rolls_back && AccumulatingPolicy<P>)
         config = typename FullCache<DenseStorage<E>>::Config{};
     });
   };
   [&]<class... Own>(std::variant<Own...>*) {
     (fill(Own{}), ...);
-  }(static_cast<typename AnyPlan<E>::Config*>(nullptr));
+  }(static_cast<HeadSettings<E>*>(nullptr));
   return config;
 }
 
@@ -111,7 +111,7 @@ void run(std::uint64_t seed, double tolerance) {
   Random random{seed};
   const std::vector<std::size_t> head_dims{64, 80, 96, 128};
   const std::vector<std::size_t> groups{1, 2, 4, 7};
-  constexpr std::size_t policies = std::variant_size_v<typename AnyPlan<E>::Config>;
+  constexpr std::size_t policies = std::variant_size_v<HeadSettings<E>>;
   ModelShape shape;
   shape.layers = 2;
   shape.kv_heads = policies;
@@ -122,15 +122,15 @@ void run(std::uint64_t seed, double tolerance) {
   options.page_rows = 32;
   if (seed % 3 == 0)
     options.slow_memory = std::pmr::new_delete_resource();  // copies of chosen rows
-  AnyPlan<E> plan{shape};
+  HeadPlan<E> plan{shape};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
       plan.set(layer, head,
                random_config<E>(random, head, shape.head_dim, options.max_rollback > 0));
     }
   }
-  KvCache<AnyPlan<E>> scalar{plan, options};
-  cpu::KvCache<AnyPlan<E>, cpu::Engine<Serially>> fast{plan, options,
+  KvCache<E> scalar{plan, options};
+  cpu::KvCache<E, cpu::Engine<Serially>> fast{plan, options,
                                                        cpu::Engine<Serially>{{1 + seed / 100 % 2}}};
 
   const bool has_tiles = cpu::matrix_unit() == cpu::MatrixUnit::tiles;

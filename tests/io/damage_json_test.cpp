@@ -13,8 +13,8 @@ using namespace kvpolicy::io;
 
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
-using Table = DamageTable<Plan>;
+using Plan = HeadPlan<bfloat16>;
+using Table = DamageTable<bfloat16>;
 
 Table sample() {
   using Window = SinkRecentCache<DenseStorage<bfloat16>>::Config;
@@ -36,7 +36,7 @@ std::string with(std::string_view old, std::string_view changed) {
 
 TEST_CASE("a table of damages comes back as it was written") {
   const Table table = sample();
-  const Table read = parse_damage<Plan>(format_damage(table));
+  const Table read = parse_damage<bfloat16>(format_damage(table));
   CHECK(read.shape == table.shape);
   CHECK(read.context == 1536);
   REQUIRE(read.choices.size() == 2);
@@ -49,7 +49,7 @@ TEST_CASE("a table of damages comes back as it was written") {
 TEST_CASE("a damaged table is refused by name") {
   const auto refused = [](const std::string& text, const char* why) {
     CAPTURE(text);
-    CHECK_THROWS_WITH_AS((void)parse_damage<Plan>(text, "d.json"), doctest::Contains(why), FormatError);
+    CHECK_THROWS_WITH_AS((void)parse_damage<bfloat16>(text, "d.json"), doctest::Contains(why), FormatError);
   };
   refused(with("kvpolicy damage", "kvpolicy plan"), "kvpolicy damage");
   refused(with("\"version\": 1", "\"version\": 2"), "version");

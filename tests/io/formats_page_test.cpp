@@ -48,7 +48,7 @@ TEST_CASE("docs/formats.md: every file that it shows is read") {
   CHECK(plan.has<HeadBudgetCache<PerTokenStorage<float>>>(1, 0));
   CHECK(plan.has<ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>>(1, 1));
 
-  const auto damage = io::parse_damage<AnyPlan<float>>(shown("damage"));
+  const auto damage = io::parse_damage<float>(shown("damage"));
   CHECK(damage.context == 2048);
   CHECK(damage.choices.size() == 2);
   CHECK(damage.choices[1].damage(0, 0) == 0.7);

@@ -22,7 +22,7 @@ namespace {
 
 constexpr ModelShape shape{.layers = 3, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
 
-template <class Plan = AnyPlan<float>>
+template <class Plan = HeadPlan<float>>
 std::string refusal(std::string_view text) {
   try {
     (void)io::parse_plan<Plan>(text, "plan.json");
@@ -45,12 +45,12 @@ std::string plan_text(std::string_view settings, std::string_view heads = "[[0, 
 TEST_CASE("every plan comes back the same, in every element type") {
   Random random{31};
   for (int round = 0; round < 200; ++round) {
-    const auto plan = random_plan<AnyPlan<float>>(shape, random);
+    const auto plan = random_plan<HeadPlan<float>>(shape, random);
     const std::string text = io::format_plan(plan);
     REQUIRE(io::parse_plan(text) == plan);
     // The element type is not part of the file.
-    REQUIRE(io::format_plan(io::parse_plan<AnyPlan<half>>(text)) == text);
-    REQUIRE(io::format_plan(io::parse_plan<AnyPlan<bfloat16>>(text)) == text);
+    REQUIRE(io::format_plan(io::parse_plan<half>(text)) == text);
+    REQUIRE(io::format_plan(io::parse_plan<bfloat16>(text)) == text);
   }
 }
 
@@ -62,7 +62,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   const HeadBudgetCache<Dense, TovaScorer>::Config tova{.budget = 7, .compress_from = 77, .compress_every = 2};
   const HeadBudgetCache<PerTokenStorage<float>>::Config shared{
       .share_in_layer = true, .safeguard = 0.1, .scorer = {.window = 3}};
-  AnyPlan<float> plan{shape, h2o};
+  HeadPlan<float> plan{shape, h2o};
   plan.set(0, 1, key_norm);
   plan.set(1, 0, tova);
   plan.set(1, 1, shared);
@@ -79,7 +79,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   CHECK_THROWS_AS((void)io::parse_plan(wrong), FormatError);
   wrong = text;
   wrong.replace(wrong.find("\"share_in_layer\":true"), 21, "\"share_in_layer\":1");
-  CHECK(refusal<AnyPlan<float>>(wrong) == Says{"share_in_layer: must be true or false, is 1"});
+  CHECK(refusal<HeadPlan<float>>(wrong) == Says{"share_in_layer: must be true or false, is 1"});
 }
 
 TEST_CASE("the quantised cache of transformers, as the page of its policy writes it") {
@@ -88,10 +88,10 @@ TEST_CASE("the quantised cache of transformers, as the page of its policy writes
   const std::size_t first = page.find("    {\"policy\": \"full\"");
   REQUIRE(first != std::string::npos);
   const std::string setting = page.substr(first, page.find("\n\n", first) - first);
-  const AnyPlan<half> plan = io::parse_plan<AnyPlan<half>>(
+  const HeadPlan<half> plan = io::parse_plan<half>(
       R"({"format": "kvpolicy plan", "version": 1, "heads": [[0]],
           "shape": {"layers": 1, "q_heads": 4, "kv_heads": 1, "head_dim": 128}, "settings": [)" + setting + "]}");
-  CHECK(plan == AnyPlan<half>{plan.shape(), QuantizedResidualCache<half>::Config{
+  CHECK(plan == HeadPlan<half>{plan.shape(), QuantizedResidualCache<half>::Config{
                                                 .storage = {.bits = 4, .key_group = 64, .value_group = 64, .residual = 128}}});
 }
 
@@ -107,7 +107,7 @@ TEST_CASE("numbers come back to the last bit, and sizes beyond 53 bits too") {
               .low_freq_factor = draw(),
               .high_freq_factor = 2e9 + draw(),
               .original_max_position = draw()};
-    const AnyPlan<float> plan{
+    const HeadPlan<float> plan{
         shape, Window::Config{.sinks = (std::size_t{1} << 40) - pick(random, 0, 1000),
                               .recent = std::size_t{1} << 40,
                               .rotary_in_cache = rotary}};
@@ -118,18 +118,18 @@ TEST_CASE("numbers come back to the last bit, and sizes beyond 53 bits too") {
 TEST_CASE("a method's own plan type reads and writes the same files") {
   const HeadGates gates{3, 4, {.1, .9, .2, .8, .7, .1, .6, .2, .5, .5, .5, .5}};
   const auto duo = duo_plan<half>(shape, gates, {.sparsity = 0.5, .sinks = 4, .recent = 60});
-  CHECK(io::parse_plan<DuoPlan<half>>(io::format_plan(duo)) == duo);
-  const auto any = io::parse_plan<AnyPlan<half>>(io::format_plan(duo));
-  CHECK(any == duo_plan<AnyPlan<half>>(shape, gates, {.sparsity = 0.5, .sinks = 4, .recent = 60}));
+  CHECK(io::parse_plan<half>(io::format_plan(duo)) == duo);
+  const auto any = io::parse_plan<half>(io::format_plan(duo));
+  CHECK(any == duo_plan<half>(shape, gates, {.sparsity = 0.5, .sinks = 4, .recent = 60}));
 
   const HeadScores scores{3, 8, 1.0};
   const auto headkv = quantized_headkv_plan<float>(shape, scores);
-  CHECK(io::parse_plan<QuantizedHeadKvPlan<float>>(io::format_plan(headkv)) == headkv);
+  CHECK(io::parse_plan<float>(io::format_plan(headkv)) == headkv);
   const auto kivi = kivi_plan<float>(shape);
-  CHECK(io::parse_plan<KiviPlan<float>>(io::format_plan(kivi)) == kivi);
+  CHECK(io::parse_plan<float>(io::format_plan(kivi)) == kivi);
 
   // A policy that the plan type has not.
-  CHECK(refusal<KiviPlan<float>>(io::format_plan(duo)) ==
+  CHECK(refusal<HeadPlan<float>>(io::format_plan(duo)) ==
         Says{"there is no policy 'sink_recent over dense'; this plan can have: full "
              "over residual_per_channel"});
 }
@@ -157,7 +157,7 @@ TEST_CASE("a plan file is compact: equal settings stand once") {
 TEST_CASE("a plan is saved and loaded; a file that cannot be written leaves nothing behind") {
   const TemporaryFolder folder;
   Random random{1};
-  const auto plan = random_plan<AnyPlan<float>>(shape, random);
+  const auto plan = random_plan<HeadPlan<float>>(shape, random);
   io::save_plan(folder.path() / "plan.json", plan);
   CHECK(io::load_plan(folder.path() / "plan.json") == plan);
   CHECK_THROWS_AS(io::save_plan(folder.path() / "none" / "plan.json", plan), StorageError);

@@ -6,7 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/duo.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 using namespace kvpolicy;
 
@@ -17,8 +17,8 @@ const HeadGates gates{2, 2, {0.9, 0.1, 0.4, 0.6}};
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("a duo plan gives each head what its gate asks for", Plan, DuoPlan<half>,
-                   AnyPlan<half>) {
+TEST_CASE_TEMPLATE("a duo plan gives each head what its gate asks for", Plan, HeadPlan<half>,
+                   HeadPlan<half>) {
   const auto plan = duo_plan<Plan>(
       shape, gates, {.sparsity = 0.5, .sinks = 5, .recent = 70, .mask = Mask::chunk});
   using Full = FullCache<DenseStorage<half>>;
@@ -32,7 +32,7 @@ TEST_CASE_TEMPLATE("a duo plan gives each head what its gate asks for", Plan, Du
 }
 
 TEST_CASE_TEMPLATE("a quantised duo plan quantises the retrieval heads alone", Plan,
-                   QuantizedDuoPlan<float>, AnyPlan<float>) {
+                   HeadPlan<float>, HeadPlan<float>) {
   const auto plan = quantized_duo_plan<Plan>(shape, gates, {.sparsity = 0.25},
                                              {.bits = 8, .key_group = 32, .residual = 16});
   using Codes = QuantizedResidualCache<float>;

@@ -16,7 +16,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/fastgen.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "support/oracle.hpp"
 #include "support/tensors.hpp"
@@ -154,8 +154,8 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to what was
   constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
   constexpr std::size_t tokens = 120, queries = 8;
   const FastGenConfig config{.recovery = 0.8, .local_share = 0.2, .frequent_share = 0.1, .sinks = 4};
-  using Whole = KvCache<AnyPlan<float>>;
-  Whole whole{AnyPlan<float>{shape}, {.kept_queries = queries}};
+  using Whole = KvCache<float>;
+  Whole whole{HeadPlan<float>{shape}, {.kept_queries = queries}};
   test::Random random{9};
   AttentionProfile slow{{2, 2}, queries};
   for (std::size_t layer = 0; layer < 2; ++layer) {
@@ -208,7 +208,7 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to what was
   for (const double local : {0.05, 0.2}) {
     FastGenConfig other = config;
     other.local_share = local;
-    const auto plan = fastgen_plan<AnyPlan<float>>(shape, profile, other);
+    const auto plan = fastgen_plan<float>(shape, profile, other);
     auto cache = whole.fork_as(plan);
     cache.compress();
     CHECK(cache.bytes() == plan.memory(tokens, cache.options(), true).total());
@@ -233,11 +233,11 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to what was
       CHECK(kept == expected);
     }
   }
-  Whole forgetful{AnyPlan<float>{shape}};
+  Whole forgetful{HeadPlan<float>{shape}};
   CHECK_THROWS_AS((void)profile_attention(forgetful, 8), ConfigError);
 }
 
-TEST_CASE_TEMPLATE("each choice is a policy", Plan, FastGenPlan<half>, AnyPlan<half>) {
+TEST_CASE_TEMPLATE("each choice is a policy", Plan, HeadPlan<half>, HeadPlan<half>) {
   using Window = SinkRecentCache<DenseStorage<half>>;
   using Budget = HeadBudgetCache<DenseStorage<half>>;
   const ModelShape shape{.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 64};

@@ -8,7 +8,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/headkv.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 using namespace kvpolicy;
 
@@ -20,8 +20,8 @@ const HeadScores scores{2, 4, {0.5, 1.5, 3.0, 3.0, 2.0, 2.0, 0.0, 4.0}};
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("each KV head gets the budget of its group's score", Plan, HeadKvPlan<half>,
-                   AnyPlan<half>) {
+TEST_CASE_TEMPLATE("each KV head gets the budget of its group's score", Plan, HeadPlan<half>,
+                   HeadPlan<half>) {
   const auto plan = headkv_plan<Plan>(shape, scores,
                                       {.capacity = 40,
                                        .window = 8,
@@ -41,7 +41,7 @@ TEST_CASE_TEMPLATE("each KV head gets the budget of its group's score", Plan, He
 }
 
 TEST_CASE("quantised survivors, and settings that do not work") {
-  const auto plan = quantized_headkv_plan<AnyPlan<float>>(shape, scores, {}, {.bits = 8});
+  const auto plan = quantized_headkv_plan<float>(shape, scores, {}, {.bits = 8});
   using Config = HeadBudgetCache<ResidualStorage<float>>::Config;
   CHECK(std::get<Config>(plan.at(1, 1)).storage.bits == 8);
   CHECK_THROWS_WITH_AS((void)headkv_plan<float>(shape, HeadScores{2, 2, 1.0}),
@@ -53,7 +53,7 @@ TEST_CASE("quantised survivors, and settings that do not work") {
 
 namespace {
 
-void feed(HeadKvCache<float>& cache, std::size_t tokens) {
+void feed(KvCache<float>& cache, std::size_t tokens) {
   std::vector<float> q(tokens * 4 * 64, 0.5F);
   std::vector<float> kv(tokens * 2 * 64, 0.25F);
   std::vector<float> out(q.size());
@@ -65,7 +65,7 @@ void feed(HeadKvCache<float>& cache, std::size_t tokens) {
   }
 }
 
-std::vector<std::size_t> rows_of(const HeadKvCache<float>& cache) {
+std::vector<std::size_t> rows_of(const KvCache<float>& cache) {
   std::vector<std::size_t> rows;
   for (std::size_t i = 0; i < 4; ++i) {
     std::visit([&](const auto& policy) { rows.push_back(policy.rows()); }, cache.policy(i / 2, i % 2));
@@ -77,7 +77,7 @@ std::vector<std::size_t> rows_of(const HeadKvCache<float>& cache) {
 
 TEST_CASE("after a compression each head has its budget and the window") {
   constexpr std::size_t tokens = 100;
-  HeadKvCache<float> cache{headkv_plan<float>(shape, scores, {.capacity = 40, .window = 8})};
+  KvCache<float> cache{headkv_plan<float>(shape, scores, {.capacity = 40, .window = 8})};
   feed(cache, tokens);
   cache.compress();
   const auto rows = rows_of(cache);
@@ -101,7 +101,7 @@ TEST_CASE("a prompt shorter than the capacity stays whole in every head, as publ
       published.push_back(whole ? tokens : alone.back());
     }
     const auto after = [&](bool keep) {
-      HeadKvCache<float> cache{headkv_plan<float>(
+      KvCache<float> cache{headkv_plan<float>(
           shape, scores, {.capacity = capacity, .beta = 1.0, .keep_short_prompts = keep})};
       feed(cache, tokens);
       cache.compress();
@@ -116,12 +116,12 @@ TEST_CASE("a prompt shorter than the capacity stays whole in every head, as publ
 TEST_CASE("a prompt that stayed whole is compressed once the text is long enough") {
   const HeadKvConfig config{.capacity = 128, .beta = 1.0, .compress_every = 4};
   using Rows = std::vector<std::size_t>;
-  HeadKvCache<float> cache{headkv_plan<float>(shape, scores, config)};
+  KvCache<float> cache{headkv_plan<float>(shape, scores, config)};
   feed(cache, 120);
   cache.compress();
   feed(cache, 1);  // 53 rows more than the first head's budget and window
   CHECK(rows_of(cache) == Rows(4, 121));
-  HeadKvCache<float> fork = cache.fork();
+  KvCache<float> fork = cache.fork();
   for (int i = 0; i < 7; ++i) feed(cache, 1);
   CHECK(rows_of(cache) == Rows{68, 128, 128, 128});
   for (int i = 0; i < 4; ++i) feed(cache, 1);

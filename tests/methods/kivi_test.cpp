@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/kivi.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 using namespace kvpolicy;
 
@@ -12,8 +12,8 @@ constexpr ModelShape shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim =
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("keys per channel, values per token, the published flush", Plan, KiviPlan<half>,
-                   AnyPlan<half>) {
+TEST_CASE_TEMPLATE("keys per channel, values per token, the published flush", Plan, HeadPlan<half>,
+                   HeadPlan<half>) {
   const auto plan = kivi_plan<Plan>(shape);
   using Policy = QuantizedResidualCache<half, Granularity::per_channel>;
   const ResidualConfig codes = std::get<typename Policy::Config>(plan.at(0, 1)).storage;

@@ -5,7 +5,7 @@
 
 #include <doctest/doctest.h>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/pyramidkv.hpp>
 
 using namespace kvpolicy;
@@ -14,7 +14,7 @@ namespace {
 constexpr ModelShape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 }
 
-TEST_CASE_TEMPLATE("lower layers get more", Plan, PyramidKvPlan<half>, AnyPlan<half>) {
+TEST_CASE_TEMPLATE("lower layers get more", Plan, HeadPlan<half>, HeadPlan<half>) {
   const auto plan = pyramidkv_plan<Plan>(
       shape, {.capacity = 48, .window = 8, .beta = 4.0, .pooling = Pooling::average, .kernel = 5,
               .compress_every = 16});
@@ -44,7 +44,7 @@ TEST_CASE("a prompt shorter than the capacity stays whole in every layer, as pub
 
 TEST_CASE("a compressed cache holds what its plan foresaw") {
   constexpr std::size_t tokens = 100;
-  PyramidKvCache<float> cache{pyramidkv_plan<float>(shape, {.capacity = 48, .beta = 4.0})};
+  KvCache<float> cache{pyramidkv_plan<float>(shape, {.capacity = 48, .beta = 4.0})};
   const std::vector<float> q(tokens * 4 * 64, 0.5F);
   const std::vector<float> kv(tokens * 2 * 64, 0.25F);
   std::vector<float> out(q.size());

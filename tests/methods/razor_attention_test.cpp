@@ -12,7 +12,7 @@
 
 #include <doctest/doctest.h>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/razor_attention.hpp>
 
 using namespace kvpolicy;
@@ -108,7 +108,7 @@ TEST_CASE("of equal scores at the cut, heads spread over the layers") {
 }
 
 TEST_CASE_TEMPLATE("the others keep the opening and the latest rows", Plan,
-                   RazorAttentionPlan<half>, AnyPlan<half>) {
+                   HeadPlan<half>, HeadPlan<half>) {
   using Full = FullCache<DenseStorage<half>>;
   using Window = SinkRecentCache<DenseStorage<half>>;
   const auto plan =

@@ -11,7 +11,7 @@
 
 #include <doctest/doctest.h>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/streaming_llm.hpp>
 
 #include "support/oracle.hpp"
@@ -98,7 +98,7 @@ TEST_CASE("rows look as near as their places in the cache") {
       const Rows v = draw(random, tokens * 2);
       StreamingLlmConfig config{.sinks = sinks, .recent = recent};
       if (in_cache) config.rotary_in_cache = RotaryConfig{.theta = theta};
-      StreamingLlmCache<float> cache{streaming_llm_plan<float>(shape, config)};
+      KvCache<float> cache{streaming_llm_plan<float>(shape, config)};
       bool close = true;
       for (std::size_t first = 0; first < tokens; first += chunk) {
         const std::size_t count = std::min(chunk, tokens - first);
@@ -123,7 +123,7 @@ TEST_CASE("rows look as near as their places in the cache") {
   }
 }
 
-TEST_CASE_TEMPLATE("every head gets the same window", Plan, StreamingLlmPlan<half>, AnyPlan<half>) {
+TEST_CASE_TEMPLATE("every head gets the same window", Plan, HeadPlan<half>, HeadPlan<half>) {
   const RotaryConfig rotary{.theta = 5e5};
   const auto plan = streaming_llm_plan<Plan>(
       shape, {.sinks = 2, .recent = 30, .mask = Mask::chunk, .rotary_in_cache = rotary});

@@ -17,7 +17,7 @@
 
 #include <doctest/doctest.h>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "model/guessing.hpp"
 
@@ -55,7 +55,7 @@ class Decoded {
     setting.prompt_chunk = prompt_chunk;
     setting.commit_every = commit_every_;
     Watched<RowByRow> target{models_->target, plain_};
-    KvCache<Plan> cache{plan_, cache_options()};
+    KvCache<float> cache{plan_, cache_options()};
     const Outcome outcome = decode_with_guesses(target, models_->target, cache, models_->near,
                                                 models_->prompt, tokens, setting);
     CHECK(outcome.text == plain_.text);
@@ -70,7 +70,7 @@ class Decoded {
   const Models* models_;
   Plan plan_;
   std::size_t commit_every_;
-  KvCache<Plan> cache_;
+  KvCache<float> cache_;
   PlainText plain_;
 };
 
@@ -118,12 +118,12 @@ TEST_CASE("quantised rows that are committed at the same places of the text") {
 }
 
 TEST_CASE("heads of all policies in one plan") {
-  using Plan = AnyPlan<float>;
+  using Plan = HeadPlan<float>;
   using PerToken = PerTokenStorage<float>;
   using PerChannel = PerChannelStorage<float>;
   const PerToken::Config rows4{.bits = 4, .residual = 6};
   const PerChannel::Config channels4{.bits = 4, .key_group = 8, .residual = 6};
-  const std::vector<Plan::Config> heads{
+  const std::vector<HeadSettings<float>> heads{
       FullCache<DenseStorage<float>>::Config{},
       SinkRecentCache<DenseStorage<float>>::Config{.sinks = 3, .recent = 20},
       ChunkRetrievalCache<DenseStorage<float>>::Config{.chunk = 4, .budget = 12},
@@ -152,7 +152,7 @@ TEST_CASE("quantised rows that the cache commits by itself: refused guesses leav
     RowByRow target{models.target};
     LlamaReader near{models.near};
     KvCache cache{plan, cache_options()};
-    TriForceDraftCache<float, CpuEngine> near_cache{
+    KvCache<float, CpuEngine> near_cache{
         triforce_draft_plan<float>(models.near.config().shape()), cache_options()};
     SpeculativeDecoder decoder{
         target, cache, ModelDraft{near, near_cache},
@@ -238,7 +238,7 @@ TEST_CASE("quantised targets decode what plain decoding does without being told 
   // One head of many is enough, and keys by channel as well as rows by token.
   const Models models{7};
   using Channels = QuantizedResidualCache<float, Granularity::per_channel>;
-  AnyPlan<float> plan{models.target.config().shape()};
+  HeadPlan<float> plan{models.target.config().shape()};
   plan.set(1, 2, Channels::Config{.storage = {.bits = 2, .key_group = 8, .residual = 8}});
   compare_by_default(models, plan, 1);
 }
@@ -249,7 +249,7 @@ TEST_CASE("plans say whether a commit changes rows, and dense ones are committed
   CHECK(quantized_triforce_plan<half>(shape).commit_changes_rows());
   using Window = SinkRecentCache<DenseStorage<float>>;
   using PackedWindow = SinkRecentCache<PerTokenStorage<float>>;
-  AnyPlan<float> plan{shape};
+  HeadPlan<float> plan{shape};
   CHECK_FALSE(plan.commit_changes_rows());
   plan.set(0, 1, Window::Config{.sinks = 1, .recent = 8});
   CHECK_FALSE(plan.commit_changes_rows());

@@ -69,7 +69,7 @@ struct Text {
     CAPTURE(static_cast<int>(setting.guesser));
     CAPTURE(setting.length);
     WatchedReader target{models.target, plain};
-    TriForceCache<E, Engine> cache{
+    KvCache<E, Engine> cache{
         triforce_plan<E>(models.target.config().shape(),
                          {.chunk = setting.chunk, .budget = setting.budget}),
         cache_options()};
@@ -180,8 +180,8 @@ TEST_CASE("several texts together equal each alone") {
   // Of one model, because they share its products; other lengths, acceptances and ends.
   const Models models = models_of(1);
   LlamaReader target{models.target}, near{models.near}, other{models.other};
-  using Cache = TriForceCache<float, CpuEngine>;
-  using SmallCache = TriForceDraftCache<float, CpuEngine>;
+  using Cache = KvCache<float, CpuEngine>;
+  using SmallCache = KvCache<float, CpuEngine>;
   using Decoder = SpeculativeDecoder<LlamaReader, Cache, AnyDraft>;
   struct Member {
     PlainText plain;
@@ -266,7 +266,7 @@ TEST_CASE("the shipped models") {
       CAPTURE(i);
       CAPTURE(g);
       WatchedReader target{model, plain};
-      TriForceCache<float, CpuEngine> cache{
+      KvCache<float, CpuEngine> cache{
           triforce_plan<float>(model.config().shape(), {.chunk = 8, .budget = 128}), cache_options()};
       const Setting setting{.guesser = guessers[g], .length = g == 4 ? 12U : 6U, .prompt_chunk = 256};
       const Outcome outcome =

@@ -66,7 +66,7 @@ inline TokenTree tree_of(std::size_t nodes) {
 template <class Model, class Cache>
 Outcome decode_with_guesses(Model& target, const Llama& model, Cache& cache, const Llama& small,
                             std::span<const int> prompt, std::size_t tokens, const Setting& setting) {
-  using SmallCache = TriForceDraftCache<float, CpuEngine>;
+  using SmallCache = KvCache<float, CpuEngine>;
   LlamaReader small_reader{setting.guesser == Guesser::streaming_target ? model : small};
   SmallCache small_cache{
       triforce_draft_plan<float>(

@@ -13,7 +13,7 @@
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/core/error.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <reference_model/run.hpp>
 
 #include "model/golden.hpp"
@@ -21,8 +21,8 @@
 namespace kvpolicy::reference {
 namespace {
 
-AnyPlan<float> full_plan(const LlamaConfig& config) {
-  AnyPlan<float> plan{config.shape()};
+HeadPlan<float> full_plan(const LlamaConfig& config) {
+  HeadPlan<float> plan{config.shape()};
   limit_windows(plan, config);
   return plan;
 }
@@ -88,7 +88,7 @@ TEST_CASE("a plan of another shape and a cache left half-way are refused") {
   const std::array<int, 2> tokens{1, 2};
   ModelShape shape = model.config().shape();
   shape.layers = 3;
-  KvCache other{AnyPlan<float>{shape}};
+  KvCache other{HeadPlan<float>{shape}};
   CHECK_THROWS_AS((void)step(model, other, tokens), ShapeError);
 
   KvCache cache{full_plan(model.config()), {.max_rollback = 4}};

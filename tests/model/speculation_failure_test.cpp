@@ -28,7 +28,7 @@ struct Models {
   Llama near = with_noise(target, 0.05F, 82);
   std::vector<int> prompt = random_text(20, 45, 83);
 
-  [[nodiscard]] TriForcePlan<float> plan() const {
+  [[nodiscard]] HeadPlan<float> plan() const {
     return triforce_plan<float>(target.config().shape(), {.chunk = 4, .budget = 12});
   }
   [[nodiscard]] PlainText plain(std::size_t tokens) const {
@@ -45,8 +45,8 @@ struct Running {
         full_cache{models.plan(), with(cache)},
         decoder{target, full_cache, draft_over(target, full_cache, near, small_cache), fixed(std::move(options))} {}
 
-  using Cache = TriForceCache<float>;
-  using SmallCache = TriForceDraftCache<float>;
+  using Cache = KvCache<float>;
+  using SmallCache = KvCache<float>;
   using DraftType = decltype(std::declval<DraftOver>()(std::declval<RowByRow&>(), std::declval<Cache&>(),
                                                        std::declval<RowByRow&>(),
                                                        std::declval<SmallCache&>()));
@@ -56,7 +56,7 @@ struct Running {
     options.page_rows = 16;
     return options;
   }
-  static TriForceDraftPlan<float> small_plan(const Models& models) {
+  static HeadPlan<float> small_plan(const Models& models) {
     return triforce_draft_plan<float>(models.near.config().shape(), {.sinks = 4, .recent = 26});
   }
   static SpeculationOptions fixed(SpeculationOptions options) {

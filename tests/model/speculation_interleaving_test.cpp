@@ -16,7 +16,7 @@
 
 #include <doctest/doctest.h>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "model/guessing.hpp"
 
@@ -66,7 +66,7 @@ class Changing {
 template <class Plan>
 class Play {
  public:
-  using Cache = KvCache<Plan>;
+  using Cache = KvCache<float>;
   using Decoder = SpeculativeDecoder<RowByRow, Cache, Changing>;
 
   Play(const Llama& model, const Llama& near, const Plan& plan, std::size_t commit_every,
@@ -214,7 +214,7 @@ class Play {
     CHECK(own.bytes() == control.bytes());
   }
 
-  using SmallCache = TriForceDraftCache<float>;
+  using SmallCache = KvCache<float>;
 
   std::mt19937_64 random_;
   RowByRow target_;
@@ -251,14 +251,14 @@ TEST_CASE("dense rows") {
 }
 
 TEST_CASE("heads of all policies, with commits at places of the text") {
-  using Plan = AnyPlan<float>;
+  using Plan = HeadPlan<float>;
   using PerToken = PerTokenStorage<float>;
   using PerChannel = PerChannelStorage<float>;
   for (const std::uint64_t seed : {4, 5}) {
     const Llama model = tiny_llama({.vocabulary = 20, .layers = 2, .kv_heads = 4}, 40 + seed);
     const PerToken::Config rows4{.bits = 4, .residual = 6};
     const PerChannel::Config channels4{.bits = 4, .key_group = 8, .residual = 6};
-    const std::vector<Plan::Config> heads{
+    const std::vector<HeadSettings<float>> heads{
         FullCache<DenseStorage<float>>::Config{},
         SinkRecentCache<DenseStorage<float>>::Config{.sinks = 3, .recent = 20},
         ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>::Config{.chunk = 4, .budget = 12},

@@ -16,7 +16,7 @@
 #define KVPOLICY_CUDA_HEAD_DIMS 64
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <reference_model/cuda/graph.hpp>
 #include <reference_model/cuda/llama.hpp>
 #include <reference_model/cuda/run.hpp>
@@ -30,8 +30,8 @@
 namespace kvpolicy::reference {
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
-using DeviceCache = cuda::KvCache<Plan>;
+using Plan = HeadPlan<bfloat16>;
+using DeviceCache = cuda::KvCache<bfloat16>;
 using Dense = DenseStorage<bfloat16>;
 using Full = FullCache<Dense>;
 using Window = SinkRecentCache<Dense>;
@@ -42,7 +42,7 @@ std::vector<int> prompt_of(std::string_view text) {
   return tokens;
 }
 
-Plan plan_of(const Llama& model, const Plan::Config& config) {
+Plan plan_of(const Llama& model, const HeadSettings<bfloat16>& config) {
   Plan plan{model.config().shape(), config};
   limit_windows(plan, model.config());
   return plan;
@@ -70,7 +70,7 @@ TEST_CASE("logits over a device cache are those over the CPU's, in prefill and d
     CudaLlama device{model, {}, stream};
     for (const Plan& plan : {plan_of(model, Full::Config{}), mixed_plan(model)}) {
       CAPTURE(name);
-      KvCache<Plan> host_cache{plan};
+      KvCache<bfloat16> host_cache{plan};
       DeviceCache device_cache{plan, {}, stream};
       const std::span all{tokens};
       auto want = prefill(model, host_cache, all.first(prompt), 32);
@@ -136,12 +136,12 @@ TEST_CASE("the shipped model answers on a device as on a host, byte for byte") {
   using Int4 = QuantizedResidualCache<bfloat16, Granularity::per_token>;
   const reference::Stream stream;
   CudaLlama device{model, {}, stream};
-  for (const Plan::Config& config :
-       {Plan::Config{Full::Config{}},
-        Plan::Config{Int4::Config{.storage = {.bits = 4, .residual = 32}}}}) {
+  for (const HeadSettings<bfloat16>& config :
+       {HeadSettings<bfloat16>{Full::Config{}},
+        HeadSettings<bfloat16>{Int4::Config{.storage = {.bits = 4, .residual = 32}}}}) {
     const Plan plan = plan_of(model, config);
     constexpr std::size_t count = 8;
-    KvCache<Plan> host_cache{plan};
+    KvCache<bfloat16> host_cache{plan};
     std::vector<int> want{likeliest(prefill(model, host_cache, prompt, 64))};
     while (want.size() < count) {
       want.push_back(likeliest(step(model, host_cache, std::array{want.back()})));

@@ -114,7 +114,7 @@ TEST_CASE("guesses on a device change no token") {
 
 TEST_CASE("quantised rows on a device are committed at the same places with guesses and without") {
   using Packed = QuantizedResidualCache<bfloat16>;
-  using PackedCache = cuda::KvCache<HeadPlan<Packed>>;
+  using PackedCache = cuda::KvCache<Packed>;
   Rig rig;
   const HeadPlan<Packed> plan{rig.model.config().shape(),
                               Packed::Config{.storage = {.bits = 4, .residual = 16}}};

@@ -31,9 +31,9 @@ using kvpolicy::offload::FileResource;
 namespace {
 
 using Engine = kvpolicy::offload::Engine<kvpolicy::ScalarEngine>;
-using Plan = kvpolicy::AnyPlan<kvpolicy::half>;
-using Cache = kvpolicy::KvCache<Plan, Engine>;
-using Control = kvpolicy::KvCache<Plan>;
+using Plan = kvpolicy::HeadPlan<kvpolicy::half>;
+using Cache = kvpolicy::KvCache<kvpolicy::half, Engine>;
+using Control = kvpolicy::KvCache<kvpolicy::half>;
 using Full = kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::half>>;
 using Quantized = kvpolicy::QuantizedResidualCache<kvpolicy::half, kvpolicy::Granularity::per_channel>;
 using Window = kvpolicy::SinkRecentCache<kvpolicy::DenseStorage<kvpolicy::half>>;

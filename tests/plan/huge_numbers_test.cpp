@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
 
@@ -21,7 +21,7 @@ using ::test::thrown;
 
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t longest = std::size_t{1} << 40;
 constexpr ModelShape small{.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 128};
@@ -67,24 +67,24 @@ TEST_CASE("plan search refuses a context that no text has, and finds a plan wher
   for (const std::size_t context : {longest + 1, huge / 2 + 2, huge}) {
     CAPTURE(context);
     CHECK(contains(thrown<CapacityError>([&] {
-                     static_cast<void>(choices_by_importance<Plan>(small, gates, context));
+                     static_cast<void>(choices_by_importance<bfloat16>(small, gates, context));
                    }),
                    message("choices_by_importance: ", context, " tokens, must be at most 2^40")));
-    const auto choices = choices_by_importance<Plan>(small, gates, 4096);
+    const auto choices = choices_by_importance<bfloat16>(small, gates, 4096);
     CHECK(contains(thrown<CapacityError>([&] {
-                     static_cast<void>(search_plan<Plan>(
+                     static_cast<void>(search_plan<bfloat16>(
                          small, choices, {.bytes = std::size_t{1} << 40, .context = context}));
                    }),
                    message("search_plan: ", context, " tokens")));
   }
   // Every row of every head is beyond all bytes; a window is not.
   constexpr ModelShape wide{.layers = 64, .q_heads = 512, .kv_heads = 512, .head_dim = 256};
-  const std::vector<HeadChoice<Plan>> choices{
+  const std::vector<HeadChoice<bfloat16>> choices{
       {FullCache<DenseStorage<bfloat16>>::Config{}, HeadDamage{wide.layers, wide.kv_heads, 0.0}},
       {SinkRecentCache<DenseStorage<bfloat16>>::Config{.sinks = 4, .recent = 60},
        HeadDamage{wide.layers, wide.kv_heads, 1.0}}};
   const std::size_t bytes = std::size_t{1} << 40;
-  const auto found = search_plan<Plan>(wide, choices, {.bytes = bytes, .context = longest});
+  const auto found = search_plan<bfloat16>(wide, choices, {.bytes = bytes, .context = longest});
   CHECK(found.bytes <= bytes);
   CHECK(found.bytes == found.plan.memory(longest, {}, true).total());
 }

@@ -5,13 +5,13 @@
 
 #include <doctest/doctest.h>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 using namespace kvpolicy;
 
 namespace {
 
-using Plan = AnyPlan<float>;
+using Plan = HeadPlan<float>;
 using Window = SinkRecentCache<DenseStorage<float>>;
 using CodedWindow = SinkRecentCache<PerTokenStorage<float>>;
 constexpr ModelShape shape{.layers = 2, .q_heads = 6, .kv_heads = 6, .head_dim = 64};
@@ -30,11 +30,11 @@ TEST_CASE("heads become sliding windows unless they keep no more than that") {
   plan.set(0, 5, Window::Config{.sinks = 0, .recent = 5000});
   const Plan before = plan;
   plan.limit_window(0, 100);
-  const Plan::Config limited = Window::Config{.sinks = 0, .recent = 100};
+  const HeadSettings<float> limited = Window::Config{.sinks = 0, .recent = 100};
   CHECK(plan.at(0, 0) == limited);
-  CHECK(plan.at(0, 1) == Plan::Config{narrow});  // 10 + 90 rows: no more than the window
+  CHECK(plan.at(0, 1) == HeadSettings<float>{narrow});  // 10 + 90 rows: no more than the window
   CHECK(plan.at(0, 2) == limited);
-  CHECK(plan.at(0, 3) == Plan::Config{coded});
+  CHECK(plan.at(0, 3) == HeadSettings<float>{coded});
   CHECK(plan.at(0, 4) == limited);
   CHECK(plan.at(0, 5) == limited);
   for (std::size_t head = 0; head < shape.kv_heads; ++head) {

@@ -10,7 +10,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/cache/kv_cache.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "limited_resource.hpp"
 #include "random_plan.hpp"
@@ -35,8 +35,8 @@ struct IdleEngine {
 };
 static_assert(AttentionEngine<IdleEngine>);
 
-using Plan = AnyPlan<half>;
-using Cache = KvCache<Plan, IdleEngine>;
+using Plan = HeadPlan<half>;
+using Cache = KvCache<half, IdleEngine>;
 constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 
 /// Feeds tokens whose numbers do not matter.

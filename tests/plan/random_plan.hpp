@@ -8,7 +8,7 @@
 #include <random>
 #include <variant>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 namespace kvpolicy::test {
 

@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
 
@@ -21,9 +21,9 @@ using namespace kvpolicy::test;
 
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 using Dense = DenseStorage<bfloat16>;
-using Choices = std::vector<HeadChoice<Plan>>;
+using Choices = std::vector<HeadChoice<bfloat16>>;
 using Full = FullCache<Dense>::Config;
 using Window = SinkRecentCache<Dense>::Config;
 using Budget = HeadBudgetCache<Dense>::Config;
@@ -41,7 +41,7 @@ HeadDamage random_damage(const ModelShape& shape, Random& random) {
 Choices random_choices(const ModelShape& shape, Random& random, std::size_t count, bool budgets) {
   Choices choices;
   for (std::size_t i = 0; i < count; ++i) {
-    Plan::Config config = Full{};
+    HeadSettings<bfloat16> config = Full{};
     switch (pick(random, 0, budgets ? 3 : 2)) {
       case 0: config = Window{.sinks = pick(random, 0, 40), .recent = pick(random, 1, 400)}; break;
       case 1: config = Codes{.storage = {.bits = 4, .residual = pick(random, 0, 200)}}; break;
@@ -136,7 +136,7 @@ TEST_CASE("the plan found is within a head's step of the best of all plans, and 
     for (const Cost& cost : all) {
       if (cost.bytes <= bytes) best = std::min(best, cost.damage);
     }
-    const auto found = search_plan<Plan>(shape, choices, {.bytes = bytes, .context = context});
+    const auto found = search_plan<bfloat16>(shape, choices, {.bytes = bytes, .context = context});
     CHECK(found.bytes <= bytes);
     CHECK(found.bytes == found.plan.memory(context, {}, true).total());
     CHECK(found.damage == doctest::Approx(damage_of(shape, choices, found.plan)));
@@ -163,7 +163,7 @@ TEST_CASE("a large model's plan is within a head's step of what no plan can beat
     const double most = *std::ranges::max_element(size) * 256;
     const double bytes = least + (most - least) * (round + 1) / 8;
     const auto found =
-        search_plan<Plan>(shape, choices, {.bytes = static_cast<std::size_t>(bytes), .context = context});
+        search_plan<bfloat16>(shape, choices, {.bytes = static_cast<std::size_t>(bytes), .context = context});
     CHECK(static_cast<double>(found.bytes) <= bytes);
     // For any price of a byte, no plan within the bytes has less damage than this (weak duality).
     double bound = 0;
@@ -190,15 +190,15 @@ TEST_CASE("room for everything means no damage and no byte too much; room for no
   some(1, 0) = 0.0;
   const Choices choices{{Full{}, none}, {Window{.sinks = 4, .recent = 60}, some}};
   const std::size_t full = Plan{shape}.memory(1000).total();
-  const auto found = search_plan<Plan>(shape, choices, {.bytes = full, .context = 1000});
+  const auto found = search_plan<bfloat16>(shape, choices, {.bytes = full, .context = 1000});
   CHECK(found.damage == 0.0);
   CHECK(found.plan.has<SinkRecentCache<Dense>>(1, 0));  // harmless there
   CHECK(found.plan.has<FullCache<Dense>>(0, 0));
   CHECK(found.bytes < full);
 
   const std::size_t least = Plan{shape, choices[1].config}.memory(1000).total();
-  CHECK(search_plan<Plan>(shape, choices, {.bytes = least, .context = 1000}).bytes == least);
-  CHECK_THROWS_WITH_AS((void)search_plan<Plan>(shape, choices, {.bytes = least - 1, .context = 1000}),
+  CHECK(search_plan<bfloat16>(shape, choices, {.bytes = least, .context = 1000}).bytes == least);
+  CHECK_THROWS_WITH_AS((void)search_plan<bfloat16>(shape, choices, {.bytes = least - 1, .context = 1000}),
                        doctest::Contains(std::to_string(least).c_str()), ConfigError);
 }
 
@@ -206,25 +206,25 @@ TEST_CASE("what plan search refuses") {
   const ModelShape shape{2, 4, 2, 64};
   const auto search = [&](const HeadDamage& damage) {
     const Choices choices{{Full{}, damage}};
-    (void)search_plan<Plan>(shape, choices, {.bytes = std::size_t{1} << 30, .context = 100});
+    (void)search_plan<bfloat16>(shape, choices, {.bytes = std::size_t{1} << 30, .context = 100});
   };
   CHECK_NOTHROW(search(HeadDamage{2, 2}));
   CHECK_THROWS_AS(search(HeadDamage{2, 3}), ConfigError);
   CHECK_THROWS_AS(search(HeadDamage{2, 2, -1.0}), ConfigError);
   CHECK_THROWS_AS(search(HeadDamage{2, 2, std::nan("")}), ConfigError);
   CHECK_THROWS_AS(search(HeadDamage{2, 2, INFINITY}), ConfigError);
-  CHECK_THROWS_AS((void)search_plan<Plan>(shape, Choices{}, {.bytes = 1000, .context = 100}), ConfigError);
+  CHECK_THROWS_AS((void)search_plan<bfloat16>(shape, Choices{}, {.bytes = 1000, .context = 100}), ConfigError);
 }
 
 TEST_CASE("the rule of thumb: a head that retrieves keeps more than one that does not") {
   const ModelShape shape{2, 4, 2, 64};
   const HeadGates gates{2, 2, {1.0, 0.0, 0.4, 0.0}};
-  const auto choices = choices_by_importance<Plan>(shape, gates, 4096);
+  const auto choices = choices_by_importance<bfloat16>(shape, gates, 4096);
   const std::size_t full = Plan{shape}.memory(4096).total();
   double before = std::numeric_limits<double>::infinity();
   for (std::size_t share = 32; share >= 1; share /= 2) {
     CAPTURE(share);
-    const auto found = search_plan<Plan>(shape, choices, {.bytes = full / share, .context = 4096});
+    const auto found = search_plan<bfloat16>(shape, choices, {.bytes = full / share, .context = 4096});
     CHECK(found.bytes <= full / share);
     CHECK(found.damage <= before);
     before = found.damage;
@@ -235,8 +235,8 @@ TEST_CASE("the rule of thumb: a head that retrieves keeps more than one that doe
     CHECK(head_bytes(1, 0) >= head_bytes(0, 1));
   }
   CHECK(before == 0.0);
-  CHECK_THROWS_AS((void)choices_by_importance<Plan>(shape, HeadGates{2, 3}, 4096), ConfigError);
-  CHECK_THROWS_AS((void)choices_by_importance<Plan>(shape, gates, 4096, {.sinks = 64}), ConfigError);
+  CHECK_THROWS_AS((void)choices_by_importance<bfloat16>(shape, HeadGates{2, 3}, 4096), ConfigError);
+  CHECK_THROWS_AS((void)choices_by_importance<bfloat16>(shape, gates, 4096, {.sinks = 64}), ConfigError);
   // A plan type that has fewer policies has fewer choices.
   using Duo = HeadPlan<FullCache<Dense>, SinkRecentCache<Dense>>;
   const auto fewer = choices_by_importance<Duo>(shape, gates, 4096);

@@ -102,7 +102,7 @@ TEST_CASE("what is no saved cache of this plan is refused, and says why") {
   CHECK(refusal(changed, file) ==
         "saved cache: KV head 3 of layer 0 is \"head_budget over dense\", must be \"full over "
         "dense\"");
-  CHECK(refusal(kvpolicy::AnyPlan<kvpolicy::bfloat16>{test::small_shape}, file) ==
+  CHECK(refusal(kvpolicy::HeadPlan<kvpolicy::bfloat16>{test::small_shape}, file) ==
         "saved cache: holds rows in \"float16\", must be bfloat16");
   CHECK(
       refusal(test::SmallPlan{{1, 18, 9, 64}}, file) ==
@@ -130,7 +130,7 @@ TEST_CASE("a plan of fewer policies loads what a plan of all saved, if its heads
   const kvpolicy::ModelShape shape{1, 2, 2, 64};
   kvpolicy::KvCache<test::SmallPlan> wide{test::SmallPlan{shape}};
   test::small_step(wide, 20);
-  kvpolicy::KvCache<kvpolicy::HeadPlan<Full>> narrow{kvpolicy::HeadPlan<Full>{shape}};
+  kvpolicy::KvCache<Full> narrow{kvpolicy::HeadPlan<Full>{shape}};
   test::load_bytes(narrow, test::saved(wide));
   CHECK(test::dump(narrow) == test::dump(wide));
   CHECK(test::small_step(narrow, 1) == test::small_step(wide, 1));
@@ -150,7 +150,7 @@ TEST_CASE("a tag keeps caches apart that only their text tells from each other")
 }
 
 TEST_CASE("between the layers of a step, and while a tree is pending, nothing is saved") {
-  kvpolicy::KvCache<kvpolicy::AnyPlan<float>> cache{kvpolicy::AnyPlan<float>{{2, 1, 1, 64}},
+  kvpolicy::KvCache<float> cache{kvpolicy::HeadPlan<float>{{2, 1, 1, 64}},
                                                     {.max_rollback = 4}};
   test::Random random{1};
   test::Chunk chunk{random, cache.plan().shape(), 3};

@@ -37,13 +37,13 @@ void any_plans(std::uint64_t seed, bool other_options, std::size_t operations) {
 }  // namespace
 
 TEST_CASE("a cache that is saved and loaded on the way goes on as one that never was") {
-  any_plans<AnyPlan<float>>(10, false, 60);
+  any_plans<HeadPlan<float>>(10, false, 60);
 }
 
-TEST_CASE("the same in 16 bits") { any_plans<AnyPlan<kvpolicy::bfloat16>>(20, false, 25); }
+TEST_CASE("the same in 16 bits") { any_plans<HeadPlan<kvpolicy::bfloat16>>(20, false, 25); }
 
 TEST_CASE("pages of another size and slow memory change where rows lie and nothing else") {
-  any_plans<AnyPlan<float>>(30, true, 40);
+  any_plans<HeadPlan<float>>(30, true, 40);
 }
 
 TEST_CASE("heads that share their layer's budget go on sharing") {

@@ -17,8 +17,8 @@
 
 namespace test {
 
-using SmallPlan = kvpolicy::AnyPlan<kvpolicy::half>;
-using SmallCache = kvpolicy::KvCache<SmallPlan>;
+using SmallPlan = kvpolicy::HeadPlan<kvpolicy::half>;
+using SmallCache = kvpolicy::KvCache<kvpolicy::half>;
 inline constexpr kvpolicy::ModelShape small_shape{1, 9, 9, 64};
 
 inline SmallPlan small_plan() {

@@ -226,7 +226,7 @@ TEST_CASE("plans that evict do so behind the question, or behind the text") {
   const auto tasks = draw_tasks(Suite::keys, config, 1, evaluation_text());
   ExamPlan plan{
       .name = "budget",
-      .plan = AnyPlan<bfloat16>{model.config().shape(),
+      .plan = HeadPlan<bfloat16>{model.config().shape(),
                                 HeadBudgetCache<DenseStorage<bfloat16>>::Config{.budget = 24}},
       .compresses = true};
   CHECK(reads_prompt_in_full(plan.plan));

@@ -91,7 +91,7 @@ TEST_CASE("bytes read are those of the rows that are shown") {
 
 TEST_CASE("plans describe themselves") {
   const ModelShape shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
-  AnyPlan<bfloat16> plan = make_exam_plan("full", shape, "").plan;
+  HeadPlan<bfloat16> plan = make_exam_plan("full", shape, "").plan;
   CHECK(describe(plan) == "every row");
   plan.set(0, 0, SinkRecentCache<DenseStorage<bfloat16>>::Config{.sinks = 4, .recent = 32});
   CHECK(describe(plan) == "1 head: every row; 1 head: the first 4 rows and the latest 32");

@@ -21,7 +21,7 @@ using namespace kvpolicy::tools;
 
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 using Dense = DenseStorage<bfloat16>;
 using Full = FullCache<Dense>::Config;
 using Window = SinkRecentCache<Dense>::Config;
@@ -137,7 +137,7 @@ TEST_CASE("losses under a plan are those of plain loops with a mask") {
 TEST_CASE("damage is the rise of the loss of one head, choice by choice, whatever the threads") {
   const ModelShape shape = shipped().config().shape();
   const auto drawn = texts(2);
-  const std::vector<Plan::Config> choices{Full{}, Window{.sinks = 4, .recent = 28},
+  const std::vector<HeadSettings<bfloat16>> choices{Full{}, Window{.sinks = 4, .recent = 28},
                                           Budget{.budget = 24, .scorer = {.window = 8}}};
   double reported = 0;
   const std::size_t before = threads();

@@ -22,7 +22,7 @@ using namespace kvpolicy::tools;
 
 namespace {
 
-AnyPlan<bfloat16> plan_named(const std::string& name, const ModelShape& shape) {
+HeadPlan<bfloat16> plan_named(const std::string& name, const ModelShape& shape) {
   PlanArguments arguments;
   arguments.plan = name;
   return make_plan<bfloat16>(arguments, shape);

@@ -20,7 +20,7 @@ using namespace kvpolicy::tools;
 
 namespace {
 
-using Plan = AnyPlan<float>;
+using Plan = HeadPlan<float>;
 using Dense = DenseStorage<float>;
 constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 
@@ -42,7 +42,7 @@ std::string refusal(const std::string& name) {
 }  // namespace
 
 TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the name") {
-  const auto same = [](const std::string& name, const Plan::Config& config) {
+  const auto same = [](const std::string& name, const HeadSettings<float>& config) {
     return plan_named(name) == Plan{shape, config};
   };
   CHECK(same("snapkv:100", HeadBudgetCache<Dense>::Config{.budget = 92}));

@@ -24,7 +24,7 @@ using namespace kvpolicy::tools;
 
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 using Dense = DenseStorage<bfloat16>;
 
 const reference::Llama& model() {

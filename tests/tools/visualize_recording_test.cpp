@@ -24,7 +24,7 @@ using namespace kvpolicy::tools;
 
 namespace {
 
-using Plan = AnyPlan<bfloat16>;
+using Plan = HeadPlan<bfloat16>;
 using Rows = std::set<std::size_t>;
 using Dense = DenseStorage<bfloat16>;
 
@@ -45,7 +45,7 @@ std::vector<int> prompt() {
   return tokens;
 }
 
-Recording record_all(const Plan::Config& config, std::size_t steps = 16) {
+Recording record_all(const HeadSettings<bfloat16>& config, std::size_t steps = 16) {
   return record(model(), Plan{model().config().shape(), config}, prompt(),
                 {.prompt_steps = steps, .most_new = 9, .least_attention = 0.0F});
 }

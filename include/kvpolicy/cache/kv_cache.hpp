@@ -396,12 +396,6 @@ class KvCache {
                            " exceed max_tokens = ", options_.max_tokens);
   }
 
-  // ConstTensor k, v: the rows of a call.
-  static void check_range_of(const ConstTensor& k, const ConstTensor& v) {
-    check_range<E>("k", k);
-    check_range<E>("v", v);
-  }
-
   // ---- the three calls
 
   void step_any(std::size_t l, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
@@ -418,7 +412,8 @@ class KvCache {
     check_tree("step", layer, tokens, options.tree);
     check_capacity(layer, tokens);
     if (tokens == 0) return;
-    check_range_of(k, v);
+    check_range<E>("k", k);
+    check_range<E>("v", v);
     if (options.tree != nullptr) layer.tree.prepare(*options.tree, layer.text());
     const std::size_t uncommitted = layer.uncommitted() + tokens;
     const std::size_t leaving = uncommitted - std::min(uncommitted, options_.max_rollback);
@@ -460,7 +455,8 @@ class KvCache {
     check_tree("append", layer, tokens, tree);
     check_capacity(layer, tokens);
     if (tokens == 0) return;
-    check_range_of(k, v);
+    check_range<E>("k", k);
+    check_range<E>("v", v);
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
       layer.heads[head]->check(chunk_segment(k, v, head, layer.tokens));
     }
@@ -655,13 +651,13 @@ class KvCache {
 };
 
 /// `KvCache cache{plan}` and `KvCache cache{plan, options, engine}`, of any plan.
-template <class... Policies>
-KvCache(const HeadPlan<Policies...>&) -> KvCache<typename HeadPlan<Policies...>::element_type>;
-template <class... Policies>
-KvCache(const HeadPlan<Policies...>&, const CacheOptions&)
-    -> KvCache<typename HeadPlan<Policies...>::element_type>;
-template <class... Policies, AttentionEngine Engine>
-KvCache(const HeadPlan<Policies...>&, const CacheOptions&, Engine)
-    -> KvCache<typename HeadPlan<Policies...>::element_type, Engine>;
+template <class... T>
+KvCache(const HeadPlan<T...>&) -> KvCache<typename HeadPlan<T...>::element_type>;
+template <class... T>
+KvCache(const HeadPlan<T...>&, const CacheOptions&)
+    -> KvCache<typename HeadPlan<T...>::element_type>;
+template <class... T, AttentionEngine Engine>
+KvCache(const HeadPlan<T...>&, const CacheOptions&, Engine)
+    -> KvCache<typename HeadPlan<T...>::element_type, Engine>;
 
 }  // namespace kvpolicy

@@ -78,12 +78,12 @@ class LayerCompression {
         blocks_{static_cast<std::size_t>(engine.observe_blocks())} {
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
       if (!wanted_[head]) continue;
-      const HeadSettings& settings = layer.heads[head].settings();
+      const HeadRule& settings = layer.heads[head].settings();
       longest_ = std::max(longest_, layer.survivors_of(head));
       window_ = std::max(window_, settings.window);
       rows_ = std::max(rows_, rows_of(head));
       drops_ = drops_ || layer.survivors_of(head) < rows_of(head);
-      packs_ = packs_ || settings.is_packed();
+      packs_ = packs_ || settings.is_quantized();
     }
     columns_ = static_cast<std::size_t>(
         observe_columns(static_cast<int>(engine.shape().group()), static_cast<int>(window_)));
@@ -158,7 +158,7 @@ class LayerCompression {
     TwoCounts old_counts;
     for (std::size_t head = 0; head < to_.size(); ++head) {
       const HeadStore& from = layer_->heads[head];
-      const HeadSettings& settings = from.settings();
+      const HeadRule& settings = from.settings();
       Compression how;
       if (wanted_[head]) {
         // All but the window, where the text stays whole.

@@ -11,7 +11,7 @@
 
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/core/rotary.hpp>
-#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/memory.hpp>
@@ -57,7 +57,7 @@ class DeviceState {
 
   /// A head's rotary table [head_dim / 2], or null; heads with equal settings share one.
   /// @throws std::bad_alloc, DeviceError
-  const float* frequencies(const HeadSettings& head, DeviceWrites& writes) {
+  const float* frequencies(const HeadRule& head, DeviceWrites& writes) {
     if (!head.rotary_in_cache) return nullptr;
     for (const auto& [config, table] : frequencies_) {
       if (config == *head.rotary_in_cache) return reinterpret_cast<const float*>(table.get());

@@ -17,7 +17,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
-#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/append.cuh>
 #include <kvpolicy/cuda/kernels/compact.cuh>

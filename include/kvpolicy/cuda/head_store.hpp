@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/pages.hpp>
 #include <kvpolicy/cuda/slow_store.hpp>
@@ -34,10 +34,10 @@ struct StoreContext {
 class HeadGeometry {
  public:
   /// `held`: rows stay exact until the first compression.
-  HeadGeometry(const HeadSettings& settings, const StoreContext& context, bool held)
+  HeadGeometry(const HeadRule& settings, const StoreContext& context, bool held)
       : settings_{settings}, context_{context}, held_{held} {}
 
-  [[nodiscard]] bool packs() const { return settings_.is_packed() && !held_; }
+  [[nodiscard]] bool packs() const { return settings_.is_quantized() && !held_; }
   /// Whether the rows are in slow memory: where every row is kept.
   [[nodiscard]] bool is_slow() const {
     return context_.slow_memory != nullptr && settings_.recent == 0 && settings_.sinks == 0 &&
@@ -74,7 +74,7 @@ class HeadGeometry {
     return 2 * context_.page_rows * context_.head_dim * 2;
   }
   [[nodiscard]] std::size_t packed_page_bytes() const {
-    if (!settings_.is_packed()) return 0;
+    if (!settings_.is_quantized()) return 0;
     const PackedLayout layout{code_bits(settings_.encoding), static_cast<int>(context_.head_dim),
                               static_cast<int>(context_.page_rows), settings_.key_per_channel,
                               static_cast<int>(settings_.key_group),
@@ -82,7 +82,7 @@ class HeadGeometry {
     return static_cast<std::size_t>(layout.page_bytes);
   }
   [[nodiscard]] std::size_t summary_page_bytes() const {
-    return (settings_.min_max ? 2 : 1) * context_.page_rows * context_.head_dim * 2;
+    return (has_min_max_summary(settings_) ? 2 : 1) * context_.page_rows * context_.head_dim * 2;
   }
   [[nodiscard]] std::size_t bytes(std::size_t rows) const {
     return exact_pages(rows) * exact_page_bytes() + packed_pages(rows) * packed_page_bytes() +
@@ -117,7 +117,7 @@ class HeadGeometry {
     return (rows + context_.page_rows - 1) / context_.page_rows * context_.page_rows;
   }
 
-  HeadSettings settings_;
+  HeadRule settings_;
   StoreContext context_;
   bool held_;
 };
@@ -126,16 +126,16 @@ class HeadGeometry {
 class HeadStore {
  public:
   /// `frequencies`: [head_dim / 2] on the device, for a head with in-cache positions.
-  HeadStore(const HeadSettings& settings, const StoreContext& context, const float* frequencies,
+  HeadStore(const HeadRule& settings, const StoreContext& context, const float* frequencies,
             DeviceWrites& writes)
-      : HeadStore{settings, context, frequencies, settings.compresses && settings.is_packed(), 0,
+      : HeadStore{settings, context, frequencies, settings.compresses && settings.is_quantized(), 0,
                   writes} {
     if (!slow_) return;
     slow_->begin(0, writes);
     slow_->describe(slow_pages(), writes);
   }
 
-  [[nodiscard]] const HeadSettings& settings() const { return settings_; }
+  [[nodiscard]] const HeadRule& settings() const { return settings_; }
   [[nodiscard]] const HeadView& view() const { return view_; }
   /// Whether rows stay exact until the first compression.
   [[nodiscard]] bool is_held() const { return held_; }
@@ -310,7 +310,7 @@ class HeadStore {
   }
 
  private:
-  HeadStore(const HeadSettings& settings, const StoreContext& context, const float* frequencies,
+  HeadStore(const HeadRule& settings, const StoreContext& context, const float* frequencies,
             bool held, std::size_t evicted, DeviceWrites& writes)
       : settings_{settings}, context_{context}, held_{held},
         exact_{memory_for(false), HeadGeometry{settings, context, held}.exact_page_bytes(), context.memory},
@@ -334,7 +334,7 @@ class HeadStore {
     view_.rotation_limit = number(settings.sinks + settings.recent) - 1;
     view_.chunk_rows = number(settings.chunk);
     view_.budget_chunks = settings.chunk == 0 ? 0 : number(settings.chosen_rows / settings.chunk);
-    view_.min_max = settings.min_max;
+    view_.min_max = has_min_max_summary(settings);
     make_selections(writes);
     if (!geometry.is_slow()) return;
     slow_.emplace(geometry.slow(), context.memory, writes.stream());
@@ -377,7 +377,7 @@ class HeadStore {
     view_.summary_pages = summaries_.table();
   }
 
-  HeadSettings settings_;
+  HeadRule settings_;
   StoreContext context_;
   bool held_;
   Pages exact_;

@@ -26,6 +26,8 @@
 #include <kvpolicy/cuda/inspect.hpp>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/options.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -51,11 +53,11 @@ namespace kvpolicy::cuda {
 /// stream of the latest call (no capture counts as one), which must live as long as the cache; let it
 /// wait before the cache goes, for graphs launched elsewhere and for forks used elsewhere. A cache
 /// belongs to the device that was current when it was made.
-template <class Plan>
+template <Element E>
 class KvCache {
  public:
-  using plan_type = Plan;
-  using element_type = typename Plan::element_type;
+  using element_type = E;
+  using Plan = HeadPlan<E>;
   static_assert(!std::same_as<element_type, float>,
                 "cuda::KvCache: the kernels compute with half or bfloat16 rows; make the plan over "
                 "DenseStorage<half> or <bfloat16>");
@@ -108,7 +110,7 @@ class KvCache {
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       other.layers_.push_back(layers_[l].fork(
-          writes, [&](const HeadSettings& head) { return other.device_.frequencies(head, writes); }));
+          writes, [&](const HeadRule& head) { return other.device_.frequencies(head, writes); }));
       other.device_.describe(l, other.layers_[l], writes);
       writes.write(other.device_.counters(l), layers_[l].state());
     }
@@ -371,7 +373,6 @@ class KvCache {
   }
 
  private:
-  using E = element_type;
 
   KvCache(const Plan& plan, const CacheOptions& options, std::shared_ptr<Engine<E>> engine,
           cudaStream_t stream)
@@ -401,10 +402,10 @@ class KvCache {
 
   void make_layers(cudaStream_t stream) {
     const ModelShape& shape = plan_.shape();
-    std::vector<std::vector<HeadSettings>> settings(shape.layers);
+    std::vector<std::vector<HeadRule>> settings(shape.layers);
     for (std::size_t l = 0; l < shape.layers; ++l) {
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-        settings[l].push_back(describe(plan_, l, head));
+        settings[l].push_back(served_rule(plan_, l, head));
         require(options_.max_rollback == 0 || settings[l].back().compress_every == 0,
                 "cuda::KvCache: KV head ", head, " of layer ", l,
                 " compresses by itself, which cannot be rolled back; max_rollback is ",
@@ -415,7 +416,7 @@ class KvCache {
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < shape.layers; ++l) {
       layers_.emplace_back(Layer::Shape{shape, options_}, plan_.observed_queries(l), stream);
-      for (const HeadSettings& head : settings[l]) {
+      for (const HeadRule& head : settings[l]) {
         layers_[l].heads.emplace_back(head, store_context(), device_.frequencies(head, writes), writes);
       }
       device_.describe(l, layers_[l], writes);
@@ -813,5 +814,14 @@ class KvCache {
   // Reading a cache (rows, fork) is use, too.
   mutable cudaStream_t latest_ = nullptr;
 };
+
+/// `cuda::KvCache cache{plan}`, of any plan.
+template <class... T>
+KvCache(const HeadPlan<T...>&, const CacheOptions& = {}, cudaStream_t = nullptr)
+    -> KvCache<typename HeadPlan<T...>::element_type>;
+template <class... T>
+KvCache(const HeadPlan<T...>&, const CacheOptions&, cudaStream_t,
+        std::shared_ptr<Engine<typename HeadPlan<T...>::element_type>>)
+    -> KvCache<typename HeadPlan<T...>::element_type>;
 
 }  // namespace kvpolicy::cuda

@@ -84,13 +84,13 @@ class Layer {
 
   /// Whether any head has quantised rows, now or once it is compressed.
   [[nodiscard]] bool packs() const {
-    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().is_packed(); });
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().is_quantized(); });
   }
   /// Most rows that a call reads of one head.
   [[nodiscard]] std::size_t longest_read(const Request& request) const {
     std::size_t longest = 0;
     for (const HeadStore& head : heads) {
-      const HeadSettings& settings = head.settings();
+      const HeadRule& settings = head.settings();
       std::size_t rows = tokens - head.evicted();
       if (settings.recent > 0) rows = std::min(rows, settings.sinks + settings.recent);
       if (request.selected && settings.chunk > 0) rows = std::min(rows, settings.chosen_rows);
@@ -103,7 +103,7 @@ class Layer {
     const std::size_t more = rows + tokens - committed;
     std::size_t most = 0;
     for (const HeadStore& head : heads) {
-      std::size_t jobs = head.settings().is_packed() ? more / block_rows + 1 : 0;
+      std::size_t jobs = head.settings().is_quantized() ? more / block_rows + 1 : 0;
       if (head.settings().chunk > 0) jobs += more / head.settings().chunk + 1;
       most = std::max(most, jobs);
     }
@@ -116,7 +116,7 @@ class Layer {
     for (std::size_t first = 0; first < heads.size();) {
       std::size_t last = first + 1;
       while (last < heads.size() && heads[last].settings() == heads[first].settings()) ++last;
-      visit(first, last - first, heads[first].settings().is_packed());
+      visit(first, last - first, heads[first].settings().is_quantized());
       first = last;
     }
   }
@@ -213,19 +213,19 @@ class Layer {
 
   /// Whether compressing changes a head: it has rows to drop, or exact rows that only waited.
   [[nodiscard]] bool is_compressible(std::size_t head) const {
-    const HeadSettings& settings = heads[head].settings();
+    const HeadRule& settings = heads[head].settings();
     if (!settings.compresses) return false;
     return has_rows_to_drop(head) || heads[head].is_held();
   }
   /// Rows that a compression leaves a head.
   [[nodiscard]] std::size_t survivors_of(std::size_t head) const {
-    const HeadSettings& settings = heads[head].settings();
+    const HeadRule& settings = heads[head].settings();
     const std::size_t rows = tokens - heads[head].evicted();
     return tokens < settings.compress_from ? rows
                                            : std::min(rows, settings.budget + settings.window);
   }
   [[nodiscard]] bool is_due(std::size_t head) const {
-    const HeadSettings& settings = heads[head].settings();
+    const HeadRule& settings = heads[head].settings();
     return settings.compress_every > 0 && knows_queries(settings.window) &&
            committed >= settings.compress_from &&
            committed >=
@@ -346,7 +346,7 @@ class Layer {
     return heads[head].settings().compresses && survivors_of(head) < tokens - heads[head].evicted();
   }
   [[nodiscard]] bool must_refresh(std::size_t head, bool asked) const {
-    const HeadSettings& settings = heads[head].settings();
+    const HeadRule& settings = heads[head].settings();
     if (settings.chunk == 0) return false;
     if (asked || head >= choices_.size() || choices_[head].empty()) return true;
     return settings.refresh_every > 0 &&

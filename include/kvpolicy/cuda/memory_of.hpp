@@ -5,7 +5,7 @@
 
 #include <cstddef>
 
-#include <kvpolicy/cuda/describe.hpp>
+#include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/head_store.hpp>
 #include <kvpolicy/cuda/options.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
@@ -21,8 +21,8 @@ namespace kvpolicy::cuda {
 /// twice.
 /// @throws ConfigError for options or heads that a device cache refuses, CapacityError for a text
 /// that it refuses
-template <class Plan>
-[[nodiscard]] MemoryEstimate memory_of(const Plan& plan, std::size_t tokens,
+template <class... T>
+[[nodiscard]] MemoryEstimate memory_of(const HeadPlan<T...>& plan, std::size_t tokens,
                                        const CacheOptions& options = {}) {
   options.validate();
   require<CapacityError>(tokens < (std::size_t{1} << 30), "cuda::memory_of: ", tokens,
@@ -34,8 +34,8 @@ template <class Plan>
   MemoryEstimate estimate;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      const HeadSettings settings = describe(plan, layer, head);
-      const bool held = settings.compresses && settings.is_packed();
+      const HeadRule settings = served_rule(plan, layer, head);
+      const bool held = settings.compresses && settings.is_quantized();
       const HeadGeometry geometry{settings, context, held};
       estimate.heads += geometry.bytes(tokens);
       estimate.slow += geometry.slow_bytes(tokens);

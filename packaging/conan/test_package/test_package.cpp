@@ -10,7 +10,7 @@
 #endif
 #ifdef WITH_IO
 #include <kvpolicy/io/plan_json.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #endif
 #ifdef WITH_FORMAT
 #include <kvpolicy/format.hpp>
@@ -44,10 +44,10 @@ int main() {
   right = attends(kvpolicy::cpu::KvCache<decltype(plan)>{plan}, "CPU engine") && right;
 #endif
 #ifdef WITH_IO
-  const kvpolicy::AnyPlan<float> any{shape,
+  const kvpolicy::HeadPlan<float> any{shape,
                                      kvpolicy::FullCache<kvpolicy::DenseStorage<float>>::Config{}};
   const auto parsed =
-      kvpolicy::io::parse_plan<kvpolicy::AnyPlan<float>>(kvpolicy::io::format_plan(any));
+      kvpolicy::io::parse_plan<float>(kvpolicy::io::format_plan(any));
   const bool same = parsed.shape().kv_heads == 2;
   std::printf("plan file: %s\n", same ? "right" : "wrong");
   right = same && right;

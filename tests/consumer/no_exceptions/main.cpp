@@ -47,7 +47,7 @@ int main() {
   const kvpolicy::ModelShape shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
   const auto plan = kvpolicy::duo_plan(shape, {1, 2, {0.9, 0.1}}, {.sinks = 4, .recent = 8});
   if (!attends(kvpolicy::DuoCache<float>{plan})) return 1;
-  if (!attends(kvpolicy::cpu::KvCache<kvpolicy::DuoPlan<float>>{plan})) return 2;
+  if (!attends(kvpolicy::cpu::KvCache<float>{plan})) return 2;
 
   kvpolicy::DuoCache<float> cache{plan};
   const std::vector<float> row(4 * 64);

@@ -11,7 +11,7 @@ namespace own {
 namespace {
 
 Attended attend() {
-  kvpolicy::cpu::KvCache<kvpolicy::DuoPlan<float>> cache{plan()};
+  kvpolicy::cpu::KvCache<float> cache{plan()};
   return {hwy::TargetName(HWY_STATIC_TARGET), run(cache)};
 }
 

@@ -53,7 +53,7 @@ std::vector<float> run(Cache& cache) {
   return out;
 }
 
-inline kvpolicy::DuoPlan<float> plan() {
+inline kvpolicy::HeadPlan<float> plan() {
   return kvpolicy::duo_plan(shape, {1, 2, {0.9, 0.1}}, {.sinks = 4, .recent = 8});
 }
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include <kvpolicy/cuda.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
-using Plan = kvpolicy::AnyPlan<kvpolicy::half>;
-using Cache = kvpolicy::cuda::KvCache<Plan>;
+using Plan = kvpolicy::HeadPlan<kvpolicy::half>;
+using Cache = kvpolicy::cuda::KvCache<kvpolicy::half>;
 
 kvpolicy::cuda::CachedRows use(const Plan& plan, const __half* q, const __half* k, __half* out,
                                cudaStream_t stream);

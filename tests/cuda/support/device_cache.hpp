@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <kvpolicy/cuda.hpp>
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "cache/dump.hpp"
 #include "cuda/support/device_backend.hpp"
@@ -23,8 +23,8 @@
 namespace test {
 
 using kvpolicy::AttendOptions;
-using DevicePlan = kvpolicy::AnyPlan<kvpolicy::half>;
-using DeviceCache = kvpolicy::cuda::KvCache<DevicePlan>;
+using DevicePlan = kvpolicy::HeadPlan<kvpolicy::half>;
+using DeviceCache = kvpolicy::cuda::KvCache<kvpolicy::half>;
 
 inline void succeed(cudaError_t status) { REQUIRE(status == cudaSuccess); }
 

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "cuda/support/device_backend.hpp"
 
@@ -19,9 +19,9 @@ struct DeviceCase {
 };
 
 // Several sequences that between them have every head, rollback, page size and group.
-template <kvpolicy::Element E, class Backend = DeviceBackend<kvpolicy::AnyPlan<E>>>
+template <kvpolicy::Element E, class Backend = DeviceBackend<kvpolicy::HeadPlan<E>>>
 void random_device_sequences(std::uint64_t seed, std::size_t operations) {
-  using Plan = kvpolicy::AnyPlan<E>;
+  using Plan = kvpolicy::HeadPlan<E>;
   const std::vector<DeviceCase> cases{{1, 7, 1, 0, 1, 64}, {2, 4, 1, 0, 40, 64},  {7, 3, 1, 1, 1, 128},
                                 {4, 4, 1, 5, 9, 64}, {2, 3, 2, 70, 70, 64}, {16, 2, 1, 3, 2, 64}};
   const std::vector<HeadSpec> all = device_heads();

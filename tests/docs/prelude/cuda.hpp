@@ -8,7 +8,7 @@
 #include <kvpolicy/duo.hpp>
 // each block
 struct Engine {
-  kvpolicy::DuoPlan<kvpolicy::half> plan;
+  kvpolicy::HeadPlan<kvpolicy::half> plan;
   cudaStream_t stream = nullptr;
   cudaGraphExec_t decode_step = nullptr;
   std::size_t longest_text = 0;

@@ -2,6 +2,6 @@
 //
 // Per-channel groups tie rows together, so this policy cannot have them.
 // expect: HeadBudgetCache: eviction keeps single rows
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 template class kvpolicy::HeadBudgetCache<kvpolicy::PerChannelStorage<float>>;

@@ -2,6 +2,6 @@
 //
 // Per-channel groups tie rows together, so this policy cannot have them.
 // expect: SinkRecentCache: a window drops rows one by one
-#include <kvpolicy/plan/any_plan.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 template class kvpolicy::SinkRecentCache<kvpolicy::PerChannelStorage<float>>;

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which rules the kernels serve. The device cache knows no policy: it asks a head's settings for
+// their rule (core/head_rule.hpp), so a policy of your own runs on the device if it states one.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/head_rule.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
+#include <kvpolicy/policy/chunk_summary.hpp>
+#include <kvpolicy/policy/snapkv_scorer.hpp>
+
+namespace kvpolicy::cuda {
+
+/// Whether the head's chunks are summarised by their smallest and largest keys.
+[[nodiscard]] inline bool has_min_max_summary(const HeadRule& rule) {
+  return rule.summary == MinMaxKey::name;
+}
+
+namespace detail {
+
+inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
+  require(head_dim == 64 || head_dim == 128, "cuda: quantised rows have kernels for head_dim 64 "
+          "and 128, not ", head_dim);
+  const auto fits = [&](std::size_t group) { return group % 8 == 0 && head_dim % group == 0; };
+  require(rule.key_per_channel
+              ? rule.key_group == 16 || rule.key_group == 32 || rule.key_group == 64
+              : fits(rule.key_group),
+          "cuda: key_group is ", rule.key_group, rule.key_per_channel
+              ? ", must be 16, 32 or 64 rows"
+              : ", must be a multiple of 8 channels that divides head_dim");
+  require(fits(rule.value_group), "cuda: value_group is ", rule.value_group,
+          ", must be a multiple of 8 channels that divides head_dim = ", head_dim);
+  require(!rule.kivi_flush, "cuda: kivi's flush has no kernel; use Flush::steady, which keeps at "
+          "least as many rows exact");
+  require(rule.chunk == 0 || rule.chunk == 16 || rule.chunk == 32 || rule.chunk == 64,
+          "cuda: chunk is ", rule.chunk, "; over quantised rows it must be 16, 32 or 64");
+}
+
+inline void check_compressing(const HeadRule& rule) {
+  require(rule.scorer == SnapKvScorer::name, "cuda: heads whose rows are ranked by ", rule.scorer,
+          " have no kernel; rank by ", SnapKvScorer::name, ", or run the plan on the host");
+  require(!rule.share_in_layer, "cuda: heads that share a layer's budget (share_in_layer) have no "
+          "kernel; give every head its own, or run the plan on the host");
+  require(!rule.after_first_compress || rule.compress_every == 0,
+          "cuda: after_first_compress has no kernel; set compress_every after the prompt, or run the "
+          "plan on the host");
+  require(rule.window >= 1 && rule.window <= 64, "cuda: window is ", rule.window,
+          " queries, must be 1 to 64");
+  require(rule.pooled_rows <= 65, "cuda: the pooling kernel is ", rule.pooled_rows,
+          " rows, must be at most 65");
+}
+
+}  // namespace detail
+
+/// @throws ConfigError for what the kernels do not serve.
+inline void check_served(const HeadRule& rule, std::size_t head_dim) {
+  if (rule.is_quantized()) detail::check_quantized(rule, head_dim);
+  if (rule.compresses) detail::check_compressing(rule);
+  require(rule.chunk == 0 || rule.summary == MeanKey::name || has_min_max_summary(rule),
+          "cuda: chunks are summarised by ", rule.summary, " keys, must be by ", MeanKey::name, " or ",
+          MinMaxKey::name, " keys");
+  constexpr std::size_t most = std::size_t{1} << 30;
+  const auto largest =
+      std::max({rule.sinks, rule.recent, rule.residual, rule.budget, rule.chunk, rule.chosen_rows});
+  require(largest <= most, "cuda: a head keeps or reads ", largest, " rows, must be at most 2^30");
+}
+
+/// The rule of one head of a plan.
+/// @throws ConfigError for a policy that states none, or one that the kernels do not serve.
+template <class... T>
+[[nodiscard]] HeadRule served_rule(const HeadPlan<T...>& plan, std::size_t layer, std::size_t head) {
+  const std::size_t head_dim = plan.shape().head_dim;
+  const HeadRule rule = plan.at(layer, head).rule(head_dim);
+  check_served(rule, head_dim);
+  return rule;
+}
+
+}  // namespace kvpolicy::cuda
