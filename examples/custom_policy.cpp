@@ -11,6 +11,7 @@ class StridedCache {
  public:
   using element_type = float;
   struct Config {
+    using policy_type = StridedCache;
     std::size_t opening = 16, stride = 4;
     friend bool operator==(const Config&, const Config&) = default;
   };
@@ -41,8 +42,8 @@ class StridedCache {
 
 template <class Engine>
 float last_output() {
-  kvpolicy::HeadPlan<StridedCache> plan{{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 64}};
-  kvpolicy::KvCache<decltype(plan), Engine> cache{plan};
+  const kvpolicy::ModelShape shape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 64};
+  kvpolicy::KvCache<float, Engine> cache{kvpolicy::HeadPlan{shape, StridedCache::Config{}}};
   std::vector<float> q(128), kv(64), out(128);
   for (std::size_t token = 0; token < 200; ++token) {
     for (std::size_t i = 0; i < 128; ++i) q[i] = kv[i / 2] = static_cast<float>((token + i) % 7);

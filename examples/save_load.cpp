@@ -31,9 +31,7 @@ namespace {
 using namespace kvpolicy;
 using tools::Stopwatch;
 
-// 4 bits for all rows but the latest, which is what makes the file small.
-using Plan = HeadPlan<QuantizedResidualCache<bfloat16>>;
-using Cache = cpu::KvCache<Plan>;
+using Cache = cpu::KvCache<bfloat16>;
 
 struct Text {
   std::vector<int> prompt;    // what many questions share
@@ -52,11 +50,9 @@ Text read_text() {
 }
 
 Cache empty_cache(const reference::Llama& model) {
-  Plan::Config config;
-  auto& full = std::get<QuantizedResidualCache<bfloat16>::Config>(config);
-  full.storage.bits = 4;
-  full.storage.residual = 128;
-  return Cache{Plan{model.config().shape(), config}};
+  // 4 bits for all rows but the latest, which is what makes the file small.
+  const QuantizedResidualCache<bfloat16>::Config four_bits{.storage = {.bits = 4, .residual = 128}};
+  return Cache{HeadPlan{model.config().shape(), four_bits}};
 }
 
 // A cache that has read the prompt: from the file, if it holds that, else by reading.

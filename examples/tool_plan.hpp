@@ -19,7 +19,7 @@
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/headkv.hpp>
 #include <kvpolicy/io/policy_json.hpp>
-#include <kvpolicy/plan/shipped_policies.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
 
 namespace kvpolicy::tools {
@@ -71,17 +71,14 @@ struct PlanNeeds {
   bool selected_reads = false;
 };
 
-template <class Plan>
-[[nodiscard]] PlanNeeds needs_of(const Plan& plan) {
+template <Element E>
+[[nodiscard]] PlanNeeds needs_of(const HeadPlan<E>& plan) {
   PlanNeeds needs;
-  for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) {
-    for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
-      Plan::visit(plan.at(layer, head), [&]<class P>(const typename P::Config&) {
-        needs.compress = needs.compress || CompressingPolicy<P>;
-        needs.selected_reads = needs.selected_reads || SelectingPolicy<P>;
-      });
-    }
-  }
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<E>& settings) {
+    const HeadRoles roles = settings.roles();
+    needs.compress = needs.compress || roles.compresses;
+    needs.selected_reads = needs.selected_reads || roles.selects;
+  });
   return needs;
 }
 

@@ -197,21 +197,20 @@ class DecodeRig {
 template <class Plan>
 [[nodiscard]] double seconds_to_select(const Plan& plan, std::size_t tokens) {
   double seconds = 0.0;
-  Plan::visit(plan.at(0, 0), [&]<class Policy>(const typename Policy::Config& config) {
-    if constexpr (requires { config.chunk; }) {
-      const std::size_t chunks = tokens / config.chunk;
-      Numbers<float> numbers{chunks};
-      Samples samples;
-      for (int i = 0; i < 20; ++i) {
-        const auto scores = numbers.tensor(1, 1, chunks);
-        samples.add(seconds_of([&] {
-          auto chosen = top_rows(std::span{scores.data, chunks}, config.budget / config.chunk);
-          benchmark::DoNotOptimize(chosen.data());
-        }));
-      }
-      seconds = samples.median() * static_cast<double>(plan.shape().kv_heads);
+  const HeadRule rule = plan.at(0, 0).rule(plan.shape().head_dim);
+  if (rule.chunk > 0) {
+    const std::size_t chunks = tokens / rule.chunk;
+    Numbers<float> numbers{chunks};
+    Samples samples;
+    for (int i = 0; i < 20; ++i) {
+      const auto scores = numbers.tensor(1, 1, chunks);
+      samples.add(seconds_of([&] {
+        auto chosen = top_rows(std::span{scores.data, chunks}, rule.chosen_rows / rule.chunk);
+        benchmark::DoNotOptimize(chosen.data());
+      }));
     }
-  });
+    seconds = samples.median() * static_cast<double>(plan.shape().kv_heads);
+  }
   return seconds;
 }
 

@@ -56,67 +56,51 @@ struct History {
   bool refreshes = false;         ///< and chooses them itself
 };
 
-template <class Policy>
-inline constexpr bool is_quantized_policy = false;
-template <Element E, Granularity Keys>
-inline constexpr bool is_quantized_policy<QuantizedResidualCache<E, Keys>> = true;
-
 [[nodiscard]] inline HeadReads exact_reads(std::size_t rows, std::size_t summary_vectors = 0) {
   return {.keys = {.exact = rows}, .values = {.exact = rows}, .summary_vectors = summary_vectors};
 }
 
-/// Of quantised rows that are flushed steadily: at least `residual` of those committed are exact.
-template <class Policy>
-[[nodiscard]] HeadReads quantized_reads(const typename Policy::Config& config, std::size_t tokens,
-                                        std::size_t head_dim) {
-  const ResidualConfig& storage = config.storage;
+/// Quantised rows that are flushed steadily: at least `residual` of those committed are exact.
+[[nodiscard]] inline HeadReads quantized_reads(const HeadRule& rule, std::size_t tokens,
+                                               std::size_t head_dim) {
   const std::size_t committed = tokens - 1;
-  const std::size_t beyond = committed - std::min(committed, storage.residual);
-  constexpr bool per_channel = Policy::storage_type::key_granularity == Granularity::per_channel;
-  const std::size_t whole = per_channel ? 32 : head_dim;
-  const std::size_t key_group = storage.key_group == 0 ? whole : storage.key_group;
-  const std::size_t value_group = storage.value_group == 0 ? head_dim : storage.value_group;
+  const std::size_t beyond = committed - std::min(committed, rule.residual);
   // A group of neighbouring keys of each channel is quantised when all of them may go.
-  const std::size_t keys = per_channel ? beyond / key_group * key_group : beyond;
+  const std::size_t keys = rule.key_per_channel ? beyond / rule.key_group * rule.key_group : beyond;
   const auto d = static_cast<double>(head_dim);
-  const double codes = d * static_cast<double>(storage.bits) / 8;
+  const double codes = d * static_cast<double>(bits_of(rule.encoding)) / 8;
   return {.keys = {.exact = tokens - keys, .packed = keys},
           .values = {.exact = tokens - beyond, .packed = beyond},
-          .packed_key_bytes = codes + 4 * d / static_cast<double>(key_group),
-          .packed_value_bytes = codes + 4 * d / static_cast<double>(value_group)};
+          .packed_key_bytes = codes + 4 * d / static_cast<double>(rule.key_group),
+          .packed_value_bytes = codes + 4 * d / static_cast<double>(rule.value_group)};
 }
 
-template <class Policy>
-[[nodiscard]] HeadReads head_reads(const typename Policy::Config& config, std::size_t tokens,
-                                   std::size_t head_dim, const History& history) {
-  if constexpr (is_quantized_policy<Policy>) {
-    return quantized_reads<Policy>(config, tokens, head_dim);
-  } else if constexpr (requires { config.recent; }) {
-    return exact_reads(std::min(tokens, config.sinks + config.recent));
-  } else if constexpr (requires { config.chunk; }) {
+[[nodiscard]] inline HeadReads head_reads(const HeadRule& rule, std::size_t tokens,
+                                          std::size_t head_dim, const History& history) {
+  if (rule.is_quantized()) return quantized_reads(rule, tokens, head_dim);
+  if (rule.recent > 0) return exact_reads(std::min(tokens, rule.sinks + rule.recent));
+  if (rule.chunk > 0) {
     if (!history.selected) return exact_reads(tokens);
     const std::size_t committed = history.refreshes ? tokens - 1 : history.chosen_at;
-    const std::size_t chunks = committed / config.chunk;
-    const std::size_t chosen = std::min(chunks * config.chunk, config.budget);
-    const std::size_t summaries = history.refreshes ? chunks * Policy::summary_type::vectors : 0;
-    return exact_reads(chosen + tokens - chunks * config.chunk, summaries);
-  } else if constexpr (requires { config.budget; }) {
-    const std::size_t kept = std::min(history.compressed_at, Policy::capacity(config));
-    return exact_reads(kept + tokens - history.compressed_at);
-  } else {
-    return exact_reads(tokens);
+    const std::size_t chunks = committed / rule.chunk;
+    const std::size_t chosen = std::min(chunks * rule.chunk, rule.chosen_rows);
+    const std::size_t vectors = rule.summary == MinMaxKey::name ? MinMaxKey::vectors : MeanKey::vectors;
+    return exact_reads(chosen + tokens - chunks * rule.chunk,
+                       history.refreshes ? chunks * vectors : 0);
   }
+  if (rule.compresses) {
+    const std::size_t kept = std::min(history.compressed_at, rule.budget + rule.kept_rows);
+    return exact_reads(kept + tokens - history.compressed_at);
+  }
+  return exact_reads(tokens);
 }
 
 /// Of one head of a plan.
 template <class Plan>
 [[nodiscard]] HeadReads reads_of(const Plan& plan, std::size_t layer, std::size_t head,
                                  std::size_t tokens, const History& history) {
-  HeadReads reads;
-  Plan::visit(plan.at(layer, head), [&]<class Policy>(const typename Policy::Config& config) {
-    reads = head_reads<Policy>(config, tokens, plan.shape().head_dim, history);
-  });
-  return reads;
+  const std::size_t head_dim = plan.shape().head_dim;
+  return head_reads(plan.at(layer, head).rule(head_dim), tokens, head_dim, history);
 }
 
 /// Of all heads of a layer.
@@ -138,11 +122,8 @@ struct Window {
 };
 template <class Plan>
 [[nodiscard]] Window window_of(const Plan& plan, std::size_t layer, std::size_t head) {
-  Window window;
-  Plan::visit(plan.at(layer, head), [&]<class Policy>(const typename Policy::Config& config) {
-    if constexpr (requires { config.recent; }) window = {config.sinks, config.recent};
-  });
-  return window;
+  const HeadRule rule = plan.at(layer, head).rule(plan.shape().head_dim);
+  return {rule.sinks, rule.recent};
 }
 
 /// Pairs of a query and a row that it sees, of a chunk of `queries` behind `cached` rows, one head.

@@ -42,14 +42,9 @@ struct Shared {
 
 bool compresses_by_itself(const Plan& plan) {
   bool found = false;
-  for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) {
-    for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
-      Plan::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
-        if constexpr (requires { config.compress_every; })
-          found = found || config.compress_every > 0;
-      });
-    }
-  }
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<bfloat16>& settings) {
+    found = found || settings.compresses_by_itself();
+  });
   return found;
 }
 

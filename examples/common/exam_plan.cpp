@@ -17,29 +17,24 @@
 namespace kvpolicy::tools {
 namespace {
 
-// Which rows a scorer keeps.
-std::string ranked_rows(const SnapKvScorer::Config& scorer) {
-  return fmt::format("the rows that the latest {} look at most", scorer.window);
+// Which rows the head's scorer keeps.
+std::string ranked_rows(const HeadRule& rule) {
+  if (rule.scorer == TovaScorer::name) return "the rows that the latest one looks at most";
+  if (rule.scorer == KeyNormScorer::name) return "the rows with the shortest keys";
+  if (rule.scorer == H2oScorer::name) {
+    return fmt::format("the latest {} rows and those that got most attention", rule.kept_rows);
+  }
+  return fmt::format("the rows that the latest {} look at most", rule.window);
 }
-std::string ranked_rows(const TovaScorer::Config&) {
-  return "the rows that the latest one looks at most";
-}
-std::string ranked_rows(const H2oScorer::Config& scorer) {
-  return fmt::format("the latest {} rows and those that got most attention", scorer.recent);
-}
-std::string ranked_rows(const KeyNormScorer::Config&) { return "the rows with the shortest keys"; }
 
 // What one head keeps; budgets differ from head to head and are told apart from it.
-template <class P>
-std::string describe_head(const typename P::Config& config) {
-  if constexpr (CompressingPolicy<P>) {
-    std::string text = ranked_rows(config.scorer);
-    if (config.share_in_layer) text += " among all heads of the layer";
-    if constexpr (requires { config.storage.bits; }) text += fmt::format(" in {}", config.storage);
-    return text;
-  } else {
-    return fmt::format("{}", config);
-  }
+std::string describe_head(const HeadSettings<bfloat16>& settings, std::size_t head_dim) {
+  const HeadRule rule = settings.rule(head_dim);
+  if (!rule.compresses) return describe(settings);
+  std::string text = ranked_rows(rule);
+  if (rule.share_in_layer) text += " among all heads of the layer";
+  if (rule.is_quantized()) text += fmt::format(" in {}", describe_precision(settings.rule(0)));
+  return text;
 }
 
 // fastgen:recovery,local,frequent
@@ -107,23 +102,17 @@ std::string describe(const HeadPlan<bfloat16>& plan) {
     bool budgeted = false;
   };
   std::vector<Kind> kinds;
-  const ModelShape& shape = plan.shape();
-  for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
-    HeadPlan<bfloat16>::visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
-                             [&]<class P>(const typename P::Config& config) {
-                               const std::string text = describe_head<P>(config);
-                               auto kind = std::ranges::find(kinds, text, &Kind::text);
-                               if (kind == kinds.end())
-                                 kind = kinds.insert(kinds.end(), Kind{text});
-                               ++kind->heads;
-                               if constexpr (CompressingPolicy<P>) {
-                                 kind->least = kind->budgeted ? std::min(kind->least, config.budget)
-                                                              : config.budget;
-                                 kind->most = std::max(kind->most, config.budget);
-                                 kind->budgeted = true;
-                               }
-                             });
-  }
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<bfloat16>& settings) {
+    const std::string text = describe_head(settings, plan.shape().head_dim);
+    auto kind = std::ranges::find(kinds, text, &Kind::text);
+    if (kind == kinds.end()) kind = kinds.insert(kinds.end(), Kind{text});
+    ++kind->heads;
+    const HeadRule rule = settings.rule(plan.shape().head_dim);
+    if (!rule.compresses) return;
+    kind->least = kind->budgeted ? std::min(kind->least, rule.budget) : rule.budget;
+    kind->most = std::max(kind->most, rule.budget);
+    kind->budgeted = true;
+  });
   // The heads that keep most come first.
   std::ranges::stable_partition(kinds,
                                 [](const Kind& kind) { return kind.text.starts_with("every"); });
@@ -153,9 +142,11 @@ std::string describe(const ExamPlan& plan) {
 
 HeadKinds kinds_of(const HeadPlan<bfloat16>& plan) {
   HeadKinds kinds{plan.shape().layers, plan.shape().kv_heads, HeadKind::retrieval};
-  plan.for_each_head([&](std::size_t layer, std::size_t head, const auto& config) {
-    if constexpr (requires { config.recent; }) kinds(layer, head) = HeadKind::streaming;
-  });
+  plan.for_each_head(
+      [&](std::size_t layer, std::size_t head, const HeadSettings<bfloat16>& settings) {
+        const bool is_window = settings.rule(plan.shape().head_dim).recent > 0;
+        if (is_window) kinds(layer, head) = HeadKind::streaming;
+      });
   return kinds;
 }
 

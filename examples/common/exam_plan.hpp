@@ -11,7 +11,7 @@
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/fastgen.hpp>
 #include <kvpolicy/io/policy_json.hpp>
-#include <kvpolicy/plan/shipped_policies.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/duo_gates.hpp>
 
 #include "sequence.hpp"

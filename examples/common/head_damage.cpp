@@ -136,13 +136,13 @@ TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
 // search would pick just these.
 void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, std::size_t tokens) {
   const auto bytes = [&](const HeadChoice<bfloat16>& choice) {
-    return Plan{ModelShape{1, 1, 1, head_dim}, choice.config}
+    return Plan{ModelShape{1, 1, 1, head_dim}, choice.settings}
         .memory(tokens, {.page_rows = 32}, true)
         .heads;
   };
   for (HeadChoice<bfloat16>& small : choices) {
     for (const HeadChoice<bfloat16>& large : choices) {
-      if (small.config.index() != large.config.index() || bytes(small) >= bytes(large)) continue;
+      if (small.settings.names() != large.settings.names() || bytes(small) >= bytes(large)) continue;
       for (std::size_t i = 0; i < small.damage.values().size(); ++i) {
         double& own = small.damage.values()[i];
         own = std::max(own, large.damage.values()[i]);

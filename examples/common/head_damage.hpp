@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include <kvpolicy/plan/shipped_policies.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/search.hpp>
 #include <reference_model/llama.hpp>
 

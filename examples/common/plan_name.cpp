@@ -6,6 +6,8 @@
 #include <cmath>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 namespace kvpolicy::tools {
 namespace {
 
@@ -103,6 +105,19 @@ double PlanName::number(std::string_view setting, double otherwise) {
   }
   settings_[std::string{setting}] = value;
   return value;
+}
+
+std::size_t PlanName::choice(std::string_view setting, std::size_t otherwise,
+                             std::span<const std::string_view> names) {
+  std::size_t index = otherwise;
+  if (const std::string* word = find(setting)) {
+    const auto found = std::ranges::find(names, std::string_view{*word});
+    require(found != names.end(), "--plan ", text, ": ", setting, " is '", *word,
+            "', must be one of ", fmt::format("{}", fmt::join(names, ", ")));
+    index = static_cast<std::size_t>(found - names.begin());
+  }
+  settings_[std::string{setting}] = names[index];
+  return index;
 }
 
 void PlanName::refuse_others() const {

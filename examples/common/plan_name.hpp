@@ -8,8 +8,10 @@
 // after the source. A source is a path: of a : or + in it, only those after its last / end it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,20 +39,16 @@ class PlanName {
   /// A setting, or `otherwise` where it is not given. @throws ConfigError for what it cannot be
   [[nodiscard]] std::size_t count(std::string_view setting, std::size_t otherwise);  ///< 0 to 2^40
   [[nodiscard]] double number(std::string_view setting, double otherwise);           ///< finite
-  template <class T, std::size_t N>
-  [[nodiscard]] T choice(std::string_view setting, T otherwise, const io::EnumNames<T, N>& names) {
-    T value = otherwise;
-    if (const std::string* word = find(setting)) {
-      bool known = false;
-      std::string list;
-      for (const auto& [one, spelling] : names.names) {
-        if (spelling == *word) value = one;
-        known = known || spelling == *word;
-        list += (list.empty() ? "" : ", ") + std::string{spelling};
-      }
-      require(known, "--plan ", text, ": ", setting, " is '", *word, "', must be one of ", list);
-    }
-    settings_[std::string{setting}] = names(value);
+  /// An enumerator, by the names that `names_of` gives.
+  template <class T>
+  [[nodiscard]] T choice(std::string_view setting, T otherwise) {
+    static constexpr auto names = names_of(T{});
+    return static_cast<T>(choice(setting, static_cast<std::size_t>(otherwise), names));
+  }
+  [[nodiscard]] bool flag(std::string_view setting, bool otherwise) {
+    static constexpr std::array<std::string_view, 2> names{"false", "true"};
+    const bool value = choice(setting, std::size_t{otherwise}, names) == 1;
+    settings_[std::string{setting}] = value;
     return value;
   }
 
@@ -71,6 +69,9 @@ class PlanName {
   [[nodiscard]] std::string with_numbers(const std::string& numbers) const;
 
  private:
+  [[nodiscard]] std::size_t choice(std::string_view setting, std::size_t otherwise,
+                                   std::span<const std::string_view> names);
+
   struct Given {
     std::string setting;  // empty: a number that has not been placed
     std::string value;

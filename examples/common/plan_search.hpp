@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <kvpolicy/core/model_shape.hpp>
-#include <kvpolicy/plan/shipped_policies.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/search.hpp>
 
 namespace kvpolicy::tools {

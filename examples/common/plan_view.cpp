@@ -18,16 +18,15 @@ namespace {
 
 using Plan = HeadPlan<bfloat16>;
 
-template <class Config>
-std::size_t bits_of_rows(const Config& config) {
-  if constexpr (requires { config.storage.bits; }) return config.storage.bits;
-  return 0;
+std::size_t bits_of_rows(const HeadRule& rule) {
+  return rule.is_quantized() ? bits_of(rule.encoding) : 0;
 }
 
-template <class P>
-std::string kind_text(const typename P::Config& config) {
-  const std::size_t bits = bits_of_rows(config);
-  return bits == 0 ? std::string{P::name} : fmt::format("{}, {} bits", P::name, bits);
+template <Element E>
+std::string kind_text(const HeadSettings<E>& settings, std::size_t head_dim) {
+  const std::string_view name = settings.names().policy;
+  const std::size_t bits = bits_of_rows(settings.rule(head_dim));
+  return bits == 0 ? std::string{name} : fmt::format("{}, {} bits", name, bits);
 }
 
 std::string_view full_glyph(std::size_t bits) {
@@ -50,22 +49,20 @@ struct Cell {
   std::string meaning;
 };
 
-template <class P>
-Cell cell_of(const typename P::Config& config, std::size_t largest_budget) {
-  if constexpr (WindowPolicy<P>) {
-    return {"·", "\033[2m", fmt::format("{}", config)};
-  } else if constexpr (CompressingPolicy<P>) {
+Cell cell_of(const HeadSettings<bfloat16>& settings, std::size_t head_dim,
+             std::size_t largest_budget) {
+  const HeadRule rule = settings.rule(head_dim);
+  const std::size_t bits = bits_of_rows(rule);
+  if (rule.recent > 0) return {"·", "\033[2m", describe(settings)};
+  if (rule.compresses) {
     // One line of meaning for all budgets.
-    const std::size_t bits = bits_of_rows(config);
-    return {budget_glyph(config.budget, largest_budget), "\033[33m",
-            fmt::format("up to {} rows behind a compression, and the latest {}{}",
-                        thousands(largest_budget), P::scorer_type::kept_rows(config.scorer),
+    return {budget_glyph(rule.budget, largest_budget), "\033[33m",
+            fmt::format("up to {} rows after a compression, and the latest {}{}",
+                        thousands(largest_budget), rule.kept_rows,
                         bits == 0 ? "" : fmt::format(", {} bits", bits))};
-  } else if constexpr (SelectingPolicy<P>) {
-    return {"◇", "\033[36m", fmt::format("{}", config)};
-  } else {
-    return {full_glyph(bits_of_rows(config)), "\033[32m", fmt::format("{}", config)};
   }
+  if (rule.chunk > 0) return {"◇", "\033[36m", describe(settings)};
+  return {full_glyph(bits), "\033[32m", describe(settings)};
 }
 
 }  // namespace
@@ -82,8 +79,8 @@ std::string tie_text(const io::OrderedJson& settings) {
 std::string plan_map(const Plan& plan, bool colour) {
   const ModelShape& shape = plan.shape();
   std::size_t largest = 0;
-  plan.for_each_head([&](std::size_t, std::size_t, const auto& config) {
-    if constexpr (requires { config.scorer; }) largest = std::max(largest, config.budget);
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<bfloat16>& settings) {
+    largest = std::max(largest, settings.rule(shape.head_dim).budget);
   });
   struct Meaning {
     Cell cell;
@@ -94,14 +91,12 @@ std::string plan_map(const Plan& plan, bool colour) {
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     text += fmt::format("  layer{:>4}  ", layer);
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      Plan::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
-        const Cell cell = cell_of<P>(config, largest);
-        text +=
-            colour ? fmt::format("{}{}\033[0m", cell.colour, cell.glyph) : std::string{cell.glyph};
-        const auto known = std::ranges::find_if(
-            meanings, [&](const Meaning& m) { return m.cell.meaning == cell.meaning; });
-        ++(known == meanings.end() ? meanings.emplace_back(Meaning{cell}) : *known).heads;
-      });
+      const Cell cell = cell_of(plan.at(layer, head), shape.head_dim, largest);
+      text +=
+          colour ? fmt::format("{}{}\033[0m", cell.colour, cell.glyph) : std::string{cell.glyph};
+      const auto known = std::ranges::find_if(
+          meanings, [&](const Meaning& m) { return m.cell.meaning == cell.meaning; });
+      ++(known == meanings.end() ? meanings.emplace_back(Meaning{cell}) : *known).heads;
     }
     text += '\n';
   }
@@ -122,23 +117,14 @@ std::vector<PolicyShare> policy_shares(const HeadPlan<E>& plan, std::size_t toke
   const StorageContext context = options.context(shape.head_dim);
   const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
   std::vector<PolicyShare> shares;
-  for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      HeadPlan<E>::visit(plan.at(layer, head), [&]<class P>(const typename P::Config& config) {
-        const std::string name = kind_text<P>(config);
-        auto share = std::ranges::find(shares, name, &PolicyShare::name);
-        if (share == shares.end()) share = shares.insert(share, PolicyShare{.name = name});
-        const std::size_t peak = P::bytes_of_tokens(config, context, committed);
-        ++share->heads;
-        share->peak_bytes += peak;
-        if constexpr (requires { P::bytes_compressed(config, context, committed); }) {
-          share->bytes += P::bytes_compressed(config, context, committed);
-        } else {
-          share->bytes += peak;
-        }
-      });
-    }
-  }
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<E>& settings) {
+    const std::string name = kind_text(settings, shape.head_dim);
+    auto share = std::ranges::find(shares, name, &PolicyShare::name);
+    if (share == shares.end()) share = shares.insert(share, PolicyShare{.name = name});
+    ++share->heads;
+    share->peak_bytes += settings.bytes_of_tokens(context, committed);
+    share->bytes += settings.bytes_compressed(context, committed);
+  });
   return shares;
 }
 
@@ -150,19 +136,14 @@ template std::vector<PolicyShare> policy_shares(const HeadPlan<bfloat16>&, std::
 template <Element E>
 UnusedBudgets unused_budgets(const HeadPlan<E>& plan, std::size_t tokens) {
   UnusedBudgets unused;
-  const ModelShape& shape = plan.shape();
-  for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
-    HeadPlan<E>::visit(plan.at(i / shape.kv_heads, i % shape.kv_heads),
-                      [&]<class P>(const typename P::Config& config) {
-                        if constexpr (CompressingPolicy<P>) {
-                          // Heads that share hand their rows on.
-                          const std::size_t capacity = P::capacity(config);
-                          if (config.share_in_layer || capacity <= tokens) return;
-                          ++unused.heads;
-                          unused.rows += capacity - tokens;
-                        }
-                      });
-  }
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<E>& settings) {
+    const HeadRule rule = settings.rule(plan.shape().head_dim);
+    const std::size_t capacity = rule.budget + rule.kept_rows;
+    // Heads that share hand their rows on.
+    if (!rule.compresses || rule.share_in_layer || capacity <= tokens) return;
+    ++unused.heads;
+    unused.rows += capacity - tokens;
+  });
   return unused;
 }
 

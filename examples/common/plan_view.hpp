@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <kvpolicy/io/policy_json.hpp>
-#include <kvpolicy/plan/shipped_policies.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 
 namespace kvpolicy::tools {
 

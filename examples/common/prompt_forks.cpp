@@ -5,15 +5,17 @@
 #include <span>
 #include <utility>
 
+#include <kvpolicy/policy/h2o_scorer.hpp>
+#include <kvpolicy/policy/head_budget_cache.hpp>
+
 namespace kvpolicy::tools {
 
 bool reads_prompt_in_full(const HeadPlan<bfloat16>& plan) {
   bool in_full = true;
-  plan.for_each_head([&](std::size_t, std::size_t, const auto& config) {
-    if constexpr (requires { config.recent; }) in_full = false;  // sinks and a window
-    if constexpr (requires { config.compress_every; }) {
-      in_full = in_full && (config.compress_every == 0 || config.after_first_compress);
-    }
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<bfloat16>& settings) {
+    const HeadRule rule = settings.rule(plan.shape().head_dim);
+    const bool is_window = rule.recent > 0;
+    in_full = in_full && !is_window && (rule.compress_every == 0 || rule.after_first_compress);
   });
   return in_full;
 }
@@ -23,12 +25,9 @@ namespace {
 // Whether a head ranks rows by the attention that they got from the first query on.
 bool accumulates(const HeadPlan<bfloat16>& plan) {
   bool any = false;
-  const ModelShape& shape = plan.shape();
-  for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
-    HeadPlan<bfloat16>::visit(
-        plan.at(head / shape.kv_heads, head % shape.kv_heads),
-        [&]<class P>(const typename P::Config&) { any = any || AccumulatingPolicy<P>; });
-  }
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<bfloat16>& settings) {
+    any = any || settings.roles().accumulates;
+  });
   return any;
 }
 

@@ -4,11 +4,11 @@
 #include <array>
 #include <concepts>
 #include <optional>
-#include <concepts>
 #include <utility>
 
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cpu.hpp>
+#include <kvpolicy/policy/chunk_summary.hpp>
 #include <reference_model/run.hpp>
 
 #include "bytes_read.hpp"
@@ -106,14 +106,11 @@ class PlanSequence final : public Sequence {
  private:
   // Of the chunks among which a head chooses.
   [[nodiscard]] std::size_t summary_bytes(const HeadSettings<E>& head) const {
-    std::size_t bytes = 0;
-    HeadPlan<E>::visit(head, [&]<class P>(const typename P::Config& config) {
-      if constexpr (SelectingPolicy<P>) {
-        bytes = P::summary_type::vectors * (cache_.tokens() / config.chunk) *
-                cache_.plan().shape().head_dim * sizeof(E);
-      }
-    });
-    return bytes;
+    const std::size_t head_dim = cache_.plan().shape().head_dim;
+    const HeadRule rule = head.rule(head_dim);
+    if (rule.chunk == 0) return 0;
+    const std::size_t vectors = rule.summary == MinMaxKey::name ? MinMaxKey::vectors : MeanKey::vectors;
+    return vectors * (cache_.tokens() / rule.chunk) * head_dim * sizeof(E);
   }
 
   const reference::Llama* model_;

@@ -13,7 +13,7 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/fastgen.hpp>
-#include <kvpolicy/plan/shipped_policies.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 #include <reference_model/llama.hpp>
 
 namespace kvpolicy::tools {

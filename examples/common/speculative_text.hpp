@@ -15,7 +15,7 @@
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/model_shape.hpp>
-#include <kvpolicy/plan/shipped_policies.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/speculation/decoder.hpp>
 #include <kvpolicy/speculation/selected_draft.hpp>
 #include <reference_model/llama.hpp>

@@ -38,11 +38,6 @@ std::size_t bits_named(std::string_view name, std::string_view prefix) {
 // 32 channels share a scale, fewer where 32 does not divide the row.
 std::size_t group_for(const ModelShape& shape) { return shape.head_dim % 32 == 0 ? 32 : 16; }
 
-constexpr io::EnumNames<DuoRule, 2> rule_names{
-    {{{DuoRule::exact_count, "exact_count"}, {DuoRule::threshold, "threshold"}}}};
-
-constexpr io::EnumNames<bool, 2> bool_names{{{{true, "true"}, {false, "false"}}}};
-
 template <Element E>
 class Maker {
  public:
@@ -104,7 +99,7 @@ class Maker {
     std::size_t queries = 0;
     for (const auto& choice : menu.choices) {
       queries =
-          std::max(queries, HeadPlan<bfloat16>{shape_, choice.config}.memory(0, options).queries);
+          std::max(queries, HeadPlan<bfloat16>{shape_, choice.settings}.memory(0, options).queries);
     }
     const MemoryEstimate all = HeadPlan<bfloat16>{shape_}.memory(context, options);
     const auto rows = static_cast<std::size_t>(share * static_cast<double>(all.heads));
@@ -136,14 +131,14 @@ class Maker {
                            {.bits = bits_named(spec_.name, "kivi"),
                             .group = spec_.count("group", group_for(shape_)),
                             .residual = spec_.count("residual", published.residual),
-                            .flush = spec_.choice("flush", published.flush, io::flush_names)});
+                            .flush = spec_.choice("flush", published.flush)});
   }
 
   [[nodiscard]] Plan sink_recent() {
     spec_.place({"sinks", "recent"});
     const std::size_t sinks = spec_.count("sinks", arguments_.sinks.value_or(16));
     const std::size_t recent = spec_.count("recent", arguments_.recent.value_or(128));
-    const Mask mask = spec_.choice("mask", Mask::exact, io::mask_names);
+    const Mask mask = spec_.choice("mask", Mask::exact);
     if (spec_.storage.empty()) {
       return Plan{shape_, typename SinkRecentCache<Dense>::Config{
                               .sinks = sinks, .recent = recent, .mask = mask}};
@@ -175,8 +170,8 @@ class Maker {
         .sparsity = spec_.number("sparsity", arguments_.sparsity),
         .sinks = spec_.count("sinks", arguments_.sinks.value_or(pattern.sinks)),
         .recent = spec_.count("recent", arguments_.recent.value_or(pattern.recent)),
-        .mask = spec_.choice("mask", Mask::exact, io::mask_names),
-        .rule = spec_.choice("rule", arguments_.rule, rule_names)};
+        .mask = spec_.choice("mask", Mask::exact),
+        .rule = spec_.choice("rule", arguments_.rule)};
     require(config.sparsity >= 0 && config.sparsity <= 1, "the sparsity is ", config.sparsity,
             ", must be a share of the heads, 0 to 1");
     if (config.rule == DuoRule::exact_count) {
@@ -204,7 +199,7 @@ class Maker {
     config.beta = spec_.number("beta", config.beta);
     config.score_power = spec_.number("score_power", config.score_power);
     config.keep_short_prompts =
-        spec_.choice("keep_short_prompts", config.keep_short_prompts, bool_names);
+        spec_.flag("keep_short_prompts", config.keep_short_prompts);
     const SnapKvScorer::Config scorer = this->scorer(config.scorer());
     config.pooling = scorer.pooling;
     config.kernel = scorer.kernel;
@@ -265,7 +260,7 @@ class Maker {
     config.window = spec_.count("window", arguments_.headkv.window);
     config.beta = spec_.number("beta", config.beta);
     config.keep_short_prompts =
-        spec_.choice("keep_short_prompts", config.keep_short_prompts, bool_names);
+        spec_.flag("keep_short_prompts", config.keep_short_prompts);
     const SnapKvScorer::Config scorer = this->scorer(config.scorer());
     config.pooling = scorer.pooling;
     config.kernel = scorer.kernel;
@@ -282,7 +277,7 @@ class Maker {
     return streaming_llm_plan<E>(
         shape_, {.sinks = spec_.count("sinks", arguments_.sinks.value_or(published.sinks)),
                  .recent = spec_.count("recent", arguments_.recent.value_or(published.recent)),
-                 .mask = spec_.choice("mask", published.mask, io::mask_names),
+                 .mask = spec_.choice("mask", published.mask),
                  .rotary_in_cache = reference::load_llama_config(weights_.string()).rotary});
   }
 
@@ -315,7 +310,7 @@ class Maker {
   }
 
   [[nodiscard]] SnapKvScorer::Config scorer(SnapKvScorer::Config config) {
-    config.pooling = spec_.choice("pooling", config.pooling, io::pooling_names);
+    config.pooling = spec_.choice("pooling", config.pooling);
     config.kernel = spec_.count("kernel", config.kernel);
     return config;
   }

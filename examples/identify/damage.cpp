@@ -84,9 +84,8 @@ std::vector<HeadSettings<bfloat16>> menu_of(const DamageArguments& a, const Mode
   const HeadGates none{shape.layers, shape.kv_heads};
   std::vector<HeadSettings<bfloat16>> menu;
   for (auto& choice : choices_by_importance<bfloat16>(shape, none, a.length, config)) {
-    bool window = false;
-    Plan::visit(choice.config, [&]<class P>(const typename P::Config&) { window = WindowPolicy<P>; });
-    if (!window) menu.push_back(std::move(choice.config));
+    const bool is_window = choice.settings.rule(shape.head_dim).recent > 0;
+    if (!is_window) menu.push_back(std::move(choice.settings));
   }
   return menu;
 }
@@ -101,8 +100,8 @@ std::string report(const Damages& table) {
   for (const HeadChoice<bfloat16>& choice : table.choices) {
     const auto [least, most] = std::ranges::minmax_element(choice.damage.values());
     const auto worst = static_cast<std::size_t>(most - choice.damage.values().begin());
-    const Plan one{ModelShape{1, 1, 1, table.shape.head_dim}, choice.config};
-    lines.add_row({describe(choice.config),
+    const Plan one{ModelShape{1, 1, 1, table.shape.head_dim}, choice.settings};
+    lines.add_row({describe(choice.settings),
                    thousands(one.memory(table.context, {}, true).heads), fmt::format("{:.4f}", *least),
                    fmt::format("{:.4f}", *most),
                    fmt::format("layer {} head {}", worst / table.shape.kv_heads,

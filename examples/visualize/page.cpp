@@ -243,11 +243,9 @@ std::pair<std::string_view, std::string_view> split_at(std::string_view text,
 }  // namespace
 
 HeadKind kind_of(const HeadSettings<bfloat16>& config) {
-  HeadKind kind;
-  HeadPlan<bfloat16>::visit(config, [&]<class P>(const typename P::Config& own) {
-    kind.policy = P::name;
-    if constexpr (requires { own.storage.bits; }) kind.bits = own.storage.bits;
-  });
+  HeadKind kind{.policy = config.names().policy};
+  const HeadRule rule = config.rule(0);
+  if (rule.is_quantized()) kind.bits = bits_of(rule.encoding);
   return kind;
 }
 

@@ -81,12 +81,9 @@ class Recorder {
   void note_kept(std::size_t layer, std::size_t head, HeadStep& step) const {
     SegmentList shown;
     const ReadRequest request{static_cast<std::int64_t>(cache_.tokens()) - 1, 1, Read::all};
-    std::visit(
-        [&](const auto& policy) {
-          policy.segments(request, shown);
-          step.bytes = policy.bytes();
-        },
-        cache_.policy(layer, head));
+    const Head& own = cache_.head(layer, head);
+    own.show(request, shown);
+    step.bytes = own.bytes();
     std::vector<std::size_t> kept, exact;
     for (const Segment& segment : shown) {
       const bool quantized = is_quantized(segment.keys.format.encoding) ||

@@ -92,6 +92,13 @@ struct StorageText {
 };
 
 }  // namespace detail
+
+/// How the rows of a head are quantised, "4 bits but for the latest 128, groups of 32". Groups of 0 are
+/// whole rows.
+[[nodiscard]] inline std::string describe_precision(const HeadRule& rule) {
+  return detail::StorageText::text(rule);
+}
+
 }  // namespace kvpolicy
 
 /// @cond

@@ -11,9 +11,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
@@ -43,6 +45,11 @@ enum class DuoRule : std::uint8_t {
   /// Every gate that is at least the `sparsity` quantile of all gates.
   threshold
 };
+
+/// The names of the enumerators in files.
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(DuoRule) {
+  return {"exact_count", "threshold"};
+}
 
 /// Refuses gates that mean nothing.
 /// @throws ConfigError for a gate that is not finite, or no gates.
