@@ -9,6 +9,10 @@
 #include <fmt/format.h>
 
 #include <kvpolicy/format.hpp>
+#include <kvpolicy/policy/h2o_scorer.hpp>
+#include <kvpolicy/policy/head_budget_cache.hpp>
+#include <kvpolicy/policy/key_norm_scorer.hpp>
+#include <kvpolicy/policy/tova_scorer.hpp>
 
 #include "../tool_plan.hpp"
 #include "error_text.hpp"

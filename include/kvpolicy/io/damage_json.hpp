@@ -44,9 +44,9 @@ template <Element E>
   std::string choices;
   for (const HeadChoice<E>& choice : table.choices) {
     kvpolicy::detail::require_fits(choice.damage, table.shape, "format_damage");
-    OrderedJson rows = OrderedJson::array();
+    Json rows = Json::array();
     for (std::size_t layer = 0; layer < table.shape.layers; ++layer) {
-      OrderedJson row = OrderedJson::array();
+      Json row = Json::array();
       for (const double damage : choice.damage.layer(layer)) {
         require(std::isfinite(damage), "format_damage: a damage is ", damage, ", must be finite");
         row.push_back(damage);
@@ -54,10 +54,10 @@ template <Element E>
       rows.push_back(std::move(row));
     }
     choices += message(choices.empty() ? "\n    " : ",\n    ", "{\"setting\": ",
-                       write_setting(choice.settings).dump(), ",\n     \"damage\": ", rows.dump(), '}');
+                       write_setting(choice.settings), ",\n     \"damage\": ", rows.dump(), '}');
   }
   return message("{\n  \"format\": \"", damage_format, "\",\n  \"version\": ", damage_version,
-                 ",\n  \"shape\": ", write_shape(table.shape).dump(),
+                 ",\n  \"shape\": ", write_shape(table.shape),
                  ",\n  \"context\": ", table.context, ",\n  \"choices\": [", choices, "\n  ]\n}\n");
 }
 

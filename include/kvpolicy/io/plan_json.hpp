@@ -37,11 +37,9 @@ inline constexpr std::size_t plan_version = 1;
 inline constexpr std::size_t largest_plan = std::size_t{1} << 20;
 
 /// The value of "shape".
-[[nodiscard]] inline OrderedJson write_shape(const ModelShape& shape) {
-  return {{"layers", shape.layers},
-          {"q_heads", shape.q_heads},
-          {"kv_heads", shape.kv_heads},
-          {"head_dim", shape.head_dim}};
+[[nodiscard]] inline std::string write_shape(const ModelShape& shape) {
+  return message("{\"layers\":", shape.layers, ",\"q_heads\":", shape.q_heads,
+                 ",\"kv_heads\":", shape.kv_heads, ",\"head_dim\":", shape.head_dim, '}');
 }
 
 /// The value of "shape". @throws FormatError for one that no model can have, or more than
@@ -95,10 +93,10 @@ template <class... T>
   }
   std::string table;
   for (const auto& own : settings) {
-    table += message(table.empty() ? "\n    " : ",\n    ", write_setting(own).dump());
+    table += message(table.empty() ? "\n    " : ",\n    ", write_setting(own));
   }
   return message("{\n  \"format\": \"", plan_format, "\",\n  \"version\": ", plan_version,
-                 ",\n  \"shape\": ", write_shape(shape).dump(), ",\n  \"settings\": [", table,
+                 ",\n  \"shape\": ", write_shape(shape), ",\n  \"settings\": [", table,
                  "\n  ],\n  \"heads\": [", heads, "\n  ]\n}\n");
 }
 

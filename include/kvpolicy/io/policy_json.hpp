@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,38 +23,45 @@ namespace kvpolicy::io {
 /// Written with keys in the order in which they are set, for people to read.
 using OrderedJson = nlohmann::ordered_json;
 
-/// Writes settings to a JSON object, by their names.
+/// Writes settings as the members of a JSON object, by their names, which are C identifiers. The text
+/// is made here: a second JSON type for ordered objects would cost every user seconds of compiling.
 class JsonFieldWriter final : public FieldVisitor {
  public:
-  explicit JsonFieldWriter(OrderedJson& json) : open_{&json} {}
+  /// Adds members to `text`, which ends in '{' or in a member. `storage` is the storage's name.
+  JsonFieldWriter(std::string& text, std::string_view storage) : text_{&text}, storage_{storage} {}
+
+  /// A member whose value needs no escapes.
+  void put_text(std::string_view name, std::string_view value) {
+    put(name, message('"', value, '"'));
+  }
 
  private:
-  void count(std::string_view name, std::size_t& value) override { put(name, value); }
-  void number(std::string_view name, double& value) override { put(name, value); }
-  void flag(std::string_view name, bool& value) override { put(name, value); }
+  void count(std::string_view name, std::size_t& value) override { put(name, message(value)); }
+  void number(std::string_view name, double& value) override { put(name, Json(value).dump()); }
+  void flag(std::string_view name, bool& value) override { put(name, value ? "true" : "false"); }
   void choice(std::string_view name, std::size_t& index,
               std::span<const std::string_view> names) override {
-    put(name, std::string{names[index]});
+    put_text(name, names[index]);
   }
   void begin(std::string_view name) override {
-    OrderedJson& own = (*open_.back())[std::string{name}];
-    if (own.is_null()) own = OrderedJson::object();
-    open_.push_back(&own);
+    put(name, "{");
+    if (name == "storage") put_text("type", storage_);
   }
   bool begin_optional(std::string_view name, bool present) override {
     if (present) begin(name);
     return present;
   }
-  void end() override { open_.pop_back(); }
+  void end() override { *text_ += '}'; }
   [[nodiscard]] bool is_writing() const override { return true; }
   [[nodiscard]] bool is_brief() const override { return true; }
 
-  template <class T>
-  void put(std::string_view name, const T& value) {
-    (*open_.back())[std::string{name}] = value;
+  void put(std::string_view name, std::string_view value) {
+    if (text_->back() != '{') *text_ += ',';
+    text_->append("\"").append(name).append("\":").append(value);
   }
 
-  std::vector<OrderedJson*> open_;  // the object that is written, and those around it
+  std::string* text_;
+  std::string_view storage_;
 };
 
 /// Fills settings from a JSON object, by their names; a setting that is missing stays as it was.
@@ -120,22 +128,19 @@ class JsonFieldReader final : public FieldVisitor {
 /// One entry of a plan file's table of settings.
 /// @throws ConfigError if the policy or its settings have no names
 template <Element E>
-[[nodiscard]] OrderedJson write_setting(const HeadSettings<E>& settings) {
-  require(settings.has_names(), "plan file: ", settings.names().policy,
+[[nodiscard]] std::string write_setting(const HeadSettings<E>& settings) {
+  const PolicyNames names = settings.names();
+  require(settings.has_names(), "plan file: ", names.policy,
           " cannot stand in a file: a policy needs a `name`, and its Config `void "
           "fields(FieldVisitor&)`");
-  const PolicyNames names = settings.names();
-  OrderedJson json = {{"policy", names.policy}};
-  if (!names.scorer.empty()) json["scorer"] = names.scorer;
-  if (!names.summary.empty()) json["summary"] = names.summary;
-  json["storage"] = {{"type", names.storage}};
-  JsonFieldWriter writer{json};
+  std::string text = "{";
+  JsonFieldWriter writer{text, names.storage};
+  writer.put_text("policy", names.policy);
+  if (!names.scorer.empty()) writer.put_text("scorer", names.scorer);
+  if (!names.summary.empty()) writer.put_text("summary", names.summary);
   settings.write_fields(writer);
-  // The storage's settings come last, where a reader expects them.
-  OrderedJson storage = std::move(json["storage"]);
-  json.erase("storage");
-  json["storage"] = std::move(storage);
-  return json;
+  text += '}';
+  return text;
 }
 
 /// The names in a setting. Views of the JSON's strings.
