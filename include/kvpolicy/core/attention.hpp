@@ -25,24 +25,25 @@ enum class Read : std::uint8_t { all, selected };
 struct AttendOptions {
   std::optional<float> scale = {};             ///< multiplies logits; default 1 / sqrt(head_dim)
   float softcap = 0.0F;                        ///< logit -> cap * tanh(logit / cap); 0: no cap
-  std::span<const float> sink_logits = {};     ///< [q_heads]: attention sink bias, a logit without a value
+  std::span<const float> sink_logits = {};     ///< [q_heads]: attention sink bias
   std::span<float> log_sum_exp = {};           ///< [tokens, q_heads], written if not empty
   Read read = Read::all;
-  /// Selecting heads choose a new selection: before a `selected` read, or after an `all` read (at the
-  /// end of a prompt, say) for the selected reads that follow.
+  /// Selecting heads choose a new selection: before a `selected` read, or after an `all` read (at
+  /// the end of a prompt, say) for the selected reads that follow.
   bool refresh_selection = false;
   /// Index of the call's token whose query chooses the selection; default: the last. A rollback to
-  /// before that token undoes the selection. With a tree it must be set, to a node on all its paths.
+  /// before that token undoes the selection. With a tree it must be set, to a node on all its
+  /// paths.
   std::optional<std::size_t> selection_query = {};
-  /// If set, the call's tokens are the last nodes of this tree of draft tokens, and the latest calls
-  /// appended its earlier nodes. If null, the tokens continue the text one after another. The tree is
-  /// read only during the call.
+  /// If set, the call's tokens are the last nodes of this tree of draft tokens, and the latest
+  /// calls appended its earlier nodes. If null, the tokens continue the text one after another. The
+  /// tree is read only during the call.
   const TokenTree* tree = nullptr;
 };
 
-/// One layer to attend. Query row i has text position `first_position + i`. With `options.tree`, row
-/// i is one of the tree's last nodes, `first_position` is the position of nodes of depth 0, and the
-/// row has position `first_position + depth`.
+/// One layer to attend. Query row i has text position `first_position + i`. With `options.tree`,
+/// row i is one of the tree's last nodes, `first_position` is the position of nodes of depth 0, and
+/// the row has position `first_position + depth`.
 struct LayerAttention {
   ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
   MutableTensor out;                                    ///< [tokens, q_heads, head_dim]

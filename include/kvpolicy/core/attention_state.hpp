@@ -68,8 +68,8 @@ inline void normalize(const SoftmaxState& state, std::span<float> values) {
   for (float& value : values) value *= factor;
 }
 
-/// Merges two normalised outputs of one query head by their log-sum-exps, and returns the log-sum-exp
-/// of both parts together.
+/// Merges two normalised outputs of one query head by their log-sum-exps, and returns the
+/// log-sum-exp of both parts together.
 inline float merge_outputs(std::span<float> out, float log_sum_exp, std::span<const float> part,
                            float part_log_sum_exp) {
   SoftmaxState state{log_sum_exp, log_sum_exp > -std::numeric_limits<float>::infinity() ? 1.0F : 0.0F};

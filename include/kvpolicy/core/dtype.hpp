@@ -15,7 +15,8 @@ namespace kvpolicy {
 struct bfloat16;
 struct half;
 
-/// Whether `x` is neither NaN nor infinite. Tests the bits, because -ffast-math disables std::isfinite.
+/// Whether `x` is neither NaN nor infinite. Tests the bits, because -ffast-math disables
+/// std::isfinite.
 [[nodiscard]] constexpr bool is_finite(float x) noexcept {
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) < 0x7f800000U;
 }

@@ -28,7 +28,7 @@ struct ModelShape {
   /// @throws ConfigError for zero layers or heads, q_heads that kv_heads does not divide, or a
   /// head_dim outside `supported_head_dims`.
   void validate() const {
-    constexpr std::size_t most = std::size_t{1} << 20;  // far above any model, so that products do not overflow
+    constexpr std::size_t most = std::size_t{1} << 20;  // far above any model: no overflow
     require(layers > 0 && layers <= most, "ModelShape: layers is ", layers, ", must be 1 to ", most);
     require(kv_heads > 0 && kv_heads <= most, "ModelShape: kv_heads is ", kv_heads,
             ", must be 1 to ", most);

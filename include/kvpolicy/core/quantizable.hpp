@@ -25,10 +25,10 @@ namespace kvpolicy {
 /// The largest number that can be quantised; it is half's largest number.
 inline constexpr float largest_quantizable = 65504.0F;
 
-/// Whether the float with these bits can be quantised. Pass the number as it is stored, rounded to the
-/// rows' element type: 65,450 becomes 65,536 in bfloat16.
+/// Whether the float with these bits can be quantised. Pass the number as it is stored, rounded to
+/// the rows' element type: 65,450 becomes 65,536 in bfloat16.
 [[nodiscard]] KVPOLICY_HOST_AND_DEVICE constexpr bool is_quantizable(std::uint32_t bits) {
-  return (bits & 0x7fffffffU) <= 0x477fe000U;  // the bits of 65504; those of NaN and infinity are larger
+  return (bits & 0x7fffffffU) <= 0x477fe000U;  // 65504; NaN and infinity are above
 }
 static_assert(std::bit_cast<std::uint32_t>(largest_quantizable) == 0x477fe000U);
 

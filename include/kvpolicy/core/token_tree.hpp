@@ -56,11 +56,12 @@ class TokenTree {
   [[nodiscard]] std::size_t size() const { return nodes_.size(); }
   [[nodiscard]] bool empty() const { return nodes_.empty(); }
   [[nodiscard]] std::size_t parent(std::size_t node) const { return nodes_[node].parent; }
-  /// Number of nodes between the text and this node, whose position is `tokens of the text + depth`.
+  /// Number of nodes between the text and this node, whose position is `tokens of the text +
+  /// depth`.
   [[nodiscard]] std::size_t depth(std::size_t node) const { return nodes_[node].depth; }
 
-  /// Whether the query of node `query` sees the row of node `row`: a query sees its own row and those
-  /// of its ancestors.
+  /// Whether the query of node `query` sees the row of node `row`: a query sees its own row and
+  /// those of its ancestors.
   [[nodiscard]] bool sees(std::size_t query, std::size_t row) const {
     while (query != text && query > row) query = parent(query);
     return query == row;

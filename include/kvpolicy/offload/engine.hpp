@@ -69,7 +69,8 @@ class Engine {
     if (const std::vector<Range>* ahead = follow(ranges_.front().data())) memory_->fetch_ahead(*ahead);
   }
 
-  // Records what was read. Returns what was read after it the last time, or null if that is unknown.
+  // Records what was read. Returns what was read after it the last time, or null if that is
+  // unknown.
   const std::vector<Range>* follow(Layer layer) {
     if (known_.size() >= most_layers) known_.clear();
     Known& own = known_[layer];

@@ -121,7 +121,8 @@ class FileCalls {
   }
   /// Starts reading whole pages of the mapping without waiting.
   virtual void read_ahead(std::byte* start, std::size_t bytes) noexcept {
-    // The kernel honours one read-ahead window per request, so the range is split into small requests.
+    // The kernel honours one read-ahead window per request, so the range is split into small
+    // requests.
     constexpr std::size_t piece = std::size_t{128} << 10;
     for (std::size_t done = 0; done < bytes; done += piece) {
       ::madvise(start + done, std::min(piece, bytes - done), MADV_WILLNEED);

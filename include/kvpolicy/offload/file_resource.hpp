@@ -8,11 +8,12 @@
 //     using Engine = offload::Engine<cpu::Engine<>>;
 //     KvCache<Plan, Engine> cache{plan, {.slow_memory = &file}, Engine{{}, file}};
 //
-// A mapped file can fail in two ways that a program cannot handle: a write to a full disk and a read
-// of a bad sector both raise SIGBUS. Therefore space is allocated when memory is requested, and rows
-// are written by a call that reports errors and is waited for, so that a row leaves fast memory only
-// once it is on the disk. offload::Engine reads rows by a call that reports errors as well. One risk
-// remains: the system may evict rows, for lack of memory, between that call and their use.
+// A mapped file can fail in two ways that a program cannot handle: a write to a full disk and a
+// read of a bad sector both raise SIGBUS. Therefore space is allocated when memory is requested,
+// and rows are written by a call that reports errors and is waited for, so that a row leaves fast
+// memory only once it is on the disk. offload::Engine reads rows by a call that reports errors as
+// well. One risk remains: the system may evict rows, for lack of memory, between that call and
+// their use.
 #pragma once
 
 #include <unistd.h>
@@ -38,13 +39,13 @@ namespace kvpolicy::offload {
 
 /// Where a FileResource has its file, and how large it may grow on the disk and in memory.
 struct FileOptions {
-  /// Folder of the file. It should be on a disk: a folder in memory (tmpfs) saves no memory. The file
-  /// has no name and disappears with the resource or the program.
+  /// Folder of the file. It should be on a disk: a folder in memory (tmpfs) saves no memory. The
+  /// file has no name and disappears with the resource or the program.
   std::string folder;
   /// Largest size of the file; as many addresses are reserved.
   std::size_t max_bytes = std::size_t{1} << 40;
-  /// How much of the file may stay in memory. The rows of the layer that is attended are in memory in
-  /// any case; the next layer's rows are read ahead if both fit. 0: the system decides.
+  /// How much of the file may stay in memory. The rows of the layer that is attended are in memory
+  /// in any case; the next layer's rows are read ahead if both fit. 0: the system decides.
   std::size_t resident_bytes = 0;
   /// The file grows by this much at a time, for allocations of one size.
   std::size_t slab_bytes = std::size_t{1} << 20;
@@ -92,8 +93,8 @@ class FileResource final : public SlowMemory {
     const std::lock_guard lock{mutex_};
     return file_bytes_;
   }
-  /// Bytes that the resource counts as being in memory: an upper bound, unless rows were read without
-  /// being fetched.
+  /// Bytes that the resource counts as being in memory: an upper bound, unless rows were read
+  /// without being fetched.
   [[nodiscard]] std::size_t resident_bytes() const {
     const std::lock_guard lock{mutex_};
     return residency_.resident() * piece_;
@@ -173,8 +174,8 @@ class FileResource final : public SlowMemory {
     const std::size_t bytes = part.last - part.first;
     const int error = calls_.populate(start_ + part.first, bytes);
     if (error == 0) return 0;
-    // `populate` does not report the reason, `read` does. If `read` succeeds, the system did not know
-    // `populate` (EINVAL), or `populate` may succeed now.
+    // `populate` does not report the reason, `read` does. If `read` succeeds, the system did not
+    // know `populate` (EINVAL), or `populate` may succeed now.
     const int reason = calls_.read(file_, part.first, bytes);
     if (reason != 0 || error == EINVAL) return reason;
     return calls_.populate(start_ + part.first, bytes);
@@ -198,7 +199,7 @@ class FileResource final : public SlowMemory {
   void do_deallocate(void* block, std::size_t bytes, std::size_t alignment) override {
     const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), std::max<std::size_t>(alignment, 64));
     const std::lock_guard lock{mutex_};
-    classes_.find(size)->second.free.push_back(offset_of(static_cast<std::byte*>(block)));  // does not allocate
+    classes_.find(size)->second.free.push_back(offset_of(static_cast<std::byte*>(block)));  // has capacity
     live_bytes_ -= size;
   }
   [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override {

@@ -13,14 +13,15 @@
 
 namespace kvpolicy::offload {
 
-/// Pieces are numbered, and every use has a time. The pieces of the last `fetch` and of the read-ahead
-/// after it are never released. Of the others, the most recently used are released first: layers are
-/// read in a cycle, so the layer that was just read will not be read for the longest time. Pieces that
-/// were not used for `forgotten_after` uses are released before all others. Not synchronised.
+/// Pieces are numbered, and every use has a time. The pieces of the last `fetch` and of the
+/// read-ahead after it are never released. Of the others, the most recently used are released
+/// first: layers are read in a cycle, so the layer that was just read will not be read for the
+/// longest time. Pieces that were not used for `forgotten_after` uses are released before all
+/// others. Not synchronised.
 class Residency {
  public:
-  /// Uses after which a piece counts as forgotten. It exceeds the number of layers of several sequences
-  /// that alternate.
+  /// Uses after which a piece counts as forgotten. It exceeds the number of layers of several
+  /// sequences that alternate.
   static constexpr std::uint64_t forgotten_after = 4096;
 
   explicit Residency(std::size_t budget) : budget_{budget} {}
