@@ -20,7 +20,7 @@ struct half;
 [[nodiscard]] constexpr bool is_finite(float x) noexcept {
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) < 0x7f800000U;
 }
-/// Whether `x` is NaN, also by its bits.
+/// Whether `x` is NaN; tests the bits as well.
 [[nodiscard]] constexpr bool is_nan(float x) noexcept {
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) > 0x7f800000U;
 }
