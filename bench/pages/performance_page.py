@@ -70,6 +70,22 @@ def cpu_torch(ours, theirs):
                   "PyTorch, one case", "ours, the same"], made)
 
 
+def cpu_speed(ours, theirs):
+    """A decode step of each kind."""
+    (_, (cases,)), (_, (peers,)) = load_repetitions(ours), load_repetitions(theirs)
+    kinds = [("every row, bfloat16", "bf16"), ("every row, int4, one group a row", "int4"),
+             ("DuoAttention, half of the heads streaming", "duo"), ("retrieval, 4,096 rows read", "retrieval"),
+             ("HeadKV, 4,096 rows a head on average", "headkv")]
+
+    def row(what, entry):
+        return [what, f"{number(entry['ms'])} ms", f"{number(entry['ms_p10'])} to {number(entry['ms_p90'])} ms"]
+
+    rows = [row(what, cases[f"decode/{kind}/32x8/64Ki/threads:2"]) for what, kind in kinds]
+    rows.append(row("PyTorch, every row, bfloat16", peers["decode/bf16/32x8/64Ki/threads:2"]))
+    return table(["decode step", "median", "10th to 90th percentile"], rows)
+
+
 CPU_FILES = [file for _, file in CPU_RUNS]
-TABLES = {"cuda_goals": (["attention_*.json"], cuda_goals), "cpu_machines": (CPU_FILES, cpu_machines),
+TABLES = {"cpu_speed": ([INTEL, INTEL_TORCH], cpu_speed), "cuda_goals": (["attention_*.json"], cuda_goals),
+          "cpu_machines": (CPU_FILES, cpu_machines),
           "cpu_goals": (CPU_FILES, cpu_goals), "cpu_torch": ([INTEL, INTEL_TORCH], cpu_torch)}

@@ -8,6 +8,9 @@ from results import by, name_of, of, over_seeds, setting_of, share
 
 from .markdown import cell, table
 
+SHOWN_IN_SHORT = ["plan search", "HeadKV", "DuoAttention + int4", "DuoAttention", "SnapKV", "Ada-KV", "H2O", "StreamingLLM"]
+BUDGETS_IN_SHORT = [2, 4, 8, 16, 32]
+
 
 def gates(path):
     """Experiment A: which way of finding retrieval heads finds them."""
@@ -190,7 +193,30 @@ def combined(path):
                  [["1", "full", cell(over_seeds(full, share)), "", "100 %"]] + text)
 
 
-TABLES = {"gates": (["gates.json"], gates), "smallest": (["gates.json"], smallest),
+def frontier(path):
+    """% answered exactly at each share of the bytes."""
+    run = results.read(path)
+    keys = of(run["points"], suite="keys")
+    full = of(keys, method="full")
+    named = by(keys, name_of)
+    rows, deviations = [], []
+    # A setting that is not the published one is written out: "HeadKV, kernel 29, beta 2".
+    for name in [name for shown in SHOWN_IN_SHORT for name in named if f"{name}, ".startswith(f"{shown}, ")]:
+        row = [name]
+        for budget in BUDGETS_IN_SHORT:
+            own = [point for point in named[name] if point.get("share") == 1 / budget]
+            mean, deviation = over_seeds(own, share)
+            row.append(f"{100 * mean:.0f}" if own else "")
+            deviations += [deviation] if own else []
+        rows.append(row)
+    lengths = " and ".join(f"{tokens:,}" for tokens in sorted({point["tokens"] for point in keys}))
+    return (f"{results.questions(keys, run['settings'])}, {lengths} bytes each; % answered exactly. The full cache answers "
+            f"{100 * over_seeds(full, share)[0]:.0f} %; the deviation over seeds is up to {100 * max(deviations):.0f} "
+            "points.\n\n" + table(["share of the full cache's bytes"] + [f"1/{budget}" for budget in BUDGETS_IN_SHORT], rows))
+
+
+TABLES = {"frontier": (["combined.json"], frontier), "gates": (["gates.json"], gates),
+          "smallest": (["gates.json"], smallest),
           "headkv": (["budgets.json", "combined.json"], headkv), "needles": (["needles.json"], needles), 
           "settings": (["settings.json"], settings), "budgets": (["budgets.json"], budgets),
           "storage": (["storage.json"], storage), "combined": (["combined.json"], combined)}

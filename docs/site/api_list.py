@@ -23,9 +23,9 @@ ROOMS = [("", "Methods, and the whole"), ("plan", "Plans"), ("cache", "The cache
          ("cuda", "The CUDA engine (`kvpolicy::cuda`)")]
 INTRO = """# Every public name
 
-Made from the headers by `./scripts/docs --api`; a test compares. Under each header stand its names, under
-a class its public members: their comment's first sentence, and nothing where name and type say it all.
-Copying, moving, comparing and destroying are left out. All names are in namespace `kvpolicy`.
+This page is made from the headers by `./scripts/docs --api`, and a test compares it with them. It lists the names of each header and
+the public members of each class with the first sentence of their comments; some names need no comment. Copying, moving, comparing and
+destroying are left out. All names are in namespace `kvpolicy`.
 """
 
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The whole interface between a cache and an attention engine: one layer's queries, each KV head's
-// segments, and three operations. The scalar engine is its plain definition; cpu/ has a fast one.
+// The complete interface between a cache and an attention engine: one layer's queries, each KV
+// head's segments, and three operations. The scalar engine defines them; cpu/ has a fast one.
 #pragma once
 
 #include <cmath>
@@ -21,29 +21,29 @@ namespace kvpolicy {
 /// rows, every other head the same for both.
 enum class Read : std::uint8_t { all, selected };
 
-/// What a call of attention may ask for besides; the defaults are plain causal attention over all
-/// rows.
+/// Options of one attention call. The defaults give plain causal attention over all rows.
 struct AttendOptions {
-  std::optional<float> scale = {};             ///< of the logits; default 1 / sqrt(head_dim)
-  float softcap = 0.0F;                        ///< logit -> cap * tanh(logit / cap); 0: none
-  std::span<const float> sink_logits = {};     ///< [q_heads]: a logit that weighs but has no value
-  std::span<float> log_sum_exp = {};           ///< [tokens, q_heads], written where not empty
+  std::optional<float> scale = {};             ///< multiplies logits; default 1 / sqrt(head_dim)
+  float softcap = 0.0F;                        ///< logit -> cap * tanh(logit / cap); 0: no cap
+  std::span<const float> sink_logits = {};     ///< [q_heads]: attention sink bias
+  std::span<float> log_sum_exp = {};           ///< [tokens, q_heads], written if not empty
   Read read = Read::all;
-  /// Selecting heads choose anew: before a `selected` read, and behind an `all` read (the end of a
-  /// prompt, say), for the selected reads that follow.
+  /// Selecting heads choose a new selection: before a `selected` read, or after an `all` read (at
+  /// the end of a prompt, say) for the selected reads that follow.
   bool refresh_selection = false;
-  /// By the query of which of the call's tokens, and as of that token: a rollback to before it undoes
-  /// the choice. Default: the last. With a tree it must be named, and stand on all its paths.
+  /// Index of the call's token whose query chooses the selection; default: the last. A rollback to
+  /// before that token undoes the selection. With a tree it must be set, to a node on all its
+  /// paths.
   std::optional<std::size_t> selection_query = {};
-  /// The call's tokens are the last nodes of this tree of guesses, whose earlier nodes, if any, the
-  /// latest calls appended; null: they continue the text one after another. Read only during the
-  /// call.
+  /// If set, the call's tokens are the last nodes of this tree of draft tokens, and the latest
+  /// calls appended its earlier nodes. If null, the tokens continue the text one after another. The
+  /// tree is read only during the call.
   const TokenTree* tree = nullptr;
 };
 
-/// One layer to attend. Query row i stands at text position `first_position + i`; with
-/// `options.tree` it is one of the tree's last nodes, `first_position` is where the tree hangs on the
-/// text, and the row stands at `first_position + depth`.
+/// One layer to attend. Query row i has text position `first_position + i`. With `options.tree`,
+/// row i is one of the tree's last nodes, `first_position` is the position of nodes of depth 0, and
+/// the row has position `first_position + depth`.
 struct LayerAttention {
   ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
   MutableTensor out;                                    ///< [tokens, q_heads, head_dim]
@@ -55,7 +55,7 @@ struct LayerAttention {
   [[nodiscard]] float scale() const {
     return options.scale.value_or(1.0F / std::sqrt(static_cast<float>(queries.head_dim)));
   }
-  /// The tree's node whose query is row `token`; only for calls with a tree.
+  /// The tree's node that query row `token` belongs to. Requires a tree.
   [[nodiscard]] std::size_t node(std::size_t token) const {
     return options.tree->size() - queries.tokens + token;
   }
@@ -70,12 +70,12 @@ struct LayerAttention {
   }
 };
 
-/// Asks how much attention each row gets: the sum over the queries of each row's probability. Text
-/// only: no segment is one of a tree.
+/// Asks how much attention each row gets: its attention probability, summed over the queries (the
+/// column sums of the attention matrix). No segment may contain nodes of a tree.
 struct LayerObservation {
   ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
   std::int64_t first_position = 0;
-  std::span<const std::span<const Segment>> heads;      ///< [kv_heads]; an empty one is skipped
+  std::span<const std::span<const Segment>> heads;      ///< [kv_heads]; an empty list is skipped
   std::span<const std::span<float>> sums;               ///< [kv_heads] of [group, rows of the head]
   AttendOptions options;
 
@@ -85,9 +85,9 @@ struct LayerObservation {
   }
 };
 
-/// What a backend offers. `attend` writes outputs (zeros for a query that sees no row), `observe`
-/// writes sums, `score` writes the dot products of one query [head_dim] with `out.size()` dense
-/// rows. Calls on one engine object must not overlap.
+/// What a backend implements. `attend` writes outputs, with zeros for a query that sees no row.
+/// `observe` writes sums. `score` writes the dot products of one query [head_dim] with `out.size()`
+/// dense rows. Calls on one engine object must not overlap.
 template <class E>
 concept AttentionEngine =
     requires(E& engine, const LayerAttention& attention, const LayerObservation& observation,

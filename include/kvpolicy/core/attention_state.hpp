@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention over some of the rows, in a form that merges with attention over others in any order:
-// the online softmax of Milakov and Gimelshein (arXiv:1805.02867). An engine that computes a part
-// of the rows itself merges it with ours through the log-sum-exp.
+// Attention over some of the rows, in a form that can be merged with attention over other rows in
+// any order: the online softmax of Milakov and Gimelshein (arXiv:1805.02867). An engine that
+// computes a part of the rows itself merges its result with ours by the log-sum-exp.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@
 
 namespace kvpolicy {
 
-/// What attention over some rows hands on: the greatest logit and the sum of weights.
-/// Of one query head. The default is the identity of `merge`: no row seen.
+/// Softmax state of one query head over some rows: the greatest logit and the sum of weights.
+/// The default is the identity of `merge`: no row was seen.
 struct SoftmaxState {
   float max = -std::numeric_limits<float>::infinity();
-  float sum = 0.0F;  ///< of exp(logit - max)
+  float sum = 0.0F;  ///< sum of exp(logit - max)
 
   /// log(sum over rows of exp(logit)); -infinity where no row was seen.
   [[nodiscard]] float log_sum_exp() const {
@@ -27,7 +27,7 @@ struct SoftmaxState {
   }
 };
 
-/// exp(from - to), and 1 where both are -infinity: an empty part merges to nothing, never to NaN.
+/// exp(from - to), or 1 if both are -infinity, so that merging an empty part never gives NaN.
 [[nodiscard]] inline float rescale_factor(float from, float to) {
   return from == to ? 1.0F : std::exp(from - to);
 }
@@ -36,7 +36,7 @@ struct SoftmaxState {
 inline void accumulate(SoftmaxState& state, std::span<float> values, float logit,
                        std::span<const float> row) {
   KVPOLICY_ASSERT(values.size() == row.size());
-  if (logit == -std::numeric_limits<float>::infinity()) return;  // weighs nothing
+  if (logit == -std::numeric_limits<float>::infinity()) return;  // its weight is 0
   if (logit > state.max) {
     const float factor = rescale_factor(state.max, logit);
     state.sum *= factor;
@@ -62,13 +62,14 @@ inline void merge(SoftmaxState& state, std::span<float> values, const SoftmaxSta
   }
 }
 
-/// Unnormalised values to attention's output; zeros where no row was seen.
+/// Turns unnormalised values into attention's output; zeros if no row was seen.
 inline void normalize(const SoftmaxState& state, std::span<float> values) {
-  const float factor = state.sum == 0.0F ? 0.0F : 1.0F / state.sum;  // a NaN stays one
+  const float factor = state.sum == 0.0F ? 0.0F : 1.0F / state.sum;  // NaN stays NaN
   for (float& value : values) value *= factor;
 }
 
-/// Merges two normalised outputs of one query head by their log-sum-exps; returns the joint one.
+/// Merges two normalised outputs of one query head by their log-sum-exps, and returns the
+/// log-sum-exp of both parts together.
 inline float merge_outputs(std::span<float> out, float log_sum_exp, std::span<const float> part,
                            float part_log_sum_exp) {
   SoftmaxState state{log_sum_exp, log_sum_exp > -std::numeric_limits<float>::infinity() ? 1.0F : 0.0F};

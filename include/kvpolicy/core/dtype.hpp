@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The element types of keys, values and queries: float, IEEE half and bfloat16. The two short
-// ones are plain 16-bit storage with conversions (round to nearest even); arithmetic is float's.
+// The element types of keys, values and queries: float, IEEE half and bfloat16. half and bfloat16
+// are plain 16-bit storage with conversions (round to nearest even); arithmetic is done in float.
 #pragma once
 
 #include <bit>
@@ -15,11 +15,12 @@ namespace kvpolicy {
 struct bfloat16;
 struct half;
 
-/// Whether it is neither NaN nor infinite. Looks at the bits: -ffast-math takes std::isfinite away.
+/// Whether `x` is neither NaN nor infinite. Tests the bits, because -ffast-math disables
+/// std::isfinite.
 [[nodiscard]] constexpr bool is_finite(float x) noexcept {
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) < 0x7f800000U;
 }
-/// Whether it is NaN, by the bits as well.
+/// Whether `x` is NaN; tests the bits as well.
 [[nodiscard]] constexpr bool is_nan(float x) noexcept {
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) > 0x7f800000U;
 }
@@ -28,12 +29,12 @@ struct half;
 /// quantisation (see storage/quantize.hpp).
 enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2 };
 
-/// Whether it is one of the packed codes.
+/// Whether the encoding is one of the packed codes.
 [[nodiscard]] constexpr bool is_quantized(Encoding encoding) noexcept {
   return encoding >= Encoding::uint8;
 }
 
-/// Of one number.
+/// Bits of one number.
 [[nodiscard]] constexpr std::size_t bits_of(Encoding encoding) noexcept {
   switch (encoding) {
     case Encoding::float32: return 32;
@@ -46,7 +47,7 @@ enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, u
   return 0;
 }
 
-/// For messages.
+/// The encoding's name, for messages.
 [[nodiscard]] constexpr std::string_view name_of(Encoding encoding) noexcept {
   switch (encoding) {
     case Encoding::float32: return "float32";
@@ -73,7 +74,7 @@ struct bfloat16 {
  private:
   static constexpr std::uint16_t encode(float value) noexcept {
     const auto word = std::bit_cast<std::uint32_t>(value);
-    // Rounding could carry a NaN's payload into infinity: keep it a quiet NaN instead.
+    // Rounding could turn a NaN into infinity, so a NaN becomes a quiet NaN instead.
     const auto quiet = static_cast<std::uint16_t>((word >> 16) | 0x0040U);
     const auto rounded = static_cast<std::uint16_t>((word + 0x7fffU + ((word >> 16) & 1U)) >> 16);
     return (word & 0x7fffffffU) > 0x7f800000U ? quiet : rounded;
@@ -128,7 +129,7 @@ struct half {
 template <class T>
 concept Element = std::same_as<T, float> || std::same_as<T, half> || std::same_as<T, bfloat16>;
 
-/// How numbers of an element type are encoded.
+/// The encoding of an element type's numbers.
 template <Element T>
 inline constexpr Encoding encoding_of = std::same_as<T, float>  ? Encoding::float32
                                         : std::same_as<T, half> ? Encoding::float16

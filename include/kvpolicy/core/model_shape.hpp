@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The four numbers of a transformer that a KV cache needs to know.
+// The four numbers of a transformer that a KV cache needs.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace kvpolicy {
 /// Head dimensions that every engine serves, for keys and values alike.
 inline constexpr std::array<std::size_t, 5> supported_head_dims{64, 80, 96, 128, 256};
 
-/// A transformer as its KV cache sees it; all layers alike.
+/// The shape of a transformer's KV cache; all layers have the same shape.
 struct ModelShape {
   std::size_t layers = 0;
   std::size_t q_heads = 0;   ///< Query heads; a multiple of `kv_heads`.
@@ -28,7 +28,7 @@ struct ModelShape {
   /// @throws ConfigError for zero layers or heads, q_heads that kv_heads does not divide, or a
   /// head_dim outside `supported_head_dims`.
   void validate() const {
-    constexpr std::size_t most = std::size_t{1} << 20;  // far beyond any model; keeps products exact
+    constexpr std::size_t most = std::size_t{1} << 20;  // far above any model: no overflow
     require(layers > 0 && layers <= most, "ModelShape: layers is ", layers, ", must be 1 to ", most);
     require(kv_heads > 0 && kv_heads <= most, "ModelShape: kv_heads is ", kv_heads,
             ", must be 1 to ", most);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which numbers can be quantised: those that half can hold, because the scale and the zero of a
-// group are halves. Host and device ask the same function, so they count the same numbers; only
-// what follows differs. The host refuses the call with a ShapeError before anything changes. A
-// kernel cannot throw: it clamps the number and counts it (cuda::KvCache::clamped_numbers).
+// Which numbers can be quantised: those in the range of half, because the scale and the zero of a
+// group are stored as half. Host and device use the same function and differ only in the reaction.
+// The host refuses the call with a ShapeError before anything changes. A kernel cannot throw: it
+// clamps the number and counts it (cuda::KvCache::clamped_numbers).
 //
-// The test looks at the number's bits. Compilers told that there are no NaNs and no infinities
-// (-ffast-math) take comparisons of floats away.
+// The function tests the number's bits, because compilers that assume no NaNs and no infinities
+// (-ffast-math) remove comparisons of floats.
 #pragma once
 
 #include <bit>
@@ -22,13 +22,13 @@
 
 namespace kvpolicy {
 
-/// The largest number that can be quantised, and half's largest.
+/// The largest number that can be quantised; it is half's largest number.
 inline constexpr float largest_quantizable = 65504.0F;
 
-/// Whether the float with these bits can be quantised. Ask it of a number as it is kept, rounded to
+/// Whether the float with these bits can be quantised. Pass the number as it is stored, rounded to
 /// the rows' element type: 65,450 becomes 65,536 in bfloat16.
 [[nodiscard]] KVPOLICY_HOST_AND_DEVICE constexpr bool is_quantizable(std::uint32_t bits) {
-  return (bits & 0x7fffffffU) <= 0x477fe000U;  // the bits of 65504; NaN and infinity lie above
+  return (bits & 0x7fffffffU) <= 0x477fe000U;  // 65504; NaN and infinity are above
 }
 static_assert(std::bit_cast<std::uint32_t>(largest_quantizable) == 0x477fe000U);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads rows of any format as float, one at a time: plain and correct. Fast engines have their
-// own loops; storage, selection and the scalar engine use these.
+// Reads rows of any format as float, one at a time. Storage, selection and the scalar engine use
+// these simple functions; fast engines have their own loops.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace kvpolicy {
 
-/// Dense numbers to float. `source` needs the alignment of its element type.
+/// Converts dense numbers to float. `source` needs the alignment of its element type.
 inline void load_dense(Encoding encoding, const std::byte* source, std::span<float> out) {
   const auto convert = [&]<class T>(T) {
     const auto* numbers = reinterpret_cast<const T*>(source);
@@ -27,7 +27,7 @@ inline void load_dense(Encoding encoding, const std::byte* source, std::span<flo
   }
 }
 
-/// Float to dense numbers, rounded to nearest even.
+/// Converts float to dense numbers, rounded to nearest even.
 inline void store_dense(Encoding encoding, std::span<const float> row, std::byte* out) {
   const auto convert = [&]<class T>(T) {
     auto* numbers = reinterpret_cast<T*>(out);
@@ -41,7 +41,7 @@ inline void store_dense(Encoding encoding, std::span<const float> row, std::byte
   }
 }
 
-/// Numbers to what a dense encoding can hold, in place.
+/// Rounds numbers in place to those that a dense encoding can represent.
 inline void round_dense(Encoding encoding, std::span<float> row) {
   const auto convert = [&]<class T>(T) {
     for (float& number : row) number = static_cast<float>(T{number});
@@ -50,7 +50,7 @@ inline void round_dense(Encoding encoding, std::span<float> row) {
   if (encoding == Encoding::bfloat16) convert(bfloat16{});
 }
 
-/// The code of one channel of a packed row (PageLayout says where it lies).
+/// The code of one channel of a packed row; PageLayout describes the order of codes.
 [[nodiscard]] inline unsigned load_code(Encoding encoding, const std::byte* row,
                                         std::size_t channel, std::size_t head_dim) {
   const std::size_t bits = bits_of(encoding);
@@ -59,7 +59,7 @@ inline void round_dense(Encoding encoding, std::span<float> row) {
   return (packed >> (channel / bytes * bits)) & ((1U << bits) - 1U);
 }
 
-/// Row `row` of a plane, dequantised where it must be: [head_dim].
+/// Loads row `row` of a plane as float [head_dim], dequantised if the plane is quantised.
 inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) {
   const auto place = plane.place(row);
   const Encoding encoding = plane.format.encoding;
@@ -75,7 +75,7 @@ inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) 
   const std::size_t first = block * layout.params_per_row;
   const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset) + first;
   const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset) + first;
-  // Codes first, in the order that load_code has, without its division for each channel.
+  // First the codes, in the order of load_code but without its division for each channel.
   const std::size_t bits = bits_of(encoding);
   const unsigned mask = (1U << bits) - 1U;
   for (std::size_t shift = 0, channel = 0; shift < 8; shift += bits) {
@@ -83,7 +83,7 @@ inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) 
       out[channel] = static_cast<float>((static_cast<unsigned>(codes[byte]) >> shift) & mask);
     }
   }
-  // Then the grids: each is one channel's, or that of a group of neighbours.
+  // Then scale and zero: each pair belongs to one channel, or to a group of neighbouring channels.
   const std::size_t neighbours = per_token ? plane.format.group : 1;
   for (std::size_t channel = 0; channel < head_dim; ++scales, ++zeros) {
     const float scale = static_cast<float>(*scales);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The definition of attention over segments, one row after another in float. Needs nothing but the
-// standard library and knows no shortcut; engines that do are compared with it.
+// The definition of attention over segments: one row after another, in float. It needs only the
+// standard library and takes no shortcuts. Faster engines are compared with it.
 #pragma once
 
 #include <cmath>
@@ -16,8 +16,8 @@
 
 namespace kvpolicy {
 
-/// An AttentionEngine in plain loops, for any head_dim. Holds nothing: one object may serve all
-/// threads.
+/// An AttentionEngine in plain loops, for any head_dim. It has no state, so one object may serve
+/// all threads.
 class ScalarEngine {
  public:
   void attend(const LayerAttention& work) {
@@ -99,8 +99,8 @@ class ScalarEngine {
     return sum;
   }
 
-  // visit(segment, plane row, ordinal among all rows shown, logit) for each row that the query at
-  // position t sees.
+  // Calls visit(segment, plane row, ordinal among all rows shown, logit) for each row that the
+  // query at position t sees.
   template <class Sees, class Visit>
   static void for_each_logit(std::span<const Segment> segments, std::span<const float> query,
                              std::int64_t t, float scale, float softcap, Sees sees, Visit visit) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that a call works in and that the next call finds again, so that a step which does what the
-// step before did allocates nothing.
+// Scratch memory that is kept between calls, so that a step that does the same as the previous step
+// allocates nothing.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace kvpolicy::detail {
 
-/// Holds nothing between two calls: a copy of its owner, a fork, starts without any.
+/// Scratch memory; its contents are not kept between calls, so a copy (a fork's, say) starts empty.
 template <class T>
 class Scratch {
  public:
@@ -21,7 +21,7 @@ class Scratch {
   Scratch& operator=(Scratch&&) noexcept = default;
   ~Scratch() = default;
 
-  /// Room for `count` elements, which hold anything.
+  /// Room for `count` elements with unspecified values.
   /// @throws std::bad_alloc
   [[nodiscard]] std::span<T> take(std::size_t count) {
     if (memory_.size() < count) memory_.resize(count);

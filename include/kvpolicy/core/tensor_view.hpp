@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A caller's queries, keys, values or outputs of one layer: [tokens, heads, head_dim] with any
-// token and head stride and an inner stride of 1. Views own nothing.
+// Views of a caller's queries, keys, values or outputs of one layer: [tokens, heads, head_dim] with
+// any token and head stride and an inner stride of 1. A view does not own memory.
 #pragma once
 
 #include <concepts>
@@ -13,7 +13,7 @@
 
 namespace kvpolicy {
 
-/// A number of things, from any integer type: engines count in int.
+/// An extent or a stride, from any integer type, because engines often count in int.
 class Extent {
  public:
   /// @throws ShapeError for a negative number
@@ -45,7 +45,7 @@ struct TensorView {
   constexpr TensorView() = default;
 
   /// Contiguous [tokens, heads, head_dim].
-  /// @throws ShapeError for a negative number, as the next one.
+  /// @throws ShapeError for a negative number; the next constructor throws the same
   constexpr TensorView(T* data_, Extent tokens_, Extent heads_, Extent head_dim_)
       : TensorView{data_, tokens_, heads_, head_dim_, heads_ * head_dim_, head_dim_} {}
 
@@ -58,7 +58,7 @@ struct TensorView {
         token_stride{token_stride_},
         head_stride{head_stride_} {}
 
-  /// A view to change is a view to read.
+  /// A mutable view converts to a const view.
   template <class U>
     requires(!std::is_same_v<U, T> && std::is_same_v<const U, T>)
   constexpr TensorView(const TensorView<U>& other)
@@ -75,7 +75,7 @@ struct TensorView {
   }
 };
 
-/// The same view with its element type known only at run time, as engines take it.
+/// The same view with an element type that is known only at run time; engines take this one.
 template <class Byte>
   requires std::same_as<std::remove_const_t<Byte>, std::byte>
 struct AnyTensor {
@@ -106,9 +106,9 @@ struct AnyTensor {
   }
 };
 
-/// A tensor to read.
+/// A tensor that is only read.
 using ConstTensor = AnyTensor<const std::byte>;
-/// A tensor to write.
+/// A tensor that is written.
 using MutableTensor = AnyTensor<std::byte>;
 
 }  // namespace kvpolicy

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Guesses behind a text that branch. A model reads all of them in one pass: every node sees the
-// text and its own ancestors, so each path through the tree is read as if it stood there alone.
+// Draft tokens that branch, each continuing the text. A model reads all of them in one pass: every
+// node sees the text and its own ancestors, so each path is read as if it were the only one.
 // Afterwards the cache keeps one path (`accept`).
 //
-// Method: tree attention, SpecInfer, arXiv:2305.09781. Which trees are worth their nodes:
-// speculation/tree_shape.hpp.
+// Method: tree attention, SpecInfer, arXiv:2305.09781. speculation/tree_shape.hpp computes which
+// trees are worth their nodes.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +17,14 @@
 
 namespace kvpolicy {
 
-/// Guesses that may branch, and which of them see which.
-/// Node i continues node `parent(i)`, which comes before it, or, as `text`, the text itself.
-/// A chain of nodes is the ordinary case: a run of tokens, read causally.
+/// Draft tokens that may branch, and which of them see which.
+/// Node i continues node `parent(i)`, which comes before it, or the text if `parent(i)` is `text`.
+/// A chain of nodes is the ordinary case: consecutive tokens, read causally.
 class TokenTree {
  public:
-  /// Parent of a node that follows the text.
+  /// Parent of a node that continues the text.
   static constexpr std::size_t text = static_cast<std::size_t>(-1);
-  /// Work and masks grow with its square.
+  /// Limit on nodes, because work and masks grow with their square.
   static constexpr std::size_t max_nodes = 4096;
 
   TokenTree() = default;
@@ -45,9 +45,9 @@ class TokenTree {
     return node;
   }
 
-  /// Room for `nodes` nodes, so that adding them allocates nothing.
+  /// Reserves memory for `nodes` nodes, so that adding them allocates nothing.
   void reserve(std::size_t nodes) { nodes_.reserve(nodes); }
-  /// Only the first `nodes` nodes stay.
+  /// Keeps only the first `nodes` nodes.
   void truncate(std::size_t nodes) noexcept {
     nodes_.erase(nodes_.begin() + static_cast<std::ptrdiff_t>(std::min(nodes, size())),
                  nodes_.end());
@@ -56,22 +56,23 @@ class TokenTree {
   [[nodiscard]] std::size_t size() const { return nodes_.size(); }
   [[nodiscard]] bool empty() const { return nodes_.empty(); }
   [[nodiscard]] std::size_t parent(std::size_t node) const { return nodes_[node].parent; }
-  /// Nodes between the text and this one: it stands at text position `tokens of the text + depth`.
+  /// Number of nodes between the text and this node, whose position is `tokens of the text +
+  /// depth`.
   [[nodiscard]] std::size_t depth(std::size_t node) const { return nodes_[node].depth; }
 
-  /// Whether the row of node `row` is seen by the query of node `query`: its own row, and those of
-  /// its ancestors.
+  /// Whether the query of node `query` sees the row of node `row`: a query sees its own row and
+  /// those of its ancestors.
   [[nodiscard]] bool sees(std::size_t query, std::size_t row) const {
     while (query != text && query > row) query = parent(query);
     return query == row;
   }
 
-  /// Whether its first nodes are all those of `smaller`.
+  /// Whether the first nodes of this tree are the nodes of `smaller`.
   [[nodiscard]] bool begins_with(const TokenTree& smaller) const {
     return smaller.size() <= size() &&
            std::equal(smaller.nodes_.begin(), smaller.nodes_.end(), nodes_.begin());
   }
-  /// The first `nodes` nodes.
+  /// The tree of the first `nodes` nodes.
   [[nodiscard]] TokenTree first(std::size_t nodes) const {
     TokenTree part;
     part.nodes_.assign(nodes_.begin(),
@@ -90,7 +91,7 @@ class TokenTree {
   std::vector<Node> nodes_;
 };
 
-/// Whether `path` leads from the text downwards: each node continues the one before it.
+/// Whether `path` is a path from the text downwards: each node continues the previous one.
 [[nodiscard]] inline bool is_path(const TokenTree& tree, std::span<const std::size_t> path) {
   std::size_t parent = TokenTree::text;
   for (const std::size_t node : path) {
@@ -100,7 +101,7 @@ class TokenTree {
   return true;
 }
 
-/// Whether the nodes up to `node` are a run behind the text and all others continue it.
+/// Whether the nodes up to `node` form a chain after the text and all other nodes descend from it.
 [[nodiscard]] inline bool is_on_all_paths(const TokenTree& tree, std::size_t node) {
   if (node >= tree.size()) return false;
   for (std::size_t i = 0; i < tree.size(); ++i) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// try, catch and a throw of what was caught, for our own headers, which compile without exceptions,
-// too: undoing half of a call is code that never runs where nothing is thrown. What becomes of an
-// error then is KVPOLICY_THROW's to say (core/error.hpp).
+// Macros for try, catch and rethrow in our own headers, which also compile without exceptions.
+// Without exceptions nothing is thrown, so the code that undoes half of a call never runs, and
+// KVPOLICY_THROW decides what an error does (core/error.hpp).
 #pragma once
 
 #include <cstdlib>
@@ -24,14 +24,14 @@
 #define KVPOLICY_RETHROW ::std::abort()
 #endif
 
-// The includer's own, which may return.
+// Set if the including program defined KVPOLICY_THROW itself; its definition may return.
 #ifdef KVPOLICY_THROW
 #define KVPOLICY_THROW_REPLACED
 #endif
 
 namespace kvpolicy::detail {
 
-/// Gives code that is compiled without exceptions, but never runs, something to have caught.
+/// Stands for a caught exception in catch blocks, which compile but never run without exceptions.
 template <class E>
 [[noreturn]] const E& nothing_caught() noexcept {
   std::abort();

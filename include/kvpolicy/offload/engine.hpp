@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An engine around any other that brings rows out of slow memory before the other one reads them:
-// a layer's when the layer is attended, and while that goes on those of the layer that came next
-// the last time. What cannot be read becomes a StorageError here, before anything has changed.
+// An engine that wraps any other engine and brings rows out of slow memory before the inner engine
+// reads them. It fetches a layer's rows when the layer is attended, and meanwhile reads ahead the
+// rows of the layer that came next the last time. Rows that cannot be read become a StorageError
+// here, before anything has changed.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,8 @@
 
 namespace kvpolicy::offload {
 
-/// An AttentionEngine that fetches the rows of a layer from slow memory and leaves the rest to an
-/// inner one.
-/// A copy has its own inner engine and the same memory, which must outlive both.
+/// An AttentionEngine that fetches the rows of a layer from slow memory and then calls an inner
+/// engine. A copy has its own inner engine and shares the memory, which must outlive both.
 template <AttentionEngine Inner>
 class Engine {
  public:
@@ -27,7 +27,7 @@ class Engine {
 
   [[nodiscard]] Inner& inner() { return inner_; }
 
-  /// @throws StorageError, and what the inner engine throws; as all three
+  /// @throws StorageError, and what the inner engine throws; `observe` and `score` throw the same
   void attend(const LayerAttention& work) {
     fetch(work.heads, work.queries.head_dim);
     inner_.attend(work);
@@ -45,13 +45,13 @@ class Engine {
 
  private:
   using Range = SlowMemory::Range;
-  // A layer goes by where its first slow rows lie: full pages stay where they are.
+  // A layer is identified by the address of its first slow rows, because full pages never move.
   using Layer = const std::byte*;
   struct Known {
-    std::vector<Range> ranges;  // as they were last read
+    std::vector<Range> ranges;  // those of the latest read
     Layer next = nullptr;
   };
-  /// Layers beyond this are those of texts that are gone.
+  /// With more layers than this, some belong to texts that no longer exist.
   static constexpr std::size_t most_layers = 4096;
 
   void fetch(std::span<const std::span<const Segment>> heads, std::size_t head_dim) {
@@ -69,7 +69,8 @@ class Engine {
     if (const std::vector<Range>* ahead = follow(ranges_.front().data())) memory_->fetch_ahead(*ahead);
   }
 
-  // Notes what was read, and tells what came next the last time; null if that is not known.
+  // Records what was read. Returns what was read after it the last time, or null if that is
+  // unknown.
   const std::vector<Range>* follow(Layer layer) {
     if (known_.size() >= most_layers) known_.clear();
     Known& own = known_[layer];

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a FileResource asks of the operating system, in one place, so that tests can let any of it
-// fail. For Linux: the calls that report a failing disk instead of raising a signal are its own.
+// All calls of a FileResource to the operating system, in one class, so that tests can make any of
+// them fail. They need Linux, which alone has the calls that report a failing disk as an error
+// instead of a signal.
 #pragma once
 
 #if !defined(__linux__)
@@ -23,7 +24,7 @@
 
 namespace kvpolicy::offload {
 
-/// Those that can fail return 0 or an errno. All may be called from several threads.
+/// Functions that can fail return 0 or an errno. All may be called from several threads.
 class FileCalls {
  public:
   FileCalls() = default;
@@ -37,17 +38,17 @@ class FileCalls {
     file = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
     if (file >= 0) return 0;
     if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) return errno;
-    std::string name = folder + "/kvpolicy-XXXXXX";  // a file system that knows no such files
+    std::string name = folder + "/kvpolicy-XXXXXX";  // a file system without unnamed files
     file = ::mkostemp(name.data(), O_CLOEXEC);
     if (file < 0) return errno;
     return ::unlink(name.c_str()) == 0 ? 0 : errno;
   }
-  /// Addresses for the first `bytes` bytes of the file, which need not have them yet.
+  /// Maps the first `bytes` bytes of the file, which may still be shorter.
   virtual int map(int file, std::size_t bytes, std::byte*& start) {
     void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
     if (mapped == MAP_FAILED) return errno;
     start = static_cast<std::byte*>(mapped);
-    // What is read is asked for; the kernel's guesses would bring rows that no one wants.
+    // The resource requests what it needs; the kernel's own read-ahead would bring unneeded rows.
     ::madvise(mapped, bytes, MADV_RANDOM);
     return 0;
   }
@@ -55,7 +56,7 @@ class FileCalls {
     if (start != nullptr) ::munmap(start, bytes);
     if (file >= 0) ::close(file);
   }
-  /// The most bytes that a file of this process may have; to grow beyond it raises a signal.
+  /// The largest file that this process may write; growing beyond it raises a signal.
   virtual std::size_t file_limit() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
@@ -63,7 +64,7 @@ class FileCalls {
     }
     return static_cast<std::size_t>(limit.rlim_cur);
   }
-  /// Space on the disk, now and not when it is written.
+  /// Allocates space on the disk now, instead of at the first write.
   virtual int allocate(int file, std::size_t offset, std::size_t bytes) {
     int error = 0;
     do {
@@ -82,18 +83,18 @@ class FileCalls {
     }
     return 0;
   }
-  /// Waits until what was written to this part is on the disk.
+  /// Waits until what was written to this part of the file is on the disk.
   virtual int sync(int file, std::size_t offset, std::size_t bytes) {
     const int done = ::sync_file_range(
         file, static_cast<off_t>(offset), static_cast<off_t>(bytes),
         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
     if (done == 0) return 0;
-    // A file system that cannot sync a part syncs all of it.
+    // A file system that cannot sync a part of a file has to sync the whole file.
     if (errno == EINVAL || errno == ENOSYS || errno == ESPIPE) return ::fdatasync(file) == 0 ? 0 : errno;
     return errno;
   }
-  /// Brings whole pages of the mapping to memory, and says whether it could. EINVAL before
-  /// Linux 5.14: `read` brings them as well then.
+  /// Reads whole pages of the mapping into memory and reports failure. Before Linux 5.14 it returns
+  /// EINVAL; `read` then reads the pages as well.
   virtual int populate(std::byte* start, std::size_t bytes) {
 #ifdef MADV_POPULATE_READ
     constexpr int populate_read = MADV_POPULATE_READ;
@@ -105,7 +106,7 @@ class FileCalls {
     }
     return 0;
   }
-  /// Reads a part of the file and forgets it: for the error that a failing disk gives.
+  /// Reads a part of the file and discards it, to get the error code of a failing disk.
   virtual int read(int file, std::size_t offset, std::size_t bytes) {
     std::array<std::byte, 16384> forgotten;
     while (bytes > 0) {
@@ -118,22 +119,23 @@ class FileCalls {
     }
     return 0;
   }
-  /// Begins to read whole pages of the mapping; does not wait.
+  /// Starts reading whole pages of the mapping without waiting.
   virtual void read_ahead(std::byte* start, std::size_t bytes) noexcept {
-    // The kernel takes no more than one read-ahead window of each request: small ones lose nothing.
+    // The kernel honours one read-ahead window per request, so the range is split into small
+    // requests.
     constexpr std::size_t piece = std::size_t{128} << 10;
     for (std::size_t done = 0; done < bytes; done += piece) {
       ::madvise(start + done, std::min(piece, bytes - done), MADV_WILLNEED);
     }
   }
-  /// Gives the memory of whole pages back: first this process's, then the page cache's, which
-  /// keeps pages that were not written yet, or that someone maps.
+  /// Releases the memory of whole pages: first this process's mapping, then the page cache, which
+  /// keeps pages that are not written yet or that another process maps.
   virtual void drop(int file, std::size_t offset, std::byte* start, std::size_t bytes) noexcept {
     ::madvise(start, bytes, MADV_DONTNEED);
     ::posix_fadvise(file, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);
   }
 
-  /// The real ones.
+  /// The calls of the real operating system.
   [[nodiscard]] static FileCalls& of_system() {
     static FileCalls calls;
     return calls;

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Row memory in a file: for a text that is longer than the memory one wants to give. Rows are
-// ordinary addresses of a mapping, so every engine reads them; what is read is brought to memory
-// before, and given back when more than `resident_bytes` is there.
+// Row memory in a file, for texts that need more memory than they should get. Rows have ordinary
+// addresses in a mapping, so every engine can read them. They are read into memory before they are
+// used, and released when more than `resident_bytes` are in memory.
 //
 //     offload::FileResource file{{.folder = "/var/tmp", .resident_bytes = std::size_t{1} << 30}};
 //     using Engine = offload::Engine<cpu::Engine<>>;
 //     KvCache<Plan, Engine> cache{plan, {.slow_memory = &file}, Engine{{}, file}};
 //
-// A mapped file fails in two ways that a program cannot answer: a write beyond a full disk and a
-// read of a bad sector both raise SIGBUS. So space is allocated when memory is asked for, rows are
-// written by a call that reports (and waited for, so that a row leaves fast memory only once it is
-// on the disk), and offload::Engine brings rows by a call that reports as well. What is left: rows
-// that the system takes out of memory again, for want of memory, between that call and their use.
+// A mapped file can fail in two ways that a program cannot handle: a write to a full disk and a
+// read of a bad sector both raise SIGBUS. Therefore space is allocated when memory is requested,
+// and rows are written by a call that reports errors and is waited for, so that a row leaves fast
+// memory only once it is on the disk. offload::Engine reads rows by a call that reports errors as
+// well. One risk remains: the system may evict rows, for lack of memory, between that call and
+// their use.
 #pragma once
 
 #include <unistd.h>
@@ -36,17 +37,17 @@
 
 namespace kvpolicy::offload {
 
-/// Where a FileResource has its file, and how large it may grow, there and in memory.
+/// Where a FileResource has its file, and how large it may grow on the disk and in memory.
 struct FileOptions {
-  /// Where the file lies, on a disk: a folder in memory (tmpfs) gives no memory back. The file has
-  /// no name, and is gone with the resource or the program.
+  /// Folder of the file. It should be on a disk: a folder in memory (tmpfs) saves no memory. The
+  /// file has no name and disappears with the resource or the program.
   std::string folder;
-  /// The most it may grow to; so many addresses are reserved.
+  /// Largest size of the file; as many addresses are reserved.
   std::size_t max_bytes = std::size_t{1} << 40;
-  /// Of it, what may stay in memory. One layer's rows are there while it is attended, whatever this
-  /// says; the next layer's are read ahead where both fit. 0: as the system pleases.
+  /// How much of the file may stay in memory. The rows of the layer that is attended are in memory
+  /// in any case; the next layer's rows are read ahead if both fit. 0: the system decides.
   std::size_t resident_bytes = 0;
-  /// The file grows by as much, for blocks of one size.
+  /// The file grows by this much at a time, for allocations of one size.
   std::size_t slab_bytes = std::size_t{1} << 20;
 
   /// @throws ConfigError
@@ -60,11 +61,11 @@ struct FileOptions {
 };
 
 /// Slow memory in a file.
-/// Blocks that are given back serve again for blocks of their size; the file never shrinks. May be
+/// Freed allocations are reused for allocations of the same size; the file never shrinks. May be
 /// used from several threads (forks of a cache, say).
 class FileResource final : public SlowMemory {
  public:
-  /// @throws ConfigError; StorageError if there is no such folder or no file can be made there.
+  /// @throws ConfigError; StorageError if the folder does not exist or no file can be made in it
   explicit FileResource(const FileOptions& options, FileCalls& calls = FileCalls::of_system())
       : options_{options}, calls_{calls},
         page_{static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))},
@@ -83,7 +84,7 @@ class FileResource final : public SlowMemory {
   ~FileResource() override { calls_.close(file_, start_, options_.max_bytes); }
 
   [[nodiscard]] const FileOptions& options() const { return options_; }
-  /// Bytes of live blocks, and of the file.
+  /// Bytes of live allocations; `file_bytes` is the size of the file.
   [[nodiscard]] std::size_t live_bytes() const {
     const std::lock_guard lock{mutex_};
     return live_bytes_;
@@ -92,8 +93,8 @@ class FileResource final : public SlowMemory {
     const std::lock_guard lock{mutex_};
     return file_bytes_;
   }
-  /// What it believes to be in memory: never less than there is, unless rows were read without being
-  /// fetched.
+  /// Bytes that the resource counts as being in memory: an upper bound, unless rows were read
+  /// without being fetched.
   [[nodiscard]] std::size_t resident_bytes() const {
     const std::lock_guard lock{mutex_};
     return residency_.resident() * piece_;
@@ -122,7 +123,7 @@ class FileResource final : public SlowMemory {
     KVPOLICY_TRY {
       if (!ranges.empty()) begin_to_read(whole_pages(ranges), Residency::Use::ahead);
     }
-    KVPOLICY_CATCH(const std::bad_alloc&) {  // it was only a hint
+    KVPOLICY_CATCH(const std::bad_alloc&) {  // reading ahead is only a hint
     }
   }
 
@@ -158,7 +159,7 @@ class FileResource final : public SlowMemory {
     std::size_t blocks = 0;         // free or not
   };
 
-  // What comes and goes at once, so that a long text needs few entries.
+  // Smallest unit that is fetched and released, so that a long text needs few entries.
   static constexpr std::size_t smallest_piece = std::size_t{16} << 10;
   static constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
   static constexpr const char* disk_help = "free space on the disk, or use another one";
@@ -173,7 +174,8 @@ class FileResource final : public SlowMemory {
     const std::size_t bytes = part.last - part.first;
     const int error = calls_.populate(start_ + part.first, bytes);
     if (error == 0) return 0;
-    // It does not say why; the read does. Where it succeeds the call was not known, or is now.
+    // `populate` does not report the reason, `read` does. If `read` succeeds, the system did not
+    // know `populate` (EINVAL), or `populate` may succeed now.
     const int reason = calls_.read(file_, part.first, bytes);
     if (reason != 0 || error == EINVAL) return reason;
     return calls_.populate(start_ + part.first, bytes);
@@ -197,7 +199,7 @@ class FileResource final : public SlowMemory {
   void do_deallocate(void* block, std::size_t bytes, std::size_t alignment) override {
     const std::size_t size = round_up(std::max<std::size_t>(bytes, 1), std::max<std::size_t>(alignment, 64));
     const std::lock_guard lock{mutex_};
-    classes_.find(size)->second.free.push_back(offset_of(static_cast<std::byte*>(block)));  // has room
+    classes_.find(size)->second.free.push_back(offset_of(static_cast<std::byte*>(block)));  // has capacity
     live_bytes_ -= size;
   }
   [[nodiscard]] bool do_is_equal(const memory_resource& other) const noexcept override {
@@ -231,7 +233,7 @@ class FileResource final : public SlowMemory {
     return (bytes + unit - 1) / unit * unit;
   }
 
-  // Ascending, not touching.
+  // Returns the whole pages of the ranges, in ascending order, merged where they touch.
   [[nodiscard]] std::vector<Part> whole_pages(std::span<const Range> ranges) const {
     std::vector<Part> parts;
     const auto add = [&](const Part& part) {
@@ -262,7 +264,8 @@ class FileResource final : public SlowMemory {
     }
   }
 
-  // Gives up pieces, neighbours together: a page of the cache may be larger than a piece.
+  // Releases pieces over the budget, neighbouring ones together: a page of the page cache may be
+  // larger than a piece.
   void shrink() noexcept {
     std::size_t first = 0;
     std::size_t last = 0;
@@ -286,7 +289,7 @@ class FileResource final : public SlowMemory {
     drop();
   }
 
-  // Makes room for the parts and starts to read those that are not there.
+  // Makes room for the parts and starts reading those that are not in memory.
   void begin_to_read(const std::vector<Part>& parts, Residency::Use use) {
     std::vector<Part> absent;
     {
@@ -311,7 +314,7 @@ class FileResource final : public SlowMemory {
       });
       shrink();
     }
-    // Of the absent pieces only the pages that are wanted.
+    // Reads only the requested pages of the absent pieces.
     std::size_t p = 0;
     for (const Part& piece : absent) {
       while (p < parts.size() && parts[p].last <= piece.first) ++p;
@@ -324,12 +327,12 @@ class FileResource final : public SlowMemory {
 
   FileOptions options_;
   FileCalls& calls_;
-  std::size_t page_;   // the system's, in bytes
-  std::size_t piece_;  // of the file, in bytes: what Residency counts
+  std::size_t page_;   // size of the system's pages, in bytes
+  std::size_t piece_;  // size of the pieces that Residency counts, in bytes
   int file_ = -1;
   std::byte* start_ = nullptr;
-  mutable std::mutex mutex_;  // of all below
-  std::map<std::size_t, SizeClass> classes_;  // by the size of their blocks
+  mutable std::mutex mutex_;  // guards all members below
+  std::map<std::size_t, SizeClass> classes_;  // by the size of their allocations
   std::size_t file_bytes_ = 0;
   std::size_t live_bytes_ = 0;
   Residency residency_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which pieces of a file are in memory, and which of them to give up for others. Only bookkeeping:
-// it reads nothing itself.
+// Which pieces of a file are in memory, and which of them to release for others. This is only
+// bookkeeping and reads nothing.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,15 @@
 
 namespace kvpolicy::offload {
 
-/// Pieces are numbered. Every use has a time; the pieces of the last `fetch` and of the read-ahead
-/// behind it are safe, and of the others those go first that were used last: layers are read in a
-/// circle, and the one that was just read is the one that will not be read for longest. What nobody
-/// used for long goes before anything else. Not synchronised.
+/// Pieces are numbered, and every use has a time. The pieces of the last `fetch` and of the
+/// read-ahead after it are never released. Of the others, the most recently used are released
+/// first: layers are read in a cycle, so the layer that was just read will not be read for the
+/// longest time. Pieces that were not used for `forgotten_after` uses are released before all
+/// others. Not synchronised.
 class Residency {
  public:
-  /// Uses after which a piece counts as forgotten: more than the layers of several sequences that
-  /// take turns.
+  /// Uses after which a piece counts as forgotten. It exceeds the number of layers of several
+  /// sequences that alternate.
   static constexpr std::uint64_t forgotten_after = 4096;
 
   explicit Residency(std::size_t budget) : budget_{budget} {}
@@ -29,11 +30,11 @@ class Residency {
   [[nodiscard]] std::size_t resident() const { return resident_; }
   [[nodiscard]] bool is_resident(std::size_t piece) const { return used_[piece] != never; }
 
-  /// There are `pieces` pieces from now on.
+  /// From now on there are `pieces` pieces.
   void grow(std::size_t pieces) { used_.resize(pieces, never); }
 
   enum class Use : std::uint8_t { fetch, ahead, other };
-  /// The `use` calls that follow belong to one use of the file. @throws std::bad_alloc
+  /// The following calls of `use` belong to one use of the file. @throws std::bad_alloc
   void begin(Use kind) {
     const auto added = uses_.try_emplace(uses_.end(), now_ + 1);
     if (added != uses_.begin() && std::prev(added)->second.live == 0) uses_.erase(std::prev(added));
@@ -41,7 +42,7 @@ class Residency {
     if (kind == Use::fetch) fetched_ = ahead_ = now_;
     if (kind == Use::ahead) ahead_ = now_;
   }
-  /// The piece is in memory from now on. @throws std::bad_alloc
+  /// From now on the piece is in memory. @throws std::bad_alloc
   void use(std::size_t piece) {
     if (used_[piece] == now_) return;
     Pieces& mine = uses_[now_];
@@ -51,14 +52,15 @@ class Residency {
     used_[piece] = now_;
     ++resident_;
   }
-  /// How many more pieces fit beside those of the last fetch.
+  /// How many pieces fit in addition to those of the last fetch.
   [[nodiscard]] std::size_t room() const {
     const auto fetched = uses_.find(fetched_);
     const std::size_t taken = fetched == uses_.end() ? 0 : fetched->second.live;
     return budget_ > taken ? budget_ - taken : 0;
   }
 
-  /// Calls give_up(piece) until no more than the budget is left, or only what is safe.
+  /// Calls give_up(piece) until the budget is kept or only pieces of the last fetch and read-ahead
+  /// are left.
   template <class GiveUp>
   void shrink(GiveUp give_up) {
     while (resident_ > budget_) {
@@ -87,14 +89,14 @@ class Residency {
  private:
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
   struct Pieces {
-    std::vector<std::size_t> pieces;  // used then; some may have been used again since
-    std::size_t live = 0;             // those that were not
+    std::vector<std::size_t> pieces;  // used at that time; some may have been used again since
+    std::size_t live = 0;             // how many were not used again
   };
 
   [[nodiscard]] bool is_safe(std::uint64_t time) const {
     return time == fetched_ || time == ahead_;
   }
-  // Takes a piece out of the use that it was in.
+  // Removes a piece from its previous use.
   void forget(std::size_t piece) {
     if (used_[piece] == never) return;
     const auto before = uses_.find(used_[piece]);
@@ -107,7 +109,7 @@ class Residency {
   std::uint64_t now_ = 0;
   std::uint64_t fetched_ = 0;
   std::uint64_t ahead_ = 0;
-  std::vector<std::uint64_t> used_;         // when each piece was used last; never: not in memory
+  std::vector<std::uint64_t> used_;         // time of each piece's latest use; never: not in memory
   std::map<std::uint64_t, Pieces> uses_;
 };
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How often a node's first, second, ... child is the accepted one, measured as a decoder verifies
-// trees: what speculation/tree_shape.hpp builds its trees from.
+// How often a node's first, second, ... child is the accepted one, measured while a decoder
+// verifies trees. speculation/tree_shape.hpp builds trees from these numbers.
 //
-// A child is only tried if those before it were refused, and a node need not have as many children
-// as another; so what is counted is how often a child is accepted when it is tried (the estimate of
-// Kaplan and Meier), and a child never tried says nothing. The shares of Sequoia, arXiv:2402.12374,
-// follow from it, and their sum is never above 1.
+// A child is only tried if its earlier siblings were refused, and nodes may have different numbers
+// of children. So the vector counts how often a child is accepted when it is tried (the estimate of
+// Kaplan and Meier); a child that is never tried does not count. The acceptances of Sequoia,
+// arXiv:2402.12374, follow from these counts, and their sum is never above 1.
 #pragma once
 
 #include <cmath>
@@ -21,13 +21,12 @@
 
 namespace kvpolicy {
 
-/// What is believed at first, and how soon it is forgotten.
+/// What is assumed at first, and how fast measurements fade.
 struct AcceptanceVectorConfig {
-  /// What is believed before anything is measured; its size is the number of places measured.
+  /// Acceptances assumed before anything is measured; its size is the number of children measured.
   std::vector<double> prior{0.6, 0.12, 0.05, 0.03, 0.02, 0.01, 0.01, 0.01};
-  double prior_trials = 8.0;  ///< How many trials of a place the prior is worth; above 0.
-  /// Trials of a place that the measurement looks back on, about: older ones fade. Infinity keeps
-  /// all.
+  double prior_trials = 8.0;  ///< How many trials of a child the prior counts for; above 0.
+  /// About how many of a child's latest trials count; older ones fade. Infinity keeps all.
   double memory = 4096.0;
 
   /// @throws ConfigError
@@ -40,8 +39,8 @@ struct AcceptanceVectorConfig {
   }
 };
 
-/// How often the first, second, ... guess at a place is the accepted one, as measured so far.
-/// Not synchronised.
+/// How often a node's first, second, ... child is the accepted one, as measured so far. Not
+/// synchronised.
 class AcceptanceVector {
  public:
   /// @throws ConfigError
@@ -50,8 +49,9 @@ class AcceptanceVector {
     counts_.resize(config_.prior.size());
   }
 
-  /// A node that was accepted (or the text) had `children` children, tried one after another;
-  /// `accepted` is the one that was accepted. Places beyond the prior's are not counted.
+  /// Records that an accepted node (or the text) had `children` children, which were tried in
+  /// order, and that child `accepted` was accepted. Children beyond the prior's size are not
+  /// counted.
   /// @throws ConfigError if there is no child `accepted`
   void observe(std::size_t children, std::optional<std::size_t> accepted) {
     require(!accepted || *accepted < children, "AcceptanceVector: accepted child ",
@@ -65,16 +65,17 @@ class AcceptanceVector {
     }
   }
 
-  /// The places that are measured.
+  /// How many children of a node are measured.
   [[nodiscard]] std::size_t size() const { return counts_.size(); }
-  /// How often the child of this place was tried; old trials count less.
+  /// How often child number `place` was tried; old trials count less.
   [[nodiscard]] double trials(std::size_t place) const { return counts_[place].trials; }
 
-  /// How often the child of each place is the accepted one, given that its parent was.
+  /// For each child number, how often that child is the accepted one, given that its parent was
+  /// accepted.
   [[nodiscard]] std::vector<double> acceptance() const {
     std::vector<double> shares(size());
-    double prior_left = 1.0;  // how often all children so far are refused, the prior says
-    double left = 1.0;        // the same, by measurement
+    double prior_left = 1.0;  // by the prior, how often all children so far are refused
+    double left = 1.0;        // the same by measurement
     for (std::size_t place = 0; place < size(); ++place) {
       const double prior =
           prior_left > 0.0 ? std::fmin(config_.prior[place] / prior_left, 1.0) : 0.0;

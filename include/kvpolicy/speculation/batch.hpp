@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Several texts at once. Each has its own decoder, cache and draft and accepts as many guesses as it
-// does; they meet only in the target's verification, whose weights are read once for all where the
-// model can (BatchedLanguageModel). A text may join or leave between any two steps.
+// Several texts at once. Each text has its own decoder, cache and draft, and accepts its own number
+// of draft tokens. The texts share only the target's verification pass, which reads the weights
+// once for all of them if the model can (BatchedLanguageModel). A text may join or leave between
+// steps.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +19,15 @@
 
 namespace kvpolicy {
 
-/// What became of one text in a step of several.
+/// The result of one text in a step of several texts.
 struct BatchedStep {
   DecodedStep step;
-  std::exception_ptr error;  ///< of this text alone: its draft's or its logits'; it has not moved on
+  std::exception_ptr error;  ///< concerns only this text, which is then unchanged
 };
 
-/// One step of each text that has not ended: [decoders]. All decoders use `model`. Not synchronised.
-/// @throws what the model's common call throws; no text has moved on then
+/// One step of each text that has not ended. All decoders use `model`; the result is [decoders].
+/// Not synchronised.
+/// @throws what the model's common call throws; all texts are then unchanged
 template <class Model, class Decoder>
 std::vector<BatchedStep> step_together(Model& model, std::span<Decoder* const> decoders,
                                        std::size_t max_tokens = static_cast<std::size_t>(-1)) {

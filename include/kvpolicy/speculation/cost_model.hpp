@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How many tokens to draft: what a round of drafting and verifying yields and what it costs, if
-// each drafted token is accepted with the same probability, whatever became of others. For decoders
-// that measure both (speculation/draft_length.hpp) and for predictions beside a measurement.
+// each draft token is accepted with the same probability, independently of the others. Decoders
+// that measure both use it (speculation/draft_length.hpp), and benchmarks for their predictions.
 //
 // Method: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
-// arXiv:2211.17192; in two levels, Sun et al., "TriForce", arXiv:2404.11912. Both hold the cost of
-// a verification fixed; here it may grow with its tokens. A verification of g drafted tokens reads
-// g + 1: the latest token of the text goes first. g = 0 is plain decoding.
+// arXiv:2211.17192; in two levels, Sun et al., "TriForce", arXiv:2404.11912. Both assume a fixed
+// cost of a verification; here it may grow with the number of tokens. A verification of g draft
+// tokens reads g + 1 tokens, because it begins with the text's latest token. g = 0 is plain
+// decoding.
 #pragma once
 
 #include <algorithm>
@@ -19,10 +20,11 @@
 
 namespace kvpolicy {
 
-/// What a pass of a model over some tokens costs: seconds, or any unit, as long as it is the same.
+/// What a pass of a model over some tokens costs, in seconds or any other unit; use one unit
+/// throughout.
 struct PassCost {
-  double base = 0.0;       ///< whatever the number of tokens: weights and cached rows are read once
-  double per_token = 0.0;  ///< on top, for each
+  double base = 0.0;       ///< for any number of tokens: reading weights and cached rows once
+  double per_token = 0.0;  ///< added for each token
 
   [[nodiscard]] double operator()(std::size_t tokens) const {
     return base + per_token * static_cast<double>(tokens);
@@ -38,10 +40,10 @@ struct PassCost {
   }
 };
 
-/// What guessing and judging cost, in one unit of time.
+/// What drafting and verifying cost, in one unit of time.
 struct DraftCosts {
-  double draft = 0.0;  ///< for one drafted token
-  PassCost verify;     ///< the target's pass
+  double draft = 0.0;  ///< of one draft token
+  PassCost verify;     ///< of the target's pass
 
   /// @throws ConfigError
   void validate() const {
@@ -53,16 +55,16 @@ struct DraftCosts {
 
 namespace detail {
 
-/// Refuses what is no probability.
-/// @throws ConfigError unless it is a probability
+/// Refuses a number that is not a probability.
+/// @throws ConfigError
 inline void check_acceptance(double acceptance) {
   require(acceptance >= 0.0 && acceptance <= 1.0, "acceptance is ", acceptance, ", must be 0 to 1");
 }
 
 }  // namespace detail
 
-/// How many tokens a verification of `length` drafted ones yields on average, the target's own
-/// included: 1 + a + a^2 + ... + a^length.
+/// How many tokens a verification of `length` draft tokens yields on average, including the
+/// target's own token: 1 + a + a^2 + ... + a^length.
 /// @throws ConfigError
 [[nodiscard]] inline double expected_tokens(double acceptance, std::size_t length) {
   detail::check_acceptance(acceptance);
@@ -72,7 +74,7 @@ inline void check_acceptance(double acceptance) {
   return -std::expm1((static_cast<double>(length) + 1.0) * std::log1p(-refused)) / refused;
 }
 
-/// How many times as fast as plain decoding: tokens over time, over the same of one token a pass.
+/// The speed-up over plain decoding: tokens per time, divided by that of one token per pass.
 /// @throws ConfigError
 [[nodiscard]] inline double speedup(double acceptance, std::size_t length,
                                     const DraftCosts& costs) {
@@ -81,8 +83,8 @@ inline void check_acceptance(double acceptance) {
   return expected_tokens(acceptance, length) * costs.verify(1) / seconds;
 }
 
-/// The length, 0 to `max_length`, with the highest speed-up; among equals the shortest. 0 where drafting
-/// does not pay.
+/// The length, 0 to `max_length`, with the highest speed-up; the shortest of equally good ones. 0
+/// if drafting does not pay.
 /// @throws ConfigError
 [[nodiscard]] inline std::size_t best_length(double acceptance, const DraftCosts& costs,
                                              std::size_t max_length) {
@@ -97,30 +99,30 @@ inline void check_acceptance(double acceptance) {
   return best;
 }
 
-/// TriForce's hierarchy: a draft proposes to the target over selected rows, and what stands there
-/// is proposed to the target over all rows.
+/// Costs of TriForce's hierarchy: a draft proposes to the target over selected rows (the middle
+/// level), and tokens accepted there are proposed to the target over all rows.
 struct HierarchyCosts {
-  double draft = 0.0;  ///< for one token of the draft
-  PassCost selected;   ///< the target's pass over selected rows
-  PassCost all;        ///< and over all
+  double draft = 0.0;  ///< of one token of the draft
+  PassCost selected;   ///< of the target's pass over selected rows
+  PassCost all;        ///< of its pass over all rows
 };
 
 /// How often a token is accepted, at each level.
 struct HierarchyAcceptance {
-  double selected = 0.0;  ///< a drafted token, by the target over selected rows
-  double all = 0.0;       ///< a token that stands there, by the target over all rows
+  double selected = 0.0;  ///< of a draft token, by the target over selected rows
+  double all = 0.0;       ///< of the middle level's token, by the target over all rows
 };
 
-/// How many guesses each level makes at a time.
+/// How many draft tokens each level makes at a time.
 struct HierarchyLengths {
-  std::size_t inner = 0;  ///< tokens that the draft proposes at a time; 0: none, and no draft
-  std::size_t outer = 0;  ///< tokens that must stand before all rows are read; 0: plain decoding
+  std::size_t inner = 0;  ///< tokens that the draft proposes at a time; 0: no draft
+  std::size_t outer = 0;  ///< tokens of the middle level per pass over all rows; 0: plain decoding
   friend bool operator==(const HierarchyLengths&, const HierarchyLengths&) = default;
 };
 
-/// What it costs, on average, until `outer` tokens stand over selected rows: for each outer from 0
-/// to `max_outer`. Each round drafts `inner` tokens, or fewer so that no more stand than asked
-/// for.
+/// For each `outer` from 0 to `max_outer`, the average cost until the middle level has `outer`
+/// tokens. Each round drafts `inner` tokens, or fewer, so that the middle level gets no more than
+/// `outer`.
 /// @throws ConfigError
 [[nodiscard]] inline std::vector<double> standing_costs(double acceptance, std::size_t inner,
                                                         std::size_t max_outer,
@@ -131,7 +133,7 @@ struct HierarchyLengths {
   for (std::size_t left = 1; left <= max_outer; ++left) {
     const std::size_t drafted = std::min(inner, left - 1);
     double seconds = static_cast<double>(drafted) * costs.draft + costs.verify(drafted + 1);
-    double reached = 1.0;  // how often as many drafts as `accepted` are
+    double reached = 1.0;  // probability that the first `accepted` draft tokens are accepted
     for (std::size_t accepted = 0; accepted < drafted; ++accepted) {
       seconds += reached * (1.0 - acceptance) * until[left - accepted - 1];
       reached *= acceptance;
@@ -141,7 +143,7 @@ struct HierarchyLengths {
   return until;
 }
 
-/// How many times as fast as plain decoding over all rows.
+/// The speed-up over plain decoding over all rows.
 /// @throws ConfigError
 [[nodiscard]] inline double speedup(const HierarchyAcceptance& acceptance,
                                     const HierarchyLengths& lengths, const HierarchyCosts& costs) {
@@ -152,8 +154,8 @@ struct HierarchyLengths {
          (until.back() + costs.all(lengths.outer + 1));
 }
 
-/// The lengths, up to `longest`, with the highest speed-up; among equals the shorter outer, then inner
-/// one. {0, 0} where nothing pays.
+/// The lengths, up to `longest`, with the highest speed-up; of equally good ones those with the
+/// shortest outer, then the shortest inner length. {0, 0} if drafting does not pay.
 /// @throws ConfigError
 [[nodiscard]] inline HierarchyLengths best_lengths(const HierarchyAcceptance& acceptance,
                                                    const HierarchyCosts& costs,

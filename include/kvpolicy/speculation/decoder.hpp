@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decodes faster than token by token, and loses nothing: a draft guesses what follows, the target
-// judges all guesses in one pass, and every token that comes out follows the target's distribution
-// to the digit (Leviathan et al., arXiv:2211.17192). With SelectedDraft between them this is
-// TriForce's hierarchy, arXiv:2404.11912 (triforce.hpp puts it together).
+// Lossless speculative decoding: a draft guesses the next tokens, the target verifies all guesses
+// in one pass, and every resulting token has exactly the target's distribution (Leviathan et al.,
+// arXiv:2211.17192). With SelectedDraft between draft and target this is TriForce's hierarchy,
+// arXiv:2404.11912 (triforce.hpp joins the parts).
 //
 //     SpeculativeDecoder decoder{model, cache, ModelDraft{small, small_cache}, {.length = 6}};
 //     decoder.read_prompt(prompt);
@@ -29,58 +29,61 @@
 
 namespace kvpolicy {
 
-/// When selecting heads choose anew, besides by the last token of a prompt. Attention moves slowly
-/// (TriForce, section 3), so a choice stands for many tokens.
+/// When selecting heads refresh their selection, besides at the end of a prompt. The attended rows
+/// change slowly (TriForce, section 3), so a selection serves for many tokens.
 struct RefreshRule {
-  std::size_t every = 0;         ///< tokens; 0: never by count
-  double below_acceptance = 0.5; ///< when so many of the latest guesses were refused; 0: never
-  std::size_t min_tokens = 32;   ///< tokens between two choices by acceptance
+  std::size_t every = 0;         ///< after so many tokens; 0: never by count
+  double below_acceptance = 0.5; ///< if fewer of the latest guesses were accepted; 0: never
+  std::size_t min_tokens = 32;   ///< least tokens between two refreshes by acceptance
 };
 
-/// How tokens are chosen, how many guesses there are, and when the text ends.
+/// How tokens are sampled, how many guesses are made, and when the text ends.
 struct SpeculationOptions {
   SamplingOptions sampling = {};
   std::uint64_t seed = 0;
-  /// Guesses that a verification judges; 0 decodes token by token. Where `adapt` is set the length
-  /// is chosen from measured acceptance and times, from 0 to `max_length`, and begins with this one;
-  /// trees are asked for as they are. Times differ from run to run: sampled tokens are reproduced by a
-  /// fixed length only.
+  /// Guesses (draft tokens) for each verification; 0 decodes token by token. With `adapt` this is
+  /// only the first length; later ones, 0 to `max_length`, are chosen from measured acceptance and
+  /// times, except for trees. Times differ from run to run, so only a fixed length reproduces
+  /// sampled tokens.
   std::size_t length = 6;
   bool adapt = true;
   std::size_t max_length = 16;
   RefreshRule refresh_selection = {};
-  /// Where rows are committed, which quantised heads make matter: their rows read otherwise afterwards.
-  /// A number n: all are, in the first step after a prompt and where n divides their number, and no
-  /// verification crosses such a place, so that its tokens read what plain decoding shows them. 0: the
-  /// cache commits as it reads on, what is `max_rollback` rows old; right where rows stay as they are.
-  /// Unset: by the cache, max_rollback if it says `commit_changes_rows()`, else 0. At most max_rollback.
+  /// When rows are committed. This matters for quantised heads, whose rows change when they are
+  /// committed. With n > 0 all rows are committed in the first step after a prompt and whenever n
+  /// divides their number. No verification crosses such a position, so its tokens read the same
+  /// rows as in plain decoding. With 0 the cache commits rows once they are `max_rollback` rows
+  /// old, which is right if committed rows do not change. If unset, the cache decides: max_rollback
+  /// if its `commit_changes_rows()` is true, else 0. At most max_rollback.
   ///
-  /// Plain decoding that guesses then equal to the last token: a decoder of `length` 0 over a cache of
-  /// the same plan and max_rollback; or your own loop over one, which reads the prompt but its last token
-  /// in calls of `prompt_chunk`, commits, and then reads one token at a time, each time after a commit
-  /// if `cache.tokens() % decoder.commit_every()` is 0. A cache with another max_rollback (0, say) keeps
-  /// its latest rows exact for another time: over quantised heads that is another text, with or without
+  /// Decoding with guesses then gives the same tokens as this plain decoding: a decoder of `length`
+  /// 0 over a cache with the same plan and max_rollback. Your own loop over such a cache is
+  /// equivalent if it reads the prompt except its last token in calls of `prompt_chunk`, commits,
+  /// and then reads one token at a time, after a commit whenever `cache.tokens() %
+  /// decoder.commit_every()` is 0. A cache with another max_rollback (0, say) keeps its latest rows
+  /// exact for longer or shorter. With quantised heads it generates another text, with or without
   /// guesses.
   std::optional<std::size_t> commit_every = {};
-  std::vector<int> stop_tokens = {};  ///< the text ends with the first of them
-  /// Tokens of a prompt read at once. A call that fails half-way through the layers (memory, say) can
-  /// be taken back, and the next step mends it, if these are no more than max_rollback.
+  std::vector<int> stop_tokens = {};  ///< the text ends after the first of these
+  /// Tokens of a prompt that are read in one call. If a call fails half-way through the layers (for
+  /// lack of memory, say), the next step repairs it, provided that these are at most max_rollback.
   std::size_t prompt_chunk = 512;
 };
 
-/// A token of the text, and who brought it: 0 the target itself, 1 the draft, 2 its draft, ...
+/// A token of the text, and the level that proposed it: 0 the target, 1 the draft, 2 the draft's
+/// draft, ...
 struct NewToken {
   int token = 0;
   unsigned level = 0;
 };
 
-/// Why a text does not go on.
+/// Why a text has ended.
 enum class Ending : std::uint8_t {
-  open,        ///< it does
+  open,        ///< it has not ended
   stop_token,
-  length,      ///< as many new tokens as were asked for
+  length,      ///< it has as many new tokens as requested
   capacity,    ///< the target's cache has no room for another token (CacheOptions::max_tokens)
-  cancelled    ///< the callback said so
+  cancelled    ///< the callback returned false
 };
 
 /// What one step added to the text.
@@ -89,15 +92,15 @@ struct DecodedStep {
   Ending ending = Ending::open;
 };
 
-/// One text. Model and cache must outlive it; the cache belongs to it while it decodes. Not
-/// synchronised; whatever throws leaves the text as it was, and the next step tries again.
+/// Decodes one text. Model and cache must outlive it, and nothing else may use the cache meanwhile.
+/// Not synchronised. An error leaves the text as it was, and the next step tries again.
 template <class Model, TentativeCache Cache, Draft DraftType, class Rule = SpeculativeSampling>
   requires LanguageModel<Model, Cache>
 class SpeculativeDecoder {
  public:
-  /// The cache can take back one row more than there are guesses.
-  /// @throws ConfigError for options that do not work, with each other or with the cache, or a draft
-  /// of another vocabulary
+  /// The cache must be able to take back one row more than the number of guesses.
+  /// @throws ConfigError for options that do not work together or with the cache, or for a draft
+  /// with another vocabulary
   SpeculativeDecoder(Model& model, Cache& cache, DraftType draft, SpeculationOptions options = {})
       : model_{&model}, cache_{&cache}, draft_{std::move(draft)}, options_{std::move(options)},
         random_{options_.seed}, length_{length_config(options_)} {
@@ -120,26 +123,27 @@ class SpeculativeDecoder {
             ", must be 0 or at most max_rollback = ", rollback(), " of a cache that has commit()");
   }
 
-  /// Takes up a text of which the cache has read all but the last token: a fork of one that read the
-  /// prompt, say. @throws ConfigError if the cache has read another number, or there is a text already;
-  /// ShapeError for a token outside the vocabulary
+  /// Continues a text of which the cache has read all tokens but the last, for example because it
+  /// is a fork of a cache that read the prompt.
+  /// @throws ConfigError if the cache has read another number of tokens, or the decoder has a text
+  /// already; ShapeError for a token outside the vocabulary
   void continue_text(std::span<const int> text) {
     require(text_.empty() && !text.empty() && cache_->tokens() == text.size() - 1,
             "SpeculativeDecoder: to continue a text of ", text.size(), " tokens the cache must have read ",
             "all but one of them, but has read ", cache_->tokens(), ", and there must be no text yet");
     check_tokens(text);
     text_.assign(text.begin(), text.end());
-    unchosen_ = true;  // what was chosen before is not known here
+    unchosen_ = true;  // the cache's selection, if any, is unknown
     commit_due_ = true;
   }
 
-  /// Appends tokens to the text and reads them, but for the last, which the next step reads: at
-  /// first, and again for further turns. `progress` gets the tokens read and those to read. If a call
-  /// fails on the way the tokens stay part of the text; what is left of them is read by
-  /// `read_prompt({})` or the next step.
-  /// @throws ShapeError for a token outside the vocabulary, CapacityError for a text that the cache
-  /// cannot take, ConfigError for a cache that has read another text, all before anything changed; what
-  /// model and cache throw
+  /// Appends a prompt, or a later turn, to the text and reads its tokens except the last, which the
+  /// next step reads. `progress` gets the number of tokens read and the number to read. If a call
+  /// fails, the tokens stay part of the text, and `read_prompt({})` or the next step reads the
+  /// rest.
+  /// @throws ShapeError for a token outside the vocabulary, CapacityError for a text that is too
+  /// long for the cache, ConfigError for a cache that has read another text, all before anything
+  /// changed; what model and cache throw
   void read_prompt(std::span<const int> tokens,
                    const std::function<void(std::size_t, std::size_t)>& progress = {}) {
     check_tokens(tokens);
@@ -155,11 +159,12 @@ class SpeculativeDecoder {
     read_all_but_last(progress);
   }
 
-  /// One verification: at least one token, at most one more than there were guesses, and no more
-  /// than `max_tokens`. Nothing once the text has ended.
-  /// The first after a prompt reads the prompt's last token, by whose query selecting heads choose.
-  /// @throws ShapeError for NaN or infinite logits of target or draft, and for guesses that cannot be
-  /// judged: of tokens outside the vocabulary, or that `Guess::from` lacks; what model and cache throw
+  /// One verification. It adds at least one token, at most one more than there were guesses, and at
+  /// most `max_tokens`. Once the text has ended it adds none. The first step after a prompt reads
+  /// the prompt's last token, by whose query selecting heads choose their selection.
+  /// @throws ShapeError for NaN or infinite logits of target or draft, and for guesses that cannot
+  /// be verified because the token is outside the vocabulary or not in `Guess::from`; what model
+  /// and cache throw
   DecodedStep step(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
     if (!begin(max_tokens)) return {{}, ending_};
     std::vector<float> logits;
@@ -173,8 +178,8 @@ class SpeculativeDecoder {
     return conclude(logits);
   }
 
-  /// Steps until the text ends, `max_tokens` have come, or `accept` returns false, which is asked
-  /// for each token; tokens behind that one are part of the text as well, though.
+  /// Steps until the text ends, `max_tokens` tokens were added, or `accept`, which is called for
+  /// each token, returns false. Later tokens of the same step are part of the text nevertheless.
   Ending generate(std::size_t max_tokens, const std::function<bool(const NewToken&)>& accept = {}) {
     for (std::size_t count = 0; count < max_tokens;) {
       const DecodedStep done = step(max_tokens - count);
@@ -189,13 +194,13 @@ class SpeculativeDecoder {
 
   // ---- a step in three parts, for batches and engines that run the model themselves
 
-  /// Drafts. False if the text has ended; otherwise `call` is to be read over `cache`, and its
-  /// logits handed to `conclude`, or the step abandoned.
+  /// Makes the guesses. Returns false if the text has ended. Otherwise read `call` over `cache` and
+  /// pass its logits to `conclude`, or abandon the step.
   [[nodiscard]] bool begin(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
     require<ShapeError>(!text_.empty(), "SpeculativeDecoder: no text, expected a prompt first");
     abandon();
     if (max_tokens == 0 || ending_ != Ending::open) return false;
-    read_all_but_last();  // what a prompt that failed has left
+    read_all_but_last();  // tokens that a failed call left unread
     const std::size_t room = capacity() - cache_->tokens();
     if (room < text_.size() - cache_->tokens()) {
       ending_ = Ending::capacity;
@@ -218,7 +223,7 @@ class SpeculativeDecoder {
     KVPOLICY_TRY {
       if (guesses > 0) draft_.propose(text_, guesses, options_.sampling, random_, guesses_);
       detail::check_guesses(guesses_, guesses, model_->vocabulary());
-      // Rows of a draft that reads with the target's own cache.
+      // Drops the rows of a draft that reads over the target's own cache.
       if (guesses > 0) cache_->truncate(seen);
       pending_ = PendingCall{std::span<const int>{text_}.subspan(seen), guesses_};
     }
@@ -237,8 +242,9 @@ class SpeculativeDecoder {
   }
   [[nodiscard]] Cache& cache() const { return *cache_; }
 
-  /// `logits` are those of all the call's tokens.
-  /// @throws ShapeError for others, NaN or infinity, or if no step has begun; the step is abandoned
+  /// Ends a step; `logits` are those of all the call's tokens.
+  /// @throws ShapeError for a wrong number of logits, NaN or infinity, or if no step has begun; the
+  /// step is then abandoned
   DecodedStep conclude(std::span<const float> logits) {
     require<ShapeError>(begun_, "SpeculativeDecoder: conclude without begin, expected a begun step");
     Verdict verdict;
@@ -255,12 +261,12 @@ class SpeculativeDecoder {
       });
       if (stop != result.tokens.end()) {
         const auto before = static_cast<std::size_t>(stop - result.tokens.begin());
-        if (before < verdict.path.size()) verdict.places = before;  // what follows was not judged
+        if (before < verdict.path.size()) verdict.places = before;  // not verified after it
         result.tokens.erase(stop + 1, result.tokens.end());
         result.ending = Ending::stop_token;
       }
       text_.reserve(text_.size() + result.tokens.size());
-      // All of the new text is read but its last token.
+      // The cache has read the new text except its last token.
       verdict.path.resize(result.tokens.size() - 1);
       observe(verdict);
       pending_.keep(*cache_, seen_, verdict.path);
@@ -275,26 +281,26 @@ class SpeculativeDecoder {
     note(verdict, result.tokens.size());
     return result;
   }
-  /// The call could not be read: the step has not been. Nothing if none has begun.
+  /// Undoes `begin`, if the call could not be read. Does nothing if no step has begun.
   void abandon() noexcept {
     if (std::exchange(begun_, false)) take_back(seen_);
   }
 
-  // ---- what there is
+  // ---- state
 
-  /// Prompt and all tokens since.
+  /// The prompt and all tokens after it.
   [[nodiscard]] std::span<const int> text() const { return text_; }
   [[nodiscard]] Ending ending() const { return ending_; }
-  /// Lets a text go on that has ended: behind a stop token, say.
+  /// Allows a text that has ended to continue, after a stop token, say.
   void reopen() { ending_ = Ending::open; }
   [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
   [[nodiscard]] DraftType& draft() { return draft_; }
   [[nodiscard]] const DraftType& draft() const { return draft_; }
-  /// Guesses that the next step will ask for.
+  /// Guesses that the next step will request.
   [[nodiscard]] std::size_t length() const { return length_.length(); }
-  /// Rows are committed where this divides their number; 0: as the cache reads on.
+  /// Rows are committed whenever this divides their number; 0: when the cache's tail is full.
   [[nodiscard]] std::size_t commit_every() const { return *options_.commit_every; }
-  /// How often selecting heads chose anew since the prompt.
+  /// How often selecting heads refreshed their selection since the prompt.
   [[nodiscard]] std::size_t refreshes() const { return refreshes_; }
 
  private:
@@ -336,7 +342,7 @@ class SpeculativeDecoder {
   }
   void read_all_but_last(const std::function<void(std::size_t, std::size_t)>& progress = {}) {
     const std::size_t first = cache_->tokens();
-    // Else a call that failed had committed rows, or somebody else writes the cache.
+    // Fails if a failed call had committed rows, or if something else wrote to the cache.
     require<RollbackError>(first == 0 || first < text_.size(), "SpeculativeDecoder: the cache has read ",
                            first, " tokens, must be fewer than the ", text_.size(), " of the text");
     while (cache_->tokens() + 1 < text_.size()) {
@@ -353,8 +359,8 @@ class SpeculativeDecoder {
       if (progress) progress(done + count - first, text_.size() - 1 - first);
     }
   }
-  // After a call that failed, perhaps between two layers. If it cannot be (rows were committed) the
-  // next call says so.
+  // Takes rows back after a call that failed, perhaps between two layers. If that is impossible
+  // because rows were committed, the next call reports it.
   void take_back(std::size_t tokens) noexcept {
     KVPOLICY_TRY {
       cache_->truncate(tokens);
@@ -363,10 +369,10 @@ class SpeculativeDecoder {
     }
   }
 
-  // May run out of memory, so it comes before the text moves on.
+  // May run out of memory, so it is called before the text changes.
   void observe(const Verdict& verdict) {
     verify_seconds_ = seconds_since(verify_start_);
-    // Of a tree the cost model of a run of tokens knows nothing.
+    // The cost model describes chains, not trees.
     if (!is_chain(guesses_)) return;
     length_.observe({.drafted = guesses_.size(), .accepted = verdict.path.size(),
                      .draft_seconds = draft_seconds_, .verify_seconds = verify_seconds_});
@@ -387,7 +393,7 @@ class SpeculativeDecoder {
       chosen_at_ = text_.size();
       recent_places_ = recent_accepted_ = 0.0;
     }
-    // The latest tens of places weigh.
+    // An exponential average over about the last ten steps.
     recent_places_ = 0.9 * recent_places_ + static_cast<double>(verdict.places);
     recent_accepted_ = 0.9 * recent_accepted_ + static_cast<double>(verdict.path.size());
     const std::size_t since = text_.size() - chosen_at_;
@@ -409,18 +415,18 @@ class SpeculativeDecoder {
   std::vector<int> text_;
   Ending ending_ = Ending::open;
   LevelStatistics statistics_;
-  // The step at hand.
+  // The current step.
   Guesses guesses_;
   PendingCall pending_;
-  std::size_t seen_ = 0;  // tokens in the cache before it
+  std::size_t seen_ = 0;  // tokens in the cache before the step
   bool begun_ = false;
   double draft_seconds_ = 0.0;
   double verify_seconds_ = 0.0;
   Clock::time_point verify_start_ = {};
   bool commit_due_ = false;
-  // Choosing anew.
-  bool unchosen_ = true;      // nothing was chosen by the latest prompt yet
-  bool refresh_due_ = false;  // by the rule
+  // Refreshing the selection.
+  bool unchosen_ = true;      // there is no selection by the latest prompt yet
+  bool refresh_due_ = false;  // by RefreshRule
   std::size_t chosen_at_ = 0;
   std::size_t refreshes_ = 0;
   double recent_places_ = 0.0;

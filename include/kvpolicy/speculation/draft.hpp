@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What proposes tokens: a smaller model, the same model over fewer rows, or the text itself. A
-// draft is told the whole text each time and keeps up by itself, so whoever judges its guesses owes
-// it nothing: not which stayed, not when the text was shortened.
+// What a draft is: something that proposes tokens, for example a smaller model, the same model over
+// fewer rows, or the text itself. A draft receives the whole text in each call and catches up by
+// itself. So the verifier need not tell it which guesses were accepted or when the text was
+// shortened.
 #pragma once
 
 #include <concepts>
@@ -17,21 +18,21 @@
 
 namespace kvpolicy {
 
-/// One guess.
+/// One guess, which is a draft token that is not verified yet.
 struct Guess {
   int token = 0;
-  /// What the token was drawn from. Whoever judges it relies on that to the last digit.
+  /// The distribution that the token was drawn from. The verification relies on its exact values.
   Distribution from = {};
-  /// The guess that it continues, by its place among the guesses of a call; `text`: the text.
+  /// Index, among the guesses of a call, of the guess that it continues; `text`: the text.
   std::size_t parent = TokenTree::text;
-  /// Who it comes from: 0 for the draft itself, one more for each draft behind it.
+  /// The level that proposed it: 0 the draft itself, 1 the draft's own draft, and so on.
   unsigned level = 0;
 };
 
-/// In the order in which siblings are judged; a guess stands behind its parent.
+/// Guesses in the order in which siblings are verified; a guess comes after its parent.
 using Guesses = std::vector<Guess>;
 
-/// Whether each guess continues the one before it.
+/// Whether each guess continues the previous one.
 [[nodiscard]] inline bool is_chain(std::span<const Guess> guesses) {
   for (std::size_t i = 0; i < guesses.size(); ++i) {
     if (guesses[i].parent != (i == 0 ? TokenTree::text : i - 1)) return false;
@@ -39,19 +40,20 @@ using Guesses = std::vector<Guess>;
   return true;
 }
 
-/// Requirements:
+/// What proposes tokens. Requirements:
 ///
-///     std::size_t vocabulary() const;     // 0 if it serves any
-///     void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&, Random&,
+///     std::size_t vocabulary() const;     // 0 if it serves any vocabulary
+/// void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&,
+/// Random&,
 ///                  Guesses& guesses);
 ///
-/// `propose` makes at most `max_guesses` guesses, none if it has none, about what follows `text`: the
-/// whole text, prompt included, of which any number of the latest tokens may differ from the call
-/// before. `text` is never empty. `guesses` is overwritten.
-/// What it throws leaves it able to go on with the next call. Optional:
+/// `propose` overwrites `guesses` with 0 to `max_guesses` guesses of the tokens that follow `text`.
+/// `text` is the whole text, prompt included, and never empty; any number of its latest tokens may
+/// differ from the previous call. After an error the draft must be able to serve the next call.
+/// Optional:
 ///
-///     void choose_anew();       // what the target's cache has selected was chosen before the latest
-///                               // prompt: the next call has it chosen by the text's last token
+///     void choose_anew();       // the selection in the target's cache is older than the latest
+///                               // prompt: the next call must select by the text's last token
 template <class D>
 concept Draft = requires(D& draft, const D& seen, std::span<const int> text, std::size_t max_guesses,
                          const SamplingOptions& sampling, Random& random, Guesses& guesses) {
@@ -59,13 +61,13 @@ concept Draft = requires(D& draft, const D& seen, std::span<const int> text, std
   draft.propose(text, max_guesses, sampling, random, guesses);
 };
 
-/// Says so to a draft that wants to know it.
+/// Calls `choose_anew` of a draft that has it.
 template <Draft D>
 void choose_anew(D& draft) {
   if constexpr (requires { draft.choose_anew(); }) draft.choose_anew();
 }
 
-/// Guesses nothing: whoever judges decodes token by token.
+/// A draft that guesses nothing, so that decoding is token by token.
 struct NoDraft {
   [[nodiscard]] static std::size_t vocabulary() { return 0; }
   static void propose(std::span<const int>, std::size_t, const SamplingOptions&, Random&,
@@ -77,8 +79,8 @@ static_assert(Draft<NoDraft>);
 
 namespace detail {
 
-/// Refuses what a model cannot read, or a cache could not take back.
-/// @throws ShapeError for more guesses than were asked for, or a token outside the vocabulary
+/// Refuses guesses that a model cannot read or a cache cannot take back.
+/// @throws ShapeError for more guesses than requested, or a token outside the vocabulary
 inline void check_guesses(std::span<const Guess> guesses, std::size_t max_guesses,
                           std::size_t vocabulary) {
   require<ShapeError>(guesses.size() <= max_guesses, "Draft: made ", guesses.size(),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses how many tokens to draft, from what drafts and verifications cost and how often drafted
-// tokens are accepted, both measured while decoding. The caller takes the times, so a choice is a
-// function of what it was told.
+// Chooses how many tokens to draft, from the measured costs of drafts and verifications and the
+// measured acceptance of draft tokens. The caller measures the times, so the choice is a function
+// of its inputs.
 //
 //     DraftLength length{{.max_length = 8}};
 //     while (decoding) {
@@ -10,8 +10,8 @@
 //       length.observe({.drafted = 5, .accepted = 3, .draft_seconds = a, .verify_seconds = b});
 //     }
 //
-// Model: speculation/cost_model.hpp. For TriForce's hierarchy use two, one per level: the outer one
-// is told what the inner level spent as its time of drafting.
+// Model: speculation/cost_model.hpp. TriForce's hierarchy uses two objects, one per level; the
+// outer one gets the time of the inner level as its drafting time.
 #pragma once
 
 #include <algorithm>
@@ -26,16 +26,16 @@
 
 namespace kvpolicy {
 
-/// Between which lengths, and how quickly the choice follows what is measured.
+/// The possible lengths, and how fast the choice follows measurements.
 struct DraftLengthConfig {
   std::size_t max_length = 16;   ///< Longest draft; 0 is plain decoding.
-  /// Always this length, at most `max_length`; measured all the same.
+  /// If set, always this length, at most `max_length`; times are measured nevertheless.
   std::optional<std::size_t> fixed = {};
-  std::size_t first = 4;         ///< Length until times are known, or `max_length` if that is less.
-  double prior = 0.7;            ///< Acceptance believed before anything is measured,
-  double prior_trials = 2.0;     ///< as if from so many drafted tokens; above 0.
-  double memory = 256.0;         ///< Drafted tokens that the acceptance looks back on, about.
-  std::size_t probe_every = 16;  ///< Rounds until another length is measured; 0: never.
+  std::size_t first = 4;         ///< Length until times are known, at most `max_length`.
+  double prior = 0.7;            ///< Acceptance assumed before anything is measured,
+  double prior_trials = 2.0;     ///< as if measured on so many draft tokens; above 0.
+  double memory = 256.0;         ///< About how many of the latest draft tokens count.
+  std::size_t probe_every = 16;  ///< Rounds until another length is tried; 0: never.
   std::size_t retry_every = 64;  ///< Rounds of plain decoding until a draft is tried; 0: never.
 
   /// @throws ConfigError
@@ -56,12 +56,12 @@ struct DraftLengthConfig {
 /// One verification.
 struct DraftRound {
   std::size_t drafted = 0;      ///< tokens that were proposed; 0: plain decoding
-  std::size_t accepted = 0;     ///< how many of them stood
+  std::size_t accepted = 0;     ///< how many of them were accepted
   double draft_seconds = 0.0;   ///< for all of them
   double verify_seconds = 0.0;  ///< one pass, over drafted + 1 tokens
 };
 
-/// Not synchronised.
+/// Chooses the number of draft tokens. Not synchronised.
 class DraftLength {
  public:
   /// @throws ConfigError
@@ -71,20 +71,21 @@ class DraftLength {
     next_ = best_;
   }
 
-  /// How many tokens to draft now: mostly the best number, now and then another, so that what it
-  /// would cost is known. 0 is plain decoding. Drafting fewer does no harm.
+  /// How many tokens to draft now: mostly the best number, and at times another, to measure its
+  /// cost. 0 is plain decoding. Drafting fewer tokens is allowed.
   [[nodiscard]] std::size_t length() const { return next_; }
-  /// The number that is best by what was measured.
+  /// The best number by the measurements so far.
   [[nodiscard]] std::size_t best() const { return best_; }
 
-  /// How often a drafted token is accepted where those before it were.
+  /// How often a draft token is accepted, given that those before it were.
   [[nodiscard]] double acceptance() const {
     return (accepted_ + config_.prior * config_.prior_trials) / (trials_ + config_.prior_trials);
   }
-  /// What was measured; 0 where nothing was.
+  /// The measured costs; 0 where nothing was measured.
   [[nodiscard]] DraftCosts costs() const { return {draft_.typical(), verify_.cost()}; }
 
-  /// Times that cannot be are ignored (`plausible_time`), the acceptance beside them is not.
+  /// Records one verification. Implausible times are ignored (`plausible_time`), but the acceptance
+  /// counts.
   /// @throws ConfigError for more accepted than drafted tokens, or drafts of
   /// TokenTree::max_nodes or more
   void observe(const DraftRound& round) {
@@ -92,24 +93,24 @@ class DraftLength {
             " drafted tokens, must be below ", TokenTree::max_nodes);
     require(round.accepted <= round.drafted, "DraftLength: ", round.accepted, " of ", round.drafted,
             " drafted tokens were accepted");
-    verify_.add(round.drafted + 1, round.verify_seconds);  // first: it allocates
+    verify_.add(round.drafted + 1, round.verify_seconds);  // first, because it allocates
     if (round.drafted > 0) {
       draft_.add(round.draft_seconds / static_cast<double>(round.drafted));
     }
-    // The first refused token is the last that says anything: those behind it followed a text that
-    // was not to be.
+    // Tokens after the first refused one do not count, because they continued a text that was
+    // rejected.
     const bool refused = round.accepted < round.drafted;
     const double trials = static_cast<double>(round.accepted) + (refused ? 1.0 : 0.0);
     const double kept = std::pow(1.0 - 1.0 / config_.memory, trials);
     trials_ = trials_ * kept + trials;
     accepted_ = accepted_ * kept + static_cast<double>(round.accepted);
-    // Before a draft was tried nobody knows what it costs: the first length stands.
+    // Until a draft was tried its cost is unknown, so the first length is kept.
     const bool untried = trials_ == 0.0 && next_ > 0;
     if (!config_.fixed && !untried && !verify_.empty()) choose();
   }
 
  private:
-  // A draft that never takes measurable time costs nothing.
+  // A draft that takes no measurable time counts as free.
   void choose() {
     best_ = best_length(acceptance(), costs(), config_.max_length);
     next_ = best_;
@@ -121,7 +122,8 @@ class DraftLength {
       retry();
     } else {
       plain_ = 0;
-      // A line needs two points, and each of them a few times: soon, at first.
+      // Fitting a line needs two lengths, each measured a few times, so probing is frequent at
+      // first.
       const std::size_t every =
           verify_.has_slope() ? config_.probe_every : std::min<std::size_t>(config_.probe_every, 2);
       if (config_.probe_every == 0 || ++since_probe_ < every) return;
@@ -130,8 +132,8 @@ class DraftLength {
     }
   }
 
-  // As long as would be best if the draft had become what it was believed to be. What was measured
-  // long ago counts half, or a draft that has become good would have to outweigh all of it.
+  // Tries the length that would be best at the prior acceptance. Old measurements then count half;
+  // otherwise a draft that has become good would have to outweigh all of them.
   void retry() {
     constexpr double enough_trials = 16.0;
     next_ = std::max<std::size_t>(best_length(config_.prior, costs(), config_.max_length), 1);
@@ -140,7 +142,7 @@ class DraftLength {
     accepted_ *= kept;
   }
 
-  // Half as long again and half as long, in turns.
+  // Tries lengths half again as long and half as long, alternately.
   void probe() {
     const std::size_t step = std::max<std::size_t>(best_ / 2, 1);
     const std::size_t longer = std::min(best_ + step, config_.max_length);
@@ -156,7 +158,7 @@ class DraftLength {
   double accepted_ = 0.0;
   std::size_t best_ = 0;
   std::size_t next_ = 0;
-  std::size_t plain_ = 0;        // rounds since plain decoding was chosen, or a draft tried
+  std::size_t plain_ = 0;        // rounds since plain decoding was chosen or a draft was tried
   std::size_t since_probe_ = 0;  // rounds since another length was measured
   bool probe_longer_ = true;
 };

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What speculative decoding asks of an engine: a model that reads tokens over a cache and says what
-// it expects next. Your model needs two functions; kvpolicy's caches are caches as they are.
+// What speculative decoding needs from an engine: a model that reads tokens over a cache and
+// returns logits of the next token. Your model needs two functions; kvpolicy's caches fit without
+// changes.
 //
 //     struct MyModel {
 //       std::size_t vocabulary() const;
@@ -23,19 +24,19 @@
 
 namespace kvpolicy {
 
-/// Of which tokens of a call logits are wanted. `none` spares the product with the vocabulary, for
-/// the chunks of a prompt before its last.
+/// Which tokens of a call need logits. `none` saves the product with the vocabulary matrix, for all
+/// calls of a prompt but the last.
 enum class LogitsOf : std::uint8_t { none, last, all };
 
-/// Tokens to read behind those that a cache has seen.
+/// Tokens to read after those that a cache has read.
 struct ModelCall {
   std::span<const int> tokens;
   LogitsOf logits = LogitsOf::last;
-  /// How the layers attend: which rows they read, whether and by which query selecting heads choose
-  /// anew, and, for a tree of guesses, which token continues which.
+  /// How the layers attend: which rows they read, whether and by which query selecting heads
+  /// refresh their selection, and, for a tree of draft tokens, which token continues which.
   AttendOptions attend = {};
 
-  /// Text position of each token, where the cache has seen `seen` tokens, nodes of the tree included.
+  /// Text position of each token, if the cache has read `seen` tokens, nodes of the tree included.
   [[nodiscard]] std::vector<std::size_t> positions(std::size_t seen) const {
     std::vector<std::size_t> result(tokens.size());
     const TokenTree* tree = attend.tree;
@@ -47,9 +48,10 @@ struct ModelCall {
   }
 };
 
-/// A cache whose latest rows can be taken back: KvCache and cuda::KvCache with `max_rollback`. What they
-/// have besides is asked for where it is there: `options()` with `max_rollback` and `max_tokens`,
-/// `commit()`, and `commit_changes_rows()`, whether rows read otherwise after a commit than before.
+/// A cache whose latest rows can be taken back, such as KvCache and cuda::KvCache with
+/// `max_rollback`. These members are used if the cache has them: `options()` with `max_rollback`
+/// and `max_tokens`, `commit()`, and `commit_changes_rows()`, which says whether a commit changes
+/// what rows are read as.
 template <class C>
 concept TentativeCache = requires(C& cache, const C& seen, std::size_t tokens,
                                   std::span<const std::size_t> path) {
@@ -58,9 +60,9 @@ concept TentativeCache = requires(C& cache, const C& seen, std::size_t tokens,
   cache.accept(path);
 };
 
-/// Reads tokens over a cache: logits [0, 1 or tokens, vocabulary]. Rows must be read as they are
-/// kept, also those of the call itself, if decoding with guesses is to equal plain decoding bit by
-/// bit of the storage's type (KvCache: `append`, then `attend`).
+/// Reads tokens over a cache and returns logits [0, 1 or tokens, vocabulary]. If decoding with
+/// guesses has to equal plain decoding bit for bit in the storage's type, all rows must be read as
+/// they are stored, those of the call included (KvCache: `append`, then `attend`).
 template <class M, class Cache>
 concept LanguageModel = requires(M& model, Cache& cache, const ModelCall& call) {
   { model.vocabulary() } -> std::convertible_to<std::size_t>;
@@ -69,7 +71,7 @@ concept LanguageModel = requires(M& model, Cache& cache, const ModelCall& call) 
 
 namespace detail {
 
-/// Refuses logits of the wrong number.
+/// Refuses a wrong number of logits.
 /// @throws ShapeError unless a model of `vocabulary` tokens gave the logits of `tokens` tokens
 inline void check_logits(std::span<const float> logits, std::size_t tokens,
                          std::size_t vocabulary) {
@@ -86,14 +88,14 @@ inline void check_token(const char* who, int token, std::size_t vocabulary) {
 
 }  // namespace detail
 
-/// One of several calls that a model can serve together, each over a cache of its own.
+/// One of several calls that a model can serve together, each over its own cache.
 template <class Cache>
 struct BatchCall {
   Cache* cache;
   ModelCall call;
 };
 
-/// A model that shares its weights' traffic between sequences: logits of each call.
+/// A model that reads its weights once for several sequences; returns the logits of each call.
 template <class M, class Cache>
 concept BatchedLanguageModel =
     LanguageModel<M, Cache> && requires(M& model, std::span<const BatchCall<Cache>> calls) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model with a cache of its own as a draft: a smaller one over a streaming cache (TriForce,
-// arXiv:2404.11912: 16 sinks, 256 rows in all), or the target itself over one, which is the naive
-// way that the paper compares with.
+// A model with its own cache as a draft: a smaller model over a streaming cache (TriForce,
+// arXiv:2404.11912: 16 sinks, 256 rows in all), or the target itself over such a cache, which is
+// the paper's naive baseline.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace kvpolicy {
 
-/// The tokens that a draft's cache has read, kept in step with a text that others decide.
+/// Keeps a draft's cache in step with a text that changes elsewhere.
 template <class Model, TentativeCache Cache>
   requires LanguageModel<Model, Cache>
 class TextReader {
@@ -33,10 +33,11 @@ class TextReader {
   [[nodiscard]] Cache& cache() const { return *cache_; }
   [[nodiscard]] std::span<const int> tokens() const { return read_; }
 
-  /// Takes back what is not in `text`, then reads the rest of it; the logits of its last token.
-  /// @throws what model and cache throw; the next call mends what that left.
+  /// Takes back tokens that are not in `text`, then reads the rest of it. Returns the logits of its
+  /// last token.
+  /// @throws what model and cache throw; the next call repairs the state after an error
   std::vector<float> follow(std::span<const int> text) {
-    // The last token is always read, for its logits.
+    // The last token is always read again, for its logits.
     keep(std::min(agreeing(text), text.size() - 1));
     std::vector<float> logits;
     while (read_.size() < text.size()) {
@@ -46,20 +47,20 @@ class TextReader {
     }
     return logits;
   }
-  /// Reads one more token; its logits.
+  /// Reads one more token and returns its logits.
   std::vector<float> read(int token) { return read(std::array{token}, true); }
 
-  /// How many tokens of `text` it has read.
+  /// How many of the first tokens of `text` the cache has read.
   [[nodiscard]] std::size_t agreeing(std::span<const int> text) const {
     return static_cast<std::size_t>(std::ranges::mismatch(read_, text).in1 - read_.begin());
   }
   void keep(std::size_t tokens) {
-    // Also what a failed call left behind read_.
+    // Also drops rows that a failed call left after those in read_.
     if (cache_->tokens() != tokens || read_.size() != tokens || unsettled_) cache_->truncate(tokens);
     read_.resize(tokens);
     unsettled_ = false;
   }
-  /// Tokens whose rows the cache has accepted as a path of a tree.
+  /// Records tokens whose rows the cache accepted as a path of a tree.
   void note(std::span<const int> tokens) { read_.insert(read_.end(), tokens.begin(), tokens.end()); }
 
  private:
@@ -81,22 +82,24 @@ class TextReader {
   bool unsettled_ = false;  // a call failed, perhaps between two layers
 };
 
-/// How a draft model reads.
+/// Options of a draft that is a model.
 struct ModelDraftOptions {
-  /// Tokens of a text read at once. A call that fails half-way through the layers can be taken back
-  /// by the next one if these are no more than max_rollback; else all calls throw RollbackError.
+  /// Tokens of a text that are read in one call. If a call fails half-way through the layers, the
+  /// next one can take it back, provided that these are at most max_rollback; otherwise all later
+  /// calls throw RollbackError.
   std::size_t chunk = 512;
 };
 
-/// A Draft: a model guesses, most often a smaller one.
-/// Model and cache must outlive it; nothing else may write the cache. Not synchronised.
+/// A Draft whose guesses come from a model, usually a smaller one.
+/// Model and cache must outlive it, and nothing else may write to the cache. Not synchronised.
 template <class Model, TentativeCache Cache>
   requires LanguageModel<Model, Cache>
 class ModelDraft {
  public:
   using Options = ModelDraftOptions;
 
-  /// The cache has read `read`, and can take back at least as many rows as guesses will be asked for.
+  /// `read` are the tokens that the cache has read. The cache must be able to take back as many
+  /// rows as guesses will be requested.
   /// @throws ConfigError
   ModelDraft(Model& model, Cache& cache, const Options& options = {}, std::span<const int> read = {})
       : reader_{model, cache, options.chunk, read} {}

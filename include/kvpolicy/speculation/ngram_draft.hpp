@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Guesses that what followed the text's latest words when they stood there before follows them
-// again. Needs no model and next to no time; good where a text repeats itself or its prompt:
-// summaries, code, answers with quotations.
+// Guesses that the latest tokens will be followed by the tokens that followed their previous
+// occurrence in the text. It needs no model and almost no time, and is good where a text repeats
+// itself or its prompt: summaries, code, answers with quotations.
 //
 // Method: prompt lookup decoding (Saxena, https://github.com/apoorvumang/prompt-lookup-decoding);
-// LLMA, arXiv:2304.04487. Two deviations: the latest occurrence counts, not the first, and a
-// continuation that reaches the end of the text goes on with what it guessed itself, so that a
-// repetition is carried on for as many tokens as are asked for.
+// LLMA, arXiv:2304.04487. Two deviations: the latest occurrence counts, not the first; and when the
+// copied tokens reach the end of the text, copying continues with the guesses themselves, so that a
+// repetition continues for as many tokens as requested.
 #pragma once
 
 #include <algorithm>
@@ -25,10 +25,10 @@
 
 namespace kvpolicy {
 
-/// How much of the end of a text is looked up in it.
+/// How many of the latest tokens are looked up in the text.
 struct NgramDraftConfig {
-  std::size_t max_ngram = 4;  ///< Tokens of the text's end that are looked up first; at most 64.
-  std::size_t min_ngram = 2;  ///< The fewest that are looked up where more are not found; at least 1.
+  std::size_t max_ngram = 4;  ///< Longest run of latest tokens that is looked up; at most 64.
+  std::size_t min_ngram = 2;  ///< Shortest run, if longer ones are not found; at least 1.
 
   /// @throws ConfigError
   void validate() const {
@@ -39,8 +39,8 @@ struct NgramDraftConfig {
   }
 };
 
-/// Where the n-grams of a text were last. Tokens are added and taken back at its end, each in time
-/// that does not grow with the text. Memory: 12 to 24 bytes for a token and each n.
+/// An index of the latest occurrence of each n-gram of a text. Tokens are added and removed at the
+/// end of the text, each in constant time. Memory: 12 to 24 bytes for each token and each n.
 class NgramIndex {
  public:
   /// @throws ConfigError
@@ -52,8 +52,10 @@ class NgramIndex {
   /// The text that is indexed.
   [[nodiscard]] std::span<const int> text() const { return text_; }
 
-  /// Makes `text` the text: takes back what differs, adds what is new. What stays is compared once.
-  /// @throws CapacityError for a text of 2^31 tokens or more; std::bad_alloc; unchanged then
+  /// Replaces the text by `text`: removes the tokens from the first difference on and adds the new
+  /// ones.
+  /// @throws CapacityError for a text of 2^31 tokens or more; std::bad_alloc; the index is then
+  /// unchanged
   void update(std::span<const int> text) {
     reserve(text.size());
     const std::size_t same = common_prefix(text);
@@ -61,8 +63,8 @@ class NgramIndex {
     for (const int token : text.subspan(same)) push(token);
   }
 
-  /// Where the latest tokens stood before: the place behind the latest earlier occurrence of the
-  /// longest n-gram that ends the text and has one.
+  /// Index of the token after the latest earlier occurrence of the text's last n tokens, for the
+  /// largest n that has an earlier occurrence.
   [[nodiscard]] std::optional<std::size_t> continuation() const {
     if (text_.empty()) return std::nullopt;
     for (auto length = lengths_.rbegin(); length != lengths_.rend(); ++length) {
@@ -73,19 +75,19 @@ class NgramIndex {
   }
 
  private:
-  using Place = std::uint32_t;  // of an n-gram's last token
+  using Place = std::uint32_t;  // index of an n-gram's last token
   static constexpr Place nowhere = static_cast<Place>(-1);
 
-  // All n-grams of one length. `latest` is a hash table with linear probing that holds no keys: an
-  // entry is a place, and the text says what stands there. Entries go in the reverse order in which
-  // they came, so one that goes leaves no gap that a search for another would have to pass.
+  // All n-grams of one length. `latest` is a hash table with linear probing that stores no keys: an
+  // entry is an index into the text, which has the key. Entries are removed in the reverse order of
+  // their insertion, so a removal leaves no gap in the probe sequence of another entry.
   struct Length {
     std::size_t n;
     std::vector<Place> latest;   // a power of two of entries, at least twice the tokens
-    std::vector<Place> earlier;  // for each place, the one before it of the same n-gram
+    std::vector<Place> earlier;  // for each index, the previous occurrence of the same n-gram
   };
 
-  // So that adding tokens cannot fail any more.
+  // Allocates memory first, so that adding tokens cannot fail.
   void reserve(std::size_t tokens) {
     require<CapacityError>(tokens < std::size_t{1} << 31, "NgramIndex: a text of ", tokens,
                            " tokens, must have less than 2^31");
@@ -94,7 +96,7 @@ class NgramIndex {
         larger ? std::bit_ceil(std::max<std::size_t>(tokens, 256)) : capacity_;
     std::vector<std::vector<Place>> tables(larger ? lengths_.size() : 0);
     for (auto& table : tables) table.resize(2 * capacity, nowhere);
-    // Also where the tables are large enough: a copy's vectors have no room to spare.
+    // Needed even if the tables are large enough, because a copy's vectors have no spare capacity.
     for (Length& length : lengths_) length.earlier.reserve(capacity);
     text_.reserve(capacity);
     if (!larger) return;
@@ -106,7 +108,7 @@ class NgramIndex {
     }
   }
 
-  // Block by block, because the comparison of a block is one call of memcmp.
+  // Compares block by block, because the comparison of a block is one call of memcmp.
   [[nodiscard]] std::size_t common_prefix(std::span<const int> text) const {
     constexpr std::size_t block = 1024;
     const std::size_t most = std::min(text.size(), text_.size());
@@ -142,7 +144,7 @@ class NgramIndex {
     latest = static_cast<Place>(place);
   }
 
-  // The entry of the n-gram that ends at `place`, or the empty one where it belongs.
+  // Finds the entry of the n-gram that ends at `place`, or the empty entry where it belongs.
   [[nodiscard]] std::size_t slot_of(const Length& length, std::size_t place) const noexcept {
     const int* const end = text_.data() + place + 1;
     std::uint64_t hash = 0;
@@ -162,21 +164,22 @@ class NgramIndex {
 
   std::vector<int> text_;
   std::vector<Length> lengths_;  // ascending n
-  std::size_t capacity_ = 0;     // tokens that fit the tables
+  std::size_t capacity_ = 0;     // tokens for which the tables have room
 };
 
-/// A Draft: what followed the latest tokens where they stood before.
-/// Copies are independent; not synchronised.
+/// A Draft that copies the tokens after the previous occurrence of the latest tokens.
+/// Copies are independent. Not synchronised.
 class NgramDraft {
  public:
   /// @throws ConfigError
   explicit NgramDraft(const NgramDraftConfig& config = {}) : index_{config} {}
 
-  /// Serves any vocabulary: it repeats what it has seen.
+  /// 0, because it serves any vocabulary: it only repeats tokens of the text.
   [[nodiscard]] static std::size_t vocabulary() { return 0; }
 
-  /// A chain of `max_guesses` guesses, each of them certain; none where the text's end is new.
-  /// @throws as NgramIndex::update; it goes on with the next call
+  /// Makes a chain of `max_guesses` guesses, each with probability 1, or none if the latest tokens
+  /// did not occur before.
+  /// @throws as NgramIndex::update; the next call is not affected
   void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&, Random&,
                Guesses& guesses) {
     guesses.clear();

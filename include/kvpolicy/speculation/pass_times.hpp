@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What passes of a model cost, measured while it runs: times that are noisy, now and then many
-// times too long (another program had the machine), and that move as the text grows. So: medians of
-// the latest few, the lower one, for times err to the long side.
+// The cost of a model's passes, measured while it runs. Times are noisy, at times many times too
+// long (another program used the processor), and change as the text grows. So the lower quartile of
+// the latest few is used, because errors make times longer.
 #pragma once
 
 #include <algorithm>
@@ -15,15 +15,16 @@
 
 namespace kvpolicy {
 
-/// Whether `seconds` can be a time: positive, finite, and such that sums of them are as well.
+/// Whether `seconds` is a plausible time: positive, and neither too small nor too large to be
+/// summed.
 [[nodiscard]] inline bool plausible_time(double seconds) {
   return seconds > 1e-30 && seconds < 1e30;
 }
 
-/// Times of one thing, of which the latest five are kept.
+/// The latest five times of one kind of pass.
 class RecentTimes {
  public:
-  /// Times that cannot be are ignored.
+  /// Adds a time; implausible times are ignored.
   void add(double seconds) {
     if (!plausible_time(seconds)) return;
     times_[added_ % times_.size()] = seconds;
@@ -33,11 +34,12 @@ class RecentTimes {
   /// Times kept, at most five.
   [[nodiscard]] std::size_t count() const { return std::min(added_, times_.size()); }
 
-  /// The lower quartile: the second of five, the least of fewer. 0 if there is nothing yet.
+  /// The lower quartile: the second smallest of five times, the smallest of fewer. 0 if there is
+  /// none.
   [[nodiscard]] double typical() const {
     if (added_ == 0) return 0.0;
     std::array<double, 5> sorted = times_;
-    // By hand: of std::sort over so few g++ 12 says at -O3 that it leaves the array.
+    // Written by hand because g++ 12 at -O3 warns that std::sort leaves such a small array.
     for (std::size_t i = 1; i < count(); ++i) {
       for (std::size_t j = i; j > 0 && sorted[j] < sorted[j - 1]; --j) {
         std::swap(sorted[j], sorted[j - 1]);
@@ -51,13 +53,13 @@ class RecentTimes {
   std::size_t added_ = 0;
 };
 
-/// Passes over one number of tokens and another, and the line through their times.
+/// Times of passes over different numbers of tokens, and the line fitted to them.
 class PassTimes {
  public:
-  /// Measurements of other numbers of tokens are believed for as many passes.
+  /// Measurements of a number of tokens are used for this many later passes.
   static constexpr std::size_t believed_for = 256;
 
-  /// A pass over `tokens` tokens took so long. Times that cannot be are ignored.
+  /// Records the time of a pass over `tokens` tokens; implausible times are ignored.
   void add(std::size_t tokens, double seconds) {
     if (!plausible_time(seconds)) return;
     if (tokens >= sizes_.size()) sizes_.resize(tokens + 1);
@@ -68,20 +70,20 @@ class PassTimes {
   }
 
   [[nodiscard]] bool empty() const { return passes_ == 0; }
-  /// Whether the growth with the number of tokens is measured; without, it is taken as before.
+  /// Whether the growth with the number of tokens is measured; if not, the previous value is used.
   [[nodiscard]] bool has_slope() const { return has_slope_; }
-  /// The line; 0 if there is nothing yet.
+  /// The fitted line; 0 if there are no times yet.
   [[nodiscard]] const PassCost& cost() const { return cost_; }
 
  private:
   struct Size {
     RecentTimes times;
-    std::size_t latest = 0;  // the pass that was measured last, counting from 1; 0: none
+    std::size_t latest = 0;  // number of the latest pass of this size, from 1; 0: none
   };
 
-  // Least squares through the typical times, each with the weight of its measurements. A size that
-  // was measured less than three times may be an outlier, and only counts where no other was
-  // measured more often.
+  // Fits a line to the typical times by least squares, weighted by the number of measurements. A
+  // size that was measured fewer than three times may be an outlier, and counts only if no other
+  // size was measured more often.
   void fit() {
     const auto fresh = [&](const Size& size) {
       return size.latest > 0 && passes_ - size.latest < believed_for;
@@ -116,7 +118,7 @@ class PassTimes {
     });
     has_slope_ = spread > 0.0;
     if (has_slope_) cost_.per_token = std::max(slope / spread, 0.0);
-    // Neither part may fall below 0: through the origin, if it comes to that.
+    // Neither part may be negative; if the base is, the line goes through the origin.
     cost_.base = mean_seconds - cost_.per_token * mean_tokens;
     if (cost_.base >= 0.0) return;
     cost_.base = 0.0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The call with which a model judges guesses: the tokens of the text that its cache has not read,
-// one as a rule, and the guesses behind them, as a run of tokens or as a tree.
+// The call with which a model verifies guesses. It contains the tokens of the text that the model's
+// cache has not read, usually one, and then the guesses, as a chain or as a tree.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,12 @@
 
 namespace kvpolicy {
 
-/// Holds what the call points to. The guesses must stay as they are while it is used.
+/// Owns the tokens and the tree that the call points to. The guesses must not change while it is
+/// used.
 class PendingCall {
  public:
   PendingCall() = default;
-  /// `unread` tokens of the text, at least one.
+  /// `unread` are the unread tokens of the text, at least one.
   PendingCall(std::span<const int> unread, std::span<const Guess> guesses)
       : unread_{unread.size()}, tokens_{unread.begin(), unread.end()}, is_tree_{!is_chain(guesses)} {
     KVPOLICY_ASSERT(unread_ > 0);
@@ -33,24 +34,24 @@ class PendingCall {
 
   [[nodiscard]] std::size_t tokens() const { return tokens_.size(); }
 
-  /// A selecting head that is told to choose does so by the text's last token, which stays whatever
-  /// becomes of the guesses.
+  /// If the options ask for a refresh, selecting heads select by the text's last token, which stays
+  /// whether or not the guesses are accepted.
   [[nodiscard]] ModelCall call(AttendOptions attend) const {
     attend.selection_query = unread_ - 1;
     attend.tree = is_tree_ ? &tree_ : nullptr;
     return {tokens_, LogitsOf::all, attend};
   }
 
-  /// The logits behind the text and behind each guess.
-  /// @throws ShapeError if the model gave logits of other tokens than it was asked for
+  /// The logits after the text's last token and after each guess.
+  /// @throws ShapeError if the number of logits is not that of all the call's tokens
   [[nodiscard]] std::span<const float> last_rows(std::span<const float> logits,
                                                  std::size_t vocabulary) const {
     detail::check_logits(logits, tokens_.size(), vocabulary);
     return logits.subspan(vocabulary * (unread_ - 1));
   }
 
-  /// Leaves of the call's rows, the first of which came behind `seen` tokens, the unread text's and
-  /// those of the guesses on `path`.
+  /// Keeps the call's rows of the unread text and of the guesses on `path`, and drops the other
+  /// guesses' rows. `seen` is the number of tokens in the cache before the call.
   template <TentativeCache Cache>
   void keep(Cache& cache, std::size_t seen, std::span<const std::size_t> path) const {
     if (!is_tree_) return cache.truncate(seen + unread_ + path.size());

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From logits to the next token, with the probabilities on the way kept: speculative decoding needs
-// those of the model that proposed a token and of the model that judges it, shaped alike by
-// temperature, top-k and top-p (nucleus sampling, Holtzman et al., arXiv:1904.09751).
+// Sampling that keeps the probabilities: speculative decoding needs the distributions of the model
+// that proposed a token and of the model that verifies it, both shaped by the same temperature,
+// top-k and top-p (nucleus sampling, Holtzman et al., arXiv:1904.09751).
 //
 // Speculative sampling is lossless: Leviathan et al., arXiv:2211.17192; Chen et al.,
-// arXiv:2302.01318. A token x drawn from q stays with probability min(1, p(x) / q(x)); otherwise the
-// next token comes from the normalised positive part of p - q. Greedy decoding is its limit: where p
-// and q each name one token, it stays if they agree.
+// arXiv:2302.01318. A token x drawn from q is accepted with probability min(1, p(x) / q(x));
+// otherwise the next token is drawn from the normalised positive part of p - q. Greedy decoding is
+// the limit: if p and q each have one token, it is accepted if they agree.
 #pragma once
 
 #include <algorithm>
@@ -24,11 +24,11 @@
 
 namespace kvpolicy {
 
-/// How a token is drawn from logits; the default takes the likeliest.
+/// How a token is drawn from logits; the default takes the likeliest token.
 struct SamplingOptions {
   float temperature = 0.0F;  ///< 0 takes the likeliest token; 1 samples the model's distribution
-  std::size_t top_k = 0;     ///< only the k likeliest; 0 for all
-  float top_p = 1.0F;        ///< only the likeliest that together reach this share
+  std::size_t top_k = 0;     ///< only the k likeliest tokens; 0: all
+  float top_p = 1.0F;        ///< only the likeliest tokens that together reach this probability
 
   /// @throws ConfigError
   void validate() const {
@@ -51,21 +51,21 @@ class Random {
   std::mt19937_64 bits_;
 };
 
-/// Probabilities of the next token; tokens that cannot come are not listed.
+/// Probabilities of the next token; tokens that are not listed have probability 0.
 class Distribution {
  public:
-  /// A token that can come, and how likely.
+  /// A token and its probability.
   struct Outcome {
     int token;
     double probability;
     friend bool operator==(const Outcome&, const Outcome&) = default;
   };
 
-  /// Nothing can come.
+  /// The distribution without tokens.
   Distribution() = default;
-  /// Of outcomes in ascending order of tokens, with weights of any sum above 0.
-  /// @throws ShapeError for tokens in another order, a weight that is NaN or below 0, and weights that
-  /// sum to 0 or beyond what a double holds
+  /// Takes outcomes in ascending order of tokens, and normalises their weights.
+  /// @throws ShapeError for tokens in another order, a weight that is NaN or below 0, and weights
+  /// that sum to 0 or beyond what a double holds
   explicit Distribution(std::vector<Outcome> outcomes) : outcomes_{std::move(outcomes)} {
     double total = 0.0;
     for (std::size_t i = 0; i < outcomes_.size(); ++i) {
@@ -93,22 +93,23 @@ class Distribution {
     return at != outcomes_.end() && at->token == token ? at->probability : 0.0;
   }
 
-  /// The token at `uniform` in [0, 1) of the cumulated probabilities. Never one of probability 0.
-  /// @throws ShapeError if nothing can come
+  /// The token at `uniform` in [0, 1) of the cumulative probabilities; never a token of probability
+  /// 0.
+  /// @throws ShapeError if the distribution has no token
   [[nodiscard]] int draw(double uniform) const {
     require<ShapeError>(!empty(), "Distribution: drawn from one without tokens, expected at least 1");
     double left = uniform;
     int last = outcomes_.front().token;
     for (const Outcome& outcome : outcomes_) {
       if (outcome.probability <= 0.0) continue;
-      last = outcome.token;  // takes what rounding leaves over
+      last = outcome.token;  // the last token gets what rounding leaves
       left -= outcome.probability;
       if (left < 0.0) break;
     }
     return last;
   }
 
-  /// The same knowing that `token` does not come; empty if nothing else can.
+  /// The distribution given that the token is not `token`; empty if there is no other token.
   [[nodiscard]] Distribution without(int token) const {
     std::vector<Outcome> rest;
     rest.reserve(outcomes_.size());
@@ -124,8 +125,8 @@ class Distribution {
   std::vector<Outcome> outcomes_;  // ascending tokens, probabilities that sum to 1
 };
 
-/// The normalised positive part of p - q: what is left of p where a token drawn from q was refused.
-/// Where nothing is left (p is q to the last bit, and a refusal cannot happen) it is p.
+/// The normalised positive part of p - q: the distribution of the next token after a token drawn
+/// from q was refused. If nothing is left, because p equals q and a refusal cannot happen, it is p.
 [[nodiscard]] inline Distribution positive_part(const Distribution& p, const Distribution& q) {
   std::vector<Distribution::Outcome> rest;
   auto taken = q.outcomes().begin();
@@ -138,10 +139,10 @@ class Distribution {
   return rest.empty() ? p : Distribution{std::move(rest)};
 }
 
-/// What a model that writes `logits` [vocabulary] says of the next token. Ties go to the lower
-/// token; -infinity bans a token.
-/// @throws ShapeError if there are none, one is NaN or +infinity, or all are banned; ConfigError for
-/// options that do not work
+/// The distribution of the next token by `logits` [vocabulary]. Ties go to the lower token;
+/// -infinity bans a token.
+/// @throws ShapeError if there are no logits, one is NaN or +infinity, or all tokens are banned;
+/// ConfigError for options that do not work
 [[nodiscard]] inline Distribution distribution_of(std::span<const float> logits,
                                                   const SamplingOptions& options) {
   options.validate();
@@ -157,7 +158,7 @@ class Distribution {
   if (options.temperature == 0.0F || options.top_k == 1) {
     return Distribution::certain(static_cast<int>(best - logits.begin()));
   }
-  // Shares relative to the likeliest, so that no exponential overflows.
+  // Weights relative to the likeliest token, so that no exponential overflows.
   const auto weight = [&](std::size_t token) {
     const double distance = static_cast<double>(logits[token]) - static_cast<double>(*best);
     return std::exp(distance / static_cast<double>(options.temperature));
@@ -194,25 +195,27 @@ class Distribution {
   return Distribution{std::move(kept)};
 }
 
-/// How a guess is judged. The decoders take it as a template parameter: another rule may give up
-/// exactness for speed (typical acceptance, say), or be wrong on purpose, as tests need it.
+/// How a guess is verified. The decoders take it as a template parameter: another rule may trade
+/// exactness for speed (typical acceptance, say), or be wrong on purpose for tests.
 struct SpeculativeSampling {
-  /// Refuses a guess that q cannot have drawn: dividing by its probability, the rule would keep it
-  /// always. `judge` asks for all guesses before it tries any. Optional in a rule.
+  /// Refuses a guess that cannot have been drawn from q, because the rule would divide by 0 and
+  /// always accept it. `judge` checks all guesses before it verifies any. Optional in a rule.
   /// @throws ShapeError if q(guess) is 0
   static void check(const Distribution& q, int guess) {
     require<ShapeError>(q(guess) > 0.0, "SpeculativeSampling: token ", guess,
                         " is guessed, but has probability 0 in what it is said to be drawn from "
                         "(Guess::from), must have more");
   }
-  /// Whether `guess`, drawn from q, stays as a token of p; p(guess) and q(guess) are probabilities.
+  /// Whether `guess`, drawn from q, is accepted as a token of p; p(guess), q(guess) are
+  /// probabilities.
   /// @throws ShapeError as `check`
   [[nodiscard]] static bool accepts(const Distribution& p, const Distribution& q, int guess,
                                     Random& random) {
     check(q, guess);
     return random.uniform() * q(guess) < p(guess);
   }
-  /// What the next guess at this place is judged by, or the token drawn from, after a refusal.
+  /// After a refusal: the distribution by which the next sibling is verified, or the token is
+  /// drawn.
   [[nodiscard]] static Distribution after_refusal(const Distribution& p, const Distribution& q) {
     return positive_part(p, q);
   }

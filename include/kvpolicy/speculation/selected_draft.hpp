@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The target itself over the rows that its cache selects, as a draft of itself: the middle level of
-// TriForce (arXiv:2404.11912), which corrects what a smaller draft proposes, or, without one, the
-// paper's self-speculation.
+// The target over the rows that its cache selects, as a draft for itself. It is the middle level of
+// TriForce (arXiv:2404.11912), which verifies what a smaller draft proposes. Without a smaller
+// draft it is the paper's self-speculation.
 //
-// One difference. On a refusal the published code draws from p and reports p as what the token came
-// from. But the token that stands at that place, kept or drawn, then follows no longer p, and the
-// level above, which divides by it, is biased. We draw from the positive part of p - q: kept or
-// drawn, the token follows p, and p is what we report.
+// There is one difference. After a refusal the published code draws from p and reports p. The token
+// at that position, accepted or drawn, is then not distributed as p, and the level above, which
+// divides by the reported probability, is biased. This code draws from the positive part of p - q,
+// so the token is distributed as p whether it was accepted or drawn, and p is the correct report.
 #pragma once
 
 #include <algorithm>
@@ -27,26 +27,26 @@
 
 namespace kvpolicy {
 
-/// How many guesses of the level below are judged at a time.
+/// How many guesses of the inner draft are verified at a time.
 struct SelectedDraftOptions {
-  /// Guesses judged at once; the paper lets one token at a time be judged. Where `adapt` is set the
-  /// length is chosen from measured acceptance and times, up to `max_length`.
+  /// Guesses that are verified at once; in the paper it is one. With `adapt` the length is chosen
+  /// from measured acceptance and times, up to `max_length`.
   std::size_t length = 1;
   bool adapt = true;
   std::size_t max_length = 4;
 };
 
-/// A Draft: the target itself over the rows that its cache selects, with a draft of its own below.
-/// Its rows come from partial attention and are tentative:
-/// whoever judges takes them back and reads the tokens over all rows. Not synchronised.
+/// A Draft: the target over the rows that its cache selects, with an inner draft. Its rows come
+/// from partial attention and are tentative: the verifier takes them back and reads the tokens over
+/// all rows. Not synchronised.
 template <class Model, TentativeCache Cache, Draft Inner = NoDraft, class Rule = SpeculativeSampling>
   requires LanguageModel<Model, Cache>
 class SelectedDraft {
  public:
   using Options = SelectedDraftOptions;
 
-  /// Model and cache must outlive it. `inner` guesses what it judges.
-  /// @throws ConfigError if inner has another vocabulary
+  /// Model and cache must outlive it. `inner` makes the guesses that it verifies.
+  /// @throws ConfigError if `inner` has another vocabulary
   SelectedDraft(Model& model, Cache& cache, Inner inner = {}, const Options& options = {})
       : model_{&model}, cache_{&cache}, inner_{std::move(inner)}, length_{length_config(options)} {
     require(inner_.vocabulary() == 0 || inner_.vocabulary() == model.vocabulary(),
@@ -55,22 +55,24 @@ class SelectedDraft {
   }
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->vocabulary(); }
-  /// The next guesses are made from rows that the text's last token chooses. The choice goes with the
-  /// guesses' rows: whoever judges chooses for good, by the same token over all rows.
+  /// Makes the next call select rows by the text's last token. This selection is undone together
+  /// with the guesses' rows; the verifier then makes the lasting one, by the same token over all
+  /// rows.
   void choose_anew() { anew_ = true; }
   [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
   [[nodiscard]] Inner& inner() { return inner_; }
   [[nodiscard]] const Inner& inner() const { return inner_; }
 
-  /// The cache has read some of `text`, at most all but its last token.
-  /// @throws ShapeError for guesses of `inner` that cannot be judged; what model, cache and inner throw
+  /// The cache must have read a beginning of `text`, at most all but its last token.
+  /// @throws ShapeError for guesses of `inner` that cannot be verified; what model, cache and
+  /// `inner` throw
   void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions& sampling,
                Random& random, Guesses& guesses) {
     guesses.clear();
     text_.assign(text.begin(), text.end());
     while (guesses.size() < max_guesses) {
       const std::size_t wanted = max_guesses - guesses.size();
-      // One token is the model's own: a guess in its place would be cut off.
+      // The pass adds one token of the model's own, so one guess fewer is needed.
       const Verdict verdict = ask(std::min(length_.length(), wanted - 1), sampling, random);
       for (std::size_t i = 0; i <= verdict.path.size(); ++i) {
         const bool own = i == verdict.path.size();
@@ -96,8 +98,8 @@ class SelectedDraft {
     return config;
   }
 
-  // One pass over the selected rows, of at most `max_guesses` guesses. Leaves in the cache the rows of what
-  // stands.
+  // One pass over the selected rows, with at most `max_guesses` guesses. The cache keeps the rows
+  // of the accepted ones.
   Verdict ask(std::size_t max_guesses, const SamplingOptions& sampling, Random& random) {
     const auto start = Clock::now();
     inner_.propose(text_, max_guesses, sampling, random, judged_);
@@ -122,7 +124,7 @@ class SelectedDraft {
     statistics_.accepted += verdict.path.size();
     statistics_.draft_seconds += draft_seconds;
     statistics_.verify_seconds += verify_seconds;
-    if (!is_chain(judged_)) return;  // of a tree the cost model of a run of tokens knows nothing
+    if (!is_chain(judged_)) return;  // the cost model describes chains only
     length_.observe({.drafted = judged_.size(), .accepted = verdict.path.size(),
                      .draft_seconds = draft_seconds, .verify_seconds = verify_seconds});
   }

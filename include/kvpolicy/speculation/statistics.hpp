@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one level of speculation did: how many guesses it judged, how many stayed, what it took.
+// What one level of speculation did: how many guesses it verified and accepted, and how long it
+// took.
 #pragma once
 
 #include <cstddef>
 
 namespace kvpolicy {
 
-/// What one level of judging has done so far.
+/// Counts of one verifying level so far.
 struct LevelStatistics {
-  std::size_t verifications = 0;  ///< passes of the judging model
+  std::size_t verifications = 0;  ///< passes of the verifying model
   std::size_t guessed = 0;        ///< guesses that these passes read
-  std::size_t places = 0;         ///< of them, places that were judged: none behind a refusal is
-  std::size_t accepted = 0;       ///< places where a guess stayed
-  std::size_t tokens = 0;         ///< that the level gave on: those that stayed, and its own
-  double draft_seconds = 0.0;     ///< spent on guesses, by all levels below
-  double verify_seconds = 0.0;    ///< spent on judging them
+  std::size_t places = 0;         ///< positions that were verified: none after a refusal
+  std::size_t accepted = 0;       ///< positions where a guess was accepted
+  std::size_t tokens = 0;         ///< resulting tokens: accepted guesses and its own
+  double draft_seconds = 0.0;     ///< time spent on guesses, by all lower levels
+  double verify_seconds = 0.0;    ///< time spent on verifying them
 
-  /// The share of judged places where a guess stayed; 0 before the first.
+  /// The share of verified positions where a guess was accepted; 0 before the first.
   [[nodiscard]] double acceptance() const { return share(accepted, places); }
   [[nodiscard]] double tokens_per_verification() const { return share(tokens, verifications); }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A model that guesses several continuations at once, as a tree of a fixed shape: Sequoia
-// (arXiv:2402.12374). Siblings are drawn without replacement, so no guess is wasted on a token that
-// was refused already. The tree is grown level by level, one pass of the model for each.
+// (arXiv:2402.12374). Siblings are drawn without replacement, so no guess repeats a token that was
+// refused already. The tree grows level by level, with one pass of the model for each level.
 #pragma once
 
 #include <algorithm>
@@ -19,17 +19,17 @@
 namespace kvpolicy {
 
 /// A Draft whose guesses branch.
-/// Model and cache must outlive it; nothing else may write the cache, which must be able
-/// to take back as many rows as the tree has nodes. Not synchronised.
+/// Model and cache must outlive it, and nothing else may write to the cache, which must be able to
+/// take back as many rows as the tree has nodes. Not synchronised.
 template <class Model, TentativeCache Cache>
   requires LanguageModel<Model, Cache>
 class TreeDraft {
  public:
   using Options = ModelDraftOptions;
 
-  /// `shape` is best made by tree_shape.hpp. Its nodes come level by level; a call that may make
-  /// fewer guesses takes the first of them. `read`: the tokens that the cache has read already.
-  /// @throws ConfigError for a shape without nodes, or one that is not in that order
+  /// `shape`, which tree_shape.hpp can make, has its nodes level by level; a call that may make
+  /// fewer guesses uses its first nodes. `read` are the tokens that the cache has read already.
+  /// @throws ConfigError for a shape without nodes or not level by level
   TreeDraft(Model& model, Cache& cache, TokenTree shape, const Options& options = {},
             std::span<const int> read = {})
       : reader_{model, cache, options.chunk, read}, shape_{std::move(shape)} {
@@ -69,7 +69,7 @@ class TreeDraft {
  private:
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
-  // Of the nodes of a level, [first, last), the parents for which there is a guess.
+  // The parents, of the nodes [first, last) of a level, that have a guess.
   [[nodiscard]] std::vector<std::size_t> parents_of(std::size_t first, std::size_t last) const {
     std::vector<std::size_t> parents;
     for (std::size_t node = first; node < last; ++node) {
@@ -89,8 +89,8 @@ class TreeDraft {
     std::vector<int> taken;
     for (std::size_t node = first; node < last; ++node) {
       if (shape_.parent(node) != parent) continue;
-      // Where the distribution has no more to give (greedy has but one token), the likeliest that is
-      // left is as good a guess as any, and was certain to be the next.
+      // If the distribution has no token left (greedy sampling has only one), the likeliest other
+      // token is the best guess, and it is drawn with probability 1.
       if (from.empty()) from = likeliest_but(logits, taken);
       if (from.empty()) return;
       const int token = from.draw(random.uniform());
@@ -110,7 +110,7 @@ class TreeDraft {
     return best == none ? Distribution{} : Distribution::certain(static_cast<int>(best));
   }
 
-  // One pass over nodes whose parents have been read.
+  // One pass over nodes whose parents were read.
   std::vector<float> read_nodes(std::span<const std::size_t> nodes, const Guesses& guesses) {
     std::vector<int> tokens;
     TokenTree tree = tree_;
@@ -132,7 +132,7 @@ class TreeDraft {
     return logits;
   }
 
-  // Of the tree that the cache still holds, the path that became text stays.
+  // Of the tree that the cache still holds, keeps the path that became part of the text.
   void settle(std::span<const int> text) {
     const std::size_t root = reader_.tokens().size();
     Cache& cache = reader_.cache();
@@ -152,7 +152,7 @@ class TreeDraft {
     } else if (growing_ || !tree_.empty()) {
       cache.truncate(root);
     }
-    // The reader is told last: rows that it does not know of it takes back.
+    // The reader is told last, because it takes back rows that it does not know.
     growing_ = false;
     tree_ = {};
     tokens_.clear();
@@ -162,10 +162,10 @@ class TreeDraft {
 
   TextReader<Model, Cache> reader_;
   TokenTree shape_;
-  std::vector<std::size_t> guess_of_;  // of each node of the shape, or none
-  // What of the tree the cache has read: all but the leaves.
+  std::vector<std::size_t> guess_of_;  // guess of each node of the shape, or none
+  // The part of the tree that the cache has read: all but the leaves.
   TokenTree tree_;
-  std::vector<std::size_t> nodes_;  // of the shape
+  std::vector<std::size_t> nodes_;  // their nodes in the shape
   std::vector<int> tokens_;
   bool growing_ = false;  // a call failed, perhaps between two layers
 };

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which guesses are worth the nodes of a tree: the static trees of Sequoia, found by dynamic
-// programming from how often a node's first, second, ... child is the accepted one. For decoders
-// that verify a tree in one pass; how often children are accepted, they measure as they go:
-// speculation/acceptance_vector.hpp.
+// The best shapes of trees of draft tokens: the static trees of Sequoia, found by dynamic
+// programming from how often a node's first, second, ... child is the accepted one. Decoders that
+// verify a tree in one pass measure these frequencies (speculation/acceptance_vector.hpp).
 //
 // Method: Chen et al., "Sequoia: Scalable, Robust, and Hardware-aware Speculative Decoding",
-// arXiv:2402.12374. Its positional assumption: that a child is accepted depends only on its place
-// among its siblings. Its trees count the token they hang on as their root; ours hang on the text,
-// so n nodes here are n + 1 nodes there, and the root's 1 is the token that every verification
-// yields, whatever it accepts.
+// arXiv:2402.12374. It assumes that the acceptance of a child depends only on its number among its
+// siblings. Its trees count the text's last token as their root and ours do not, so n nodes here
+// are n + 1 nodes there; the root's 1 is the token that every verification yields in any case.
 #pragma once
 
 #include <algorithm>
@@ -27,17 +25,17 @@
 
 namespace kvpolicy {
 
-/// How deep and how wide a tree may be.
+/// Limits on the depth and the width of a tree.
 struct TreeLimits {
-  std::size_t levels = TokenTree::max_nodes;    ///< Most nodes on one path; a level is one draft.
-  std::size_t branches = TokenTree::max_nodes;  ///< Most nodes that continue the same one.
+  std::size_t levels = TokenTree::max_nodes;    ///< Most nodes on one path: passes of the draft.
+  std::size_t branches = TokenTree::max_nodes;  ///< Most children of one node.
 };
 
 namespace detail {
 
-/// Refuses what is no vector of acceptances.
-/// @throws ConfigError unless every entry is a probability and their sum is one: a node has at most
-/// one accepted child.
+/// Refuses an invalid vector of acceptances.
+/// @throws ConfigError unless every entry is a probability and their sum is at most 1, because a
+/// node has at most one accepted child
 inline void check_acceptance(std::span<const double> acceptance) {
   double sum = 0.0;
   for (std::size_t child = 0; child < acceptance.size(); ++child) {
@@ -53,9 +51,9 @@ inline void check_acceptance(std::span<const double> acceptance) {
 
 }  // namespace detail
 
-/// How many nodes of `tree` are accepted, on average; `acceptance[k]` is how often the k-th child
-/// tried is the accepted one, once its parent was. Children are tried in the order of their
-/// numbers, those of the text as well; children beyond `acceptance` are never accepted.
+/// How many nodes of `tree` are accepted on average. `acceptance[k]` is how often the k-th child is
+/// the accepted one, given that its parent was accepted. Children are tried in the order of their
+/// numbers; children beyond `acceptance` are never accepted.
 /// @throws ConfigError unless the acceptances are probabilities that sum to at most 1
 [[nodiscard]] inline double expected_accepted(const TokenTree& tree,
                                               std::span<const double> acceptance) {
@@ -74,15 +72,15 @@ inline void check_acceptance(std::span<const double> acceptance) {
   return sum;
 }
 
-/// How many tokens one verification of `tree` yields, on average: the accepted nodes, and the token
-/// that the target itself adds behind them.
+/// How many tokens one verification of `tree` yields on average: the accepted nodes, and the token
+/// that the target adds after them.
 /// @throws ConfigError unless the acceptances are probabilities that sum to at most 1
 [[nodiscard]] inline double expected_tokens(const TokenTree& tree,
                                             std::span<const double> acceptance) {
   return 1.0 + expected_accepted(tree, acceptance);
 }
 
-/// How many levels `tree` has: drafts one after another that it takes to fill it.
+/// How many levels `tree` has, which is how many passes of the draft fill it.
 [[nodiscard]] inline std::size_t levels_of(const TokenTree& tree) {
   std::size_t levels = 0;
   for (std::size_t node = 0; node < tree.size(); ++node) {
@@ -91,8 +89,8 @@ inline void check_acceptance(std::span<const double> acceptance) {
   return levels;
 }
 
-/// `count` sequences of `length` tokens that share nothing but the text; level by level.
-/// @throws ConfigError if that is more than TokenTree::max_nodes
+/// A tree of `count` independent chains of `length` tokens, level by level.
+/// @throws ConfigError for more than TokenTree::max_nodes nodes
 [[nodiscard]] inline TokenTree independent_sequences(std::size_t count, std::size_t length) {
   require(count == 0 || length <= TokenTree::max_nodes / count, "independent_sequences: ", count,
           " of ", length, " tokens are too many, a tree has at most ", TokenTree::max_nodes,
@@ -104,14 +102,14 @@ inline void check_acceptance(std::span<const double> acceptance) {
   return tree;
 }
 
-/// One sequence of `length` tokens.
-/// @throws ConfigError if that is more than TokenTree::max_nodes
+/// A chain of `length` tokens.
+/// @throws ConfigError for more than TokenTree::max_nodes nodes
 [[nodiscard]] inline TokenTree chain(std::size_t length) {
   return independent_sequences(1, length);
 }
 
-/// `tree` behind one more token, node 0: the text's latest, where it is known but its row is not
-/// cached yet and the pass over the guesses reads it first. Node i becomes node i + 1.
+/// `tree` with one more token before it as node 0, so that node i becomes node i + 1. That token is
+/// the text's latest, if its row is not cached yet and the pass over the guesses reads it first.
 /// @throws ConfigError if `tree` has TokenTree::max_nodes already
 [[nodiscard]] inline TokenTree behind_one_token(const TokenTree& tree) {
   TokenTree behind;
@@ -122,25 +120,25 @@ inline void check_acceptance(std::span<const double> acceptance) {
   return behind;
 }
 
-/// The best trees of every size up to `max_nodes`: one table, from which `best_tree` and `best_tree_for`
-/// read.
+/// The best trees of every size up to `max_nodes`, in one table that `best_tree` and
+/// `best_tree_for` read.
 ///
-/// Let best(n, 0) be how many of n nodes that hang on one accepted node are accepted. Its first
-/// child gets s of them: itself, accepted as often as its place says, and s - 1 below it; the
-/// children after it share the n - s others:
+/// Let best(n, 0) be how many of n descendants of an accepted node are accepted, if they are
+/// arranged best. The node's first child gets s of them: itself, which is accepted with probability
+/// acceptance[0], and s - 1 descendants. The later children share the other n - s:
 ///
 ///     best(n, place) = max over s of  acceptance[place] (1 + best(s - 1, 0)) + best(n - s, place +
 ///     1)
 ///
-/// Where levels count, that best(s - 1, 0) is the one of a level less.
-/// Work: branches x max_nodes^2, times levels where they count.
+/// If levels are limited, best(s - 1, 0) is taken with one level less.
+/// Work: branches x max_nodes^2, times levels if they are limited.
 class TreeTable {
  public:
   enum class Levels { free, counted };
 
-  /// With `Levels::free`, limits.levels is ignored and there is one table for any of them.
-  /// @throws ConfigError as `expected_accepted`; for no acceptance, or limits of 0; for a `max_nodes` of
-  /// 0 or above TokenTree::max_nodes
+  /// With `Levels::free`, limits.levels is ignored and one table serves any number of levels.
+  /// @throws ConfigError as `expected_accepted`; for an empty `acceptance`, limits of 0, or a
+  /// `max_nodes` of 0 or above TokenTree::max_nodes
   TreeTable(std::span<const double> acceptance, std::size_t max_nodes, TreeLimits limits, Levels kind)
       : max_nodes_{max_nodes}, kind_{kind} {
     detail::check_acceptance(acceptance);
@@ -155,33 +153,33 @@ class TreeTable {
     if (kind_ == Levels::free) return;
     while (levels() < std::min(limits.levels, max_nodes)) {
       add_table(acceptance);
-      // A level that betters nothing would be followed by others like it.
+      // If one more level improves nothing, further levels do not either.
       if (accepted_[levels() - 1] == accepted_[levels() - 2]) break;
     }
   }
 
   /// Most nodes of a tree.
   [[nodiscard]] std::size_t max_nodes() const { return max_nodes_; }
-  /// Most levels that better any tree or that the limits allow; 1, for any number, if they are
+  /// The number of levels beyond which no tree improves, or that the limits allow; 1 if levels are
   /// free.
   [[nodiscard]] std::size_t levels() const { return accepted_.size(); }
 
-  /// How many of `nodes` nodes on at most `levels` levels are accepted, where they are placed best;
-  /// minus infinity where the limits leave no room for them. `nodes` is at most most(), `levels` is
-  /// 1 to levels().
+  /// How many nodes of the best tree of `nodes` nodes with at most `levels` levels are accepted;
+  /// minus infinity if the limits do not allow so many nodes. `nodes` is at most max_nodes(),
+  /// `levels` is 1 to levels().
   [[nodiscard]] double accepted(std::size_t nodes, std::size_t levels) const {
     KVPOLICY_ASSERT(nodes <= max_nodes_ && levels >= 1 && levels <= this->levels());
     return accepted_[levels - 1][nodes];
   }
 
-  /// That tree, level by level, siblings in the order of trial.
-  /// @throws ConfigError where the limits leave no room for `nodes` nodes
+  /// That tree, level by level, with siblings in the order in which they are tried.
+  /// @throws ConfigError if the limits do not allow `nodes` nodes
   [[nodiscard]] TokenTree tree(std::size_t nodes, std::size_t levels) const {
     require(accepted(nodes, levels) >= 0.0, "best_tree: ", nodes, " nodes, where ", levels,
             " levels of at most ", places_, " branches have room for fewer");
     struct Parent {
       std::size_t node;   // or the text
-      std::size_t below;  // nodes that hang on it
+      std::size_t below;  // number of its descendants
     };
     TokenTree tree;
     std::vector<Parent> parents{{TokenTree::text, nodes}};
@@ -205,11 +203,11 @@ class TreeTable {
   void add_table(std::span<const double> acceptance) {
     constexpr double impossible = -std::numeric_limits<double>::infinity();
     const std::size_t sizes = max_nodes_ + 1;
-    // [place, nodes]; behind the last place there is room for nothing.
+    // [place, nodes]; after the last place no node is possible.
     std::vector<double> best((places_ + 1) * sizes, impossible);
     for (std::size_t place = 0; place <= places_; ++place) best[place * sizes] = 0.0;
     std::vector<std::uint16_t> taken(places_ * sizes);
-    // best(n, 0) of what hangs on a child; below the last level as behind the last place.
+    // best(n, 0) of a child's descendants; below the last level no node is possible either.
     const double* below = &best[places_ * sizes];
     if (kind_ == Levels::free) below = best.data();
     if (!accepted_.empty()) below = accepted_.back().data();
@@ -218,8 +216,7 @@ class TreeTable {
         const double* const others = &best[(place + 1) * sizes];
         double highest = impossible;
         std::size_t first = 0;
-        // Only for the better: among equals the smaller first child, for a wider tree has fewer
-        // levels.
+        // Of equal values the smaller first child is kept, because a wider tree has fewer levels.
         for (std::size_t s = 1; s <= nodes; ++s) {
           const double value = acceptance[place] * (1.0 + below[s - 1]) + others[nodes - s];
           if (value > highest) {
@@ -243,11 +240,11 @@ class TreeTable {
   std::vector<std::vector<std::uint16_t>> taken_;  // [levels - 1][place, nodes]: s
 };
 
-/// The tree of `nodes` nodes of which most are accepted on average, level by level: a parent before
-/// its children, nodes of one depth together, siblings in the order of trial. Among equals a wider
-/// tree. Work: branches x nodes^2, times levels where `limits.levels` binds.
-/// @throws ConfigError as `expected_accepted`; for no acceptance, or limits of 0; if `nodes` is 0,
-/// above TokenTree::max_nodes, or more than the limits leave room for
+/// The tree of `nodes` nodes of which most are accepted on average, level by level: a parent comes
+/// before its children, and siblings are in the order in which they are tried. Of equally good
+/// trees it is a wider one. Work: branches x nodes^2, times levels if `limits.levels` binds.
+/// @throws ConfigError as `expected_accepted`; for an empty `acceptance`, limits of 0, and `nodes`
+/// that is 0, above TokenTree::max_nodes or more than the limits allow
 [[nodiscard]] inline TokenTree best_tree(std::span<const double> acceptance, std::size_t nodes,
                                          TreeLimits limits = {}) {
   const TreeTable free{acceptance, nodes, limits, TreeTable::Levels::free};
@@ -257,17 +254,18 @@ class TreeTable {
   return counted.tree(nodes, counted.levels());
 }
 
-/// A tree, and what a round with it comes to.
+/// A tree, and what a round with it yields and costs.
 struct TreeChoice {
   TokenTree tree;        ///< Empty if plain decoding is fastest.
-  double tokens = 1.0;   ///< Tokens that a round yields, on average.
-  double seconds = 0.0;  ///< What it costs, in the caller's unit.
+  double tokens = 1.0;   ///< Average number of tokens that a round yields.
+  double seconds = 0.0;  ///< Cost of a round, in the caller's unit.
 };
 
-/// The tree with the most tokens per second: of every size up to `max_nodes` and every number of
-/// levels, the best. `seconds(nodes, levels)` is what a round costs that drafts `levels` levels one
-/// after another and verifies `nodes` nodes in one pass: (0, 0) a step of plain decoding; more
-/// levels may not cost less. Among equals the smaller tree. Work: levels x branches x max_nodes^2.
+/// The tree with the most tokens per second, of all sizes up to `max_nodes` and all numbers of
+/// levels. `seconds(nodes, levels)` is the cost of a round that drafts `levels` levels one after
+/// another and verifies `nodes` nodes in one pass; (0, 0) is a step of plain decoding. More levels
+/// must not cost less. Of equally good trees it is the smaller one. Work: levels x branches x
+/// max_nodes^2.
 /// @throws ConfigError as `best_tree`; if a cost is not positive and finite
 template <class Seconds>
 requires std::is_invocable_r_v<double, Seconds&, std::size_t, std::size_t>
@@ -286,7 +284,7 @@ requires std::is_invocable_r_v<double, Seconds&, std::size_t, std::size_t>
   for (std::size_t nodes = 1; nodes <= max_nodes; ++nodes) {
     for (std::size_t levels = 1; levels <= std::min(nodes, table.levels()); ++levels) {
       const double tokens = 1.0 + table.accepted(nodes, levels);
-      if (!(tokens >= 1.0)) continue;  // no room for so many
+      if (!(tokens >= 1.0)) continue;  // the limits do not allow so many
       const double value = cost(nodes, levels);
       if (tokens / value <= choice.tokens / choice.seconds) continue;
       choice.tokens = tokens;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Judging guesses by what a model says at each of them. The model has read the text's last token
-// and all guesses in one pass; from place to place the guesses there are tried in order, the first
-// that stays leads on, and where none does the model's own draw ends the run.
+// Verifies guesses by a model's logits. The model has read the text's last token and all guesses in
+// one pass. At each position the guesses for it are tried in order. The first one that is accepted
+// leads to the next position; where none is accepted, the model draws a token itself, and
+// verification ends.
 //
-// With several guesses at one place each is judged by what the refusals before it left of p:
-// SpecInfer, arXiv:2305.09781, and for guesses drawn without replacement Sequoia, arXiv:2402.12374.
-// That is lossless for guesses drawn one after another from any distributions, as long as each says
-// which (`Guess::from`) and none was chosen in knowledge of p.
+// With several guesses for one position, each is verified against what the earlier refusals left of
+// p: SpecInfer, arXiv:2305.09781, and for guesses drawn without replacement Sequoia,
+// arXiv:2402.12374. This is lossless for guesses drawn one after another from any distributions, as
+// long as each reports its distribution (`Guess::from`) and none depends on p.
 #pragma once
 
 #include <cstddef>
@@ -21,20 +22,20 @@
 
 namespace kvpolicy {
 
-/// What became of guesses.
+/// The result of a verification.
 struct Verdict {
-  std::vector<std::size_t> path;  ///< the guesses that stayed, one behind the other
-  int next = 0;                   ///< the model's own token behind them
-  /// What the model says at each place of the path and at `next`: [path + 1]. A token that stayed
-  /// and a token drawn after a refusal both come, as seen from before the trial, from exactly this.
+  std::vector<std::size_t> path;  ///< the accepted guesses, in the order of the text
+  int next = 0;                   ///< the model's own token after them
+  /// The model's distribution for each token of the path and for `next`: [path + 1]. The token at a
+  /// position has exactly this distribution, whether a guess was accepted or the token drawn.
   std::vector<Distribution> distributions;
-  std::size_t places = 0;         ///< where guesses were tried: the path, and the place it ended at
+  std::size_t places = 0;         ///< positions where guesses were tried
 };
 
-/// Which guesses stay, and the token behind them.
-/// `logits` are [1 + guesses, vocabulary]: behind the text, then behind each guess.
-/// @throws ShapeError for logits of another size, a NaN among those that decide, or a guess that the
-/// rule refuses
+/// Decides which guesses are accepted, and draws the token after them.
+/// `logits` are [1 + guesses, vocabulary]: those after the text, then those after each guess.
+/// @throws ShapeError for logits of another size, a NaN among those that are used, or a guess that
+/// the rule refuses
 template <class Rule = SpeculativeSampling>
 [[nodiscard]] Verdict judge(std::span<const Guess> guesses, std::span<const float> logits,
                             const SamplingOptions& sampling, Random& random) {
@@ -42,8 +43,8 @@ template <class Rule = SpeculativeSampling>
   require<ShapeError>(!logits.empty() && logits.size() % places == 0, "judge: ", logits.size(),
                       " logits for ", places, " places, must be vocabulary numbers for each");
   const std::size_t vocabulary = logits.size() / places;
-  // All of them, also those that would not be tried: an error that depends on which guesses stay would
-  // bias the texts of whoever decodes on after it.
+  // Checks all guesses, including those that would not be tried: an error that depended on which
+  // guesses are accepted would bias the texts of a caller that continues after it.
   if constexpr (requires(const Guess& guess) { Rule::check(guess.from, guess.token); }) {
     for (const Guess& guess : guesses) Rule::check(guess.from, guess.token);
   }

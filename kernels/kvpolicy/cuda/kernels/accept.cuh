@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Keeps one path of a tree: its rows move together behind the text, in every head of every layer, and
-// so do the queries that a layer keeps. What is left behind them goes with the counters
-// (set_state_kernel).
+// Keeps one path of a tree: moves the path's rows to the slots right after the text, in every head
+// of every layer, and the kept queries of the layer as well. set_state_kernel then drops the rows
+// after them by setting the counters.
 //
-// Nodes of a path come in ascending order and a path's k-th node is node k or a later one. So rows
-// only move to the front, and a row is free to be written once those in front of it have moved.
+// Nodes of a path are in ascending order, and a path's k-th node is node k or a later one. So rows
+// only move to lower slots, and a slot may be overwritten once all rows below it have moved.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 
 namespace kvpolicy::cuda {
 
-/// Part of a path, as it travels with the kernel's parameters. Parts are put on a stream in order.
+/// Part of a path, passed in the kernel's parameters. Parts are launched on a stream in order.
 struct PathPart {
   static constexpr int most = 1024;
   int root = 0;   ///< text position of node 0's row
-  int first = 0;  ///< place on the path of `node[0]`
+  int first = 0;  ///< index on the path of `node[0]`
   int count = 0;
   std::uint16_t node[most];
 };
@@ -34,14 +34,14 @@ struct AcceptRowsParams {
 
 inline constexpr int accept_threads = 256;
 
-/// One block for each head. No row of the path is packed: a row that may go is exact.
+/// One block for each head. No row of the path is packed, because a tentative row is exact.
 template <int Threads = accept_threads>
 KVPOLICY_KERNEL(Threads, 1)
 accept_rows_kernel(const KVPOLICY_GRID_CONSTANT AcceptRowsParams p) {
   const HeadView& head = p.heads[block_x()];
   const int root = p.path.root - head.evicted;
   const int side_vectors = p.head_dim / 8;
-  const int vectors = 2 * side_vectors;  // of 16 bytes: keys, then values
+  const int vectors = 2 * side_vectors;  // vectors of 16 bytes: those of the key, then of the value
   const int rows = Threads / vectors;
   const int mine = thread_index() / vectors;
   const int vector = thread_index() % vectors;
@@ -56,11 +56,12 @@ accept_rows_kernel(const KVPOLICY_GRID_CONSTANT AcceptRowsParams p) {
     const bool moves = mine < rows && i < p.path.count;
     Words4 words{};
     if (moves) words = *place(head.exact_pages, root + p.path.node[i]);
-    sync_block();  // the rows of this turn are read before any of them is written over
+    sync_block();  // all rows of this iteration are read before any of them is overwritten
     if (!moves) continue;
     const int row = root + p.path.first + i;
     *place(head.exact_pages, row) = words;
-    // Rows in slow memory are written through: these are near, and have another place for good.
+    // Rows in slow memory are written through: this page is in device memory, and the row has a
+    // second copy in its final page.
     if (head.slow != nullptr && head.slow->packed == 0) *place(head.slow->pages, row) = words;
   }
 }
@@ -72,7 +73,7 @@ struct AcceptQueriesParams {
   PathPart path;
 };
 
-/// A thread for each 16 bytes of a token's queries.
+/// One thread for each 16 bytes of a token's queries.
 template <int Threads = accept_threads>
 KVPOLICY_KERNEL(Threads, 1)
 accept_queries_kernel(const KVPOLICY_GRID_CONSTANT AcceptQueriesParams p) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// New rows join the cache: they are written to their slots, and what leaves the reach of rollbacks
-// is committed, that is quantised by blocks and summarised by chunks. A row is written, quantised
-// and read for its summary once each; nothing is ever laid out anew.
+// Adds new rows to the cache: writes them to their slots, and commits the rows that can no longer
+// be rolled back, which quantises them in blocks and summarises them in chunks. A row is written,
+// quantised and read for its summary once each, and never moved.
 //
-// A call of few rows is one kernel (append_kernel, one block of threads for each head); a long one
-// two, which spread over the device: commit_kernel reads what it needs of the rows before, then
-// write_kernel may overwrite them in their ring. The counters in LayerState advance last.
+// A call of few rows is one kernel (append_kernel, one thread block for each head). A long call is
+// two kernels that spread over the device: commit_kernel reads what it needs of the earlier rows,
+// and then write_kernel may overwrite them in their ring. The counters in LayerState advance last.
 #pragma once
 
 #include <cstddef>
@@ -20,24 +20,24 @@
 
 namespace kvpolicy::cuda {
 
-/// A step appends `rows` and commits them (`commit_rows` = rows) but for the last `max_rollback`;
-/// an append alone commits nothing new (0); a commit brings no rows and leaves none to roll back.
+/// A step appends `rows` and commits them (`commit_rows` = rows) except the last `max_rollback`. An
+/// append alone commits nothing new (0). A commit appends no rows and leaves none to roll back.
 struct AppendParams {
   const HeadView* heads = nullptr;  ///< [sequences, kv_heads]
   LayerState* states = nullptr;     ///< [sequences]
   int sequences = 1;
   int kv_heads = 0;
   int page_rows = 64;
-  int rows = 0;  ///< new ones, of each sequence
+  int rows = 0;  ///< new rows of each sequence
   int commit_rows = 0;
   int max_rollback = 0;
-  Tensor k = {};  ///< [sequences, rows, kv_heads, head_dim]; rows begin on 16 bytes
+  Tensor k = {};  ///< [sequences, rows, kv_heads, head_dim]; rows are aligned to 16 bytes
   Tensor v = {};
   std::uint32_t* tickets = nullptr;  ///< [sequences]; 0 before and after a call
   int* out_of_range = nullptr;       ///< counts numbers that had to be clamped; or null
 };
 
-/// The counters after a call, for the host to keep its own.
+/// The counters after a call; the host computes its own by it.
 KVPOLICY_HOST_DEVICE LayerState state_after(const LayerState& before, int rows, int commit_rows,
                                             int max_rollback) {
   return {.tokens = before.tokens + rows,
@@ -57,7 +57,7 @@ constexpr std::size_t append_shared_bytes() {
   }
 }
 
-/// One head's share of a call.
+/// One head's part of a call.
 template <Element E, int HeadDim>
 struct HeadAppend {
   const AppendParams& params;
@@ -66,7 +66,7 @@ struct HeadAppend {
   int kv_head;
   LayerState before;
   LayerState after;
-  // Pages that the text had and will have come to, of a head in slow memory.
+  // Pages that the text used before the call and uses after it, for a head in slow memory.
   int entered_before = 0;
   int entered = 0;
 
@@ -83,23 +83,23 @@ struct HeadAppend {
                      pages_come_to(head, head.slow->packed != 0, params.page_rows, after));
   }
 
-  /// Rows that lay in the cache before the call.
+  /// Rows that were in the cache before the call.
   KVPOLICY_DEVICE int stored() const { return before.tokens - head.evicted; }
 
-  /// Where a row lies that is not packed yet.
+  /// The address of a row that is not packed yet.
   KVPOLICY_DEVICE const std::uint16_t* exact(int row, bool key) const {
     const int own = row - stored();
     if (own >= 0) return (key ? params.k : params.v).row(sequence, own, kv_head);
     return exact_row<HeadDim>(head, params.page_rows, row, key);
   }
 
-  /// Does every `stride`th job of quantising blocks and closing chunks, from `first` on.
+  /// Does every `stride`th job, from `first` on; a job quantises a block or closes a chunk.
   KVPOLICY_DEVICE void commit(int first, int stride) const {
     int blocks = 0;
     if constexpr (can_quantize<HeadDim>) {
       const int end = head.packed_end(after.committed);
       int begin = head.packed_end(before.committed);
-      // What a ring of packed rows would lose again at once.
+      // Skips rows that the ring of packed rows would overwrite within this call.
       if (head.packed_ring > 0) begin = larger(begin, end - head.packed_ring);
       blocks = (end - begin) / block_rows;
       for (; first < blocks; first += stride) {
@@ -119,8 +119,8 @@ struct HeadAppend {
     }
   }
 
-  /// Writes those of the call's rows [first, last) that live on, and of them the sinks and those
-  /// from row `needed` on.
+  /// Writes the call's rows in [first, last) that are kept: of these the sinks and the rows from
+  /// `needed` on.
   KVPOLICY_DEVICE void write(int first, int last, int needed) const {
     constexpr int vectors = HeadDim / 8;
     if (head.exact_ring > 0) needed = larger(needed, after.tokens - head.evicted - head.exact_ring);
@@ -142,7 +142,7 @@ struct HeadAppend {
     }
   }
 
-  /// Of `blocks` blocks of threads that call this for a sequence, the last one moves the counters.
+  /// `blocks` thread blocks call this for a sequence; the last one advances the counters.
   KVPOLICY_DEVICE void arrive(int blocks) const {
     sync_block();  // every thread has read the counters
     if (thread_index() > 0) return;
@@ -160,13 +160,13 @@ KVPOLICY_KERNEL(write_threads, 4)
 append_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
   const HeadAppend<E, HeadDim> task{params, block_y(), block_x()};
   task.commit(0, 1);
-  sync_block();  // a new row may take the slot of one that was quantised just now
+  sync_block();  // a new row may use the slot of a row that was just quantised
   task.write(0, params.rows, 0);
   if (task.head.slow != nullptr) enter_pages(*task.head.slow, task.entered_before, task.entered);
   task.arrive(params.kv_heads);
 }
 
-/// A long call, first half: grid (any, kv_heads * sequences), append_shared_bytes<HeadDim>().
+/// First half of a long call: grid (any, kv_heads * sequences), append_shared_bytes<HeadDim>().
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 commit_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
@@ -175,16 +175,16 @@ commit_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
   task.commit(block_x(), grid_x());
 }
 
-/// Rows that a block of write_kernel takes at a time.
+/// Rows that a block of write_kernel writes at a time.
 inline constexpr int write_tile_rows = 64;
 
-/// A long call, second half, after the first: grid (any, kv_heads * sequences), no shared memory.
+/// Second half of a long call: grid (any, kv_heads * sequences), no shared memory.
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 write_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
   const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads,
                                     block_y() % params.kv_heads};
-  // Rows that are packed by now are never read exact again, unless a chunk of them is still open.
+  // Rows that are packed by now are never read as exact again, except for a chunk that is not full.
   const HeadView& head = task.head;
   int needed = head.packed_end(task.after.committed);
   if (head.chunk_rows > 0) {
@@ -197,19 +197,20 @@ write_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
   task.arrive(grid_x() * params.kv_heads);
 }
 
-/// Moves counters, back for a rollback: texts of `count` layers or sequences get the same length.
+/// Sets counters, for a rollback for example: the texts of `count` layers or sequences get one
+/// length.
 struct SetStateParams {
   const HeadView* heads = nullptr;  ///< [count, kv_heads]
   LayerState* states = nullptr;     ///< [count]
   int count = 0;
   int kv_heads = 0;
-  LayerState state;  ///< committed < 0: each keeps its own
-  int choices_until = 0;  ///< choices of chunks by queries behind so many tokens go
+  LayerState state;  ///< committed < 0: each keeps its own value
+  int choices_until = 0;  ///< selections by queries after this many tokens are dropped
 };
 
 inline constexpr int set_state_threads = 128;
 
-/// A thread for each head: grid (quotient_up(count * kv_heads, set_state_threads)).
+/// One thread for each head: grid (quotient_up(count * kv_heads, set_state_threads)).
 template <int Threads = set_state_threads>
 KVPOLICY_KERNEL(Threads, 1)
 set_state_kernel(const KVPOLICY_GRID_CONSTANT SetStateParams params) {
@@ -222,7 +223,7 @@ set_state_kernel(const KVPOLICY_GRID_CONSTANT SetStateParams params) {
   }
   Selections* choices = params.heads[i].selections;
   if (choices == nullptr) return;
-  // A choice by a query that was taken back goes with it; the one before returns.
+  // A selection by a query that was taken back is dropped, and the previous one is used again.
   while (choices->valid > 0 && choices->tokens[choices->latest] > params.choices_until) {
     choices->latest = (choices->latest > 0 ? choices->latest : choices->slots) - 1;
     --choices->valid;

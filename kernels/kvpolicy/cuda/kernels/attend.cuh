@@ -19,61 +19,61 @@ KVPOLICY_HOST_DEVICE float minus_infinity() {
 #endif
 }
 
-/// Softmax over some rows, for one query of one head; logits in units of log 2.
+/// Softmax state over some rows, for one query of one head; logits are in units of log 2.
 struct PartialState {
   float max;
-  float sum;  ///< of 2^(logit - max)
+  float sum;  ///< sum of 2^(logit - max)
 };
 
-/// Where partial results of blocks meet. Of the heads or tiles that several blocks share, the block
-/// that arrives last merges them in the order of their rows, so results do not depend on timing.
+/// Memory for the partial results of blocks. If several blocks share a head or tile, the last block
+/// to finish merges their results in the order of the rows, so results do not depend on timing.
 struct Workspace {
   float* values = nullptr;         ///< [slots, columns, head_dim], not normalised
   PartialState* states = nullptr;  ///< [slots, columns]
   std::uint32_t* tickets = nullptr;  ///< one for each shared head or tile; 0 before and after a call
 };
 
-/// Attention of one layer, for any number of sequences. All pointers are the device's.
+/// Attention of one layer, for any number of sequences. All pointers are device pointers.
 struct AttendParams {
   const HeadView* heads = nullptr;      ///< [sequences, kv_heads]
   const LayerState* states = nullptr;   ///< [sequences]
   int sequences = 1;
   int kv_heads = 0;
-  int group = 1;       ///< query heads of a KV head
+  int group = 1;       ///< query heads for each KV head
   int page_rows = 64;
   Request request = {};  ///< the same for every sequence
   Tensor q = {};       ///< [sequences, queries, kv_heads * group, head_dim]
-  Tensor k = {};       ///< the call's own rows [sequences, queries, kv_heads, head_dim], or nothing
+  Tensor k = {};       ///< the call's own rows [sequences, queries, kv_heads, head_dim], or none
   Tensor v = {};
-  Tensor out = {};     ///< as q
+  Tensor out = {};     ///< shaped as q
   float* log_sum_exp = nullptr;        ///< [sequences, queries, log_sum_exp_heads] or null
-  int log_sum_exp_heads = 0;           ///< 0: kv_heads * group; more where a call serves part of them
+  int log_sum_exp_heads = 0;           ///< 0: kv_heads * group; more for a part of the heads
   const float* sink_logits = nullptr;  ///< [kv_heads * group] or null
-  float scale_log2 = 0.0F;             ///< of a dot product, times log2(e)
-  float softcap = 0.0F;                ///< natural logit -> cap * tanh(logit / cap); 0: none
+  float scale_log2 = 0.0F;             ///< scale of a dot product, times log2(e)
+  float softcap = 0.0F;                ///< natural logit -> cap * tanh(logit / cap); 0: no cap
   Workspace workspace = {};
   int splits = 1;      ///< prefill.cuh: blocks that share a tile of queries
 
-  /// Numbers of a token in log_sum_exp.
+  /// How many numbers log_sum_exp has for each token.
   KVPOLICY_HOST_DEVICE int state_heads() const {
     return log_sum_exp_heads > 0 ? log_sum_exp_heads : kv_heads * group;
   }
 };
 
-/// A scaled dot product (units of log 2) through the soft cap.
+/// Applies the soft cap to a scaled dot product (in units of log 2).
 KVPOLICY_DEVICE float capped(float logit, float softcap) {
   if (softcap == 0.0F) return logit;
   const float cap = softcap * log2_e;
   return cap * tanh_exact(logit / cap);
 }
 
-/// 2^(from - to), and 1 where both are -infinity: an empty part merges to nothing, never to NaN.
+/// 2^(from - to), or 1 if both are -infinity, so that merging an empty part never gives NaN.
 KVPOLICY_DEVICE float rescale_factor(float from, float to) {
   return from == to ? 1.0F : exp2_exact(from - to);
 }
 
-/// The final state of a query head and what its unnormalised values are to be multiplied with; with
-/// a sink logit (natural units) as one more weight without a value.
+/// The final state of a query head, and the factor for its unnormalised values. A sink logit
+/// (natural units) counts as one more weight without a value.
 struct FinishedRow {
   float factor;
   float log_sum_exp;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moves the survivors of a compression into fresh pages of their head, in the order of the text.
-// Quantised rows are copied as they are, code by code with their scales and zeros; exact ones stay
-// exact or are quantised, as the new head says. Out of place: the old pages serve until the host
-// gives them back.
+// Copies the survivors of a compression into new pages of their head, in the order of the text.
+// Quantised rows are copied as they are: codes, scales and zeros. Exact rows stay exact or are
+// quantised, as the new HeadView says. The old pages stay valid until the host frees them.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +16,17 @@
 namespace kvpolicy::cuda {
 
 /// The heads of one layer of one sequence. Every row is committed. A head that compresses keeps its
-/// sinks, and is quantised per token: a key that shares its scale with others cannot move.
+/// sinks and is quantised per token, because a key that shares its scale with others cannot move.
 struct CompactParams {
   const HeadView* from = nullptr;  ///< [kv_heads]
-  /// [kv_heads], with fresh pages; evicted + counts[head] is the length of the text.
+  /// [kv_heads], with new pages; evicted + counts[head] is the length of the text.
   const HeadView* to = nullptr;
   int kv_heads = 0;
   int page_rows = 64;
-  const int* const* kept = nullptr;  ///< [kv_heads]: ascending rows of `from`; null: not this head
+  const int* const* kept = nullptr;  ///< [kv_heads]: ascending rows of `from`; null: head stays
   const int* counts = nullptr;       ///< [kv_heads]
-  /// Text positions of rows, where earlier compressions made them irregular: those of the first
-  /// old_counts[head] rows; later ones stand at row + evicted. Null: no row was evicted before.
+  /// Text positions of the first old_counts[head] rows, which earlier compressions made irregular;
+  /// later rows have position row + evicted. Null: no row was evicted before.
   const long long* const* old_positions = nullptr;  ///< [kv_heads]
   const int* old_counts = nullptr;                  ///< [kv_heads]
   long long* const* new_positions = nullptr;        ///< [kv_heads], each [counts]; or null
@@ -39,12 +38,13 @@ constexpr std::size_t compact_shared_bytes() {
   return append_shared_bytes<HeadDim>();
 }
 
-/// Tiles of 64 rows for the grid: `sinks` rows shift the blocks that are quantised together.
+/// Number of tiles of 64 rows for the grid. The `sinks` rows shift the blocks that are quantised
+/// together.
 KVPOLICY_HOST_DEVICE constexpr int compact_tiles(int rows, int sinks) {
   return quotient_up(rows + (block_rows - sinks % block_rows) % block_rows, block_rows);
 }
 
-/// Eight neighbouring numbers of a packed row.
+/// Eight neighbouring channels of a packed row.
 template <int HeadDim>
 struct PackedVector {
   std::uint32_t code[8];
@@ -82,7 +82,7 @@ struct PackedVector {
   }
 };
 
-/// Rows [first, last) of the new head, all of them exact there.
+/// Copies rows [first, last) of the new head, all of which are exact there.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void compact_to_exact(const HeadView& from, const HeadView& to, int page_rows,
                                       const int* kept, int from_packed_end, int first, int last) {
@@ -108,14 +108,15 @@ KVPOLICY_DEVICE void compact_to_exact(const HeadView& from, const HeadView& to, 
   }
 }
 
-/// One side of the 64 rows from `first` on, a whole block of the new head's packed rows.
+/// Copies one side of the 64 rows from `first` on, which are a whole block of packed rows there.
 template <Element E, int HeadDim, bool Keys>
 KVPOLICY_DEVICE void compact_side(const HeadView& from, const HeadView& to, int page_rows,
                                   const int* kept, int from_packed_end, int first, int& refused) {
   constexpr int vectors = HeadDim / 8;
   const QuantizerMemory<HeadDim> memory{shared_memory()};
   const int group = Keys ? to.key_group : to.value_group;
-  // Survivors come in the order of the text: packed ones before exact ones, but for the sinks.
+  // Survivors are in the order of the text: apart from the sinks, packed rows come before exact
+  // ones.
   int packed = 0;
   for (int step = block_rows; step > 0; step /= 2) {
     if (packed + step <= block_rows && kept[first + packed + step - 1] < from_packed_end) {

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Attention of a few queries over all heads of all sequences of a layer, in one launch, whatever
-// the heads' policies, lengths and formats. Decoding reads each cached number once and does little
-// with it, so the kernel is built to keep loads under way:
+// the heads' policies, lengths and formats. Decoding reads each cached number once and computes
+// little with it, so the kernel is designed to keep loads in flight:
 //
-// - Keys and values go from memory to registers in the order in which matrix products want them
-//   (fragments.cuh), 16 bytes a lane, with no shared memory and no barrier between; the queries of
-//   a group of heads are the few columns of the product.
-// - Each warp goes its own way through its block's rows, with a softmax of its own
+// - Keys and values go from memory to registers in operand order (fragments.cuh), 16 bytes a lane,
+//   without shared memory and without barriers. The queries of a GQA group are the few columns of
+//   the matrix product.
+// - Each warp reads its own rows of the block independently, with its own online softmax
 //   (online_softmax.cuh, decode_exact.cuh, decode_packed.cuh).
-// - Blocks take equal pieces of one line of all heads' rows (partition.cuh). Of the blocks that
-//   share a head, the last to arrive merges their results (merge.cuh), in the order of the rows.
+// - The work of all heads forms one line, of which each block takes an equal slice
+//   (partition.cuh). If several blocks share a head, the last one to finish merges their results
+//   (merge.cuh) in the order of the rows.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +29,9 @@ namespace kvpolicy::cuda {
 /// Queries times group must not exceed this (8 for each column tile).
 inline constexpr int decode_most_columns = 16;
 
-/// One block takes a multiprocessor: fewer and larger blocks leave fewer partial results to merge.
-/// It has as many warps as there are registers for, without spills: what a warp holds grows with
-/// the channels of a row and of the columns' values, and unpacking takes its own.
+/// One block occupies a multiprocessor, because fewer and larger blocks leave fewer partial results
+/// to merge. It has as many warps as the registers allow without spills. A warp's registers grow
+/// with the channels of a row and with the columns' values, and unpacking needs more of them.
 KVPOLICY_HOST_DEVICE constexpr int decode_warps(int head_dim, int column_tiles, bool packed) {
   const int held = head_dim * (1 + column_tiles) * (packed ? 2 : 1);
   if (held <= 128) return 16;
@@ -40,8 +41,8 @@ template <int HeadDim, int ColumnTiles, bool Packed>
 inline constexpr int decode_threads = decode_warps(HeadDim, ColumnTiles, Packed) * warp_lanes;
 inline constexpr int decode_blocks_per_multiprocessor = 1;
 
-/// Slots that `Workspace` must have for a launch of `grid` blocks, each of 8 * ColumnTiles columns
-/// (values 16-byte aligned), besides a ticket for each head.
+/// Number of slots that `Workspace` needs for a launch of `grid` blocks, each with 8 * ColumnTiles
+/// columns (values 16-byte aligned). It also needs a ticket for each head.
 KVPOLICY_HOST_DEVICE constexpr int decode_workspace_slots(int grid) { return 2 * grid; }
 
 /// How a block's shared memory is divided.
@@ -93,7 +94,7 @@ class DecodeBlock {
     const long long from = partition.begin(block_x());
     const long long to = partition.begin(block_x() + 1);
     int head = 0;
-    for (int step = 1 << 30; step > 0; step /= 2) {  // the last that begins at or before `from`
+    for (int step = 1 << 30; step > 0; step /= 2) {  // the last head that begins by `from`
       if (head + step < heads && place[head + step] <= from) head += step;
     }
     for (; head < heads && place[head] < to; ++head) attend(head, partition, from, to);
@@ -110,7 +111,8 @@ class DecodeBlock {
     return reinterpret_cast<FinishedRow*>(shared + Layout::finished_at);
   }
 
-  /// line()[head] becomes where the head begins; line()[heads] is the line's length.
+  /// Fills line() with the prefix sum of the heads' weights: line()[head] is where a head begins,
+  /// and line()[heads] is the total.
   KVPOLICY_DEVICE void lay_line() const {
     long long* const place = line();
     auto* const sums = reinterpret_cast<long long*>(shared + Layout::sums_at);
@@ -141,7 +143,7 @@ class DecodeBlock {
     sync_block();
   }
 
-  /// This block's share of a head.
+  /// Computes this block's share of a head.
   KVPOLICY_DEVICE void attend(int head, const Partition& partition, long long from,
                               long long to) const {
     if (line()[head] == line()[head + 1]) return;
@@ -151,7 +153,7 @@ class DecodeBlock {
         .code_columns = reinterpret_cast<CodeColumn*>(shared + Layout::code_columns_at)};
     const int sequence = head / p.kv_heads;
     const int kv_head = head % p.kv_heads;
-    sync_block();  // the head before is done with shared memory
+    sync_block();  // the previous head no longer uses shared memory
     if (thread_index() == 0) share().describe(p, head, line()[head], from, to);
     queries.load(p, sequence, kv_head);
     sync_block();
@@ -200,7 +202,8 @@ class DecodeBlock {
                   partition.block_of(line()[head + 1] - share().last_weight));
   }
 
-  /// Of the blocks first_block .. last_block, which share a head, the last one here merges.
+  /// The blocks first_block .. last_block share a head; the last one to get here merges their
+  /// results.
   KVPOLICY_DEVICE void merge_if_last(int head, int first_block, int last_block) const {
     const Parts parts{p.workspace, first_block, last_block - first_block + 1};
     auto* const arrived = reinterpret_cast<std::uint32_t*>(shared);
@@ -232,7 +235,7 @@ class DecodeBlock {
     if (thread_index() == 0) p.workspace.tickets[head] = 0;
   }
 
-  /// The state of a column becomes what its values are multiplied with, and its log-sum-exp.
+  /// Turns the state of a column into the factor for its values and the log-sum-exp.
   KVPOLICY_DEVICE void finish(int head, int column, const PartialState& state) const {
     const int q_head = query_head(head, column);
     finished()[column] =
@@ -242,7 +245,7 @@ class DecodeBlock {
         static_cast<long long>(head / p.kv_heads) * p.request.queries + column / p.group;
     p.log_sum_exp[query * p.state_heads() + q_head] = finished()[column].log_sum_exp;
   }
-  /// For a head of which nothing is read.
+  /// Writes the output of a head without visible rows.
   KVPOLICY_DEVICE void write_nothing(int head) const {
     if (thread_index() < used_columns) finish(head, thread_index(), {minus_infinity(), 0.0F});
     for (int i = thread_index(); i < used_columns * HeadDim; i += thread_count()) {
@@ -263,8 +266,8 @@ class DecodeBlock {
   int used_columns;
 };
 
-/// For request.queries * group <= 8 * ColumnTiles, in `decode_threads` threads and any number of
-/// blocks; one for each multiprocessor is meant. Packed: heads may be quantised.
+/// Requires request.queries * group <= 8 * ColumnTiles. Runs in `decode_threads` threads and any
+/// number of blocks, ideally one for each multiprocessor. `Packed`: heads may be quantised.
 template <Element E, int HeadDim, int ColumnTiles, bool Packed>
 KVPOLICY_KERNEL((decode_threads<HeadDim, ColumnTiles, Packed>), 1)
 decode_kernel(const KVPOLICY_GRID_CONSTANT AttendParams p) {

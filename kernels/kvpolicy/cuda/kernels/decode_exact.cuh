@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One warp over a share's units of exact rows, cached or the caller's own. Used by decode.cuh.
+// One warp reads the exact rows of a block's share of a head: cached rows and the call's own. Used
+// by decode.cuh.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/fragments.cuh>
@@ -9,9 +10,9 @@
 
 namespace kvpolicy::cuda {
 
-/// Addresses of a row's key and value. Lane i has those of row i % 16 of a unit; who loads them
-/// asks for them by shuffle. So pages, rings, strides and lists of chunks cost the same, and no
-/// branch.
+/// Addresses of a row's key and value. Lane i computes those of row i % 16 of a unit, and the lanes
+/// that load the row get them by shuffle. So pages, rings, strides and lists of chunks all cost the
+/// same and need no branch.
 struct RowAddress {
   unsigned long long key;
   unsigned long long value;
@@ -21,7 +22,7 @@ template <int HeadDim>
 KVPOLICY_DEVICE RowAddress address_of_row(const AttendParams& p, const Share& share, int index,
                                           const UnitCursor& at) {
   const Segment& segment = share.list.segment[at.segment];
-  // Rows beyond the end are the last one once more: somebody sees it, so it is a number.
+  // Rows beyond the end repeat the last row, which some query sees, so its numbers are finite.
   const int i = smaller(at.unit * tile_rows + lane_index() % tile_rows, segment.rows - 1);
   const int row = segment.row(i);
   if (segment.source == Segment::Source::call) {
@@ -56,10 +57,11 @@ KVPOLICY_DEVICE void load_values(ValueTile<HeadDim>& values, const RowAddress& a
   values.load(rows);
 }
 
-/// `index`: of the head among all sequences' heads. The keys of the next unit are asked for as soon
-/// as the products with these are done, its values as soon as these are added: loads are always
-/// under way. Where registers do not suffice for that, one half of the keys, the other, and the
-/// values follow each other, and only other warps' loads are under way meanwhile.
+/// `index` is the head's index among the heads of all sequences. The keys of the next unit are
+/// loaded as soon as the products with the current keys are done, and its values as soon as the
+/// current values are added, so loads are always in flight. If registers do not suffice, the two
+/// halves of the keys and then the values are loaded one after another, and only other warps' loads
+/// are in flight meanwhile.
 template <Element E, int HeadDim, int ColumnTiles, int Warps>
 KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const Share& share, int index,
                                   const std::byte* plain, const std::byte* turned,

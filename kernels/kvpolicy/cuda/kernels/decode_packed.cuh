@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One warp over a share's units of quantised rows. Codes become halves in registers and meet the
-// queries in half; where a row has one scale and one zero, they are applied to the product instead
-// of the codes. Used by decode.cuh.
+// One warp reads the quantised rows of a block's share of a head. Codes are converted to half in
+// registers and multiplied with the queries in half. If a row has one scale and one zero, these are
+// applied to the product instead of to the codes. Used by decode.cuh.
 #pragma once
 
 #include <type_traits>
@@ -14,12 +14,12 @@
 
 namespace kvpolicy::cuda {
 
-/// Where a tile of 16 quantised rows lies. Lane i has that of tile i % (rows_of_unit / 16).
+/// Where a tile of 16 quantised rows is. Lane i has the value for tile i % (rows_of_unit / 16).
 struct TileAddress {
   unsigned long long page;
-  int row;  ///< of the page
+  int row;  ///< index in the page
 
-  /// As another lane has it.
+  /// The value of another lane.
   KVPOLICY_DEVICE TileAddress of(int lane) const {
     return {shuffle(page, lane), shuffle(row, lane)};
   }
@@ -28,8 +28,8 @@ struct TileAddress {
   }
 };
 
-/// Tiles of a page are written together, whichever of their rows a call reads. Chunks are whole
-/// tiles; beyond the end of a list stands its last tile again.
+/// All rows of a tile are written together, so a tile can be read whole even if a call needs only
+/// some of its rows. Chunks are whole tiles; beyond the end of a list its last tile is repeated.
 template <int Tiles>
 KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const Share& share,
                                             const UnitCursor& at) {
@@ -42,15 +42,15 @@ KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const Share& 
           slot & (p.page_rows - 1)};
 }
 
-/// Scales and zeros of a unit whose rows have one each. They are loaded once, side by side, and
-/// found by shuffle.
+/// Scales and zeros of a unit whose rows have one of each. They are loaded once, in one contiguous
+/// read, and passed between lanes by shuffle.
 template <int UnitRows>
 struct RowGrids {
-  std::uint32_t key[UnitRows / warp_lanes];  ///< of row 32 i + lane: scale, zero
-  std::uint32_t value_scale;                 ///< of rows 2 (lane % (UnitRows / 2)) and + 1
+  std::uint32_t key[UnitRows / warp_lanes];  ///< for row 32 i + lane: scale, zero
+  std::uint32_t value_scale;                 ///< for rows 2 (lane % (UnitRows / 2)) and + 1
   std::uint32_t value_zero;
 
-  /// `offset`: of the page's key scales; key zeros, value scales and value zeros follow.
+  /// `offset` is that of the page's key scales; key zeros, value scales and value zeros follow.
   KVPOLICY_DEVICE void load_keys(const TileAddress& address, int offset, int page_rows) {
     KVPOLICY_UNROLL
     for (int i = 0; i < UnitRows / warp_lanes; ++i) {
@@ -83,7 +83,7 @@ struct GroupGrids {
   int value_group;
   int page_rows;
 
-  /// Of a tile's keys, for the registers of steps 2 * pair and + 1.
+  /// Loads those of a tile's keys, for the registers of steps 2 * pair and + 1.
   KVPOLICY_DEVICE void of_keys(std::uint32_t (&scale)[2][4], std::uint32_t (&zero)[2][4],
                                const TileAddress& tile, int pair) const {
     const int g = lane_index() / 4;
@@ -114,7 +114,8 @@ struct GroupGrids {
       }
     }
   }
-  /// Of a tile's values, for the registers of steps 4 * block .. 4 * block + 3: [row pair].
+  /// Loads those of a tile's values, for the registers of steps 4 * block .. 4 * block + 3: [row
+  /// pair].
   KVPOLICY_DEVICE void of_values(std::uint32_t (&scale)[2], std::uint32_t (&zero)[2],
                                  const TileAddress& tile, int block) const {
     const int channel = block * 64 + lane_index() / 4 * 8;
@@ -170,7 +171,7 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
       grids.load_values(address, groups.layout.key_scales_offset, p.page_rows);
   };
 
-  // As in decode_exact.cuh.
+  // The order of loads is that of decode_exact.cuh.
   constexpr bool overlaps = HeadDim * (1 + ColumnTiles) < 384;
   UnitCursor at = UnitCursor::first(share);
   bool more = at.skip(share, true, warp_index());
@@ -275,7 +276,7 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
   }
 }
 
-/// For the head's own encoding and groups.
+/// Dispatches by the head's encoding and groups.
 template <int HeadDim, int ColumnTiles, int Warps>
 KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
                                    const std::byte* queries, const CodeColumn* columns,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The queries of a head in the forms that its segments need: as they came, turned (for sinks that
-// seem to stand right before the window), and in half (for quantised rows). Column c is query
-// c / group of query head c % group. Used by decode.cuh.
+// The queries of a head in the forms that its segments need: unchanged, rotated (for sinks that are
+// read as if they came right before the window), and in half (for quantised rows). Column c is
+// query c / group of query head c % group. Used by decode.cuh.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/fragments.cuh>
@@ -11,18 +11,18 @@
 
 namespace kvpolicy::cuda {
 
-/// What turns a product of codes with a column of halves into a logit.
+/// Converts the product of codes with a column of halves to a logit.
 struct CodeColumn {
   float scale;  ///< to units of log 2
-  float sum;    ///< of the column's halves
+  float sum;    ///< sum of the column's halves
 };
 
 template <Element E, int HeadDim, int ColumnTiles, bool Packed>
 struct DecodeQueries {
   using Operands = QueryOperands<HeadDim, ColumnTiles>;
   static constexpr int columns = Operands::columns;
-  static constexpr int vectors = HeadDim / 8;  // of 16 bytes, in a column
-  // bfloat16 queries meet codes in half, for bfloat16 cannot hold them.
+  static constexpr int vectors = HeadDim / 8;  // vectors of 16 bytes in a column
+  // bfloat16 queries are converted to half, because bfloat16 cannot represent all codes.
   static constexpr bool converts = Packed && encoding_of<E> == Encoding::bfloat16;
   static constexpr int bytes = (converts ? 3 : 2) * Operands::bytes;
 
@@ -47,7 +47,7 @@ struct DecodeQueries {
     }
   }
 
-  /// From the queries as loaded; a thread turns 8 channels and their partners.
+  /// Rotates the loaded queries; each thread rotates 8 channels and their partners.
   KVPOLICY_DEVICE void turn(const AttendParams& p, const Share& share) const {
     for (int i = thread_index(); i < columns * vectors / 2; i += thread_count()) {
       const int column = i / (vectors / 2);
@@ -79,7 +79,7 @@ struct DecodeQueries {
     }
   }
 
-  /// From the queries as loaded; a warp does a column, a lane 8 channels.
+  /// Converts the loaded queries; a warp converts a column, and a lane 8 channels.
   KVPOLICY_DEVICE void convert(const AttendParams& p) const {
     static_assert(Packed && vectors <= warp_lanes);
     const int warps = thread_count() / warp_lanes;
@@ -88,8 +88,8 @@ struct DecodeQueries {
       if (lane_index() < vectors) q = *Operands::place(plain, column, lane_index() * 8);
       float scale = 1.0F;
       if constexpr (converts) {
-        // A power of two that brings the largest number just below 2^15. Nothing overflows, and of
-        // bfloat16's 8 bits none is lost down to 2^-29 of it.
+        // The power of two that scales the largest number to just below 2^15. Nothing overflows,
+        // and numbers down to 2^-29 of the largest keep all 8 bits of bfloat16.
         float largest = 0.0F;
         KVPOLICY_UNROLL
         for (int i = 0; i < 8; ++i) largest = greater(largest, magnitude(number(q, i)));

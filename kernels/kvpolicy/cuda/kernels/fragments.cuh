@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Operands of matrix products straight from memory: rows of the cache as the first operand (16 rows
-// of keys as 16 matrix rows, 16 channels of values as 16 matrix rows), queries as the second.
-// Tokens meet the few columns of queries that way, S^T = K q^T and O^T = V^T P^T, so a warp needs
-// no shared memory to bring its rows into order: which lane loads what is packing.cuh's
-// place_of_key and place_of_value, for exact rows as for quantised ones.
+// Operands of matrix products loaded directly from memory. Rows of the cache are the first operand
+// (16 rows of keys as 16 matrix rows, 16 channels of values as 16 matrix rows), and queries are the
+// second: S^T = K q^T and O^T = V^T P^T. So a warp needs no shared memory to reorder its rows:
+// place_of_key and place_of_value (packing.cuh) say which lane loads what, for exact and for
+// quantised rows.
 //
 // In this file g = lane / 4 and t = lane % 4.
 #pragma once
@@ -15,12 +15,11 @@
 
 namespace kvpolicy::cuda {
 
-inline constexpr int tile_columns = 8;  ///< Columns of a product: query heads of some queries.
+inline constexpr int tile_columns = 8;  ///< Columns of a product: (query, query head) pairs.
 
 // ---- queries -----------------------------------------------------------------------------------
-/// Queries in shared memory, [columns, head_dim] in the order in which lanes need them: 16 bytes a
-/// lane for two steps of 16 channels, 8 bytes for the last step of a head_dim that 32 does not
-/// divide.
+/// Queries in shared memory, [columns, head_dim], in the order in which lanes need them: 16 bytes a
+/// lane for two steps of 16 channels, and 8 bytes for the last step if 32 does not divide head_dim.
 template <int HeadDim, int ColumnTiles>
 struct QueryOperands {
   static constexpr int columns = ColumnTiles * tile_columns;
@@ -28,7 +27,7 @@ struct QueryOperands {
   static constexpr int tail_offset = step_pairs * ColumnTiles * warp_lanes * 16;
   static constexpr int bytes = columns * HeadDim * 2;
 
-  /// Where channels channel .. channel + 7 of a column lie, `channel` a multiple of 8.
+  /// Offset of the channels channel .. channel + 7 of a column; `channel` is a multiple of 8.
   KVPOLICY_DEVICE static Words4* place(std::byte* operands, int column, int channel) {
     const int tile = column / tile_columns;
     const int lane = column % tile_columns * 4;
@@ -59,7 +58,7 @@ struct KeyTile {
   Words4 block[step_pairs][2];
   Words2 tail[2];
 
-  /// `low` and `high`: this lane's rows g and g + 8.
+  /// `low` and `high` are this lane's rows g and g + 8.
   KVPOLICY_DEVICE void load(const std::byte* low, const std::byte* high) {
     const int t = lane_index() % 4;
     KVPOLICY_UNROLL
@@ -154,12 +153,12 @@ struct ValueTile {
 };
 
 // ---- quantised rows ----------------------------------------------------------------------------
-/// A number twice, as two halves.
+/// A number as both halves of a word.
 KVPOLICY_DEVICE std::uint32_t twice(std::uint32_t bits) {
   return permute_bytes(bits, bits, 0x1010);
 }
 
-/// Codes of 16 rows, keys or values, as one lane has them.
+/// One lane's codes of 16 rows of keys or values.
 template <int Bits, int HeadDim>
 struct CodeTile {
   static constexpr int words = HeadDim * Bits / 64;
@@ -179,8 +178,9 @@ struct CodeTile {
     }
   }
 
-  /// The operand of step `step`, its codes as halves. With a code's bits OR-ed into the mantissa of
-  /// 1024 a half is 1024 + code * 2^shift; both terms come off exactly in one multiply-add.
+  /// The operand of step `step`, with codes converted to half. OR-ing a code's bits into the
+  /// mantissa of 1024 gives the half 1024 + code * 2^shift; one exact multiply-add removes offset
+  /// and factor.
   KVPOLICY_DEVICE void operand(std::uint32_t (&a)[4], int step) const {
     KVPOLICY_UNROLL
     for (int reg = 0; reg < 4; ++reg) {
@@ -196,7 +196,7 @@ struct CodeTile {
         shift = reg * 2;
         biased = (word[step / 2] >> step % 2 * 8 & 0x00030003U << shift) | 0x64006400U;
       }
-      // 2^-shift, and -1024 * 2^-shift: a unit of the exponent is 0x0400.
+      // 2^-shift and -1024 * 2^-shift; the lowest bit of the exponent is 0x0400.
       a[reg] = half2_multiply_add(biased, 0x3c003c00U - shift * 0x04000400U,
                                   0xe400e400U - shift * 0x04000400U);
     }

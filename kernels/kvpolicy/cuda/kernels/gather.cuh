@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Brings the rows of chosen chunks near: from the pages of a head in slow memory (slow_rows.cuh) to
-// pages of their own, densely, in the order of the choice. A selected read then never crosses the
-// bus, for its head is described by a second HeadView in which these rows come first.
+// Copies the rows of selected chunks from the pages of a head in slow memory (slow_rows.cuh) to
+// dense pages in device memory, in the order of the selection. A selected read then never crosses
+// the bus, because a second HeadView describes the head with these rows first.
 //
-// What is missing is decided on the device: after a new choice, or one that a rollback returned to,
-// all of it; of a head that quantises its rows also those chunks that were exact when they were
-// chosen and are packed by now. Else nothing, and the kernel costs its launch. So it can stand in a
-// captured step.
+// The kernel decides on the device what to copy. After a new selection, or after a rollback to an
+// earlier one, it copies all of it. If the head quantises its rows, it also copies chunks that were
+// exact when they were selected and are packed by now. Otherwise it copies nothing. So the kernel
+// can be part of a captured step.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 namespace kvpolicy::cuda {
 
-/// All pointers are the device's.
+/// All pointers are device pointers.
 struct GatherParams {
   const HeadView* heads = nullptr;     ///< [sequences, kv_heads]
   const LayerState* states = nullptr;  ///< [sequences]
@@ -32,19 +32,19 @@ struct GatherParams {
 inline constexpr int gather_threads = 256;
 constexpr std::size_t gather_shared_bytes() { return sizeof(std::uint32_t); }
 
-/// What is copied at a time, a row or a chunk of packed rows, as parts of 16 bytes.
+/// The unit of a copy (a row, or a chunk of packed rows), in parts of 16 bytes.
 struct GatherUnit {
   bool packed;
   bool per_channel;
   int rows;
-  int row_parts;     ///< of one side of an exact row
-  int code_parts;    ///< of one side of a packed chunk
-  int key_parts;     ///< of its keys' scales
+  int row_parts;     ///< parts of one side of an exact row
+  int code_parts;    ///< parts of the codes of one side of a packed chunk
+  int key_parts;     ///< parts of its keys' scales
   int value_parts;
   int key_group;
   int head_dim;
   int page_rows;
-  int parts;         ///< in all
+  int parts;         ///< parts in all
   PackedLayout layout;
 
   KVPOLICY_DEVICE GatherUnit(const HeadView& head, const GatherParams& p)
@@ -56,13 +56,13 @@ struct GatherUnit {
     const int bits = code_bits(head.encoding);
     layout = PackedLayout{bits, head_dim, page_rows, per_channel, key_group, head.value_group};
     code_parts = rows / tile_rows * layout.tile_bytes / 16;
-    // A chunk is whole groups of rows, where keys are quantised by channels.
+    // If keys are quantised per channel, a chunk consists of whole groups of rows.
     key_parts = (per_channel ? rows / key_group * head_dim : head_dim / key_group * rows) / 8;
     value_parts = head_dim / head.value_group * rows / 8;
     parts = 2 * (code_parts + key_parts + value_parts);
   }
 
-  /// Byte of its page where a part of the unit that begins at row `row` of the page lies.
+  /// Byte offset, in its page, of a part of the unit that begins at row `row` of the page.
   KVPOLICY_DEVICE int offset(int part, int row) const {
     if (!packed) {
       const int side = part < row_parts ? 0 : 1;
@@ -84,7 +84,7 @@ struct GatherUnit {
   }
 
  private:
-  /// Numbers of rows, group by group of channels.
+  /// Scales or zeros of rows, group of channels by group of channels.
   KVPOLICY_DEVICE int of_group(int part, int row) const {
     const int parts_of_group = rows / 8;
     return (part / parts_of_group * page_rows + row) * 2 + part % parts_of_group * 16;
@@ -102,7 +102,7 @@ gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
   const int* chunks = choice.chunks + static_cast<long long>(choice.latest) * head.budget_chunks;
   const int count = choice.counts[choice.latest];
   int end = count;
-  if (slow.packed != 0) {  // those that are not packed yet are near as they are
+  if (slow.packed != 0) {  // rows that are not packed yet are in device memory anyway
     const int packed_end = head.packed_end(p.states[block_y() / p.kv_heads].committed);
     end = 0;
     for (int step = 1 << 30; step > 0; step /= 2) {
@@ -110,14 +110,14 @@ gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
     }
   }
   const int before = slow.state->gathered;
-  if (before == end) return;  // for all blocks alike: nobody changes it in this launch
+  if (before == end) return;  // in all blocks, because no block changes it in this launch
   const int begin = larger(before, 0);
 
   const GatherUnit unit{head, p};
   const int units_of_chunk = head.chunk_rows / unit.rows;
   const auto shift_pages = static_cast<int>(slow.shift / p.page_rows);
   const long long parts = static_cast<long long>(end - begin) * units_of_chunk * unit.parts;
-  constexpr int at_once = 4;  // loads under way in a thread
+  constexpr int at_once = 4;  // loads in flight in a thread
   const long long stride = static_cast<long long>(grid_x()) * Threads;
   for (long long first = static_cast<long long>(block_x()) * Threads + thread_index(); first < parts;
        first += stride * at_once) {
@@ -144,7 +144,7 @@ gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
     }
   }
 
-  // The last block tells where they are now.
+  // The last block publishes that the rows are copied.
   auto& arrived = *reinterpret_cast<std::uint32_t*>(shared_memory());
   sync_block();
   if (thread_index() == 0) {

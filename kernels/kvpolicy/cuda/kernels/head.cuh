@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What kernels know of a KV head: where its rows lie, and which of them a query reads. Everything
-// that changes from token to token follows from two counters that live on the device, so a captured
-// step can be replayed while the text grows.
+// What kernels know about a KV head: where its rows are, and which of them a query reads.
+// Everything that changes from token to token follows from two counters on the device, so a
+// captured step can be replayed while the text grows.
 //
-// Rows of a head are numbered in the order they came. Row r was token r + evicted; the first
-// `sinks` rows never go. The others lie in exact pages, as a line or as a ring, or, in whole blocks
-// of block_rows, in packed pages. A row that may still be rolled back already lies at its place:
-// taking it back is setting the counter back.
+// Rows of a head are numbered in the order in which they were added. Row r is token r + evicted;
+// the first `sinks` rows are never dropped. The other rows are in exact pages (in order or as a
+// ring) or, in whole blocks of block_rows, in packed pages. A tentative row is already in its final
+// slot; a rollback only decreases the counter.
 #pragma once
 
 #include <climits>
@@ -21,39 +21,39 @@ namespace kvpolicy::cuda {
 
 inline constexpr int unlimited = INT_MAX;
 
-/// How far the text of one sequence has come in one layer.
+/// The length of one sequence's text in one layer.
 struct LayerState {
   int tokens = 0;     ///< Rows appended, tentative ones included.
-  int committed = 0;  ///< Of them, those that cannot be taken back: quantised, summarised, evicted.
+  int committed = 0;  ///< Rows that can no longer be taken back.
 };
 
-/// The chunks that a selecting head reads, and the choices before, for a rollback returns to them.
-/// A ring of `slots` choices; `chunks` is [slots, budget_chunks], ascending in each choice.
+/// The chunks that a selecting head reads, and its earlier selections, to which a rollback returns.
+/// They form a ring of `slots` selections; `chunks` is [slots, budget_chunks], each ascending.
 struct Selections {
   int latest = 0;
-  int valid = 0;  ///< choices that can be returned to, the latest included
+  int valid = 0;  ///< selections that are still valid, the latest included
   int slots = 0;
-  int* tokens = nullptr;  ///< [slots]: how long the text was, with the query that chose
-  int* ends = nullptr;    ///< [slots]: rows that could be chosen; those behind are read on top
-  int* counts = nullptr;  ///< [slots]: chunks chosen
+  int* tokens = nullptr;  ///< [slots]: length of the text, with the selecting query
+  int* ends = nullptr;    ///< [slots]: rows that could be selected; later rows are read too
+  int* counts = nullptr;  ///< [slots]: number of selected chunks
   int* chunks = nullptr;
 };
 
 struct SlowRows;  // slow_rows.cuh
 
-/// One KV head of one sequence, resident on the device. Plain numbers and addresses: which policy
-/// they describe is the host's affair (include/kvpolicy/cuda/describe.hpp).
+/// One KV head of one sequence, in device memory. It has only numbers and addresses; the host knows
+/// which policy they describe (include/kvpolicy/cuda/describe.hpp).
 struct HeadView {
   // Which rows live.
   int sinks = 0;
   int recent = 0;          ///< Latest rows that a query reads besides the sinks; 0: all.
-  bool chunk_mask = false; ///< `recent` counts from the call's first query, not from each.
+  bool chunk_mask = false; ///< `recent` counts from the call's first query, not from each query.
   int evicted = 0;         ///< Tokens whose rows were dropped by compression.
-  // Exact rows: sinks from slot 0, the others from slot `exact_origin`, a multiple of page_rows.
+  // Exact rows: sinks begin at slot 0, the others at slot `exact_origin`, a multiple of page_rows.
   std::byte* const* exact_pages = nullptr;
   int exact_origin = 0;
-  int exact_ring = 0;  ///< Slots from the origin on, in whole pages; 0: a line.
-  // Quantised rows, from slot 0.
+  int exact_ring = 0;  ///< Slots from the origin on, in whole pages; 0: not a ring.
+  // Quantised rows, which begin at slot 0.
   std::byte* const* packed_pages = nullptr;
   int packed_ring = 0;
   Encoding encoding = Encoding::float32;  ///< float32: nothing is quantised.
@@ -61,21 +61,21 @@ struct HeadView {
   int key_group = 0;
   int value_group = 0;
   int residual = unlimited;  ///< Latest rows that stay exact, at least.
-  // Sinks that seem to stand right before the window.
+  // Rotation for sinks that are read as if they came right before the window.
   const float* inverse_frequencies = nullptr;  ///< [head_dim / 2] or null
-  int rotation_limit = 0;                      ///< latest position a query is read at
-  // Chunks to choose from.
+  int rotation_limit = 0;                      ///< latest position that a query is rotated to
+  // Retrieval chunks.
   int chunk_rows = 0;  ///< 0: the head reads all its rows.
   int budget_chunks = 0;
   bool min_max = false;                         ///< summaries are min and max keys, not means
   std::byte* const* summary_pages = nullptr;    ///< page_rows summaries each, [vectors, rows, dim]
   Selections* selections = nullptr;
-  float* scores = nullptr;  ///< room for one of each closed chunk; between score.cuh and select.cuh
-  SlowRows* slow = nullptr;  ///< of a head whose rows are in slow memory
+  float* scores = nullptr;  ///< scores of full chunks, from score.cuh to select.cuh
+  SlowRows* slow = nullptr;  ///< set if the head's rows are in slow memory
 
   KVPOLICY_HOST_DEVICE bool is_packed() const { return encoding >= Encoding::uint8; }
 
-  /// Where row `row` lies among the exact slots.
+  /// The slot of row `row` among the exact slots.
   KVPOLICY_HOST_DEVICE int exact_slot(int row) const {
     if (row < sinks) return row;
     const int at = row - sinks;
@@ -97,51 +97,51 @@ struct HeadView {
   }
 };
 
-/// Consecutive rows of a head that a call reads. Where `chunks` is set, the rows of those chunks
-/// instead. A row at text position p is visible to a query at t if p <= t and p > t - reach.
+/// Consecutive rows of a head that a call reads, or, if `chunks` is set, the rows of those chunks.
+/// A row at text position p is visible to a query at t if p <= t and p > t - reach.
 struct Segment {
   enum class Source : std::uint8_t { exact, packed, call };
   Source source = Source::exact;
   bool rotated = false;  ///< the query is read at min(its position, HeadView::rotation_limit)
   int rows = 0;
-  int first = 0;         ///< row number; of the call's own rows their index
-  int position = 0;      ///< text position of row `first` (of a chunk list: of row 0 of the head)
+  int first = 0;         ///< row number; for the call's own rows, their index in the call
+  int position = 0;      ///< text position of row `first` (with `chunks`: of row 0 of the head)
   int reach = unlimited;
   const int* chunks = nullptr;
   int chunk_rows = 0;
-  // Rows of nodes of a tree: a query sees what CallTree says, and of it what is in reach.
-  int node = -1;  ///< of row `first`; -1: rows of the text. `position` is where depth 0 stands
-  int depth_begin = 0;  ///< nodes of other depths belong to another segment, or to none
+  // Rows of tree nodes: a query sees those that CallTree says and that are inside its window.
+  int node = -1;  ///< node of row `first`; -1: rows of the text. `position` is that of depth 0
+  int depth_begin = 0;  ///< nodes of other depths are in another segment or in none
   int depth_end = unlimited;
 
   /// Row number (or index, see `first`) of the segment's i-th row.
   KVPOLICY_HOST_DEVICE int row(int i) const {
     return chunks == nullptr ? first + i : chunks[i / chunk_rows] * chunk_rows + i % chunk_rows;
   }
-  /// Its text position.
+  /// Text position of the segment's i-th row.
   KVPOLICY_HOST_DEVICE int position_of(int i) const {
     return chunks == nullptr ? position + i : position + row(i);
   }
 };
 
-/// What a call asks of every head.
+/// What a call requests from every head.
 struct Request {
   int queries = 1;
-  bool own_rows = true;   ///< the call brings rows of its own; else its queries' rows are appended
+  bool own_rows = true;   ///< the call brings its rows; else they are appended already
   bool selected = false;  ///< Read::selected
   CallTree tree = {};
 
-  /// Nodes that were there before the call's.
+  /// Nodes of earlier calls.
   KVPOLICY_HOST_DEVICE int older_nodes() const { return tree.nodes > 0 ? tree.nodes - queries : 0; }
-  /// How far a query stands behind SegmentList::first_position.
+  /// A query's position minus SegmentList::first_position.
   KVPOLICY_HOST_DEVICE int place_of(int query) const {
     return tree.nodes > 0 ? tree.depths[older_nodes() + query] : query;
   }
-  /// How far the furthest query stands behind SegmentList::first_position.
+  /// The last query's position minus SegmentList::first_position.
   KVPOLICY_HOST_DEVICE int span() const { return tree.nodes > 0 ? tree.highest : queries - 1; }
 };
 
-/// One query of a tree's call.
+/// One query of a call with a tree.
 struct TreeQuery {
   const CallTree& tree;
   int depth;
@@ -152,10 +152,10 @@ struct TreeQuery {
         depth{tree.depths[request.older_nodes() + query]},
         seen{tree.seen + query * tree.words} {}
 
-  /// Whether it sees the segment's i-th row, which may lie outside; depth 0 stands at `root`.
+  /// Whether it sees the segment's i-th row; i may be outside the segment. Depth 0 is at `root`.
   KVPOLICY_HOST_DEVICE bool sees(const Segment& segment, int root, int i) const {
     if (i < 0 || i >= segment.rows) return false;
-    int behind = i;  // the segment's position
+    int behind = i;  // distance from the segment's position
     if (segment.node >= 0) {
       const std::uint32_t word = seen[CallTree::word_of(segment.node) + i / 32];
       if ((word >> i % 32 & 1U) == 0) return false;
@@ -170,7 +170,7 @@ inline constexpr int most_segments = 7;
 
 struct SegmentList {
   int count = 0;
-  int first_position = 0;  ///< of the first query; with a tree, of depth 0
+  int first_position = 0;  ///< position of the first query; with a tree, of depth 0
   Segment segment[most_segments];
 
   KVPOLICY_HOST_DEVICE void add(const Segment& next) {
@@ -182,9 +182,9 @@ KVPOLICY_HOST_DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 KVPOLICY_HOST_DEVICE int larger(int a, int b) { return a > b ? a : b; }
 KVPOLICY_HOST_DEVICE constexpr int quotient_up(int a, int b) { return (a + b - 1) / b; }
 
-/// The nodes of a tree, those that are cached already and then the call's: rows from `row` on, node 0
-/// at text position `root`. The window's oldest row is `oldest`. Some may be sinks, by where they
-/// stand; these are other segments over the same rows.
+/// Adds the nodes of a tree: first the cached ones, then the call's. Their rows begin at `row`, and
+/// node 0 is at text position `root`. The window's oldest row is `oldest`. Some nodes may be sinks
+/// by their position; these get further segments over the same rows.
 template <class List>
 KVPOLICY_HOST_DEVICE void list_nodes(const HeadView& head, const Request& request, int root, int row,
                                      int oldest, int reach, List& list) {
@@ -209,13 +209,13 @@ KVPOLICY_HOST_DEVICE void list_nodes(const HeadView& head, const Request& reques
   }
 }
 
-/// Adds the segments that a call reads of a head, in the order of the text, to a list: a SegmentList,
-/// or whatever else has its `first_position` and `add`.
+/// Adds the segments of a head that a call reads, in the order of the text, to a list: a
+/// SegmentList or any other type with `first_position` and `add`.
 template <class List>
 KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& state,
                                         const Request& request, List& list) {
   using Source = Segment::Source;
-  // With a tree, nodes that the cache holds stand between the text and the call.
+  // With a tree, the cached nodes come between the text and the call's rows.
   const bool tree = request.tree.nodes > 0;
   const int first =
       (request.own_rows ? state.tokens : state.tokens - request.queries) - request.older_nodes();
@@ -227,7 +227,7 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
 
   int from = head.sinks;
   if (head.recent > 0) {
-    // The oldest row that the first query sees; with the chunk's mask `recent` rows precede it.
+    // The oldest row that the first query sees; with chunk_mask it sees `recent` earlier rows.
     from = larger(from, first + request.tree.lowest + (head.chunk_mask ? 0 : 1) - head.recent);
   }
   const int oldest = from + head.evicted;
@@ -236,7 +236,7 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
     const Selections& choice = *head.selections;
     const int* chunks = choice.chunks + choice.latest * head.budget_chunks;
     const int count = choice.counts[choice.latest];
-    int packed = 0;  // chunks in packed pages: a chunk never lies in both
+    int packed = 0;  // number of chunks in packed pages; no chunk is in both kinds of pages
     for (int step = 1 << 30; step > 0; step /= 2) {
       if (packed + step <= count && chunks[packed + step - 1] * head.chunk_rows < packed_end) {
         packed += step;
@@ -277,7 +277,7 @@ struct Tensor {
   long long token_stride = 0;
   long long head_stride = 0;
 
-  /// First element of a row of 16-bit numbers.
+  /// Address of a row of 16-bit numbers.
   KVPOLICY_HOST_DEVICE std::uint16_t* row(int sequence, int token, int head) const {
     return reinterpret_cast<std::uint16_t*>(data) + sequence * sequence_stride +
            token * token_stride + head * head_stride;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Some rows of keys in a warp's registers, there to meet any number of tiles of queries; for
-// observe.cuh, which asks many queries of the same keys and never reads values.
+// Holds rows of keys in a warp's registers and multiplies them with any number of tiles of queries.
+// observe.cuh uses it, because it needs many queries for the same keys and never reads values.
 #pragma once
 
 #include <type_traits>
@@ -13,16 +13,17 @@
 
 namespace kvpolicy::cuda {
 
-/// Exact rows: `parts` tiles of 16. Of quantised rows one tile in two parts: the keys as E rounds
-/// them, and what that rounds off, so that the products lose nothing (few rows of a head that is
-/// compressed are quantised, so what this costs does not matter).
+/// Exact rows are `parts` tiles of 16 rows. Quantised rows are one tile in two parts: the keys
+/// rounded to E, and the rounding errors, so that the products lose nothing. (Few rows of a head
+/// that is compressed are quantised, so the extra cost does not matter.)
 template <Element E, int HeadDim>
 struct HeldKeys {
   static constexpr int parts = HeadDim <= 128 ? 2 : 1;
   static constexpr int rows = parts * tile_rows;
   KeyTile<HeadDim> part[parts];
 
-  /// Row `row + i` from `keys` + i rows; for rows outside [low, high] the nearest inside.
+  /// Loads row `row + i` from `keys` + i rows; a row outside [low, high] is replaced by the nearest
+  /// one inside.
   KVPOLICY_DEVICE void load_exact(const std::byte* keys, int row, int low, int high) {
     KVPOLICY_UNROLL
     for (int i = 0; i < parts; ++i) {
@@ -33,7 +34,7 @@ struct HeldKeys {
     }
   }
 
-  /// The tile of quantised rows that begins at `slot`.
+  /// Loads the tile of quantised rows that begins at `slot`.
   KVPOLICY_DEVICE void load_packed(const HeadView& head, int page_rows, int slot) {
     static_assert(parts == 2 && HeadDim % 32 == 0);
     const int bits = code_bits(head.encoding);
@@ -71,9 +72,9 @@ struct HeldKeys {
     }
   }
 
-  /// products[part][i]: of row 16 part + 8 (i / 2) + lane / 4 with column 2 (lane % 4) + i % 2 of a
-  /// tile of queries, in the order of QueryOperands<HeadDim, 1>. Keys in two parts (`Split`) leave
-  /// their products in the first.
+  /// products[part][i] is that of row 16 part + 8 (i / 2) + lane / 4 with column 2 (lane % 4) + i %
+  /// 2 of a tile of queries, in the order of QueryOperands<HeadDim, 1>. Keys in two parts (`Split`)
+  /// have their products in part 0.
   template <bool Split>
   KVPOLICY_DEVICE void multiply(const std::byte* queries, float (&products)[parts][4]) const {
     using Queries = QueryOperands<HeadDim, 1>;
@@ -84,7 +85,7 @@ struct HeldKeys {
     }
     KVPOLICY_UNROLL
     for (int pair = 0; pair < HeadDim / 32; ++pair) {
-      const Words4 q = Queries::of_steps(queries, pair, 0);  // once for all parts
+      const Words4 q = Queries::of_steps(queries, pair, 0);  // loaded once for all parts
       KVPOLICY_UNROLL
       for (int p = 0; p < parts; ++p) {
         const auto& block = part[p].block[pair];
@@ -113,10 +114,10 @@ struct HeldKeys {
   }
 };
 
-/// Calls `use(keys, row, split)` for the HeldKeys::rows rows of a head from `row` on, which is a
-/// multiple of them: once with all, or tile by tile where they are quantised; `split` is the type
-/// of multiply's argument. Rows outside [low, high], into which some of them fall, are not read:
-/// others stand in their place.
+/// Calls `use(keys, row, split)` for the HeldKeys::rows rows of a head from `row` on; `row` is a
+/// multiple of HeldKeys::rows. It is called once for all rows, or once for each tile if they are
+/// quantised; `split` is the type of multiply's argument. At least one row is inside [low, high];
+/// rows outside are not read and replaced by others.
 template <Element E, int HeadDim, bool Packed, class Use>
 KVPOLICY_DEVICE void for_keys(const HeadView& head, int page_rows, int packed_end, int row, int low,
                               int high, const Use& use) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Partial softmaxes to a result: of the warps of a block in shared memory, of the blocks that share
-// a head in the workspace. The order is that of the rows, so a result depends on lengths and grid,
-// not on timing. Used by decode.cuh.
+// Merges partial softmaxes: those of a block's warps in shared memory, and those of the blocks that
+// share a head in the workspace. They are merged in the order of the rows, so a result depends on
+// lengths and grid, and not on timing. Used by decode.cuh.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/attend.cuh>
@@ -11,8 +11,8 @@
 
 namespace kvpolicy::cuda {
 
-/// Sums the softmaxes of `Warps` warps. At most four buffers of values stand in shared memory: the
-/// warps add to them in turns.
+/// Sums the softmaxes of `Warps` warps. Shared memory has at most four buffers of values, to which
+/// the warps add in turns.
 template <int HeadDim, int ColumnTiles, int Warps>
 struct WarpMerge {
   static constexpr int columns = ColumnTiles * tile_columns;
@@ -23,7 +23,7 @@ struct WarpMerge {
   float* values;         ///< [buffers, columns, pitch]
   PartialState* states;  ///< [Warps + 1, columns]; the last is the block's
 
-  /// For all threads of the block. Afterwards `value` and `state` give the sums.
+  /// Called by all threads of the block. Afterwards `value` and `state` return the sums.
   KVPOLICY_DEVICE void merge(OnlineSoftmax<HeadDim, ColumnTiles>& softmax, int used_columns) const {
     const int g = lane_index() / 4;
     const int t = lane_index() % 4;
@@ -40,7 +40,7 @@ struct WarpMerge {
         }
       }
     }
-    sync_block();  // also: nobody reads the queries any more, where the values are to stand
+    sync_block();  // also: no thread reads the queries any more, whose memory the values use
     if (thread_index() < columns) {
       PartialState all{minus_infinity(), 0.0F};
       for (int w = 0; w < Warps; ++w) {
@@ -106,13 +106,13 @@ struct Parts {
   int first_block;
   int count;
 
-  /// Two slots a block: for a head that began in an earlier one, and for one that goes on in a
-  /// later.
+  /// Each block has two slots: one for a head that began in an earlier block, and one for a head
+  /// that continues in a later block.
   KVPOLICY_DEVICE static int slot(int block, bool begins) { return 2 * block + (begins ? 1 : 0); }
   KVPOLICY_DEVICE int slot_of(int part) const { return slot(first_block + part, part == 0); }
 };
 
-/// The state of a column over all parts; for all lanes of a warp.
+/// The state of a column over all parts; called by all lanes of a warp.
 template <int Columns>
 KVPOLICY_DEVICE PartialState state_of_parts(const Parts& parts, int column) {
   const auto load = [&](int part) -> PartialState {
@@ -136,10 +136,11 @@ KVPOLICY_DEVICE PartialState state_of_parts(const Parts& parts, int column) {
   return all;
 }
 
-/// Four neighbouring values of a column, summed over all parts; `max` is the column's over all.
+/// Four neighbouring values of a column, summed over all parts; `max` is the column's overall
+/// maximum.
 template <int Columns, int HeadDim>
 KVPOLICY_DEVICE Words4 values_of_parts(const Parts& parts, int column, int channel, float max) {
-  constexpr int at_once = 8;  // loads under way: a part is an L2 access away
+  constexpr int at_once = 8;  // loads in flight, because each part is an access to L2
   float sum[4] = {0.0F, 0.0F, 0.0F, 0.0F};
   for (int first = 0; first < parts.count; first += at_once) {
     Words4 values[at_once];

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much attention the latest queries of a text pay each row of a compressing head: SnapKV's
+// How much attention the latest queries of a text pay to each row of a compressing head: SnapKV's
 // scores (arXiv:2404.14469, arXiv:2410.19258; one score for a KV head, as policy/snapkv_scorer.hpp
-// defines it), without the [heads, window, rows] of probabilities that they are the means of.
+// defines it), computed without storing the probabilities [heads, window, rows].
 //
-// The keys are read twice. observe_lse_kernel leaves the log-sum-exp of each query over all rows;
-// observe_score_kernel forms each row's probabilities with it, sums them over the window, pools
-// them along the rows and adds the group up; unpooled sums go along, for rows of equal scores. Keys meet the queries as in decode: S^T = K q^T, a
-// warp's rows of keys straight from global memory in registers, against all columns of queries,
-// which wait in shared memory in operand order. So a key is loaded once however many they are.
+// The keys are read twice. observe_lse_kernel computes the log-sum-exp of each query over all rows.
+// With it, observe_score_kernel computes each row's probabilities, sums them over the observation
+// window, pools them along the rows and sums over the group. It also writes unpooled sums, which
+// decide between rows of equal scores. Products are S^T = K q^T, as in decode: a warp has rows of
+// keys from global memory in registers, and all columns of queries are in shared memory in operand
+// order. So a key is loaded once for any number of queries.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/attend.cuh>
@@ -19,7 +20,7 @@
 
 namespace kvpolicy::cuda {
 
-/// Of one layer of one sequence, whose rows are all committed. All pointers are the device's.
+/// One layer of one sequence, whose rows are all committed. All pointers are device pointers.
 struct ObserveParams {
   const HeadView* heads = nullptr;  ///< [kv_heads]
   const LayerState* state = nullptr;
@@ -27,10 +28,10 @@ struct ObserveParams {
   int kv_heads = 0;
   int group = 1;
   int page_rows = 64;
-  int window = 0;  ///< the largest of the compressions
-  // The latest queries, [query_slots, kv_heads * group, head_dim]; that of the token at position p
-  // lies in slot p % query_slots. They are known from position `first_query` on: at least one is.
-  // A head whose window is larger is voted on by those that are known.
+  int window = 0;  ///< the largest window of the compressions
+  // The latest queries, [query_slots, kv_heads * group, head_dim]; slot p % query_slots has that of
+  // the token at position p. They are known from position `first_query` on, at least one. If a
+  // head's window is larger, only the known queries vote.
   const std::uint16_t* queries = nullptr;
   int query_slots = 0;
   int first_query = 0;
@@ -38,20 +39,21 @@ struct ObserveParams {
   float scale_log2 = 0.0F;
   float softcap = 0.0F;
   PartialState* partial = nullptr;   ///< [kv_heads, blocks of a head, observe_columns]
-  std::uint32_t* tickets = nullptr;  ///< [kv_heads]; 0 before and after
+  std::uint32_t* tickets = nullptr;  ///< [kv_heads]; 0 before and after a call
   float* log_sum_exp = nullptr;      ///< [kv_heads, observe_columns], in units of log 2
   float* scores = nullptr;           ///< [kv_heads, pitch]
-  float* unpooled = nullptr;         ///< the same: each row's own votes, over queries and group
+  float* unpooled = nullptr;         ///< as scores: each row's own votes, not pooled
   long long pitch = 0;
 };
 
 inline constexpr int observe_threads = 128;
-inline constexpr int votes_rows = 512;  ///< Rows that a block pools at a time, the halo included.
-/// Largest Compression::kernel: a block pools at least 64 rows. A window may be any of which
-/// observe_shared_bytes fit into a block (at head_dim 256 more than 200 queries).
+inline constexpr int votes_rows = 512;  ///< Rows that a block pools at a time, halo included.
+/// Largest Compression::kernel, with which a block still pools at least 64 rows. A window may have
+/// any size for which observe_shared_bytes fit into a block (at head_dim 256 more than 200
+/// queries).
 inline constexpr int most_pooled = votes_rows - block_rows + 1;
 
-/// Tiles of columns for the queries of one query head; heads share none.
+/// Tiles of columns for the queries of one query head; query heads do not share tiles.
 KVPOLICY_HOST_DEVICE constexpr int observe_tiles(int queries) {
   return quotient_up(queries, tile_columns);
 }
@@ -60,11 +62,11 @@ KVPOLICY_HOST_DEVICE constexpr int observe_columns(int group, int window) {
   return group * observe_tiles(window) * tile_columns;
 }
 
-/// Running softmax of the two columns that a lane has of a tile, over the rows it has seen.
+/// Running softmax of the two columns of a tile that a lane has, over the rows that it has seen.
 struct alignas(16) LaneState {
   PartialState column[2];
 
-  /// Of the logits of each part, those of column c are c and c + 2.
+  /// In each part, the logits of column c have indices c and c + 2.
   template <int Parts>
   KVPOLICY_DEVICE void add(const float (&logits)[Parts][4]) {
     KVPOLICY_UNROLL
@@ -76,7 +78,7 @@ struct alignas(16) LaneState {
         max = logits[part][c] > max ? logits[part][c] : max;
         max = logits[part][c + 2] > max ? logits[part][c + 2] : max;
       }
-      // Where nothing was visible yet, any finite number serves as the maximum.
+      // If nothing was visible yet, any finite number can be the maximum.
       const float base = max == minus_infinity() ? 0.0F : max;
       float sum = column[c].sum * exp2_approximate(before - base);
       KVPOLICY_UNROLL
@@ -89,8 +91,8 @@ struct alignas(16) LaneState {
   }
 };
 
-// Shared memory: queries; then lane states [tiles, warps, lanes], or log-sum-exps of the columns
-// and votes [heads, votes_rows].
+// Shared memory has the queries, and then either lane states [tiles, warps, lanes], or the columns'
+// log-sum-exps and votes [heads, votes_rows].
 template <int HeadDim>
 KVPOLICY_HOST_DEVICE constexpr int observe_bytes_of_head(int window) {
   constexpr int state_bytes = observe_threads * static_cast<int>(sizeof(LaneState));
@@ -101,7 +103,7 @@ KVPOLICY_HOST_DEVICE constexpr int observe_bytes_of_head(int window) {
   return tiles * QueryOperands<HeadDim, 1>::bytes + (states > votes ? states : votes);
 }
 /// Query heads of a group that a block observes at once: as many as leave room for a second block.
-/// Where that is not all of them the keys are read again for the others.
+/// If these are not all, the keys are read again for the others.
 template <int HeadDim>
 KVPOLICY_HOST_DEVICE constexpr int observe_heads_at_once(int group, int window) {
   const int most = 72 * 1024 / observe_bytes_of_head<HeadDim>(window);
@@ -116,10 +118,10 @@ constexpr std::size_t observe_shared_bytes(int group, int window) {
 
 /// What a block observes.
 struct Observation {
-  int queries;   ///< that vote
-  int position;  ///< of the first of them
-  int tiles;     ///< of queries, in each query head
-  int rows;      ///< of the KV head
+  int queries;   ///< number of queries that vote
+  int position;  ///< position of the first of them
+  int tiles;     ///< tiles of queries in each query head
+  int rows;      ///< rows of the KV head
   int packed_end;
 };
 KVPOLICY_DEVICE Observation observation_of(const ObserveParams& p, const HeadView& head,
@@ -133,8 +135,8 @@ KVPOLICY_DEVICE Observation observation_of(const ObserveParams& p, const HeadVie
           .packed_end = head.packed_end(state.committed)};
 }
 
-/// The queries of `heads` query heads from `first_head` on, to shared memory; where a tile is not
-/// full stand zeros.
+/// Loads the queries of `heads` query heads from `first_head` on to shared memory; incomplete tiles
+/// are filled with zeros.
 template <int HeadDim>
 KVPOLICY_DEVICE void load_observing(const ObserveParams& p, const Observation& seen, int first_head,
                                     int heads, std::byte* tiles) {
@@ -157,7 +159,7 @@ KVPOLICY_DEVICE void load_observing(const ObserveParams& p, const Observation& s
   }
 }
 
-/// Merges what the blocks of a head found, in the order of the rows.
+/// Merges the results of a head's blocks, in the order of the rows.
 KVPOLICY_DEVICE void merge_observed(const ObserveParams& p, const Observation& seen, int kv_head) {
   const int columns = observe_columns(p.group, p.window);
   const int padded = seen.tiles * tile_columns;
@@ -174,7 +176,7 @@ KVPOLICY_DEVICE void merge_observed(const ObserveParams& p, const Observation& s
     }
     const float* sink =
         p.sink_logits == nullptr ? nullptr : p.sink_logits + kv_head * p.group + column / padded;
-    // A column without a query leaves no probability.
+    // A column without a query gets probability 0.
     p.log_sum_exp[static_cast<long long>(kv_head) * columns + column] =
         column % padded < seen.queries ? finish_row(all, sink).log_sum_exp * log2_e
                                        : -minus_infinity();
@@ -207,7 +209,7 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
     std::byte* queries = shared_memory();
     auto* states = reinterpret_cast<LaneState*>(queries + tiles * Queries::bytes);
     const PartialState nothing{minus_infinity(), 0.0F};
-    sync_block();  // the heads before are merged
+    sync_block();  // the previous heads are merged
     load_observing<HeadDim>(p, seen, kv_head * p.group + from, heads, queries);
     for (int tile = 0; tile < tiles; ++tile) {
       states[tile * observe_threads + thread_index()] = {{nothing, nothing}};
@@ -272,8 +274,8 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
   if (thread_index() == 0) p.tickets[kv_head] = 0;
 }
 
-/// Pools the votes of `heads` query heads around each of the rows [first, first + count) and adds
-/// them up, and those of the rows themselves; `votes` begin at row `votes_first`.
+/// For each of the rows [first, first + count), sums the pooled votes of `heads` query heads and
+/// also the row's own votes; `votes` begin at row `votes_first`.
 KVPOLICY_DEVICE void pool_votes(const Compression& how, const float* votes, int votes_first,
                                 int heads, int first, int count, int candidates, float weight,
                                 bool add, float* scores, float* unpooled) {
@@ -309,8 +311,8 @@ observe_score_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
   if (how.window == 0) return;
   const Observation seen = observation_of(p, head, how);
   const int at_once = observe_heads_at_once<HeadDim>(p.group, p.window);
-  // The window's own rows are neither ranked nor pooled into a neighbour. All others came before
-  // the first of its queries, so nothing is hidden from any.
+  // The window's own rows are neither ranked nor pooled into a neighbour. All other rows come
+  // before the window's first query, so every query sees them.
   const int candidates = seen.rows - how.window;
   const int half_width = how.kernel / 2;
   const int halo = quotient_up(half_width, 32) * 32;  // whole HeldKeys
@@ -326,7 +328,7 @@ observe_score_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
     std::byte* queries = shared_memory();
     auto* lse = reinterpret_cast<float*>(queries + heads * seen.tiles * Queries::bytes);
     float* votes = lse + heads * columns;
-    sync_block();  // the heads before are done with
+    sync_block();  // the previous heads are finished
     load_observing<HeadDim>(p, seen, kv_head * p.group + from, heads, queries);
     for (int i = thread_index(); i < heads * columns; i += observe_threads) {
       lse[i] = p.log_sum_exp[static_cast<long long>(kv_head) * observe_columns(p.group, p.window) +
@@ -337,7 +339,7 @@ observe_score_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
     for (long long tile = block_x(); tile * tile_candidates < candidates; tile += grid_x()) {
       const int first = static_cast<int>(tile * tile_candidates);
       const int count = smaller(tile_candidates, candidates - first);
-      // Of the halo only the rows within the kernel's reach are loaded.
+      // Of the halo, only the rows inside the pooling kernel are loaded.
       const int low = larger(first - half_width, 0);
       const int high = smaller(first + count + half_width, candidates) - 1;
       for (int unit = warp_index(); unit < votes_rows / Keys::rows; unit += warps) {
@@ -382,7 +384,7 @@ observe_score_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
       sync_block();
       pool_votes(how, votes, first - halo, heads, first, count, candidates, weight, from > 0,
                  scores, unpooled);
-      sync_block();  // the votes are free again
+      sync_block();  // the votes may be overwritten
     }
   }
 }

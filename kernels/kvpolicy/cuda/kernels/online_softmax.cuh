@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Softmax over rows as they come, in the registers of one warp, with its columns (a few queries'
-// heads) along n of the matrix products. Rows are rows of S^T, so a lane has two columns of each
-// column tile, in the logits as in the values: what a new maximum rescales needs no exchange.
+// Online softmax in the registers of one warp, whose columns (the heads of a few queries) are the n
+// dimension of the matrix products. Rows are rows of S^T, so a lane has two columns of each column
+// tile, both in the logits and in the values, and rescaling after a new maximum needs no exchange
+// between lanes.
 //
-// After Milakov & Gimelshein, arXiv:1805.02867. Two differences: the reference that exponents are
-// taken from stands `lead` below the maximum it was set by, so that half's range serves weights on
-// both sides; and it moves only when a logit is `span` above it, which is rare, so that most steps
-// cost a vote in place of a reduction.
+// Method: Milakov & Gimelshein, arXiv:1805.02867, with two differences. The reference for exponents
+// is set `lead` below the maximum, so that half's range covers weights above and below it. The
+// reference moves only when a logit is `span` above it, which is rare, so most steps cost a vote
+// instead of a reduction.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/fragments.cuh>
@@ -15,10 +16,10 @@
 
 namespace kvpolicy::cuda {
 
-/// In powers of two. Weights reach 2^span: below half's largest number, 2^16.
+/// In powers of two. Weights are at most 2^span, which is below half's limit of 2^16.
 inline constexpr float reference_lead = 7.0F;
 inline constexpr float reference_span = 14.0F;
-/// Before any row was seen. Finite, for -infinity - -infinity is no number.
+/// The state before any row was seen. It is finite, because -infinity - -infinity is NaN.
 inline constexpr float no_reference = -1.0e38F;
 
 template <int HeadDim, int ColumnTiles>
@@ -27,7 +28,7 @@ struct OnlineSoftmax {
   /// [channels, columns] of O^T, not normalised.
   float values[steps][ColumnTiles][4];
   float reference[ColumnTiles][2];
-  float sum[ColumnTiles][2];  ///< of this lane's rows
+  float sum[ColumnTiles][2];  ///< over this lane's rows
 
   KVPOLICY_DEVICE void clear() {
     KVPOLICY_UNROLL
@@ -45,7 +46,8 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Turns the logits (units of log 2) of some tiles of rows into weights, and counts them.
+  /// Converts the logits (units of log 2) of some tiles of rows to weights, and adds these to the
+  /// sums.
   template <int Tiles>
   KVPOLICY_DEVICE void weigh(float (&logits)[Tiles][ColumnTiles][4]) {
     bool beyond = false;
@@ -84,7 +86,7 @@ struct OnlineSoftmax {
     }
   }
 
-  /// The sums over all rows of the warp, in every lane that has the column.
+  /// Sums over all rows of the warp; every lane that has the column gets the sum.
   KVPOLICY_DEVICE void gather_sums() {
     KVPOLICY_UNROLL
     for (int n = 0; n < ColumnTiles; ++n) {
@@ -125,7 +127,7 @@ struct OnlineSoftmax {
   KVPOLICY_DEVICE static float greater(float a, float b) { return a > b ? a : b; }
 };
 
-/// Weights [16 rows, columns] as they left `weigh`, as the second operand of O^T = V^T P^T.
+/// Weights [16 rows, columns] computed by `weigh`, as the second operand of O^T = V^T P^T.
 template <Element E, int ColumnTiles>
 KVPOLICY_DEVICE void weight_operands(std::uint32_t (&operands)[ColumnTiles][2],
                                      const float (&weights)[ColumnTiles][4]) {

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How rows lie in the pages of a device cache.
+// The layout of rows in the pages of a device cache.
 //
 // A page holds keys and values of `page_rows` rows of one KV head. Exact rows are plain: keys
-// [page_rows, head_dim], then values. Quantised rows lie in fragment order: in tiles of 16 rows,
-// inside a tile so that one 16-byte load hands each lane of a warp the operands of several matrix
-// products, with no exchange between lanes (the idea is BitDecoding's, arXiv:2503.18773; the order
-// is our own). Behind the codes stand the scales and zeros, in half: of the keys, then of the
-// values, each [groups, page_rows] per token or [page_rows / group, head_dim] per channel. A page
-// takes the same bytes as the two pages of core/segment.hpp's PageLayout together.
+// [page_rows, head_dim], then values. Quantised rows are in fragment order: they form tiles of 16
+// rows, in which one 16-byte load gives each lane of a warp the operands of several matrix products
+// without an exchange between lanes (the idea is BitDecoding's, arXiv:2503.18773; the order is our
+// own). After the codes come the scales and zeros in half: first those of the keys, then those of
+// the values, each [groups, page_rows] per token or [page_rows / group, head_dim] per channel. A
+// page takes as many bytes as the two pages of core/segment.hpp's PageLayout together.
 //
-// The order follows from multiply_add (simt.cuh), with S^T = K q^T and O^T = V^T P^T: rows of
-// tokens meet the queries' few columns. Which channel stands at which inner index is free as long
-// as both operands agree; it is chosen so that exact rows, too, load 16 bytes at a time.
+// The order follows from multiply_add (simt.cuh) with S^T = K q^T and O^T = V^T P^T, in which
+// tokens are the rows and queries are the few columns. The assignment of channels to inner indices
+// is free as long as both operands agree; it is chosen so that exact rows also load 16 bytes at a
+// time.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -27,9 +28,9 @@ KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {
   return encoding == Encoding::uint8 ? 8 : encoding == Encoding::uint4 ? 4 : 2;
 }
 
-/// One of the numbers that a lane holds of a tile: register `reg` (of multiply_add's a) of step
-/// `step`, its low or high half. Steps are products: along the channels for keys (head_dim / 16),
-/// one for each 16 channels of output for values.
+/// Identifies one number of a tile in a lane: the low or high half of register `reg` (of
+/// multiply_add's a) of step `step`. A step is one product: for keys along the channels (head_dim /
+/// 16 steps), for values one for each 16 channels of output.
 struct TilePlace {
   int lane;
   int step;
@@ -37,8 +38,8 @@ struct TilePlace {
   int high;
 };
 
-/// Where a tile has the key of row 0..15. A lane's 8 neighbouring channels serve two steps; the last
-/// 16 channels of a head_dim that 32 does not divide serve one, 4 channels a lane.
+/// Where a tile has a key of rows 0..15. A lane's 8 neighbouring channels serve two steps. If 32
+/// does not divide head_dim, the last 16 channels serve one step, with 4 channels a lane.
 KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_key(int row, int channel, int head_dim) {
   const bool tail = channel >= head_dim / 32 * 32;
   const int lane_channels = tail ? 4 : 8;
@@ -50,8 +51,8 @@ KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_key(int row, int channel, int 
           .high = in_lane % 2};
 }
 
-/// Where a tile has the value of row 0..15. A lane has 8 neighbouring channels of 64 (4 of the last
-/// 32, 2 of the last 16): two for each step.
+/// Where a tile has a value of rows 0..15. A lane has 8 neighbouring channels of each 64 (4 of the
+/// last 32, 2 of the last 16), two for each step.
 KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_value(int row, int channel, int head_dim) {
   const int left = head_dim - channel / 64 * 64;
   const int lane_channels = left >= 64 ? 8 : left / 8;
@@ -64,10 +65,11 @@ KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_value(int row, int channel, in
 }
 
 /// Bit address of a code inside its tile, from the tile's first byte. Each lane's words of a tile
-/// come in vectors of up to four; the vectors of all lanes stand side by side.
+/// form vectors of up to four words; the vectors of all lanes are contiguous.
 ///
-/// In a word, the two numbers of a register are 16 bits apart (8-bit codes: side by side, for a
-/// byte permutation widens them), so that masking leaves both where half's mantissa has them.
+/// In a word, the two numbers of a register are 16 bits apart, so that a mask leaves both at the
+/// position of half's mantissa. 8-bit codes are adjacent instead, because a byte permutation widens
+/// them.
 KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TilePlace& at, int bits, int head_dim) {
   const int lane_words = head_dim * bits / 64;
   const int vector_words = lane_words < 4 ? lane_words : 4;
@@ -90,7 +92,7 @@ KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TilePlace& at, int bits, in
 KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_bit(int address, int bits, int head_dim) {
   const int lane_words = head_dim * bits / 64;
   const int vector_words = lane_words < 4 ? lane_words : 4;
-  const int vector = address / 32 / vector_words;  // of all lanes' together
+  const int vector = address / 32 / vector_words;  // index among all lanes' vectors
   const int word = vector / warp_lanes * vector_words + address / 32 % vector_words;
   const int bit = address % 32;
   TilePlace at{.lane = vector % warp_lanes, .step = word, .reg = bit % 16 / 4, .high = bit / 16};
@@ -105,7 +107,7 @@ KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_bit(int address, int bits, int
   return at;
 }
 
-/// A number of a tile.
+/// A row and a channel of a tile.
 struct RowPlace {
   int row;
   int channel;
@@ -131,7 +133,7 @@ KVPOLICY_HOST_DEVICE constexpr RowPlace value_at(const TilePlace& at, int head_d
 
 /// Byte offsets inside a page of quantised rows.
 struct PackedLayout {
-  int tile_bytes = 0;  ///< codes of 16 rows of one side
+  int tile_bytes = 0;  ///< bytes of the codes of 16 rows of one side
   int values_offset = 0;
   int key_scales_offset = 0;
   int key_zeros_offset = 0;
@@ -140,7 +142,7 @@ struct PackedLayout {
   int page_bytes = 0;
 
   PackedLayout() = default;
-  /// `key_group` counts channels, or rows where `per_channel`; `value_group` channels.
+  /// `key_group` counts channels, or rows if `per_channel`; `value_group` counts channels.
   KVPOLICY_HOST_DEVICE constexpr PackedLayout(int bits, int head_dim, int page_rows, bool per_channel,
                                               int key_group, int value_group)
       : tile_bytes{tile_rows * head_dim * bits / 8},
@@ -156,7 +158,7 @@ struct PackedLayout {
   }
 };
 
-/// Index of a key's scale among its page's key scales.
+/// Index of a key's scale among the key scales of its page.
 KVPOLICY_HOST_DEVICE constexpr int key_param(int row, int channel, int head_dim, int page_rows,
                                              bool per_channel, int group) {
   return per_channel ? row / group * head_dim + channel : channel / group * page_rows + row;

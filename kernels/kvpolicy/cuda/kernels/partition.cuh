@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a layer's rows are divided among the blocks of a decode launch. All heads of all sequences,
-// whatever their policy, length and format, form one line, in which every unit of work weighs what
-// it moves; each block takes an equal piece of the line. A head may so be cut, and a block may
-// serve several heads (after Stream-K, arXiv:2301.03598, and LeanAttention, arXiv:2405.10480).
+// How a layer's rows are divided among the blocks of a decode launch. The work units of all heads
+// of all sequences, whatever their policy, length and format, form one line. A unit's weight is its
+// cost, and each block takes an equal slice of the total. So a head may be split over blocks, and a
+// block may serve several heads (after Stream-K, arXiv:2301.03598, and LeanAttention,
+// arXiv:2405.10480).
 //
-// Everything follows from lengths that live on the device, so the grid is fixed while the text
-// grows. Pure functions; blocks and tests compute the same.
+// The division follows from lengths in device memory, so the grid stays fixed while the text grows.
+// All functions are pure, so that blocks and tests compute the same.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -15,26 +16,27 @@
 
 namespace kvpolicy::cuda {
 
-/// Rows that a warp takes at a time. Exact units begin at the segment's first row; packed ones at
-/// multiples of their size in slots, so they lie in one page, and edges are masked.
+/// Rows of a work unit, which a warp takes at a time. Exact units begin at the segment's first row.
+/// Packed units begin at slots that are multiples of their size, so each is inside one page; rows
+/// at the edges are masked.
 KVPOLICY_HOST_DEVICE constexpr int rows_of_unit(Encoding encoding) {
   return encoding == Encoding::uint8                                  ? 32
          : encoding == Encoding::uint4 || encoding == Encoding::uint2 ? 64
                                                                       : tile_rows;
 }
-/// What a unit moves, in units of 16 rows of 8-bit numbers.
+/// The cost of a unit, measured by the bytes that it reads: 1 is 16 rows of 8-bit numbers.
 KVPOLICY_HOST_DEVICE constexpr int weight_of_unit(Encoding encoding) {
   return encoding == Encoding::uint2 ? 1 : 2;
 }
-/// What beginning a head costs a block (queries, the first loads, the merge), in the same measure.
+/// The cost of starting a head (queries, first loads, merge), in the same measure.
 inline constexpr int weight_of_head = 16;
-/// A warp is not started for less than this.
+/// The least work for which a warp is started.
 inline constexpr int least_weight_of_warp = 4;
 
-/// The units of a segment.
+/// The work units of a segment.
 struct Units {
-  int rows = 0;     ///< of a unit
-  int weight = 0;   ///< of a unit
+  int rows = 0;     ///< rows of a unit
+  int weight = 0;   ///< weight of a unit
   int skipped = 0;  ///< rows of unit 0 before the segment's first row
   int count = 0;
 };
@@ -49,7 +51,7 @@ KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const Segment& segment
   return units;
 }
 
-/// What `list_segments` fills to learn a head's weight.
+/// A list for `list_segments` that only sums a head's weight.
 struct HeadWeight {
   const HeadView* head = nullptr;
   int first_position = 0;
@@ -68,18 +70,18 @@ KVPOLICY_HOST_DEVICE int weight_of(const HeadView& head, const LayerState& state
   return list.weight;
 }
 
-/// A line of `total` weights in `blocks` pieces.
+/// Divides a line of weight `total` into `blocks` slices.
 struct Partition {
   long long total = 0;
   int blocks = 1;
 
-  /// For a launch of `grid` blocks of `warps` warps; short lines leave blocks idle.
+  /// For a launch of `grid` blocks of `warps` warps; a short line leaves some blocks idle.
   KVPOLICY_HOST_DEVICE Partition(long long length, int grid, int warps) : total{length} {
     const long long worth = length / (warps * least_weight_of_warp);
     blocks = worth < 1 ? 1 : worth < grid ? static_cast<int>(worth) : grid;
   }
   KVPOLICY_HOST_DEVICE long long begin(int block) const { return block * total / blocks; }
-  /// The block in whose piece `place` lies.
+  /// The block whose slice contains `place`.
   KVPOLICY_HOST_DEVICE int block_of(long long place) const {
     return static_cast<int>(((place + 1) * blocks - 1) / total);
   }
@@ -90,7 +92,7 @@ struct UnitRange {
   int begin;
   int end;
 };
-/// The units that start in [from, to) where unit 0 stands at `place`.
+/// The units that start in [from, to), if unit 0 starts at `place`.
 KVPOLICY_HOST_DEVICE UnitRange units_within(const Units& units, long long place, long long from,
                                             long long to) {
   const auto first_at = [&](long long bound) {

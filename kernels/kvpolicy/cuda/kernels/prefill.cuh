@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of many queries over the segments of every KV head, in one launch: prompts, chunks of
-// prompts, and whatever has too many query rows for decode.cuh.
+// Attention of many queries over the segments of every KV head, in one launch: for prompts, prefill
+// chunks, and all calls with too many query rows for decode.cuh.
 //
-// A block takes a tile of query rows of one KV head and walks the tiles of keys that some of them
-// sees, and no other: the causal end, the reach of a window and the gap behind the sinks are
-// ranges of tiles, not tests. Online softmax in the manner of FlashAttention-2 (Dao,
-// arXiv:2307.08691): keys and values stream through shared memory, logits and probabilities never
-// leave registers. Work is dealt out longest first; with `splits` several blocks share a tile of
-// queries and the last of them merges.
+// A block takes a tile of query rows of one KV head and reads only tiles of keys that some of its
+// queries see: the causal end, the window and the gap after the sinks are loop bounds, not tests.
+// The online softmax is that of FlashAttention-2 (Dao, arXiv:2307.08691): keys and values stream
+// through shared memory, and logits and probabilities stay in registers. The longest work comes
+// first. With `splits` several blocks share a tile of queries, and the last of them to finish
+// merges.
 //
 // Rows of q, k, v and out must be aligned to 16 bytes.
 #pragma once
@@ -28,7 +28,7 @@
 
 namespace kvpolicy::cuda {
 
-/// What a block keeps in shared memory behind its tiles.
+/// What a block keeps in shared memory after its tiles.
 struct PrefillNotes {
   LiveTiles live;
   PrefillItem item;
@@ -41,7 +41,7 @@ constexpr std::size_t prefill_shared_bytes() {
   return PrefillShape<HeadDim>::tiles_bytes + sizeof(PrefillNotes);
 }
 
-/// The warp's rows of q into its part of the shared tile; rows behind the last become zeros.
+/// Loads the warp's rows of q to its part of the shared tile; rows after the last one become zeros.
 template <int HeadDim>
 KVPOLICY_DEVICE void copy_queries(int tile, const Tensor& q, const PrefillItem& item,
                                   const QueryTile& queries) {
@@ -55,7 +55,7 @@ KVPOLICY_DEVICE void copy_queries(int tile, const Tensor& q, const PrefillItem& 
   }
 }
 
-/// Turns the warp's queries to where a rotated segment sees them: position min(t, limit).
+/// Rotates the warp's queries for a rotated segment, to position min(t, limit).
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void rotate_queries(int tile, const HeadView& head, const QueryTile& queries) {
   using Shape = PrefillShape<HeadDim>;
@@ -83,12 +83,13 @@ KVPOLICY_DEVICE void rotate_queries(int tile, const HeadView& head, const QueryT
   }
 }
 
-/// Logits of the warp's query rows against a tile of keys, unscaled.
+/// Computes the unscaled logits of the warp's query rows with a tile of keys.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void multiply_keys(LogitTile<HeadDim>& logits, int queries, int keys) {
   using Shape = PrefillShape<HeadDim>;
-  // Channels between turns of the loop, which is not unrolled: with addresses that change, the
-  // compiler keeps few of them; with constants it keeps them all, and spills.
+  // Channels of one iteration of the outer loop, which is not unrolled: with changing addresses the
+  // compiler keeps few of them in registers; with constant ones it would keep all of them and
+  // spill.
   constexpr int channels = Shape::swizzled ? 64 : HeadDim;
   const int lane = lane_index();
   ChunkPlace<HeadDim> query{queries, warp_index() * Shape::warp_rows + lane % 16, lane / 16};
@@ -117,7 +118,7 @@ KVPOLICY_DEVICE void multiply_keys(LogitTile<HeadDim>& logits, int queries, int 
   }
 }
 
-/// Adds a tile of values, weighted.
+/// Adds a tile of values, multiplied by their weights.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output,
                                      const WeightTile<HeadDim>& weights, int values) {
@@ -139,8 +140,8 @@ KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output,
   }
 }
 
-/// Grid: prefill_items(params) * params.splits blocks of prefill_threads. `Packed`: some head may
-/// have quantised rows.
+/// Grid: prefill_items(params) * params.splits blocks of prefill_threads threads. `Packed`: some
+/// head may have quantised rows.
 template <Element E, int HeadDim, bool Packed>
 KVPOLICY_KERNEL(prefill_threads, 2)
 prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
@@ -167,8 +168,8 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
     TileRing<HeadDim> ring;
     TileLoader<E, HeadDim, Packed> loader{params, item, live};
     bool rotated = false;
-    // One group of copies for each tile of keys and of values, empty ones too, so that "all but
-    // the latest" always means what is needed next.
+    // One group of copies for each tile of keys and of values, even if it is empty, so that waiting
+    // for all groups but the latest always waits for the tile that is needed next.
     loader.find(cursor);
     copy_queries<HeadDim>(query_memory, params.q, item, queries);
     loader.load_keys(ring.keys(), cursor);
@@ -180,7 +181,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
     KVPOLICY_NO_UNROLL
     for (; left > 0; --left) {
       cp_async_wait<1>();
-      sync_block();  // the keys are there, and nobody reads the spare tile any more
+      sync_block();  // the keys have arrived, and no thread reads the spare tile any more
       if (left > 1) loader.load_keys(ring.spare(), cursor.next(live));
       cp_async_commit();
 
@@ -210,7 +211,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       soften<E>(logits, states, output, weights, scale.factor);
 
       cp_async_wait<1>();
-      sync_block();  // the values are there, and nobody reads these keys any more
+      sync_block();  // the values have arrived, and no thread reads these keys any more
       if (left > 1) {
         cursor = cursor.next(live);
         loader.load_values(ring.keys(), cursor);
@@ -220,7 +221,7 @@ prefill_kernel(const KVPOLICY_GRID_CONSTANT AttendParams params) {
       multiply_values<E, HeadDim>(output, weights, ring.values());
       ring.advance();
     }
-    sync_warp();  // the output passes through the warp's part of the queries' tile
+    sync_warp();  // the output is staged in the warp's part of the queries' tile
   }
 
   states.gather(scale.factor);

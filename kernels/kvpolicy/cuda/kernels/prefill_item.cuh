@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which block of the prefill kernel does what: the longest work first, so that short work fills the
-// gaps at the end (a streaming head's tile is a small fraction of a retrieval head's).
+// Assigns work to the blocks of the prefill kernel: the longest work first, so that short work
+// fills the gaps at the end (a tile of a streaming head is a small fraction of a retrieval head's).
 #pragma once
 
 #include <kvpolicy/cuda/kernels/prefill_tile.cuh>
@@ -13,15 +13,15 @@ KVPOLICY_HOST_DEVICE constexpr int prefill_tiles(const Request& request, int gro
   return quotient_up(request.queries * group, prefill_tile_rows<HeadDim>);
 }
 
-/// Tiles of queries of all heads and sequences. The grid has splits times as many blocks; where
-/// there are splits, the workspace needs as many slots of prefill_tile_rows columns as there are
-/// blocks, and a ticket for each item.
+/// The number of items, which are tiles of queries of all heads and sequences. The grid has splits
+/// times as many blocks. With splits, the workspace needs one slot of prefill_tile_rows columns for
+/// each block and a ticket for each item.
 template <int HeadDim>
 KVPOLICY_HOST_DEVICE constexpr int prefill_items(const AttendParams& params) {
   return params.sequences * params.kv_heads * prefill_tiles<HeadDim>(params.request, params.group);
 }
 
-/// The item's place among all, for tickets and slots.
+/// The item's index among all items, for tickets and slots.
 template <int HeadDim>
 KVPOLICY_DEVICE int index_of(const AttendParams& params, const PrefillItem& item) {
   return (item.sequence * params.kv_heads + item.kv_head) *
@@ -29,7 +29,7 @@ KVPOLICY_DEVICE int index_of(const AttendParams& params, const PrefillItem& item
          item.tile;
 }
 
-/// Without the text position, which list_segments knows.
+/// The tile of queries, without its text position, which list_segments computes.
 template <int HeadDim>
 KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile) {
   const int first = tile * prefill_tile_rows<HeadDim>;
@@ -42,27 +42,27 @@ KVPOLICY_DEVICE QueryTile query_tile(const Request& request, int group, int tile
           .highest = tree.highest};
 }
 
-/// Heads that a block can rank: their counts of tiles lie where the tiles will. Of more heads the
-/// order is as they come.
+/// How many heads a block can rank, because their counts of tiles use the memory of the tiles. More
+/// heads are taken in their own order.
 template <int HeadDim>
 inline constexpr int most_ranked_heads = PrefillShape<HeadDim>::tiles_bytes /
                                          static_cast<int>(sizeof(int));
 
-/// Finds the block's item and its live tiles; for all threads, ends with a barrier. `scratch` is
-/// free again then.
+/// Finds the block's item and its visible tiles. Called by all threads; ends with a barrier, after
+/// which `scratch` may be overwritten.
 ///
-/// Heads with at least half of the longest head's tiles come first, then the others; among them the
-/// last queries first, for they see most; among those, the longest head first. Splits of an item
-/// are neighbours. A block finds its head by ranking the heads of its sequence anew, which needs no
-/// planning on the host, so that a captured launch stays right while the text grows.
+/// Heads with at least half as many tiles as the longest head come first, then the others. Inside
+/// both groups, later queries come first, because they see most, and for equal queries the longest
+/// head. Splits of an item are neighbours. Each block ranks the heads of its sequence itself. This
+/// needs no plan on the host, so a captured launch stays valid while the text grows.
 template <int HeadDim>
 KVPOLICY_DEVICE void find_item(const AttendParams& params, std::byte* scratch, PrefillItem& item,
                                QueryTile& queries, LiveTiles& live) {
   constexpr int key_rows = PrefillShape<HeadDim>::key_rows;
-  int* const tiles = reinterpret_cast<int*>(scratch);  // of each head, for the last queries
+  int* const tiles = reinterpret_cast<int*>(scratch);  // tiles of each head, for the last queries
   const int query_tiles = prefill_tiles<HeadDim>(params.request, params.group);
   const int heads = params.kv_heads;
-  const int blocks = heads * query_tiles * params.splits;  // of a sequence
+  const int blocks = heads * query_tiles * params.splits;  // blocks of a sequence
   const int sequence = block_x() / blocks;
   const int block = block_x() % blocks;
   const HeadView* head = params.heads + sequence * heads;

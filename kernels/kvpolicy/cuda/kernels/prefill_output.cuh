@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How results leave the prefill kernel: straight to the caller's tensor, or, where several blocks
-// share a tile of queries, as partial states that the last of them merges in the order of the text.
+// Writes the results of the prefill kernel: directly to the caller's tensor or, if several blocks
+// share a tile of queries, as partial states, which the last block to finish merges in the order of
+// the text.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -12,7 +13,7 @@
 
 namespace kvpolicy::cuda {
 
-/// Where one query row's results go.
+/// The destination of one query row's results.
 struct RowTarget {
   int token;
   int head;
@@ -28,7 +29,7 @@ struct RowTarget {
   }
 };
 
-/// Normalises the warp's rows and writes them, 16 bytes at a time, by way of its part of `staging`.
+/// Normalises the warp's rows and writes them through its part of `staging`, 16 bytes at a time.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStates<HeadDim>& states,
                                 const AttendParams& params, const PrefillItem& item,
@@ -68,7 +69,7 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
   }
 }
 
-/// Leaves the warp's rows, not normalised, in the block's slot of the workspace.
+/// Stores the warp's rows, not normalised, in the block's slot of the workspace.
 template <int HeadDim>
 KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStates<HeadDim>& states,
                                 const AttendParams& params, const PrefillItem& item,
@@ -95,8 +96,8 @@ KVPOLICY_DEVICE void share_rows(const OutputTile<HeadDim>& output, const RowStat
   }
 }
 
-/// Whether all other blocks of the item have left their rows; for all threads. Leaves the ticket as
-/// it was before the call.
+/// Whether all other blocks of the item have stored their rows. Called by all threads. Resets the
+/// ticket to its value before the call.
 template <int HeadDim>
 KVPOLICY_DEVICE bool is_last_to_arrive(const AttendParams& params, const PrefillItem& item,
                                        std::uint32_t& arrived) {
@@ -113,7 +114,7 @@ KVPOLICY_DEVICE bool is_last_to_arrive(const AttendParams& params, const Prefill
   return last;
 }
 
-/// Merges what the blocks of the item left, split by split, a warp for each row.
+/// Merges the partial states of the item's blocks, split by split, with one warp for each row.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& item,
                                 const QueryTile& queries) {

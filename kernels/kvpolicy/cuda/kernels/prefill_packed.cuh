@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantised rows for the prefill kernel: a tile of codes in fragment order (packing.cuh) becomes a
-// tile of 16-bit rows in shared memory. Against hundreds of query rows the products outweigh the
-// unpacking, so rows are widened once and then treated like any other.
+// Quantised rows for the prefill kernel: converts a tile of codes in fragment order (packing.cuh)
+// to a tile of 16-bit rows in shared memory. With hundreds of query rows the products cost more
+// than unpacking, so rows are converted once and then treated like exact rows.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -16,8 +16,8 @@ struct alignas(16) RowChunk {
   std::uint32_t pair[4];
 };
 
-/// Codes of eight neighbouring channels of a row, from channel 8 * chunk on. Their places follow
-/// the first one's by constants, so the first row's serve for every row.
+/// Codes of eight neighbouring channels of a row, from channel 8 * chunk on. Their bit addresses
+/// differ from the first one's by constants, which are the same in every row.
 template <int Bits, int HeadDim, bool Values>
 KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, float (&code)[8]) {
   constexpr auto bit_of = [](int r, int channel) {
@@ -35,7 +35,7 @@ KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, flo
   }
 }
 
-/// Widens the rows of a packed tile; called by all threads of the block.
+/// Converts the rows of a packed tile; called by all threads of the block.
 template <Element E, int HeadDim, bool Values>
 struct PackedLoader {
   using Shape = PrefillShape<HeadDim>;
@@ -56,13 +56,13 @@ struct PackedLoader {
   }
 
  private:
-  /// A warp takes 16 rows, its lanes the chunks that the lanes' words of the packed tile hold.
+  /// A warp converts 16 rows; each lane converts the chunks in its words of the packed tile.
   template <int Bits>
   KVPOLICY_DEVICE void widen(int tile_memory, const LiveSegment& live, int tile) const {
     const PackedLayout layout{Bits,           HeadDim,         page_rows, head.key_per_channel,
                               head.key_group, head.value_group};
-    // By way of a shuffle, so that the compiler does not prepare this loop's many addresses before
-    // the kernel's, and spill them.
+    // Passed through a shuffle, so that the compiler does not compute this loop's many addresses in
+    // advance and spill them.
     const int lane = shuffle(lane_index(), lane_index());
     KVPOLICY_NO_UNROLL
     for (int step = 0; step < Shape::chunks / 2; ++step) {
@@ -75,7 +75,7 @@ struct PackedLoader {
         row += step % 2 * 8 + lane / 4;
         chunk = step / 2 * 4 + lane % 4;
       }
-      // No row of a block is missing, but of a list's last tile.
+      // Only the last tile of a list can have missing rows.
       const int column = tile * block_rows + row;
       const int slot =
           live.segment.chunks == nullptr
@@ -125,8 +125,8 @@ struct PackedLoader {
   }
 };
 
-/// Brings tiles of any source into shared memory; called by all threads of the block. Exact rows
-/// and the call's arrive with the copies committed next, packed ones at once.
+/// Loads tiles of any source to shared memory; called by all threads of the block. Exact rows and
+/// the call's rows arrive with the next committed group of copies, packed rows at once.
 template <Element E, int HeadDim, bool Packed>
 struct TileLoader {
   const AttendParams& params;
@@ -134,7 +134,7 @@ struct TileLoader {
   const LiveTiles& live;
   RowLoader<HeadDim> rows{params, item};
 
-  /// Before the keys, and the values, of a tile are loaded.
+  /// Called before the keys and the values of a tile are loaded.
   KVPOLICY_DEVICE void find(const TileCursor& at) {
     if (!is_packed(at)) rows.find(live.segment[at.segment], at.tile);
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The softmax of the prefill kernel: logits of a tile of keys become weights, in registers. A lane
-// holds, of each 16 query rows of its warp, rows lane / 4 and lane / 4 + 8, and of each 8 keys
-// numbers 2 (lane % 4) and + 1 (multiply_add in simt.cuh).
+// The softmax of the prefill kernel: converts logits of a tile of keys to weights, in registers. Of
+// each 16 query rows of its warp, a lane has rows lane / 4 and lane / 4 + 8, and of each 8 keys it
+// has numbers 2 (lane % 4) and + 1 (multiply_add in simt.cuh).
 #pragma once
 
 #include <cmath>
@@ -34,25 +34,26 @@ using LogitTile =
 template <int HeadDim>
 using OutputTile = Accumulators<PrefillShape<HeadDim>::row_tiles, HeadDim / 8>;
 
-/// Probabilities, not normalised, as the first operand of products with 16 values each: the lanes
-/// that hold logits of two neighbouring groups of 8 keys hold just what those products want.
+/// Unnormalised probabilities as the first operand of products with 16 values each. Lanes already
+/// have the layout of this operand, because each has the logits of two neighbouring groups of 8
+/// keys.
 template <int HeadDim>
 struct WeightTile {
   std::uint32_t at[PrefillShape<HeadDim>::row_tiles][PrefillShape<HeadDim>::key_rows / 16][4];
 };
 
-/// Row of a tile of queries that a lane's half `half` of row tile `m` belongs to.
+/// The row of a tile of queries to which half `half` of a lane's row tile `m` belongs.
 template <int HeadDim>
 KVPOLICY_DEVICE int query_row(int m, int half) {
   return warp_index() * PrefillShape<HeadDim>::warp_rows + m * 16 + half * 8 + lane_index() / 4;
 }
 
-/// Softmax so far: the maximum of a row is known to its four lanes, the sum each lane has of its
-/// own columns until `gather`.
+/// Softmax state. All four lanes of a row have its maximum; until `gather`, each lane has only the
+/// sum over its own columns.
 template <int HeadDim>
 struct RowStates {
   static constexpr int row_tiles = PrefillShape<HeadDim>::row_tiles;
-  float max[row_tiles][2];  ///< in units of the unscaled logits until `gather`, then of log 2
+  float max[row_tiles][2];  ///< in units of unscaled logits until `gather`, then in units of log 2
   float sum[row_tiles][2];
 
   KVPOLICY_DEVICE RowStates() {
@@ -81,11 +82,11 @@ struct RowStates {
   KVPOLICY_DEVICE PartialState of(int m, int half) const { return {max[m][half], sum[m][half]}; }
 };
 
-/// Logits stay unscaled where the factor can go into the exponential's multiply-add. A soft cap, or
-/// a factor that would turn maxima into minima, is applied to each logit first.
+/// Logits stay unscaled if the factor can be part of the exponential's multiply-add. A soft cap, or
+/// a negative factor, which would turn maxima into minima, is applied to each logit first.
 struct LogitScale {
-  float factor;  ///< from logits to units of log 2, within the softmax
-  float before;  ///< the same, applied to logits first
+  float factor;  ///< converts logits to units of log 2, in the softmax
+  float before;  ///< the same, applied to logits before
   float softcap;
   bool early;
 
@@ -112,7 +113,7 @@ struct LogitScale {
   }
 };
 
-/// Takes from each query the rows that it does not see.
+/// Masks, for each query, the rows that it does not see.
 template <int HeadDim>
 KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
                           const QueryTile& queries) {
@@ -124,7 +125,7 @@ KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, i
     KVPOLICY_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int position = queries.position(query_row<HeadDim>(m, half));
-      // The segment's rows that the query sees, counted from this lane's first column.
+      // The range of the segment's rows that the query sees, from this lane's first column.
       int from = 0;
       int to = segment.rows;
       if (segment.chunks == nullptr) {
@@ -151,7 +152,7 @@ KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, i
   }
 }
 
-/// The same for a tree's call.
+/// The same for a call with a tree.
 template <int HeadDim>
 KVPOLICY_DEVICE void hide_of_tree(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
                                   const QueryTile& queries, const Request& request) {
@@ -162,7 +163,7 @@ KVPOLICY_DEVICE void hide_of_tree(LogitTile<HeadDim>& logits, const LiveSegment&
     KVPOLICY_UNROLL
     for (int half = 0; half < 2; ++half) {
       const TreeQuery query{request, queries.token(query_row<HeadDim>(m, half))};
-      // Bits first: the logits leave no registers for many columns at a time.
+      // Computes the mask bits first, because the logits leave few registers.
       std::uint32_t seen = 0;
       KVPOLICY_NO_UNROLL
       for (int i = Shape::key_rows / 4 - 1; i >= 0; --i) {
@@ -180,8 +181,8 @@ KVPOLICY_DEVICE void hide_of_tree(LogitTile<HeadDim>& logits, const LiveSegment&
   }
 }
 
-/// Weighs a tile of logits against all before, whose sums and output are turned down where the
-/// maximum has grown. A row that has seen nothing yet has maximum -infinity and weights of 0.
+/// Converts a tile of logits to weights, and scales earlier sums and outputs down where the maximum
+/// has grown. A row that has seen nothing yet has maximum -infinity and weights of 0.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void soften(const LogitTile<HeadDim>& logits, RowStates<HeadDim>& states,
                             OutputTile<HeadDim>& output, WeightTile<HeadDim>& weights,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tiles of the prefill kernel: which tiles of keys a tile of queries meets, and how 16-bit rows
-// come into shared memory.
+// Tiles of the prefill kernel: which tiles of keys a tile of queries needs, and how 16-bit rows are
+// copied to shared memory.
 //
-// Rows of a shared tile are cut into chunks of 16 bytes. Eight rows that a matrix load reads at one
-// chunk must fall on different banks: where rows are whole multiples of 128 bytes, the chunk's
-// number is XORed with the row's; elsewhere a spare chunk makes the pitch odd, which does the same.
+// Rows of a shared tile consist of chunks of 16 bytes. The eight rows that a matrix load reads at
+// one chunk must be in different banks. If rows are multiples of 128 bytes, the chunk's number is
+// XORed with the row's; otherwise one padding chunk makes the pitch odd, which has the same effect.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -19,17 +19,17 @@ namespace kvpolicy::cuda {
 inline constexpr int prefill_warps = 4;
 inline constexpr int prefill_threads = prefill_warps * warp_lanes;
 
-/// What a block works on. The unnormalised output takes 128 registers of a thread at head_dim 128
-/// and 256 alike; keys and values pass through a ring of three tiles, so that two blocks share the
-/// 164 KiB of an A100's multiprocessor and the softmax of one hides behind the products of the
+/// Sizes of a block's work. The unnormalised output takes 128 registers of a thread at head_dim 128
+/// and at 256. Keys and values pass through a ring of three tiles, so that two blocks fit into the
+/// 164 KiB of an A100's multiprocessor and the softmax of one overlaps with the products of the
 /// other.
 template <int HeadDim>
 struct PrefillShape {
-  static constexpr int row_tiles = HeadDim <= 128 ? 2 : 1;  ///< tiles of 16 query rows of a warp
+  static constexpr int row_tiles = HeadDim <= 128 ? 2 : 1;  ///< tiles of 16 query rows per warp
   static constexpr int warp_rows = 16 * row_tiles;
   static constexpr int query_rows = prefill_warps * warp_rows;
   static constexpr int key_rows = HeadDim <= 128 ? 64 : 32;
-  static constexpr int chunks = HeadDim / 8;  ///< of a row
+  static constexpr int chunks = HeadDim / 8;  ///< chunks of a row
   static constexpr bool swizzled = chunks % 8 == 0;
   static constexpr int pitch = swizzled ? chunks : chunks + 1;
   static constexpr int query_bytes = query_rows * pitch * 16;
@@ -42,15 +42,15 @@ struct PrefillShape {
 template <int HeadDim>
 inline constexpr int prefill_tile_rows = PrefillShape<HeadDim>::query_rows;
 
-/// A place in a tile of the block's shared memory, from which others are constants away. Rows and
-/// chunks that are added must not carry into or out of the lowest three bits of those given first,
-/// so that swizzling stays one XOR and a kernel needs few registers for addresses.
+/// A base address in a tile of shared memory, from which other addresses differ by constants. Added
+/// rows and chunks must not carry into or out of the lowest three bits of the first ones, so that
+/// swizzling stays one XOR and a kernel needs few registers for addresses.
 template <int HeadDim>
 struct ChunkPlace {
   using Shape = PrefillShape<HeadDim>;
   int offset;
 
-  /// `tile`: offset of the tile, a multiple of 128.
+  /// `tile` is the offset of the tile, a multiple of 128.
   KVPOLICY_DEVICE ChunkPlace(int tile, int row, int chunk)
       : offset{tile + (row * Shape::pitch + (Shape::swizzled ? chunk ^ (row % 8) : chunk)) * 16} {}
 
@@ -61,33 +61,33 @@ struct ChunkPlace {
   }
 };
 
-/// Chunk `chunk` of row `row` of the tile at offset `tile`.
+/// Address of chunk `chunk` of row `row` of the tile at offset `tile`.
 template <int HeadDim>
 KVPOLICY_DEVICE std::byte* tile_chunk(int tile, int row, int chunk) {
   return ChunkPlace<HeadDim>{tile, row, chunk}.plus(0, 0);
 }
 
-/// Query rows of one KV head are its (token, query head) pairs, token by token, so that the query
-/// heads of a group share each tile of keys.
+/// A tile of query rows. The query rows of a KV head are its (token, query head) pairs, token by
+/// token, so that the query heads of a group share each tile of keys.
 struct QueryTile {
-  int first = 0;  ///< row
+  int first = 0;  ///< first row
   int rows = 0;
   int group = 1;
-  // Of a tree's call: how deep each query stands, and the least and greatest of these.
+  // For a call with a tree: the depth of each query, and the least and the greatest depth.
   const int* depths = nullptr;
   int lowest = 0;
   int highest = 0;
-  int first_position = 0;  ///< text position of row 0's token, not of `first`; or of depth 0
+  int first_position = 0;  ///< position of row 0's token (not of `first`), or of depth 0
 
   KVPOLICY_DEVICE int token(int row) const {
     return smaller(first + row, first + rows - 1) / group;
   }
   KVPOLICY_DEVICE int head(int row) const { return (first + row) % group; }
-  /// Text position of the tile's row; of rows behind the last, the last one's.
+  /// Text position of a row of the tile; rows after the last have the position of the last.
   KVPOLICY_DEVICE int position(int row) const {
     return first_position + (depths == nullptr ? token(row) : depths[token(row)]);
   }
-  /// At least, and at most, the positions of all its rows.
+  /// A lower and an upper bound on the positions of all rows of the tile.
   KVPOLICY_DEVICE int first_row_position() const {
     return depths == nullptr ? position(0) : first_position + lowest;
   }
@@ -96,22 +96,22 @@ struct QueryTile {
   }
 };
 
-/// A segment as tiles of consecutive rows. Column c of tile j is the segment's row
+/// A segment divided into tiles of consecutive rows. Column c of tile j is the segment's row
 /// j * key_rows + c - lead.
 struct LiveSegment {
   Segment segment;
   int lead = 0;
-  int begin = 0;  ///< Tiles of which some query of a tile sees something.
+  int begin = 0;  ///< Tiles of which some query sees a row.
   int end = 0;
-  int whole_begin = 0;  ///< Tiles of which all queries see everything.
+  int whole_begin = 0;  ///< Tiles of which all queries see all rows.
   int whole_end = 0;
 
   KVPOLICY_DEVICE bool cuts(int tile) const { return tile < whole_begin || tile >= whole_end; }
 };
 
-/// The live tiles of a segment, and the uncut ones among them. Packed rows are cut where their
-/// blocks are, so that a tile is one block and never leaves a page. A chunk list is live as a
-/// whole: its rows precede the call, unless they were chosen in a call for the same tokens.
+/// The visible tiles of a segment, and those among them that need no mask. Tiles of packed rows are
+/// their blocks of 64 rows, so that a tile never crosses a page. A chunk list is visible as a
+/// whole: its rows come before the call, unless they were selected in a call for the same tokens.
 template <int KeyRows>
 KVPOLICY_DEVICE LiveSegment live_part(const HeadView& head, const Segment& segment,
                                       const QueryTile& queries) {
@@ -147,7 +147,7 @@ KVPOLICY_DEVICE LiveSegment live_part(const HeadView& head, const Segment& segme
   return live;
 }
 
-/// Counts the live tiles of a tile of queries, for list_segments.
+/// A list for list_segments that counts the visible tiles of a tile of queries.
 template <int KeyRows>
 struct TileCount : QueryTile {
   const HeadView& head;
@@ -159,14 +159,14 @@ struct TileCount : QueryTile {
   }
 };
 
-/// The live tiles of a tile of queries, in the order of the text. Lies in shared memory.
+/// The visible tiles of a tile of queries, in the order of the text, in shared memory.
 struct LiveTiles {
   int segments = 0;
   int tiles = 0;
   LiveSegment segment[most_segments];
 };
 
-/// Lists them, for list_segments.
+/// A list for list_segments that stores them.
 template <int KeyRows>
 struct TileList : QueryTile {
   const HeadView& head;
@@ -180,12 +180,12 @@ struct TileList : QueryTile {
   }
 };
 
-/// Walks over live tiles.
+/// Iterates over visible tiles.
 struct TileCursor {
   int segment = 0;
   int tile = 0;
 
-  /// To the `skip`-th live tile.
+  /// Moves to visible tile number `skip`.
   KVPOLICY_DEVICE TileCursor(const LiveTiles& live, int skip) {
     while (segment + 1 < live.segments &&
            skip >= live.segment[segment].end - live.segment[segment].begin) {
@@ -194,7 +194,7 @@ struct TileCursor {
     }
     tile = live.segment[segment].begin + skip;
   }
-  /// The live tile after this one; at the end, some tile of the last segment.
+  /// Moves to the next visible tile; at the end, to some tile of the last segment.
   KVPOLICY_DEVICE TileCursor next(const LiveTiles& live) const {
     TileCursor after = *this;
     if (++after.tile == live.segment[segment].end && segment + 1 < live.segments) {
@@ -204,8 +204,8 @@ struct TileCursor {
   }
 };
 
-/// Three places in shared memory take turns: keys, their values, and the keys of the next tile,
-/// whose values then replace these keys.
+/// Three buffers in shared memory rotate: keys, their values, and the keys of the next tile, whose
+/// values then replace the first keys.
 template <int HeadDim>
 struct TileRing {
   using Shape = PrefillShape<HeadDim>;
@@ -219,7 +219,7 @@ struct TileRing {
   KVPOLICY_DEVICE void advance() { at = spare(); }
 };
 
-/// Share `split` of the attention of one tile of query rows of one KV head.
+/// Split `split` of the attention of one tile of query rows of one KV head.
 struct PrefillItem {
   int sequence = 0;
   int kv_head = 0;
@@ -231,25 +231,25 @@ struct PrefillItem {
   }
 };
 
-/// Brings exact rows and the call's own into shared memory. Each warp copies a share of a tile's
-/// rows; each lane finds one row, once for its key and its value, and the warp passes addresses
-/// round. Tiles that a segment does not fill repeat its first or last row.
+/// Copies exact rows and the call's rows to shared memory. Each warp copies a part of a tile's
+/// rows; each lane computes the address of one row, for both key and value, and passes it to the
+/// other lanes. A tile that a segment does not fill repeats the segment's first or last row.
 template <int HeadDim>
 struct RowLoader {
   using Shape = PrefillShape<HeadDim>;
-  static constexpr int rows = Shape::key_rows / prefill_warps;  ///< of a warp
+  static constexpr int rows = Shape::key_rows / prefill_warps;  ///< rows for each warp
   static constexpr int passes = rows * Shape::chunks / warp_lanes;
-  // Where a pass is whole rows, a lane's chunk and the low bits of its row stay the same.
+  // If a pass copies whole rows, a lane's chunk and the low bits of its row stay the same.
   static constexpr bool whole_passes = warp_lanes % Shape::chunks == 0;
   static constexpr int pass_rows = warp_lanes / Shape::chunks;
   static_assert(rows <= warp_lanes && rows * Shape::chunks % warp_lanes == 0);
 
   const AttendParams& params;
   const PrefillItem& item;
-  const std::byte* key = nullptr;  ///< of the lane's row of the next tile
+  const std::byte* key = nullptr;  ///< address of the lane's row of the next tile
 
   KVPOLICY_DEVICE int row_of_lane(const LiveSegment& live, int tile) const {
-    // Lanes whose address goes to whole groups of lanes in the same pass stand apart by a group.
+    // Lanes whose addresses go to whole groups of lanes in one pass are a group apart.
     const int row = whole_passes
                         ? lane_index() % Shape::chunks * pass_rows + lane_index() / Shape::chunks
                         : lane_index();

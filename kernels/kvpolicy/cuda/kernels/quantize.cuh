@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantises a block of 64 rows into fragment order, on the device: x ~ scale * code + zero, with
-// zero rounded down and scale rounded up in half, so that no number is off by more than scale / 2.
-// Scales, zeros and codes are bit for bit those of storage/quantize.hpp.
+// Quantises a block of 64 rows into fragment order on the device: x ~ scale * code + zero, with
+// zero rounded down and scale rounded up in half, so that the error of a number is at most scale /
+// 2. Scales, zeros and codes equal those of storage/quantize.hpp bit for bit.
 //
-// One block of threads takes one side (keys, then values) through shared memory: rows arrive by
-// asynchronous copies, every number is replaced by its code where it stands, then whole words are
-// gathered through the inverse of packing.cuh's order. So each row is read once, both ways are
-// coalesced, and no two threads meet in a word.
+// One thread block takes one side (keys, then values) through shared memory. Rows arrive by
+// asynchronous copies, every number is replaced by its code in place, and then each thread gathers
+// whole words by the inverse of packing.cuh's order. So each row is read once, reads and writes are
+// coalesced, and no two threads write to one word.
 #pragma once
 
 #include <cstddef>
@@ -21,14 +21,14 @@
 
 namespace kvpolicy::cuda {
 
-/// Threads of the kernels that write rows. Every count of vectors in a block of rows that is
-/// quantised divides by it.
+/// Threads of the kernels that write rows. It divides the number of vectors of every block of rows
+/// that is quantised.
 inline constexpr int write_threads = 128;
 
-/// Shared memory of a block of rows on its way to a packed page.
+/// Shared memory for a block of rows that is being quantised.
 template <int HeadDim>
 struct QuantizerMemory {
-  /// In 16-bit slots; 16 bytes more than a row keep the gathering of values off each other's banks.
+  /// In 16-bit numbers. 16 bytes more than a row avoid bank conflicts when values are gathered.
   static constexpr int pitch = HeadDim + 8;
   static constexpr int most_grids = block_rows * HeadDim / 8;
   static constexpr std::size_t bytes =
@@ -38,8 +38,8 @@ struct QuantizerMemory {
       : numbers{reinterpret_cast<std::uint16_t*>(memory)},
         grids{reinterpret_cast<std::uint32_t*>(numbers + block_rows * pitch)} {}
 
-  std::uint16_t* numbers;  ///< [block_rows, pitch]: of E first, then codes
-  std::uint32_t* grids;  ///< scale in the low half, zero in the high; as a page of 64 rows has them
+  std::uint16_t* numbers;  ///< [block_rows, pitch]: numbers of type E first, then codes
+  std::uint32_t* grids;  ///< scale in the low half, zero in the high; as in a 64-row page
 };
 
 // ---- the arithmetic of storage/quantize.hpp --------------------------------------------------
@@ -65,22 +65,22 @@ KVPOLICY_DEVICE std::uint32_t encode(float value, std::uint32_t grid, float leve
   if (step == 0.0F) return 0;  // every number of the group is `zero`
   const float code = (value - to_float<half>(static_cast<std::uint16_t>(grid >> 16))) / step;
   const float clamped = code < 0.0F ? 0.0F : code > levels ? levels : code;
-  // In 1.5 * 2^23 + code the last bit of the mantissa is worth 1: the addition rounds, halves to
-  // even, and the code stands in the low bits.
+  // In 1.5 * 2^23 + code the last bit of the mantissa has value 1. So the addition rounds to
+  // nearest even, and the code is in the low bits.
   return bits_of_float(clamped + 12582912.0F) & 0xffU;
 }
 
-/// The number that is quantised for `x`. A number that the host would refuse is counted, and
+/// The number that is quantised for `x`. A number that the host would refuse is counted and
 /// clamped; NaN becomes 0.
 KVPOLICY_DEVICE float quantizable(float x, int& refused) {
-  // Adding 0 turns -0 into 0, so that the order of a reduction cannot show in a zero's sign.
+  // Adding 0 turns -0 into 0, so that a zero's sign does not depend on the order of a reduction.
   if (is_quantizable(bits_of_float(x))) return x + 0.0F;
   ++refused;
   return x > 0.0F ? largest_quantizable : x < 0.0F ? -largest_quantizable : 0.0F;
 }
 
 // ---- rows in shared memory to codes in shared memory -----------------------------------------
-/// Sends rows [first, 64) of a block on their way; `row(i)` is where row i lies.
+/// Starts copying rows [first, 64) of a block; `row(i)` is the address of row i.
 template <int HeadDim, class Row>
 KVPOLICY_DEVICE void stage_rows(const QuantizerMemory<HeadDim>& memory, int first, Row row) {
   constexpr int vectors = HeadDim / 8;
@@ -91,7 +91,7 @@ KVPOLICY_DEVICE void stage_rows(const QuantizerMemory<HeadDim>& memory, int firs
   cp_async_commit();
 }
 
-/// Groups of neighbouring channels. Rows before `first` hold codes already.
+/// Quantises groups of neighbouring channels. Rows before `first` are codes already.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, int first,
                                         int group, float levels, int& refused) {
@@ -118,7 +118,7 @@ KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, 
       min = x[j] < min ? x[j] : min;
       max = x[j] > max ? x[j] : max;
     }
-    // Neighbouring lanes hold neighbouring vectors of a row.
+    // Neighbouring lanes have neighbouring vectors of a row.
     for (int mask = 1; mask < group / 8; mask *= 2) {
       const float other_min = shuffle_xor(min, mask);
       const float other_max = shuffle_xor(max, mask);
@@ -138,7 +138,7 @@ KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, 
   }
 }
 
-/// Groups of neighbouring rows of one channel: a thread has two channels of a group.
+/// Quantises groups of neighbouring rows of one channel; a thread has two channels of a group.
 template <Element E, int HeadDim>
 KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory, int group,
                                           float levels, int& refused) {
@@ -179,7 +179,7 @@ KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory
 }
 
 // ---- codes in shared memory to a page --------------------------------------------------------
-/// Four tiles of one side; each thread gathers whole words.
+/// Writes four tiles of one side; each thread gathers whole words.
 template <int HeadDim, int Bits, bool Keys>
 KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, std::uint32_t* out) {
   constexpr int tile_words = tile_rows * HeadDim * Bits / 32;
@@ -209,7 +209,7 @@ KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, int bit
   }
 }
 
-/// Scales and zeros of rows [row, row + 64) of a page.
+/// Writes the scales and zeros of rows [row, row + 64) of a page.
 template <int HeadDim>
 KVPOLICY_DEVICE void write_grids(const QuantizerMemory<HeadDim>& memory, bool per_channel,
                                  int group, int row, int page_rows, std::uint16_t* scales,
@@ -223,7 +223,7 @@ KVPOLICY_DEVICE void write_grids(const QuantizerMemory<HeadDim>& memory, bool pe
   }
 }
 
-/// Where the exact slot of a row lies.
+/// The address of a row's exact slot.
 template <int HeadDim>
 KVPOLICY_DEVICE std::uint16_t* exact_row(const HeadView& head, int page_rows, int row, bool key) {
   const int slot = head.exact_slot(row);
@@ -231,14 +231,14 @@ KVPOLICY_DEVICE std::uint16_t* exact_row(const HeadView& head, int page_rows, in
          ((key ? 0 : page_rows) + slot % page_rows) * HeadDim;
 }
 
-/// Where a block of a head's packed rows lies.
+/// The address of a block of a head's packed rows.
 struct PackedBlock {
   std::byte* page;
   std::byte* second;  ///< another copy of the page, or null
-  int row;  ///< of the block's first, in the page
+  int row;  ///< index of the block's first row in the page
   PackedLayout layout;
 
-  /// The block that begins with head row `first`; `entered` as places_of_page has it.
+  /// The block that begins with head row `first`; places_of_page explains `entered`.
   KVPOLICY_DEVICE PackedBlock(const HeadView& head, int head_dim, int page_rows, int first,
                               int entered = 0)
       : layout{code_bits(head.encoding), head_dim,       page_rows,
@@ -262,7 +262,7 @@ struct PackedBlock {
   }
 };
 
-/// Writes one side of a block whose numbers are codes now.
+/// Writes one side of a block whose numbers are codes already.
 template <int HeadDim, bool Keys>
 KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const HeadView& head,
                                 const PackedBlock& to, int page_rows) {
@@ -277,8 +277,8 @@ KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const He
   }
 }
 
-/// Quantises the 64 rows from `first` on, all threads of the block together. `key(row)` and
-/// `value(row)` say where the rows of these numbers lie, exact; `entered` as places_of_page has it.
+/// Quantises the 64 rows from `first` on; called by all threads of the block. `key(row)` and
+/// `value(row)` return the addresses of the exact rows; places_of_page explains `entered`.
 template <Element E, int HeadDim, class Key, class Value>
 KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int first, Key key,
                                     Value value, std::byte* shared, int* out_of_range,
@@ -287,7 +287,7 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
   const PackedBlock to{head, HeadDim, page_rows, first, entered};
   const auto levels = static_cast<float>((1 << code_bits(head.encoding)) - 1);
   int refused = 0;
-  sync_block();  // whatever used the memory before
+  sync_block();  // the previous use of the memory is finished
   stage_rows(memory, 0, [&](int i) { return key(first + i); });
   cp_async_wait<0>();
   sync_block();

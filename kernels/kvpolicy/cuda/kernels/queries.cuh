@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Keeps the latest queries of a layer, by which a compression chooses rows: a ring over text
-// positions, [slots, q_heads, head_dim].
+// Keeps the latest queries of a layer, which a compression observes, in a ring over text positions:
+// [slots, q_heads, head_dim].
 #pragma once
 
 #include <kvpolicy/cuda/kernels/head.cuh>
@@ -11,7 +11,7 @@ namespace kvpolicy::cuda {
 
 struct KeepQueriesParams {
   const LayerState* state = nullptr;
-  Request request = {};  ///< whether the queries' rows are in `state` already
+  Request request = {};  ///< says whether `state` counts the queries' rows already
   Tensor q = {};       ///< [1, queries, q_heads, head_dim]
   int q_heads = 0;
   int head_dim = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small writes from the host in the order of a stream: addresses and words travel as kernel
-// parameters, so nothing is staged, waited for or illegal while a graph is captured.
+// Small writes from the host, in stream order. Addresses and words are kernel parameters, so the
+// writes need no staging buffer and no waiting, and are allowed while a graph is captured.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -9,7 +9,7 @@
 namespace kvpolicy::cuda {
 
 struct ScatterParams {
-  static constexpr int most = 240;  ///< kernel parameters end at 4 KB
+  static constexpr int most = 240;  ///< because kernel parameters are limited to 4 KB
   int count = 0;
   unsigned long long* address[most];
   unsigned long long word[most];

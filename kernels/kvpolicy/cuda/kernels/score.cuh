@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How well each chunk of a selecting head answers a query: the dot product with the chunk's mean
-// key (TriForce, arXiv:2404.11912), or the bound by its smallest and largest keys (Quest,
-// arXiv:2406.10774), as policy/chunk_summary.hpp defines both.
+// Scores each chunk of a selecting head for a query: by the dot product with the chunk's mean key
+// (TriForce, arXiv:2404.11912), or by the upper bound from its smallest and largest keys (Quest,
+// arXiv:2406.10774). policy/chunk_summary.hpp defines both.
 //
-// Either score is linear in the summaries, so the queries of a group are summed before they meet
-// any: what is left is one product of a matrix with a vector, a pure matter of bandwidth, that runs
-// on the float units with 16-byte loads.
+// Both scores are linear in the summaries, so the queries of a group are summed first. What remains
+// is one matrix-vector product, which is limited by bandwidth and runs on the float units with
+// 16-byte loads.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/attend.cuh>
@@ -15,40 +15,40 @@
 
 namespace kvpolicy::cuda {
 
-/// Scores of one layer, for any number of sequences. All pointers are the device's.
+/// Scores of one layer, for any number of sequences. All pointers are device pointers.
 struct ScoreParams {
   const HeadView* heads = nullptr;     ///< [sequences, kv_heads]
   const LayerState* states = nullptr;  ///< [sequences]
   int kv_heads = 0;
   int group = 1;
   int page_rows = 64;
-  int queries = 1;          ///< of the call; the last of them scores
+  int queries = 1;          ///< queries of the call; the last of them scores
   Tensor q = {};            ///< [sequences, queries, kv_heads * group, head_dim]
 };
 
 inline constexpr int score_threads = 128;
 
-/// Lanes that share a summary: each takes every so-manieth 16 bytes of it.
+/// How many lanes share a summary; they take its 16-byte parts in turn.
 template <int HeadDim>
 inline constexpr int score_lanes = HeadDim == 80    ? 2
                                    : HeadDim == 96  ? 4
                                    : HeadDim == 256 ? 16
                                                     : 8;
 
-/// The query for the mean or smallest keys, then that for the largest.
+/// The query for the mean or the smallest keys, and then that for the largest keys.
 template <int HeadDim>
 constexpr std::size_t score_shared_bytes() {
   return 2 * HeadDim * sizeof(float);
 }
 
-/// Dot products of `chunks` closed chunks with `query` [Sides, HeadDim], to `scores`.
+/// Writes the dot products of `chunks` full chunks with `query` [Sides, HeadDim] to `scores`.
 template <Element E, int HeadDim, int Sides>
 KVPOLICY_DEVICE void score_chunks(const HeadView& head, int chunks, int page_rows,
                                   const float* query, float* scores) {
   constexpr int lanes = score_lanes<HeadDim>;
-  constexpr int parts = HeadDim / 8 / lanes;  // 16-byte parts of a summary in a lane
+  constexpr int parts = HeadDim / 8 / lanes;  // 16-byte parts of a summary for each lane
   constexpr int rows = warp_lanes / lanes;
-  // About eight loads under way in each lane. A tile never straddles a page.
+  // About eight loads are in flight in each lane. A tile never crosses a page.
   constexpr int steps = parts * Sides < 8 ? 8 / (parts * Sides) : 1;
   constexpr int tile = rows * steps;
   static_assert(block_rows % tile == 0);
@@ -101,13 +101,13 @@ KVPOLICY_DEVICE void score_chunks(const HeadView& head, int chunks, int page_row
       KVPOLICY_UNROLL
       for (int mask = 1; mask < lanes; mask *= 2) sum += shuffle_xor(sum, mask);
       const int chunk = first + step * rows + lane_index() / lanes;
-      // Chunk 0 holds the attention sinks: always read, whatever its keys say.
+      // Chunk 0 has the attention sinks and is always read.
       if (part == 0 && chunk < chunks) scores[chunk] = chunk == 0 ? -minus_infinity() : sum;
     }
   }
 }
 
-/// Scores the closed chunks of each selecting head that has more than it may choose. Grid: any
+/// Scores the full chunks of each selecting head that has more of them than its budget. Grid: any
 /// number of blocks for a head, then sequences * kv_heads.
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(score_threads, 3)

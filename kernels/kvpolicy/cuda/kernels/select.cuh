@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The places of a head's highest ranks, ascending; among equals the lower place wins, as in
-// policy/top_rows.hpp: which chunks a query reads, by their scores, and which rows survive a
-// compression, by their scores and, where these are equal, by what else tells them apart.
+// Finds the indices of a head's k highest ranks, in ascending order; of equal ranks the lower index
+// wins, as in policy/top_rows.hpp. The ranks are scores of chunks, for a selection, or scores of
+// rows, for a compression, where the row's own votes decide between equal scores.
 //
-// Only the set matters, so nothing is sorted. One block for a head finds the lowest chosen rank by
-// its digits, eleven bits at a time from the top (radix selection), and then gathers the places of
-// all ranks above it, and of the first ones equal to it, in one ordered pass. Scores are read four
-// times, those of a compression seven; they come from the caches, having just been written.
+// Only the set matters, so nothing is sorted. One block for each head finds the lowest selected
+// rank by radix selection, eleven bits at a time from the top. Then it gathers, in one ordered
+// pass, the indices of all ranks above it and of the first ones equal to it. Scores are read four
+// times, those of a compression seven times; they were just written, so they come from the caches.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/head.cuh>
@@ -17,19 +17,19 @@
 namespace kvpolicy::cuda {
 
 inline constexpr int select_threads = 1024;
-inline constexpr int select_items = 4;  ///< Scores that a thread has under way.
+inline constexpr int select_items = 4;  ///< Scores that a thread processes at a time.
 inline constexpr int digit_bits = 11;
 inline constexpr int select_digits = 1 << digit_bits;
 
 struct SelectShared {
-  std::uint32_t counts[select_digits];  ///< of the ranks with each digit
+  std::uint32_t counts[select_digits];  ///< number of ranks with each digit
   std::uint32_t warps[2][warp_lanes];
   std::uint32_t digit;
-  std::uint32_t left;  ///< to be chosen among the ranks with this digit
+  std::uint32_t left;  ///< how many of the ranks with this digit are still to be selected
 };
 constexpr std::size_t select_shared_bytes() { return sizeof(SelectShared); }
 
-/// A whole number that grows with the score: NaN below everything, the two zeros equal.
+/// An integer that grows with the score; NaN is below everything, and both zeros are equal.
 KVPOLICY_DEVICE std::uint32_t rank_of(float score) {
   const std::uint32_t bits = bits_of_float(score);
   const std::uint32_t magnitude = bits & 0x7fffffffU;
@@ -39,10 +39,10 @@ KVPOLICY_DEVICE std::uint32_t rank_of(float score) {
 }
 
 struct WarpSums {
-  std::uint32_t before;  ///< of the warps below this one
+  std::uint32_t before;  ///< sum over the warps before this one
   std::uint32_t total;
 };
-/// Adds up one number per warp. A call must not use the `sums` of the call before it.
+/// Sums one number per warp. A call must not reuse the `sums` of the previous call.
 KVPOLICY_DEVICE WarpSums scan_warps(std::uint32_t of_warp, std::uint32_t* sums) {
   if (lane_index() == 0) sums[warp_index()] = of_warp;
   sync_block();
@@ -56,8 +56,8 @@ KVPOLICY_DEVICE WarpSums scan_warps(std::uint32_t of_warp, std::uint32_t* sums) 
   return {inclusive - of_warp, shuffle(sum, warp_lanes - 1)};
 }
 
-/// Counts the digits at `shift` of the ranks that agree with `prefix` above them. `counts` are
-/// zeros before; seen by all threads after the next barrier.
+/// Counts the digits at `shift` of the ranks whose higher bits equal `prefix`. `counts` must be
+/// zeros before; all threads see them after the next barrier.
 template <int Threads, class Rank, class RankAt>
 KVPOLICY_DEVICE void count_digits(const RankAt& rank_at, int n, Rank prefix, int shift, int bits,
                                   std::uint32_t* counts) {
@@ -76,7 +76,7 @@ KVPOLICY_DEVICE void count_digits(const RankAt& rank_at, int n, Rank prefix, int
           i < n &&
           (shift + bits == rank_bits || rank[j] >> (shift + bits) == prefix >> (shift + bits));
       const int digit = counts_here ? static_cast<int>(rank[j] >> shift & (select_digits - 1)) : -1;
-      // Scores of a head are much alike: lanes that agree with the first one add together.
+      // Scores of a head are similar, so lanes with the same digit as the first one add once.
       const int common = shuffle(digit, 0);
       const std::uint32_t agreeing = ballot(digit == common);
       if (digit >= 0) {
@@ -90,9 +90,9 @@ KVPOLICY_DEVICE void count_digits(const RankAt& rank_at, int n, Rank prefix, int
   }
 }
 
-/// Calls `emit(i, place)` for the places of the k highest of n ranks, i counting them in ascending
-/// order, from any thread. `rank_at(place)` is unsigned, of 32 or 64 bits. All threads of the block
-/// take part.
+/// Calls `emit(i, place)`, from any thread, for the indices `place` of the k highest of n ranks in
+/// ascending order; i counts them. `rank_at(place)` is unsigned, of 32 or 64 bits. Called by all
+/// threads of the block.
 template <int Threads, class RankAt, class Emit>
 KVPOLICY_DEVICE void select_top(const RankAt& rank_at, int n, int k, const Emit& emit) {
   if (k >= n) {
@@ -103,7 +103,7 @@ KVPOLICY_DEVICE void select_top(const RankAt& rank_at, int n, int k, const Emit&
 
   using Rank = decltype(rank_at(0LL));
   constexpr int rank_bits = 8 * static_cast<int>(sizeof(Rank));
-  constexpr int own = select_digits / Threads;  // that a thread looks after, from the highest down
+  constexpr int own = select_digits / Threads;  // digits of each thread, from the highest down
   static_assert(own * Threads == select_digits && Threads % warp_lanes == 0);
   auto& shared = *reinterpret_cast<SelectShared*>(shared_memory());
   const int highest = select_digits - 1 - thread_index() * own;
@@ -111,8 +111,8 @@ KVPOLICY_DEVICE void select_top(const RankAt& rank_at, int n, int k, const Emit&
   for (int d = 0; d < own; ++d) shared.counts[highest - d] = 0;
   sync_block();
 
-  Rank lowest = 0;                            // the lowest chosen rank
-  auto left = static_cast<std::uint32_t>(k);  // to be chosen among its equals
+  Rank lowest = 0;                            // the lowest selected rank
+  auto left = static_cast<std::uint32_t>(k);  // how many ranks equal to it are selected
   int parity = 0;
   for (int shift = rank_bits - digit_bits;;) {
     const int bits = shift > 0 ? digit_bits : rank_bits % digit_bits;
@@ -149,9 +149,9 @@ KVPOLICY_DEVICE void select_top(const RankAt& rank_at, int n, int k, const Emit&
     shift = shift > digit_bits ? shift - digit_bits : 0;
   }
 
-  // A warp takes neighbouring ranks, so that ballots count those in front of a lane.
+  // A warp takes neighbouring ranks, so that ballots count those before a lane.
   constexpr int tile = Threads * select_items;
-  static_assert(tile < 1 << 16);  // two counts travel in one word
+  static_assert(tile < 1 << 16);  // because one word has two counts
   const std::uint32_t lanes_below = (1U << lane_index()) - 1U;
   std::uint32_t all_higher = 0;
   std::uint32_t all_equal = 0;
@@ -192,12 +192,12 @@ KVPOLICY_DEVICE void select_top(const RankAt& rank_at, int n, int k, const Emit&
 
 // ---- chunks ----------------------------------------------------------------------------------
 
-/// A new choice of chunks for each selecting head, by the scores of score.cuh.
+/// Makes a new selection of chunks for each selecting head, by the scores of score.cuh.
 struct RefreshParams {
   const HeadView* heads = nullptr;     ///< [sequences, kv_heads]
   const LayerState* states = nullptr;  ///< [sequences]
   int kv_heads = 0;
-  int call_rows = 0;  ///< of the query that chooses and of those before it that `states` lacks
+  int call_rows = 0;  ///< rows of the call, up to the selecting query, that `states` does not count
 };
 
 /// One block for each of the sequences * kv_heads heads.
@@ -209,7 +209,7 @@ refresh_select_kernel(const KVPOLICY_GRID_CONSTANT RefreshParams p) {
   const LayerState state = p.states[block_x() / p.kv_heads];
   Selections& choices = *head.selections;
   const int tokens = state.tokens + p.call_rows;
-  // A choice by a text of the same length goes with every rollback that this one goes with.
+  // Replaces a selection made at the same text length, because every rollback drops both or none.
   const bool replaces = choices.valid > 0 && choices.tokens[choices.latest] == tokens;
   const int slot = replaces ? choices.latest : (choices.latest + 1) % choices.slots;
   const int valid = replaces ? choices.valid : smaller(choices.valid + 1, choices.slots);
@@ -218,7 +218,7 @@ refresh_select_kernel(const KVPOLICY_GRID_CONSTANT RefreshParams p) {
   int* chunks = choices.chunks + static_cast<long long>(slot) * head.budget_chunks;
   select_top<Threads>([&](long long chunk) { return rank_of(head.scores[chunk]); }, n, k,
                       [&](int i, int chunk) { chunks[i] = chunk; });
-  sync_block();  // every thread has read which choice was the latest
+  sync_block();  // every thread has read the index of the latest selection
   if (thread_index() == 0) {
     choices.tokens[slot] = tokens;
     choices.ends[slot] = n * head.chunk_rows;
@@ -231,25 +231,25 @@ refresh_select_kernel(const KVPOLICY_GRID_CONSTANT RefreshParams p) {
 
 // ---- rows ------------------------------------------------------------------------------------
 
-/// What a head that is compressed keeps, and how its candidates are scored (observe.cuh). Such a
-/// head has neither sinks nor a window of its own, and its rows are all committed.
+/// Settings of a compression: what a head keeps, and how its candidates are scored (observe.cuh).
+/// Such a head has no sinks and no sliding window, and all its rows are committed.
 struct Compression {
-  int window = 0;  ///< Latest queries that vote; their own rows are always kept. 0: left as it is.
+  int window = 0;  ///< Observation window; its own rows are always kept. 0: no compression.
   int budget = 0;  ///< Rows kept besides the window.
-  int kernel = 1;  ///< Votes pooled together; odd.
-  bool average = false;  ///< pooled by their mean, not their maximum
+  int kernel = 1;  ///< Width of the pooling, in rows; odd.
+  bool average = false;  ///< pools by the mean instead of the maximum
 };
 
-/// The rows that survive, for each compressing head of one sequence.
+/// Parameters to find the surviving rows of each compressing head of one sequence.
 struct KeepParams {
   const HeadView* heads = nullptr;  ///< [kv_heads]
   const LayerState* state = nullptr;
   const Compression* compressions = nullptr;  ///< [kv_heads]
-  const float* scores = nullptr;              ///< [kv_heads, pitch], of the rows before the window
-  const float* unpooled = nullptr;            ///< the same: of equal scores the higher one survives
+  const float* scores = nullptr;              ///< [kv_heads, pitch], for the rows before the window
+  const float* unpooled = nullptr;            ///< the same shape; decides between equal scores
   long long pitch = 0;
   int* const* kept = nullptr;  ///< [kv_heads] of [budget + window]: row numbers, ascending
-  int* counts = nullptr;       ///< [kv_heads]; not written where a head is left as it is
+  int* counts = nullptr;       ///< [kv_heads]; not written for other heads
 };
 
 /// One block for each KV head.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A block's share of a head: which units of which segments it reads, as its warps find them in
-// shared memory. Used by decode.cuh.
+// A block's share of a head: which work units of which segments the block reads. It is stored in
+// shared memory for the block's warps. Used by decode.cuh.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/attend.cuh>
@@ -20,15 +20,15 @@ struct Share {
   SegmentList list;
   UnitRange range[most_segments];
   int skipped[most_segments];         ///< rows of unit 0 before the segment's first
-  bool may_be_unseen[most_segments];  ///< a chunk list with rows that not every query sees
-  int units[2];                       ///< of exact rows and of packed ones
-  int last_weight;                    ///< of the head's last unit
-  int last_position;                  ///< of the furthest query
-  bool rotated;                       ///< some segment is read with turned queries
-  bool begins;                        ///< the head's first unit is among them
-  bool ends;                          ///< its last one is
+  bool may_be_unseen[most_segments];  ///< a chunk list with rows that some queries do not see
+  int units[2];                       ///< units of exact rows and of packed rows
+  int last_weight;                    ///< weight of the head's last unit
+  int last_position;                  ///< position of the last query
+  bool rotated;                       ///< some segment is read with rotated queries
+  bool begins;                        ///< the share includes the head's first unit
+  bool ends;                          ///< the share includes the head's last unit
 
-  /// `place`: where the head stands on the line, of which this block has [from, to).
+  /// `place` is where the head begins in the work of all heads; this block's slice is [from, to).
   KVPOLICY_DEVICE void describe(const AttendParams& p, int index, long long place, long long from,
                                 long long to) {
     head = p.heads[index];
@@ -58,13 +58,13 @@ struct Share {
   }
 };
 
-/// One of a share's units of exact rows, or of its packed ones.
+/// Iterates over a share's units of exact rows, or over those of packed rows.
 struct UnitCursor {
   int segment = 0;
   int unit = 0;
 
   KVPOLICY_DEVICE static UnitCursor first(const Share& share) { return {0, share.range[0].begin}; }
-  /// The unit `units` further on, and whether there is one.
+  /// Moves `units` units on; returns whether there is such a unit.
   KVPOLICY_DEVICE bool skip(const Share& share, bool packed, int units) {
     unit += units;
     while (segment < share.list.count) {
@@ -78,12 +78,12 @@ struct UnitCursor {
   }
 };
 
-/// The mask of a tree's call, for the logits as `cap_and_mask` has them.
+/// The mask of a call with a tree, in the layout of cap_and_mask's logits.
 template <int Tiles, int ColumnTiles>
 KVPOLICY_DEVICE void mask_tree(float (&logits)[Tiles][ColumnTiles][4], const AttendParams& p,
                                const Share& share, const Segment& segment, int first) {
-  // Bits first, one after another: the kernel has no registers to spare for this.
-  constexpr int rows = 2 * Tiles;  // of a lane
+  // Computes mask bits one after another, because the kernel has no spare registers.
+  constexpr int rows = 2 * Tiles;  // rows of a lane
   static_assert(2 * ColumnTiles * rows <= 32);
   std::uint32_t seen = 0;
   KVPOLICY_NO_UNROLL
@@ -99,7 +99,7 @@ KVPOLICY_DEVICE void mask_tree(float (&logits)[Tiles][ColumnTiles][4], const Att
     KVPOLICY_UNROLL
     for (int tile = 0; tile < Tiles; ++tile) {
       KVPOLICY_UNROLL
-      for (int k = 0; k < 4; ++k) {  // upper row and odd column, as the products leave them
+      for (int k = 0; k < 4; ++k) {  // upper row and odd column, in the layout of the products
         const int i = (2 * n + k % 2) * rows + 2 * tile + k / 2;
         if ((seen >> i & 1U) == 0) logits[tile][n][k] = minus_infinity();
       }
@@ -107,8 +107,8 @@ KVPOLICY_DEVICE void mask_tree(float (&logits)[Tiles][ColumnTiles][4], const Att
   }
 }
 
-/// Soft cap and mask for the logits of a unit, Tiles of 16 rows, of which row 0 is row
-/// `first` of the segment (negative: rows before the segment come first).
+/// Applies soft cap and mask to the logits of a unit of `Tiles` tiles of 16 rows. Its row 0 is row
+/// `first` of the segment; if `first` is negative, rows before the segment come first.
 template <int Tiles, int ColumnTiles>
 KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const AttendParams& p,
                                   const Share& share, int s, int first) {
@@ -133,7 +133,7 @@ KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const 
           segment.position + first <= share.last_position - segment.reach;
   }
   if (!cut) return;
-  // Rows of nodes are always cut, for their segment begins where the first query's position does.
+  // Rows of nodes always need the mask, because their segment begins at the first query's position.
   if (p.request.tree.nodes > 0) {
     mask_tree(logits, p, share, segment, first);
     return;
@@ -148,7 +148,7 @@ KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const 
       int begin = p.request.queries * p.group;  // columns begin .. end - 1 see the row
       int end = begin;
       if (i >= 0 && i < segment.rows) {
-        const int ahead = segment.position_of(i) - query;  // of the call's first query
+        const int ahead = segment.position_of(i) - query;  // relative to the call's first query
         begin = larger(ahead, 0) * p.group;
         if (segment.reach < p.request.queries - ahead) {
           end = larger(ahead + segment.reach, 0) * p.group;

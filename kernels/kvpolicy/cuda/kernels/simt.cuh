@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The machine that the kernels are written for: a block of warps of 32 lanes with shared memory,
-// warp collectives, 16-bit matrix products and asynchronous copies, as sm_80 has them. Kernels say
-// no PTX and no intrinsic themselves, so the same sources also run, block by block, on the host
-// emulation of the test suite (tests/simt), under sanitizers and without a GPU.
+// The machine model of the kernels: a block of warps of 32 lanes with shared memory, warp
+// collectives, 16-bit matrix products and asynchronous copies, as in sm_80. Kernels contain no PTX
+// and no intrinsics, so the same sources also run, block by block, on the host emulation of the
+// test suite (tests/simt), under sanitizers and without a GPU.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace kvpolicy::cuda {
 
-/// Registers and memory words moved together. A pointer to one needs its alignment.
+/// Words that are moved together. A pointer to this type needs its alignment.
 struct alignas(16) Words4 {
   std::uint32_t word[4];
 };
@@ -27,7 +27,8 @@ inline constexpr int warp_lanes = 32;
 }  // namespace kvpolicy::cuda
 
 #if !defined(__CUDACC__)
-// Defines the same names as the rest of this file; only the tests put it on the include path.
+// This header defines the same names as the rest of this file; only tests have it on their include
+// path.
 #include <simt/machine.hpp>
 #else
 
@@ -46,7 +47,7 @@ inline constexpr int warp_lanes = 32;
 
 namespace kvpolicy::cuda {
 
-// ---- where a thread stands -------------------------------------------------------------------
+// ---- thread indices --------------------------------------------------------------------------
 KVPOLICY_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 KVPOLICY_DEVICE int thread_count() { return static_cast<int>(blockDim.x); }
 KVPOLICY_DEVICE int lane_index() { return static_cast<int>(threadIdx.x) % warp_lanes; }
@@ -62,7 +63,7 @@ KVPOLICY_DEVICE std::byte* shared_memory() {
   return reinterpret_cast<std::byte*>(kvpolicy_dynamic_shared_memory);
 }
 
-// ---- threads together ------------------------------------------------------------------------
+// ---- collectives and atomics -----------------------------------------------------------------
 // All lanes of a warp take part in every warp collective.
 KVPOLICY_DEVICE void sync_block() { __syncthreads(); }
 KVPOLICY_DEVICE void sync_warp() { __syncwarp(); }
@@ -92,9 +93,9 @@ KVPOLICY_DEVICE bool any(bool vote) { return __any_sync(0xffffffffU, vote) != 0;
 KVPOLICY_DEVICE std::uint32_t atomic_add(std::uint32_t* place, std::uint32_t value) {
   return atomicAdd(place, value);
 }
-/// What this thread wrote to global memory before is seen by whoever sees what it writes after.
+/// A thread that sees a later write of this thread also sees its earlier writes to global memory.
 KVPOLICY_DEVICE void fence_device() { __threadfence(); }
-/// Reads what another block wrote (past the first-level cache).
+/// Reads what another block wrote, bypassing the first-level cache.
 KVPOLICY_DEVICE float load_shared_by_blocks(const float* place) { return __ldcg(place); }
 KVPOLICY_DEVICE Words4 load_shared_by_blocks(const Words4* place) {
   const uint4 v = __ldcg(reinterpret_cast<const uint4*>(place));
@@ -102,7 +103,7 @@ KVPOLICY_DEVICE Words4 load_shared_by_blocks(const Words4* place) {
 }
 
 // ---- memory ----------------------------------------------------------------------------------
-/// Row data that is read once: does not stay in the first-level cache.
+/// Loads row data that is read once, without keeping it in the first-level cache.
 KVPOLICY_DEVICE Words4 load_once(const Words4* place) {
   Words4 v;
   asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -133,30 +134,31 @@ KVPOLICY_DEVICE std::uint32_t shared_address(const void* place) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(place));
 }
 
-/// Copies 16 bytes from global to shared memory, or writes zeros where not `valid` (the source is
-/// not touched then). Arrives when `cp_async_wait` says so.
+/// Copies 16 bytes from global to shared memory, or writes zeros if not `valid` (the source is then
+/// not read). The copy is complete after `cp_async_wait`.
 KVPOLICY_DEVICE void cp_async_16(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                "l"(global), "r"(valid ? 16 : 0)
                : "memory");
 }
 KVPOLICY_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;"); }
-/// Waits until at most `Pending` of this thread's latest groups are under way.
+/// Waits until at most `Pending` of this thread's latest groups are incomplete.
 template <int Pending>
 KVPOLICY_DEVICE void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
 // ---- matrices --------------------------------------------------------------------------------
-/// Four 8x8 matrices of 16-bit numbers. Lane i gives the address of row i % 8 of matrix i / 8 (16
-/// bytes, aligned); register m of lane l holds numbers 2 (l % 4) and + 1 of row l / 4 of matrix m.
+/// Loads four 8x8 matrices of 16-bit numbers. Lane i passes the address of row i % 8 of matrix i /
+/// 8 (16 bytes, aligned); register m of lane l gets numbers 2 (l % 4) and + 1 of row l / 4 of
+/// matrix m.
 KVPOLICY_DEVICE void load_matrix_x4(std::uint32_t (&r)[4], const void* shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(shared_address(shared_row))
                : "memory");
 }
-/// The same, each matrix transposed.
+/// The same with each matrix transposed.
 KVPOLICY_DEVICE void load_matrix_x4_transposed(std::uint32_t (&r)[4], const void* shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -201,9 +203,10 @@ KVPOLICY_DEVICE float exp2_exact(float x) { return exp2f(x); }
 KVPOLICY_DEVICE float log2_exact(float x) { return log2f(x); }
 KVPOLICY_DEVICE float tanh_exact(float x) { return tanhf(x); }
 KVPOLICY_DEVICE float inverse_square_root(float x) { return rsqrtf(x); }
-/// Sine and cosine of an angle given in double: positions run into the millions.
+/// Sine and cosine of an angle in double, because positions may be millions.
 KVPOLICY_DEVICE void sine_cosine(double angle, float& sine, float& cosine) {
-  // Whole turns leave in double; what remains is small, so no reduction that needs a stack.
+  // Whole turns are subtracted in double. The rest is small and needs no range reduction with a
+  // stack.
   const double turns = angle * 0.15915494309189535;
   sincospif(2.0F * static_cast<float>(turns - rint(turns)), &sine, &cosine);
 }
@@ -214,7 +217,7 @@ KVPOLICY_DEVICE std::uint32_t count_bits(std::uint32_t x) {
 KVPOLICY_DEVICE std::uint32_t bits_of_float(float x) { return __float_as_uint(x); }
 KVPOLICY_DEVICE float float_of_bits(std::uint32_t x) { return __uint_as_float(x); }
 
-/// One 16-bit number to float.
+/// Converts one 16-bit number to float.
 template <Element E>
 KVPOLICY_DEVICE float to_float(std::uint16_t bits) {
   if constexpr (encoding_of<E> == Encoding::bfloat16) {
@@ -223,7 +226,7 @@ KVPOLICY_DEVICE float to_float(std::uint16_t bits) {
     return __half2float(__ushort_as_half(bits));
   }
 }
-/// Float to a 16-bit number, to nearest even.
+/// Converts float to a 16-bit number, rounded to nearest even.
 template <Element E>
 KVPOLICY_DEVICE std::uint16_t from_float(float x) {
   if constexpr (encoding_of<E> == Encoding::bfloat16) {
@@ -232,7 +235,7 @@ KVPOLICY_DEVICE std::uint16_t from_float(float x) {
     return __half_as_ushort(__float2half_rn(x));
   }
 }
-/// Two floats to two 16-bit numbers, `low` in the low half.
+/// Converts two floats to two 16-bit numbers, with `low` in the low half.
 template <Element E>
 KVPOLICY_DEVICE std::uint32_t pack(float low, float high) {
   if constexpr (encoding_of<E> == Encoding::bfloat16) {

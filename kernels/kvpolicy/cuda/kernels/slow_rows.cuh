@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Heads that keep every row may have their rows in slow memory: memory of the host that kernels can
-// address, but through a bus. Its pages are written through: each row goes to its page there, which
-// is its place for good, and to one of a ring of pages on the device as long as it is among the
-// latest. So what is read in every step (rows since a choice of chunks, rows that may be taken back,
-// the page that is still open) is near, and all of it can be brought anywhere from one place.
+// Heads that keep every row may have their rows in slow memory: host memory that kernels address
+// through a bus. Its pages are written through: each row is written to its final page there, and
+// also to one of a ring of pages in device memory, which has the latest rows. So the rows that
+// every step reads (those after a selection, those that may be taken back, the page that is not
+// full) are in device memory, and slow memory has all rows.
 //
-// Which of the two a kernel finds follows from the page table alone. Kernels that read know nothing
-// of slow memory; those that write (append.cuh, quantize.cuh) ask `places_of_page` and move the table
-// on with `enter_pages`, on the device, so that a captured step can be replayed.
+// The page table decides which of the two a kernel reads. Reading kernels do not know about slow
+// memory. Writing kernels (append.cuh, quantize.cuh) call `places_of_page` and update the table
+// with `enter_pages`, on the device, so that a captured step can be replayed.
 #pragma once
 
 #include <cstddef>
@@ -21,29 +21,29 @@ namespace kvpolicy::cuda {
 
 /// What changes from step to step.
 struct SlowState {
-  int entered = 0;    ///< pages that rows ever came to; the last latest_pages of them are near
-  int gathered = -1;  ///< chunks of the latest choice whose rows are near (gather.cuh); -1: not even known
-  std::uint32_t tickets = 0;  ///< of gather_kernel; 0 before and after a call
+  int entered = 0;    ///< pages in use so far; the last latest_pages of them are in device memory
+  int gathered = -1;  ///< chunks of the latest selection that were copied (gather.cuh); -1: unknown
+  std::uint32_t tickets = 0;  ///< tickets of gather_kernel; 0 before and after a call
   int unused = 0;
 };
 
-/// Of a head whose pages (`packed`: its packed ones, else its exact ones, which lie in a line) are in
-/// slow memory. It has no sinks and never loses a row.
+/// Describes a head whose pages are in slow memory: its packed pages if `packed`, otherwise its
+/// exact pages, which are not a ring. It has no sinks and never drops a row.
 struct SlowRows {
   SlowState* state = nullptr;
-  std::byte* const* pages = nullptr;  ///< where each page lies for good
-  /// Where it is read; the page table of the HeadView. In front of entry 0 stand those of the rows
-  /// that are gathered: `shift` rows' worth.
+  std::byte* const* pages = nullptr;  ///< final address of each page
+  /// Address from which each page is read; the page table of the HeadView. Before entry 0 are the
+  /// entries of the copied (gathered) rows, for `shift` rows.
   std::byte** table = nullptr;
   std::byte* latest = nullptr;        ///< [latest_pages, page_bytes]: page p at p % latest_pages
   long long page_bytes = 0;
   int latest_pages = 1;
   int packed = 0;
-  // Where rows lie when they have been brought to the device for one call (stage.cuh).
-  long long staged_bytes = 0;  ///< of the heads before this one
+  // Where rows are that were copied to the device for one call (stage.cuh).
+  long long staged_bytes = 0;  ///< bytes of the heads before this one
   long long staged_pages = 0;
-  // A head that selects also has a second HeadView, in which the gathered rows come before row 0:
-  // all row numbers are larger by `shift`, and `chosen` lists chunks by these numbers.
+  // A selecting head also has a second HeadView, in which the copied rows come before row 0: all
+  // row numbers are larger by `shift`, and `chosen` lists chunks by these numbers.
   Selections* chosen = nullptr;
   long long shift = 0;
 
@@ -52,19 +52,19 @@ struct SlowRows {
   }
 };
 
-/// Pages that a text of this length has come to.
+/// Number of pages that a text of this length uses.
 KVPOLICY_HOST_DEVICE int pages_come_to(const HeadView& head, bool packed, int page_rows,
                                        const LayerState& state) {
   const int rows = packed ? head.packed_end(state.committed) - head.sinks : state.tokens - head.evicted;
   return quotient_up(rows, page_rows);
 }
 
-/// Where a page must be written.
+/// The addresses to which a page must be written.
 struct PagePlaces {
   std::byte* place;
   std::byte* second;  ///< or null
 };
-/// `entered`: pages that the text has come to once the call is done (of a head in slow memory).
+/// `entered` is the number of pages that the text uses after the call (for a head in slow memory).
 KVPOLICY_DEVICE PagePlaces places_of_page(const HeadView& head, bool packed, int page, int entered) {
   const SlowRows* slow = head.slow;
   if (slow == nullptr || (slow->packed != 0) != packed) {
@@ -73,9 +73,9 @@ KVPOLICY_DEVICE PagePlaces places_of_page(const HeadView& head, bool packed, int
   return {slow->pages[page], page >= entered - slow->latest_pages ? slow->near_page(page) : nullptr};
 }
 
-/// Lets kernels find the latest pages near and those before them in slow memory, from `before` pages
-/// that the text had come to until now. For all threads of a block, when none reads the table any
-/// more. Nothing to do where `after` is not larger.
+/// Updates the page table when a text grows from `before` to `after` pages: kernels then find the
+/// latest pages in device memory and older ones in slow memory. Called by all threads of a block,
+/// after the last read of the table. Does nothing if `after` is not larger.
 KVPOLICY_DEVICE void enter_pages(const SlowRows& slow, int before, int after) {
   if (after <= before) return;
   const int near = after - slow.latest_pages;
@@ -90,7 +90,7 @@ KVPOLICY_DEVICE void enter_pages(const SlowRows& slow, int before, int after) {
   if (thread_index() == 0) slow.state->entered = after;
 }
 
-/// Behind a long call (write_kernel), whose blocks share a head.
+/// Parameters of the update after a long call (write_kernel), whose blocks share a head.
 struct EnterParams {
   const HeadView* heads = nullptr;     ///< [sequences, kv_heads]
   const LayerState* states = nullptr;  ///< [sequences]
@@ -110,7 +110,7 @@ enter_kernel(const KVPOLICY_GRID_CONSTANT EnterParams p) {
   const int before = slow.state->entered;
   const int after =
       pages_come_to(head, slow.packed != 0, p.page_rows, p.states[block_x() / p.kv_heads]);
-  sync_block();  // every thread has read what the first one changes
+  sync_block();  // every thread has read what thread 0 changes
   enter_pages(slow, before, after);
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Describes the heads of a layer for one call that reads all rows of heads in slow memory
-// (slow_rows.cuh): their pages have been copied to a buffer on the device, but for the latest ones,
-// which are near anyway. The tables are made anew for each call: next to what the bus has moved for
-// it they are nothing, and nobody has to keep them right while pages come and go.
+// (slow_rows.cuh). Their pages were copied to a buffer on the device, except the latest pages,
+// which are in device memory anyway. The tables are rebuilt for each call: they are small compared
+// with the copied rows, and need not be maintained while pages change.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace kvpolicy::cuda {
 
-/// All pointers are the device's.
+/// All pointers are device pointers.
 struct StageParams {
-  const HeadView* from = nullptr;     ///< [kv_heads], as the call would read them elsewhere
+  const HeadView* from = nullptr;     ///< [kv_heads], without staged pages
   const LayerState* state = nullptr;
   int page_rows = 64;
-  bool selected = false;              ///< heads that select stay as they are
+  bool selected = false;              ///< selecting heads are not changed
   std::byte* rows = nullptr;          ///< the buffer
-  std::byte** table = nullptr;        ///< of all its pages
+  std::byte** table = nullptr;        ///< page table of the buffer
   HeadView* to = nullptr;             ///< [kv_heads]
 };
 

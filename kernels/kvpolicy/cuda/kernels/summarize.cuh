@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Closes chunks of keys: the mean key (TriForce, arXiv:2404.11912) or the smallest and largest
-// value of each channel (Quest, arXiv:2406.10774), the very numbers of policy/chunk_summary.hpp. A
-// chunk is read once, when its last row is committed.
+// Summarises full chunks of keys: by the mean key (TriForce, arXiv:2404.11912) or by the smallest
+// and largest value of each channel (Quest, arXiv:2406.10774). The numbers equal those of
+// policy/chunk_summary.hpp. A chunk is read once, when its last row is committed.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace kvpolicy::cuda {
 
-/// Chunks that a block of `threads` closes at a time: a thread has 8 channels of one.
+/// Chunks that a block of `threads` summarises at a time; each thread has 8 channels of a chunk.
 template <int HeadDim>
 KVPOLICY_HOST_DEVICE constexpr int chunks_at_a_time(int threads) {
   return threads / (HeadDim / 8);
 }
 
-/// Closes chunks [first, last); `key(row)` says where the key of a row lies.
+/// Summarises chunks [first, last); `key(row)` returns the address of a row's key.
 template <Element E, int HeadDim, class Key>
 KVPOLICY_DEVICE void close_chunks(const HeadView& head, int page_rows, int first, int last,
                                   Key key) {
