@@ -205,6 +205,31 @@ TEST_CASE("consolidation moves pages of one owner until little is idle, and keep
   CHECK(memory.faults() == 0);
 }
 
+TEST_CASE("pages move to a slab that is only as full as their own") {
+  for (const std::size_t own : {0U, 1U}) {
+    PagePool pool;
+    std::vector<PageId> pages(32);
+    pool.allocate(1024, pages);
+    for (const std::size_t slab : {0U, 16U}) {
+      for (std::size_t i = 8; i < 16; ++i) pool.release(pages[slab + i]);
+    }
+    CHECK(pool.consolidate(std::span{pages}.subspan(own * 16, 8)) == 8);
+    CHECK(pool.obtained_bytes() == 16 * 1024);
+  }
+}
+
+TEST_CASE("nothing moves while little is idle") {
+  PagePool pool;
+  std::vector<PageId> pages(160);
+  pool.allocate(1024, pages);
+  pool.release(pages[5]);
+  pool.release(pages[100]);
+  pages.erase(pages.begin() + 100);
+  pages.erase(pages.begin() + 5);
+  CHECK(pool.consolidate(pages) == 0);
+  for (const PageId page : pages) pool.release(page);
+}
+
 TEST_CASE("what a pool refuses") {
   PagePool pool;
   CHECK_THROWS_WITH_AS(static_cast<void>(pool.allocate(0)),

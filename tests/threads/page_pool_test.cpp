@@ -35,6 +35,55 @@ bool is_as_written(const PagePool& pool, const Written& written) {
 
 }  // namespace
 
+TEST_CASE("a page that another thread let go of is written again") {
+  PagePool pool;
+  const PageId page = pool.allocate(256);
+  for (int round = 0; round < 20; ++round) {
+    const Written written{page, round};
+    std::memset(pool.address(page), round, pool.bytes(page));
+    pool.retain(page);
+    bool found = false;
+    std::atomic<bool> gone = false;
+    std::thread reader{[&] {
+      found = is_as_written(pool, written);
+      pool.release(page);
+      gone.store(true, std::memory_order_relaxed);  // tells when, and orders nothing
+    }};
+    while (!gone.load(std::memory_order_relaxed)) std::this_thread::yield();
+    REQUIRE_FALSE(pool.is_shared(page));
+    std::memset(pool.address(page), round + 1, pool.bytes(page));
+    reader.join();
+    CHECK(found);
+  }
+  pool.release(page);
+}
+
+TEST_CASE("a page that another thread owned last serves another") {
+  test::CountingResource memory;
+  PagePool pool{&memory};
+  const PageId keeps_the_slab = pool.allocate(256);
+  for (int round = 0; round < 20; ++round) {
+    std::vector<PageId> pages(2);
+    pool.allocate(256, pages);
+    std::atomic<bool> gone = false;
+    std::thread writer{[&] {
+      for (const PageId page : pages) {
+        std::memset(pool.address(page), round, 256);
+        pool.release(page);
+      }
+      gone.store(true, std::memory_order_relaxed);
+    }};
+    while (!gone.load(std::memory_order_relaxed)) std::this_thread::yield();
+    std::vector<PageId> others(2);
+    pool.allocate(256, others);
+    for (const PageId page : others) std::memset(pool.address(page), round + 1, 256);
+    writer.join();
+    for (const PageId page : others) pool.release(page);
+  }
+  pool.release(keeps_the_slab);
+  CHECK(memory.live_bytes() == 0);
+}
+
 TEST_CASE("threads that share a pool, and pages of it, read what was written") {
   test::CountingResource memory;  // the pool's lock guards it
   PagePool pool{&memory};
