@@ -53,7 +53,8 @@ struct PoolOptions {
 
 /// Reference-counted pages of several sizes in one or more tiers of memory; tier 0 is the fastest.
 /// All functions may be called from several threads at once. `address`, `bytes`, `tier`, `retain`,
-/// `is_shared`, the statistics, and `release` of a shared page take no lock.
+/// `is_shared`, the statistics, and `release` of a shared page take no lock. An id that is given to
+/// a function must be that of a page in use.
 ///
 /// Lookups need no lock because an id reaches another thread by something that synchronises (a
 /// mutex, a started or joined thread), as it must for the page's own bytes: where the slab lies was
@@ -229,7 +230,7 @@ class PagePool {
     return moved;
   }
 
-  // ---- statistics. Each number was true at some time; two of them may come from different times.
+  // ---- statistics: each was true at some time, two of them perhaps at different times
 
   [[nodiscard]] std::size_t tiers() const noexcept { return tiers_.size(); }
   /// Bytes of all pages that have an owner; shared pages count once.

@@ -26,10 +26,11 @@ struct Slab {
   std::byte* start = nullptr;
   std::size_t page_stride = 0;
   std::uint32_t size_class = 0;
-  std::uint32_t next = none;      // in the list of slabs of the size with as many free pages, or of
-  std::uint32_t previous = none;  // unused slabs
-  std::uint16_t free_slots = 0;   // bit i: page i is free
-  std::uint16_t pages = 0;        // 0: the slab is unused
+  // Neighbours in a list: of the slabs of this size with as many free pages, or of unused slabs.
+  std::uint32_t next = none;
+  std::uint32_t previous = none;
+  std::uint16_t free_slots = 0;  // bit i: page i is free
+  std::uint16_t pages = 0;       // 0: the slab is unused
   std::array<std::atomic<std::uint32_t>, max_pages> owners{};
 
   [[nodiscard]] std::size_t free_pages() const noexcept {
@@ -45,16 +46,15 @@ struct SizeClass {
   std::size_t page_bytes = 0;
   std::size_t tier = 0;
   std::uint32_t slabs = 0;
-  std::uint32_t has_room = 0;  // bit f: some slab has f free pages
-  std::array<std::uint32_t, Slab::max_pages + 1>
-      with_free{};  // f: the first slab with f free pages
+  std::uint32_t has_room = 0;                                  // bit f: some slab has f free pages
+  std::array<std::uint32_t, Slab::max_pages + 1> with_free{};  // [f]: the first of them
 };
 
 /// Slabs and size classes by index. `slab` and `size` may be called from any thread for what a page
 /// in use belongs to; all else by one thread at a time.
 class SlabTable {
  public:
-  /// So that 16 pages a slab can be numbered by an int32.
+  /// With more slabs, a PageId could not number 16 pages in each.
   static constexpr std::size_t max_slabs = std::size_t{1} << 27;
 
   [[nodiscard]] Slab& slab(std::uint32_t index) noexcept { return slabs_[index]; }
@@ -63,7 +63,7 @@ class SlabTable {
   [[nodiscard]] const SizeClass& size_of(const Slab& slab) const noexcept {
     return sizes_[slab.size_class];
   }
-  /// Unused slabs included.
+  /// How many slabs there are, unused ones included.
   [[nodiscard]] std::uint32_t slabs() const noexcept {
     return static_cast<std::uint32_t>(slabs_.size());
   }
@@ -97,7 +97,7 @@ class SlabTable {
     slabs_.reserve_one();
     return slabs();
   }
-  /// A slab of free pages; `next_index` was called before.
+  /// Adds a slab of free pages. The caller has called `next_index`.
   void add(std::uint32_t size_class, std::byte* start, std::size_t page_stride,
            std::size_t pages) noexcept {
     const std::uint32_t index = unused_ != Slab::none ? unused_ : slabs();
@@ -115,7 +115,7 @@ class SlabTable {
     ++sizes_[size_class].slabs;
     link(index);
   }
-  /// Of a slab whose pages are all free.
+  /// The slab at `index`, whose pages are all free, becomes unused.
   void remove(std::uint32_t index) noexcept {
     Slab& slab = slabs_[index];
     unlink(index);
@@ -131,7 +131,7 @@ class SlabTable {
     if (size.has_room == 0) return Slab::none;
     return size.with_free[static_cast<std::size_t>(std::countr_zero(size.has_room))];
   }
-  /// The same among all slabs besides this one, if it is at least as full as this one.
+  /// The fullest slab besides this one that has room, if it is at least as full as this one.
   [[nodiscard]] std::uint32_t fuller_than(std::uint32_t index) const noexcept {
     const Slab& slab = slabs_[index];
     if (slab.free_slots == 0) return Slab::none;

@@ -22,7 +22,7 @@ class StableArray {
   [[nodiscard]] const T& operator[](std::size_t index) const noexcept { return *find(index); }
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  /// Of all chunks.
+  /// The memory of all chunks.
   [[nodiscard]] std::size_t bytes() const noexcept {
     return ((first_chunk << chunks_) - first_chunk) * sizeof(T);
   }
