@@ -27,7 +27,7 @@ def gains(demo_path, speed_path):
     def ms(kind):
         return f"{number(cases[f'decode/{kind}/32x8/64Ki/threads:2']['ms'])} ms"
 
-    return (f"On the model that ships with the repository, half of the KV heads keep every row at 4 bits and the other half keep "
+    return (f"On the small model that ships with the repository, half of the KV heads keep every row at 4 bits and the other half keep "
             f"sinks and a window: the cache is {small['times_smaller']:.1f} times smaller ({megabytes(full['kv_bytes'])} become "
             f"{megabytes(small['kv_bytes'])}), and the model answers {small['right']} of {small['questions']} questions about "
             f"the text, where it answers {full['right']} with the full cache. On one layer of Llama-3-8B's shape with 65,536 "
