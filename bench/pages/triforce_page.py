@@ -53,7 +53,7 @@ def shipped(path):
                      f"{case['tokens_per_verification']:.2f}"] + times(case))
     titles = ["structure", "text", "temperature", "accepted", "of the small draft's", "tokens a pass"]
     text = int(results["context"]["text"])
-    return (f"Behind {text:,} bytes; {machine(results['context'])}.\n\n" + table(titles + TIMES, rows))
+    return (f"After {text:,} bytes; {machine(results['context'])}.\n\n" + table(titles + TIMES, rows))
 
 
 def shapes(path):
@@ -67,7 +67,7 @@ def shapes(path):
                      f"{case['tokens_per_verification']:.2f}"] + times(case))
     context = results["context"]
     titles = ["target accepts", "middle level accepts", "γ", "tokens a pass"]
-    return (f"Behind {int(context['context']):,} rows, {int(context['budget']):,} of them selected; "
+    return (f"After {int(context['context']):,} rows, {int(context['budget']):,} of them selected; "
             f"{machine(context)}.\n\n" + table(titles + TIMES, rows))
 
 
