@@ -107,6 +107,12 @@ class KvCache {
     step_any(layer, ConstTensor{q}, ConstTensor{k}, ConstTensor{v}, MutableTensor{out}, options);
   }
 
+  /// The same for tensors whose element types are known only at run time.
+  void step(std::size_t layer, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+            const MutableTensor& out, const AttendOptions& options = {}) {
+    step_any(layer, q, k, v, out, options);
+  }
+
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
   /// `max_append` rows after those that are there, `attend` reads with the queries of the latest `q.tokens` of them. Of the
   /// options `append` heeds `tree` alone; `attend` wants the same tree.
@@ -120,6 +126,14 @@ class KvCache {
   void attend(std::size_t layer, const TensorView<Q>& q, const TensorView<Out>& out,
               const AttendOptions& options = {}) {
     attend_any(layer, ConstTensor{q}, MutableTensor{out}, options);
+  }
+  void append(std::size_t layer, const ConstTensor& k, const ConstTensor& v,
+              const AttendOptions& options = {}) {
+    append_any(layer, k, v, options.tree);
+  }
+  void attend(std::size_t layer, const ConstTensor& q, const MutableTensor& out,
+              const AttendOptions& options = {}) {
+    attend_any(layer, q, out, options);
   }
 
   /// Takes back the rows from text position `tokens` on, in every layer; also after a step that

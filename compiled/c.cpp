@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The C interface (kvpolicy/c.h) over one cache type for each element type.
+#include <kvpolicy/c.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include <kvpolicy/cache/kv_cache.hpp>
+#include <kvpolicy/cache/saved_cache.hpp>
+#include <kvpolicy/compiled/engine.hpp>
+#include <kvpolicy/cpu/parallel_for.hpp>
+#include <kvpolicy/io/plan_json.hpp>
+#include <kvpolicy/version.hpp>
+
+using namespace kvpolicy;
+
+struct kvp_plan {
+  std::variant<HeadPlan<float>, HeadPlan<half>, HeadPlan<bfloat16>> of;
+};
+
+template <Element E>
+using Cache = KvCache<E, compiled::Engine>;
+
+struct kvp_cache {
+  std::variant<Cache<float>, Cache<half>, Cache<bfloat16>> of;
+};
+
+namespace {
+
+// A message that does not fit into memory is cut.
+thread_local std::string latest_error;
+
+kvp_status failed(kvp_status status, std::string_view what) noexcept {
+  try {
+    latest_error = what;
+  } catch (...) {
+    latest_error.clear();
+  }
+  return status;
+}
+
+// Runs `call`; what it throws becomes a status.
+template <class Call>
+kvp_status guarded(Call call) noexcept {
+  try {
+    call();
+    return KVP_OK;
+  } catch (const ConfigError& error) {
+    return failed(KVP_CONFIG_ERROR, error.what());
+  } catch (const ShapeError& error) {
+    return failed(KVP_SHAPE_ERROR, error.what());
+  } catch (const CapacityError& error) {
+    return failed(KVP_CAPACITY_ERROR, error.what());
+  } catch (const RollbackError& error) {
+    return failed(KVP_ROLLBACK_ERROR, error.what());
+  } catch (const FormatError& error) {
+    return failed(KVP_FORMAT_ERROR, error.what());
+  } catch (const StorageError& error) {
+    return failed(KVP_STORAGE_ERROR, error.what());
+  } catch (const DeviceError& error) {
+    return failed(KVP_DEVICE_ERROR, error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(KVP_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& error) {
+    return failed(KVP_OTHER_ERROR, error.what());
+  } catch (...) {
+    return failed(KVP_OTHER_ERROR, "an exception of unknown type");
+  }
+}
+
+template <class T>
+T& given(T* pointer, const char* name) {
+  require(pointer != nullptr, "kvpolicy: ", name, " is null");
+  return *pointer;
+}
+
+// What the caller knows of a structure that may have grown since; the rest has its defaults.
+template <class T>
+T known_part(const T* options, T defaults, const char* name) {
+  if (options == nullptr) return defaults;
+  const std::size_t size = options->size;
+  require(size >= sizeof(std::size_t), name, ": size is ", size, ", must be sizeof(", name, ") = ",
+          sizeof(T));
+  std::memcpy(&defaults, options, std::min(size, sizeof(T)));
+  return defaults;
+}
+
+kvp_cache_options default_options() {
+  kvp_cache_options options;
+  kvp_cache_options_init(&options);
+  return options;
+}
+
+CacheOptions cache_options(const kvp_cache_options& own) {
+  return {.max_rollback = own.max_rollback,
+          .max_append = own.max_append,
+          .max_tokens = own.max_tokens,
+          .kept_queries = own.kept_queries,
+          .page_rows = own.page_rows};
+}
+
+compiled::Engine make_engine([[maybe_unused]] std::size_t threads) {
+#ifdef _OPENMP
+  if (threads != 1) return compiled::Engine{cpu::OpenMpFor{threads}};
+#endif
+  return compiled::Engine{};
+}
+
+// Calls act(element) with a value of the type that `dtype` names.
+template <class Act>
+void with_element(kvp_dtype dtype, Act act) {
+  switch (dtype) {
+    case KVP_FLOAT32: return act(float{});
+    case KVP_FLOAT16: return act(half{});
+    case KVP_BFLOAT16: return act(bfloat16{});
+  }
+  fail<ConfigError>("kvpolicy: dtype is ", static_cast<int>(dtype),
+                    ", must be KVP_FLOAT32, KVP_FLOAT16 or KVP_BFLOAT16");
+}
+
+template <class T>
+TensorView<T> view_of(const kvp_tensor& tensor) {
+  const std::size_t head = tensor.head_stride == 0 ? tensor.head_dim : tensor.head_stride;
+  const std::size_t token = tensor.token_stride == 0 ? tensor.heads * head : tensor.token_stride;
+  return {static_cast<T*>(tensor.data), tensor.tokens, tensor.heads, tensor.head_dim, token, head};
+}
+ConstTensor read(const kvp_tensor* tensor, const char* name) {
+  const kvp_tensor& own = given(tensor, name);
+  ConstTensor read;
+  with_element(own.dtype, [&]<class E>(E) { read = ConstTensor{view_of<const E>(own)}; });
+  return read;
+}
+MutableTensor written(const kvp_tensor* tensor, const char* name) {
+  const kvp_tensor& own = given(tensor, name);
+  MutableTensor written;
+  with_element(own.dtype, [&]<class E>(E) { written = MutableTensor{view_of<E>(own)}; });
+  return written;
+}
+
+AttendOptions attend_options(const kvp_attend_options* options, std::size_t tokens,
+                             std::size_t q_heads) {
+  kvp_attend_options plain;
+  kvp_attend_options_init(&plain);
+  const kvp_attend_options own = known_part(options, plain, "kvp_attend_options");
+  AttendOptions attend{.softcap = own.softcap,
+                       .read = own.read_selected != 0 ? Read::selected : Read::all,
+                       .refresh_selection = own.refresh_selection != 0};
+  if (own.scale != 0.0F) attend.scale = own.scale;
+  if (own.sink_logits != nullptr) attend.sink_logits = {own.sink_logits, q_heads};
+  if (own.log_sum_exp != nullptr) attend.log_sum_exp = {own.log_sum_exp, tokens * q_heads};
+  return attend;
+}
+
+std::size_t q_heads_of(const kvp_cache& cache) {
+  return std::visit([](const auto& own) { return own.plan().shape().q_heads; }, cache.of);
+}
+
+}  // namespace
+
+const char* kvp_error(void) { return latest_error.c_str(); }
+
+const char* kvp_status_name(kvp_status status) {
+  constexpr std::array names{"ok",          "ConfigError", "ShapeError",   "CapacityError",
+                             "RollbackError", "FormatError", "StorageError", "DeviceError",
+                             "out of memory", "other error"};
+  const auto index = static_cast<std::size_t>(status);
+  return index < names.size() ? names[index] : "unknown status";
+}
+
+const char* kvp_version(void) {
+  static const std::string text = message(version_major, '.', version_minor, '.', version_patch);
+  return text.c_str();
+}
+
+kvp_status kvp_plan_from_json(const char* text, size_t bytes, kvp_dtype dtype, kvp_plan** out) {
+  return guarded([&] {
+    kvp_plan*& made = given(out, "out");
+    const std::string_view json{&given(text, "text"), bytes};
+    with_element(dtype, [&]<class E>(E) { made = new kvp_plan{io::parse_plan<E>(json)}; });
+  });
+}
+
+kvp_status kvp_plan_full(const kvp_shape* shape, kvp_dtype dtype, kvp_plan** out) {
+  return guarded([&] {
+    kvp_plan*& made = given(out, "out");
+    const kvp_shape& own = given(shape, "shape");
+    const ModelShape model{.layers = own.layers, .q_heads = own.q_heads, .kv_heads = own.kv_heads,
+                           .head_dim = own.head_dim};
+    with_element(dtype, [&]<class E>(E) { made = new kvp_plan{HeadPlan<E>{model}}; });
+  });
+}
+
+kvp_status kvp_plan_to_json(const kvp_plan* plan, char* text, size_t capacity, size_t* bytes) {
+  return guarded([&] {
+    const std::string json =
+        std::visit([](const auto& own) { return io::format_plan(own); }, given(plan, "plan").of);
+    given(bytes, "bytes") = json.size();
+    if (text == nullptr) return;
+    require<CapacityError>(capacity > json.size(), "kvp_plan_to_json: the plan has ", json.size(),
+                           " bytes and a final zero, capacity is ", capacity);
+    std::memcpy(text, json.c_str(), json.size() + 1);
+  });
+}
+
+kvp_status kvp_plan_shape(const kvp_plan* plan, kvp_shape* out) {
+  return guarded([&] {
+    const ModelShape& shape = std::visit(
+        [](const auto& own) -> const ModelShape& { return own.shape(); }, given(plan, "plan").of);
+    given(out, "out") = {shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim};
+  });
+}
+
+void kvp_plan_free(kvp_plan* plan) { delete plan; }
+
+void kvp_cache_options_init(kvp_cache_options* options) {
+  const CacheOptions own;
+  if (options == nullptr) return;
+  *options = {sizeof(kvp_cache_options), own.max_rollback, own.max_append, own.max_tokens,
+              own.kept_queries,          own.page_rows,    0};
+}
+
+kvp_status kvp_plan_memory(const kvp_plan* plan, size_t tokens, const kvp_cache_options* options,
+                           int compressed, size_t* bytes) {
+  return guarded([&] {
+    const auto own = cache_options(known_part(options, default_options(), "kvp_cache_options"));
+    std::size_t& total = given(bytes, "bytes");
+    std::visit([&](const auto& any) { total = any.memory(tokens, own, compressed != 0).total(); },
+               given(plan, "plan").of);
+  });
+}
+
+kvp_status kvp_cache_new(const kvp_plan* plan, const kvp_cache_options* options, kvp_cache** out) {
+  return guarded([&] {
+    kvp_cache*& made = given(out, "out");
+    const auto own = known_part(options, default_options(), "kvp_cache_options");
+    std::visit(
+        [&]<class E>(const HeadPlan<E>& any) {
+          made = new kvp_cache{Cache<E>{any, cache_options(own), make_engine(own.threads)}};
+        },
+        given(plan, "plan").of);
+  });
+}
+
+void kvp_cache_free(kvp_cache* cache) { delete cache; }
+
+void kvp_attend_options_init(kvp_attend_options* options) {
+  if (options == nullptr) return;
+  *options = {sizeof(kvp_attend_options), 0.0F, 0.0F, nullptr, nullptr, 0, 0};
+}
+
+kvp_status kvp_cache_step(kvp_cache* cache, size_t layer, const kvp_tensor* q, const kvp_tensor* k,
+                          const kvp_tensor* v, const kvp_tensor* out,
+                          const kvp_attend_options* options) {
+  return guarded([&] {
+    kvp_cache& own = given(cache, "cache");
+    const ConstTensor queries = read(q, "q");
+    const auto attend = attend_options(options, queries.tokens, q_heads_of(own));
+    std::visit(
+        [&](auto& any) {
+          any.step(layer, queries, read(k, "k"), read(v, "v"), written(out, "out"), attend);
+        },
+        own.of);
+  });
+}
+
+kvp_status kvp_cache_append(kvp_cache* cache, size_t layer, const kvp_tensor* k,
+                            const kvp_tensor* v) {
+  return guarded([&] {
+    std::visit([&](auto& any) { any.append(layer, read(k, "k"), read(v, "v")); },
+               given(cache, "cache").of);
+  });
+}
+
+kvp_status kvp_cache_attend(kvp_cache* cache, size_t layer, const kvp_tensor* q,
+                            const kvp_tensor* out, const kvp_attend_options* options) {
+  return guarded([&] {
+    kvp_cache& own = given(cache, "cache");
+    const ConstTensor queries = read(q, "q");
+    const auto attend = attend_options(options, queries.tokens, q_heads_of(own));
+    std::visit([&](auto& any) { any.attend(layer, queries, written(out, "out"), attend); }, own.of);
+  });
+}
+
+kvp_status kvp_cache_truncate(kvp_cache* cache, size_t tokens) {
+  return guarded([&] {
+    std::visit([&](auto& any) { any.truncate(tokens); }, given(cache, "cache").of);
+  });
+}
+kvp_status kvp_cache_commit(kvp_cache* cache) {
+  return guarded([&] { std::visit([](auto& any) { any.commit(); }, given(cache, "cache").of); });
+}
+kvp_status kvp_cache_compress(kvp_cache* cache) {
+  return guarded([&] { std::visit([](auto& any) { any.compress(); }, given(cache, "cache").of); });
+}
+kvp_status kvp_cache_clear(kvp_cache* cache) {
+  return guarded([&] { std::visit([](auto& any) { any.clear(); }, given(cache, "cache").of); });
+}
+
+kvp_status kvp_cache_fork(const kvp_cache* cache, kvp_cache** out) {
+  return guarded([&] {
+    kvp_cache*& made = given(out, "out");
+    std::visit([&](const auto& any) { made = new kvp_cache{any.fork()}; },
+               given(cache, "cache").of);
+  });
+}
+
+kvp_status kvp_cache_fork_as(const kvp_cache* cache, const kvp_plan* plan, kvp_cache** out) {
+  return guarded([&] {
+    kvp_cache*& made = given(out, "out");
+    std::visit(
+        [&]<class E, class P>(const Cache<E>& any, const HeadPlan<P>& other) {
+          if constexpr (std::is_same_v<E, P>) {
+            made = new kvp_cache{any.fork_as(other)};
+          } else {
+            fail<ConfigError>("kvp_cache_fork_as: the plan is for rows in ",
+                              name_of(encoding_of<P>), ", the cache has ",
+                              name_of(encoding_of<E>));
+          }
+        },
+        given(cache, "cache").of, given(plan, "plan").of);
+  });
+}
+
+kvp_status kvp_cache_save(const kvp_cache* cache, const char* path, const char* tag) {
+  return guarded([&] {
+    const std::filesystem::path file{&given(path, "path")};
+    std::visit([&](const auto& any) { save(any, file, tag == nullptr ? "" : tag); },
+               given(cache, "cache").of);
+  });
+}
+
+kvp_status kvp_cache_load(kvp_cache* cache, const char* path, const char* tag) {
+  return guarded([&] {
+    const std::filesystem::path file{&given(path, "path")};
+    std::visit([&](auto& any) { load(any, file, tag == nullptr ? "" : tag); },
+               given(cache, "cache").of);
+  });
+}
+
+kvp_status kvp_cache_get_info(const kvp_cache* cache, kvp_cache_info* info) {
+  return guarded([&] {
+    kvp_cache_info& out = given(info, "info");
+    const std::size_t size = out.size;
+    require(size >= sizeof(std::size_t), "kvp_cache_info: size is ", size,
+            ", must be sizeof(kvp_cache_info) = ", sizeof(kvp_cache_info));
+    kvp_cache_info own{};
+    std::visit(
+        [&](const auto& any) {
+          own = {size,           any.tokens(),       any.commit_point(),
+                 any.bytes(), any.shared_bytes(), any.overhead_bytes()};
+        },
+        given(cache, "cache").of);
+    std::memcpy(&out, &own, std::min(size, sizeof(own)));
+  });
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The C interface, used as a C program would: a plan from JSON, prefill and decode against softmax
+ * attention written out here in double, rollback, forks, files and refusals. */
+#include <kvpolicy/c.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { q_heads = 4, kv_heads = 2, head_dim = 64, group = q_heads / kv_heads, most_tokens = 200 };
+
+static int failures = 0;
+
+#define CHECK(condition)                                                         \
+  do {                                                                           \
+    if (!(condition)) {                                                          \
+      ++failures;                                                                \
+      printf("%s:%d: failed: %s (%s)\n", __FILE__, __LINE__, #condition, kvp_error()); \
+    }                                                                            \
+  } while (0)
+
+/* Head 0 keeps every row, head 1 the first 2 and a window of 5. */
+static const char* const plan_text =
+    "{\"format\": \"kvpolicy plan\", \"version\": 1,"
+    " \"shape\": {\"layers\": 1, \"q_heads\": 4, \"kv_heads\": 2, \"head_dim\": 64},"
+    " \"settings\": [{\"policy\": \"full\"},"
+    "                {\"policy\": \"sink_recent\", \"sinks\": 2, \"recent\": 5}],"
+    " \"heads\": [[0, 1]]}";
+
+static float keys[most_tokens * kv_heads * head_dim];
+static float values[most_tokens * kv_heads * head_dim];
+static float queries[most_tokens * q_heads * head_dim];
+static float outputs[most_tokens * q_heads * head_dim];
+
+static float draw(void) {
+  static unsigned state = 12345;
+  state = state * 1664525u + 1013904223u;
+  return (float)(state >> 8) / (float)(1u << 23) - 1.0F;
+}
+
+static kvp_tensor tensor(float* data, size_t tokens, size_t heads) {
+  kvp_tensor made;
+  memset(&made, 0, sizeof made);
+  made.data = data;
+  made.dtype = KVP_FLOAT32;
+  made.tokens = tokens;
+  made.heads = heads;
+  made.head_dim = head_dim;
+  return made;
+}
+
+static int is_seen(int kv_head, int row, int query) {
+  if (row > query) return 0;
+  return kv_head == 0 || row < 2 || row > query - 5;
+}
+
+/* The largest difference of the outputs of tokens [first, first + count) from exact attention. */
+static double error_of(int first, int count) {
+  double worst = 0.0;
+  for (int t = first; t < first + count; ++t) {
+    for (int h = 0; h < q_heads; ++h) {
+      const float* q = queries + (t * q_heads + h) * head_dim;
+      double weights[most_tokens];
+      double sum = 0.0;
+      for (int row = 0; row <= t; ++row) {
+        const float* k = keys + (row * kv_heads + h / group) * head_dim;
+        double logit = 0.0;
+        for (int d = 0; d < head_dim; ++d) logit += (double)q[d] * (double)k[d];
+        weights[row] = is_seen(h / group, row, t) ? exp(logit / sqrt((double)head_dim)) : 0.0;
+        sum += weights[row];
+      }
+      for (int d = 0; d < head_dim; ++d) {
+        double expected = 0.0;
+        for (int row = 0; row <= t; ++row) {
+          expected += weights[row] / sum *
+                      (double)values[(row * kv_heads + h / group) * head_dim + d];
+        }
+        const double off = fabs(expected - (double)outputs[(t * q_heads + h) * head_dim + d]);
+        if (!(off <= worst)) worst = off; /* NaN is worse */
+      }
+    }
+  }
+  return worst;
+}
+
+static kvp_status step(kvp_cache* cache, int first, int count) {
+  const kvp_tensor q = tensor(queries + first * q_heads * head_dim, (size_t)count, q_heads);
+  const kvp_tensor k = tensor(keys + first * kv_heads * head_dim, (size_t)count, kv_heads);
+  const kvp_tensor v = tensor(values + first * kv_heads * head_dim, (size_t)count, kv_heads);
+  const kvp_tensor out = tensor(outputs + first * q_heads * head_dim, (size_t)count, q_heads);
+  return kvp_cache_step(cache, 0, &q, &k, &v, &out, NULL);
+}
+
+static kvp_cache_info info_of(const kvp_cache* cache) {
+  kvp_cache_info info;
+  memset(&info, 0, sizeof info);
+  info.size = sizeof info;
+  CHECK(kvp_cache_get_info(cache, &info) == KVP_OK);
+  return info;
+}
+
+static void test_attention(const kvp_plan* plan) {
+  kvp_cache* cache = NULL;
+  kvp_cache_options options;
+  kvp_cache_options_init(&options);
+  options.max_rollback = 4;
+  options.threads = 2;
+  CHECK(kvp_cache_new(plan, &options, &cache) == KVP_OK);
+  CHECK(step(cache, 0, 150) == KVP_OK);
+  for (int t = 150; t < 170; ++t) CHECK(step(cache, t, 1) == KVP_OK);
+  CHECK(error_of(0, 170) < 1e-5);
+  CHECK(info_of(cache).tokens == 170);
+  CHECK(info_of(cache).commit_point == 166);
+
+  CHECK(kvp_cache_truncate(cache, 165) == KVP_ROLLBACK_ERROR);
+  CHECK(strstr(kvp_error(), "165") != NULL);
+  CHECK(kvp_cache_truncate(cache, 167) == KVP_OK);
+  CHECK(info_of(cache).tokens == 167);
+
+  kvp_cache* fork = NULL;
+  CHECK(kvp_cache_fork(cache, &fork) == KVP_OK);
+  memset(outputs, 0, sizeof outputs);
+  CHECK(step(fork, 167, 3) == KVP_OK);
+  CHECK(info_of(cache).tokens == 167);
+  kvp_cache_free(cache);
+  CHECK(step(fork, 170, 1) == KVP_OK);
+  CHECK(error_of(167, 4) < 1e-5);
+  CHECK(info_of(fork).shared_bytes == 0);
+  CHECK(info_of(fork).overhead_bytes > 0);
+
+  const char* path = "c_interface_test.kvcache";
+  kvp_cache* loaded = NULL;
+  CHECK(kvp_cache_save(fork, path, "the text") == KVP_OK);
+  CHECK(kvp_cache_new(plan, &options, &loaded) == KVP_OK);
+  CHECK(kvp_cache_load(loaded, path, "another text") == KVP_FORMAT_ERROR);
+  CHECK(info_of(loaded).tokens == 0);
+  CHECK(kvp_cache_load(loaded, path, "the text") == KVP_OK);
+  memset(outputs, 0, sizeof outputs);
+  CHECK(step(loaded, 171, 2) == KVP_OK);
+  CHECK(error_of(171, 2) < 1e-5);
+  CHECK(remove(path) == 0);
+  CHECK(kvp_cache_load(loaded, path, NULL) == KVP_STORAGE_ERROR);
+  CHECK(kvp_cache_clear(loaded) == KVP_OK);
+  CHECK(info_of(loaded).tokens == 0);
+  kvp_cache_free(loaded);
+  kvp_cache_free(fork);
+}
+
+static void test_halves(const kvp_plan* plan) {
+  kvp_cache* cache = NULL;
+  CHECK(kvp_cache_new(plan, NULL, &cache) == KVP_OK);
+  for (int t = 0; t < 70; ++t) {
+    const kvp_tensor k = tensor(keys + t * kv_heads * head_dim, 1, kv_heads);
+    const kvp_tensor v = tensor(values + t * kv_heads * head_dim, 1, kv_heads);
+    const kvp_tensor q = tensor(queries + t * q_heads * head_dim, 1, q_heads);
+    const kvp_tensor out = tensor(outputs + t * q_heads * head_dim, 1, q_heads);
+    CHECK(kvp_cache_append(cache, 0, &k, &v) == KVP_OK);
+    CHECK(kvp_cache_attend(cache, 0, &q, &out, NULL) == KVP_OK);
+  }
+  CHECK(error_of(0, 70) < 1e-5);
+  CHECK(kvp_cache_commit(cache) == KVP_OK);
+  CHECK(kvp_cache_compress(cache) == KVP_OK); /* no head has a budget */
+  CHECK(info_of(cache).tokens == 70);
+  kvp_cache_free(cache);
+}
+
+static void test_plans(const kvp_plan* plan) {
+  kvp_shape shape;
+  CHECK(kvp_plan_shape(plan, &shape) == KVP_OK);
+  CHECK(shape.layers == 1 && shape.q_heads == 4 && shape.kv_heads == 2 && shape.head_dim == 64);
+  size_t bytes = 0;
+  CHECK(kvp_plan_to_json(plan, NULL, 0, &bytes) == KVP_OK);
+  char* text = malloc(bytes + 1);
+  CHECK(kvp_plan_to_json(plan, text, bytes, &bytes) == KVP_CAPACITY_ERROR);
+  CHECK(kvp_plan_to_json(plan, text, bytes + 1, &bytes) == KVP_OK);
+  CHECK(strlen(text) == bytes);
+  kvp_plan* again = NULL;
+  CHECK(kvp_plan_from_json(text, bytes, KVP_FLOAT32, &again) == KVP_OK);
+  free(text);
+
+  kvp_plan* full = NULL;
+  CHECK(kvp_plan_full(&shape, KVP_FLOAT32, &full) == KVP_OK);
+  size_t of_full = 0, of_plan = 0;
+  CHECK(kvp_plan_memory(full, 1024, NULL, 0, &of_full) == KVP_OK);
+  CHECK(kvp_plan_memory(again, 1024, NULL, 0, &of_plan) == KVP_OK);
+  CHECK(of_full > of_plan);
+
+  kvp_cache* cache = NULL;
+  CHECK(kvp_cache_new(full, NULL, &cache) == KVP_OK);
+  CHECK(step(cache, 0, 190) == KVP_OK);
+  kvp_cache* other = NULL;
+  CHECK(kvp_cache_fork_as(cache, again, &other) == KVP_OK);
+  CHECK(info_of(other).tokens == 190);
+  CHECK(info_of(other).bytes < info_of(cache).bytes);
+  memset(outputs, 0, sizeof outputs);
+  CHECK(step(other, 190, 1) == KVP_OK);
+  CHECK(error_of(190, 1) < 1e-5);
+  kvp_plan* half_plan = NULL;
+  CHECK(kvp_plan_full(&shape, KVP_FLOAT16, &half_plan) == KVP_OK);
+  kvp_cache* none = NULL;
+  CHECK(kvp_cache_fork_as(cache, half_plan, &none) == KVP_CONFIG_ERROR && none == NULL);
+  kvp_cache_free(other);
+  kvp_cache_free(cache);
+  kvp_plan_free(half_plan);
+  kvp_plan_free(full);
+  kvp_plan_free(again);
+}
+
+static void test_refusals(const kvp_plan* plan) {
+  kvp_plan* none = NULL;
+  CHECK(kvp_plan_from_json("{}", 2, KVP_FLOAT32, &none) == KVP_FORMAT_ERROR && none == NULL);
+  CHECK(strstr(kvp_error(), "format") != NULL);
+  CHECK(kvp_plan_from_json(NULL, 0, KVP_FLOAT32, &none) == KVP_CONFIG_ERROR);
+  CHECK(kvp_plan_from_json(plan_text, strlen(plan_text), (kvp_dtype)7, &none) == KVP_CONFIG_ERROR);
+  CHECK(kvp_cache_new(NULL, NULL, NULL) == KVP_CONFIG_ERROR);
+  CHECK(kvp_cache_truncate(NULL, 0) == KVP_CONFIG_ERROR);
+  kvp_cache_free(NULL);
+  kvp_plan_free(NULL);
+
+  kvp_cache* cache = NULL;
+  kvp_cache_options options;
+  kvp_cache_options_init(&options);
+  options.page_rows = 17;
+  CHECK(kvp_cache_new(plan, &options, &cache) == KVP_CONFIG_ERROR && cache == NULL);
+  CHECK(strstr(kvp_error(), "17") != NULL);
+  kvp_cache_options_init(&options);
+  options.max_tokens = 3;
+  CHECK(kvp_cache_new(plan, &options, &cache) == KVP_OK);
+  CHECK(step(cache, 0, 4) == KVP_CAPACITY_ERROR);
+  CHECK(info_of(cache).tokens == 0);
+  const kvp_tensor q = tensor(queries, 1, q_heads);
+  const kvp_tensor wrong = tensor(keys, 1, 3);
+  const kvp_tensor out = tensor(outputs, 1, q_heads);
+  CHECK(kvp_cache_step(cache, 0, &q, &wrong, &wrong, &out, NULL) == KVP_SHAPE_ERROR);
+  CHECK(kvp_cache_step(cache, 1, &q, &wrong, &wrong, &out, NULL) == KVP_SHAPE_ERROR);
+  CHECK(kvp_cache_step(cache, 0, &q, NULL, &wrong, &out, NULL) == KVP_CONFIG_ERROR);
+  CHECK(strcmp(kvp_status_name(KVP_SHAPE_ERROR), "ShapeError") == 0);
+  /* A caller of an earlier version knows only the first members. */
+  options.size = 2 * sizeof(size_t);
+  options.max_rollback = 1;
+  options.page_rows = 12345;
+  kvp_cache* older = NULL;
+  CHECK(kvp_cache_new(plan, &options, &older) == KVP_OK);
+  kvp_cache_free(older);
+  kvp_cache_free(cache);
+}
+
+int main(void) {
+  for (size_t i = 0; i < sizeof keys / sizeof *keys; ++i) keys[i] = draw();
+  for (size_t i = 0; i < sizeof values / sizeof *values; ++i) values[i] = draw();
+  for (size_t i = 0; i < sizeof queries / sizeof *queries; ++i) queries[i] = draw();
+  kvp_plan* plan = NULL;
+  CHECK(kvp_plan_from_json(plan_text, strlen(plan_text), KVP_FLOAT32, &plan) == KVP_OK);
+  if (plan != NULL) {
+    test_attention(plan);
+    test_halves(plan);
+    test_plans(plan);
+    test_refusals(plan);
+  }
+  kvp_plan_free(plan);
+  printf("kvpolicy %s, C interface: %d failures\n", kvp_version(), failures);
+  return failures == 0 ? 0 : 1;
+}
