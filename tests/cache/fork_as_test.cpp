@@ -119,7 +119,7 @@ std::string refusal(Act act) {
 TEST_CASE("fork_as: every policy takes the rows as if it had been fed them in one chunk") {
   for (const std::size_t max_rollback : std::vector<std::size_t>{0, 5, 70}) {
     const auto heads = test::some_heads(0, shape.kv_head_count(), max_rollback == 0);
-    const auto plan = test::plan_of(std::type_identity<HeadPlan<E>>{}, shape, heads);
+    const auto plan = test::plan_of<E>(shape, heads);
     for (const std::size_t tokens : std::vector<std::size_t>{0, 1, 64, 131}) {
       CAPTURE(max_rollback);
       CAPTURE(tokens);
@@ -157,7 +157,7 @@ TEST_CASE("fork_as: uncompressed budgets, windows that hold all and retrieval he
   KvCache<Source> source{plan, options};
   text.feed_in_pieces(source, 2);
   const auto heads = test::some_heads(9, shape.kv_head_count(), true);
-  const auto other = test::plan_of(std::type_identity<HeadPlan<E>>{}, shape, heads);
+  const auto other = test::plan_of<E>(shape, heads);
   auto forked = source.fork_as(other);
   KvCache<E> fed{other, options};
   text.feed(fed, 0, 100);
@@ -266,7 +266,7 @@ TEST_CASE("fork_as: a pending tree comes along") {
     tree.add(parent);
   }
   const CacheOptions options{.max_rollback = 6, .page_rows = 16};
-  const auto plan = test::plan_of(std::type_identity<HeadPlan<E>>{}, shape,
+  const auto plan = test::plan_of<E>(shape,
                                   test::some_heads(0, shape.kv_head_count(), false));
   Text text{5, 40};
   KvCache<Source> source{Source{shape}, options};
@@ -291,7 +291,7 @@ TEST_CASE("fork_as: without memory nothing has happened") {
   test::FailingSlowMemory slow;
   const CacheOptions options{.max_rollback = 2, .kept_queries = 8, .page_rows = 16,
                              .memory = &memory, .slow_memory = &slow};
-  const auto plan = test::plan_of(std::type_identity<HeadPlan<E>>{}, shape,
+  const auto plan = test::plan_of<E>(shape,
                                   test::some_heads(0, shape.kv_head_count(), false));
   Text text{5, 90};
   KvCache<Source> source{Source{shape}, options};

@@ -29,7 +29,7 @@ using E = kvpolicy::half;  // CUDA has a half as well
 constexpr double rounding = test::DeviceBackend<DevicePlan>::out_error;
 
 DevicePlan plan_of(const ModelShape& shape, const std::vector<HeadSpec>& heads) {
-  return test::plan_of(std::type_identity<DevicePlan>{}, shape, heads);
+  return test::plan_of<half>(shape, heads);
 }
 
 // The heads in the middle have settings of their own, the last two the same.
