@@ -87,14 +87,11 @@ bool is_policy_of(const HeadSpec& spec) {
 template <kvpolicy::Element E>
 kvpolicy::HeadSettings<E> settings_of(const HeadSpec& spec) {
   std::optional<kvpolicy::HeadSettings<E>> found;
-  [&]<class... P>(std::type_identity<kvpolicy::HeadPlan<P...>>) {
-    const auto look = [&]<class Policy>(std::type_identity<Policy>) {
-      if (!is_policy_of<Policy>(spec)) return;
-      REQUIRE(!found.has_value());
-      found = policy_config<Policy>(spec);
-    };
-    (look(std::type_identity<P>{}), ...);
-  }(std::type_identity<ShippedPlan<E>>{});
+  for_each_shipped<E>([&]<class P>() {
+    if (!is_policy_of<P>(spec)) return;
+    REQUIRE(!found.has_value());
+    found = policy_config<P>(spec);
+  });
   REQUIRE(found.has_value());
   return *found;
 }
