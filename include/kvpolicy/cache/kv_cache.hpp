@@ -307,10 +307,10 @@ class KvCache {
     Engine& engine;
   };
 
-  [[nodiscard]] std::size_t sum(std::size_t (Head::*bytes)() const) const {
+  [[nodiscard]] std::size_t sum(std::size_t (Head::*bytes_of)() const) const {
     std::size_t total = 0;
     for (const Layer& layer : layers_) {
-      for (const HeadPtr& head : layer.heads) total += ((*head).*bytes)();
+      for (const HeadPtr& head : layer.heads) total += ((*head).*bytes_of)();
     }
     return total;
   }
