@@ -13,6 +13,7 @@
 #define KVPOLICY_CUDA_HEAD_DIMS 64
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/cuda/on_stream.hpp>
+#include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/triforce.hpp>
 #include <reference_model/cuda/graph.hpp>
 #include <reference_model/cuda/language_model.hpp>

@@ -5,10 +5,12 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <random>
-#include <variant>
 
 #include <kvpolicy/plan/shipped_policies.hpp>
+
+#include "support/shipped_plan.hpp"
 
 namespace kvpolicy::test {
 
@@ -59,27 +61,34 @@ void randomize(Config& config, Random& random) {
   if constexpr (requires { config.storage; }) randomize(config.storage, random);
 }
 
-/// Alternative `index` of `Plan::Config`, with settings at random.
-template <class Plan, std::size_t I = 0>
-typename Plan::Config random_config(Random& random, std::size_t index) {
-  using Config = typename Plan::Config;
-  if constexpr (I + 1 < std::variant_size_v<Config>) {
-    if (index != I) return random_config<Plan, I + 1>(random, index);
-  }
-  std::variant_alternative_t<I, Config> config;
-  randomize(config, random);
-  return config;
-}
+/// How many policies ship.
+inline constexpr std::size_t policy_count = [] {
+  std::size_t count = 0;
+  ::test::for_each_shipped<float>([&]<class P>() { ++count; });
+  return count;
+}();
 
-template <class Plan>
-constexpr std::size_t policy_count = std::variant_size_v<typename Plan::Config>;
+/// Settings at random of policy number `policy` of ShippedPlan.
+template <Element E>
+HeadSettings<E> random_settings(Random& random, std::size_t policy) {
+  std::optional<HeadSettings<E>> settings;
+  std::size_t number = 0;
+  ::test::for_each_shipped<E>([&]<class P>() {
+    if (number++ != policy) return;
+    typename P::Config config;
+    randomize(config, random);
+    settings = config;
+  });
+  return *settings;
+}
 
 template <class Plan>
 Plan random_plan(const ModelShape& shape, Random& random) {
   Plan plan{shape};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      plan.set(layer, head, random_config<Plan>(random, pick(random, 0, policy_count<Plan> - 1)));
+      const std::size_t policy = pick(random, 0, policy_count - 1);
+      plan.set(layer, head, random_settings<typename Plan::element_type>(random, policy));
     }
   }
   return plan;

@@ -3,6 +3,8 @@
 // Every policy that ships, as a list of types, for tests that go over all of them.
 #pragma once
 
+#include <type_traits>
+
 #include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
@@ -26,5 +28,13 @@ using ShippedPlan = kvpolicy::HeadPlan<
     kvpolicy::ChunkRetrievalCache<kvpolicy::DenseStorage<E>, kvpolicy::MinMaxKey>,
     kvpolicy::ChunkRetrievalCache<kvpolicy::PerTokenStorage<E>, kvpolicy::MinMaxKey>,
     kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<E>, kvpolicy::MinMaxKey>>;
+
+/// Calls visit.template operator()<P>() for each of them.
+template <kvpolicy::Element E, class Visit>
+constexpr void for_each_shipped(Visit visit) {
+  [&]<class... P>(std::type_identity<kvpolicy::HeadPlan<P...>>) {
+    (visit.template operator()<P>(), ...);
+  }(std::type_identity<ShippedPlan<E>>{});
+}
 
 }  // namespace test
