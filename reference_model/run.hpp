@@ -2,11 +2,12 @@
 //
 // A Llama over a KvCache of any plan and engine:
 //
-//   auto plan = ...;                                  // HeadPlan or AnyPlan of
-//   model.config().shape() reference::limit_windows(plan, model.config());   // sliding-window
-//   layers, if there are any KvCache cache{plan}; auto logits = reference::prefill(model, cache,
-//   prompt, 512); int token = sampler.next(logits); logits = reference::step(model, cache,
-//   std::array{token});
+//   auto plan = ...;                                 // a HeadPlan of model.config().shape()
+//   reference::limit_windows(plan, model.config());  // sliding-window layers, if there are any
+//   KvCache cache{plan};
+//   auto logits = reference::prefill(model, cache, prompt, 512);
+//   int token = sampler.next(logits);
+//   logits = reference::step(model, cache, std::array{token});
 #pragma once
 
 #include <algorithm>

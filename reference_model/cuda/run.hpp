@@ -2,7 +2,7 @@
 //
 // A Llama on a GPU over a cuda::KvCache:
 //
-//   auto plan = ...;                       // HeadPlan or AnyPlan of bfloat16 for the model's shape
+//   auto plan = ...;                                 // a HeadPlan<bfloat16> of the model's shape
 //   reference::limit_windows(plan, model.config());  // sliding-window layers, if there are any
 //   cuda::KvCache cache{plan, {}, stream};
 //   auto logits = reference::prefill(model, cache, prompt, 2048, {}, {}, stream);

@@ -2,10 +2,12 @@
 //
 // Whole caches under every policy: the same random calls through the CPU engine and ScalarEngine.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
 #include <memory_resource>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -15,6 +17,7 @@
 
 #include "support/compare.hpp"
 #include "support/random_tree.hpp"
+#include "support/shipped_plan.hpp"
 #include "support/tensors.hpp"
 
 namespace {
@@ -23,11 +26,11 @@ using test::below;
 using test::Random;
 using test::Tensor;
 
-// A random config of each policy of AnyPlan in turn; in a cache that rolls back, of a head that
-// keeps everything for each policy that cannot.
-template <class E>
-HeadSettings<E> random_config(Random& random, std::size_t which, std::size_t head_dim,
-                                          bool rolls_back) {
+// Settings at random of each policy that ships. A policy that cannot roll back gets, in a cache that
+// does, the settings of one that keeps everything.
+template <KvPolicy P>
+HeadSettings<typename P::element_type> random_settings(Random& random, std::size_t head_dim,
+                                                       bool rolls_back) {
   const std::vector<std::size_t> bit_counts{2, 4, 8};
   const auto residual = [&](auto& storage) {
     if constexpr (requires { storage.bits; }) {
@@ -37,39 +40,41 @@ HeadSettings<E> random_config(Random& random, std::size_t which, std::size_t hea
       if (below(random, 2) == 0) storage.value_group = head_dim / 2;
     }
   };
-  HeadSettings<E> config;
-  std::size_t index = 0;
-  const auto fill = [&]<class Own>(Own own) {
-    if (index++ != which) return;
-    if constexpr (requires { own.mask; }) {
-      own.sinks = below(random, 20);
-      own.recent = 1 + below(random, 90);
-      own.mask = below(random, 2) == 0 ? Mask::exact : Mask::chunk;
-      if (below(random, 2) == 0) own.rotary_in_cache = RotaryConfig{};
-    }
-    if constexpr (requires {
-                    own.chunk;
-                    own.refresh_every;
-                  }) {
-      own.chunk = 32;
-      own.budget = 64;
-      own.refresh_every = 20;
-    }
-    if constexpr (requires { own.storage; }) {
-      residual(own.storage);
-    } else {
-      residual(own);
-    }
-    config = own;
-    HeadPlan<E>::visit(config, [&]<class P>(const typename P::Config&) {
-      if (rolls_back && AccumulatingPolicy<P>)
-        config = typename FullCache<DenseStorage<E>>::Config{};
-    });
-  };
-  [&]<class... Own>(std::variant<Own...>*) {
-    (fill(Own{}), ...);
-  }(static_cast<HeadSettings<E>*>(nullptr));
-  return config;
+  typename P::Config own;
+  if constexpr (requires { own.mask; }) {
+    own.sinks = below(random, 20);
+    own.recent = 1 + below(random, 90);
+    own.mask = below(random, 2) == 0 ? Mask::exact : Mask::chunk;
+    if (below(random, 2) == 0) own.rotary_in_cache = RotaryConfig{};
+  }
+  if constexpr (requires {
+                  own.chunk;
+                  own.refresh_every;
+                }) {
+    own.chunk = 32;
+    own.budget = 64;
+    own.refresh_every = 20;
+  }
+  if constexpr (requires { own.storage; }) {
+    residual(own.storage);
+  } else {
+    residual(own);
+  }
+  if (rolls_back && AccumulatingPolicy<P>) {
+    return typename FullCache<DenseStorage<typename P::element_type>>::Config{};
+  }
+  return own;
+}
+
+// For KV head i of a layer, the settings of the i-th policy that ships.
+template <KvPolicy... P>
+auto settings_of_each(std::type_identity<HeadPlan<P...>>, Random& random, std::size_t head_dim,
+                      bool rolls_back) {
+  return std::array{random_settings<P>(random, head_dim, rolls_back)...};
+}
+template <KvPolicy... P>
+constexpr std::size_t count(std::type_identity<HeadPlan<P...>>) {
+  return sizeof...(P);
 }
 
 // A pool of one thread, of two, whatever the machine has.
@@ -111,7 +116,8 @@ void run(std::uint64_t seed, double tolerance) {
   Random random{seed};
   const std::vector<std::size_t> head_dims{64, 80, 96, 128};
   const std::vector<std::size_t> groups{1, 2, 4, 7};
-  constexpr std::size_t policies = std::variant_size_v<HeadSettings<E>>;
+  constexpr std::type_identity<test::ShippedPlan<E>> shipped;
+  constexpr std::size_t policies = count(shipped);
   ModelShape shape;
   shape.layers = 2;
   shape.kv_heads = policies;
@@ -124,14 +130,13 @@ void run(std::uint64_t seed, double tolerance) {
     options.slow_memory = std::pmr::new_delete_resource();  // copies of chosen rows
   HeadPlan<E> plan{shape};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      plan.set(layer, head,
-               random_config<E>(random, head, shape.head_dim, options.max_rollback > 0));
-    }
+    const auto settings =
+        settings_of_each(shipped, random, shape.head_dim, options.max_rollback > 0);
+    for (std::size_t head = 0; head < policies; ++head) plan.set(layer, head, settings[head]);
   }
   KvCache<E> scalar{plan, options};
   cpu::KvCache<E, cpu::Engine<Serially>> fast{plan, options,
-                                                       cpu::Engine<Serially>{{1 + seed / 100 % 2}}};
+                                              cpu::Engine<Serially>{{1 + seed / 100 % 2}}};
 
   const bool has_tiles = cpu::matrix_unit() == cpu::MatrixUnit::tiles;
   std::vector<Largest> given(shape.layers * shape.kv_heads);
@@ -223,12 +228,11 @@ TEST_CASE("random steps under every policy give what ScalarEngine gives") {
 TEST_CASE("compressing chooses the same rows") {
   Random random{5};
   const ModelShape shape{.layers = 1, .q_heads = 8, .kv_heads = 2, .head_dim = 64};
-  using Plan = HeadPlan<HeadBudgetCache<DenseStorage<float>>>;
-  Plan::Config config;
-  std::get<0>(config).budget = 40;
-  std::get<0>(config).scorer.window = 8;
-  KvCache<Plan> scalar{Plan{shape, config}};
-  cpu::KvCache<Plan> fast{Plan{shape, config}};
+  HeadBudgetCache<DenseStorage<float>>::Config config;
+  config.budget = 40;
+  config.scorer.window = 8;
+  KvCache scalar{HeadPlan{shape, config}};
+  cpu::KvCache<float> fast{HeadPlan{shape, config}};
   for (const std::size_t tokens : std::initializer_list<std::size_t>{300, 1, 40, 1, 1}) {
     Tensor<float> q{tokens, 8, 64};
     Tensor<float> k{tokens, 2, 64};

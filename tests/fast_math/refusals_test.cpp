@@ -37,7 +37,7 @@ constexpr std::size_t tokens = 3;
 
 template <class Policy>
 struct Fixture {
-  KvCache<Policy> cache{HeadPlan<Policy>{shape}};
+  KvCache<typename Policy::element_type> cache{HeadPlan<Policy>{shape}};
   std::vector<float> q = std::vector<float>(tokens * 64, 0.5F), k = q, v = q, out = q;
 
   void step(const AttendOptions& options = {}) {

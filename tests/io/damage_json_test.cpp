@@ -13,7 +13,6 @@ using namespace kvpolicy::io;
 
 namespace {
 
-using Plan = HeadPlan<bfloat16>;
 using Table = DamageTable<bfloat16>;
 
 Table sample() {
@@ -41,7 +40,7 @@ TEST_CASE("a table of damages comes back as it was written") {
   CHECK(read.context == 1536);
   REQUIRE(read.choices.size() == 2);
   for (std::size_t i = 0; i < 2; ++i) {
-    CHECK(read.choices[i].config == table.choices[i].config);
+    CHECK(read.choices[i].settings == table.choices[i].settings);
     CHECK(read.choices[i].damage == table.choices[i].damage);
   }
 }

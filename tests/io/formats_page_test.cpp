@@ -23,7 +23,7 @@ std::string page() {
   return {std::istreambuf_iterator<char>{file}, {}};
 }
 
-// The JSON block behind the comment `<!-- file: NAME -->`.
+// The JSON block after the comment `<!-- file: NAME -->`.
 std::string shown(const std::string& name) {
   const std::string text = page();
   const std::string mark = "<!-- file: " + name + " -->\n```json\n";
@@ -74,7 +74,7 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
     CHECK_MESSAGE(text.find(words) != std::string::npos, "docs/formats.md does not say: " << words);
   };
   const auto check = [&]<class P>(std::type_identity<P>) {
-    const io::OrderedJson setting = io::write_setting<P>(typename P::Config{});
+    const io::OrderedJson setting = io::write_setting(HeadSettings<float>::of<P>());
     const auto check_keys = [&](const io::OrderedJson& object) {
       for (const auto& [key, value] : object.items()) {
         if (key == "policy" || key == "scorer" || key == "summary" || key == "type") {
@@ -99,7 +99,10 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
   check(std::type_identity<HeadBudgetCache<DenseStorage<float>, KeyNormScorer>>{});
   check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>>>{});
   check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>>{});
-  const io::OrderedJson rotary = io::write_rotary(RotaryConfig{});
+  io::OrderedJson rotary;
+  io::JsonFieldWriter writer{rotary};
+  RotaryConfig{}.fields(writer);
+  CHECK(rotary.size() == 6);
   for (const auto& [key, value] : rotary.items()) says("`" + key + "`");
   for (const char* words : {"`compress_from` 0", "`after_first_compress` false", "`share_in_layer` false", "`safeguard` 0.2"}) says(words);
 }

@@ -22,10 +22,11 @@ namespace {
 
 constexpr ModelShape shape{.layers = 3, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
 
-template <class Plan = HeadPlan<float>>
-std::string refusal(std::string_view text) {
+template <Element E = float>
+std::string refusal(std::string_view text,
+                    const PolicyRegistry<E>& policies = shipped_policies<E>()) {
   try {
-    (void)io::parse_plan<Plan>(text, "plan.json");
+    (void)io::parse_plan<E>(text, "plan.json", policies);
   } catch (const FormatError& error) {
     return error.what();
   }
@@ -79,7 +80,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   CHECK_THROWS_AS((void)io::parse_plan(wrong), FormatError);
   wrong = text;
   wrong.replace(wrong.find("\"share_in_layer\":true"), 21, "\"share_in_layer\":1");
-  CHECK(refusal<HeadPlan<float>>(wrong) == Says{"share_in_layer: must be true or false, is 1"});
+  CHECK(refusal(wrong) == Says{"share_in_layer: must be true or false, is 1"});
 }
 
 TEST_CASE("the quantised cache of transformers, as the page of its policy writes it") {
@@ -115,7 +116,7 @@ TEST_CASE("numbers come back to the last bit, and sizes beyond 53 bits too") {
   }
 }
 
-TEST_CASE("a method's own plan type reads and writes the same files") {
+TEST_CASE("a method's plan comes back, and policies that a registry does not know are refused") {
   const HeadGates gates{3, 4, {.1, .9, .2, .8, .7, .1, .6, .2, .5, .5, .5, .5}};
   const auto duo = duo_plan<half>(shape, gates, {.sparsity = 0.5, .sinks = 4, .recent = 60});
   CHECK(io::parse_plan<half>(io::format_plan(duo)) == duo);
@@ -128,8 +129,10 @@ TEST_CASE("a method's own plan type reads and writes the same files") {
   const auto kivi = kivi_plan<float>(shape);
   CHECK(io::parse_plan<float>(io::format_plan(kivi)) == kivi);
 
-  // A policy that the plan type has not.
-  CHECK(refusal<HeadPlan<float>>(io::format_plan(duo)) ==
+  PolicyRegistry<float> kivi_alone;
+  kivi_alone.add<QuantizedResidualCache<float, Granularity::per_channel>>();
+  CHECK(io::parse_plan<float>(io::format_plan(kivi), "plan", kivi_alone) == kivi);
+  CHECK(refusal(io::format_plan(duo), kivi_alone) ==
         Says{"there is no policy 'sink_recent over dense'; this plan can have: full "
              "over residual_per_channel"});
 }
@@ -140,12 +143,12 @@ TEST_CASE("the shipped sample is read, defaults filled in") {
   CHECK(plan.has<FullCache<DenseStorage<float>>>(0, 1));
   CHECK(plan.has<QuantizedResidualCache<float, Granularity::per_channel>>(3, 0));
   using Budget = HeadBudgetCache<PerTokenStorage<float>>;
-  const auto& budget = std::get<Budget::Config>(plan.at(2, 0));
+  const auto& budget = plan.at(2, 0).get<Budget>();
   CHECK(budget.scorer == SnapKvScorer::Config{});
   CHECK(budget.storage.bits == 8);
   CHECK(budget.storage.flush == Flush::steady);
   using Chunks = ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>;
-  CHECK(std::get<Chunks::Config>(plan.at(2, 1)).budget == 512);
+  CHECK(plan.at(2, 1).get<Chunks>().budget == 512);
 }
 
 TEST_CASE("a plan file is compact: equal settings stand once") {

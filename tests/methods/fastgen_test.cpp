@@ -10,7 +10,6 @@
 #include <random>
 #include <set>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -237,7 +236,7 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to what was
   CHECK_THROWS_AS((void)profile_attention(forgetful, 8), ConfigError);
 }
 
-TEST_CASE_TEMPLATE("each choice is a policy", Plan, HeadPlan<half>, HeadPlan<half>) {
+TEST_CASE("each choice is a policy") {
   using Window = SinkRecentCache<DenseStorage<half>>;
   using Budget = HeadBudgetCache<DenseStorage<half>>;
   const ModelShape shape{.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 64};
@@ -249,15 +248,14 @@ TEST_CASE_TEMPLATE("each choice is a policy", Plan, HeadPlan<half>, HeadPlan<hal
   for (float& sum : profile.sums(1, 1)) sum = 1.0F;
   FastGenConfig config = small;
   config.compress_every = 16;
-  const auto plan = fastgen_plan<Plan>(shape, profile, config);
+  const auto plan = fastgen_plan<half>(shape, profile, config);
   const SnapKvScorer::Config scorer{.window = 2, .pooling = Pooling::max, .kernel = 1};
-  CHECK(std::get<typename Budget::Config>(plan.at(0, 0)) ==
-        typename Budget::Config{.budget = 2, .compress_every = 16, .scorer = scorer});
-  CHECK(std::get<typename Window::Config>(plan.at(0, 1)) ==
-        typename Window::Config{.sinks = 2, .recent = 5});
-  CHECK(std::get<typename Budget::Config>(plan.at(1, 0)) ==
-        typename Budget::Config{.budget = 7, .compress_every = 16, .scorer = scorer});
-  CHECK(plan.template has<FullCache<DenseStorage<half>>>(1, 1));
+  CHECK(plan.at(0, 0).get<Budget>() ==
+        Budget::Config{.budget = 2, .compress_every = 16, .scorer = scorer});
+  CHECK(plan.at(0, 1).get<Window>() == Window::Config{.sinks = 2, .recent = 5});
+  CHECK(plan.at(1, 0).get<Budget>() ==
+        Budget::Config{.budget = 7, .compress_every = 16, .scorer = scorer});
+  CHECK(plan.has<FullCache<DenseStorage<half>>>(1, 1));
 }
 
 TEST_CASE("what does not work is refused") {

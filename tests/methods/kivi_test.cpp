@@ -12,11 +12,10 @@ constexpr ModelShape shape{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim =
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("keys per channel, values per token, the published flush", Plan, HeadPlan<half>,
-                   HeadPlan<half>) {
-  const auto plan = kivi_plan<Plan>(shape);
+TEST_CASE("keys per channel, values per token, the published flush") {
+  const auto plan = kivi_plan<half>(shape);
   using Policy = QuantizedResidualCache<half, Granularity::per_channel>;
-  const ResidualConfig codes = std::get<typename Policy::Config>(plan.at(0, 1)).storage;
+  const ResidualConfig codes = plan.at(0, 1).get<Policy>().storage;
   CHECK(codes ==
         ResidualConfig{
             .bits = 2, .key_group = 32, .value_group = 32, .residual = 128, .flush = Flush::kivi});

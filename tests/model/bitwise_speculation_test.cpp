@@ -55,7 +55,7 @@ class Decoded {
     setting.prompt_chunk = prompt_chunk;
     setting.commit_every = commit_every_;
     Watched<RowByRow> target{models_->target, plain_};
-    KvCache<float> cache{plan_, cache_options()};
+    Cache cache{plan_, cache_options()};
     const Outcome outcome = decode_with_guesses(target, models_->target, cache, models_->near,
                                                 models_->prompt, tokens, setting);
     CHECK(outcome.text == plain_.text);
@@ -67,10 +67,12 @@ class Decoded {
   }
 
  private:
+  using Cache = KvCache<typename Plan::element_type>;
+
   const Models* models_;
   Plan plan_;
   std::size_t commit_every_;
-  KvCache<float> cache_;
+  Cache cache_;
   PlainText plain_;
 };
 

@@ -51,8 +51,7 @@ Models models_of(std::size_t which) {
 template <Element E>
 PlainText plain_text(const Llama& model, std::span<const int> prompt, std::size_t chunk,
                      std::size_t tokens) {
-  using Plan = HeadPlan<FullCache<DenseStorage<E>>>;
-  KvCache<Plan, CpuEngine> cache{Plan{model.config().shape(), {}}, cache_options()};
+  KvCache<E, CpuEngine> cache{HeadPlan<E>{model.config().shape()}, cache_options()};
   return decode_plainly(model, cache, prompt, chunk, tokens);
 }
 

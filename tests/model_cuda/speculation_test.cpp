@@ -13,6 +13,7 @@
 #define KVPOLICY_CUDA_HEAD_DIMS 64
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/cuda/on_stream.hpp>
+#include <kvpolicy/policy/quantized_residual_cache.hpp>
 #include <kvpolicy/triforce.hpp>
 #include <reference_model/cuda/graph.hpp>
 #include <reference_model/cuda/language_model.hpp>
@@ -25,10 +26,10 @@
 namespace kvpolicy::reference {
 namespace {
 
-using Plan = HeadPlan<ChunkRetrievalCache<DenseStorage<bfloat16>>, SinkRecentCache<DenseStorage<bfloat16>>>;
+using Plan = HeadPlan<bfloat16>;
 using Retrieval = ChunkRetrievalCache<DenseStorage<bfloat16>>;
 using Window = SinkRecentCache<DenseStorage<bfloat16>>;
-using Cache = cuda::KvCache<Plan>;
+using Cache = cuda::KvCache<bfloat16>;
 using OnStream = cuda::OnStream<Cache>;
 
 cuda::CacheOptions options() {
@@ -114,12 +115,11 @@ TEST_CASE("guesses on a device change no token") {
 
 TEST_CASE("quantised rows on a device are committed at the same places with guesses and without") {
   using Packed = QuantizedResidualCache<bfloat16>;
-  using PackedCache = cuda::KvCache<Packed>;
   Rig rig;
-  const HeadPlan<Packed> plan{rig.model.config().shape(),
-                              Packed::Config{.storage = {.bits = 4, .residual = 16}}};
+  const HeadPlan plan{rig.model.config().shape(),
+                      Packed::Config{.storage = {.bits = 4, .residual = 16}}};
   const auto decoded = [&](auto draft, std::size_t length) {
-    PackedCache cache{plan, options(), rig.stream};
+    Cache cache{plan, options(), rig.stream};
     CHECK(cache.commit_changes_rows());
     cuda::OnStream on_stream{cache, rig.stream};
     SpeculativeDecoder decoder{rig.target_reader, on_stream, std::move(draft), greedy(length)};

@@ -26,6 +26,7 @@ class EveryNth {
  public:
   using element_type = float;
   struct Config {
+    using policy_type = EveryNth;
     std::size_t n = 3;
     friend bool operator==(const Config&, const Config&) = default;
   };
@@ -126,12 +127,11 @@ static_assert(!AttentionEngine<Nothing>);
 using namespace user;
 
 TEST_CASE("a policy and a storage of the user's own, in one plan with ours") {
-  using Plan = HeadPlan<FullCache<DenseStorage<float>>, EveryNth, SinkRecentCache<FlatStorage>>;
   const ModelShape shape{1, 6, 3, 64};
-  Plan plan{shape};
+  HeadPlan<float> plan{shape};
   plan.set(0, 1, EveryNth::Config{.n = 5});
   plan.set(0, 2, SinkRecentCache<FlatStorage>::Config{.sinks = 2, .recent = 7});
-  KvCache<Plan> cache{plan, {.max_rollback = 4, .page_rows = 16}};
+  KvCache cache{plan, {.max_rollback = 4, .page_rows = 16}};
   test::Random random{1};
   std::vector<std::vector<oracle::Row>> text(3);
   for (const std::size_t tokens : std::initializer_list<std::size_t>{20, 1, 1, 9, 1}) {
@@ -165,5 +165,5 @@ TEST_CASE("a policy and a storage of the user's own, in one plan with ours") {
   cache.truncate(cache.tokens() - 3);
   const auto fork = cache.fork();
   CHECK(fork.tokens() == 29);
-  CHECK(std::get<EveryNth>(fork.policy(0, 1)).rows() == 6);
+  CHECK(fork.policy<EveryNth>(0, 1).rows() == 6);
 }

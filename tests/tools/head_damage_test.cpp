@@ -150,7 +150,7 @@ TEST_CASE("damage is the rise of the loss of one head, choice by choice, whateve
   CHECK(reported == 1.0);
   REQUIRE(measured.size() == 3);
   for (std::size_t c = 0; c < 3; ++c) {
-    CHECK(measured[c].config == choices[c]);
+    CHECK(measured[c].settings == choices[c]);
     for (std::size_t i = 0; i < shape.kv_head_count(); ++i) {
       const double one = measured[c].damage.values()[i];
       CHECK(std::abs(one - again[c].damage.values()[i]) <= 1e-3 + 0.01 * one);

@@ -42,8 +42,8 @@ std::string refusal(const std::string& name) {
 }  // namespace
 
 TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the name") {
-  const auto same = [](const std::string& name, const HeadSettings<float>& config) {
-    return plan_named(name) == Plan{shape, config};
+  const auto same = [](const std::string& name, const HeadSettings<float>& settings) {
+    return plan_named(name) == Plan{shape, settings};
   };
   CHECK(same("snapkv:100", HeadBudgetCache<Dense>::Config{.budget = 92}));
   CHECK(same("snapkv:100,20",
@@ -58,9 +58,9 @@ TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the nam
                                                                  .scorer = {.recent = 32}}));
   CHECK(same("keynorm:64", HeadBudgetCache<Dense, KeyNormScorer>::Config{.budget = 64}));
   const auto quantized = plan_named("adakv+int4:64");
-  using Codes = HeadBudgetCache<PerTokenStorage<float>>::Config;
-  CHECK(std::get<Codes>(quantized.at(1, 1)).storage.bits == 4);
-  CHECK(std::get<Codes>(quantized.at(1, 1)).share_in_layer);
+  using Codes = HeadBudgetCache<PerTokenStorage<float>>;
+  CHECK(quantized.at(1, 1).get<Codes>().storage.bits == 4);
+  CHECK(quantized.at(1, 1).get<Codes>().share_in_layer);
   CHECK(refusal("snapkv:7")
             .find("a capacity of 7 rows, must be at least 1 and at least the 8 latest") !=
         std::string::npos);
@@ -104,24 +104,24 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
     CHECK(exam.plan == plan);
     CHECK(exam.settings == settings);
   }
-  using Budget = HeadBudgetCache<DenseStorage<bfloat16>>::Config;
+  using Budget = HeadBudgetCache<DenseStorage<bfloat16>>;
   const ExamPlan published = make_exam_plan("headkv:128", own, weights);
-  const auto scorer = std::get<Budget>(published.plan.at(1, 0)).scorer;
+  const auto scorer = published.plan.at(1, 0).get<Budget>().scorer;
   CHECK(scorer.kernel == 7);
   CHECK(scorer.window == 8);
   CHECK(published.settings.dump() ==
         R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"keep_short_prompts":"true","pooling":"max","kernel":7})");
   const ExamPlan tuned =
       make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
-  CHECK(std::get<Budget>(tuned.plan.at(1, 0)).scorer ==
+  CHECK(tuned.plan.at(1, 0).get<Budget>().scorer ==
         SnapKvScorer::Config{.window = 8, .pooling = Pooling::average, .kernel = 29});
   // beta = 2 leaves a head of no score half of an equal share; 1.005 next to nothing.
   std::size_t least = 128;
   std::size_t least_published = 128;
   for (std::size_t i = 0; i < 16; ++i) {
-    least = std::min(least, std::get<Budget>(tuned.plan.at(i / 4, i % 4)).budget);
+    least = std::min(least, tuned.plan.at(i / 4, i % 4).get<Budget>().budget);
     least_published =
-        std::min(least_published, std::get<Budget>(published.plan.at(i / 4, i % 4)).budget);
+        std::min(least_published, published.plan.at(i / 4, i % 4).get<Budget>().budget);
   }
   CHECK(least >= 60);
   CHECK(least_published < 10);
@@ -136,19 +136,19 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
 TEST_CASE("--plan: settings of storages, windows and rules stand in the name") {
   using ByChannel = QuantizedResidualCache<float, Granularity::per_channel>;
   const auto kivi = [](const std::string& name) {
-    return std::get<ByChannel::Config>(plan_named(name).at(0, 0)).storage;
+    return plan_named(name).at(0, 0).get<ByChannel>().storage;
   };
   CHECK(kivi("kivi2").flush == Flush::kivi);
   CHECK(kivi("kivi2:32,flush=steady").flush == Flush::steady);
   CHECK(kivi("kivi2:32,flush=steady").residual == 32);
   CHECK(kivi("kivi4:64,group=64").key_group == 64);
   const auto int4 =
-      std::get<QuantizedResidualCache<float>::Config>(plan_named("int4:128,group=64").at(0, 0));
+      plan_named("int4:128,group=64").at(0, 0).get<QuantizedResidualCache<float>>();
   CHECK(int4.storage.key_group == 64);
   CHECK(int4.storage.value_group == 64);
   CHECK(int4.storage.residual == 128);
   const auto chunk =
-      std::get<SinkRecentCache<Dense>::Config>(plan_named("sink_recent:4,8,mask=chunk").at(0, 0));
+      plan_named("sink_recent:4,8,mask=chunk").at(0, 0).get<SinkRecentCache<Dense>>();
   CHECK(chunk.mask == Mask::chunk);
   CHECK(plan_named("adakv:64,safeguard=0.5") != plan_named("adakv:64"));
   CHECK(plan_named("pyramid:64,beta=10") != plan_named("pyramid:64"));

@@ -45,8 +45,8 @@ std::vector<int> prompt() {
   return tokens;
 }
 
-Recording record_all(const HeadSettings<bfloat16>& config, std::size_t steps = 16) {
-  return record(model(), Plan{model().config().shape(), config}, prompt(),
+Recording record_all(const HeadSettings<bfloat16>& settings, std::size_t steps = 16) {
+  return record(model(), Plan{model().config().shape(), settings}, prompt(),
                 {.prompt_steps = steps, .most_new = 9, .least_attention = 0.0F});
 }
 

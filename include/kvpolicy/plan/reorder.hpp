@@ -114,8 +114,7 @@ void reorder_columns(std::span<T> weight, const HeadOrder& order, std::size_t he
 /// The plan for a model whose KV heads were moved by `orders`, one order for each layer.
 /// @throws ConfigError if the orders do not fit the plan.
 template <class... T>
-[[nodiscard]] auto reordered(const HeadPlan<T...>& plan, const std::vector<HeadOrder>& orders)
-    -> HeadPlan<typename HeadPlan<T...>::element_type> {
+[[nodiscard]] auto reordered(const HeadPlan<T...>& plan, const std::vector<HeadOrder>& orders) {
   const ModelShape& shape = plan.shape();
   require(orders.size() == shape.layers, "reordered: ", orders.size(), " orders, the plan has ",
           shape.layers, " layers");

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <typeindex>
+#include <typeinfo>
 #include <vector>
 
 #include <kvpolicy/core/segment.hpp>
@@ -37,15 +39,11 @@ struct HeadCall {
   ReadRequest request;
 };
 
-/// Tells one type from another where there is no RTTI.
-using TypeTag = const void*;
-namespace detail {
+/// Tells one type from another, also where a shared library with hidden symbols has made the head.
+using TypeTag = std::type_index;
 template <class T>
-inline char type_tag = 0;
-}
-template <class T>
-[[nodiscard]] TypeTag type_tag_of() {
-  return &detail::type_tag<T>;
+[[nodiscard]] TypeTag type_tag_of() noexcept {
+  return typeid(T);
 }
 
 /// One head: its policy and the rows it was given. Not synchronised. Where a member says which role

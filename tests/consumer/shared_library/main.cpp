@@ -44,6 +44,12 @@ int main() {
     std::printf("a cache that the library made is another one\n");
     right = false;
   }
+  using Full = kvpolicy::FullCache<kvpolicy::DenseStorage<float>>;
+  if (!(theirs.plan() == here.plan()) || !theirs.plan().has<Full>(0, 0) ||
+      theirs.policy<Full>(0, 0).rows() != own::tokens) {
+    std::printf("a policy that the library made is another one\n");
+    right = false;
+  }
   try {
     own::refuse();
     std::printf("nothing was thrown\n");
