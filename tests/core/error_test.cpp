@@ -96,6 +96,15 @@ TEST_CASE("texts of every kind, and nothing") {
         streamed("literal", ' ', pointer, ' ', buffer, ' ', std::string("string"), ' ', "a\0b"sv, ""sv));
 }
 
+TEST_CASE("addresses") {
+  int object = 0;
+  void* place = &object;
+  const void* nothing = nullptr;
+  const void* highest = std::bit_cast<const void*>(~std::uintptr_t{0});
+  CHECK(message(place, ' ', static_cast<const void*>(place)) == streamed(place, ' ', place));
+  CHECK(message(highest, ' ', nothing) == streamed(highest, ' ', nothing));
+}
+
 TEST_CASE("a global locale with its own digits' grouping does not reach an error's text") {
   struct Grouped : std::numpunct<char> {
     char do_decimal_point() const override { return ','; }

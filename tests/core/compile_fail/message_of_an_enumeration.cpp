@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // An enumeration has a name_of; its number would tell a reader of the error nothing.
-// expect: a part of a message is text, a character or a number
+// expect: a part of a message is text, a character, a number or an address
 #include <string>
 
 #include <kvpolicy/core/error.hpp>
