@@ -5,7 +5,7 @@
 # A component named X beyond `kvpolicy` owns include/kvpolicy/X.hpp, include/kvpolicy/X/** and
 # kernels/kvpolicy/X/**; everything else is `kvpolicy` and needs only the standard library.
 
-set(KVPOLICY_COMPONENTS kvpolicy io cpu cuda format)
+set(KVPOLICY_COMPONENTS kvpolicy io cpu cuda format compiled)
 
 # kvpolicy_headers(<out> <component>): the component's headers, as full paths.
 function(kvpolicy_headers out component)
@@ -22,10 +22,11 @@ function(kvpolicy_headers out component)
   set(${out} ${all} PARENT_SCOPE)
 endfunction()
 
-# kvpolicy_add_component(<component> [LIBS targets...]): kvpolicy::<component>. `include` and
-# `kernels` are two roots here and one folder once installed.
+# kvpolicy_add_component(<component> [LIBS targets...] [SOURCES files...] [PRIVATE_LIBS targets...]):
+# kvpolicy::<component>, compiled if it has sources. `include` and `kernels` are two roots here and one
+# folder once installed.
 function(kvpolicy_add_component component)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LIBS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LIBS;SOURCES;PRIVATE_LIBS")
   set(target kvpolicy)
   if(NOT component STREQUAL kvpolicy)
     set(target kvpolicy_${component})
@@ -37,10 +38,18 @@ function(kvpolicy_add_component component)
     list(APPEND roots "${PROJECT_SOURCE_DIR}/kernels")
   endif()
 
-  add_library(${target} INTERFACE)
+  set(scope INTERFACE)
+  if(arg_SOURCES)
+    set(scope PUBLIC)
+    add_library(${target} ${arg_SOURCES})
+    target_link_libraries(${target} PRIVATE ${arg_PRIVATE_LIBS})
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_EXTENSIONS OFF)
+  else()
+    add_library(${target} INTERFACE)
+  endif()
   add_library(kvpolicy::${component} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${component})
-  target_compile_features(${target} INTERFACE cxx_std_20)
-  target_link_libraries(${target} INTERFACE ${arg_LIBS})
-  target_sources(${target} INTERFACE FILE_SET HEADERS BASE_DIRS ${roots} FILES ${headers})
+  target_compile_features(${target} ${scope} cxx_std_20)
+  target_link_libraries(${target} ${scope} ${arg_LIBS})
+  target_sources(${target} ${scope} FILE_SET HEADERS BASE_DIRS ${roots} FILES ${headers})
 endfunction()

@@ -4,12 +4,16 @@
 // was met and what would fit; the object it was thrown from is unchanged.
 #pragma once
 
+#include <bit>
+#include <charconv>
+#include <concepts>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include <kvpolicy/core/try.hpp>
 
@@ -90,12 +94,55 @@ class DeviceError : public Error {
   using Error::Error;
 };
 
-/// The parts, streamed one after another.
+namespace detail {
+
+template <class T>
+concept Text = std::convertible_to<const T&, std::string_view>;
+template <class T>
+concept Character = std::same_as<T, char> || std::same_as<T, signed char> || std::same_as<T, unsigned char>;
+// The library has no use for wide characters and enumerations here, and to_chars refuses them.
+template <class T>
+concept Number = std::same_as<T, bool> || requires(char* text, T number) { std::to_chars(text, text, number); };
+template <class T>
+concept Address = std::same_as<T, const void*> || std::same_as<T, void*>;
+
+template <class Part>
+void append_part(std::string& text, const Part& part) {
+  static_assert(Text<Part> || Character<Part> || Number<Part> || Address<Part>,
+                "kvpolicy: a part of a message is text, a character, a number or an address (const void*)");
+  if constexpr (Text<Part>) {
+    text.append(std::string_view{part});
+  } else if constexpr (Character<Part>) {
+    text.push_back(static_cast<char>(part));
+  } else if constexpr (std::same_as<Part, bool>) {
+    text.push_back(part ? '1' : '0');
+  } else if constexpr (Address<Part>) {
+    char digits[2 * sizeof part];
+    if (part != nullptr) text.append("0x");
+    const auto number = std::bit_cast<std::uintptr_t>(part);
+    text.append(digits, std::to_chars(digits, digits + sizeof digits, number, 16).ptr);
+  } else if constexpr (Number<Part>) {
+    char digits[64];
+    char* end = digits + sizeof digits;
+    if constexpr (std::floating_point<Part>) {
+      end = std::to_chars(digits, end, part, std::chars_format::general, 6).ptr;
+    } else {
+      end = std::to_chars(digits, end, part).ptr;
+    }
+    text.append(digits, end);
+  }
+}
+
+}  // namespace detail
+
+/// The parts one after another: text, single characters, numbers and addresses. They look as a stream prints
+/// them in the "C" locale: a float has six significant digits, a bool is 0 or 1. (A stream itself would
+/// have every header of the library read <sstream>.)
 template <class... Parts>
 [[nodiscard]] std::string message(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
+  std::string text;
+  (detail::append_part(text, parts), ...);
+  return text;
 }
 
 /// Throws `error`, or does with it what `KVPOLICY_THROW` says.

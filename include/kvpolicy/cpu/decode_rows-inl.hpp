@@ -15,6 +15,7 @@
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 
 /// f.operator()<E>() for the dense encoding `encoding`.
 template <class F>
@@ -115,7 +116,7 @@ void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t hea
     std::array<half, max_block_rows> halves;
     std::array<float, max_block_rows> scales;
     std::array<float, max_block_rows> zeros;
-    const auto gather = [&](const auto& from, auto& to) {
+    const auto gather = [&](const auto& from, auto& to) KVPOLICY_CPU_LAMBDA {
       for (std::size_t row = 0; row < rows; ++row) halves[row] = *from[row];
       for (std::size_t row = 0; row < rows; row += lanes) {
         hn::StoreU(load_half(halves.data() + row), floats, to.data() + row);
@@ -148,7 +149,7 @@ inline void decode_side(const BlockSide& side, std::size_t rows, std::size_t hea
     case Encoding::uint2:
       return decode_packed_side<Encoding::uint2>(side, rows, head_dim, params, out);
     default:
-      with_dense_encoding(side.format.encoding, [&]<Encoding E>() {
+      with_dense_encoding(side.format.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
         for (std::size_t row = 0; row < rows; ++row) {
           for (std::size_t channel = 0; channel < head_dim; channel += lanes) {
             hn::StoreU(load_numbers<E>(side.codes[row], channel), floats,
@@ -159,5 +160,6 @@ inline void decode_side(const BlockSide& side, std::size_t rows, std::size_t hea
   }
 }
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

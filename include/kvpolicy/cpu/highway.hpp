@@ -38,3 +38,19 @@
 #if HWY_HAVE_SCALABLE
 #error "kvpolicy::cpu keeps vectors in arrays: define HWY_DISABLED_TARGETS to leave out SVE and RVV"
 #endif
+
+// kvpolicy::compiled compiles the engine for instruction sets that the compiler's flags do not name, one in
+// each of its files. What lies between these two macros is compiled for the file's own instruction set;
+// everything else, the standard library and core/ included, for the flags, so that all files of a program
+// hold the same functions. Clang does not count lambdas among what lies between, so each that uses vectors
+// says so itself. In all other programs the flags name the instruction set, and the macros are empty.
+#ifdef KVPOLICY_CPU_RUNTIME_TARGET
+#define KVPOLICY_CPU_BEGIN_TARGET HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR KVPOLICY_CPU_RUNTIME_TARGET)
+#define KVPOLICY_CPU_END_TARGET HWY_POP_ATTRIBUTES
+#define KVPOLICY_CPU_LAMBDA __attribute__((target(HWY_TARGET_STR KVPOLICY_CPU_RUNTIME_TARGET)))
+#else
+#define KVPOLICY_CPU_BEGIN_TARGET
+#define KVPOLICY_CPU_END_TARGET
+#define KVPOLICY_CPU_LAMBDA
+#endif
+#define KVPOLICY_CPU_INLINE_LAMBDA KVPOLICY_CPU_LAMBDA __attribute__((always_inline))

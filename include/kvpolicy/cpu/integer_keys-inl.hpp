@@ -30,6 +30,7 @@
 #if KVPOLICY_CPU_PAIR_PRODUCTS  // elsewhere integer_rows-inl.hpp has the names, for nothing
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 
 /// sums[q][r], lane i = query q . codes of row r * lanes + i, for Q queries of R * lanes rows.
 /// Queries are 16-bit numbers, in each four the middle ones exchanged, `query_bytes` apart.
@@ -118,7 +119,7 @@ class IntegerKeys {
     const std::size_t portions = (count_ + query_portion - 1) / query_portion;
     PrefetchWalk ahead{values, (many_registers ? (vectors + 1) / 2 : vectors) * steps * portions};
     bool done = false;
-    with_bits(keys.format.encoding, [&]<std::size_t Bits>() {
+    with_bits(keys.format.encoding, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
       if (keys.format.granularity == Granularity::per_channel) {
         if (keys.format.group < fewest_rows) return;
         done = per_channel<Bits>(keys, rows, logits, stride, ahead);
@@ -300,7 +301,7 @@ class IntegerKeys {
                          float middle) {
     deal_queries();
     bool finite = true;
-    for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) {
+    for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
       finite = finite && round_queries<Scaled, Q>(set, q, row_scales, row_zeros, middle);
     });
     return finite;
@@ -369,8 +370,8 @@ class IntegerKeys {
       std::fill_n(padded.begin() + static_cast<std::ptrdiff_t>(count), lanes - 1, rows[count - 1]);
       rows = padded.data();
     }
-    for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) {
-      const auto take_rows = [&]<std::size_t R>(std::size_t row) {
+    for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
+      const auto take_rows = [&]<std::size_t R>(std::size_t row) KVPOLICY_CPU_LAMBDA {
         IntVector sums[Q][R];
         dot_codes<Bits>(rows + row, bytes, set.numbers + 2 * q * head_dim_, 2 * head_dim_,
                         ahead, sums);
@@ -413,6 +414,7 @@ class IntegerKeys {
   Set scaled_;
 };
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu
 #endif

@@ -29,6 +29,7 @@
 #if KVPOLICY_CPU_PAIR_PRODUCTS  // elsewhere integer_rows-inl.hpp has the names, for nothing
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 
 /// Codes of two rows by pairs: those of the rows' low 16 bits in each 4 bytes come first (pairs
 /// 0 to 16 / Bits), then those of the high ones.
@@ -207,16 +208,16 @@ class IntegerValues {
     static_assert(max_block_rows % fetch_step == 0);
     std::copy_n(values.codes.begin(), rows, codes.begin());
     for (std::size_t row = rows; row % fetch_step != 0; ++row) codes[row] = codes[rows - 1];
-    with_bits(format.encoding, [&]<std::size_t Bits>() {
+    with_bits(format.encoding, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
       const std::size_t bytes = head_dim_ * Bits / 8;
       std::size_t passes = 0;
-      for_each_column(bytes, [&](auto, std::size_t, std::size_t, std::size_t) {
+      for_each_column(bytes, [&](auto, std::size_t, std::size_t, std::size_t) KVPOLICY_CPU_LAMBDA {
         passes += RowPairs<Bits>::pairs / pairs_at_once;
       });
       passes *= (count_ + query_portion - 1) / query_portion;
       PrefetchWalk ahead{next, (rows + fetch_step - 1) / fetch_step * passes};
-      for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) {
-        for_each_column(bytes, [&]<class D>(D d, std::size_t at, std::size_t column, std::size_t) {
+      for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
+        for_each_column(bytes, [&]<class D>(D d, std::size_t at, std::size_t column, std::size_t) KVPOLICY_CPU_LAMBDA {
           add_column<Bits, Q>(d, codes.data(), rows, at, q, sums_ + q * room(head_dim_) + column * 8 / Bits,
                               factors, ahead);
         });
@@ -232,9 +233,9 @@ class IntegerValues {
     for (std::size_t i = 0; i < count_ * head_dim_; ++i) {
       out[i] = out[i] * kept_[i / head_dim_] + offsets_[i / head_dim_];
     }
-    with_bits(encoding_, [&]<std::size_t Bits>() {
+    with_bits(encoding_, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
       const std::size_t bytes = head_dim_ * Bits / 8;
-      for_each_column(bytes, [&]<class D>(D, std::size_t at, std::size_t column, std::size_t taken) {
+      for_each_column(bytes, [&]<class D>(D, std::size_t at, std::size_t column, std::size_t taken) KVPOLICY_CPU_LAMBDA {
         constexpr std::size_t width = hn::MaxLanes(D{});
         for (std::size_t pair = 0; pair < RowPairs<Bits>::pairs; ++pair) {
           for (std::size_t i = 0; i < width; ++i) {
@@ -307,7 +308,7 @@ class IntegerValues {
   template <class Visit>
   static HWY_INLINE void for_each_column(std::size_t bytes, Visit visit) {
     std::size_t at = 0;
-    const auto take = [&]<class D>(D d) {
+    const auto take = [&]<class D>(D d) KVPOLICY_CPU_LAMBDA {
       constexpr std::size_t width = 4 * hn::MaxLanes(D{});
       for (; at + width <= bytes; at += width) visit(d, at, at, at);
     };
@@ -357,6 +358,7 @@ class IntegerValues {
   float* kept_;                          // [queries]: what is left of `out`
 };
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu
 #endif

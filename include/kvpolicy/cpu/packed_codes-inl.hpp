@@ -19,6 +19,7 @@
 #if KVPOLICY_CPU_PAIR_PRODUCTS
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 
 /// Bytes of a row that one step takes.
 inline constexpr std::size_t code_step = 16;
@@ -150,6 +151,7 @@ struct BlockParams {
   }
 };
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu
 #endif

@@ -24,6 +24,7 @@
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 
 using Words = hn::RebindToUnsigned<Floats>;
 using WordVector = hn::Vec<Words>;
@@ -116,7 +117,7 @@ class PairProducts {
                       FetchAhead& ahead) {
     if (!has_queries_ || !takes(keys.format)) return false;
     const bool quantized = is_quantized(keys.format.encoding);
-    if (quantized ? !take_codes(keys, rows, [&](std::size_t row) { copy_codes(row); })
+    if (quantized ? !take_codes(keys, rows, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { copy_codes(row); })
                   : !copy_rows(keys, rows)) {
       return false;
     }
@@ -149,16 +150,16 @@ class PairProducts {
                   const float* factors, float* out, std::size_t queries, FetchAhead& ahead) {
     if (!plan_.is_narrow() || !takes(values.format)) return false;
     const bool quantized = is_quantized(values.format.encoding);
-    if (quantized ? !take_codes(values, rows, [&](std::size_t row) { pair_codes(row); })
+    if (quantized ? !take_codes(values, rows, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { pair_codes(row); })
                   : !pair_rows(values, rows)) {
       return false;
     }
     if (quantized) {
       for (std::size_t row = rows; row < 2 * padded_pairs(rows); ++row) pair_codes_of_nothing(row);
-      pair_weights(weights, rows, [&](std::size_t row) { return hn::Set(floats, scales_[row]); });
+      pair_weights(weights, rows, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, scales_[row]); });
       sum_shifts(weights, rows);
     } else {
-      pair_weights(weights, rows, [](std::size_t) { return hn::Set(floats, 1.0F); });
+      pair_weights(weights, rows, [](std::size_t) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, 1.0F); });
     }
     for (std::size_t m = 0; m < queries; ++m) {
       if (factors[m] == 1.0F && !quantized) continue;  // the largest logit is found early
@@ -377,7 +378,7 @@ class PairProducts {
 #else
     // Within each 16-byte block: lane i of the block becomes vector i's, then blocks are scattered.
     const hn::Repartition<std::uint64_t, Words> doubles;
-    const auto as_doubles = [&](WordVector v) { return hn::BitCast(doubles, v); };
+    const auto as_doubles = [&](WordVector v) KVPOLICY_CPU_LAMBDA { return hn::BitCast(doubles, v); };
     const auto a = as_doubles(hn::InterleaveLower(words, columns_of[0], columns_of[1]));
     const auto b = as_doubles(hn::InterleaveLower(words, columns_of[2], columns_of[3]));
     const auto c = as_doubles(hn::InterleaveUpper(words, columns_of[0], columns_of[1]));
@@ -419,5 +420,6 @@ class PairProducts {
   std::optional<Tiles> tiles_;
 };
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

@@ -19,10 +19,10 @@ namespace kvpolicy::cpu {
 /// into a std::function<void(std::size_t)>. `threads()` says how many calls can run at once: the
 /// engine asks for that many, each of which takes work until none is left.
 template <class P>
-concept ParallelFor = std::copyable<P> && requires(const P& pool, void (*body)(std::size_t)) {
+concept ParallelFor = requires(const P& pool, void (*body)(std::size_t)) {
   { pool.threads() } -> std::convertible_to<std::size_t>;
   pool(std::size_t{1}, body);
-};
+} && std::copyable<P>;  // asked last: whether a type is copyable may depend on what converts to a pool
 
 /// The calling thread.
 struct SerialFor {

@@ -18,6 +18,7 @@
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 
 /// Arrays of a tile's queries; `rows` counts padding that kernels may write to.
 struct Partial {
@@ -100,5 +101,6 @@ inline void add_seen_values(const QueryTile& tile, const RowBlock& block, const 
   }
 }
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

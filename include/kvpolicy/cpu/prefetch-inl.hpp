@@ -23,6 +23,8 @@ HWY_INLINE void fetch_to_second_level(const std::byte* line) {
 #endif
 }
 
+KVPOLICY_CPU_BEGIN_TARGET
+
 /// The codes of one side of a block.
 struct Prefetch {
   const std::byte* const* rows = nullptr;
@@ -113,5 +115,6 @@ HWY_INLINE void fetch_params(const BlockSide& side, std::size_t rows, std::size_
   }
 }
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

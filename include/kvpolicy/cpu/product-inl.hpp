@@ -59,6 +59,8 @@ class FetchAhead {
   std::size_t row_ = 0, at_ = 0;  // what comes next
 };
 
+KVPOLICY_CPU_BEGIN_TARGET
+
 /// A matrix [steps, width] in panels of `panel_width` columns: column x of row k stands at
 /// `numbers[x / panel_width * panel_stride + k * step + x % panel_width]`.
 struct Panels {
@@ -127,7 +129,7 @@ inline void product(const float* a, std::size_t a_row, std::size_t a_step, const
   ahead.start((rows + product_rows - 1) / product_rows * ((width + panel_width - 1) / panel_width),
               steps);
   // One panel of b stays in the first-level cache while all rows of a pass.
-  for_each_panel(width, [&]<std::size_t N>(std::size_t x) {
+  for_each_panel(width, [&]<std::size_t N>(std::size_t x) KVPOLICY_CPU_LAMBDA {
     const float* panel = b.numbers + x / panel_width * b.panel_stride;
     for (std::size_t i = 0; i < rows; i += product_rows) {
       product_block<N>(a + i * a_row, a_row, a_step, panel, b.step, steps, c + i * c_row + x, c_row,
@@ -136,5 +138,6 @@ inline void product(const float* a, std::size_t a_row, std::size_t a_step, const
   });
 }
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

@@ -20,6 +20,7 @@
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 
 /// Channels of a row that load_pair takes; the vector behind them stands alone.
 [[nodiscard]] constexpr std::size_t paired_channels(std::size_t head_dim) {
@@ -196,9 +197,9 @@ class StreamPass {
     if (integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
     const auto keys = readable_rows(block.keys, block.rows, true);
     const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion;
-    with_dense_encoding(keys.encoding, [&]<Encoding E>() {
+    with_dense_encoding(keys.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
       const float* queries = queries_for<E>();
-      for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
+      for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
         dot_rows<E, Q>(keys.rows.data(), block.rows, queries + q * head_dim_, head_dim_,
                        logits_ + q * stride, stride, ahead.share(q / query_portion, passes));
       });
@@ -320,9 +321,9 @@ class StreamPass {
     const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion *
                                (columns / 4 + columns % 4 / 2 + columns % 2);
     std::size_t pass = 0;
-    with_dense_encoding(values.encoding, [&]<Encoding E>() {
-      for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) {
-        const auto add = [&]<std::size_t N>(std::size_t channel) {
+    with_dense_encoding(values.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
+      for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
+        const auto add = [&]<std::size_t N>(std::size_t channel) KVPOLICY_CPU_LAMBDA {
           add_rows<E, Q, N>(values.rows.data(), block.rows, logits_ + q * stride, stride,
                             factors_ + q, partial_.values + q * head_dim_, channel, head_dim_,
                             ahead.share(pass++, passes));
@@ -350,5 +351,6 @@ class StreamPass {
   bool has_parted_queries_ = false;
 };
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

@@ -24,6 +24,7 @@
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 
 /// Queries of a tile, padded to whole vectors and whole blocks of every product.
 [[nodiscard]] constexpr std::size_t padded_queries(std::size_t queries) {
@@ -218,5 +219,6 @@ class TilePass {
   bool has_float_queries_ = false;
 };
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

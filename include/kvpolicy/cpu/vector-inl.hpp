@@ -11,6 +11,7 @@
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 namespace hn = hwy::HWY_NAMESPACE;
 
 using Floats = hn::ScalableTag<float>;
@@ -29,11 +30,10 @@ inline constexpr bool many_registers =
 /// registers if every index is a constant before the optimiser first looks.
 template <std::size_t N, class F>
 HWY_INLINE void unroll(F&& f) {
-  [&]<std::size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
+  [&]<std::size_t... I>(std::index_sequence<I...>) KVPOLICY_CPU_INLINE_LAMBDA {
     (f(std::integral_constant<std::size_t, I>{}), ...);
   }(std::make_index_sequence<N>{});
 }
-#define KVPOLICY_CPU_INLINE_LAMBDA __attribute__((always_inline))
 
 /// Before a loop with a small constant number of turns: unrolls it, for the same reason. Every turn of
 /// `unroll` is a function of its own, which takes several times as long to compile; use that only
@@ -206,5 +206,6 @@ HWY_INLINE void store_sums(FloatVector a, FloatVector b, FloatVector c, FloatVec
 #endif
 }
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

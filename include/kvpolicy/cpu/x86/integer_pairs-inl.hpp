@@ -20,8 +20,16 @@
 #define KVPOLICY_CPU_PAIR_PRODUCTS 0
 #endif
 
+// AVX512-VNNI comes with the compiler's flags, or with the target that kvpolicy::compiled names.
+#if defined(KVPOLICY_CPU_RUNTIME_VNNI) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#define KVPOLICY_CPU_HAS_VNNI 1
+#else
+#define KVPOLICY_CPU_HAS_VNNI 0
+#endif
+
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
+KVPOLICY_CPU_BEGIN_TARGET
 namespace hn = hwy::HWY_NAMESPACE;
 
 /// Whether add_pair_products is worth its name here.
@@ -32,7 +40,7 @@ inline constexpr bool has_pair_products = KVPOLICY_CPU_PAIR_PRODUCTS != 0;
 template <class D>
 [[nodiscard]] HWY_INLINE hn::Vec<D> add_pair_products_portable(D, hn::Vec<D> sum, hn::Vec<D> a,
                                                                hn::Vec<D> b) {
-  const auto low = [](hn::Vec<D> pair) { return hn::ShiftRight<16>(hn::ShiftLeft<16>(pair)); };
+  const auto low = [](hn::Vec<D> pair) KVPOLICY_CPU_LAMBDA { return hn::ShiftRight<16>(hn::ShiftLeft<16>(pair)); };
   const auto lows = hn::Mul(low(a), low(b));
   const auto highs = hn::Mul(hn::ShiftRight<16>(a), hn::ShiftRight<16>(b));
   return hn::Add(sum, hn::Add(lows, highs));
@@ -45,13 +53,13 @@ template <class D>
   constexpr std::size_t width = hn::MaxLanes(D{});
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
   if constexpr (width == 16) {
-#ifdef __AVX512VNNI__
+#if KVPOLICY_CPU_HAS_VNNI
     return hn::Vec<D>{_mm512_dpwssd_epi32(sum.raw, a.raw, b.raw)};
 #else
     return hn::Add(sum, hn::Vec<D>{_mm512_madd_epi16(a.raw, b.raw)});
 #endif
   }
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#if KVPOLICY_CPU_HAS_VNNI
   if constexpr (width == 8) return hn::Vec<D>{_mm256_dpwssd_epi32(sum.raw, a.raw, b.raw)};
   if constexpr (width == 4) return hn::Vec<D>{_mm_dpwssd_epi32(sum.raw, a.raw, b.raw)};
 #endif
@@ -64,5 +72,6 @@ template <class D>
   return add_pair_products_portable(d, sum, a, b);
 }
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

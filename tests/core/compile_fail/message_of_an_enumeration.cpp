@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An enumeration has a name_of; its number would tell a reader of the error nothing.
+// expect: a part of a message is text, a character, a number or an address
+#include <string>
+
+#include <kvpolicy/core/error.hpp>
+
+enum class Colour { red };
+
+std::string colour();
+std::string colour() { return kvpolicy::message("the colour is ", Colour::red); }
