@@ -106,7 +106,7 @@ class Cases {
     return [own = shape(heads), config](std::size_t layers) {
       ModelShape all = own;
       all.layers = layers;
-      return MixedPlan{all, MixedPlan::Config{config}};
+      return MixedPlan{all, config};
     };
   }
   // Half of the heads of a layer read everything, the others sinks and a window.

@@ -57,7 +57,7 @@ using Pool = cpu::SerialFor;
 #endif
 using Engine = cpu::Engine<Pool>;
 template <class Plan>
-using Cache = cpu::KvCache<Plan, Engine>;
+using Cache = cpu::KvCache<typename Plan::element_type, Engine>;
 
 /// Wrong on purpose, to see that it is found.
 enum class Spoil {
@@ -171,8 +171,8 @@ class Numbers {
 inline constexpr std::size_t portion_rows = 512;
 
 /// Until the layer has `tokens`, all of them committed.
-template <class Plan>
-void fill(Cache<Plan>& cache, Numbers<typename Plan::element_type>& numbers, std::size_t layer,
+template <Element E>
+void fill(cpu::KvCache<E, Engine>& cache, Numbers<E>& numbers, std::size_t layer,
           std::size_t tokens) {
   const ModelShape& shape = cache.plan().shape();
   const std::size_t portion = cache.options().max_append;

@@ -3,7 +3,7 @@
 // The engine for NVIDIA GPUs, and the cache that uses it: kvpolicy::cuda. Include it in a .cu file;
 // it needs the CUDA Toolkit and nothing else.
 //
-//   kvpolicy::cuda::KvCache<Plan> cache{plan, {.max_rollback = 8}, stream};
+//   kvpolicy::cuda::KvCache cache{plan, {.max_rollback = 8}, stream};
 //   cache.reserve(longest_text, stream);
 //   cache.step(layer, q, k, v, out, {}, stream);
 #pragma once

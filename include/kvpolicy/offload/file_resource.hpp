@@ -6,7 +6,7 @@
 //
 //     offload::FileResource file{{.folder = "/var/tmp", .resident_bytes = std::size_t{1} << 30}};
 //     using Engine = offload::Engine<cpu::Engine<>>;
-//     KvCache<Plan, Engine> cache{plan, {.slow_memory = &file}, Engine{{}, file}};
+//     KvCache<E, Engine> cache{plan, {.slow_memory = &file}, Engine{{}, file}};
 //
 // A mapped file can fail in two ways that a program cannot handle: a write to a full disk and a
 // read of a bad sector both raise SIGBUS. Therefore space is allocated when memory is requested,
