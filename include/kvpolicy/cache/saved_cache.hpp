@@ -79,6 +79,7 @@ class SavedCache {
                              cache.layers_[l].tokens, " tokens, another one ", tokens,
                              "; save between two steps, or truncate first");
     }
+    require_savable(cache.plan_);
     BlockWriter blocks{sink};
     SavingArchive<BlockWriter> archive{blocks};
     write_text(archive, tag);
@@ -96,6 +97,7 @@ class SavedCache {
   static void read(KvCache<E, Engine>& cache, std::istream& stream, std::string name,
                    std::string_view tag, bool alone) {
     static_cast<void>(held(cache.layers_));
+    require_savable(cache.plan_);
     BlockReader blocks{stream, std::move(name)};
     LoadingArchive archive{blocks};
     const std::string found = read_text(archive, blocks.name());
@@ -148,14 +150,21 @@ class SavedCache {
     std::uint64_t settings = 0;
   };
 
-  /// @throws ConfigError if the head's policy or its settings have no names
+  /// @throws ConfigError if a head's policy cannot be saved
+  template <class E>
+  static void require_savable(const HeadPlan<E>& plan) {
+    plan.for_each_head([](std::size_t layer, std::size_t head, const HeadSettings<E>& settings) {
+      require(settings.is_savable(), "saved cache: KV head ", head, " of layer ", layer, " has ",
+              settings.names().policy, ", which cannot be saved; to be, a policy needs a `name`, "
+              "`template <class Archive> void serialize(Archive&)`, and its Config `void "
+              "fields(FieldVisitor&)`");
+    });
+  }
+
   template <class E>
   [[nodiscard]] static HeadDescription description(const HeadPlan<E>& plan, std::size_t layer,
                                                    std::size_t head) {
     const HeadSettings<E>& settings = plan.at(layer, head);
-    require(settings.has_names(), "save: KV head ", head, " of layer ", layer,
-            " has a policy that cannot be saved: a policy needs a `name`, and its Config `void "
-            "fields(FieldVisitor&)`");
     detail::SettingsDigest digest;
     settings.write_fields(digest);
     return {settings.names().shown(), digest.value()};

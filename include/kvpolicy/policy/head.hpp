@@ -115,11 +115,11 @@ class Head {
                                             std::size_t queries) const = 0;
   virtual void prepare_survivors(std::vector<std::size_t> rows) = 0;
 
-  // ---- saving (state/archive.hpp)
+  // ---- saving (state/archive.hpp), of policies that can be saved (HeadSettings::is_savable)
 
-  /// @throws ConfigError if the policy cannot be saved, StorageError
+  /// @throws StorageError
   virtual void save(SavingArchive<BlockWriter>& archive) const = 0;
-  /// Fills a new head. @throws ConfigError if the policy cannot be loaded, FormatError
+  /// Fills a new head. @throws FormatError
   virtual void load(LoadingArchive& archive) = 0;
 
  protected:

@@ -36,6 +36,7 @@ class AnySettings {
   [[nodiscard]] virtual bool may_share(const AnySettings& other) const = 0;
   [[nodiscard]] virtual PolicyNames names() const = 0;
   [[nodiscard]] virtual bool has_names() const = 0;
+  [[nodiscard]] virtual bool is_savable() const = 0;
   virtual void write_fields(FieldVisitor& visit) const = 0;
   virtual void validate(const StorageContext& context) const = 0;
   [[nodiscard]] virtual HeadPtr make_head(const StorageContext& context) const = 0;
@@ -78,6 +79,7 @@ class PolicySettings final : public AnySettings {
   [[nodiscard]] bool has_names() const override {
     return Traits::has_name && HasFields<Config>;
   }
+  [[nodiscard]] bool is_savable() const override { return PolicyHead<P>::is_savable; }
   void write_fields([[maybe_unused]] FieldVisitor& visit) const override {
     if constexpr (HasFields<Config>) {
       Config copy = config_;
@@ -185,6 +187,8 @@ class HeadSettings {
   [[nodiscard]] PolicyNames names() const { return own_->names(); }
   /// Whether the policy has a name and its settings have, so that they can stand in files.
   [[nodiscard]] bool has_names() const { return own_->has_names(); }
+  /// Whether a head under the settings can be saved and loaded.
+  [[nodiscard]] bool is_savable() const { return own_->is_savable(); }
   /// Visits the settings by their names; `visit` writes them down.
   void write_fields(FieldVisitor& visit) const { own_->write_fields(visit); }
 
