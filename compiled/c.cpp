@@ -157,7 +157,7 @@ AttendOptions attend_options(const kvp_attend_options* options, std::size_t toke
                        .read = own.read_selected != 0 ? Read::selected : Read::all,
                        .refresh_selection = own.refresh_selection != 0};
   if (own.scale != 0.0F) attend.scale = own.scale;
-  if (own.sink_logits != nullptr) attend.sink_logits = {own.sink_logits, q_heads};
+  if (own.attention_sink_bias != nullptr) attend.attention_sink_bias = {own.attention_sink_bias, q_heads};
   if (own.log_sum_exp != nullptr) attend.log_sum_exp = {own.log_sum_exp, tokens * q_heads};
   return attend;
 }

@@ -160,12 +160,12 @@ void attend_shared(const FusedRows& prompt, const FusedRows& asking, Workers& wo
     const auto values = out.row(token, head);
     kvpolicy::SoftmaxState state;
     for (std::size_t row = 0; row < prompt.tokens; ++row) {
-      const float* key = prompt.k().row(row, head / shape.group());
+      const float* key = prompt.k().row(row, head / shape.queries_per_kv());
       float logit = 0.0F;
       for (std::size_t i = 0; i < shape.head_dim; ++i) logit += query[i] * key[i];
       logit /= std::sqrt(static_cast<float>(shape.head_dim));
       kvpolicy::accumulate(state, values, logit,
-                           {prompt.v().row(row, head / shape.group()), shape.head_dim});
+                           {prompt.v().row(row, head / shape.queries_per_kv()), shape.head_dim});
     }
     kvpolicy::normalize(state, values);
     out.log_sum_exp[index] = state.log_sum_exp();
@@ -259,7 +259,7 @@ int main() {
       const FusedRows& rows = said[layer].back();
       Outputs out = run_layer(cache, layer, prompt[layer], rows, *workers);
       for (std::size_t head = 0; head < shape.q_heads; ++head) {
-        const std::size_t kv_head = head / shape.group();
+        const std::size_t kv_head = head / shape.queries_per_kv();
         const auto list = [&](Text& text, const FusedRows& part) {
           for (std::size_t row = 0; row < part.tokens; ++row) {
             text.keys.push_back(part.k().row(row, kv_head));

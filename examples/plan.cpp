@@ -353,8 +353,8 @@ HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
   std::size_t sum = 0;
   plan.for_each_head([&](std::size_t layer, std::size_t head, const auto& own) {
     if constexpr (requires { own.scorer.window; }) {
-      for (std::size_t i = 0; i < shape.group(); ++i) {
-        scores(layer, head * shape.group() + i) = static_cast<double>(own.budget);
+      for (std::size_t i = 0; i < shape.queries_per_kv(); ++i) {
+        scores(layer, head * shape.queries_per_kv() + i) = static_cast<double>(own.budget);
       }
       sum += own.budget;
       config.window = own.scorer.window;

@@ -216,11 +216,11 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->type_name("NAME")
       ->capture_default_str();
   app.add_option("--length", arguments.length,
-                 "Guesses before the target judges; default: chosen by what is measured")
+                 "DraftTokens before the target judges; default: chosen by what is measured")
       ->type_name("N")
       ->check(whole_number(0, 1024));
   app.add_option("--draft-length", arguments.draft_length,
-                 "Guesses of the small draft before the target over selected rows judges; default: "
+                 "DraftTokens of the small draft before the target over selected rows judges; default: "
                  "chosen, or 1 with --length")
       ->type_name("N")
       ->check(whole_number(0, 1024));
@@ -236,7 +236,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--quantise", arguments.setup.bits, "Bits of the target's rows")
       ->check(CLI::IsMember({2, 4, 8}))
       ->type_name("BITS");
-  add_count(app, "--tree-size", arguments.setup.tree_nodes, 1, "Guesses of --method tree");
+  add_count(app, "--tree-size", arguments.setup.tree_nodes, 1, "DraftTokens of --method tree");
   add_count(app, "--max-new", arguments.most_new, 1, "New tokens at most");
   app.add_option("--stop", arguments.stop, "Ends behind this text")->type_name("TEXT");
   app.add_option("--temperature", options.sampling.temperature, "0: always the likeliest token")

@@ -27,7 +27,7 @@ class Check {
   /// Token `token` of the queries, in all query heads of KV head `head`, over these segments.
   void expect(std::size_t token, std::size_t head, std::span<const Segment> segments,
               const Sight& sight) {
-    const std::size_t group = shape_.group();
+    const std::size_t group = shape_.queries_per_kv();
     const std::span<const float> q{queries_.row(token, head * group), group * shape_.head_dim};
     const auto found = attention(q, shape_.head_dim, segments, sight);
     for (std::size_t member = 0; member < group; ++member) {
@@ -41,7 +41,7 @@ class Check {
     if (run.spoil == Spoil::rows) ++reads.keys.exact;
     for (const Expected& one : expected_) {
       const Reference& found = one.reference;
-      if (one.q_head / shape_.group() != head) continue;
+      if (one.q_head / shape_.queries_per_kv() != head) continue;
       if (found.keys == reads.keys && found.values == reads.values) continue;
       return message("KV head ", head, " reads ", found.keys.exact, " exact and ",
                      found.keys.packed, " quantised keys, ", found.values.exact, " and ",

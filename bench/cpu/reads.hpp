@@ -147,7 +147,7 @@ template <class Plan>
   for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
     pairs += visible_pairs(window_of(plan, layer, head), cached, queries);
   }
-  return pairs * static_cast<double>(plan.shape().group() * plan.shape().head_dim) * 4.0;
+  return pairs * static_cast<double>(plan.shape().queries_per_kv() * plan.shape().head_dim) * 4.0;
 }
 
 }  // namespace kvpolicy::bench

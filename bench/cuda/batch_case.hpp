@@ -70,7 +70,7 @@ class BatchRig {
     params.states = states();
     params.sequences = static_cast<int>(what_.sequences);
     params.kv_heads = static_cast<int>(shape_.kv_heads);
-    params.group = static_cast<int>(shape_.group());
+    params.group = static_cast<int>(shape_.queries_per_kv());
     params.page_rows = static_cast<int>(caches_.front().options().page_rows);
     params.request = {.queries = 1, .own_rows = true};
     params.q = tensor(queries_, what_.sequences, shape_.head_dim);
@@ -96,7 +96,7 @@ class BatchRig {
       cuda::CachedRows rows = caches_[s].rows(0, head, Read::all, 0, run_.stream);
       add_rows(rows, std::span{k}.subspan(s * row, row), std::span{v}.subspan(s * row, row),
                shape_.kv_heads, head, dim, 1, what_.tokens - 1);
-      const std::size_t q_head = s * shape_.q_heads + head * shape_.group() + shape_.group() / 2;
+      const std::size_t q_head = s * shape_.q_heads + head * shape_.queries_per_kv() + shape_.queries_per_kv() / 2;
       const Sight sight{.position = static_cast<std::int64_t>(what_.tokens) - 1};
       const double error =
           relative_error(std::span{out}.subspan(q_head * dim, dim),

@@ -133,12 +133,12 @@ class DecodeRig {
       }
       const Sight sight{.position = static_cast<std::int64_t>(what_.tokens) - 1};
       const double most = packed > 0 ? most_error_packed : most_error_exact;
-      for (const std::size_t member : {std::size_t{0}, shape_.group() - 1}) {
-        const std::size_t at = (head * shape_.group() + member) * dim;
+      for (const std::size_t member : {std::size_t{0}, shape_.queries_per_kv() - 1}) {
+        const std::size_t at = (head * shape_.queries_per_kv() + member) * dim;
         const double error = relative_error(std::span{out}.subspan(at, dim),
                                             attention(std::span{q}.subspan(at, dim), rows, sight));
         if (!(error <= most)) {
-          return message(what_.name, ": query head ", head * shape_.group() + member, " of layer ",
+          return message(what_.name, ": query head ", head * shape_.queries_per_kv() + member, " of layer ",
                          layer_, " is off by ", error, ", allowed are ", most);
         }
         error_ = std::max(error_, error);

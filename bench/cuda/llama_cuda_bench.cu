@@ -168,7 +168,7 @@ class Cases {
       pairs += visible_pairs(cuda::served_rule(plan, 0, head), 0, model.prompt);
     }
     const double attention =
-        pairs * static_cast<double>(shape.group() * shape.layers) * flops_of_pair(shape.head_dim);
+        pairs * static_cast<double>(shape.queries_per_kv() * shape.layers) * flops_of_pair(shape.head_dim);
     const std::size_t qkv = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim;
     const std::size_t weights = shape.layers * config.hidden *
                                 (qkv + shape.q_heads * shape.head_dim + 3 * config.intermediate);

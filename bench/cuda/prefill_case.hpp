@@ -66,9 +66,9 @@ class PrefillRig {
       const std::size_t count = std::min(what_.chunk, what_.tokens - done);
       for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
         const HeadRule settings = cuda::served_rule(what_.plan, 0, head);
-        pairs += tiles ? live_tile_pairs(settings, done, count, shape_.group(), Tile::query_rows,
+        pairs += tiles ? live_tile_pairs(settings, done, count, shape_.queries_per_kv(), Tile::query_rows,
                                          Tile::key_rows)
-                       : static_cast<double>(shape_.group()) * visible_pairs(settings, done, count);
+                       : static_cast<double>(shape_.queries_per_kv()) * visible_pairs(settings, done, count);
       }
     }
     return pairs * flops_of_pair(shape_.head_dim);
@@ -86,7 +86,7 @@ class PrefillRig {
     params.heads = cache.device_heads(0);
     params.states = cache.device_state(0);
     params.kv_heads = static_cast<int>(shape_.kv_heads);
-    params.group = static_cast<int>(shape_.group());
+    params.group = static_cast<int>(shape_.queries_per_kv());
     params.page_rows = static_cast<int>(cache.options().page_rows);
     params.request = {.queries = static_cast<int>(count), .own_rows = true};
     params.q = tensor(queries_, shape_.q_heads);
@@ -125,7 +125,7 @@ class PrefillRig {
         const Sight sight{.position = static_cast<std::int64_t>(cached + token),
                           .sinks = static_cast<std::int64_t>(settings.sinks),
                           .recent = static_cast<std::int64_t>(settings.recent)};
-        const std::size_t q_head = head * shape_.group() + token % shape_.group();
+        const std::size_t q_head = head * shape_.queries_per_kv() + token % shape_.queries_per_kv();
         const std::size_t at = (token * shape_.q_heads + q_head) * dim;
         const double error = relative_error(std::span{out}.subspan(at, dim),
                                             attention(std::span{q}.subspan(at, dim), rows, sight));

@@ -30,9 +30,9 @@ class AnyDraft {
       : held_{std::make_shared<Held<D>>(std::move(draft))} {}
 
   [[nodiscard]] std::size_t vocabulary() const { return held_->vocabulary(); }
-  void choose_anew() { held_->choose_anew(); }
+  void refresh_selection() { held_->refresh_selection(); }
   void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-               Random& random, Guesses& guesses) {
+               Random& random, DraftTokens& guesses) {
     const Stopwatch watch;
     held_->propose(text, most, sampling, random, guesses);
     held_->work.seconds += watch.seconds();
@@ -49,18 +49,18 @@ class AnyDraft {
     Base& operator=(const Base&) = delete;
     virtual ~Base() = default;
     [[nodiscard]] virtual std::size_t vocabulary() const = 0;
-    virtual void choose_anew() = 0;
+    virtual void refresh_selection() = 0;
     virtual void propose(std::span<const int> text, std::size_t most,
-                         const SamplingOptions& sampling, Random& random, Guesses& guesses) = 0;
+                         const SamplingOptions& sampling, Random& random, DraftTokens& guesses) = 0;
     DraftWork work;
   };
   template <class D>
   struct Held final : Base {
     explicit Held(std::shared_ptr<D> held) : draft{std::move(held)} {}
     [[nodiscard]] std::size_t vocabulary() const override { return draft->vocabulary(); }
-    void choose_anew() override { kvpolicy::choose_anew(*draft); }
+    void refresh_selection() override { kvpolicy::refresh_selection(*draft); }
     void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-                 Random& random, Guesses& guesses) override {
+                 Random& random, DraftTokens& guesses) override {
       draft->propose(text, most, sampling, random, guesses);
     }
     std::shared_ptr<D> draft;

@@ -180,7 +180,7 @@ struct SpeculativeText::Parts {
     prepare = [this, draft] {
       // One guess, which nobody looks at: the draft reads the text for it.
       Random unused;
-      Guesses guesses;
+      DraftTokens guesses;
       draft->propose(decoder.text(), 1, {}, unused, guesses);
     };
     lowest.emplace(std::move(draft));

@@ -108,7 +108,7 @@ class SpeculativeText {
   [[nodiscard]] const SpeculationSetup& setup() const;
   [[nodiscard]] std::span<const int> text() const;
   [[nodiscard]] std::vector<LevelReport> levels() const;
-  /// Guesses that the target has judged so far.
+  /// DraftTokens that the target has judged so far.
   [[nodiscard]] std::size_t guessed() const;
   /// Of NewToken::level: "target", "selected", "draft".
   [[nodiscard]] std::vector<std::string> proposers() const;

@@ -194,7 +194,7 @@ Json about_json(const Recording& recording) {
              {"plan", recording.plan},
              {"layers", shape.layers},
              {"kvHeads", shape.kv_heads},
-             {"group", shape.group()},
+             {"group", shape.queries_per_kv()},
              {"headDim", shape.head_dim},
              {"promptTokens", recording.prompt_tokens},
              {"piece", recording.piece},

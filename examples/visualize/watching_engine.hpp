@@ -57,7 +57,7 @@ class WatchingEngine {
     ConstTensor query = work.queries;
     query.data = work.queries.row(last, 0);
     query.tokens = 1;
-    const std::size_t group = work.group();
+    const std::size_t group = work.queries_per_kv();
     std::vector<std::vector<float>> sums(work.heads.size());
     std::vector<std::span<float>> views;
     for (std::size_t head = 0; head < sums.size(); ++head) {
@@ -79,7 +79,7 @@ class WatchingEngine {
   void note(const LayerAttention& work, std::size_t head, std::span<const float> sums,
             WatchedHead& seen) const {
     const std::size_t last = work.queries.tokens - 1;
-    const std::size_t group = work.group();
+    const std::size_t group = work.queries_per_kv();
     const std::size_t rows = sums.size() / group;
     std::vector<std::size_t> read;
     std::size_t at = 0;

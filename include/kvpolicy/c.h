@@ -111,7 +111,7 @@ typedef struct kvp_attend_options {
   size_t size;              /* sizeof(kvp_attend_options) */
   float scale;              /* of the logits; 0: 1 / sqrt(head_dim) */
   float softcap;            /* logit -> cap * tanh(logit / cap); 0: none */
-  const float* sink_logits; /* [q_heads], a logit that weighs and has no value; null: none */
+  const float* attention_sink_bias; /* [q_heads], a logit that weighs and has no value; null: none */
   float* log_sum_exp;       /* [tokens, q_heads], written; null: not wanted */
   int read_selected;        /* heads that select read their chunks; 0: every row */
   int refresh_selection;    /* such heads choose again: before a selected read, after any other */

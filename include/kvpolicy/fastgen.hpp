@@ -57,7 +57,7 @@ template <class Cache>
     require(profile.queries > 0, "profile_attention: the cache has kept no queries, ",
             "kept_queries must be at least 1");
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      const std::size_t rows = sums[head].size() / shape.group();
+      const std::size_t rows = sums[head].size() / shape.queries_per_kv();
       require(rows == cache.tokens(layer), "profile_attention: KV head ", head, " of layer ", layer,
               " has ", rows, " rows of ", cache.tokens(layer), ", must keep all");
       profile.sums(layer, head) = std::move(sums[head]);
@@ -167,15 +167,15 @@ namespace detail {
   for (std::size_t i = 0; i < choices.values().size(); ++i) {
     const std::span<const float> sums{profile.sums.values()[i]};
     const auto fits = [](float share) { return share >= 0.0F && std::isfinite(share); };
-    require(!sums.empty() && sums.size() % shape.group() == 0 && std::ranges::all_of(sums, fits),
+    require(!sums.empty() && sums.size() % shape.queries_per_kv() == 0 && std::ranges::all_of(sums, fits),
             "fastgen_choices: the profile of layer ", i / shape.kv_heads, ", KV head ",
-            i % shape.kv_heads, " must be [", shape.group(), ", rows] of numbers that are 0 or more");
-    std::size_t fewest = sums.size() / shape.group();
+            i % shape.kv_heads, " must be [", shape.queries_per_kv(), ", rows] of numbers that are 0 or more");
+    std::size_t fewest = sums.size() / shape.queries_per_kv();
     for (const auto choice : {FastGenChoice::locality, FastGenChoice::frequency,
                               FastGenChoice::locality_and_frequency}) {
-      const auto kept = detail::kept_rows(choice, sums, shape.group(), profile.queries, config);
+      const auto kept = detail::kept_rows(choice, sums, shape.queries_per_kv(), profile.queries, config);
       if (kept.size() >= fewest) continue;
-      if (!detail::recovers(kept, sums, shape.group(), config.recovery)) continue;
+      if (!detail::recovers(kept, sums, shape.queries_per_kv(), config.recovery)) continue;
       choices.values()[i] = choice;
       fewest = kept.size();
     }
@@ -196,7 +196,7 @@ template <Element E = float>
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
       const FastGenChoice choice = choices(layer, head);
-      const std::size_t rows = profile.sums(layer, head).size() / shape.group();
+      const std::size_t rows = profile.sums(layer, head).size() / shape.queries_per_kv();
       if (choice == FastGenChoice::full) continue;
       if (choice == FastGenChoice::locality) {
         plan.set(layer, head, typename SinkRecentCache<Dense>::Config{

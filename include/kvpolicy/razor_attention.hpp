@@ -63,7 +63,7 @@ struct RazorAttentionConfig {
     check_scores(detail::checked_scores(scores, shape));
     std::vector<double> best(shape.kv_head_count());
     for (std::size_t i = 0; i < scores.values().size(); ++i) {
-      double& own = best[i / shape.group()];
+      double& own = best[i / shape.queries_per_kv()];
       own = std::max(own, scores.values()[i]);
     }
     // A rounding error above a whole number is that number: 0.14 * 50 comes out

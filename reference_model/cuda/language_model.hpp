@@ -6,7 +6,7 @@
 //   cuda::OnStream on_stream{cache, stream};
 //   SpeculativeDecoder decoder{target, on_stream, draft, options};
 //
-// Guesses are judged on the host: each call waits for its stream and brings its logits back.
+// DraftTokens are judged on the host: each call waits for its stream and brings its logits back.
 #pragma once
 
 #include <cstddef>

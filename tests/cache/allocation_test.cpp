@@ -152,7 +152,7 @@ TEST_CASE("allocation failure: step") {
     });
     survive("with sinks", options, chunk_of(2), [](State& s, auto& chunk) {
       static const std::vector<float> sinks{1, 2, 3, 4, 5};
-      chunk.step(*s.cache, 0, {.sink_logits = sinks});
+      chunk.step(*s.cache, 0, {.attention_sink_bias = sinks});
     });
   }
 }

@@ -67,7 +67,7 @@ TEST_CASE("a cleared cache is as it was made, and reads a new text as a new one 
       // What was there before must not show: a longer text, other logits, or nothing at all.
       const std::vector<float> sinks(9, 0.5F);
       if (text == 1)
-        test::small_step(cache, 70, {.scale = 0.3F, .softcap = 5.0F, .sink_logits = sinks});
+        test::small_step(cache, 70, {.scale = 0.3F, .softcap = 5.0F, .attention_sink_bias = sinks});
       cache.clear();
       CHECK(cache.tokens() == 0);
       CHECK(cache.commit_point() == 0);

@@ -242,10 +242,10 @@ TEST_CASE_FIXTURE(Fixture, "step refuses options that are not numbers") {
   refused([](Step& s) { s.options.scale = not_a_number; }, {"scale is nan"});
   refused([](Step& s) { s.options.scale = -inf; }, {"scale is -inf"});
   std::vector<float> sinks(5, 0.0F);
-  refused([&](Step& s) { s.options.sink_logits = sinks; }, {"sink_logits has 5", "q_heads = 6"});
+  refused([&](Step& s) { s.options.attention_sink_bias = sinks; }, {"attention_sink_bias has 5", "q_heads = 6"});
   sinks.assign(6, 0.0F);
   sinks[4] = not_a_number;
-  refused([&](Step& s) { s.options.sink_logits = sinks; }, {"sink logit is NaN"});
+  refused([&](Step& s) { s.options.attention_sink_bias = sinks; }, {"sink logit is NaN"});
   std::vector<float> lse(17);
   refused([&](Step& s) { s.options.log_sum_exp = lse; }, {"log_sum_exp has 17", "= 18"});
   goes_on();

@@ -165,7 +165,7 @@ class Twin {
     oracle::Options own;
     own.scale = options.scale ? static_cast<double>(*options.scale) : 0.125;
     own.softcap = static_cast<double>(options.softcap);
-    if (!options.sink_logits.empty()) own.sink_logit = static_cast<double>(options.sink_logits[q_head]);
+    if (!options.attention_sink_bias.empty()) own.sink_logit = static_cast<double>(options.attention_sink_bias[q_head]);
     return own;
   }
 
@@ -178,8 +178,8 @@ class Twin {
       if (p <= t) visible.push_back(&row);
     }
     Shares paid;
-    for (std::size_t g = 0; g < shape_.group(); ++g) {
-      const std::size_t q_head = h * shape_.group() + g;
+    for (std::size_t g = 0; g < shape_.queries_per_kv(); ++g) {
+      const std::size_t q_head = h * shape_.queries_per_kv() + g;
       const auto query = q.row_of_doubles(i, q_head);
       const auto own = oracle_options(options, q_head);
       const auto result = oracle::attend(query, visible, own);
@@ -187,7 +187,7 @@ class Twin {
       error = !(one <= error) ? one : error;
       const auto shares = oracle::probabilities(query, visible, own);
       for (std::size_t r = 0; r < visible.size(); ++r) {
-        paid[visible[r]->position] += shares[r] / static_cast<double>(shape_.group());
+        paid[visible[r]->position] += shares[r] / static_cast<double>(shape_.queries_per_kv());
       }
     }
     return paid;
@@ -334,7 +334,7 @@ TEST_CASE("scorers: random chunks, calls in halves, forks") {
     std::vector<float> sinks;
     for (std::size_t h = 0; h < group * apart.size(); ++h) sinks.push_back(0.2F * static_cast<float>(h) - 1.0F);
     for (const AttendOptions& options :
-         {AttendOptions{}, AttendOptions{.scale = 0.2F, .softcap = 4.0F, .sink_logits = sinks}}) {
+         {AttendOptions{}, AttendOptions{.scale = 0.2F, .softcap = 4.0F, .attention_sink_bias = sinks}}) {
       std::vector<Twin> twins;
       twins.emplace_back(apart, group, CacheOptions{.max_append = 9, .page_rows = 16, .memory = &memory});
       for (int call = 0; call < 40; ++call) {

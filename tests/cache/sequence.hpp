@@ -352,7 +352,7 @@ class Sequence {
     kvpolicy::AttendOptions options;
     options.scale = logits_.scale;
     options.softcap = logits_.softcap;
-    options.sink_logits = logits_.sinks;
+    options.attention_sink_bias = logits_.sinks;
     options.log_sum_exp = log_sum_exp;
     options.read = call.read;
     options.refresh_selection = call.refresh_selection;
@@ -465,7 +465,7 @@ class Sequence {
       const std::int64_t t = position_of(token);
       const auto path = path_of(token);
       for (std::size_t q_head = 0; q_head < shape_.q_heads; ++q_head) {
-        const std::size_t h = q_head / shape_.group();
+        const std::size_t h = q_head / shape_.queries_per_kv();
         const HeadModel& model = layer.heads[h].model;
         std::vector<const oracle::Row*> candidates;
         for (const auto& [p, row] : rows[h]) candidates.push_back(&row);
@@ -514,8 +514,8 @@ class Sequence {
         }
       }
       double score = 0;
-      for (std::size_t g = 0; g < shape_.group(); ++g) {
-        const auto query = q.row_of_doubles(q.tokens() - 1, h * shape_.group() + g);
+      for (std::size_t g = 0; g < shape_.queries_per_kv(); ++g) {
+        const auto query = q.row_of_doubles(q.tokens() - 1, h * shape_.queries_per_kv() + g);
         for (std::size_t c = 0; c < query.size(); ++c) {
           score += spec.min_max ? std::max(query[c] * min[c], query[c] * max[c]) : query[c] * mean[c];
         }
@@ -538,9 +538,9 @@ class Sequence {
     if (!model.is_compressible()) return model.release();
     const std::size_t tokens = layer.queries.size();
     std::vector<std::vector<std::vector<double>>> attention;
-    for (std::size_t g = 0; g < shape_.group(); ++g) {
+    for (std::size_t g = 0; g < shape_.queries_per_kv(); ++g) {
       auto& of_head = attention.emplace_back();
-      const std::size_t q_head = h * shape_.group() + g;
+      const std::size_t q_head = h * shape_.queries_per_kv() + g;
       for (std::size_t t = tokens - std::min(tokens, model.spec().window); t < tokens; ++t) {
         std::vector<const oracle::Row*> visible;
         for (const auto& [p, row] : before) {

@@ -56,7 +56,7 @@ struct Work {
     std::vector<const oracle::Row*> read;
     for (const auto& row : rows) read.push_back(&row);
     oracle::Options expected{static_cast<double>(work.scale()), static_cast<double>(options.softcap), {}};
-    if (!options.sink_logits.empty()) expected.sink_logit = static_cast<double>(options.sink_logits[0]);
+    if (!options.attention_sink_bias.empty()) expected.sink_logit = static_cast<double>(options.attention_sink_bias[0]);
     const auto query = q.row_of_doubles(0, 0);
     const auto result = oracle::attend(query, read, expected);
     CHECK(test::largest_difference(result.out, out.row(0, 0)) <= 1e-5);
@@ -127,7 +127,7 @@ TEST_CASE("several segments: element types, runs, positions, scale, softcap, sin
     work.options = {};
     if ((round & 1) != 0) work.options.scale = -0.3F;
     if ((round & 2) != 0) work.options.softcap = 1.5F;
-    if ((round & 4) != 0) work.options.sink_logits = sink;
+    if ((round & 4) != 0) work.options.attention_sink_bias = sink;
     work.check(random, 50, rows);
   }
   // Parts of a segment keep their rows' positions.
@@ -148,7 +148,7 @@ TEST_CASE("a query that sees nothing gives zeros, and minus infinity") {
   work.segments.clear();
   work.check(random, 9, {});
   const std::vector<float> sink{-2.0F};
-  work.options.sink_logits = sink;
+  work.options.attention_sink_bias = sink;
   work.check(random, 9, {});
 }
 

@@ -194,7 +194,7 @@ void run(std::uint64_t seed, double tolerance) {
       for (std::size_t token = 0; token < tokens; ++token) {
         for (std::size_t head = 0; head < shape.q_heads; ++head) {
           CAPTURE(head);
-          const auto segments = fast.segments(layer, head / shape.group());
+          const auto segments = fast.segments(layer, head / shape.queries_per_kv());
           const bool quantized = std::ranges::any_of(segments, [](const Segment& segment) {
             return is_quantized(segment.keys.format.encoding) ||
                    is_quantized(segment.values.format.encoding);
@@ -202,9 +202,9 @@ void run(std::uint64_t seed, double tolerance) {
           const double difference =
               test::largest_difference(out.row(token, head), expected.row(token, head));
           double allowed = quantized ? tolerance_of_quantized : tolerance;
-          if (has_tiles && tokens * shape.group() > cpu::DefaultTuning::stream_queries) {
+          if (has_tiles && tokens * shape.queries_per_kv() > cpu::DefaultTuning::stream_queries) {
             allowed += error_of_two_terms(q.row(token, head),
-                                          given[layer * shape.kv_heads + head / shape.group()]);
+                                          given[layer * shape.kv_heads + head / shape.queries_per_kv()]);
           }
           REQUIRE(difference <= allowed);
           largest = std::max(largest, difference);

@@ -87,7 +87,7 @@ void compare_attend(Random& random, std::size_t group, std::size_t head_dim, std
     oracle::Options options;
     options.scale = call.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim)));
     options.softcap = call.options.softcap;
-    if (!call.sink_logits.empty()) options.sink_logit = call.sink_logits[head];
+    if (!call.attention_sink_bias.empty()) options.sink_logit = call.attention_sink_bias[head];
     const auto truth = call.heads[head / group].attend(
         call.queries.row_of_doubles(token, head),
         call.first_position + static_cast<std::int64_t>(token), options);
@@ -209,7 +209,7 @@ TEST_CASE("nothing to see gives zeros and a log-sum-exp of -infinity") {
   Random random{17};
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 20}) {
     test::RandomCall<float> call{random, 2, 4, 64, tokens};
-    call.sink_logits.clear();
+    call.attention_sink_bias.clear();
     call.heads.clear();
     call.heads.emplace_back(64);  // no segment at all
     auto& later = call.heads.emplace_back(64);
@@ -227,7 +227,7 @@ TEST_CASE("nothing to see gives zeros and a log-sum-exp of -infinity") {
       }
     }
     // A sink alone takes all the weight and gives nothing.
-    call.sink_logits.assign(8, 0.5F);
+    call.attention_sink_bias.assign(8, 0.5F);
     call.bind();
     call.attend(engine, out, lse);
     REQUIRE(out.row(0, 0) == std::vector<float>(64, 0.0F));
@@ -241,7 +241,7 @@ void compare_special(std::size_t tokens, std::int64_t at, std::int64_t reach, Ch
                      double bound = tolerance) {
   Random random{19};
   test::RandomCall<float> call{random, 1, 4, 64, tokens};
-  call.sink_logits.clear();
+  call.attention_sink_bias.clear();
   call.options = {};
   call.first_position = at;
   call.heads.clear();
@@ -300,7 +300,7 @@ TEST_CASE("NaN and infinity reach the queries that see them, and no other") {
       compare_special(tokens, 100, reach, [&](auto& call, auto&) { call.queries.at(0, 1, 5) = nan; });
       for (const float sink : {nan, infinity, -infinity}) {
         compare_special(tokens, 100, reach,
-                        [&](auto& call, auto&) { call.sink_logits.assign(4, sink); });
+                        [&](auto& call, auto&) { call.attention_sink_bias.assign(4, sink); });
       }
     }
   }

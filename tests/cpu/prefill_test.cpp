@@ -161,7 +161,7 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
   options.scale = static_cast<double>(
       call.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))));
   options.softcap = static_cast<double>(call.options.softcap);
-  if (!call.sink_logits.empty()) options.sink_logit = static_cast<double>(call.sink_logits[head]);
+  if (!call.attention_sink_bias.empty()) options.sink_logit = static_cast<double>(call.attention_sink_bias[head]);
   const auto query = call.queries.row_of_doubles(token, head);
   const auto rows = call.heads[head / call.group].seen_from(
       call.first_position + static_cast<std::int64_t>(token));
@@ -333,7 +333,7 @@ template <class Tuning, class Change>
 void compare_special(std::size_t tokens, std::int64_t reach, Change change) {
   Random random{64};
   test::RandomCall<float> call{random, 1, 4, 64, tokens};
-  call.sink_logits.clear();
+  call.attention_sink_bias.clear();
   call.options = {};
   call.first_position = 100;
   call.heads.clear();
@@ -390,7 +390,7 @@ TEST_CASE("NaN and infinity among bfloat16 rows reach the queries that see them,
         }
         compare([&](auto& call, auto&) { call.queries.at(0, 1, 5) = nan; });
         compare([&](auto& call, auto&) { call.queries.at(1, 2, 63) = infinity; });
-        compare([&](auto& call, auto&) { call.sink_logits.assign(4, nan); });
+        compare([&](auto& call, auto&) { call.attention_sink_bias.assign(4, nan); });
       }
     }
   });
@@ -437,7 +437,7 @@ TEST_CASE("a query that only rounding makes infinite stays finite") {
   test::EmulatedTiles::products = 0;
   Random random{65};
   test::RandomCall<float> call{random, 1, 2, 32, 20};
-  call.sink_logits.clear();
+  call.attention_sink_bias.clear();
   call.options = {};
   call.first_position = 100;
   call.heads.clear();

@@ -278,7 +278,7 @@ struct RandomCall {
   std::size_t group;
   std::vector<RandomHead> heads;
   Tensor<Q> queries;
-  std::vector<float> sink_logits;
+  std::vector<float> attention_sink_bias;
   kvpolicy::AttendOptions options;
   std::int64_t first_position;
   std::vector<std::span<const kvpolicy::Segment>> segments;
@@ -296,7 +296,7 @@ struct RandomCall {
     if (below(random, 3) == 0) options.softcap = 0.2F + 10.0F * static_cast<float>(below(random, 4));
     if (below(random, 3) == 0) {
       for (std::size_t head = 0; head < kv_heads * group; ++head) {
-        sink_logits.push_back(2.0F * normal(random));
+        attention_sink_bias.push_back(2.0F * normal(random));
       }
     }
     bind();
@@ -304,7 +304,7 @@ struct RandomCall {
   void bind() {
     segments.clear();
     for (const auto& head : heads) segments.push_back(head.segments());
-    options.sink_logits = sink_logits;
+    options.attention_sink_bias = attention_sink_bias;
   }
 
   /// `dense`, and more where some rows are quantised.

@@ -141,7 +141,7 @@ struct TreeCall {
     options.scale = static_cast<double>(
         call.options.scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))));
     options.softcap = static_cast<double>(call.options.softcap);
-    if (!call.sink_logits.empty()) options.sink_logit = static_cast<double>(call.sink_logits[q_head]);
+    if (!call.attention_sink_bias.empty()) options.sink_logit = static_cast<double>(call.attention_sink_bias[q_head]);
     return oracle::attend(call.queries.row_of_doubles(token, q_head), list, options);
   }
 };

@@ -220,7 +220,7 @@ TEST_CASE_FIXTURE(Fixture, "a device step refuses options that are not numbers")
   refused([](Step& s) { s.options.softcap = inf; }, {"softcap is inf"});
   refused([](Step& s) { s.options.scale = not_a_number; }, {"scale is nan"});
   refused([](Step& s) { s.options.scale = -inf; }, {"scale is -inf"});
-  refused([&](Step& s) { s.options.sink_logits = {numbers.data(), 5}; }, {"sink_logits has 5", "q_heads = 6"});
+  refused([&](Step& s) { s.options.attention_sink_bias = {numbers.data(), 5}; }, {"attention_sink_bias has 5", "q_heads = 6"});
   refused([&](Step& s) { s.options.log_sum_exp = {numbers.data(), 17}; }, {"log_sum_exp has 17", "= 18"});
   goes_on();
 }

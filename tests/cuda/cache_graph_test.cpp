@@ -288,7 +288,7 @@ TEST_CASE("within the reserve nothing is allocated and nothing waits") {
     twins.put_step(twins.twin, twins.twin_inputs, i % 3 == 0 ? choosing : choosing_behind);
   }
   for (std::size_t l = 0; l < shape.layers; ++l) {
-    longer.step(twins.twin, l, {.sink_logits = {sinks.data(), sinks.size()}}, twins.stream);
+    longer.step(twins.twin, l, {.attention_sink_bias = {sinks.data(), sinks.size()}}, twins.stream);
   }
   twins.put_halves(twins.twin, twins.twin_inputs, {});
   twins.twin.truncate(twins.twin.commit_point(), twins.stream);

@@ -169,7 +169,7 @@ TEST_CASE_TEMPLATE("decode: soft cap, sink logits", E, bfloat16, half) {
   unsigned seed = 600;
   for (const float softcap : {0.0F, 2.0F, 50.0F}) {
     for (const bool sinks : {false, true}) {
-      const CallCase call{.queries = 2, .softcap = softcap, .sink_logits = sinks};
+      const CallCase call{.queries = 2, .softcap = softcap, .attention_sink_bias = sinks};
       const test::DecodeLayer<E> layer(
           64, 5, 2, 64, {full(300), quantised(300, Encoding::uint4, {64, 64}, 10)}, call, seed);
       check<64>(layer, grids[seed++ % 4], grouped_lse);
@@ -188,7 +188,7 @@ TEST_CASE_TEMPLATE("decode: loud queries move the softmax's reference often", E,
 
 TEST_CASE_TEMPLATE("decode: heads of which nothing is read", E, bfloat16, half) {
   for (const bool sinks : {false, true}) {
-    const CallCase call{.queries = 2, .own_rows = false, .sink_logits = sinks};
+    const CallCase call{.queries = 2, .own_rows = false, .attention_sink_bias = sinks};
     // All rows of the second sequence were dropped but those that no query of this call precedes.
     HeadCase dropped = full(10);
     dropped.view.evicted = 10;
@@ -228,7 +228,7 @@ std::vector<HeadCase> everything(int tokens) {
 TEST_CASE_TEMPLATE("decode: one launch for a mixed layer, and one for each head", E, bfloat16,
                    half) {
   constexpr int kinds = 8;
-  const CallCase call{.queries = 2, .selected = true, .sink_logits = true};
+  const CallCase call{.queries = 2, .selected = true, .attention_sink_bias = true};
   std::vector<HeadCase> heads = everything<E>(700);
   for (const HeadCase& head : everything<E>(33)) heads.push_back(head);
   for (const HeadCase& head : everything<E>(256)) heads.push_back(head);

@@ -71,7 +71,7 @@ TEST_CASE_TEMPLATE("decode, trees: windows that a path outgrows, texts shorter t
         CAPTURE(nodes);
         CAPTURE(seed);
         const int queries = nodes < 8 || seed % 2 == 0 ? std::min(nodes, 8) : 5;
-        const CallCase call{.queries = queries, .own_rows = own_rows, .sink_logits = seed % 3 == 0,
+        const CallCase call{.queries = queries, .own_rows = own_rows, .attention_sink_bias = seed % 3 == 0,
                             .tree = some_tree(nodes, seed, 8)};
         const test::DecodeLayer<E> plain(
             64, 2, 4, 64,

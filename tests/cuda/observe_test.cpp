@@ -62,7 +62,7 @@ std::vector<std::vector<double>> votes_of(const Case& c, const Head& head,
                                           const std::vector<oracle::Row>& rows,
                                           const std::vector<std::vector<double>>& queries,
                                           int tokens, int count, const oracle::Options& options,
-                                          const std::vector<float>& sink_logits, int kv_head) {
+                                          const std::vector<float>& attention_sink_bias, int kv_head) {
   const int q_heads = static_cast<int>(c.heads.size()) * c.group;
   std::vector<std::vector<double>> votes;
   for (int member = 0; member < c.group; ++member) {
@@ -75,7 +75,7 @@ std::vector<std::vector<double>> votes_of(const Case& c, const Head& head,
       }
       oracle::Options own = options;
       const int q_head = kv_head * c.group + member;
-      if (c.sinks) own.sink_logit = sink_logits[static_cast<std::size_t>(q_head)];
+      if (c.sinks) own.sink_logit = attention_sink_bias[static_cast<std::size_t>(q_head)];
       const auto shares = oracle::probabilities(
           queries[static_cast<std::size_t>(position * q_heads + q_head)], visible, own);
       for (std::size_t r = 0; r < shares.size(); ++r) {
@@ -154,8 +154,8 @@ double check(const Case& c) {
       }
     }
   }
-  std::vector<float> sink_logits;
-  for (int h = 0; h < q_heads; ++h) sink_logits.push_back(3.0F * test::normal(random));
+  std::vector<float> attention_sink_bias;
+  for (int h = 0; h < q_heads; ++h) attention_sink_bias.push_back(3.0F * test::normal(random));
 
   const auto columns = static_cast<std::size_t>(observe_columns(c.group, window));
   const auto heads = static_cast<std::size_t>(kv_heads);
@@ -177,7 +177,7 @@ double check(const Case& c) {
   params.queries = ring.data();
   params.query_slots = slots;
   params.first_query = first_query;
-  params.sink_logits = c.sinks ? sink_logits.data() : nullptr;
+  params.attention_sink_bias = c.sinks ? attention_sink_bias.data() : nullptr;
   const double scale = 1.0 / std::sqrt(static_cast<double>(HeadDim));
   params.scale_log2 = static_cast<float>(scale) * log2_e;
   params.softcap = c.softcap;
@@ -211,7 +211,7 @@ double check(const Case& c) {
     const int count = std::min(head.how.window, tokens - first_query);
     const auto votes =
         votes_of<E>(c, head, rows[static_cast<std::size_t>(h)], queries, tokens, count,
-                    {.scale = scale, .softcap = c.softcap, .sink_logit = {}}, sink_logits, h);
+                    {.scale = scale, .softcap = c.softcap, .sink_logit = {}}, attention_sink_bias, h);
     std::vector<double> expected(static_cast<std::size_t>(candidates), 0.0);
     std::vector<float> sums;
     for (const auto& of_head : votes) {

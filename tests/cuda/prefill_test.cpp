@@ -207,7 +207,7 @@ TEST_CASE("prefill: several blocks for a tile of queries") {
                  .histories = {260, 0},
                  .splits = splits,
                  .padded = true,
-                 .sink_logits = splits == 5};
+                 .attention_sink_bias = splits == 5};
     check<bfloat16, 64>(c);
     check<half, 256>(c);
   }
@@ -233,7 +233,7 @@ TEST_CASE("prefill: soft cap, sink logits, scales") {
                        .group = 2,
                        .queries = 40,
                        .histories = {90},
-                       .sink_logits = sinks,
+                       .attention_sink_bias = sinks,
                        .log_sum_exp = !sinks,
                        .softcap = softcap});
     }
@@ -255,7 +255,7 @@ TEST_CASE("prefill: queries that see nothing") {
                            .splits = splits,
                            .own_rows = false,
                            .selected = true,
-                           .sink_logits = sinks});
+                           .attention_sink_bias = sinks});
     }
   }
 }
@@ -296,7 +296,7 @@ TEST_CASE_TEMPLATE("prefill, trees: windows that a path outgrows, texts shorter 
                       .queries = queries,
                       .histories = {history},
                       .own_rows = own_rows,
-                      .sink_logits = seed % 2 == 0,
+                      .attention_sink_bias = seed % 2 == 0,
                       .tree = test::some_tree(queries + 10, ++seed, 9)});
       }
     }

@@ -91,6 +91,6 @@ TEST_CASE("options that are no numbers are refused") {
     if ((bits & 0x7fffffU) == 0) continue;  // infinite sinks weigh nothing, or everything
     const std::vector<float> sinks{of_bits(bits)};
     CHECK(
-        contains(thrown<ShapeError>([&] { f.step({.sink_logits = sinks}); }), "sink logit is NaN"));
+        contains(thrown<ShapeError>([&] { f.step({.attention_sink_bias = sinks}); }), "sink logit is NaN"));
   }
 }

@@ -246,24 +246,24 @@ class AnyDraft {
     requires(!std::same_as<D, AnyDraft> && Draft<D>)
   explicit AnyDraft(D draft) : vocabulary_{draft.vocabulary()} {
     const auto held = std::make_shared<D>(std::move(draft));
-    choose_anew_ = [held] { kvpolicy::choose_anew(*held); };
+    choose_anew_ = [held] { kvpolicy::refresh_selection(*held); };
     propose_ = [held](
                    std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-                   Random& random, Guesses& guesses) {
+                   Random& random, DraftTokens& guesses) {
       held->propose(text, most, sampling, random, guesses);
     };
   }
   [[nodiscard]] std::size_t vocabulary() const { return vocabulary_; }
-  void choose_anew() { choose_anew_(); }
+  void refresh_selection() { choose_anew_(); }
   void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-               Random& random, Guesses& guesses) {
+               Random& random, DraftTokens& guesses) {
     propose_(text, most, sampling, random, guesses);
   }
 
  private:
   std::size_t vocabulary_;
   std::function<void()> choose_anew_;
-  std::function<void(std::span<const int>, std::size_t, const SamplingOptions&, Random&, Guesses&)>
+  std::function<void(std::span<const int>, std::size_t, const SamplingOptions&, Random&, DraftTokens&)>
       propose_;
 };
 

@@ -31,7 +31,7 @@ class RandomTree {
   explicit RandomTree(std::size_t vocabulary) : vocabulary_{vocabulary} {}
   [[nodiscard]] std::size_t vocabulary() const { return vocabulary_; }
   void propose(std::span<const int>, std::size_t most, const SamplingOptions&, Random& random,
-               Guesses& guesses) const {
+               DraftTokens& guesses) const {
     guesses.clear();
     const auto below = [&](std::size_t n) {
       return static_cast<std::size_t>(random.uniform() * static_cast<double>(n));
@@ -53,7 +53,7 @@ class Changing {
   explicit Changing(std::vector<AnyDraft> drafts) : drafts_{std::move(drafts)} {}
   [[nodiscard]] std::size_t vocabulary() const { return drafts_.front().vocabulary(); }
   void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-               Random& random, Guesses& guesses) {
+               Random& random, DraftTokens& guesses) {
     const auto which = static_cast<std::size_t>(random.uniform() * static_cast<double>(drafts_.size()));
     drafts_[which].propose(text, most, sampling, random, guesses);
   }

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include <kvpolicy/kvpolicy.hpp>
-#include <kvpolicy/offload/engine.hpp>
+#include <kvpolicy/offload/fetching_engine.hpp>
 #include <kvpolicy/offload/file_resource.hpp>
 
 #include "cache/dump.hpp"
@@ -30,7 +30,7 @@ using kvpolicy::offload::FileResource;
 
 namespace {
 
-using Engine = kvpolicy::offload::Engine<kvpolicy::ScalarEngine>;
+using Engine = kvpolicy::offload::FetchingEngine<kvpolicy::ScalarEngine>;
 using Plan = kvpolicy::HeadPlan<kvpolicy::half>;
 using Cache = kvpolicy::KvCache<kvpolicy::half, Engine>;
 using Control = kvpolicy::KvCache<kvpolicy::half>;

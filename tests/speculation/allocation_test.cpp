@@ -148,7 +148,7 @@ TEST_CASE("a tree of guesses that gets no memory is followed by one about any te
     test::Pair pair;
     test::Tree draft = pair.tree(parents);
     Random random;
-    Guesses guesses;
+    DraftTokens guesses;
     done = true;
     try {
       const test::FailNew fail{successes};
@@ -161,7 +161,7 @@ TEST_CASE("a tree of guesses that gets no memory is followed by one about any te
     const std::vector<int> text = test::plain_greedy(pair.small, pair.prompt, 4);
     draft.propose(text, 5, {}, random, guesses);
     test::Pair fresh;
-    Guesses expected;
+    DraftTokens expected;
     fresh.tree(parents).propose(text, 5, {}, random, expected);
     REQUIRE(guesses.size() == expected.size());
     for (std::size_t i = 0; i < guesses.size(); ++i) {

@@ -45,9 +45,9 @@ struct ForgetsReplacement {
   TreeDraft<TableModel, TableCache> tree;
   [[nodiscard]] std::size_t vocabulary() const { return tree.vocabulary(); }
   void propose(std::span<const int> text, std::size_t most, const SamplingOptions& sampling,
-               Random& random, Guesses& guesses) {
+               Random& random, DraftTokens& guesses) {
     tree.propose(text, most, sampling, random, guesses);
-    for (Guess& guess : guesses) guess.from = guesses.front().from;
+    for (DraftToken& guess : guesses) guess.from = guesses.front().from;
   }
 };
 

@@ -35,7 +35,7 @@ struct Oracle {
   std::size_t wrong_from = static_cast<std::size_t>(-1);  // guesses from here on are wrong
   static std::size_t vocabulary() { return 0; }
   void propose(std::span<const int> seen, std::size_t most, const SamplingOptions&, Random&,
-               Guesses& guesses) const {
+               DraftTokens& guesses) const {
     guesses.clear();
     for (std::size_t i = seen.size(); guesses.size() < most && i < future.size(); ++i) {
       const int token = i >= wrong_from ? (future[i] + 1) % 6 : future[i];
@@ -52,7 +52,7 @@ struct Fewer {
   std::size_t calls = 0;
   [[nodiscard]] std::size_t vocabulary() const { return inner.vocabulary(); }
   void propose(std::span<const int> seen, std::size_t most, const SamplingOptions& sampling,
-               Random& random, Guesses& guesses) {
+               Random& random, DraftTokens& guesses) {
     inner.propose(seen, ++calls % 3 == 0 ? 0 : most / 2, sampling, random, guesses);
   }
 };

@@ -29,15 +29,15 @@ constexpr std::size_t text = TokenTree::text;
 constexpr SamplingOptions plain{.temperature = 1.0F};
 
 template <class D>
-Guesses propose(D& draft, std::span<const int> seen, std::size_t most, Random& random,
+DraftTokens propose(D& draft, std::span<const int> seen, std::size_t most, Random& random,
                 const SamplingOptions& sampling = plain) {
-  Guesses guesses{{99, Distribution::certain(99)}};  // what a draft finds it overwrites
+  DraftTokens guesses{{99, Distribution::certain(99)}};  // what a draft finds it overwrites
   draft.propose(seen, most, sampling, random, guesses);
   return guesses;
 }
 
 /// The text and a guess's ancestors, and itself.
-std::vector<int> path_to(std::vector<int> seen, const Guesses& guesses, std::size_t guess) {
+std::vector<int> path_to(std::vector<int> seen, const DraftTokens& guesses, std::size_t guess) {
   std::vector<int> reversed;
   for (std::size_t i = guess; i != text; i = guesses[i].parent)
     reversed.push_back(guesses[i].token);
@@ -55,8 +55,8 @@ bool follows(const Distribution& said, const TableModel& model, const std::vecto
   return true;
 }
 
-bool equal(const Guesses& a, const Guesses& b) {
-  return std::ranges::equal(a, b, [](const Guess& x, const Guess& y) {
+bool equal(const DraftTokens& a, const DraftTokens& b) {
+  return std::ranges::equal(a, b, [](const DraftToken& x, const DraftToken& y) {
     return x.token == y.token && x.from == y.from && x.parent == y.parent && x.level == y.level;
   });
 }
@@ -74,7 +74,7 @@ void keeps_up(MakeDraft make_draft) {
     CAPTURE(round);
     const std::size_t most = dice() % 6;
     const Random dealt = random;
-    const Guesses guesses = propose(draft, seen, most, random);
+    const DraftTokens guesses = propose(draft, seen, most, random);
     Pair fresh;
     auto newcomer = make_draft(fresh);
     Random same = dealt;
@@ -102,7 +102,7 @@ TEST_CASE("ModelDraft: a run of guesses, each drawn from what it reports") {
     for (const SamplingOptions& sampling :
          {plain, SamplingOptions{.temperature = 0.7F, .top_k = 3, .top_p = 0.9F},
           SamplingOptions{}}) {
-      const Guesses guesses = propose(draft, pair.prompt, most, random, sampling);
+      const DraftTokens guesses = propose(draft, pair.prompt, most, random, sampling);
       REQUIRE(guesses.size() == most);
       CHECK(is_chain(guesses));
       for (std::size_t i = 0; i < most; ++i) {
@@ -125,7 +125,7 @@ TEST_CASE("ModelDraft reads a long text in chunks, and of a text it knows only w
   Small draft{pair.small, pair.small_cache, {.chunk = 4}};
   Random random{1};
   std::vector<int> seen{0, 1, 2, 3, 4, 5, 0, 1, 2, 3};
-  Guesses guesses = propose(draft, seen, 2, random);
+  DraftTokens guesses = propose(draft, seen, 2, random);
   std::vector<std::size_t> tokens;
   for (const auto& call : calls) tokens.push_back(call.tokens);
   CHECK(tokens == std::vector<std::size_t>{4, 4, 2, 1});
@@ -164,7 +164,7 @@ TEST_CASE("SelectedDraft: each guess follows the target over selected rows, and 
     std::vector<std::size_t> levels(3);
     for (int round = 0; round < 100; ++round) {
       const std::size_t most = 1 + static_cast<std::size_t>(round) % 6;
-      const Guesses guesses = propose(draft, pair.prompt, most, random);
+      const DraftTokens guesses = propose(draft, pair.prompt, most, random);
       REQUIRE(guesses.size() == most);
       CHECK(is_chain(guesses));
       for (std::size_t i = 0; i < most; ++i) {
@@ -202,7 +202,7 @@ TEST_CASE(
   Random random{2};
   for (int round = 0; round < 200; ++round) {
     const std::size_t most = static_cast<std::size_t>(round) % 12;
-    const Guesses guesses = propose(draft, pair.prompt, most, random);
+    const DraftTokens guesses = propose(draft, pair.prompt, most, random);
     REQUIRE(guesses.size() == std::min(most, parents.size()));
     for (std::size_t i = 0; i < guesses.size(); ++i) CHECK(guesses[i].parent == parents[i]);
     for (std::size_t i = 0; i < guesses.size(); ++i) {
@@ -230,7 +230,7 @@ TEST_CASE("TreeDraft: greedy siblings are the likeliest in order; no more than t
   Pair pair;
   Tree draft = pair.tree(std::vector<std::size_t>(8, text));
   Random random{2};
-  const Guesses guesses = propose(draft, pair.prompt, 8, random, {});
+  const DraftTokens guesses = propose(draft, pair.prompt, 8, random, {});
   REQUIRE(guesses.size() == 6);  // the vocabulary
   const auto logits = pair.small.logits(1, 5);
   for (std::size_t i = 0; i < 6; ++i) {
@@ -244,7 +244,7 @@ TEST_CASE("TreeDraft: greedy siblings are the likeliest in order; no more than t
   std::vector<std::size_t> parents(7, text);
   for (std::size_t i = 0; i < 7; ++i) parents.push_back(i);
   Tree deep = narrow.tree(parents);
-  const Guesses two_levels = propose(deep, narrow.prompt, 14, random, plain);
+  const DraftTokens two_levels = propose(deep, narrow.prompt, 14, random, plain);
   REQUIRE(two_levels.size() == 12);
   for (std::size_t i = 0; i < 12; ++i) CHECK(two_levels[i].parent == (i < 6 ? text : i - 6));
 }
@@ -253,7 +253,7 @@ TEST_CASE("TreeDraft: what it has read of guesses that became text is not read a
   Pair pair;
   Tree draft = pair.tree({text, text, 0, 1, 3});
   Random random{2};
-  const Guesses guesses = propose(draft, pair.prompt, 5, random);
+  const DraftTokens guesses = propose(draft, pair.prompt, 5, random);
   std::vector<int> seen = path_to(pair.prompt, guesses, 4);  // by way of the second sibling
   seen.push_back(2);
   std::vector<test::CallRecord> calls;

@@ -66,7 +66,7 @@ auto tree_in_hierarchy(std::vector<std::size_t> parents) {
 struct CertainDraft {
   static std::size_t vocabulary() { return 0; }
   static void propose(std::span<const int> tokens, std::size_t most, const SamplingOptions&,
-                      Random&, Guesses& guesses) {
+                      Random&, DraftTokens& guesses) {
     guesses.clear();
     int last = tokens.back();
     if (tokens.size() % 5 == 0) return;
@@ -82,7 +82,7 @@ struct CertainDraft {
 struct IndependentDraft {
   static std::size_t vocabulary() { return 0; }
   static void propose(std::span<const int> tokens, std::size_t most,
-                      const SamplingOptions& sampling, Random& random, Guesses& guesses) {
+                      const SamplingOptions& sampling, Random& random, DraftTokens& guesses) {
     guesses.clear();
     const Distribution first =
         distribution_of(target.logits(tokens.back(), tokens.back()), sampling);

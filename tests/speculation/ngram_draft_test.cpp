@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Guesses against a search through the text from its end, over random texts that grow and are taken
+// DraftTokens against a search through the text from its end, over random texts that grow and are taken
 // back.
 #include <algorithm>
 #include <cstddef>
@@ -36,11 +36,11 @@ Text oracle(const Text& text, std::size_t most_guesses, const NgramDraftConfig& 
 
 Text proposed(NgramDraft& draft, const Text& text, std::size_t most) {
   Random random;
-  Guesses guesses(3);  // overwritten
+  DraftTokens guesses(3);  // overwritten
   draft.propose(text, most, {}, random, guesses);
   CHECK(is_chain(guesses));
   Text tokens;
-  for (const Guess& guess : guesses) {
+  for (const DraftToken& guess : guesses) {
     CHECK(guess.from == Distribution::certain(guess.token));
     CHECK(guess.level == 0);
     tokens.push_back(guess.token);

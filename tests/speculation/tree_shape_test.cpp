@@ -249,9 +249,9 @@ TEST_CASE("sequences, and a tree behind one token") {
   CHECK(levels_of(TokenTree{}) == 0);
   CHECK(levels_of(independent_sequences(3, 7)) == 7);
   CHECK(level_by_level(independent_sequences(5, 4)));
-  CHECK(behind_one_token(TokenTree{}) == chain(1));
-  CHECK(behind_one_token(chain(3)) == chain(4));
-  CHECK(behind_one_token(independent_sequences(2, 2)) ==
+  CHECK(after_one_token(TokenTree{}) == chain(1));
+  CHECK(after_one_token(chain(3)) == chain(4));
+  CHECK(after_one_token(independent_sequences(2, 2)) ==
         TokenTree{std::vector<std::size_t>{TokenTree::text, 0, 0, 1, 2}});
   CHECK(expected_tokens(TokenTree{}, Shares{0.5}) == 1.0);
   CHECK(expected_accepted(chain(4), Shares{}) == 0.0);
@@ -322,5 +322,5 @@ TEST_CASE("errors name what is wrong") {
   CHECK_THROWS_AS(static_cast<void>(independent_sequences(65, 64)), ConfigError);
   CHECK_THROWS_AS(static_cast<void>(independent_sequences(3, std::size_t{1} << 63)), ConfigError);
   CHECK(chain(TokenTree::max_nodes).size() == TokenTree::max_nodes);
-  CHECK_THROWS_AS(static_cast<void>(behind_one_token(chain(TokenTree::max_nodes))), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(after_one_token(chain(TokenTree::max_nodes))), ConfigError);
 }

@@ -29,10 +29,10 @@ std::vector<float> sure_of(std::initializer_list<int> tokens) {
   }
   return logits;
 }
-Guess certain(int token, std::size_t parent) {
+DraftToken certain(int token, std::size_t parent) {
   return {token, Distribution::certain(token), parent};
 }
-Verdict greedy(const Guesses& guesses, const std::vector<float>& logits) {
+Verdict greedy(const DraftTokens& guesses, const std::vector<float>& logits) {
   Random random{1};
   return judge(guesses, logits, {}, random);
 }
@@ -41,7 +41,7 @@ using Path = std::vector<std::size_t>;
 }  // namespace
 
 TEST_CASE("greedy: guesses stay as long as the target agrees, then its own token comes") {
-  const Guesses chain{certain(1, text), certain(2, 0), certain(3, 1)};
+  const DraftTokens chain{certain(1, text), certain(2, 0), certain(3, 1)};
   Verdict verdict = greedy(chain, sure_of({1, 2, 3, 0}));
   CHECK(verdict.path == Path{0, 1, 2});
   CHECK(verdict.next == 0);
@@ -68,7 +68,7 @@ TEST_CASE("greedy: guesses stay as long as the target agrees, then its own token
 
 TEST_CASE("greedy: of siblings the one that the target names leads on, at every depth") {
   // 0 and 1 follow the text, 2 and 3 follow 1, 4 follows 3.
-  const Guesses tree{certain(0, text), certain(1, text), certain(2, 1), certain(3, 1),
+  const DraftTokens tree{certain(0, text), certain(1, text), certain(2, 1), certain(3, 1),
                      certain(2, 3)};
   Verdict verdict = greedy(tree, sure_of({1, 0, 3, 0, 2, 1}));
   CHECK(verdict.path == Path{1, 3, 4});
@@ -94,7 +94,7 @@ TEST_CASE("a guess of the target's own distribution always stays") {
   std::vector<float> logits;
   for (int i = 0; i < 4; ++i) logits.insert(logits.end(), row.begin(), row.end());
   for (int round = 0; round < 500; ++round) {
-    Guesses guesses;
+    DraftTokens guesses;
     for (std::size_t i = 0; i < 3; ++i) {
       guesses.push_back({p.draw(random.uniform()), p, i == 0 ? text : i - 1});
     }
@@ -110,7 +110,7 @@ TEST_CASE("a token that cannot be the target's never comes") {
   const std::vector<float> logits{0.0F, banned, 0.0F, banned, 0.0F, 0.0F, 0.0F, 0.0F};
   const Distribution q{{{0, 0.1}, {1, 0.8}, {3, 0.1}}};
   for (int round = 0; round < 2000; ++round) {
-    const Guesses guesses{{q.draw(random.uniform()), q, text}};
+    const DraftTokens guesses{{q.draw(random.uniform()), q, text}};
     const Verdict verdict = judge(guesses, logits, {.temperature = 1.0F}, random);
     const int token = verdict.path.empty() ? verdict.next : guesses[0].token;
     CHECK((token == 0 || token == 2));
@@ -119,7 +119,7 @@ TEST_CASE("a token that cannot be the target's never comes") {
 
 TEST_CASE("judge refuses logits of another size, and NaN where it decides") {
   Random random{1};
-  const Guesses guesses{certain(1, text)};
+  const DraftTokens guesses{certain(1, text)};
   std::vector<float> logits = sure_of({1, 2});
   CHECK_NOTHROW((void)judge(guesses, logits, {}, random));
   CHECK_THROWS_AS((void)judge(guesses, std::vector<float>{}, {}, random), ShapeError);
@@ -135,7 +135,7 @@ TEST_CASE("judge refuses logits of another size, and NaN where it decides") {
 TEST_CASE(
     "a chain of guesses is read as a run of tokens, and its rows are cut off behind the path") {
   const std::vector<int> unread{7, 8};
-  const Guesses guesses{certain(1, text), certain(2, 0), certain(3, 1)};
+  const DraftTokens guesses{certain(1, text), certain(2, 0), certain(3, 1)};
   const PendingCall pending{unread, guesses};
   CHECK(pending.tokens() == 5);
   const ModelCall call = pending.call({.read = Read::selected, .refresh_selection = true});
@@ -163,7 +163,7 @@ TEST_CASE(
 
 TEST_CASE("guesses that branch are read as a tree behind the unread text") {
   const std::vector<int> unread{7, 8};
-  const Guesses guesses{certain(1, text), certain(2, text), certain(3, 0), certain(4, 1)};
+  const DraftTokens guesses{certain(1, text), certain(2, text), certain(3, 0), certain(4, 1)};
   const PendingCall pending{unread, guesses};
   const ModelCall call = pending.call({});
   REQUIRE(call.attend.tree != nullptr);
@@ -180,7 +180,7 @@ TEST_CASE("guesses that branch are read as a tree behind the unread text") {
 }
 
 TEST_CASE("a tree of which nothing stays leaves the unread text") {
-  const Guesses guesses{certain(1, text), certain(2, text)};
+  const DraftTokens guesses{certain(1, text), certain(2, text)};
   const PendingCall pending{std::array{5}, guesses};
   test::TableCache cache;
   const ModelCall call = pending.call({});

@@ -41,9 +41,9 @@ struct Misreports {
   std::size_t made = 0;
   [[nodiscard]] std::size_t vocabulary() const { return draft.vocabulary(); }
   void propose(std::span<const int> seen, std::size_t most, const SamplingOptions& sampling,
-               Random& random, Guesses& guesses) {
+               Random& random, DraftTokens& guesses) {
     draft.propose(seen, most, sampling, random, guesses);
-    for (Guess& guess : guesses) {
+    for (DraftToken& guess : guesses) {
       if (++made % 5 == 0) guess.from = guess.from.without(guess.token);
     }
   }
@@ -51,16 +51,16 @@ struct Misreports {
 
 /// Whatever it is told to guess; serves any vocabulary.
 struct Told {
-  Guesses told;
+  DraftTokens told;
   static std::size_t vocabulary() { return 0; }
   void propose(std::span<const int>, std::size_t, const SamplingOptions&, Random&,
-               Guesses& guesses) const {
+               DraftTokens& guesses) const {
     guesses = told;
   }
 };
 
-Guesses chain(std::initializer_list<int> tokens) {
-  Guesses guesses;
+DraftTokens chain(std::initializer_list<int> tokens) {
+  DraftTokens guesses;
   for (const int token : tokens) {
     guesses.push_back({token, Distribution::certain(token), guesses.empty() ? text : guesses.size() - 1});
   }
@@ -82,7 +82,7 @@ TEST_CASE("the rule refuses a guess that its distribution lacks, whatever the ta
 
 TEST_CASE("judge refuses such a guess before it tries any, also one that would not be reached") {
   const std::vector<float> logits{5.0F, 0.0F, 0.0F, 0.0F, 0.0F, 5.0F, 0.0F, 0.0F, 0.0F};
-  Guesses guesses = chain({2, 1});  // the target says 0: the second is never tried
+  DraftTokens guesses = chain({2, 1});  // the target says 0: the second is never tried
   Random random{1};
   CHECK(judge(guesses, logits, {}, random).next == 0);
   guesses[1].from = Distribution::certain(0);

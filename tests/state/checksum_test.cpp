@@ -9,7 +9,7 @@
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
-#include <kvpolicy/state/blocks.hpp>
+#include <kvpolicy/state/records.hpp>
 
 #include "support/compare.hpp"
 #include "support/tensors.hpp"
@@ -40,7 +40,7 @@ TEST_CASE("blocks: any cut of the bytes on either side gives them back") {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
     std::stringstream stream;
     kvpolicy::StreamSink sink{stream};
-    kvpolicy::BlockWriter writer{sink};
+    kvpolicy::RecordWriter writer{sink};
     for (std::size_t done = 0; done < size;) {
       const std::size_t count = std::min(size - done, test::below(random, 700000));
       writer.write(std::span{bytes}.subspan(done, count));
@@ -49,7 +49,7 @@ TEST_CASE("blocks: any cut of the bytes on either side gives them back") {
     writer.finish();
     stream << "what follows";
     std::vector<std::byte> back(size);
-    kvpolicy::BlockReader reader{stream, "file"};
+    kvpolicy::RecordReader reader{stream, "file"};
     for (std::size_t done = 0; done < size;) {
       const std::size_t count = std::min(size - done, test::below(random, 700000));
       reader.read(std::span{back}.subspan(done, count));
@@ -70,16 +70,16 @@ TEST_CASE("blocks: any cut of the bytes on either side gives them back") {
 TEST_CASE("blocks that change places or are left out are noticed") {
   std::ostringstream out;
   kvpolicy::StreamSink sink{out};
-  kvpolicy::BlockWriter writer{sink};
+  kvpolicy::RecordWriter writer{sink};
   const std::vector<std::byte> block(kvpolicy::block_bytes);
   for (int i = 0; i < 3; ++i) writer.write(block);  // three that are alike
   writer.finish();
   const std::string file = out.str();
-  constexpr std::size_t whole = kvpolicy::block_bytes + sizeof(kvpolicy::BlockHeader);
+  constexpr std::size_t whole = kvpolicy::block_bytes + sizeof(kvpolicy::RecordHeader);
   const auto reads = [&](const std::string& text) {
     std::istringstream in{text};
     return test::thrown<kvpolicy::FormatError>([&] {
-      kvpolicy::BlockReader reader{in, "file"};
+      kvpolicy::RecordReader reader{in, "file"};
       std::vector<std::byte> back(3 * kvpolicy::block_bytes);
       reader.read(back);
       reader.finish(true);

@@ -117,8 +117,8 @@ void load_bytes(Cache& cache, const std::string& bytes, std::string_view tag = {
 [[nodiscard]] inline std::string with_checksums(std::string file) {
   std::uint64_t before = 0;
   std::size_t at = sizeof(kvpolicy::SavedPrefix);
-  while (at + sizeof(kvpolicy::BlockHeader) <= file.size()) {
-    kvpolicy::BlockHeader header;
+  while (at + sizeof(kvpolicy::RecordHeader) <= file.size()) {
+    kvpolicy::RecordHeader header;
     std::memcpy(&header, file.data() + at, sizeof header);
     at += sizeof header;
     if (header.bytes > file.size() - at) break;

@@ -116,9 +116,9 @@ std::vector<double> attention_over(const FirstLayer& layer, std::size_t head, st
                                    std::size_t fresh, const Rows& read) {
   const ModelShape shape = model().config().shape();
   std::vector<double> mean(read.size());
-  for (std::size_t member = 0; member < shape.group(); ++member) {
+  for (std::size_t member = 0; member < shape.queries_per_kv(); ++member) {
     const float* query = layer.queries.data() +
-                         ((tokens - 1) * shape.q_heads + head * shape.group() + member) *
+                         ((tokens - 1) * shape.q_heads + head * shape.queries_per_kv() + member) *
                              shape.head_dim;
     std::vector<double> weights;
     for (const std::size_t row : read) {
@@ -134,7 +134,7 @@ std::vector<double> attention_over(const FirstLayer& layer, std::size_t head, st
     double sum = 0;
     for (double& weight : weights) sum += weight = std::exp(weight - most);
     for (std::size_t i = 0; i < weights.size(); ++i) {
-      mean[i] += weights[i] / sum / static_cast<double>(shape.group());
+      mean[i] += weights[i] / sum / static_cast<double>(shape.queries_per_kv());
     }
   }
   return mean;

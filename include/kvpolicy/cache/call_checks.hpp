@@ -61,8 +61,8 @@ inline void check_written_once(const MutableTensor& out) {
 }
 
 inline void check_options(const AttendOptions& options, std::size_t tokens, std::size_t q_heads) {
-  require<ShapeError>(options.sink_logits.empty() || options.sink_logits.size() == q_heads,
-                      "KvCache: sink_logits has ", options.sink_logits.size(),
+  require<ShapeError>(options.attention_sink_bias.empty() || options.attention_sink_bias.size() == q_heads,
+                      "KvCache: attention_sink_bias has ", options.attention_sink_bias.size(),
                       " numbers, must have q_heads = ", q_heads, " or none");
   require<ShapeError>(
       options.log_sum_exp.empty() || options.log_sum_exp.size() == tokens * q_heads,
@@ -71,7 +71,7 @@ inline void check_options(const AttendOptions& options, std::size_t tokens, std:
   require<ShapeError>(!options.selection_query || *options.selection_query < tokens || tokens == 0,
                       "KvCache: selection_query is ", options.selection_query.value_or(0),
                       ", must be one of the call's ", tokens, " tokens");
-  for (const float logit : options.sink_logits) {
+  for (const float logit : options.attention_sink_bias) {
     require<ShapeError>(!is_nan(logit), "KvCache: a sink logit is NaN, must be a number");
   }
   require<ShapeError>(is_finite(options.softcap) && options.softcap >= 0.0F, "KvCache: softcap is ",
@@ -116,7 +116,7 @@ template <class Layers>
 }
 
 /// One head of a chunk of keys and values as a segment.
-[[nodiscard]] inline Segment chunk_segment(const ConstTensor& k, const ConstTensor& v,
+[[nodiscard]] inline Segment call_segment(const ConstTensor& k, const ConstTensor& v,
                                            std::size_t head, std::size_t position) {
   const auto plane = [&](const ConstTensor& t) {
     return Plane{.format = {.encoding = t.encoding}, .base = t.row(0, head),

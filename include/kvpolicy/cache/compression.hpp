@@ -108,9 +108,9 @@ class Compression {
         if (!asked[i]) continue;
         Head& head = *layer.heads[i];
         if (head.shares_in_layer()) {
-          sharing_.push_back(head.compete(sums_[i], shape_.group(), seen));
+          sharing_.push_back(head.compete(sums_[i], shape_.queries_per_kv(), seen));
         } else {
-          head.prepare_compress(sums_[i], shape_.group(), seen);
+          head.prepare_compress(sums_[i], shape_.queries_per_kv(), seen);
         }
       }
     }
@@ -134,7 +134,7 @@ class Compression {
       const Head& head = *layer.heads[i];
       head.show({.first_position = static_cast<std::int64_t>(layer.tokens)}, shown[i]);
       heads[i] = shown[i];
-      sums_[i].resize(shape_.group() * head.rows());
+      sums_[i].resize(shape_.queries_per_kv() * head.rows());
       sums[i] = sums_[i];
       read_ += head.rows();
     }
@@ -146,7 +146,7 @@ class Compression {
                                      static_cast<std::int64_t>(layer.tokens - count), heads, sums,
                                      AttendOptions{.scale = layer.scale,
                                                    .softcap = layer.softcap,
-                                                   .sink_logits = layer.sink_logits}});
+                                                   .attention_sink_bias = layer.attention_sink_bias}});
     return count;
   }
 
@@ -178,14 +178,14 @@ void observe_call(const Layer& layer, Engine& engine, const LayerAttention& call
   for (std::size_t head = 0; head < count; ++head) {
     heads[head] = layer.heads[head]->roles().accumulates ? call.heads[head] : std::span<const Segment>{};
     const std::size_t rows = count_rows(heads[head]);
-    sums.of_heads[head].resize(call.group() * rows);  // from the last call's size: grows by doubling
+    sums.of_heads[head].resize(call.queries_per_kv() * rows);  // from the last call's size: grows by doubling
     views[head] = sums.of_heads[head];
     read += rows;
   }
   engine.observe(LayerObservation{call.queries, call.first_position, heads, views,
                                   AttendOptions{.scale = call.options.scale,
                                                 .softcap = call.options.softcap,
-                                                .sink_logits = call.options.sink_logits}});
+                                                .attention_sink_bias = call.options.attention_sink_bias}});
   observed_rows += read;
 }
 

@@ -34,7 +34,7 @@ class SavedCache;
 /// three element types, any token and head stride; keys already rotated to their text position.
 /// `out` must not overlap the inputs. Whatever throws leaves rows, tokens and bytes as they were.
 ///
-/// Guesses may branch (core/token_tree.hpp). A call whose options name a tree adds the tree's last
+/// DraftTokens may branch (core/token_tree.hpp). A call whose options name a tree adds the tree's last
 /// nodes, which stand at `depth` behind the text; earlier nodes came with the calls before, so a tree
 /// may grow level by level. A query reads the text as its own position says, its node and the node's
 /// ancestors. All nodes are tentative, at most `max_rollback` of them. Until `accept` keeps one path
@@ -275,7 +275,7 @@ class KvCache {
       for (const Segment& segment : shown[head]) {
         segment.for_each_run([&](const RowRun& run) { rows += run.rows; });
       }
-      sums[head].assign(shape.group() * rows, 0.0F);
+      sums[head].assign(shape.queries_per_kv() * rows, 0.0F);
       heads[head] = shown[head];
       views[head] = sums[head];
     }
@@ -287,7 +287,7 @@ class KvCache {
                                      static_cast<std::int64_t>(own.tokens - count), heads, views,
                                      AttendOptions{.scale = own.scale,
                                                    .softcap = own.softcap,
-                                                   .sink_logits = own.sink_logits}});
+                                                   .attention_sink_bias = own.attention_sink_bias}});
     return count;
   }
 
@@ -435,7 +435,7 @@ class KvCache {
     keep_rows(layer, k, v, leaving);
     layer.tokens += tokens;
     if (options.tree != nullptr) layer.tree.keep(*options.tree);
-    if (layer.roles.accumulates) layer.accumulate(sums_.of_heads, shape.group());
+    if (layer.roles.accumulates) layer.accumulate(sums_.of_heads, shape.queries_per_kv());
     finish_call(layer, q, options);
   }
 
@@ -450,7 +450,7 @@ class KvCache {
                                     [&](const Segment& rows) { rows_.push_back(rows); });
       }
       if (from_chunk > 0) {
-        rows_.push_back(chunk_segment(k, v, head, layer.tokens).part(0, from_chunk));
+        rows_.push_back(call_segment(k, v, head, layer.tokens).part(0, from_chunk));
       }
       layer.heads[head]->end_call(rows_);
     }
@@ -472,7 +472,7 @@ class KvCache {
     check_range<E>("k", k);
     check_range<E>("v", v);
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      layer.heads[head]->check(chunk_segment(k, v, head, layer.tokens));
+      layer.heads[head]->check(call_segment(k, v, head, layer.tokens));
     }
     if (tree != nullptr) layer.tree.prepare(*tree, layer.text());
     // The new rows stay in the tail until the next call, so that `attend` finds the policies as
@@ -510,7 +510,7 @@ class KvCache {
                      accumulates ? layer.uncommitted() : 0);
     if (accumulates) {
       layer.commit_tail(layer.uncommitted());
-      layer.accumulate(sums_.of_heads, shape.group());
+      layer.accumulate(sums_.of_heads, shape.queries_per_kv());
     }
     layer.release_spare();
     finish_call(layer, q, options);
@@ -523,7 +523,7 @@ class KvCache {
                         std::size_t position, const AttendOptions& options, const ConstTensor* k,
                         const ConstTensor* v, std::size_t leaving) {
     KVPOLICY_TRY {
-      layer.sink_logits.reserve(options.sink_logits.size());
+      layer.attention_sink_bias.reserve(options.attention_sink_bias.size());
       if (options.read == Read::selected) {
         prepare_refresh(layer, q, position, options.selection_query, options.refresh_selection);
       }
@@ -537,7 +537,7 @@ class KvCache {
     layer.end_refresh(true);
     layer.scale = options.scale;
     layer.softcap = options.softcap;
-    layer.sink_logits.assign(options.sink_logits.begin(), options.sink_logits.end());
+    layer.attention_sink_bias.assign(options.attention_sink_bias.begin(), options.attention_sink_bias.end());
     layer.queries.push(q, position);
   }
 
@@ -579,7 +579,7 @@ class KvCache {
       layer.for_each_uncommitted(head, [&](const Segment& rows) { rows_.push_back(rows); });
       Segment chunk;
       if (k != nullptr) {
-        chunk = chunk_segment(*k, *v, head, position);
+        chunk = call_segment(*k, *v, head, position);
         if (tree != nullptr) chunk = layer.tree.place(chunk, node);
       }
       SegmentList& list = shown_[head];
@@ -596,7 +596,7 @@ class KvCache {
   void prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t position,
                        std::optional<std::size_t> chooser, bool wanted) {
     const std::size_t token = chooser.value_or(q.tokens - 1);
-    const std::size_t group = plan_.shape().group();
+    const std::size_t group = plan_.shape().queries_per_kv();
     const std::size_t head_dim = plan_.shape().head_dim;
     if (!layer.roles.selects) return;
     Scorer scorer{engine_};

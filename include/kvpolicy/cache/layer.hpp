@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <kvpolicy/cache/pending_tree.hpp>
-#include <kvpolicy/cache/query_window.hpp>
+#include <kvpolicy/cache/observation_window.hpp>
 #include <kvpolicy/cache/tail.hpp>
 #include <kvpolicy/policy/head.hpp>
 
@@ -25,14 +25,14 @@ struct CacheLayer {
   std::vector<HeadPtr> heads;
   HeadRoles roles;  // of all heads together
   Tail<E> tail;
-  QueryWindow<E> queries;
+  ObservationWindow<E> queries;
   std::size_t tokens = 0;     // seen, nodes of a tree included
   std::size_t committed = 0;  // of them, handed to the policies; the others lie in the tail
   PendingTree tree = {};      // what the latest rows are, where they are guesses that branch
   // How the model's logits are made, as its last call said: a compression observes them alike.
   std::optional<float> scale = {};
   float softcap = 0.0F;
-  std::vector<float> sink_logits = {};
+  std::vector<float> attention_sink_bias = {};
 
   void add(HeadPtr head) {
     const HeadRoles& own = head->roles();

@@ -104,7 +104,7 @@ void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, std::size_t layer,
   to.tree = from.tree;
   to.scale = from.scale;
   to.softcap = from.softcap;
-  to.sink_logits = from.sink_logits;
+  to.attention_sink_bias = from.attention_sink_bias;
 }
 
 }  // namespace kvpolicy

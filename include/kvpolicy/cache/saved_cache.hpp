@@ -28,7 +28,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/policy/head_settings.hpp>
 #include <kvpolicy/state/archive.hpp>
-#include <kvpolicy/state/blocks.hpp>
+#include <kvpolicy/state/records.hpp>
 #include <kvpolicy/state/new_file.hpp>
 #include <kvpolicy/state/regular_file.hpp>
 
@@ -80,8 +80,8 @@ class SavedCache {
                              "; save between two steps, or truncate first");
     }
     require_savable(cache.plan_);
-    BlockWriter blocks{sink};
-    SavingArchive<BlockWriter> archive{blocks};
+    RecordWriter blocks{sink};
+    SavingArchive<RecordWriter> archive{blocks};
     write_text(archive, tag);
     describe(archive, cache.plan_);
     archive(tokens, cache.observed_rows_);
@@ -98,7 +98,7 @@ class SavedCache {
                    std::string_view tag, bool alone) {
     static_cast<void>(held(cache.layers_));
     require_savable(cache.plan_);
-    BlockReader blocks{stream, std::move(name)};
+    RecordReader blocks{stream, std::move(name)};
     LoadingArchive archive{blocks};
     const std::string found = read_text(archive, blocks.name());
     require<FormatError>(found == tag, blocks.name(), ": has the tag ", shown(found), ", must be ",
@@ -221,7 +221,7 @@ class SavedCache {
   static void transfer(Archive& archive, Layer& layer, std::size_t number, std::size_t tokens,
                        const Cache& cache) {
     archive.enter({number, 0, tokens});
-    archive(layer.committed, layer.scale, layer.softcap, layer.sink_logits);
+    archive(layer.committed, layer.scale, layer.softcap, layer.attention_sink_bias);
     if constexpr (Archive::loading) check(archive, layer, number, tokens, cache);
     layer.queries.serialize(archive, tokens);
     layer.tail.serialize(archive, layer.committed, tokens);
@@ -252,9 +252,9 @@ class SavedCache {
     archive.check(!layer.scale || is_finite(*layer.scale), "a finite scale");
     archive.check(is_finite(layer.softcap) && layer.softcap >= 0.0F, "a finite softcap");
     const std::size_t q_heads = cache.plan_.shape().q_heads;
-    archive.check(layer.sink_logits.empty() || layer.sink_logits.size() == q_heads,
+    archive.check(layer.attention_sink_bias.empty() || layer.attention_sink_bias.size() == q_heads,
                   "a sink logit for each of ", q_heads, " query heads, or none");
-    archive.check(std::ranges::none_of(layer.sink_logits, [](float x) { return is_nan(x); }),
+    archive.check(std::ranges::none_of(layer.attention_sink_bias, [](float x) { return is_nan(x); }),
                   "sink logits that are numbers");
   }
 };

@@ -25,7 +25,7 @@ enum class Read : std::uint8_t { all, selected };
 struct AttendOptions {
   std::optional<float> scale = {};             ///< multiplies logits; default 1 / sqrt(head_dim)
   float softcap = 0.0F;                        ///< logit -> cap * tanh(logit / cap); 0: no cap
-  std::span<const float> sink_logits = {};     ///< [q_heads]: attention sink bias
+  std::span<const float> attention_sink_bias = {};     ///< [q_heads]: attention sink bias
   std::span<float> log_sum_exp = {};           ///< [tokens, q_heads], written if not empty
   Read read = Read::all;
   /// Selecting heads choose a new selection: before a `selected` read, or after an `all` read (at
@@ -51,7 +51,7 @@ struct LayerAttention {
   std::span<const std::span<const Segment>> heads;      ///< [kv_heads]
   AttendOptions options;
 
-  [[nodiscard]] std::size_t group() const { return queries.heads / heads.size(); }
+  [[nodiscard]] std::size_t queries_per_kv() const { return queries.heads / heads.size(); }
   [[nodiscard]] float scale() const {
     return options.scale.value_or(1.0F / std::sqrt(static_cast<float>(queries.head_dim)));
   }
@@ -79,7 +79,7 @@ struct LayerObservation {
   std::span<const std::span<float>> sums;               ///< [kv_heads] of [group, rows of the head]
   AttendOptions options;
 
-  [[nodiscard]] std::size_t group() const { return queries.heads / heads.size(); }
+  [[nodiscard]] std::size_t queries_per_kv() const { return queries.heads / heads.size(); }
   [[nodiscard]] float scale() const {
     return options.scale.value_or(1.0F / std::sqrt(static_cast<float>(queries.head_dim)));
   }

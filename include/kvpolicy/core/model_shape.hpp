@@ -18,10 +18,10 @@ inline constexpr std::array<std::size_t, 5> supported_head_dims{64, 80, 96, 128,
 struct ModelShape {
   std::size_t layers = 0;
   std::size_t q_heads = 0;   ///< Query heads; a multiple of `kv_heads`.
-  std::size_t kv_heads = 0;  ///< Query head h reads KV head h / group().
+  std::size_t kv_heads = 0;  ///< Query head h reads KV head h / queries_per_kv().
   std::size_t head_dim = 0;
 
-  [[nodiscard]] constexpr std::size_t group() const { return q_heads / kv_heads; }
+  [[nodiscard]] constexpr std::size_t queries_per_kv() const { return q_heads / kv_heads; }
   [[nodiscard]] constexpr std::size_t kv_head_count() const { return layers * kv_heads; }
   friend constexpr bool operator==(const ModelShape&, const ModelShape&) = default;
 

@@ -26,12 +26,12 @@ class ScalarEngine {
     std::vector<float> row(head_dim);
     std::vector<float> values(head_dim);
     for (std::size_t head = 0; head < work.queries.heads; ++head) {
-      const auto segments = work.heads[head / work.group()];
+      const auto segments = work.heads[head / work.queries_per_kv()];
       for (std::size_t token = 0; token < work.queries.tokens; ++token) {
         load_dense(work.queries.encoding, work.queries.row(token, head), query);
         values.assign(head_dim, 0.0F);
         SoftmaxState state;
-        if (!work.options.sink_logits.empty()) state = {work.options.sink_logits[head], 1.0F};
+        if (!work.options.attention_sink_bias.empty()) state = {work.options.attention_sink_bias[head], 1.0F};
         const auto sees = [&](const Segment& segment, std::size_t index) {
           return work.sees(token, segment, index);
         };
@@ -54,17 +54,17 @@ class ScalarEngine {
     std::vector<float> query(head_dim);
     std::vector<float> logits;
     for (std::size_t head = 0; head < work.queries.heads; ++head) {
-      const std::size_t kv_head = head / work.group();
+      const std::size_t kv_head = head / work.queries_per_kv();
       const auto segments = work.heads[kv_head];
       if (segments.empty()) continue;
-      const std::size_t rows = work.sums[kv_head].size() / work.group();
-      const auto sums = work.sums[kv_head].subspan(head % work.group() * rows, rows);
+      const std::size_t rows = work.sums[kv_head].size() / work.queries_per_kv();
+      const auto sums = work.sums[kv_head].subspan(head % work.queries_per_kv() * rows, rows);
       for (float& sum : sums) sum = 0.0F;
       for (std::size_t token = 0; token < work.queries.tokens; ++token) {
         load_dense(work.queries.encoding, work.queries.row(token, head), query);
         logits.assign(rows, -std::numeric_limits<float>::infinity());
         SoftmaxState state;
-        if (!work.options.sink_logits.empty()) state = {work.options.sink_logits[head], 1.0F};
+        if (!work.options.attention_sink_bias.empty()) state = {work.options.attention_sink_bias[head], 1.0F};
         const auto t = work.first_position + static_cast<std::int64_t>(token);
         const auto sees = [&](const Segment& segment, std::size_t index) {
           return is_visible(segment.position_of(index), t, segment.reach);

@@ -79,7 +79,7 @@ class Engine {
   /// @throws ShapeError for a head_dim that 16 does not divide, std::bad_alloc
   void observe(const LayerObservation& work) {
     if (work.heads.empty()) return;
-    const std::size_t group = work.group();
+    const std::size_t group = work.queries_per_kv();
     const std::size_t rows = work.queries.tokens * group;
     reserve(work.heads.size(), Tuning::tile_queries, checked(work.queries.head_dim),
             product_plan(work.queries, Encoding::bfloat16));  // no weight is multiplied
@@ -90,7 +90,7 @@ class Engine {
         const QueryTile tile{work.queries, work.first_position, group, head, first,
                              std::min(Tuning::tile_queries, rows - first), work.scale(),
                              work.options.softcap};
-        worker.observe(work.heads[head], tile, work.options.sink_logits, work.sums[head]);
+        worker.observe(work.heads[head], tile, work.options.attention_sink_bias, work.sums[head]);
       }
     });
   }
@@ -140,7 +140,7 @@ class Engine {
 
   // Lists the tasks; returns the most query rows that one of them has.
   std::size_t plan(const LayerAttention& work) {
-    const std::size_t group = work.group();
+    const std::size_t group = work.queries_per_kv();
     const std::size_t rows = work.queries.tokens * group;
     std::size_t most = rows;
     if (rows > Tuning::stream_queries && rows > Tuning::tile_queries) {

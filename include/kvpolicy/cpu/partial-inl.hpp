@@ -59,8 +59,8 @@ struct Partial {
       const std::size_t token = tile.token(m);
       const std::size_t head = tile.head(m);
       SoftmaxState total = state(m);
-      if (!options.sink_logits.empty()) {
-        const SoftmaxState sink{options.sink_logits[head], 1.0F};
+      if (!options.attention_sink_bias.empty()) {
+        const SoftmaxState sink{options.attention_sink_bias[head], 1.0F};
         const float top = std::max(total.max, sink.max);
         const float keep = rescale_factor(total.max, top);
         for (float& value : own) value *= keep;

@@ -101,7 +101,7 @@ class Worker {
   /// Adds, for each row shown, the probabilities that the tile's queries give it: to
   /// sums [group, rows].
   void observe(std::span<const Segment> segments, const QueryTile& tile,
-               std::span<const float> sink_logits, std::span<float> sums) {
+               std::span<const float> attention_sink_bias, std::span<float> sums) {
     const std::size_t weight = seen_weight(segments, tile);
     const std::size_t rows = sums.size() / tile.group;
     const Partial partial = own_partial(tile);
@@ -117,7 +117,7 @@ class Worker {
     float* log_sum_exp = partial.max;  // its place
     for (std::size_t m = 0; m < tile.rows; ++m) {
       SoftmaxState total = partial.state(m);
-      if (!sink_logits.empty()) merge(total, {}, {sink_logits[tile.head(m)], 1.0F}, {});
+      if (!attention_sink_bias.empty()) merge(total, {}, {attention_sink_bias[tile.head(m)], 1.0F}, {});
       log_sum_exp[m] = total.log_sum_exp();
     }
     BlockReader reader{segments, tile, 0, weight};

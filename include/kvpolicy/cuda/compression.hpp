@@ -86,7 +86,7 @@ class LayerCompression {
       packs_ = packs_ || settings.is_quantized();
     }
     columns_ = static_cast<std::size_t>(
-        observe_columns(static_cast<int>(engine.shape().group()), static_cast<int>(window_)));
+        observe_columns(static_cast<int>(engine.shape().queries_per_kv()), static_cast<int>(window_)));
   }
 
   /// Of the memory that `run` needs while it goes on; one block serves layer after layer.
@@ -192,11 +192,11 @@ class LayerCompression {
     const float scale = layer_->scale.value_or(1.0F / std::sqrt(static_cast<float>(shape.head_dim)));
     engine_->observe(
         {.heads = views, .state = state, .compressions = memory.how,
-         .kv_heads = static_cast<int>(to_.size()), .group = static_cast<int>(shape.group()),
+         .kv_heads = static_cast<int>(to_.size()), .group = static_cast<int>(shape.queries_per_kv()),
          .page_rows = page_rows_, .window = static_cast<int>(window_), .queries = queries.data(),
          .query_slots = static_cast<int>(queries.slots()),
          .first_query = static_cast<int>(queries.end() - queries.size()),
-         .sink_logits = layer_->sink_logits(), .scale_log2 = scale * log2_e,
+         .attention_sink_bias = layer_->attention_sink_bias(), .scale_log2 = scale * log2_e,
          .softcap = layer_->softcap, .partial = memory.partial, .tickets = memory.tickets,
          .log_sum_exp = memory.log_sum_exp, .scores = memory.scores,
          .unpooled = memory.unpooled, .pitch = static_cast<long long>(rows_)},

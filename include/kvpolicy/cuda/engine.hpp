@@ -74,7 +74,7 @@ void dispatch_head_dim(std::size_t head_dim, F f) {
   skip(params.k, first);
   skip(params.v, first);
   if (params.log_sum_exp != nullptr) params.log_sum_exp += first * group;
-  if (params.sink_logits != nullptr) params.sink_logits += first * group;
+  if (params.attention_sink_bias != nullptr) params.attention_sink_bias += first * group;
   return params;
 }
 
@@ -92,7 +92,7 @@ class Engine {
                   cudaStream_t stream = nullptr)
       : shape_{shape}, device_{Device::current()}, memory_{memory} {
     shape.validate();
-    require(shape.group() <= 16, "cuda::Engine: ", shape.group(),
+    require(shape.queries_per_kv() <= 16, "cuda::Engine: ", shape.queries_per_kv(),
             " query heads share a KV head, the kernels serve 1 to 16");
     require(shape.kv_heads <= max_heads, "cuda::Engine: kv_heads is ", shape.kv_heads,
             ", must be at most ", max_heads);
@@ -238,7 +238,7 @@ class Engine {
                int queries, int call_rows, std::size_t page_rows, cudaStream_t stream) const {
     const int kv_heads = static_cast<int>(count);
     const ScoreParams scoring{.heads = heads, .states = states, .kv_heads = kv_heads,
-                              .group = static_cast<int>(shape_.group()),
+                              .group = static_cast<int>(shape_.queries_per_kv()),
                               .page_rows = static_cast<int>(page_rows), .queries = queries, .q = q};
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       launch(score_kernel<E, D>,

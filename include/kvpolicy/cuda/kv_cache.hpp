@@ -612,13 +612,13 @@ class KvCache {
     }
     AttendParams params{.heads = near_heads(l, request, stream), .states = device_.counters(l),
                         .kv_heads = static_cast<int>(layer.heads.size()),
-                        .group = static_cast<int>(plan_.shape().group()),
+                        .group = static_cast<int>(plan_.shape().queries_per_kv()),
                         .page_rows = static_cast<int>(options_.page_rows), .request = request,
                         .q = tensor_of(q), .out = tensor_of(Rows{out})};
     if (k != nullptr) params.k = tensor_of(*k);
     if (v != nullptr) params.v = tensor_of(*v);
     params.log_sum_exp = options.log_sum_exp.empty() ? nullptr : options.log_sum_exp.data();
-    params.sink_logits = options.sink_logits.empty() ? nullptr : options.sink_logits.data();
+    params.attention_sink_bias = options.attention_sink_bias.empty() ? nullptr : options.attention_sink_bias.data();
     params.scale_log2 =
         options.scale.value_or(1.0F / std::sqrt(static_cast<float>(q.head_dim))) * log2_e;
     params.softcap = options.softcap;
@@ -748,7 +748,7 @@ class KvCache {
     const std::size_t queries = options.selection_query.value_or(q.tokens - 1) + 1;
     const std::size_t behind = q.tokens - queries;  // rows behind the query that chooses
     Tensor rows = tensor_of(q);
-    rows.data += static_cast<long long>(first * plan_.shape().group() * q.head_stride * sizeof(E));
+    rows.data += static_cast<long long>(first * plan_.shape().queries_per_kv() * q.head_stride * sizeof(E));
     engine_->refresh(device_.heads(l) + first, device_.counters(l), count, rows, static_cast<int>(queries),
                      static_cast<int>(own_rows) - static_cast<int>(behind), options_.page_rows, stream);
     if (capturing) return;

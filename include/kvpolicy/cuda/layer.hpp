@@ -263,14 +263,14 @@ class Layer {
   void remember_logits(const AttendOptions& options, cudaStream_t stream) {
     scale = options.scale;
     softcap = options.softcap;
-    has_sink_logits_ = !options.sink_logits.empty();
+    has_sink_logits_ = !options.attention_sink_bias.empty();
     if (!queries.is_kept() || !has_sink_logits_) return;
-    check(cudaMemcpyAsync(sink_logits_.get(), options.sink_logits.data(), sink_bytes(),
+    check(cudaMemcpyAsync(sink_logits_.get(), options.attention_sink_bias.data(), sink_bytes(),
                           cudaMemcpyDeviceToDevice, stream),
           "cudaMemcpyAsync");
   }
   /// Of the latest call, on the device; null if it had none.
-  [[nodiscard]] const float* sink_logits() const {
+  [[nodiscard]] const float* attention_sink_bias() const {
     return has_sink_logits_ ? reinterpret_cast<const float*>(sink_logits_.get()) : nullptr;
   }
 

@@ -5,13 +5,13 @@
 // used, and released when more than `resident_bytes` are in memory.
 //
 //     offload::FileResource file{{.folder = "/var/tmp", .resident_bytes = std::size_t{1} << 30}};
-//     using Engine = offload::Engine<cpu::Engine<>>;
+//     using Engine = offload::FetchingEngine<cpu::Engine<>>;
 //     KvCache<E, Engine> cache{plan, {.slow_memory = &file}, Engine{{}, file}};
 //
 // A mapped file can fail in two ways that a program cannot handle: a write to a full disk and a
 // read of a bad sector both raise SIGBUS. Therefore space is allocated when memory is requested,
 // and rows are written by a call that reports errors and is waited for, so that a row leaves fast
-// memory only once it is on the disk. offload::Engine reads rows by a call that reports errors as
+// memory only once it is on the disk. offload::FetchingEngine reads rows by a call that reports errors as
 // well. One risk remains: the system may evict rows, for lack of memory, between that call and
 // their use.
 #pragma once

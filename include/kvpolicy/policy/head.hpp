@@ -18,7 +18,7 @@
 
 namespace kvpolicy {
 
-class BlockWriter;
+class RecordWriter;
 template <class Out>
 class SavingArchive;
 class LoadingArchive;
@@ -118,7 +118,7 @@ class Head {
   // ---- saving (state/archive.hpp), of policies that can be saved (HeadSettings::is_savable)
 
   /// @throws StorageError
-  virtual void save(SavingArchive<BlockWriter>& archive) const = 0;
+  virtual void save(SavingArchive<RecordWriter>& archive) const = 0;
   /// Fills a new head. @throws FormatError
   virtual void load(LoadingArchive& archive) = 0;
 

@@ -137,7 +137,7 @@ class PolicyHead final : public Head {
     if constexpr (Traits::shares) policy_.prepare_survivors(std::move(rows));
   }
 
-  void save([[maybe_unused]] SavingArchive<BlockWriter>& archive) const override {
+  void save([[maybe_unused]] SavingArchive<RecordWriter>& archive) const override {
     KVPOLICY_ASSERT(is_savable);
     if constexpr (is_savable) archive(policy_);
   }

@@ -41,7 +41,7 @@ struct RefreshRule {
 struct SpeculationOptions {
   SamplingOptions sampling = {};
   std::uint64_t seed = 0;
-  /// Guesses (draft tokens) for each verification; 0 decodes token by token. With `adapt` this is
+  /// DraftTokens (draft tokens) for each verification; 0 decodes token by token. With `adapt` this is
   /// only the first length; later ones, 0 to `max_length`, are chosen from measured acceptance and
   /// times, except for trees. Times differ from run to run, so only a fixed length reproduces
   /// sampled tokens.
@@ -163,7 +163,7 @@ class SpeculativeDecoder {
   /// most `max_tokens`. Once the text has ended it adds none. The first step after a prompt reads
   /// the prompt's last token, by whose query selecting heads choose their selection.
   /// @throws ShapeError for NaN or infinite logits of target or draft, and for guesses that cannot
-  /// be verified because the token is outside the vocabulary or not in `Guess::from`; what model
+  /// be verified because the token is outside the vocabulary or not in `DraftToken::from`; what model
   /// and cache throw
   DecodedStep step(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
     if (!begin(max_tokens)) return {{}, ending_};
@@ -216,7 +216,7 @@ class SpeculativeDecoder {
         guesses = std::min(guesses, room_before_commit - 1);
       }
     }
-    if (unchosen_) choose_anew(draft_);
+    if (unchosen_) refresh_selection(draft_);
     guesses_.clear();
     const std::size_t seen = cache_->tokens();
     const auto start = Clock::now();
@@ -296,7 +296,7 @@ class SpeculativeDecoder {
   [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
   [[nodiscard]] DraftType& draft() { return draft_; }
   [[nodiscard]] const DraftType& draft() const { return draft_; }
-  /// Guesses that the next step will request.
+  /// DraftTokens that the next step will request.
   [[nodiscard]] std::size_t length() const { return length_.length(); }
   /// Rows are committed whenever this divides their number; 0: when the cache's tail is full.
   [[nodiscard]] std::size_t commit_every() const { return *options_.commit_every; }
@@ -416,7 +416,7 @@ class SpeculativeDecoder {
   Ending ending_ = Ending::open;
   LevelStatistics statistics_;
   // The current step.
-  Guesses guesses_;
+  DraftTokens guesses_;
   PendingCall pending_;
   std::size_t seen_ = 0;  // tokens in the cache before the step
   bool begun_ = false;

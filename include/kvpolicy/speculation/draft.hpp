@@ -19,7 +19,7 @@
 namespace kvpolicy {
 
 /// One guess, which is a draft token that is not verified yet.
-struct Guess {
+struct DraftToken {
   int token = 0;
   /// The distribution that the token was drawn from. The verification relies on its exact values.
   Distribution from = {};
@@ -29,11 +29,11 @@ struct Guess {
   unsigned level = 0;
 };
 
-/// Guesses in the order in which siblings are verified; a guess comes after its parent.
-using Guesses = std::vector<Guess>;
+/// DraftTokens in the order in which siblings are verified; a guess comes after its parent.
+using DraftTokens = std::vector<DraftToken>;
 
 /// Whether each guess continues the previous one.
-[[nodiscard]] inline bool is_chain(std::span<const Guess> guesses) {
+[[nodiscard]] inline bool is_chain(std::span<const DraftToken> guesses) {
   for (std::size_t i = 0; i < guesses.size(); ++i) {
     if (guesses[i].parent != (i == 0 ? TokenTree::text : i - 1)) return false;
   }
@@ -45,33 +45,33 @@ using Guesses = std::vector<Guess>;
 ///     std::size_t vocabulary() const;     // 0 if it serves any vocabulary
 /// void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&,
 /// Random&,
-///                  Guesses& guesses);
+///                  DraftTokens& guesses);
 ///
 /// `propose` overwrites `guesses` with 0 to `max_guesses` guesses of the tokens that follow `text`.
 /// `text` is the whole text, prompt included, and never empty; any number of its latest tokens may
 /// differ from the previous call. After an error the draft must be able to serve the next call.
 /// Optional:
 ///
-///     void choose_anew();       // the selection in the target's cache is older than the latest
+///     void refresh_selection();       // the selection in the target's cache is older than the latest
 ///                               // prompt: the next call must select by the text's last token
 template <class D>
 concept Draft = requires(D& draft, const D& seen, std::span<const int> text, std::size_t max_guesses,
-                         const SamplingOptions& sampling, Random& random, Guesses& guesses) {
+                         const SamplingOptions& sampling, Random& random, DraftTokens& guesses) {
   { seen.vocabulary() } -> std::convertible_to<std::size_t>;
   draft.propose(text, max_guesses, sampling, random, guesses);
 };
 
-/// Calls `choose_anew` of a draft that has it.
+/// Calls `refresh_selection` of a draft that has it.
 template <Draft D>
-void choose_anew(D& draft) {
-  if constexpr (requires { draft.choose_anew(); }) draft.choose_anew();
+void refresh_selection(D& draft) {
+  if constexpr (requires { draft.refresh_selection(); }) draft.refresh_selection();
 }
 
 /// A draft that guesses nothing, so that decoding is token by token.
 struct NoDraft {
   [[nodiscard]] static std::size_t vocabulary() { return 0; }
   static void propose(std::span<const int>, std::size_t, const SamplingOptions&, Random&,
-                      Guesses& guesses) {
+                      DraftTokens& guesses) {
     guesses.clear();
   }
 };
@@ -81,11 +81,11 @@ namespace detail {
 
 /// Refuses guesses that a model cannot read or a cache cannot take back.
 /// @throws ShapeError for more guesses than requested, or a token outside the vocabulary
-inline void check_guesses(std::span<const Guess> guesses, std::size_t max_guesses,
+inline void check_guesses(std::span<const DraftToken> guesses, std::size_t max_guesses,
                           std::size_t vocabulary) {
   require<ShapeError>(guesses.size() <= max_guesses, "Draft: made ", guesses.size(),
                       " guesses, must be at most the ", max_guesses, " that it was asked for");
-  for (const Guess& guess : guesses) check_token("Draft", guess.token, vocabulary);
+  for (const DraftToken& guess : guesses) check_token("Draft", guess.token, vocabulary);
 }
 
 }  // namespace detail

@@ -108,7 +108,7 @@ class ModelDraft {
   [[nodiscard]] const Cache& cache() const { return reader_.cache(); }
 
   void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions& sampling,
-               Random& random, Guesses& guesses) {
+               Random& random, DraftTokens& guesses) {
     guesses.clear();
     if (max_guesses == 0) return;
     std::vector<float> logits = reader_.follow(text);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Guesses that the latest tokens will be followed by the tokens that followed their previous
+// DraftTokens that the latest tokens will be followed by the tokens that followed their previous
 // occurrence in the text. It needs no model and almost no time, and is good where a text repeats
 // itself or its prompt: summaries, code, answers with quotations.
 //
@@ -181,7 +181,7 @@ class NgramDraft {
   /// did not occur before.
   /// @throws as NgramIndex::update; the next call is not affected
   void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&, Random&,
-               Guesses& guesses) {
+               DraftTokens& guesses) {
     guesses.clear();
     if (max_guesses == 0) return;
     index_.update(text);

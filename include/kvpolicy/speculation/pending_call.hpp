@@ -20,14 +20,14 @@ class PendingCall {
  public:
   PendingCall() = default;
   /// `unread` are the unread tokens of the text, at least one.
-  PendingCall(std::span<const int> unread, std::span<const Guess> guesses)
+  PendingCall(std::span<const int> unread, std::span<const DraftToken> guesses)
       : unread_{unread.size()}, tokens_{unread.begin(), unread.end()}, is_tree_{!is_chain(guesses)} {
     KVPOLICY_ASSERT(unread_ > 0);
     tokens_.reserve(unread_ + guesses.size());
-    for (const Guess& guess : guesses) tokens_.push_back(guess.token);
+    for (const DraftToken& guess : guesses) tokens_.push_back(guess.token);
     if (!is_tree_) return;
     for (std::size_t i = 0; i < unread_; ++i) tree_.add(i == 0 ? TokenTree::text : i - 1);
-    for (const Guess& guess : guesses) {
+    for (const DraftToken& guess : guesses) {
       tree_.add(guess.parent == TokenTree::text ? unread_ - 1 : unread_ + guess.parent);
     }
   }

@@ -204,7 +204,7 @@ struct SpeculativeSampling {
   static void check(const Distribution& q, int guess) {
     require<ShapeError>(q(guess) > 0.0, "SpeculativeSampling: token ", guess,
                         " is guessed, but has probability 0 in what it is said to be drawn from "
-                        "(Guess::from), must have more");
+                        "(DraftToken::from), must have more");
   }
   /// Whether `guess`, drawn from q, is accepted as a token of p; p(guess), q(guess) are
   /// probabilities.

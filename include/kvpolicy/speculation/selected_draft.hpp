@@ -29,7 +29,7 @@ namespace kvpolicy {
 
 /// How many guesses of the inner draft are verified at a time.
 struct SelectedDraftOptions {
-  /// Guesses that are verified at once; in the paper it is one. With `adapt` the length is chosen
+  /// DraftTokens that are verified at once; in the paper it is one. With `adapt` the length is chosen
   /// from measured acceptance and times, up to `max_length`.
   std::size_t length = 1;
   bool adapt = true;
@@ -58,7 +58,7 @@ class SelectedDraft {
   /// Makes the next call select rows by the text's last token. This selection is undone together
   /// with the guesses' rows; the verifier then makes the lasting one, by the same token over all
   /// rows.
-  void choose_anew() { anew_ = true; }
+  void refresh_selection() { anew_ = true; }
   [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
   [[nodiscard]] Inner& inner() { return inner_; }
   [[nodiscard]] const Inner& inner() const { return inner_; }
@@ -67,7 +67,7 @@ class SelectedDraft {
   /// @throws ShapeError for guesses of `inner` that cannot be verified; what model, cache and
   /// `inner` throw
   void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions& sampling,
-               Random& random, Guesses& guesses) {
+               Random& random, DraftTokens& guesses) {
     guesses.clear();
     text_.assign(text.begin(), text.end());
     while (guesses.size() < max_guesses) {
@@ -133,7 +133,7 @@ class SelectedDraft {
   Cache* cache_;
   Inner inner_;
   DraftLength length_;
-  Guesses judged_;
+  DraftTokens judged_;
   std::vector<int> text_;
   bool anew_ = false;
   LevelStatistics statistics_;

@@ -46,7 +46,7 @@ class TreeDraft {
   [[nodiscard]] const Cache& cache() const { return reader_.cache(); }
 
   void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions& sampling,
-               Random& random, Guesses& guesses) {
+               Random& random, DraftTokens& guesses) {
     guesses.clear();
     if (max_guesses == 0) return;
     settle(text);
@@ -84,7 +84,7 @@ class TreeDraft {
   // have fewer tokens than a node has children.
   void draw_children(std::size_t parent, std::span<const float> logits, std::size_t first,
                      std::size_t last, const SamplingOptions& sampling, Random& random,
-                     Guesses& guesses) {
+                     DraftTokens& guesses) {
     Distribution from = distribution_of(logits, sampling);
     std::vector<int> taken;
     for (std::size_t node = first; node < last; ++node) {
@@ -111,7 +111,7 @@ class TreeDraft {
   }
 
   // One pass over nodes whose parents were read.
-  std::vector<float> read_nodes(std::span<const std::size_t> nodes, const Guesses& guesses) {
+  std::vector<float> read_nodes(std::span<const std::size_t> nodes, const DraftTokens& guesses) {
     std::vector<int> tokens;
     TokenTree tree = tree_;
     for (const std::size_t node : nodes) {

@@ -111,7 +111,7 @@ inline void check_acceptance(std::span<const double> acceptance) {
 /// `tree` with one more token before it as node 0, so that node i becomes node i + 1. That token is
 /// the text's latest, if its row is not cached yet and the pass over the guesses reads it first.
 /// @throws ConfigError if `tree` has TokenTree::max_nodes already
-[[nodiscard]] inline TokenTree behind_one_token(const TokenTree& tree) {
+[[nodiscard]] inline TokenTree after_one_token(const TokenTree& tree) {
   TokenTree behind;
   behind.add(TokenTree::text);
   for (std::size_t node = 0; node < tree.size(); ++node) {

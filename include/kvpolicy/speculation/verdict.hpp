@@ -8,7 +8,7 @@
 // With several guesses for one position, each is verified against what the earlier refusals left of
 // p: SpecInfer, arXiv:2305.09781, and for guesses drawn without replacement Sequoia,
 // arXiv:2402.12374. This is lossless for guesses drawn one after another from any distributions, as
-// long as each reports its distribution (`Guess::from`) and none depends on p.
+// long as each reports its distribution (`DraftToken::from`) and none depends on p.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ struct Verdict {
 /// @throws ShapeError for logits of another size, a NaN among those that are used, or a guess that
 /// the rule refuses
 template <class Rule = SpeculativeSampling>
-[[nodiscard]] Verdict judge(std::span<const Guess> guesses, std::span<const float> logits,
+[[nodiscard]] Verdict judge(std::span<const DraftToken> guesses, std::span<const float> logits,
                             const SamplingOptions& sampling, Random& random) {
   const std::size_t places = guesses.size() + 1;
   require<ShapeError>(!logits.empty() && logits.size() % places == 0, "judge: ", logits.size(),
@@ -45,8 +45,8 @@ template <class Rule = SpeculativeSampling>
   const std::size_t vocabulary = logits.size() / places;
   // Checks all guesses, including those that would not be tried: an error that depended on which
   // guesses are accepted would bias the texts of a caller that continues after it.
-  if constexpr (requires(const Guess& guess) { Rule::check(guess.from, guess.token); }) {
-    for (const Guess& guess : guesses) Rule::check(guess.from, guess.token);
+  if constexpr (requires(const DraftToken& guess) { Rule::check(guess.from, guess.token); }) {
+    for (const DraftToken& guess : guesses) Rule::check(guess.from, guess.token);
   }
   Verdict verdict;
   std::size_t place = TokenTree::text;

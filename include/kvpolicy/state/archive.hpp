@@ -30,7 +30,7 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/segment.hpp>
-#include <kvpolicy/state/blocks.hpp>
+#include <kvpolicy/state/records.hpp>
 
 namespace kvpolicy {
 
@@ -125,7 +125,7 @@ class SavingArchive {
 class LoadingArchive {
  public:
   static constexpr bool loading = true;
-  explicit LoadingArchive(BlockReader& in) : in_{in} {}
+  explicit LoadingArchive(RecordReader& in) : in_{in} {}
 
   template <class... T>
   void operator()(T&... values) {
@@ -196,7 +196,7 @@ class LoadingArchive {
     }
   }
 
-  BlockReader& in_;
+  RecordReader& in_;
   SavedPlace place_;
 };
 
@@ -211,7 +211,7 @@ template <class... T>
 
 /// Whether a type can be saved and loaded.
 template <class T>
-concept Savable = requires(T& value, SavingArchive<BlockWriter>& out, LoadingArchive& in) {
+concept Savable = requires(T& value, SavingArchive<RecordWriter>& out, LoadingArchive& in) {
   value.serialize(out);
   value.serialize(in);
 };

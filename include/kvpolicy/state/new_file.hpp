@@ -28,7 +28,7 @@
 #endif
 
 #include <kvpolicy/core/error.hpp>
-#include <kvpolicy/state/blocks.hpp>
+#include <kvpolicy/state/records.hpp>
 
 namespace kvpolicy {
 

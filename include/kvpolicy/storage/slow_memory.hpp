@@ -2,7 +2,7 @@
 //
 // Row memory that takes long to reach and may fail to be: a file, say (offload/file_resource.hpp).
 // Storages give it the pages that are full, once and for all, and an engine asks for what it is
-// about to read (offload/engine.hpp). Any other memory resource can serve as slow memory as well;
+// about to read (offload/fetching_engine.hpp). Any other memory resource can serve as slow memory as well;
 // what derives from this one is asked before it is touched.
 #pragma once
 

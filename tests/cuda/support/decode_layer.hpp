@@ -36,7 +36,7 @@ struct CallCase {
   bool own_rows = true;
   bool selected = false;
   float softcap = 0.0F;
-  bool sink_logits = false;
+  bool attention_sink_bias = false;
   float loudness = 1.5F;  ///< of the queries
   kvpolicy::TokenTree tree = {};  ///< whose last nodes the queries are; those before are appended
 };
@@ -120,7 +120,7 @@ class DecodeLayer {
       p.k = k_;
       p.v = v_;
     }
-    p.sink_logits = call_.sink_logits ? sinks_.data() : nullptr;
+    p.attention_sink_bias = call_.attention_sink_bias ? sinks_.data() : nullptr;
     p.scale_log2 = scale() * cuda::log2_e;
     p.softcap = call_.softcap;
     return p;
@@ -264,7 +264,7 @@ class DecodeLayer {
     }
 
     constexpr double nothing = -std::numeric_limits<double>::infinity();
-    const double extra = call_.sink_logits ? sinks_[static_cast<std::size_t>(q_head)] : nothing;
+    const double extra = call_.attention_sink_bias ? sinks_[static_cast<std::size_t>(q_head)] : nothing;
     double max = extra;
     for (const double x : logits) max = std::max(max, x);
     double sum = extra == nothing ? 0.0 : std::exp(extra - max);

@@ -84,7 +84,7 @@ inline AttendParams only(AttendParams p, int head) {
   move(p.v, kv_head);
   p.heads += head;
   p.states += sequence;
-  if (p.sink_logits != nullptr) p.sink_logits += kv_head * p.group;
+  if (p.attention_sink_bias != nullptr) p.attention_sink_bias += kv_head * p.group;
   p.sequences = 1;
   p.kv_heads = 1;
   return p;

@@ -105,13 +105,13 @@ class WaitingCache : public kvpolicy::cuda::KvCache<E> {
 
  private:
   static kvpolicy::cuda::Block move_sinks(kvpolicy::AttendOptions& options) {
-    const std::size_t bytes = options.sink_logits.size_bytes();
+    const std::size_t bytes = options.attention_sink_bias.size_bytes();
     if (bytes == 0) return nullptr;
     auto block = kvpolicy::cuda::allocate(kvpolicy::cuda::default_memory(), bytes, nullptr);
-    kvpolicy::cuda::check(cudaMemcpyAsync(block.get(), options.sink_logits.data(), bytes,
+    kvpolicy::cuda::check(cudaMemcpyAsync(block.get(), options.attention_sink_bias.data(), bytes,
                                           cudaMemcpyHostToDevice, nullptr),
                           "cudaMemcpyAsync");
-    options.sink_logits = {reinterpret_cast<const float*>(block.get()), options.sink_logits.size()};
+    options.attention_sink_bias = {reinterpret_cast<const float*>(block.get()), options.attention_sink_bias.size()};
     return block;
   }
   static void wait() { kvpolicy::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"); }

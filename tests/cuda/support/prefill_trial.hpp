@@ -52,7 +52,7 @@ struct Case {
   bool own_rows = true;
   bool selected = false;
   bool padded = false;
-  bool sink_logits = false;
+  bool attention_sink_bias = false;
   bool log_sum_exp = true;
   int more_heads = 0;  // that the log-sum-exp has room for
   float softcap = 0.0F;
@@ -133,7 +133,7 @@ class Trial {
     params.out = out_->tensor;
     if (c_.log_sum_exp) params.log_sum_exp = log_sum_exp_.data();
     if (c_.more_heads > 0) params.log_sum_exp_heads = state_heads();
-    if (c_.sink_logits) params.sink_logits = sinks_.data();
+    if (c_.attention_sink_bias) params.attention_sink_bias = sinks_.data();
     params.scale_log2 = static_cast<float>(scale() / std::log(2.0));
     params.softcap = c_.softcap;
     params.splits = c_.splits;
@@ -341,8 +341,8 @@ class Trial {
     double highest = -std::numeric_limits<double>::infinity();
     for (const double logit : logits) highest = std::max(highest, logit);
     const double sink = static_cast<double>(sinks_[static_cast<std::size_t>(q_head)]);
-    if (c_.sink_logits) highest = std::max(highest, sink);
-    double sum = c_.sink_logits ? std::exp(sink - highest) : 0.0;
+    if (c_.attention_sink_bias) highest = std::max(highest, sink);
+    double sum = c_.attention_sink_bias ? std::exp(sink - highest) : 0.0;
     for (double& logit : logits) sum += logit = std::exp(logit - highest);
 
     double worst = 0;

@@ -48,7 +48,7 @@ struct AttendParams {
   Tensor out = {};     ///< shaped as q
   float* log_sum_exp = nullptr;        ///< [sequences, queries, log_sum_exp_heads] or null
   int log_sum_exp_heads = 0;           ///< 0: kv_heads * group; more for a part of the heads
-  const float* sink_logits = nullptr;  ///< [kv_heads * group] or null
+  const float* attention_sink_bias = nullptr;  ///< [kv_heads * group] or null
   float scale_log2 = 0.0F;             ///< scale of a dot product, times log2(e)
   float softcap = 0.0F;                ///< natural logit -> cap * tanh(logit / cap); 0: no cap
   Workspace workspace = {};

@@ -239,7 +239,7 @@ class DecodeBlock {
   KVPOLICY_DEVICE void finish(int head, int column, const PartialState& state) const {
     const int q_head = query_head(head, column);
     finished()[column] =
-        finish_row(state, p.sink_logits == nullptr ? nullptr : p.sink_logits + q_head);
+        finish_row(state, p.attention_sink_bias == nullptr ? nullptr : p.attention_sink_bias + q_head);
     if (p.log_sum_exp == nullptr) return;
     const long long query =
         static_cast<long long>(head / p.kv_heads) * p.request.queries + column / p.group;

@@ -35,7 +35,7 @@ struct ObserveParams {
   const std::uint16_t* queries = nullptr;
   int query_slots = 0;
   int first_query = 0;
-  const float* sink_logits = nullptr;  ///< [kv_heads * group] or null
+  const float* attention_sink_bias = nullptr;  ///< [kv_heads * group] or null
   float scale_log2 = 0.0F;
   float softcap = 0.0F;
   PartialState* partial = nullptr;   ///< [kv_heads, blocks of a head, observe_columns]
@@ -175,7 +175,7 @@ KVPOLICY_DEVICE void merge_observed(const ObserveParams& p, const Observation& s
       all.max = max;
     }
     const float* sink =
-        p.sink_logits == nullptr ? nullptr : p.sink_logits + kv_head * p.group + column / padded;
+        p.attention_sink_bias == nullptr ? nullptr : p.attention_sink_bias + kv_head * p.group + column / padded;
     // A column without a query gets probability 0.
     p.log_sum_exp[static_cast<long long>(kv_head) * columns + column] =
         column % padded < seen.queries ? finish_row(all, sink).log_sum_exp * log2_e

@@ -43,7 +43,7 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
       const RowTarget target{item, queries, row};
       const FinishedRow finished =
           finish_row(states.of(m, half),
-                     params.sink_logits == nullptr ? nullptr : params.sink_logits + target.head);
+                     params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
       if (params.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
         target.write_log_sum_exp(params, item.sequence, finished.log_sum_exp);
       }
@@ -139,7 +139,7 @@ KVPOLICY_DEVICE void merge_rows(const AttendParams& params, const PrefillItem& i
     }
     const RowTarget target{item, queries, row};
     const FinishedRow finished =
-        finish_row(all, params.sink_logits == nullptr ? nullptr : params.sink_logits + target.head);
+        finish_row(all, params.attention_sink_bias == nullptr ? nullptr : params.attention_sink_bias + target.head);
     if (params.log_sum_exp != nullptr && lane_index() == 0) {
       target.write_log_sum_exp(params, item.sequence, finished.log_sum_exp);
     }

@@ -21,9 +21,9 @@ namespace kvpolicy::offload {
 /// An AttentionEngine that fetches the rows of a layer from slow memory and then calls an inner
 /// engine. A copy has its own inner engine and shares the memory, which must outlive both.
 template <AttentionEngine Inner>
-class Engine {
+class FetchingEngine {
  public:
-  Engine(Inner inner, SlowMemory& memory) : inner_{std::move(inner)}, memory_{&memory} {}
+  FetchingEngine(Inner inner, SlowMemory& memory) : inner_{std::move(inner)}, memory_{&memory} {}
 
   [[nodiscard]] Inner& inner() { return inner_; }
 

@@ -70,26 +70,26 @@ struct SavedPrefix {
   std::uint32_t version = saved_version;
 };
 /// What stands in front of a block's bytes.
-struct BlockHeader {
+struct RecordHeader {
   std::uint32_t bytes = 0;
   std::uint32_t last = 0;
   std::uint64_t checksum = 0;
 
   [[nodiscard]] std::uint64_t expected(std::uint64_t before,
                                        std::span<const std::byte> data) const {
-    const BlockHeader covered{bytes, last, before};
+    const RecordHeader covered{bytes, last, before};
     const auto seed = kvpolicy::checksum(std::as_bytes(std::span{&covered, 1}));
     return kvpolicy::checksum(data, seed);
   }
 };
-static_assert(sizeof(SavedPrefix) == 16 && sizeof(BlockHeader) == 16, "no padding in a file");
+static_assert(sizeof(SavedPrefix) == 16 && sizeof(RecordHeader) == 16, "no padding in a file");
 
 /// Not synchronised.
-class BlockWriter {
+class RecordWriter {
  public:
-  explicit BlockWriter(ByteSink& sink) : sink_{sink} {
+  explicit RecordWriter(ByteSink& sink) : sink_{sink} {
     const SavedPrefix prefix;
-    block_.resize(sizeof(SavedPrefix) + sizeof(BlockHeader));
+    block_.resize(sizeof(SavedPrefix) + sizeof(RecordHeader));
     std::memcpy(block_.data(), &prefix, sizeof prefix);
     header_at_ = sizeof prefix;
   }
@@ -108,11 +108,11 @@ class BlockWriter {
 
  private:
   [[nodiscard]] std::size_t filled() const {
-    return block_.size() - header_at_ - sizeof(BlockHeader);
+    return block_.size() - header_at_ - sizeof(RecordHeader);
   }
 
   void send(bool last) {
-    BlockHeader header{static_cast<std::uint32_t>(filled()), last ? 1U : 0U, 0};
+    RecordHeader header{static_cast<std::uint32_t>(filled()), last ? 1U : 0U, 0};
     header.checksum = checksum_ =
         header.expected(checksum_, std::span{block_}.subspan(header_at_ + sizeof header));
     std::memcpy(block_.data() + header_at_, &header, sizeof header);
@@ -129,11 +129,11 @@ class BlockWriter {
 
 /// Hands out bytes of blocks that are whole. `name` stands in front of what is said about them. Not
 /// synchronised.
-class BlockReader {
+class RecordReader {
  public:
   /// @throws FormatError if this is no saved cache that this library can read; StorageError if the
   /// stream fails
-  BlockReader(std::istream& stream, std::string name) : stream_{stream}, name_{std::move(name)} {
+  RecordReader(std::istream& stream, std::string name) : stream_{stream}, name_{std::move(name)} {
     SavedPrefix prefix;
     const std::size_t count = fetch(std::as_writable_bytes(std::span{&prefix, 1}));
     require<FormatError>(count >= sizeof prefix.magic && prefix.magic == saved_magic, name_,
@@ -186,7 +186,7 @@ class BlockReader {
 
   void fetch_block() {
     ++number_;
-    BlockHeader header;
+    RecordHeader header;
     const std::size_t count = fetch(std::as_writable_bytes(std::span{&header, 1}));
     require<FormatError>(count == sizeof header, name_, ": is cut off in front of block ", number_);
     require<FormatError>(header.bytes <= block_bytes && header.last <= 1, name_, ": block ",

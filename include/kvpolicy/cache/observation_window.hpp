@@ -19,16 +19,16 @@ namespace kvpolicy {
 
 /// Copying copies the queries. Not synchronised.
 template <Element E>
-class QueryWindow {
+class ObservationWindow {
  public:
   /// Keeps `window` queries [q_heads, head_dim] even after the latest `rollback` were taken back.
-  QueryWindow(std::size_t window, std::size_t rollback, std::size_t q_heads, std::size_t head_dim,
+  ObservationWindow(std::size_t window, std::size_t rollback, std::size_t q_heads, std::size_t head_dim,
               std::pmr::memory_resource* memory)
       : window_{window}, slots_{window == 0 ? 0 : window + rollback}, q_heads_{q_heads},
         head_dim_{head_dim}, memory_{memory}, row_(head_dim) {
     if (slots_ > 0) queries_ = Page{memory, bytes()};
   }
-  QueryWindow(const QueryWindow& other)
+  ObservationWindow(const ObservationWindow& other)
       : window_{other.window_}, slots_{other.slots_}, q_heads_{other.q_heads_},
         head_dim_{other.head_dim_}, memory_{other.memory_}, begin_{other.begin_},
         end_{other.end_}, written_{other.written_}, row_{other.row_} {
@@ -36,10 +36,10 @@ class QueryWindow {
     queries_ = Page{memory_, bytes()};
     std::memcpy(queries_.get(), other.queries_.get(), bytes());
   }
-  QueryWindow(QueryWindow&&) noexcept = default;
-  QueryWindow& operator=(const QueryWindow&) = delete;
-  QueryWindow& operator=(QueryWindow&&) noexcept = default;
-  ~QueryWindow() = default;
+  ObservationWindow(ObservationWindow&&) noexcept = default;
+  ObservationWindow& operator=(const ObservationWindow&) = delete;
+  ObservationWindow& operator=(ObservationWindow&&) noexcept = default;
+  ~ObservationWindow() = default;
 
   [[nodiscard]] std::size_t bytes() const { return slots_ * q_heads_ * head_dim_ * sizeof(E); }
 
@@ -60,7 +60,7 @@ class QueryWindow {
   }
 
   /// A new window learns what another one of the same queries knows, as far as it has room.
-  void take(const QueryWindow& other) {
+  void take(const ObservationWindow& other) {
     if (slots_ == 0) return;
     const std::size_t count = std::min(other.end_ - other.begin_, slots_);
     for (std::size_t position = other.end_ - count; position < other.end_; ++position) {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include <kvpolicy/cache/query_window.hpp>
+#include <kvpolicy/cache/observation_window.hpp>
 
 #include "support/memory.hpp"
 #include "support/tensors.hpp"
@@ -16,7 +16,7 @@ namespace {
 
 struct Window {
   test::CountingResource memory;
-  QueryWindow<float> queries;
+  ObservationWindow<float> queries;
   Window(std::size_t window, std::size_t rollback) : queries{window, rollback, 2, 8, &memory} {}
 
   // Each number says its position, head and `mark`.
