@@ -62,7 +62,8 @@ class KvpolicyConan(ConanFile):
         copy(self, "LICENSE", self.source_folder, os.path.join(self.package_folder, "licenses"))
         for root, pattern in (("include", "*.hpp"), ("kernels", "*.cuh")):
             copy(self, pattern, os.path.join(self.source_folder, root),
-                 os.path.join(self.package_folder, "include"))
+                 os.path.join(self.package_folder, "include"),
+                 excludes="kvpolicy/compiled/*")  # this package has headers alone
         save(self, os.path.join(self.package_folder, FIND_CUDA_PATH), FIND_CUDA)
 
     def package_id(self):

@@ -20,6 +20,7 @@ ROOMS = [("", "Methods, and the whole"), ("plan", "Plans"), ("cache", "The cache
          ("policy", "Policies"), ("storage", "Storage"), ("core", "Core"),
          ("speculation", "Speculative decoding"), ("offload", "Slow memory in a file"),
          ("io", "Files (`kvpolicy::io`)"), ("format", "Values as text (`kvpolicy::format`)"), ("cpu", "The CPU engine (`kvpolicy::cpu`)"),
+         ("compiled", "The CPU engine in a library (`kvpolicy::compiled`)"),
          ("cuda", "The CUDA engine (`kvpolicy::cuda`)")]
 INTRO = """# Every public name
 

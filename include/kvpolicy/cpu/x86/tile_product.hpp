@@ -7,12 +7,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <kvpolicy/cpu/highway.hpp>
 #include <kvpolicy/cpu/x86/pair_matrices.hpp>
 
 namespace kvpolicy::cpu::x86 {
 
 /// Rows, pairs and columns of a tile; what a product's factors have in the end must be a multiple.
 inline constexpr std::size_t tile_size = 16;
+
+// Scalar code, but called between vectors: in the same instruction set, for a change to SSE costs time. Each
+// target has functions of its own here, since `Meanwhile` is a type of its namespace.
+KVPOLICY_CPU_BEGIN_TARGET
 
 /// M x N tiles (1 or 2 each) of a product.
 template <int M, int N, class Tiles, class Meanwhile>
@@ -82,4 +87,5 @@ void tile_product(Tiles& tiles, PairMatrices matrices, ProductTarget target, std
   }
 }
 
+KVPOLICY_CPU_END_TARGET
 }  // namespace kvpolicy::cpu::x86
