@@ -16,11 +16,9 @@
 #include <utility>
 #include <variant>
 
-#include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cache/saved_cache.hpp>
-#include <kvpolicy/compiled/engine.hpp>
+#include <kvpolicy/compiled/cache.hpp>
 #include <kvpolicy/cpu/parallel_for.hpp>
-#include <kvpolicy/io/plan_json.hpp>
 #include <kvpolicy/version.hpp>
 
 using namespace kvpolicy;
@@ -29,11 +27,8 @@ struct kvp_plan {
   std::variant<HeadPlan<float>, HeadPlan<half>, HeadPlan<bfloat16>> of;
 };
 
-template <Element E>
-using Cache = KvCache<E, compiled::Engine>;
-
 struct kvp_cache {
-  std::variant<Cache<float>, Cache<half>, Cache<bfloat16>> of;
+  std::variant<compiled::KvCache<float>, compiled::KvCache<half>, compiled::KvCache<bfloat16>> of;
 };
 
 namespace {
@@ -187,7 +182,7 @@ kvp_status kvp_plan_from_json(const char* text, size_t bytes, kvp_dtype dtype, k
   return guarded([&] {
     kvp_plan*& made = given(out, "out");
     const std::string_view json{&given(text, "text"), bytes};
-    with_element(dtype, [&]<class E>(E) { made = new kvp_plan{io::parse_plan<E>(json)}; });
+    with_element(dtype, [&]<class E>(E) { made = new kvp_plan{compiled::parse_plan<E>(json)}; });
   });
 }
 
@@ -204,7 +199,7 @@ kvp_status kvp_plan_full(const kvp_shape* shape, kvp_dtype dtype, kvp_plan** out
 kvp_status kvp_plan_to_json(const kvp_plan* plan, char* text, size_t capacity, size_t* bytes) {
   return guarded([&] {
     const std::string json =
-        std::visit([](const auto& own) { return io::format_plan(own); }, given(plan, "plan").of);
+        std::visit([](const auto& own) { return compiled::format_plan(own); }, given(plan, "plan").of);
     given(bytes, "bytes") = json.size();
     if (text == nullptr) return;
     require<CapacityError>(capacity > json.size(), "kvp_plan_to_json: the plan has ", json.size(),
@@ -246,7 +241,7 @@ kvp_status kvp_cache_new(const kvp_plan* plan, const kvp_cache_options* options,
     const auto own = known_part(options, default_options(), "kvp_cache_options");
     std::visit(
         [&]<class E>(const HeadPlan<E>& any) {
-          made = new kvp_cache{Cache<E>{any, cache_options(own), make_engine(own.threads)}};
+          made = new kvp_cache{compiled::KvCache<E>{any, cache_options(own), make_engine(own.threads)}};
         },
         given(plan, "plan").of);
   });
@@ -319,7 +314,7 @@ kvp_status kvp_cache_fork_as(const kvp_cache* cache, const kvp_plan* plan, kvp_c
   return guarded([&] {
     kvp_cache*& made = given(out, "out");
     std::visit(
-        [&]<class E, class P>(const Cache<E>& any, const HeadPlan<P>& other) {
+        [&]<class E, class P>(const compiled::KvCache<E>& any, const HeadPlan<P>& other) {
           if constexpr (std::is_same_v<E, P>) {
             made = new kvp_cache{any.fork_as(other)};
           } else {

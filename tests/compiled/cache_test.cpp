@@ -22,7 +22,7 @@ template <class Engine>
 std::vector<float> decode() {
   const kvpolicy::ModelShape shape{.layers = 1, .q_heads = 8, .kv_heads = 2, .head_dim = 64};
   const auto plan = kvpolicy::duo_plan<float>(shape, {1, 2, {1.0, 0.0}}, {.sinks = 4, .recent = 16});
-  kvpolicy::KvCache<kvpolicy::DuoPlan<float>, Engine> cache{plan};
+  kvpolicy::KvCache<float, Engine> cache{plan};
   test::Random random{3};
   std::vector<float> all;
   for (const std::size_t tokens : {std::size_t{40}, std::size_t{1}, std::size_t{1}}) {

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What compiled/cache.hpp declares, for one element type: each has a file of its own, so that none takes
+// long.
+#pragma once
+
+#include <kvpolicy/compiled/cache.hpp>
+#include <kvpolicy/io/plan_json.hpp>
+
+namespace kvpolicy::compiled {
+
+template <Element E>
+HeadPlan<E> parse_plan(std::string_view text, std::string_view origin) {
+  return io::parse_plan<E>(text, origin);
+}
+template <Element E>
+HeadPlan<E> load_plan(const std::string& path) {
+  return io::load_plan<E>(path);
+}
+template <Element E>
+std::string format_plan(const HeadPlan<E>& plan) {
+  return io::format_plan(plan);
+}
+
+}  // namespace kvpolicy::compiled
+
+#define KVPOLICY_COMPILE_CACHE(E)                                                            \
+  namespace kvpolicy {                                                                       \
+  template class KvCache<E, compiled::Engine>;                                               \
+  template HeadPlan<E> compiled::parse_plan<E>(std::string_view, std::string_view);          \
+  template HeadPlan<E> compiled::load_plan<E>(const std::string&);                           \
+  template std::string compiled::format_plan<E>(const HeadPlan<E>&);                         \
+  }
