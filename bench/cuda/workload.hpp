@@ -35,8 +35,8 @@ using Streaming = SinkRecentCache<Dense>;
 using Quantized = QuantizedResidualCache<bfloat16>;
 using MeanChunks = ChunkRetrievalCache<Dense, MeanKey>;
 using MinMaxChunks = ChunkRetrievalCache<Dense, MinMaxKey>;
-using Plan = HeadPlan<Full, Streaming, Quantized, MeanChunks, MinMaxChunks>;
-using Cache = cuda::KvCache<Plan>;
+using Plan = HeadPlan<bfloat16>;
+using Cache = cuda::KvCache<bfloat16>;
 using Engine = cuda::Engine<bfloat16>;
 
 /// One run of the program.

@@ -29,8 +29,8 @@ using Quantized = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
 using Window = SinkRecentCache<Residual>;
 using Budget = HeadBudgetCache<DenseStorage<bfloat16>>;
 using Retrieval = ChunkRetrievalCache<DenseStorage<bfloat16>, MinMaxKey>;
-using Plan = HeadPlan<FullCache<DenseStorage<bfloat16>>, Quantized, Window, Budget, Retrieval>;
-using Cache = KvCache<Plan>;
+using Plan = HeadPlan<bfloat16>;
+using Cache = KvCache<bfloat16>;
 
 Plan mixed_plan(std::size_t compress_every) {
   Plan plan{ModelShape{2, 5, 5, 64}};
@@ -249,11 +249,11 @@ TEST_CASE("allocation failure: commit, compress") {
 
 TEST_CASE("allocation failure: heads that add up attention, and the keys they read for it") {
   using Summing = HeadBudgetCache<DenseStorage<bfloat16>, H2oScorer>;
-  const HeadPlan<Summing> plan{ModelShape{1, 2, 1, 64}, Summing::Config{.budget = 8}};
+  const Plan plan{ModelShape{1, 2, 1, 64}, Summing::Config{.budget = 8}};
   std::size_t failures = 0;
   for (std::size_t n = 0;; ++n) {
     REQUIRE(n < 1000);
-    KvCache<Summing> cache{plan};
+    Cache cache{plan};
     test::Random random{1};
     test::feed(cache, random, {20});
     const std::size_t observed = cache.observed_rows();
@@ -343,7 +343,7 @@ struct IdleEngine {
 template <class Policy>
 std::size_t news_of_decoding(const typename Policy::Config& config, const AttendOptions& options = {}) {
   const HeadPlan<Policy> plan{ModelShape{1, 4, 2, 64}, config};
-  KvCache<Policy, IdleEngine> cache{plan};
+  KvCache<typename Policy::element_type, IdleEngine> cache{plan};
   test::Random random{1};
   test::Chunk<> prompt{random, plan.shape(), 210}, chunk{random, plan.shape(), 1};
   prompt.step(cache, 0);

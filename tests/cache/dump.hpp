@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <string>
-#include <variant>
 #include <utility>
 #include <vector>
 
@@ -35,7 +34,7 @@ Dump dump(const Cache& cache, bool with_bytes = true) {
   for (std::size_t l = 0; l < shape.layers; ++l) {
     dump.counts.push_back(cache.tokens(l));
     for (std::size_t h = 0; h < shape.kv_heads; ++h) {
-      dump.counts.push_back(std::visit([](const auto& p) { return p.rows(); }, cache.policy(l, h)));
+      dump.counts.push_back(cache.head(l, h).rows());
       for (const auto read : {kvpolicy::Read::all, kvpolicy::Read::selected}) {
         for (const kvpolicy::Segment& segment : cache.segments(l, h, read)) {
           segment.for_each_run([&](const kvpolicy::RowRun& run) {

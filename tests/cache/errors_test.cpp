@@ -32,8 +32,9 @@ constexpr float inf = std::numeric_limits<float>::infinity();
 using Quantized = QuantizedResidualCache<float, Granularity::per_channel>;
 using Window = SinkRecentCache<DenseStorage<float>>;
 using Budget = HeadBudgetCache<DenseStorage<float>>;
-using Plan = HeadPlan<FullCache<DenseStorage<float>>, Quantized, Window, Budget>;
-using Cache = KvCache<Plan>;
+using Full = FullCache<DenseStorage<float>>;
+using Plan = HeadPlan<float>;
+using Cache = KvCache<float>;
 
 constexpr ModelShape shape{2, 6, 3, 64};
 
@@ -205,7 +206,8 @@ TEST_CASE_FIXTURE(
   refused([&] { static_cast<void>(cache.tokens()); });
   refused([&] { static_cast<void>(cache.tokens(0)); });
   refused([&] { static_cast<void>(cache.commit_point()); });
-  refused([&] { static_cast<void>(cache.policy(0, 0)); });
+  refused([&] { static_cast<void>(cache.policy<Full>(0, 0)); });
+  refused([&] { static_cast<void>(cache.head(0, 0)); });
   refused([&] { static_cast<void>(cache.segments(0, 0)); });
   refused([&] { static_cast<void>(cache.observe(0, 1, sums)); });
   refused([&] { static_cast<void>(cache.fork()); });
@@ -270,8 +272,7 @@ TEST_CASE_FIXTURE(Fixture, "numbers that cannot be quantised are refused, in the
 }
 
 TEST_CASE("finite numbers beyond the cache's element type are refused, not turned to infinity") {
-  using HalfPlan = HeadPlan<FullCache<DenseStorage<half>>>;
-  KvCache<HalfPlan> cache{HalfPlan{ModelShape{1, 1, 1, 64}}};
+  KvCache<half> cache{HeadPlan<half>{ModelShape{1, 1, 1, 64}}};
   test::Random random{5};
   test::Chunk<> chunk{random, ModelShape{1, 1, 1, 64}, 2};
   chunk.v.at(1, 0, 3) = -70000.0F;
@@ -349,7 +350,7 @@ TEST_CASE("compress needs the latest queries") {
   CHECK(test::dump(cache) == before);
   for (std::size_t l = 0; l < 2; ++l) test::Chunk<>{random, shape, 2}.attend(cache, l);
   CHECK_NOTHROW(cache.compress());
-  CHECK(std::get<Budget>(cache.policy(0, 0)).rows() == 7);
+  CHECK(cache.policy<Budget>(0, 0).rows() == 7);
 
   // A head that compresses by itself waits until it knows them.
   options.max_rollback = 0;
@@ -357,10 +358,10 @@ TEST_CASE("compress needs the latest queries") {
   test::Chunk<>{random, shape, 8}.append(own, 0);
   test::Chunk<>{random, shape, 8}.append(own, 0);
   test::Chunk<>{random, shape, 1}.step(own, 0);
-  CHECK(std::get<Budget>(own.policy(0, 0)).rows() == 17);
+  CHECK(own.policy<Budget>(0, 0).rows() == 17);
   test::Chunk<>{random, shape, 1}.step(own, 0);
   test::Chunk<>{random, shape, 1}.step(own, 0);
-  CHECK(std::get<Budget>(own.policy(0, 0)).rows() == 7);
+  CHECK(own.policy<Budget>(0, 0).rows() == 7);
 }
 
 TEST_CASE("settings that cannot work") {
@@ -385,7 +386,7 @@ TEST_CASE("settings that cannot work") {
   CHECK(contains(option_error([](CacheOptions& o) { o.max_rollback = std::size_t{1} << 40; }), "max_rollback is"));
   CHECK(contains(option_error([](CacheOptions& o) { o.memory = nullptr; }), "memory is null"));
 
-  const auto plan_error = [](const Plan::Config& config) { return thrown<ConfigError>([&] { Plan{shape, config}; }); };
+  const auto plan_error = [](const HeadSettings<float>& settings) { return thrown<ConfigError>([&] { Plan{shape, settings}; }); };
   const auto residual = [&](ResidualConfig c) { return plan_error(Quantized::Config{.storage = c}); };
   CHECK(residual({}).empty());
   CHECK(contains(residual({.bits = 3}), "bits is 3, must be 2, 4 or 8"));

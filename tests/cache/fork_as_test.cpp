@@ -28,7 +28,7 @@ using Window = SinkRecentCache<DenseStorage<E>>;
 using Codes = QuantizedResidualCache<E, Granularity::per_token>;
 using Budget = HeadBudgetCache<DenseStorage<E>>;
 using Retrieval = ChunkRetrievalCache<DenseStorage<E>>;
-using Source = HeadPlan<Full, Budget, Retrieval, Window, Codes>;
+using Plan = HeadPlan<E>;
 
 constexpr ModelShape shape{2, 12, 12, 64};
 
@@ -119,7 +119,7 @@ std::string refusal(Act act) {
 TEST_CASE("fork_as: every policy takes the rows as if it had been fed them in one chunk") {
   for (const std::size_t max_rollback : std::vector<std::size_t>{0, 5, 70}) {
     const auto heads = test::some_heads(0, shape.kv_head_count(), max_rollback == 0);
-    const auto plan = test::plan_of(std::type_identity<HeadPlan<E>>{}, shape, heads);
+    const auto plan = test::plan_of<E>(shape, heads);
     for (const std::size_t tokens : std::vector<std::size_t>{0, 1, 64, 131}) {
       CAPTURE(max_rollback);
       CAPTURE(tokens);
@@ -127,7 +127,7 @@ TEST_CASE("fork_as: every policy takes the rows as if it had been fed them in on
       const CacheOptions options{.max_rollback = max_rollback, .kept_queries = 8, .page_rows = 16,
                                  .memory = &memory};
       Text text{tokens + 1, tokens};
-      KvCache<Source> source{Source{shape}, options};
+      KvCache<E> source{Plan{shape}, options};
       text.feed_in_pieces(source, 3);
       const test::Dump before = test::dump(source);
       CHECK(source.bytes() == source.plan().memory(tokens, options).total());
@@ -145,7 +145,7 @@ TEST_CASE("fork_as: every policy takes the rows as if it had been fed them in on
 }
 
 TEST_CASE("fork_as: uncompressed budgets, windows that hold all and retrieval heads give their rows") {
-  Source plan{shape, Budget::Config{.budget = 20}};
+  Plan plan{shape, Budget::Config{.budget = 20}};
   for (std::size_t l = 0; l < shape.layers; ++l) {
     plan.set(l, 1, Retrieval::Config{.budget = 16});
     plan.set(l, 2, Window::Config{.sinks = 3, .recent = 97});  // as many as there are
@@ -154,10 +154,10 @@ TEST_CASE("fork_as: uncompressed budgets, windows that hold all and retrieval he
   }
   const CacheOptions options{.page_rows = 16};
   Text text{1, 100};
-  KvCache<Source> source{plan, options};
+  KvCache<E> source{plan, options};
   text.feed_in_pieces(source, 2);
   const auto heads = test::some_heads(9, shape.kv_head_count(), true);
-  const auto other = test::plan_of(std::type_identity<HeadPlan<E>>{}, shape, heads);
+  const auto other = test::plan_of<E>(shape, heads);
   auto forked = source.fork_as(other);
   KvCache<E> fed{other, options};
   text.feed(fed, 0, 100);
@@ -166,7 +166,7 @@ TEST_CASE("fork_as: uncompressed budgets, windows that hold all and retrieval he
 
 TEST_CASE("fork_as: heads that stay as they are share their pages, quantised and evicted rows too") {
   test::CountingResource memory;
-  Source plan{shape, Window::Config{.sinks = 2, .recent = 20}};
+  Plan plan{shape, Window::Config{.sinks = 2, .recent = 20}};
   for (std::size_t l = 0; l < shape.layers; ++l) {
     plan.set(l, 1, Budget::Config{.budget = 20});
     plan.set(l, 2, Codes::Config{.storage = {.residual = 10}});
@@ -175,7 +175,7 @@ TEST_CASE("fork_as: heads that stay as they are share their pages, quantised and
   }
   const CacheOptions options{.max_rollback = 4, .page_rows = 16, .memory = &memory};
   Text text{5, 150};
-  KvCache<Source> source{plan, options};
+  KvCache<E> source{plan, options};
   text.feed_in_pieces(source, 2);
   source.compress();
   {
@@ -186,28 +186,25 @@ TEST_CASE("fork_as: heads that stay as they are share their pages, quantised and
     CHECK(memory.live_bytes() == 3 * source.bytes() - 2 * source.shared_bytes());
     check_twins(same, fork);
   }
-  // One head changes, in a plan of another type.
-  using Other = HeadPlan<Window, Codes, Full, Budget, Retrieval>;
-  Other other{shape};
-  plan.for_each_head([&](std::size_t l, std::size_t h, const auto& config) { other.set(l, h, config); });
+  // One head changes.
+  Plan other = plan;
   other.set(1, 4, Codes::Config{.storage = {.bits = 2, .residual = 0}});
   const auto fork = source.fork();
   const auto forked = source.fork_as(other);
   const auto bytes = [&](std::size_t l, std::size_t h) {
-    return std::visit([](const auto& policy) { return policy.shared_bytes(); }, forked.policy(l, h));
+    return forked.head(l, h).shared_bytes();
   };
   CHECK(bytes(1, 4) == 0);
   CHECK(bytes(0, 4) > 0);
-  CHECK(forked.shared_bytes() + std::visit([](const auto& p) { return p.shared_bytes(); },
-                                           fork.policy(1, 4)) == fork.shared_bytes());
+  CHECK(forked.shared_bytes() + fork.head(1, 4).shared_bytes() == fork.shared_bytes());
 }
 
 TEST_CASE("fork_as: refuses rows that are gone or quantised, and says where") {
-  Source plan{shape};
+  Plan plan{shape};
   plan.set(0, 3, Window::Config{.sinks = 2, .recent = 20});
   plan.set(1, 5, Codes::Config{.storage = {.residual = 10}});
   plan.set(1, 7, Budget::Config{.budget = 20});
-  KvCache<Source> source{plan, {.max_rollback = 3}};
+  KvCache<E> source{plan, {.max_rollback = 3}};
   Text text{5, 60};
   text.feed_in_pieces(source, 2);
   source.compress();
@@ -225,7 +222,7 @@ TEST_CASE("fork_as: refuses rows that are gone or quantised, and says where") {
   other.set(1, 7, Budget::Config{.budget = 21});
   CHECK(refusal([&] { (void)source.fork_as(other); }).find("KV head 7 of layer 1 holds 28 of 60 rows") !=
         std::string::npos);
-  CHECK(refusal([&] { (void)source.fork_as(Source{{2, 24, 12, 64}}); }).find("different shapes") !=
+  CHECK(refusal([&] { (void)source.fork_as(Plan{{2, 24, 12, 64}}); }).find("different shapes") !=
         std::string::npos);
   CHECK_THROWS_AS((void)source.fork_as(other), ConfigError);
   CHECK(test::dump(source) == before);
@@ -233,9 +230,9 @@ TEST_CASE("fork_as: refuses rows that are gone or quantised, and says where") {
 }
 
 TEST_CASE("fork_as: a new head must be able to hold the rows, tentative ones too") {
-  const Source quantized{shape, Codes::Config{}};
+  const Plan quantized{shape, Codes::Config{}};
   for (const std::size_t large : std::vector<std::size_t>{3, 19}) {  // committed, in the tail
-    KvCache<Source> source{Source{shape}, {.max_rollback = 4}};
+    KvCache<E> source{Plan{shape}, {.max_rollback = 4}};
     Text text{5, 20};
     text.layers[1].v.at(large, 2, 9) = INFINITY;
     text.feed(source, 0, 20);
@@ -244,20 +241,20 @@ TEST_CASE("fork_as: a new head must be able to hold the rows, tentative ones too
 }
 
 TEST_CASE("fork_as: a compression by more queries than were kept says so, until they have come") {
-  KvCache<Source> source{Source{shape}, {.kept_queries = 5}};  // and one, that of the tail
+  KvCache<E> source{Plan{shape}, {.kept_queries = 5}};  // and one, that of the tail
   Text text{5, 60};
   text.feed_in_pieces(source, 2);
-  auto forked = source.fork_as(Source{shape, Budget::Config{.budget = 20, .scorer = {.window = 8}}});
+  auto forked = source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.window = 8}}});
   CHECK(refusal([&] { forked.compress(); }).find("of the latest 8 tokens not all queries are known, 6") !=
         std::string::npos);
   Text more{6, 3};
   more.feed_in_pieces(forked, 2);
   forked.compress();
-  CHECK(std::get<Budget>(forked.policy(0, 0)).rows() == 28);
+  CHECK(forked.policy<Budget>(0, 0).rows() == 28);
   // A smaller window has what it needs at once, and no more than it would have.
-  auto small = source.fork_as(Source{shape, Budget::Config{.budget = 20, .scorer = {.window = 2}}});
+  auto small = source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.window = 2}}});
   small.compress();
-  CHECK(std::get<Budget>(small.policy(0, 0)).rows() == 22);
+  CHECK(small.policy<Budget>(0, 0).rows() == 22);
 }
 
 TEST_CASE("fork_as: a pending tree comes along") {
@@ -266,10 +263,10 @@ TEST_CASE("fork_as: a pending tree comes along") {
     tree.add(parent);
   }
   const CacheOptions options{.max_rollback = 6, .page_rows = 16};
-  const auto plan = test::plan_of(std::type_identity<HeadPlan<E>>{}, shape,
+  const auto plan = test::plan_of<E>(shape,
                                   test::some_heads(0, shape.kv_head_count(), false));
   Text text{5, 40};
-  KvCache<Source> source{Source{shape}, options};
+  KvCache<E> source{Plan{shape}, options};
   KvCache<E> fed{plan, options};
   text.feed(source, 0, 40);
   text.feed(fed, 0, 40);
@@ -291,10 +288,10 @@ TEST_CASE("fork_as: without memory nothing has happened") {
   test::FailingSlowMemory slow;
   const CacheOptions options{.max_rollback = 2, .kept_queries = 8, .page_rows = 16,
                              .memory = &memory, .slow_memory = &slow};
-  const auto plan = test::plan_of(std::type_identity<HeadPlan<E>>{}, shape,
+  const auto plan = test::plan_of<E>(shape,
                                   test::some_heads(0, shape.kv_head_count(), false));
   Text text{5, 90};
-  KvCache<Source> source{Source{shape}, options};
+  KvCache<E> source{Plan{shape}, options};
   text.feed_in_pieces(source, 2);
   const test::Dump before = test::dump(source);
   const std::size_t live = memory.live_bytes();

@@ -30,8 +30,8 @@ using Window = SinkRecentCache<DenseStorage<E>>;
 using QuantizedWindow = SinkRecentCache<PerToken>;
 using Budget = HeadBudgetCache<PerToken>;
 using Retrieval = ChunkRetrievalCache<DenseStorage<E>>;
-using Plan = HeadPlan<Full, Kivi, Window, QuantizedWindow, Budget, Retrieval>;
-using Cache = KvCache<Plan>;
+using Plan = HeadPlan<E>;
+using Cache = KvCache<E>;
 
 constexpr ModelShape shape{2, 14, 7, 64};
 
@@ -195,18 +195,17 @@ TEST_CASE("one prefill serves many: forks share full pages") {
 }
 
 TEST_CASE("the cut into chunks does not matter to dense heads") {
-  using Dense = HeadPlan<Full, Window>;
-  Dense plan{ModelShape{1, 6, 3, 64}};
+  Plan plan{ModelShape{1, 6, 3, 64}};
   plan.set(0, 1, Window::Config{.sinks = 4, .recent = 21});
   plan.set(0, 2, Window::Config{.sinks = 2, .recent = 33, .rotary_in_cache = RotaryConfig{}});
   const std::size_t tokens = 150;
   test::Random random{1};
   test::Chunk<E> whole{random, plan.shape(), tokens};
-  KvCache<Dense> at_once{plan};
+  Cache at_once{plan};
   whole.step(at_once, 0);
   for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 3, 200}) {
     for (const std::vector<std::size_t>& sizes : {std::vector<std::size_t>{1}, {7}, {64}, {65, 63, 2}, {149}}) {
-      KvCache<Dense> cut{plan, {.max_rollback = max_rollback, .page_rows = 16}};
+      Cache cut{plan, {.max_rollback = max_rollback, .page_rows = 16}};
       test::Tensor<float> out{tokens, 6, 64};
       for (std::size_t done = 0, i = 0; done < tokens; ++i) {
         const std::size_t count = std::min(sizes[i % sizes.size()], tokens - done);
@@ -244,10 +243,10 @@ TEST_CASE("a plan predicts the bytes") {
 TEST_CASE("a step's own memory is bounded by the window, not by the chunk") {
   test::CountingResource memory;
   const ModelShape small{1, 1, 1, 64};
-  using One = HeadPlan<Window, QuantizedWindow>;
-  for (const One::Config& config : {One::Config{Window::Config{.sinks = 2, .recent = 40}},
-                                    One::Config{QuantizedWindow::Config{.sinks = 2, .recent = 40, .storage = {.residual = 8}}}}) {
-    KvCache<One> cache{One{small, config}, {.page_rows = 16, .memory = &memory}};
+  for (const HeadSettings<E>& settings :
+       {HeadSettings<E>{Window::Config{.sinks = 2, .recent = 40}},
+        HeadSettings<E>{QuantizedWindow::Config{.sinks = 2, .recent = 40, .storage = {.residual = 8}}}}) {
+    Cache cache{Plan{small, settings}, {.page_rows = 16, .memory = &memory}};
     test::Random random{1};
     test::feed(cache, random, {60});
     const std::size_t before = cache.bytes();

@@ -4,5 +4,5 @@
 #include "cache/random_operations.hpp"
 
 TEST_CASE("random operations in bfloat16: every policy does what its model says") {
-  test::random_sequences<kvpolicy::HeadPlan<kvpolicy::bfloat16>, float>(2, 40);
+  test::random_sequences<kvpolicy::bfloat16, float>(2, 40);
 }

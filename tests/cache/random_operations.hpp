@@ -56,8 +56,8 @@ inline std::vector<HeadSpec> some_heads(std::size_t first, std::size_t count, bo
 }
 
 /// Live bytes of the resource are the bytes of the caches on it; a page that two hold counts once.
-template <class Plan, class Backend>
-void check_bytes(const typename Backend::Memory& memory, std::vector<Sequence<Plan, Backend>>& sequences) {
+template <kvpolicy::Element E, class Backend>
+void check_bytes(const typename Backend::Memory& memory, std::vector<Sequence<E, Backend>>& sequences) {
   std::vector<const typename Backend::Cache*> caches;
   for (auto& sequence : sequences) {
     CHECK(sequence.cache().shared_bytes() ==
@@ -68,8 +68,8 @@ void check_bytes(const typename Backend::Memory& memory, std::vector<Sequence<Pl
   CHECK(memory.faults() == 0);
 }
 
-template <class In, class Plan, class Backend>
-void random_call(Random& random, Sequence<Plan, Backend>& sequence, std::size_t max_append) {
+template <class In, kvpolicy::Element E, class Backend>
+void random_call(Random& random, Sequence<E, Backend>& sequence, std::size_t max_append) {
   Call call;
   call.tokens = one_of(random, std::vector<std::size_t>{1, 1, 1, 1, 2, 3, 5, 7, 17, 31});
   if (below(random, 12) == 0) call.tokens = one_of(random, std::vector<std::size_t>{63, 64, 65, 101, 150});
@@ -81,8 +81,8 @@ void random_call(Random& random, Sequence<Plan, Backend>& sequence, std::size_t 
   sequence.template run<In>(random, call);
 }
 
-template <class In, class Plan, class Backend>
-void grow_random_tree(Random& random, Sequence<Plan, Backend>& sequence, std::size_t max_rollback,
+template <class In, kvpolicy::Element E, class Backend>
+void grow_random_tree(Random& random, Sequence<E, Backend>& sequence, std::size_t max_rollback,
                       std::size_t max_append) {
   const std::size_t nodes = below(random, 3) == 0 ? max_rollback : 1 + below(random, std::min<std::size_t>(max_rollback, 24));
   const kvpolicy::TokenTree tree = random_tree(random, nodes);
@@ -117,8 +117,8 @@ void grow_random_tree(Random& random, Sequence<Plan, Backend>& sequence, std::si
 
 /// Grows a tree in one call or several, and keeps a path of it, or drops it. False for a cache that
 /// cannot.
-template <class In, class Plan, class Backend>
-bool random_tree_calls(Random& random, Sequence<Plan, Backend>& sequence,
+template <class In, kvpolicy::Element E, class Backend>
+bool random_tree_calls(Random& random, Sequence<E, Backend>& sequence,
                        const typename Backend::Options& options) {
   if constexpr (!requires { Backend::trees; }) {
     return false;
@@ -129,7 +129,7 @@ bool random_tree_calls(Random& random, Sequence<Plan, Backend>& sequence,
   }
 }
 
-template <class Plan, class In, class Backend = HostBackend<Plan>>
+template <kvpolicy::Element E, class In, class Backend = HostBackend<E>>
 void random_operations(std::uint64_t seed, const ModelShape& shape, const std::vector<HeadSpec>& heads,
                        typename Backend::Options options, const Logits& logits, std::size_t operations) {
   CAPTURE(seed);
@@ -138,12 +138,12 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
   options.memory = &memory;
   if constexpr (requires { memory.slow; }) options.slow_memory = &memory.slow;
   {
-    std::vector<Sequence<Plan, Backend>> sequences;
+    std::vector<Sequence<E, Backend>> sequences;
     sequences.emplace_back(shape, heads, options, logits);
     check_bytes(memory, sequences);
     for (std::size_t i = 0; i < operations; ++i) {
       CAPTURE(i);
-      Sequence<Plan, Backend>& sequence = sequences[below(random, sequences.size())];
+      Sequence<E, Backend>& sequence = sequences[below(random, sequences.size())];
       const std::size_t what = below(random, 40);
       if (what < 8 && sequence.tokens() > sequence.commit_point()) {
         const std::size_t span = sequence.tokens() - sequence.commit_point();
@@ -160,7 +160,7 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
         }
       } else if (what > 11 && what < 20 && random_tree_calls<In>(random, sequence, options)) {
       } else if (what == 11) {
-        random_call<typename Plan::element_type>(random, sequence, options.max_append);
+        random_call<E>(random, sequence, options.max_append);
       } else {
         random_call<In>(random, sequence, options.max_append);
       }
@@ -173,7 +173,7 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
 }
 
 /// Several sequences that between them have every head, rollback, page size and group.
-template <class Plan, class In, class Backend = HostBackend<Plan>>
+template <kvpolicy::Element E, class In, class Backend = HostBackend<E>>
 void random_sequences(std::uint64_t seed, std::size_t operations) {
   struct Case {
     std::size_t group, kv_heads, layers, max_rollback, max_append, page_rows;
@@ -200,7 +200,7 @@ void random_sequences(std::uint64_t seed, std::size_t operations) {
     options.max_rollback = one.max_rollback;
     options.max_append = one.max_append;
     options.page_rows = one.page_rows;
-    random_operations<Plan, In, Backend>(seed * 1000 + i, shape, heads, options, logits, operations);
+    random_operations<E, In, Backend>(seed * 1000 + i, shape, heads, options, logits, operations);
   }
 }
 

@@ -5,6 +5,5 @@
 #include "cache/slow_memory.hpp"
 
 TEST_CASE("random operations with slow memory: every policy does what its model says") {
-  using Plan = kvpolicy::HeadPlan<float>;
-  test::random_sequences<Plan, float, test::SlowBackend<Plan>>(3, 15);
+  test::random_sequences<float, float, test::SlowBackend<float>>(3, 15);
 }

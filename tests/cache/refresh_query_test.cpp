@@ -16,7 +16,7 @@ namespace {
 using namespace kvpolicy;
 
 using Policy = ChunkRetrievalCache<DenseStorage<float>>;
-using Cache = KvCache<Policy>;
+using Cache = KvCache<float>;
 constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 
 struct Call {
@@ -45,7 +45,7 @@ std::vector<std::size_t> chosen(const Cache& cache) {
   std::vector<std::size_t> rows;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      for (const RowRun& run : std::get<Policy>(cache.policy(layer, head)).selection()) {
+      for (const RowRun& run : cache.policy<Policy>(layer, head).selection()) {
         rows.push_back(run.first);
         rows.push_back(run.rows);
       }

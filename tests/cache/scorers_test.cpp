@@ -36,8 +36,8 @@ using Snap = HeadBudgetCache<DenseStorage<E>>;
 using Tova = HeadBudgetCache<DenseStorage<E>, TovaScorer>;
 using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
 using KeyNorm = HeadBudgetCache<DenseStorage<E>, KeyNormScorer>;
-using Plan = HeadPlan<Full, Snap, Tova, H2o, KeyNorm>;
-using Cache = KvCache<Plan>;
+using Plan = HeadPlan<E>;
+using Cache = KvCache<E>;
 
 // What a head is told, without the library's types.
 enum class Rank { none, snapkv, tova, h2o, key_norm };
@@ -50,7 +50,7 @@ struct Spec {
   bool waits = false;               // `every` counts from the first compression that it is told to make
 };
 
-Plan::Config config_of(const Spec& spec) {
+HeadSettings<E> settings_of(const Spec& spec) {
   const auto fill = [&](auto config) {
     config.budget = spec.budget;
     config.compress_every = spec.every;
@@ -59,7 +59,7 @@ Plan::Config config_of(const Spec& spec) {
     config.safeguard = spec.safe.value_or(0.2);
     if constexpr (requires { config.scorer.recent; }) config.scorer.recent = spec.kept;
     if constexpr (requires { config.scorer.kernel; }) config.scorer = {.window = spec.kept, .kernel = 1};
-    return Plan::Config{config};
+    return HeadSettings<E>{config};
   };
   switch (spec.rank) {
     case Rank::snapkv: return fill(Snap::Config{});
@@ -140,10 +140,10 @@ class Twin {
       std::vector<std::int64_t> expected;
       for (const auto& [p, row] : heads_[h].rows) expected.push_back(p);
       CHECK(held(h) == expected);
-      if (const auto* policy = std::get_if<H2o>(&cache_.policy(0, h))) {
+      if (cache_.plan().has<H2o>(0, h)) {
         std::vector<double> sums;
         for (const auto& [p, sum] : heads_[h].sums) sums.push_back(sum);
-        CHECK(test::largest_difference(sums, policy->accumulated()) <= 1e-3);
+        CHECK(test::largest_difference(sums, cache_.policy<H2o>(0, h).accumulated()) <= 1e-3);
       }
     }
   }
@@ -155,7 +155,7 @@ class Twin {
 
   static Plan plan_of(const ModelShape& shape, const std::vector<Spec>& specs) {
     Plan plan{shape};
-    for (std::size_t h = 0; h < specs.size(); ++h) plan.set(0, h, config_of(specs[h]));
+    for (std::size_t h = 0; h < specs.size(); ++h) plan.set(0, h, settings_of(specs[h]));
     return plan;
   }
 
@@ -196,7 +196,7 @@ class Twin {
   [[nodiscard]] std::vector<std::int64_t> held(std::size_t h) const {
     std::vector<std::int64_t> positions;
     SegmentList list;
-    std::visit([&](const auto& policy) { policy.segments({}, list); }, cache_.policy(0, h));
+    cache_.head(0, h).show({}, list);
     for (const Segment& segment : list) {
       for (std::size_t i = 0; i < segment.rows; ++i) positions.push_back(segment.position_of(i));
     }
@@ -429,10 +429,10 @@ TEST_CASE("scorers: what cannot be taken back is refused with a rollback, and wh
   Plan plan{shape, Snap::Config{.budget = 9, .share_in_layer = true}};
   plan.set(0, 1, Snap::Config{.budget = 5, .share_in_layer = true});
   CHECK(test::thrown<ConfigError>([&] { Cache{plan}; }).empty());
-  for (const Plan::Config& other :
-       {Plan::Config{Snap::Config{.budget = 9, .share_in_layer = true, .safeguard = 0.5}},
-        Plan::Config{Snap::Config{.budget = 9, .share_in_layer = true, .scorer = {.window = 4}}},
-        Plan::Config{KeyNorm::Config{.budget = 9, .share_in_layer = true}}}) {
+  for (const HeadSettings<E>& other :
+       {HeadSettings<E>{Snap::Config{.budget = 9, .share_in_layer = true, .safeguard = 0.5}},
+        HeadSettings<E>{Snap::Config{.budget = 9, .share_in_layer = true, .scorer = {.window = 4}}},
+        HeadSettings<E>{KeyNorm::Config{.budget = 9, .share_in_layer = true}}}) {
     plan.set(0, 1, other);
     CHECK(test::contains(test::thrown<ConfigError>([&] { Cache{plan}; }), "KV head 1 of layer 0 shares"));
   }
@@ -473,7 +473,7 @@ TEST_CASE("fork_as: sums go along where they were added up, and are asked for wh
   }
   Cache forked = collecting.fork_as(target);
   CHECK(test::dump(forked) == test::dump(direct));
-  CHECK(std::get<H2o>(forked.policy(1, 1)).rows() == 12);
+  CHECK(forked.policy<H2o>(1, 1).rows() == 12);
   CHECK(test::contains(test::thrown<ConfigError>([&] { (void)plain.fork_as(target); }),
                        "KV head 0 of layer 0 has not added up the attention"));
   for (std::size_t l = 0; l < 2; ++l) {
@@ -484,7 +484,7 @@ TEST_CASE("fork_as: sums go along where they were added up, and are asked for wh
   CHECK(test::dump(forked) == test::dump(direct));
   // TOVA compresses as soon as it takes over; and a head that adds up gives its rows to any other.
   const Plan tova{shape, Tova::Config{.budget = 8, .compress_every = 1}};
-  CHECK(std::get<Tova>(plain.fork_as(tova).policy(0, 1)).rows() == 8);
+  CHECK(plain.fork_as(tova).policy<Tova>(0, 1).rows() == 8);
   CHECK(test::dump(collecting.fork_as(tova)) == test::dump(plain.fork_as(tova)));
 }
 
@@ -497,7 +497,7 @@ TEST_CASE("a call that fails adds nothing up") {
   test::Chunk<E> first{random, shape, 16}, next{random, shape, 20};
   first.step(cache, 0);
   const auto sums = [&] {
-    const auto all = std::get<H2o>(cache.policy(0, 0)).accumulated();
+    const auto all = cache.policy<H2o>(0, 0).accumulated();
     return std::vector<double>(all.begin(), all.end());
   };
   const auto before = sums();

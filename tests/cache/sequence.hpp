@@ -71,9 +71,9 @@ struct Call {
 };
 
 /// What a Sequence needs to know of a cache besides its interface, and how near it must come.
-template <class Plan>
+template <kvpolicy::Element E>
 struct HostBackend {
-  using Cache = kvpolicy::KvCache<Plan>;
+  using Cache = kvpolicy::KvCache<E>;
   using Options = CacheOptions;
   using Memory = CountingResource;
   using Out = float;
@@ -81,7 +81,7 @@ struct HostBackend {
   static constexpr double lse_error = 2e-5;
   static constexpr double score_error = 2e-6;  // of a row's score for survival
   // Of a chunk's score: a mean is rounded to the cache's type, a bound of rounded keys is not.
-  static constexpr double mean_error = std::same_as<typename Plan::element_type, float> ? 1e-3 : 0.2;
+  static constexpr double mean_error = std::same_as<E, float> ? 1e-3 : 0.2;
   static constexpr double bound_error = 1e-3;
   static constexpr Layout odd_layout = Layout::padded;
   static constexpr std::size_t flush_rows = 1;
@@ -90,7 +90,7 @@ struct HostBackend {
   /// The rows that a policy holds, of which the tail's are none.
   static Rows held(const Cache& cache, std::size_t l, std::size_t h, Read read, std::size_t /*appended*/) {
     kvpolicy::SegmentList list;
-    std::visit([&](const auto& policy) { policy.segments({0, 1, read}, list); }, cache.policy(l, h));
+    cache.head(l, h).show({0, 1, read}, list);
     return rows_of_segments(list, cache.plan().shape().head_dim);
   }
   /// What the next query would read.
@@ -102,7 +102,7 @@ struct HostBackend {
     std::vector<std::int64_t> positions;
     for (const auto& [position, row] : rows) positions.push_back(position);
     REQUIRE(positions == model.kept());
-    CHECK(std::visit([](const auto& p) { return p.rows(); }, cache.policy(l, h)) == rows.size());
+    CHECK(cache.head(l, h).rows() == rows.size());
   }
   /// Bytes that live because of these caches.
   static std::size_t live_bytes(const std::vector<const Cache*>& caches) {
@@ -112,10 +112,9 @@ struct HostBackend {
   }
 };
 
-template <class Plan, class Backend = HostBackend<Plan>>
+template <kvpolicy::Element E, class Backend = HostBackend<E>>
 class Sequence {
  public:
-  using E = typename Plan::element_type;
   using Cache = typename Backend::Cache;
   using Options = typename Backend::Options;
   using Out = typename Backend::Out;
@@ -123,7 +122,7 @@ class Sequence {
   Sequence(const ModelShape& shape, const std::vector<HeadSpec>& heads, const Options& options,
            Logits logits)
       : shape_{shape}, options_{options}, logits_{std::move(logits)},
-        cache_{plan_of(std::type_identity<Plan>{}, shape, heads), options} {
+        cache_{plan_of<E>(shape, heads), options} {
     for (std::size_t l = 0; l < shape.layers; ++l) {
       Layer& layer = layers_.emplace_back();
       for (std::size_t h = 0; h < shape.kv_heads; ++h) {

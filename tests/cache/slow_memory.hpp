@@ -25,9 +25,9 @@ struct TwoMemories : CountingResource {
 };
 
 /// A cache with slow memory: it does what the one without does.
-template <class Plan>
-struct SlowBackend : HostBackend<Plan> {
-  using Base = HostBackend<Plan>;
+template <kvpolicy::Element E>
+struct SlowBackend : HostBackend<E> {
+  using Base = HostBackend<E>;
   using Memory = TwoMemories;
 };
 

@@ -24,8 +24,8 @@ namespace {
 using Window = SinkRecentCache<DenseStorage<float>>;
 using Budget = HeadBudgetCache<DenseStorage<float>>;
 using Retrieval = ChunkRetrievalCache<DenseStorage<float>>;
-using Plan = HeadPlan<Window, Budget, Retrieval>;
-using Cache = KvCache<Plan>;
+using Plan = HeadPlan<float>;
+using Cache = KvCache<float>;
 
 constexpr ModelShape shape{2, 3, 3, 64};
 constexpr std::size_t text = TokenTree::text;

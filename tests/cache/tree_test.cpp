@@ -34,8 +34,8 @@ using Window = SinkRecentCache<DenseStorage<E>>;
 using QuantizedWindow = SinkRecentCache<PerToken>;
 using Budget = HeadBudgetCache<PerToken>;
 using Retrieval = ChunkRetrievalCache<PerToken>;
-using Plan = HeadPlan<Full, Kivi, Window, QuantizedWindow, Budget, Retrieval>;
-using Cache = KvCache<Plan>;
+using Plan = HeadPlan<E>;
+using Cache = KvCache<E>;
 
 constexpr ModelShape shape{2, 14, 7, 64};
 
@@ -344,13 +344,12 @@ TEST_CASE("truncate behind the root takes text back with the tree") {
 }
 
 TEST_CASE("what a guess chose stays with it") {
-  using One = HeadPlan<Retrieval>;
-  const One plan{{1, 1, 1, 64}, Retrieval::Config{.chunk = 2, .budget = 4}};
-  KvCache<One> cache{plan, {.max_rollback = 8}};
+  const Plan plan{{1, 1, 1, 64}, Retrieval::Config{.chunk = 2, .budget = 4}};
+  Cache cache{plan, {.max_rollback = 8}};
   Random random{6};
   test::feed(cache, random, {30});
   cache.commit();
-  const auto& policy = std::get<0>(cache.policy(0, 0));
+  const auto& policy = cache.policy<Retrieval>(0, 0);
   const auto step = [&](const TokenTree& tree, std::size_t tokens) {
     test::Chunk<> chunk{random, plan.shape(), tokens};
     chunk.step(cache, 0, {.read = Read::selected, .tree = &tree});
@@ -398,14 +397,13 @@ TEST_CASE("what a guess chose stays with it") {
 
 TEST_CASE("queries that were never shown are not known afterwards") {
   // The nodes 0 and 1 are only appended.
-  using One = HeadPlan<HeadBudgetCache<DenseStorage<float>>>;
-  const One plan{{1, 1, 1, 64}, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 2, .scorer = {.window = 3}}};
+  const HeadPlan<float> plan{{1, 1, 1, 64}, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 2, .scorer = {.window = 3}}};
   Random random{8};
   const TokenTree tree{std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 2, 4, 3}};
   using Path = std::vector<std::size_t>;
   for (const Path& path : {Path{}, Path{0}, Path{0, 1}, Path{2}, Path{0, 3}, Path{2, 4}, Path{0, 3, 6}, Path{2, 4, 5}}) {
     CAPTURE(path.size());
-    KvCache<One> cache{plan, {.max_rollback = 8, .max_append = 2}};
+    KvCache<float> cache{plan, {.max_rollback = 8, .max_append = 2}};
     test::feed(cache, random, {12});
     const TokenTree two = tree.first(2);
     test::Chunk<> appended{random, plan.shape(), 2};

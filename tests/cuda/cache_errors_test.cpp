@@ -35,8 +35,8 @@ using Kivi = FullCache<PerChannel>;
 using Window = SinkRecentCache<DenseStorage<E>>;
 using Budget = HeadBudgetCache<DenseStorage<E>>;
 using Retrieval = ChunkRetrievalCache<PerToken>;
-using Plan = HeadPlan<Full, Quantized, Kivi, Window, Budget, Retrieval>;
-using Cache = cuda::KvCache<Plan>;
+using Plan = HeadPlan<E>;
+using Cache = cuda::KvCache<E>;
 
 constexpr ModelShape shape{2, 6, 3, 64};
 

@@ -27,8 +27,8 @@ using PerChannel = ResidualStorage<E, Granularity::per_channel>;
 using Window = SinkRecentCache<PerToken>;
 using Budget = HeadBudgetCache<PerToken>;
 using Retrieval = ChunkRetrievalCache<PerChannel, MinMaxKey>;
-using Plan = HeadPlan<FullCache<DenseStorage<E>>, Window, Budget, Retrieval>;
-using Cache = cuda::KvCache<Plan>;
+using Plan = HeadPlan<E>;
+using Cache = cuda::KvCache<E>;
 
 Plan mixed_plan(std::size_t compress_every) {
   Plan plan{ModelShape{2, 8, 4, 64}};

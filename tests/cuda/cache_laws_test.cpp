@@ -26,10 +26,10 @@ using test::Kind;
 namespace {
 
 using E = kvpolicy::half;  // CUDA has a half as well
-constexpr double rounding = test::DeviceBackend<DevicePlan>::out_error;
+constexpr double rounding = test::DeviceBackend<kvpolicy::half>::out_error;
 
 DevicePlan plan_of(const ModelShape& shape, const std::vector<HeadSpec>& heads) {
-  return test::plan_of(std::type_identity<DevicePlan>{}, shape, heads);
+  return test::plan_of<half>(shape, heads);
 }
 
 // The heads in the middle have settings of their own, the last two the same.
@@ -310,10 +310,9 @@ TEST_CASE("late devices and several streams: the same, if streams wait for each 
 TEST_CASE("numbers that no scale can hold are counted") {
   const test::SmallDevice device;
   const ModelShape shape{1, 2, 2, 64};
-  using Plan = HeadPlan<FullCache<DenseStorage<E>>, QuantizedResidualCache<E, Granularity::per_token>>;
-  Plan plan{shape};
+  DevicePlan plan{shape};
   plan.set(0, 1, QuantizedResidualCache<E, Granularity::per_token>::Config{.storage = {.bits = 4, .residual = 3}});
-  cuda::KvCache<Plan> cache{plan};
+  cuda::KvCache cache{plan};
   test::Random random{1};
   const DeviceChunk<> chunk{random, shape, 70};
   auto keys = chunk.k.download();

@@ -4,6 +4,5 @@
 #include "cuda/support/random_device.hpp"
 
 TEST_CASE("random operations with rows in slow memory: every policy does what its model says") {
-  using Plan = kvpolicy::HeadPlan<kvpolicy::half>;
-  test::random_device_sequences<kvpolicy::half, test::SlowDeviceBackend<Plan>>(test::more_seeds(2), 40);
+  test::random_device_sequences<kvpolicy::half, test::SlowDeviceBackend<kvpolicy::half>>(test::more_seeds(2), 40);
 }

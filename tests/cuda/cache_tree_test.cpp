@@ -27,7 +27,7 @@ namespace {
 
 using E = kvpolicy::half;  // CUDA has a half as well
 using Path = std::vector<std::size_t>;
-constexpr double rounding = test::DeviceBackend<DevicePlan>::out_error;
+constexpr double rounding = test::DeviceBackend<kvpolicy::half>::out_error;
 const ModelShape shape{2, 8, 8, 64};
 
 Path path_to(const TokenTree& tree, std::size_t node) {

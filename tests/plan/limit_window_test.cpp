@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
 using namespace kvpolicy;

@@ -78,37 +78,19 @@ std::size_t random_chunk(Random& random) {
   }
 }
 
-template <class Config>
-constexpr bool is_budget = requires(Config config) {
-  config.scorer;
-};
-
-bool compresses(const Plan& plan) {
+bool any_head(const Plan& plan, bool HeadRoles::*does) {
   bool any = false;
-  plan.for_each_head([&]<class Config>(std::size_t, std::size_t, const Config&) {
-    any = any || is_budget<Config>;
+  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<half>& settings) {
+    any = any || settings.roles().*does;
   });
   return any;
 }
 
+bool compresses(const Plan& plan) { return any_head(plan, &HeadRoles::compresses); }
 /// Heads that add up attention allow no rollback.
-bool accumulates(const Plan& plan) {
-  bool any = false;
-  for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
-    Plan::visit(plan.at(head / shape.kv_heads, head % shape.kv_heads),
-                [&]<class P>(const typename P::Config&) { any = any || AccumulatingPolicy<P>; });
-  }
-  return any;
-}
-
+bool accumulates(const Plan& plan) { return any_head(plan, &HeadRoles::accumulates); }
 /// Heads that select hold copies besides, of which a plan knows only the most.
-bool selects(const Plan& plan) {
-  bool any = false;
-  plan.for_each_head([&]<class Config>(std::size_t, std::size_t, const Config&) {
-    any = any || requires(Config config) { config.chunk; };
-  });
-  return any;
-}
+bool selects(const Plan& plan) { return any_head(plan, &HeadRoles::selects); }
 
 }  // namespace
 
@@ -122,8 +104,8 @@ TEST_CASE("a cache holds what its plan predicts, for every policy and any chunki
     CacheOptions options = random_options(random, &memory);
     // Each policy alone in turn, then mixtures.
     const Plan plan =
-        round < 48 ? Plan{shape, random_config<Plan>(
-                                     random, static_cast<std::size_t>(round) % policy_count<Plan>)}
+        round < 48 ? Plan{shape, random_settings<half>(
+                                     random, static_cast<std::size_t>(round) % policy_count)}
                    : random_plan<Plan>(shape, random);
     if (accumulates(plan)) options.max_rollback = 0;
     if (pick(random, 0, 1) == 0 && !selects(plan)) options.slow_memory = &slow;
@@ -197,7 +179,7 @@ TEST_CASE("a compressed cache holds what its plan predicts") {
     options.max_rollback = 0;
     Plan plan = random_plan<Plan>(shape, random);
     const std::size_t budget_policy = pick(random, 5, 6);
-    plan.set(0, 0, random_config<Plan>(random, budget_policy));
+    plan.set(0, 0, random_settings<half>(random, budget_policy));
     REQUIRE(compresses(plan));
     Cache cache{plan, options};
     const std::size_t tokens = pick(random, 1, 500);
@@ -224,7 +206,7 @@ TEST_CASE("max_context: so many tokens fit on the way, one more does not") {
     Plan plan{shape};
     do {
       plan = round % 2 == 0
-                 ? Plan{shape, random_config<Plan>(random, pick(random, 0, policy_count<Plan> - 1))}
+                 ? Plan{shape, random_settings<half>(random, pick(random, 0, policy_count - 1))}
                  : random_plan<Plan>(shape, random);
     } while (compresses(plan));
     const bool is_slow = pick(random, 0, 1) == 0 && !selects(plan);

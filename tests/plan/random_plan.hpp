@@ -4,11 +4,14 @@
 // windows, groups and residuals are all crossed within a few hundred tokens.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <random>
-#include <variant>
+#include <type_traits>
 
 #include <kvpolicy/plan/shipped_policies.hpp>
+
+#include "support/shipped_plan.hpp"
 
 namespace kvpolicy::test {
 
@@ -59,27 +62,40 @@ void randomize(Config& config, Random& random) {
   if constexpr (requires { config.storage; }) randomize(config.storage, random);
 }
 
-/// Alternative `index` of `Plan::Config`, with settings at random.
-template <class Plan, std::size_t I = 0>
-typename Plan::Config random_config(Random& random, std::size_t index) {
-  using Config = typename Plan::Config;
-  if constexpr (I + 1 < std::variant_size_v<Config>) {
-    if (index != I) return random_config<Plan, I + 1>(random, index);
-  }
-  std::variant_alternative_t<I, Config> config;
+namespace detail {
+
+template <KvPolicy P>
+HeadSettings<typename P::element_type> random_settings_of(Random& random) {
+  typename P::Config config;
   randomize(config, random);
   return config;
 }
+template <KvPolicy... P>
+constexpr auto random_settings_of_each(std::type_identity<HeadPlan<P...>>) {
+  return std::array{&random_settings_of<P>...};
+}
+template <Element E>
+inline constexpr auto shipped_settings =
+    random_settings_of_each(std::type_identity<::test::ShippedPlan<E>>{});
 
-template <class Plan>
-constexpr std::size_t policy_count = std::variant_size_v<typename Plan::Config>;
+}  // namespace detail
+
+/// How many policies ship; the order of their list is ShippedPlan's.
+inline constexpr std::size_t policy_count = detail::shipped_settings<float>.size();
+
+/// Settings at random of policy number `policy`.
+template <Element E>
+HeadSettings<E> random_settings(Random& random, std::size_t policy) {
+  return detail::shipped_settings<E>[policy](random);
+}
 
 template <class Plan>
 Plan random_plan(const ModelShape& shape, Random& random) {
   Plan plan{shape};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      plan.set(layer, head, random_config<Plan>(random, pick(random, 0, policy_count<Plan> - 1)));
+      const std::size_t policy = pick(random, 0, policy_count - 1);
+      plan.set(layer, head, random_settings<typename Plan::element_type>(random, policy));
     }
   }
   return plan;

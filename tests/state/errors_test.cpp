@@ -50,7 +50,7 @@ std::size_t files_in(const fs::path& folder) {
 template <class Plan>
 std::string refusal(const Plan& plan, const std::string& bytes, std::string_view tag = {},
                     const kvpolicy::CacheOptions& options = test::small_options()) {
-  kvpolicy::KvCache<Plan> cache{plan, options};
+  kvpolicy::KvCache cache{plan, options};
   return thrown<FormatError>([&] { test::load_bytes(cache, bytes, tag); });
 }
 
@@ -128,9 +128,9 @@ TEST_CASE("what is no saved cache of this plan is refused, and says why") {
 TEST_CASE("a plan of fewer policies loads what a plan of all saved, if its heads are the same") {
   using Full = kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::half>>;
   const kvpolicy::ModelShape shape{1, 2, 2, 64};
-  kvpolicy::KvCache<test::SmallPlan> wide{test::SmallPlan{shape}};
+  SmallCache wide{test::SmallPlan{shape}};
   test::small_step(wide, 20);
-  kvpolicy::KvCache<Full> narrow{kvpolicy::HeadPlan<Full>{shape}};
+  SmallCache narrow{kvpolicy::HeadPlan<Full>{shape}};
   test::load_bytes(narrow, test::saved(wide));
   CHECK(test::dump(narrow) == test::dump(wide));
   CHECK(test::small_step(narrow, 1) == test::small_step(wide, 1));
@@ -150,8 +150,7 @@ TEST_CASE("a tag keeps caches apart that only their text tells from each other")
 }
 
 TEST_CASE("between the layers of a step, and while a tree is pending, nothing is saved") {
-  kvpolicy::KvCache<float> cache{kvpolicy::HeadPlan<float>{{2, 1, 1, 64}},
-                                                    {.max_rollback = 4}};
+  kvpolicy::KvCache<float> cache{kvpolicy::HeadPlan<float>{{2, 1, 1, 64}}, {.max_rollback = 4}};
   test::Random random{1};
   test::Chunk chunk{random, cache.plan().shape(), 3};
   chunk.step(cache, 0);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -22,10 +23,8 @@ class EvenRows {
   struct Config {
     std::size_t every = 2;
     friend bool operator==(const Config&, const Config&) = default;
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(every);
-    }
+    void fields(kvpolicy::FieldVisitor& visit) { visit("every", every); }
+    using policy_type = EvenRows;
   };
   static constexpr std::string_view name = "even_rows";
 
@@ -71,33 +70,35 @@ class EvenRows {
   std::vector<float> keys_, values_;
 };
 
-static_assert(kvpolicy::SavablePolicy<EvenRows>);
+// The same rows, but nothing says how they are saved.
+class Unsaved : public kvpolicy::FullCache<kvpolicy::DenseStorage<float>> {
+ public:
+  using FullCache::FullCache;
+  void serialize() {}  // none that takes an archive
+};
 
 }  // namespace user
 
 TEST_CASE("a policy of the user's own is saved and loaded by its own function") {
-  using Plan =
-      kvpolicy::HeadPlan<kvpolicy::FullCache<kvpolicy::DenseStorage<float>>, user::EvenRows>;
-  Plan plan{{1, 2, 2, 64}};
+  kvpolicy::HeadPlan<float> plan{{1, 2, 2, 64}};
   plan.set(0, 1, user::EvenRows::Config{.every = 3});
-  kvpolicy::KvCache<Plan> cache{plan, {.max_rollback = 2}};
+  kvpolicy::KvCache<float> cache{plan, {.max_rollback = 2}};
   for (const std::size_t tokens : {std::size_t{20}, std::size_t{1}})
     test::small_step(cache, tokens);
-  kvpolicy::KvCache<Plan> loaded{plan, {.max_rollback = 2}};
+  kvpolicy::KvCache<float> loaded{plan, {.max_rollback = 2}};
   test::load_bytes(loaded, test::saved(cache));
   CHECK(test::dump(loaded) == test::dump(cache));
   CHECK(test::same_bits(test::small_step(loaded, 3), test::small_step(cache, 3)));
 
   plan.set(0, 1, user::EvenRows::Config{.every = 4});
-  kvpolicy::KvCache<Plan> other{plan, {.max_rollback = 2}};
+  kvpolicy::KvCache<float> other{plan, {.max_rollback = 2}};
   CHECK(test::contains(
       test::thrown<kvpolicy::FormatError>([&] { test::load_bytes(other, test::saved(cache)); }),
       "KV head 1 of layer 0 is \"even_rows over dense\" with other settings"));
 }
 
 TEST_CASE("what a policy's own check refuses is an error that names the head") {
-  using Plan = kvpolicy::HeadPlan<user::EvenRows>;
-  kvpolicy::KvCache<Plan> cache{kvpolicy::uniform_plan<user::EvenRows>({1, 1, 1, 64})};
+  kvpolicy::KvCache cache{kvpolicy::uniform_plan<user::EvenRows>({1, 1, 1, 64})};
   test::small_step(cache, 3);
   std::string file = test::saved(cache);
   // Two positions, 0 and 2, follow their number.
@@ -109,4 +110,19 @@ TEST_CASE("what a policy's own check refuses is an error that names the head") {
           [&] { test::load_bytes(cache, test::with_checksums(file)); }) ==
       "saved cache: KV head 0 of layer 0 is not as a cache saves it: must be rows at positions of "
       "every 2, not at 5");
+}
+
+TEST_CASE("a policy that says nothing of how it is saved works in a cache, and is refused by name") {
+  const auto plan = kvpolicy::uniform_plan<user::Unsaved>({1, 1, 1, 64});
+  kvpolicy::KvCache cache{plan};
+  test::small_step(cache, 3);
+  const auto before = test::dump(cache);
+  CHECK(test::contains(test::thrown<kvpolicy::ConfigError>([&] { (void)test::saved(cache); }),
+                       "to be, a policy needs a `name`"));
+  kvpolicy::KvCache full{kvpolicy::HeadPlan<float>{plan.shape()}};
+  test::small_step(full, 2);
+  const std::string file = test::saved(full);
+  CHECK(test::contains(test::thrown<kvpolicy::ConfigError>([&] { test::load_bytes(cache, file); }),
+                       "to be, a policy needs a `name`"));
+  CHECK(test::dump(cache) == before);
 }

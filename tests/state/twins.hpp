@@ -27,35 +27,40 @@ using kvpolicy::Read;
 
 /// A plan of any policies that a cache of these options takes, some of which compress by
 /// themselves.
-template <class Plan>
-Plan random_saved_plan(const ModelShape& shape, kvpolicy::test::Random& random, bool rollback) {
-  auto plan = kvpolicy::test::random_plan<Plan>(shape, random);
+template <kvpolicy::Element E>
+kvpolicy::HeadPlan<E> random_saved_plan(const ModelShape& shape, kvpolicy::test::Random& random,
+                                        bool rollback) {
+  auto plan = kvpolicy::test::random_plan<kvpolicy::HeadPlan<E>>(shape, random);
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      typename Plan::Config config = plan.at(layer, head);
-      Plan::visit(plan.at(layer, head), [&]<class P>(typename P::Config own) {
+      const kvpolicy::HeadSettings<E> settings = plan.at(layer, head);
+      if (!settings.roles().compresses) continue;
+      if (rollback) {
+        using Full = kvpolicy::FullCache<kvpolicy::DenseStorage<E>>;
+        if (settings.roles().accumulates) plan.set(layer, head, typename Full::Config{});
+        continue;
+      }
+      if (random() % 2 != 0) continue;
+      for_each_shipped<E>([&]<class P>() {
         if constexpr (kvpolicy::CompressingPolicy<P>) {
-          if (rollback && kvpolicy::AccumulatingPolicy<P>) {
-            config = typename Plan::Config{};
-          } else if (!rollback && random() % 2 == 0) {
-            own.compress_every = 1 + random() % 60;
-            own.after_first_compress = random() % 2 == 0;
-            config = own;
-          }
+          if (!settings.template is<P>()) return;
+          auto config = settings.template get<P>();
+          config.compress_every = 1 + random() % 60;
+          config.after_first_compress = random() % 2 == 0;
+          plan.set(layer, head, config);
         }
       });
-      plan.set(layer, head, config);
     }
   }
   return plan;
 }
 
-template <class Plan>
+template <kvpolicy::Element E>
 class Twins {
  public:
-  using Cache = kvpolicy::KvCache<Plan>;
+  using Cache = kvpolicy::KvCache<E>;
 
-  Twins(const Plan& plan, const CacheOptions& options)
+  Twins(const kvpolicy::HeadPlan<E>& plan, const CacheOptions& options)
       : shape_{plan.shape()}, untouched_{plan, options}, saved_{plan, options} {}
 
   Cache& untouched() { return untouched_; }
@@ -124,14 +129,14 @@ struct RandomRun {
   bool other_options = false;  // the loaded cache gets other pages, and slow memory or not
 };
 
-template <class Plan>
-void random_twins(std::uint64_t seed, const Plan& plan, const RandomRun& run,
+template <kvpolicy::Element E>
+void random_twins(std::uint64_t seed, const kvpolicy::HeadPlan<E>& plan, const RandomRun& run,
                   std::size_t operations) {
   CAPTURE(seed);
   Random random{seed};
   const CacheOptions& options = run.options;
   std::pmr::unsynchronized_pool_resource elsewhere;
-  Twins<Plan> twins{plan, options};
+  Twins<E> twins{plan, options};
   for (std::size_t i = 0; i < operations; ++i) {
     CAPTURE(i);
     const std::size_t what = below(random, 32);

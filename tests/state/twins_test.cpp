@@ -3,14 +3,13 @@
 
 #include "state/twins.hpp"
 
-using kvpolicy::AnyPlan;
 using kvpolicy::DenseStorage;
 using kvpolicy::HeadBudgetCache;
 using kvpolicy::HeadPlan;
 
 namespace {
 
-template <class Plan>
+template <kvpolicy::Element E>
 void any_plans(std::uint64_t seed, bool other_options, std::size_t operations) {
   struct Case {
     std::size_t layers, kv_heads, group, max_rollback, max_append, page_rows, kept_queries;
@@ -29,7 +28,7 @@ void any_plans(std::uint64_t seed, bool other_options, std::size_t operations) {
     run.options.kept_queries = one.kept_queries;
     ++seed;
     kvpolicy::test::Random random{static_cast<unsigned>(seed)};
-    const auto plan = test::random_saved_plan<Plan>(run.shape, random, one.max_rollback > 0);
+    const auto plan = test::random_saved_plan<E>(run.shape, random, one.max_rollback > 0);
     test::random_twins(seed, plan, run, operations);
   }
 }
@@ -37,20 +36,19 @@ void any_plans(std::uint64_t seed, bool other_options, std::size_t operations) {
 }  // namespace
 
 TEST_CASE("a cache that is saved and loaded on the way goes on as one that never was") {
-  any_plans<HeadPlan<float>>(10, false, 60);
+  any_plans<float>(10, false, 60);
 }
 
-TEST_CASE("the same in 16 bits") { any_plans<HeadPlan<kvpolicy::bfloat16>>(20, false, 25); }
+TEST_CASE("the same in 16 bits") { any_plans<kvpolicy::bfloat16>(20, false, 25); }
 
 TEST_CASE("pages of another size and slow memory change where rows lie and nothing else") {
-  any_plans<HeadPlan<float>>(30, true, 40);
+  any_plans<float>(30, true, 40);
 }
 
 TEST_CASE("heads that share their layer's budget go on sharing") {
-  using Plan = HeadPlan<HeadBudgetCache<DenseStorage<float>>>;
   for (const std::size_t every : {std::size_t{0}, std::size_t{25}}) {
     test::RandomRun run{{2, 4, 4, 64}, {}, false};
-    Plan plan{run.shape};
+    HeadPlan<float> plan{run.shape};
     for (std::size_t head = 0; head < 8; ++head) {
       plan.set(head / 4, head % 4,
                HeadBudgetCache<DenseStorage<float>>::Config{

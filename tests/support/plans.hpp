@@ -6,12 +6,15 @@
 #include <doctest/doctest.h>
 
 #include <concepts>
+#include <cstddef>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
 #include <kvpolicy/kvpolicy.hpp>
 
 #include "support/policy_model.hpp"
+#include "support/shipped_plan.hpp"
 
 namespace test {
 
@@ -61,7 +64,7 @@ typename P::Config policy_config(const HeadSpec& spec) {
   return config;
 }
 
-/// The policy of the plan that is what the spec describes.
+/// Whether heads of policy P can be what the spec describes.
 template <class P>
 bool is_policy_of(const HeadSpec& spec) {
   using Storage = typename P::storage_type;
@@ -80,20 +83,24 @@ bool is_policy_of(const HeadSpec& spec) {
   return storage && spec.kind == Kind::full && P::name == "full";
 }
 
-template <class... Policies>
-kvpolicy::HeadPlan<Policies...> plan_of(std::type_identity<kvpolicy::HeadPlan<Policies...>>,
-                                        const ModelShape& shape, const std::vector<HeadSpec>& heads) {
-  using Plan = kvpolicy::HeadPlan<Policies...>;
-  Plan plan{shape};
+/// What the spec describes, as settings of the one shipped policy that can be so.
+template <kvpolicy::Element E>
+kvpolicy::HeadSettings<E> settings_of(const HeadSpec& spec) {
+  std::optional<kvpolicy::HeadSettings<E>> found;
+  for_each_shipped<E>([&]<class P>() {
+    if (!is_policy_of<P>(spec)) return;
+    REQUIRE(!found.has_value());
+    found = policy_config<P>(spec);
+  });
+  REQUIRE(found.has_value());
+  return *found;
+}
+
+template <kvpolicy::Element E>
+kvpolicy::HeadPlan<E> plan_of(const ModelShape& shape, const std::vector<HeadSpec>& heads) {
+  kvpolicy::HeadPlan<E> plan{shape};
   for (std::size_t i = 0; i < heads.size(); ++i) {
-    int found = 0;
-    const auto set = [&]<class P>() {
-      if (!is_policy_of<P>(heads[i])) return;
-      ++found;
-      plan.set(i / shape.kv_heads, i % shape.kv_heads, typename Plan::Config{policy_config<P>(heads[i])});
-    };
-    (set.template operator()<Policies>(), ...);
-    REQUIRE(found == 1);
+    plan.set(i / shape.kv_heads, i % shape.kv_heads, settings_of<E>(heads[i]));
   }
   return plan;
 }

@@ -113,12 +113,13 @@ void reorder_columns(std::span<T> weight, const HeadOrder& order, std::size_t he
 
 /// The plan for a model whose KV heads were moved by `orders`, one order for each layer.
 /// @throws ConfigError if the orders do not fit the plan.
-template <Element E>
-[[nodiscard]] HeadPlan<E> reordered(const HeadPlan<E>& plan, const std::vector<HeadOrder>& orders) {
+template <class... T>
+[[nodiscard]] auto reordered(const HeadPlan<T...>& plan, const std::vector<HeadOrder>& orders)
+    -> HeadPlan<typename HeadPlan<T...>::element_type> {
   const ModelShape& shape = plan.shape();
   require(orders.size() == shape.layers, "reordered: ", orders.size(), " orders, the plan has ",
           shape.layers, " layers");
-  HeadPlan<E> moved = plan;
+  HeadPlan<typename HeadPlan<T...>::element_type> moved = plan;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     require(orders[layer].size() == shape.kv_heads, "reordered: the order of layer ", layer,
             " has ", orders[layer].size(), " heads, the plan has ", shape.kv_heads);

@@ -128,8 +128,8 @@ class Menu {
 
 /// Choices for `search_plan` at `context` tokens: every row exact, in 8, 4 and 2 bits, and in 4 and 2 bits
 /// with keys per channel and a steady residual, which takes pages of at least 32 rows; windows and
-/// budgets of `min_rows`, twice as many, and so on below `context`, budgets also in 4 bits. Of these,
-/// what `Plan` has policies for. `importance` is [layers, kv_heads]: DuoAttention's gates, or
+/// budgets of `min_rows`, twice as many, and so on below `context`, budgets also in 4 bits.
+/// `importance` is [layers, kv_heads]: DuoAttention's gates, or
 /// `importance_of` HeadKV's scores; clipped to 0 to 1.
 /// @throws ConfigError for an importance that is not a number or does not fit, or a setting that does
 /// not work; CapacityError for a context beyond `max_text_tokens`

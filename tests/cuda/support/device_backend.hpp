@@ -77,10 +77,10 @@ struct TwoDeviceMemories : CountingDeviceMemory {
 
 /// Waits after each call: tests give their tensors back at once. Sink logits go to the device, where
 /// the cache copies them from.
-template <class Plan>
-class WaitingCache : public kvpolicy::cuda::KvCache<Plan> {
+template <kvpolicy::Element E>
+class WaitingCache : public kvpolicy::cuda::KvCache<E> {
  public:
-  using Base = kvpolicy::cuda::KvCache<Plan>;
+  using Base = kvpolicy::cuda::KvCache<E>;
   using Base::Base;
   explicit WaitingCache(Base base) : Base{std::move(base)} {}
 
@@ -117,10 +117,9 @@ class WaitingCache : public kvpolicy::cuda::KvCache<Plan> {
   static void wait() { kvpolicy::cuda::check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize"); }
 };
 
-template <class Plan>
+template <kvpolicy::Element E>
 struct DeviceBackend {
-  using E = typename Plan::element_type;
-  using Cache = WaitingCache<Plan>;
+  using Cache = WaitingCache<E>;
   using Options = kvpolicy::cuda::CacheOptions;
   using Memory = CountingDeviceMemory;
   using Out = E;
@@ -179,8 +178,8 @@ struct DeviceBackend {
 };
 
 /// A cache with slow memory: it does what the one without does.
-template <class Plan>
-struct SlowDeviceBackend : DeviceBackend<Plan> {
+template <kvpolicy::Element E>
+struct SlowDeviceBackend : DeviceBackend<E> {
   using Memory = TwoDeviceMemories;
 };
 

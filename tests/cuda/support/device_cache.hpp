@@ -286,7 +286,7 @@ inline DevicePlan mixed_device_plan(const kvpolicy::ModelShape& shape) {
   for (std::size_t l = 0; l < shape.layers; ++l) {
     for (std::size_t h = 0; h < shape.kv_heads; ++h) heads.push_back(all[(h + 3 * l) % all.size()]);
   }
-  return plan_of(std::type_identity<DevicePlan>{}, shape, heads);
+  return plan_of<kvpolicy::half>(shape, heads);
 }
 
 }  // namespace test

@@ -19,9 +19,8 @@ struct DeviceCase {
 };
 
 // Several sequences that between them have every head, rollback, page size and group.
-template <kvpolicy::Element E, class Backend = DeviceBackend<kvpolicy::HeadPlan<E>>>
+template <kvpolicy::Element E, class Backend = DeviceBackend<E>>
 void random_device_sequences(std::uint64_t seed, std::size_t operations) {
-  using Plan = kvpolicy::HeadPlan<E>;
   const std::vector<DeviceCase> cases{{1, 7, 1, 0, 1, 64}, {2, 4, 1, 0, 40, 64},  {7, 3, 1, 1, 1, 128},
                                 {4, 4, 1, 5, 9, 64}, {2, 3, 2, 70, 70, 64}, {16, 2, 1, 3, 2, 64}};
   const std::vector<HeadSpec> all = device_heads();
@@ -47,7 +46,7 @@ void random_device_sequences(std::uint64_t seed, std::size_t operations) {
     options.page_rows = one.page_rows;
     options.latest_rows = i % 3 * 80;
     options.launches = i % 2 == 0 ? kvpolicy::cuda::Launches::joint : kvpolicy::cuda::Launches::separate;
-    random_operations<Plan, E, Backend>(seed * 1000 + i, shape, heads, options, logits, operations);
+    random_operations<E, E, Backend>(seed * 1000 + i, shape, heads, options, logits, operations);
   }
 }
 

@@ -43,7 +43,7 @@ inline DevicePlan plan_with(const kvpolicy::ModelShape& shape, const std::vector
                             std::size_t first = 0) {
   std::vector<HeadSpec> heads;
   for (std::size_t i = 0; i < shape.kv_head_count(); ++i) heads.push_back(all[(first + i) % all.size()]);
-  return plan_of(std::type_identity<DevicePlan>{}, shape, heads);
+  return plan_of<kvpolicy::half>(shape, heads);
 }
 
 /// Every call goes to both.
