@@ -14,7 +14,6 @@
 #include <cstdint>
 
 #define KVPOLICY_DEVICE inline
-#define KVPOLICY_HOST_DEVICE inline
 #define KVPOLICY_KERNEL(threads, blocks_per_multiprocessor) inline void
 #define KVPOLICY_GRID_CONSTANT
 #define KVPOLICY_UNROLL

@@ -12,6 +12,7 @@
 #include <new>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include <kvpolicy/cache/compression.hpp>
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/cache/other_plan.hpp>
+#include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scalar_engine.hpp>
 #include <kvpolicy/core/scratch.hpp>
@@ -141,12 +143,7 @@ class KvCache {
   /// pending tree the first ones stay that fit into `tokens`, pending still.
   /// @throws RollbackError if a layer has committed that far, or has not come that far.
   void truncate(std::size_t tokens) {
-    for (std::size_t l = 0; l < held(layers_).size(); ++l) {
-      require<RollbackError>(tokens >= layers_[l].committed && tokens <= layers_[l].tokens,
-                             "KvCache::truncate: to ", tokens, " tokens, but layer ", l,
-                             " can go back to ", layers_[l].committed, " to ", layers_[l].tokens,
-                             " (max_rollback is ", options_.max_rollback, ")");
-    }
+    check_truncate<Layer>(name, held(layers_), tokens, options_.max_rollback);
     for (Layer& layer : layers_) layer.truncate(tokens);
   }
 
@@ -156,18 +153,7 @@ class KvCache {
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree
   void accept(std::span<const std::size_t> path) {
-    const Layer& first = held(layers_).front();
-    require<RollbackError>(!first.tree.empty(), "KvCache::accept: no tree is pending");
-    for (std::size_t l = 1; l < layers_.size(); ++l) {
-      require<RollbackError>(layers_[l].tokens == first.tokens &&
-                                 layers_[l].tree.nodes() == first.tree.nodes(),
-                             "KvCache::accept: layer ", l, " holds ", layers_[l].tree.size(),
-                             " nodes at ", layers_[l].tokens, " tokens, layer 0 ", first.tree.size(),
-                             " at ", first.tokens, "; truncate, and bring them to the same tree");
-    }
-    require<ShapeError>(is_path(first.tree.nodes(), path), "KvCache::accept: the ", path.size(),
-                        " nodes are no path that leads from the text downwards through the tree of ",
-                        first.tree.size(), " nodes");
+    check_accept<Layer>(name, held(layers_), path);
     for (Layer& layer : layers_) layer.accept(path);
   }
 
@@ -308,6 +294,8 @@ class KvCache {
  private:
   using Layer = CacheLayer<E>;
 
+  static constexpr std::string_view name = "KvCache";  // in messages
+
   friend class SavedCache;  // save and load: cache/saved_cache.hpp
 
   KvCache(const KvCache&) = default;
@@ -365,6 +353,7 @@ class KvCache {
       Layer& added = layers.emplace_back(Layer{
           {},
           {},
+          {},
           {options_.tail_rows(), shape.kv_heads, shape.head_dim, options_.memory},
           {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
       check_sharing(layer);
@@ -404,12 +393,6 @@ class KvCache {
     layer.tree.check_grows_to(*tree, tokens, options_.max_rollback);
   }
 
-  void check_capacity(const Layer& layer, std::size_t tokens) const {
-    require<CapacityError>(options_.max_tokens == 0 || tokens <= options_.max_tokens - layer.tokens,
-                           "KvCache: ", tokens, " more tokens after ", layer.tokens,
-                           " exceed max_tokens = ", options_.max_tokens);
-  }
-
   // ---- the three calls
 
   void step_any(std::size_t l, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
@@ -424,13 +407,12 @@ class KvCache {
     check_written_once(out);
     check_options(options, tokens, shape.q_heads);
     check_tree("step", layer, tokens, options.tree);
-    check_capacity(layer, tokens);
+    check_room(name, layer, tokens, options_.max_tokens);
     if (tokens == 0) return;
     check_range<E>("k", k);
     check_range<E>("v", v);
     if (options.tree != nullptr) layer.tree.prepare(*options.tree, layer.text());
-    const std::size_t uncommitted = layer.uncommitted() + tokens;
-    const std::size_t leaving = uncommitted - std::min(uncommitted, options_.max_rollback);
+    const std::size_t leaving = layer.leaving(tokens, options_.max_rollback);
     attend_uncounted(layer, q, out, layer.tokens, options, &k, &v, leaving);
     keep_rows(layer, k, v, leaving);
     layer.tokens += tokens;
@@ -464,10 +446,9 @@ class KvCache {
     const std::size_t tokens = k.tokens;
     check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
     check_tensor("v", v, tokens, shape.kv_heads, shape.head_dim);
-    require<CapacityError>(tokens <= options_.max_append, "KvCache::append: ", tokens,
-                           " rows, must be at most max_append = ", options_.max_append);
+    check_append(name, tokens, options_.max_append);
     check_tree("append", layer, tokens, tree);
-    check_capacity(layer, tokens);
+    check_room(name, layer, tokens, options_.max_tokens);
     if (tokens == 0) return;
     check_range<E>("k", k);
     check_range<E>("v", v);
@@ -477,8 +458,7 @@ class KvCache {
     if (tree != nullptr) layer.tree.prepare(*tree, layer.text());
     // The new rows stay in the tail until the next call, so that `attend` finds the policies as
     // they were before them: a window must not have moved on, a row not be quantised yet.
-    const std::size_t uncommitted = layer.uncommitted();
-    const std::size_t leaving = uncommitted - std::min(uncommitted, options_.max_rollback);
+    const std::size_t leaving = layer.leaving(0, options_.max_rollback);
     reserve(layer, leaving, {&layer, 1});
     layer.commit_tail(leaving);
     layer.tail.write(k, v, 0, tokens, layer.tokens);

@@ -13,21 +13,22 @@
 #include <kvpolicy/cache/pending_tree.hpp>
 #include <kvpolicy/cache/observation_window.hpp>
 #include <kvpolicy/cache/tail.hpp>
+#include <kvpolicy/core/progress.hpp>
+#include <kvpolicy/core/token_tree.hpp>
 #include <kvpolicy/policy/head.hpp>
 
 namespace kvpolicy {
 
-/// The parts of KvCache that concern a single layer.
+/// The parts of KvCache that concern a single layer. Committed rows were handed to the policies, the
+/// others lie in the tail; nodes of a tree count as tokens.
 template <Element E>
-struct CacheLayer {
+struct CacheLayer : Progress<std::size_t> {
   using element_type = E;
 
   std::vector<HeadPtr> heads;
   HeadRoles roles;  // of all heads together
   Tail<E> tail;
   ObservationWindow<E> queries;
-  std::size_t tokens = 0;     // seen, nodes of a tree included
-  std::size_t committed = 0;  // of them, handed to the policies; the others lie in the tail
   PendingTree tree = {};      // what the latest rows are, where they are guesses that branch
   // How the model's logits are made, as its last call said: a compression observes them alike.
   std::optional<float> scale = {};
@@ -41,7 +42,6 @@ struct CacheLayer {
     heads.push_back(std::move(head));
   }
 
-  [[nodiscard]] std::size_t uncommitted() const { return tokens - committed; }
   /// Tokens of the text, on which a pending tree hangs.
   [[nodiscard]] std::size_t text() const { return tokens - tree.size(); }
 
@@ -76,10 +76,8 @@ struct CacheLayer {
     queries.keep(root, path);
     tree.truncate(0);
     tokens = root + path.size();
-    // A node's choice stays if the node and all before it do: then it was made by the text's query.
-    std::size_t same = 0;
-    while (same < path.size() && path[same] == same) ++same;
-    undo_refresh(root + same);
+    // Where a node and all before it stay, its choice was made by the text's query.
+    undo_refresh(root + unmoved_nodes(path));
   }
 
   /// The oldest `rows` rows of the tail go to the policies, which have reserved for them.

@@ -2,7 +2,7 @@
 //
 // What a KV head keeps and what a query reads of it, as plain numbers. A policy states its rule
 // (`rule` of its policy_traits), and everything that treats heads of all policies alike goes by the
-// rule: the device cache, printed plans.
+// rule: the device cache, printed plans. What a rule's numbers mean is in core/rule_ranges.hpp.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/rotary.hpp>
+#include <kvpolicy/core/rule_ranges.hpp>
 
 namespace kvpolicy {
 
@@ -62,6 +63,22 @@ struct HeadRule {
   friend bool operator==(const HeadRule&, const HeadRule&) = default;
 
   [[nodiscard]] bool is_quantized() const { return kvpolicy::is_quantized(encoding); }
+
+  // The parts of the rule that say which rows.
+  [[nodiscard]] constexpr WindowRule<std::size_t> window_rule() const {
+    return {sinks, recent, chunk_mask};
+  }
+  /// Counts rows besides the sinks, which are never quantised.
+  [[nodiscard]] constexpr ResidualRule<std::size_t> key_residual() const {
+    return {residual, key_per_channel ? key_group : 1, kivi_flush};
+  }
+  [[nodiscard]] constexpr ResidualRule<std::size_t> value_residual() const { return {residual}; }
+  [[nodiscard]] constexpr ChunkRule<std::size_t> chunk_rule() const {
+    return {chunk, chunk == 0 ? 0 : chosen_rows / chunk, refresh_every};
+  }
+  [[nodiscard]] constexpr BudgetRule<std::size_t> budget_rule() const {
+    return {budget, kept_rows, compress_from, compress_every, after_first_compress};
+  }
 };
 
 }  // namespace kvpolicy

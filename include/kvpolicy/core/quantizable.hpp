@@ -12,13 +12,7 @@
 #include <bit>
 #include <cstdint>
 
-/// @cond
-#if defined(__CUDACC__)
-#define KVPOLICY_HOST_AND_DEVICE __host__ __device__
-#else
-#define KVPOLICY_HOST_AND_DEVICE
-#endif
-/// @endcond
+#include <kvpolicy/core/host_device.hpp>
 
 namespace kvpolicy {
 
@@ -27,11 +21,9 @@ inline constexpr float largest_quantizable = 65504.0F;
 
 /// Whether the float with these bits can be quantised. Pass the number as it is stored, rounded to
 /// the rows' element type: 65,450 becomes 65,536 in bfloat16.
-[[nodiscard]] KVPOLICY_HOST_AND_DEVICE constexpr bool is_quantizable(std::uint32_t bits) {
+[[nodiscard]] KVPOLICY_HOST_DEVICE constexpr bool is_quantizable(std::uint32_t bits) {
   return (bits & 0x7fffffffU) <= 0x477fe000U;  // 65504; NaN and infinity are above
 }
 static_assert(std::bit_cast<std::uint32_t>(largest_quantizable) == 0x477fe000U);
 
 }  // namespace kvpolicy
-
-#undef KVPOLICY_HOST_AND_DEVICE

@@ -101,6 +101,14 @@ class TokenTree {
   return true;
 }
 
+/// How many nodes of `path` keep their row when the path becomes the text: a node does if it and all
+/// nodes before it stay.
+[[nodiscard]] inline std::size_t unmoved_nodes(std::span<const std::size_t> path) {
+  std::size_t count = 0;
+  while (count < path.size() && path[count] == count) ++count;
+  return count;
+}
+
 /// Whether the nodes up to `node` form a chain after the text and all other nodes descend from it.
 [[nodiscard]] inline bool is_on_all_paths(const TokenTree& tree, std::size_t node) {
   if (node >= tree.size()) return false;

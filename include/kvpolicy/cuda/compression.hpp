@@ -164,7 +164,7 @@ class LayerCompression {
         // All but the window, where the text stays whole.
         const std::size_t left = layer_->survivors_of(head);
         how = {.window = static_cast<int>(settings.window),
-               .budget = static_cast<int>(left - std::min(left, settings.window)),
+               .budget = static_cast<int>(settings.budget_rule().candidates(left)),
                .kernel = static_cast<int>(settings.pooled_rows),
                .average = settings.pooling == Pooling::average};
       }

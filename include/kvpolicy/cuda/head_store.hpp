@@ -61,13 +61,18 @@ class HeadGeometry {
   }
   [[nodiscard]] std::size_t packed_pages(std::size_t rows) const {
     if (!packs()) return 0;
-    const std::size_t exact = settings_.sinks + settings_.residual;
-    const std::size_t main = up((rows - std::min(rows, exact)) / block_rows * block_rows);
+    // The kernels quantise a block of rows at a time, keys and values together.
+    const ResidualRule<std::size_t> rule{settings_.residual, block_rows};
+    const std::size_t main = up(rule.quantized(rows - std::min(rows, settings_.sinks)));
     const std::size_t ring = packed_ring();
     return (ring > 0 ? std::min(main, ring) : main) / context_.page_rows;
   }
   [[nodiscard]] std::size_t summary_pages(std::size_t rows) const {
-    return settings_.chunk == 0 ? 0 : up(rows / settings_.chunk) / context_.page_rows;
+    return up(closed_chunks(rows)) / context_.page_rows;
+  }
+
+  [[nodiscard]] std::size_t closed_chunks(std::size_t rows) const {
+    return settings_.chunk == 0 ? 0 : settings_.chunk_rule().closed(rows);
   }
 
   [[nodiscard]] std::size_t exact_page_bytes() const {
@@ -102,7 +107,7 @@ class HeadGeometry {
     // Rows that may be taken back are never far: what is staged is never written again.
     slow.latest_pages = up(std::max(context_.latest_rows, context_.tail_rows)) / context_.page_rows + 1;
     if (settings_.chunk == 0) return slow;
-    slow.budget_chunks = settings_.chosen_rows / settings_.chunk;
+    slow.budget_chunks = settings_.chunk_rule().budget;
     std::size_t rows = slow.budget_chunks * settings_.chunk;
     if (context_.max_tokens > 0) rows = std::min(rows, context_.max_tokens);
     slow.chosen_pages = slow.shift_pages = up(rows) / context_.page_rows;
@@ -203,7 +208,7 @@ class HeadStore {
     growth.packed = packed_.prepare(geometry.packed_pages(rows), stream);
     growth.summaries = summaries_.prepare(geometry.summary_pages(rows), stream);
     if (slow_) growth.slow = slow_->prepare(geometry.slow_pages(rows), stream);
-    const std::size_t chunks = settings_.chunk == 0 ? 0 : rows / settings_.chunk;
+    const std::size_t chunks = geometry.closed_chunks(rows);
     if (chunks > scored_chunks_) {
       growth.scores = allocate(context_.memory, chunks * sizeof(float), stream);
       growth.scored_chunks = chunks;
@@ -256,7 +261,7 @@ class HeadStore {
         static_cast<std::size_t>(view_.packed_end(static_cast<int>(committed)) - view_.sinks);
     other.packed_ = packed_.fork(geometry.packed_ring() > 0 ? 0 : packed_rows / page_rows,
                                  geometry.packed_pages(rows), writes, source_of(packed_));
-    const std::size_t chunks = settings_.chunk == 0 ? 0 : firm / settings_.chunk;
+    const std::size_t chunks = geometry.closed_chunks(firm);
     other.summaries_ = summaries_.fork(chunks / page_rows, geometry.summary_pages(rows), writes);
     if (survivors_ > 0) {
       other.survivors_ = survivors_;
@@ -333,7 +338,7 @@ class HeadStore {
     view_.inverse_frequencies = frequencies;
     view_.rotation_limit = number(settings.sinks + settings.recent) - 1;
     view_.chunk_rows = number(settings.chunk);
-    view_.budget_chunks = settings.chunk == 0 ? 0 : number(settings.chosen_rows / settings.chunk);
+    view_.budget_chunks = number(settings.chunk_rule().budget);
     view_.min_max = has_min_max_summary(settings);
     make_selections(writes);
     if (!geometry.is_slow()) return;
@@ -355,7 +360,7 @@ class HeadStore {
   [[nodiscard]] std::size_t selection_bytes() const {
     if (settings_.chunk == 0) return 0;
     const std::size_t slots = context_.selection_slots;
-    const std::size_t budget = settings_.chosen_rows / settings_.chunk;
+    const std::size_t budget = settings_.chunk_rule().budget;
     return sizeof(Selections) + (3 * slots + slots * budget) * sizeof(int);
   }
   void make_selections(DeviceWrites& writes) {

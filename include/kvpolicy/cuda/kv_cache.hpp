@@ -13,9 +13,11 @@
 #include <new>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/cuda/call_checks.hpp>
@@ -218,12 +220,7 @@ class KvCache {
   /// @throws RollbackError if a layer has committed that far, or has not come that far;
   /// CapacityError inside a capture, DeviceError
   void truncate(std::size_t tokens, cudaStream_t stream = nullptr) {
-    for (std::size_t l = 0; l < held(layers_).size(); ++l) {
-      require<RollbackError>(tokens >= layers_[l].committed && tokens <= layers_[l].tokens,
-                             "cuda::KvCache::truncate: to ", tokens, " tokens, but layer ", l,
-                             " can go back to ", layers_[l].committed, " to ", layers_[l].tokens,
-                             " (max_rollback is ", options_.max_rollback, ")");
-    }
+    check_truncate<Layer>(name, held(layers_), tokens, options_.max_rollback);
     refuse_capture(stream, "truncate");
     latest_ = stream;
     set_tokens(tokens, tokens, stream);
@@ -236,26 +233,14 @@ class KvCache {
   /// @throws RollbackError if no tree is pending or a step failed half-way through the layers,
   /// ShapeError if `path` is no path of the tree; CapacityError inside a capture, DeviceError
   void accept(std::span<const std::size_t> path, cudaStream_t stream = nullptr) {
-    const Layer& first = held(layers_).front();
-    require<RollbackError>(!first.tree.empty(), "cuda::KvCache::accept: no tree is pending");
-    for (std::size_t l = 1; l < layers_.size(); ++l) {
-      require<RollbackError>(layers_[l].tokens == first.tokens &&
-                                 layers_[l].tree.nodes() == first.tree.nodes(),
-                             "cuda::KvCache::accept: layer ", l, " holds ", layers_[l].tree.size(),
-                             " nodes at ", layers_[l].tokens, " tokens, layer 0 ", first.tree.size(),
-                             " at ", first.tokens, "; truncate, and bring them to the same tree");
-    }
-    require<ShapeError>(is_path(first.tree.nodes(), path), "cuda::KvCache::accept: the ", path.size(),
-                        " nodes are no path that leads from the text downwards through the tree of ",
-                        first.tree.size(), " nodes");
+    check_accept<Layer>(name, held(layers_), path);
     refuse_capture(stream, "accept");
     latest_ = stream;
-    const std::size_t root = first.text();
-    std::size_t unmoved = 0;
-    while (unmoved < path.size() && path[unmoved] == unmoved) ++unmoved;
+    const std::size_t root = layers_.front().text();
+    const std::size_t unmoved = unmoved_nodes(path);
     move_path(root, path, unmoved, stream);
     set_tokens(root + path.size(), root + unmoved, stream);
-    for (Layer& layer : layers_) layer.accept(path, unmoved);
+    for (Layer& layer : layers_) layer.accept(path);
   }
 
   /// Whether rows read otherwise after a commit than before, for some head quantises.
@@ -373,6 +358,7 @@ class KvCache {
   }
 
  private:
+  static constexpr std::string_view name = "cuda::KvCache";  // in messages
 
   KvCache(const Plan& plan, const CacheOptions& options, std::shared_ptr<Engine<E>> engine,
           cudaStream_t stream)
@@ -484,9 +470,7 @@ class KvCache {
   // Whole pages, so that a step asks once for the tokens of a page.
   void make_room(std::size_t l, std::size_t tokens, bool capturing, cudaStream_t stream) {
     const Layer& layer = layers_[l];
-    require<CapacityError>(
-        options_.max_tokens == 0 || tokens <= options_.max_tokens - layer.tokens, "cuda::KvCache: ",
-        tokens, " more tokens after ", layer.tokens, " exceed max_tokens = ", options_.max_tokens);
+    check_room(name, layer, tokens, options_.max_tokens);
     const std::size_t end = layer.tokens + tokens;
     if (end <= layer.reserved) return;
     require<CapacityError>(!capturing, "cuda::KvCache: ", tokens, " more tokens after ", layer.tokens,
@@ -548,8 +532,7 @@ class KvCache {
     const ModelShape& shape = plan_.shape();
     check_rows("k", k, k.tokens, shape.kv_heads, shape.head_dim);
     check_rows("v", v, k.tokens, shape.kv_heads, shape.head_dim);
-    require<CapacityError>(k.tokens <= options_.max_append, "cuda::KvCache::append: ", k.tokens,
-                           " rows, must be at most max_append = ", options_.max_append);
+    check_append(name, k.tokens, options_.max_append);
     const bool capturing = is_capturing(stream);
     if (!capturing) latest_ = stream;
     check_growth("append", layer, k.tokens, tree, capturing);
@@ -578,9 +561,9 @@ class KvCache {
                            " compresses by itself, for which it asks for memory: not in a graph");
     // While a graph is captured, the `append` in front was only recorded.
     require<ShapeError>(capturing ? q.tokens <= options_.tail_rows()
-                                  : q.tokens <= layer.tokens - layer.committed,
+                                  : q.tokens <= layer.uncommitted(),
                         "cuda::KvCache::attend: ", q.tokens, " queries, but only the latest ",
-                        layer.tokens - layer.committed, " rows have not been committed");
+                        layer.uncommitted(), " rows have not been committed");
     refuse_staging(l, options, capturing);
     if (options.tree == nullptr) {
       layer.tree.refuse("attend");
@@ -651,9 +634,9 @@ class KvCache {
 
   void commit_layer(std::size_t l, cudaStream_t stream) {
     Layer& layer = layers_[l];
-    if (layer.tokens == layer.committed) return;
+    if (layer.uncommitted() == 0) return;
     write_rows(l, nullptr, nullptr, 0, 0, stream, /*commit_all=*/true);
-    layer.committed = layer.tokens;
+    layer.advance(0, 0, 0);
   }
 
   // ---- trees

@@ -15,8 +15,10 @@
 
 #include <kvpolicy/cache/pending_tree.hpp>
 #include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/core/progress.hpp>
 #include <kvpolicy/cuda/head_store.hpp>
 #include <kvpolicy/cuda/options.hpp>
 #include <kvpolicy/cuda/query_ring.hpp>
@@ -24,7 +26,7 @@
 
 namespace kvpolicy::cuda {
 
-class Layer {
+class Layer : public Progress<std::size_t> {
  public:
   struct Shape {
     ModelShape model;
@@ -41,8 +43,6 @@ class Layer {
 
   std::vector<HeadStore> heads;
   QueryRing queries;
-  std::size_t tokens = 0;  ///< nodes of a tree included
-  std::size_t committed = 0;
   std::size_t reached = 0;  ///< the most tokens that it ever had
   std::size_t reserved = 0;
   PendingTree tree = {};  ///< what the latest rows are, where they are guesses that branch
@@ -59,9 +59,7 @@ class Layer {
     return {static_cast<int>(tokens), static_cast<int>(committed)};
   }
   void advance(std::size_t rows, std::size_t commit_rows, std::size_t max_rollback) {
-    const std::size_t end = tokens + commit_rows;
-    committed = std::max(committed, end - std::min(end, max_rollback));
-    tokens += rows;
+    Progress::operator=(after(rows, commit_rows, max_rollback));
     reached = std::max(reached, tokens);
   }
   /// Tokens of the text, on which a pending tree hangs.
@@ -72,14 +70,14 @@ class Layer {
     queries.truncate(to);
     undo_choices(to);
   }
-  /// Of the pending tree only `path` stays, as text. Its first `unmoved` nodes are where they were: of
-  /// the nodes' choices theirs stay, for they are those of the text's own queries.
-  void accept(std::span<const std::size_t> path, std::size_t unmoved) {
+  /// Of the pending tree only `path` stays, as text. The choices of its nodes that keep their row stay,
+  /// because the text's own queries made them.
+  void accept(std::span<const std::size_t> path) {
     const std::size_t root = text();
     queries.note_accepted(root, path);
     tree.truncate(0);
     tokens = root + path.size();
-    undo_choices(root + unmoved);
+    undo_choices(root + unmoved_nodes(path));
   }
 
   /// Whether any head has quantised rows, now or once it is compressed.
@@ -91,8 +89,7 @@ class Layer {
     std::size_t longest = 0;
     for (const HeadStore& head : heads) {
       const HeadRule& settings = head.settings();
-      std::size_t rows = tokens - head.evicted();
-      if (settings.recent > 0) rows = std::min(rows, settings.sinks + settings.recent);
+      std::size_t rows = settings.window_rule().kept_rows(tokens - head.evicted());
       if (request.selected && settings.chunk > 0) rows = std::min(rows, settings.chosen_rows);
       longest = std::max(longest, rows);
     }
@@ -200,12 +197,7 @@ class Layer {
   void note_refresh(std::size_t first, std::size_t count, std::size_t at, std::size_t max_rollback) {
     choices_.resize(heads.size());
     for (std::size_t head = first; head < first + count; ++head) {
-      if (heads[head].settings().chunk == 0) continue;
-      auto& choices = choices_[head];
-      // As the device does it (select.cuh).
-      if (!choices.empty() && choices.back().tokens == at) choices.pop_back();
-      choices.push_back({at, committed});
-      if (choices.size() > selection_slots(max_rollback)) choices.erase(choices.begin());
+      if (heads[head].settings().chunk > 0) choices_[head].add(at, committed, selection_slots(max_rollback));
     }
   }
 
@@ -219,17 +211,12 @@ class Layer {
   }
   /// Rows that a compression leaves a head.
   [[nodiscard]] std::size_t survivors_of(std::size_t head) const {
-    const HeadRule& settings = heads[head].settings();
-    const std::size_t rows = tokens - heads[head].evicted();
-    return tokens < settings.compress_from ? rows
-                                           : std::min(rows, settings.budget + settings.window);
+    return heads[head].settings().budget_rule().survivors(tokens - heads[head].evicted(), tokens);
   }
   [[nodiscard]] bool is_due(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
-    return settings.compress_every > 0 && knows_queries(settings.window) &&
-           committed >= settings.compress_from &&
-           committed >=
-               heads[head].evicted() + settings.budget + settings.window + settings.compress_every;
+    return knows_queries(settings.window) &&
+           settings.budget_rule().is_due(committed - heads[head].evicted(), committed, /*told=*/true);
   }
   [[nodiscard]] bool compresses_by_itself() const {
     return std::ranges::any_of(heads,
@@ -297,15 +284,25 @@ class Layer {
   }
 
  private:
-  struct Choice {
-    std::size_t tokens;
-    std::size_t committed;
+  // The choices that a head remembers, as the device does (select.cuh).
+  struct Choices {
+    ChoiceRing<std::size_t> ring;
+    std::vector<std::size_t> tokens;     // [slots]: of the text, with the query that chose
+    std::vector<std::size_t> committed;  // [slots]
+
+    void add(std::size_t at, std::size_t committed_then, std::size_t slots) {
+      ring.slots = slots;
+      tokens.resize(slots);
+      committed.resize(slots);
+      ring = ring.after_choice(at, tokens);
+      tokens[ring.latest] = at;
+      committed[ring.latest] = committed_then;
+    }
   };
 
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
-      : queries{std::move(own_queries)}, tokens{other.tokens}, committed{other.committed},
-        reached{other.reached}, tree{other.tree}, scale{other.scale}, softcap{other.softcap},
+      : Progress{other}, queries{std::move(own_queries)}, reached{other.reached}, tree{other.tree}, scale{other.scale}, softcap{other.softcap},
         q_heads_{other.q_heads_},
         memory_{other.memory_}, choices_{other.choices_},
         has_sink_logits_{other.has_sink_logits_}, staged_tokens_{other.staged_tokens_} {}
@@ -332,31 +329,30 @@ class Layer {
     return ++latest;
   }
 
-  // Choices by queries behind so many tokens go.
   void undo_choices(std::size_t to) {
-    for (auto& choices : choices_) {
-      while (!choices.empty() && choices.back().tokens > to) choices.pop_back();
-    }
+    for (Choices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens);
   }
 
   [[nodiscard]] bool knows_queries(std::size_t count) const {
     return queries.end() == tokens && queries.size() >= std::min(count, tokens);
   }
   [[nodiscard]] bool has_rows_to_drop(std::size_t head) const {
-    return heads[head].settings().compresses && survivors_of(head) < tokens - heads[head].evicted();
+    const HeadRule& settings = heads[head].settings();
+    return settings.compresses &&
+           settings.budget_rule().drops_rows(tokens - heads[head].evicted(), tokens);
   }
   [[nodiscard]] bool must_refresh(std::size_t head, bool asked) const {
     const HeadRule& settings = heads[head].settings();
     if (settings.chunk == 0) return false;
-    if (asked || head >= choices_.size() || choices_[head].empty()) return true;
-    return settings.refresh_every > 0 &&
-           committed - choices_[head].back().committed >= settings.refresh_every;
+    if (asked || head >= choices_.size() || choices_[head].ring.valid == 0) return true;
+    const Choices& own = choices_[head];
+    return settings.chunk_rule().is_stale(own.committed[own.ring.latest], committed);
   }
   [[nodiscard]] std::size_t sink_bytes() const { return q_heads_ * sizeof(float); }
 
   std::size_t q_heads_;
   MemoryResource* memory_;
-  std::vector<std::vector<Choice>> choices_;  // of each head; empty where none ever chose
+  std::vector<Choices> choices_;  // of each head
   Block sink_logits_;
   bool has_sink_logits_ = false;
   std::size_t staged_tokens_ = 0;  // that the places of staged pages are laid out for

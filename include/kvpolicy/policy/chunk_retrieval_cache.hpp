@@ -28,6 +28,9 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/core/choices.hpp>
+#include <kvpolicy/core/head_rule.hpp>
+#include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
 #include <kvpolicy/policy/policy.hpp>
@@ -104,7 +107,7 @@ class ChunkRetrievalCache {
 
   void reserve(std::size_t rows) {
     storage_.reserve(rows);
-    const std::size_t chunks = (storage_.end() + rows) / config_.chunk;
+    const std::size_t chunks = chunk_rule(config_).closed(storage_.end() + rows);
     for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
   }
   void release_spare() noexcept {
@@ -114,7 +117,7 @@ class ChunkRetrievalCache {
 
   void commit(const Segment& rows) {
     KVPOLICY_TRY {
-      const std::size_t chunks = (storage_.end() + rows.rows) / config_.chunk;
+      const std::size_t chunks = chunk_rule(config_).closed(storage_.end() + rows.rows);
       for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
       storage_.append(rows);
     }
@@ -135,8 +138,7 @@ class ChunkRetrievalCache {
   /// Whether a selected read must choose first.
   [[nodiscard]] bool selection_is_stale() const {
     if (selections_.empty()) return true;
-    return config_.refresh_every > 0 &&
-           storage_.end() - selections_.back().rows >= config_.refresh_every;
+    return chunk_rule(config_).is_stale(selections_.back().rows, storage_.end());
   }
 
   /// Chooses the chunks for the queries [group, head_dim] of this head; `score(rows, query, out)`
@@ -167,10 +169,11 @@ class ChunkRetrievalCache {
     }
     // Chunk 0 holds the attention sinks: always read, whatever its keys say.
     if (chunks > 0) scores.front() = std::numeric_limits<float>::infinity();
-    const std::span<std::size_t> chosen =
-        chosen_.take(std::min(config_.budget / config_.chunk, chunks));
+    const ChunkRule<std::size_t> rule = chunk_rule(config_);
+    const std::size_t rows = storage_.end();
+    const std::span<std::size_t> chosen = chosen_.take(rule.chosen(rows));
     top_rows(scores, ranks_.take(chunks), chosen);
-    Selection selection{std::move(spare_runs_), chunks * config_.chunk, storage_.end(), tokens, 0, {}};
+    Selection selection{std::move(spare_runs_), rule.closed_rows(rows), rows, tokens, 0, {}};
     selection.runs.clear();
     for (const std::size_t chunk : chosen) {
       const std::size_t first = chunk * config_.chunk;
@@ -198,7 +201,9 @@ class ChunkRetrievalCache {
 
   /// Takes back what queries behind the first `tokens` tokens chose: the text goes on from there.
   void undo_refresh(std::size_t tokens) noexcept {
-    while (!selections_.empty() && selections_.back().tokens > tokens) selections_.pop_back();
+    while (!selections_.empty() && is_taken_back(selections_.back().tokens, tokens)) {
+      selections_.pop_back();
+    }
     update_fast_rows();
   }
   /// The next selected read chooses first.
@@ -298,7 +303,7 @@ class ChunkRetrievalCache {
     archive(storage_);
     for (PlaneStore& side : summaries_) archive(side);
     archive(open_, selections_);
-    const std::size_t chunks = archive.rows() / config_.chunk;
+    const std::size_t chunks = chunk_rule(config_).closed(archive.rows());
     archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(),
                   " rows");
     for (const PlaneStore& side : summaries_) {
@@ -316,6 +321,10 @@ class ChunkRetrievalCache {
   }
 
  private:
+  [[nodiscard]] static ChunkRule<std::size_t> chunk_rule(const Config& config) {
+    return {config.chunk, config.budget / config.chunk, config.refresh_every};
+  }
+
   // Chosen rows taken out of the storage. They never change, so forks share them.
   struct Copies {
     RowCopies rows;
@@ -343,7 +352,7 @@ class ChunkRetrievalCache {
   // Whether a selection is one of this head's.
   [[nodiscard]] bool is_choice(const Selection& selection) const {
     if (selection.rows > storage_.end() ||
-        selection.chunks_end != selection.rows / config_.chunk * config_.chunk) {
+        selection.chunks_end != chunk_rule(config_).closed_rows(selection.rows)) {
       return false;
     }
     std::size_t behind = 0;
@@ -390,7 +399,7 @@ class ChunkRetrievalCache {
   // A rollback never goes behind the committed rows: of the choices up to there one is enough.
   void drop_old_selections() noexcept {
     const auto first_later = std::ranges::find_if(
-        selections_, [&](const Selection& s) { return s.tokens > storage_.end(); });
+        selections_, [&](const Selection& s) { return is_taken_back(s.tokens, storage_.end()); });
     if (first_later - selections_.begin() > 1) {
       spare_runs_ = std::move(selections_.front().runs);
       selections_.erase(selections_.begin(), first_later - 1);
@@ -432,7 +441,7 @@ class ChunkRetrievalCache {
                                                       const StorageContext& context,
                                                       std::size_t tokens) {
     return Summary::vectors *
-           PlaneStore::bytes_of_rows(summary_format(), context, 0, tokens / config.chunk);
+           PlaneStore::bytes_of_rows(summary_format(), context, 0, chunk_rule(config).closed(tokens));
   }
   [[nodiscard]] static RowFormat summary_format() { return {.encoding = encoding_of<element_type>}; }
 

@@ -20,7 +20,9 @@
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/row.hpp>
+#include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
@@ -152,17 +154,16 @@ class HeadBudgetCache {
   [[nodiscard]] std::size_t observed_queries() const { return observed_queries(config_); }
   /// Rows that stay when a longer text is compressed, where heads do not share.
   [[nodiscard]] static std::size_t capacity(const Config& config) {
-    return config.budget + Scorer::kept_rows(config.scorer);
+    return budget_rule(config).capacity();
   }
   /// Whether compressing would evict anything, once `more` rows were committed; of heads that share
   /// one may lose rows because another one would.
   [[nodiscard]] bool is_compressible(std::size_t more = 0) const {
-    return is_long_enough(more) && alone_ + more > capacity(config_);
+    return budget_rule(config_).drops_rows(alone_ + more, tokens(more));
   }
   /// Whether the config asks for a compression now.
   [[nodiscard]] bool wants_compress() const {
-    return config_.compress_every > 0 && (told_ || !config_.after_first_compress) &&
-           is_long_enough() && alone_ >= capacity(config_) + config_.compress_every;
+    return budget_rule(config_).is_due(alone_, tokens(), told_);
   }
   [[nodiscard]] static bool compresses_by_itself(const Config& config) {
     return config.compress_every > 0;
@@ -206,8 +207,7 @@ class HeadBudgetCache {
   /// The same in two steps, for heads that share: what the candidates are worth, ...
   [[nodiscard]] SharingHead compete(std::span<const float> sums, std::size_t group,
                                     std::size_t queries) const {
-    const std::size_t kept = std::min(Scorer::kept_rows(config_.scorer), alone_);
-    return {ranks(sums, group, queries), std::min(config_.budget, alone_ - kept),
+    return {ranks(sums, group, queries), budget_rule(config_).chosen(alone_),
             static_cast<std::size_t>(config_.safeguard * static_cast<double>(config_.budget))};
   }
   /// ... and which of them survive, ascending, besides the rows that always do.
@@ -223,7 +223,7 @@ class HeadBudgetCache {
     pending_.emplace(std::move(kept));
   }
   void finish_compress() noexcept {
-    if (is_long_enough()) alone_ = std::min(alone_, capacity(config_));
+    alone_ = budget_rule(config_).survivors(alone_, tokens());
     told_ = true;
     if (pending_) {
       storage_ = std::move(pending_->storage);
@@ -303,9 +303,14 @@ class HeadBudgetCache {
     return std::max(capacity(config),
                     config.compress_from - std::min<std::size_t>(config.compress_from, 1));
   }
-  // Whether the text is, with `more` rows: while none is gone its rows are all here.
-  [[nodiscard]] bool is_long_enough(std::size_t more = 0) const {
-    return evicted_ || storage_.end() + more >= config_.compress_from;
+  [[nodiscard]] static BudgetRule<std::size_t> budget_rule(const Config& config) {
+    return {config.budget, Scorer::kept_rows(config.scorer), config.compress_from,
+            config.compress_every, config.after_first_compress};
+  }
+  // Tokens of the text, with `more` rows. While no row is gone all are here, and where one is, the
+  // text was long enough.
+  [[nodiscard]] std::size_t tokens(std::size_t more = 0) const {
+    return (evicted_ ? std::max(storage_.end(), config_.compress_from) : storage_.end()) + more;
   }
 
   // Rows that were not compressed are exact whatever the storage.
@@ -326,7 +331,7 @@ class HeadBudgetCache {
 
   // Rows that are ranked: all but the latest that the scorer always keeps.
   [[nodiscard]] std::size_t candidates() const {
-    return storage_.end() - std::min(Scorer::kept_rows(config_.scorer), storage_.end());
+    return budget_rule(config_).candidates(storage_.end());
   }
 
   // Of the candidates; the higher rank survives. Rows that score the same beside a row that was

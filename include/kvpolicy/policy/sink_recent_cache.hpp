@@ -17,7 +17,9 @@
 #include <string_view>
 #include <vector>
 
+#include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/rotary.hpp>
+#include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/policy/policy.hpp>
 
 namespace kvpolicy {
@@ -117,28 +119,25 @@ class SinkRecentCache {
 
   void segments(const ReadRequest& request, SegmentList& out) const {
     sinks_.show(0, sinks_.end(), sink_prototype(), out);
-    const std::size_t first = std::clamp(oldest_visible(request), recent_.begin(), recent_.end());
-    recent_.show(first, recent_.end() - first,
-                 {.position = static_cast<std::int64_t>(config_.sinks + first), .reach = reach()},
-                 out);
+    const std::size_t sinks = config_.sinks;
+    const Rows shown = window_rule(config_).recent_among(
+        {sinks + recent_.begin(), sinks + recent_.end()}, first_position(request));
+    recent_.show(shown.begin - sinks, shown.rows(),
+                 {.position = static_cast<std::int64_t>(shown.begin), .reach = reach()}, out);
   }
 
   void uncommitted(const Segment& rows, const ReadRequest& request, SegmentList& out) const {
     if (rows.positions != nullptr) return uncommitted_nodes(rows, request, out);
-    const auto sinks = static_cast<std::int64_t>(config_.sinks);
-    const auto among_sinks = static_cast<std::size_t>(
-        std::clamp<std::int64_t>(sinks - rows.position, 0, static_cast<std::int64_t>(rows.rows)));
-    if (among_sinks > 0) {
-      Segment segment = rows.part(0, among_sinks);
+    const WindowRule<std::size_t> rule = window_rule(config_);
+    const auto position = static_cast<std::size_t>(rows.position);
+    const Rows all{position, position + rows.rows};
+    if (const Rows sinks = rule.sinks_among(all); sinks.rows() > 0) {
+      Segment segment = rows.part(0, sinks.rows());
       segment.rotation = sink_prototype().rotation;
       out.push_back(segment);
     }
-    const auto oldest = static_cast<std::int64_t>(oldest_visible(request)) + sinks;
-    const auto skipped = static_cast<std::size_t>(
-        std::clamp<std::int64_t>(oldest - rows.position, static_cast<std::int64_t>(among_sinks),
-                                 static_cast<std::int64_t>(rows.rows)));
-    if (skipped < rows.rows) {
-      Segment segment = rows.part(skipped, rows.rows - skipped);
+    if (const Rows recent = rule.recent_among(all, first_position(request)); recent.rows() > 0) {
+      Segment segment = rows.part(recent.begin - position, recent.rows());
       segment.reach = reach();
       out.push_back(segment);
     }
@@ -158,7 +157,7 @@ class SinkRecentCache {
     const std::size_t sinks = std::min(tokens, config.sinks);
     const std::size_t end = tokens - sinks;
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
-           Storage::bytes_of_rows(config.storage, context, end - std::min(end, config.recent), end);
+           Storage::bytes_of_rows(config.storage, context, first_recent(config, end), end);
   }
 
   [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
@@ -181,33 +180,33 @@ class SinkRecentCache {
     const std::size_t sinks = std::min(config_.sinks, archive.rows());
     const std::size_t end = archive.rows() - sinks;
     archive.check(sinks_.begin() == 0 && sinks_.end() == sinks && recent_.end() == end &&
-                      recent_.begin() == end - std::min(end, config_.recent),
+                      recent_.begin() == first_recent(config_, end),
                   "the first ", sinks, " and the latest ", std::min(end, config_.recent), " of ",
                   archive.rows(), " rows");
   }
 
  private:
   using Sinks = DenseStorage<element_type>;
+  using Rows = RowRange<std::size_t>;
 
-  [[nodiscard]] std::int64_t reach() const {
-    return config_.mask == Mask::exact ? static_cast<std::int64_t>(config_.recent)
-                                       : unlimited_reach;
+  [[nodiscard]] static WindowRule<std::size_t> window_rule(const Config& config) {
+    return {config.sinks, config.recent, config.mask == Mask::chunk};
   }
-
-  // The oldest row, numbered behind the sinks, that any query of the request may see.
-  [[nodiscard]] std::size_t oldest_visible(const ReadRequest& request) const {
-    const std::int64_t own = config_.mask == Mask::exact ? 1 : 0;
-    const std::int64_t oldest = request.first_position + own -
-                                static_cast<std::int64_t>(config_.recent) -
-                                static_cast<std::int64_t>(config_.sinks);
-    return static_cast<std::size_t>(std::max<std::int64_t>(oldest, 0));
+  // Rows of `recent_` are numbered from 0 after the sinks: the oldest one that stays of `end`.
+  [[nodiscard]] static std::size_t first_recent(const Config& config, std::size_t end) {
+    return window_rule(config).first_kept(config.sinks + end) - config.sinks;
+  }
+  [[nodiscard]] std::int64_t reach() const { return window_rule(config_).reach(unlimited_reach); }
+  [[nodiscard]] static std::size_t first_position(const ReadRequest& request) {
+    return static_cast<std::size_t>(request.first_position);
   }
 
   // The same for nodes of a tree, whose positions need not ascend.
   void uncommitted_nodes(const Segment& rows, const ReadRequest& request, SegmentList& out) const {
     enum class Seen { as_sink, in_window, never };
     const auto sinks = static_cast<std::int64_t>(config_.sinks);
-    const auto oldest = static_cast<std::int64_t>(oldest_visible(request)) + sinks;
+    const auto oldest =
+        static_cast<std::int64_t>(window_rule(config_).first_read(first_position(request)));
     const auto seen = [&](std::size_t row) {
       const std::int64_t position = rows.position_of(row);
       return position < sinks ? Seen::as_sink : position < oldest ? Seen::never : Seen::in_window;

@@ -26,6 +26,7 @@
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/quantizable.hpp>
 #include <kvpolicy/core/row.hpp>
+#include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
 
 namespace kvpolicy {
@@ -142,19 +143,17 @@ class ResidualStorage {
   }
   [[nodiscard]] std::size_t slow_bytes() const { return keys_.slow_bytes() + values_.slow_bytes(); }
   /// How many keys and values, counted from row 0, are quantised once `end` rows came.
-  [[nodiscard]] static std::pair<std::size_t, std::size_t> quantized_rows(
-      const Config& config, const StorageContext& context, std::size_t end) {
-    const std::size_t beyond = end - std::min(end, config.residual);
-    const std::size_t unit =
-        Keys == Granularity::per_token ? 1 : groups(config, context).first;
-    const std::size_t keys = config.flush == Flush::kivi ? end - end % config.residual
-                                                         : beyond - beyond % unit;
-    return {keys, beyond};
+  [[nodiscard]] static std::pair<std::size_t, std::size_t> quantized_rows(const Config& config,
+                                                                          std::size_t end) {
+    const ResidualRule<std::size_t> keys{config.residual, key_rows(config),
+                                         config.flush == Flush::kivi};
+    const ResidualRule<std::size_t> values{config.residual};
+    return {keys.quantized(end), values.quantized(end)};
   }
   [[nodiscard]] static std::size_t bytes_of_rows(const Config& config,
                                                  const StorageContext& context, std::size_t begin,
                                                  std::size_t end) {
-    const auto [keys, values] = quantized_rows(config, context, end);
+    const auto [keys, values] = quantized_rows(config, end);
     const auto side = [&](const RowFormat& format, std::size_t boundary) {
       boundary = std::max(begin, boundary);
       return PlaneStore::bytes_of_rows(format, context, begin, boundary) +
@@ -173,8 +172,8 @@ class ResidualStorage {
                                                  std::size_t end) {
     const std::size_t before = end - std::min<std::size_t>(end, 1);
     const std::size_t front = before - std::min(before, window);
-    const auto [old_keys, old_values] = quantized_rows(config, context, before);
-    const auto [keys, values] = quantized_rows(config, context, end);
+    const auto [old_keys, old_values] = quantized_rows(config, before);
+    const auto [keys, values] = quantized_rows(config, end);
     // Rows that leave the residual stand in both formats for a moment.
     const auto side = [&](const RowFormat& format, std::size_t old_boundary, std::size_t boundary) {
       return PlaneStore::bytes_of_rows(format, context, front, std::max(front, boundary)) +
@@ -209,7 +208,7 @@ class ResidualStorage {
   /// quantised at different times.
   [[nodiscard]] static std::size_t settled_rows(const Config& config,
                                                 const StorageContext& context, std::size_t end) {
-    const auto [keys, values] = quantized_rows(config, context, end);
+    const auto [keys, values] = quantized_rows(config, end);
     const std::size_t both = std::min(keys, values);
     return both - both % context.page_rows;
   }
@@ -415,7 +414,7 @@ class ResidualStorage {
     const std::size_t to = end() + rows;
     const std::size_t front = std::max(begin(), to - std::min(to, window));
     if (held_) return {to, front, keys_.boundary(), values_.boundary()};
-    const auto [keys, values] = quantized_rows(config_, context_, to);
+    const auto [keys, values] = quantized_rows(config_, to);
     return {to, front, std::max(keys, keys_.boundary()), std::max(values, values_.boundary())};
   }
 

@@ -37,13 +37,6 @@ struct AppendParams {
   int* out_of_range = nullptr;       ///< counts numbers that had to be clamped; or null
 };
 
-/// The counters after a call; the host computes its own by it.
-KVPOLICY_HOST_DEVICE LayerState state_after(const LayerState& before, int rows, int commit_rows,
-                                            int max_rollback) {
-  return {.tokens = before.tokens + rows,
-          .committed = larger(before.committed, before.tokens + commit_rows - max_rollback)};
-}
-
 template <int HeadDim>
 inline constexpr bool can_quantize = HeadDim == 64 || HeadDim == 128;
 
@@ -76,7 +69,7 @@ struct HeadAppend {
         sequence{of_sequence},
         kv_head{of_head},
         before{p.states[of_sequence]},
-        after{state_after(before, p.rows, p.commit_rows, p.max_rollback)} {
+        after{before.after(p.rows, p.commit_rows, p.max_rollback)} {
     if (head.slow == nullptr) return;
     entered_before = head.slow->state->entered;
     entered = larger(entered_before,
@@ -223,12 +216,12 @@ set_state_kernel(const KVPOLICY_GRID_CONSTANT SetStateParams params) {
   }
   Selections* choices = params.heads[i].selections;
   if (choices == nullptr) return;
-  // A selection by a query that was taken back is dropped, and the previous one is used again.
-  while (choices->valid > 0 && choices->tokens[choices->latest] > params.choices_until) {
-    choices->latest = (choices->latest > 0 ? choices->latest : choices->slots) - 1;
-    --choices->valid;
-    if (params.heads[i].slow != nullptr) params.heads[i].slow->state->gathered = -1;
-  }
+  const ChoiceRing<int> left =
+      choices->ring().after_rollback(params.choices_until, choices->tokens);
+  if (left.valid == choices->valid) return;
+  choices->latest = left.latest;
+  choices->valid = left.valid;
+  if (params.heads[i].slow != nullptr) params.heads[i].slow->state->gathered = -1;
 }
 
 }  // namespace kvpolicy::cuda

@@ -104,10 +104,7 @@ gather_kernel(const KVPOLICY_GRID_CONSTANT GatherParams p) {
   int end = count;
   if (slow.packed != 0) {  // rows that are not packed yet are in device memory anyway
     const int packed_end = head.packed_end(p.states[block_y() / p.kv_heads].committed);
-    end = 0;
-    for (int step = 1 << 30; step > 0; step /= 2) {
-      if (end + step <= count && chunks[end + step - 1] * head.chunk_rows < packed_end) end += step;
-    }
+    end = chunks_before(chunks, count, head.chunk_rows, packed_end);
   }
   const int before = slow.state->gathered;
   if (before == end) return;  // in all blocks, because no block changes it in this launch

@@ -12,7 +12,10 @@
 
 #include <climits>
 
+#include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/progress.hpp>
+#include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/tree.cuh>
@@ -21,11 +24,11 @@ namespace kvpolicy::cuda {
 
 inline constexpr int unlimited = INT_MAX;
 
+using kvpolicy::detail::larger;
+using kvpolicy::detail::smaller;
+
 /// The length of one sequence's text in one layer.
-struct LayerState {
-  int tokens = 0;     ///< Rows appended, tentative ones included.
-  int committed = 0;  ///< Rows that can no longer be taken back.
-};
+using LayerState = Progress<int>;
 
 /// The chunks that a selecting head reads, and its earlier selections, to which a rollback returns.
 /// They form a ring of `slots` selections; `chunks` is [slots, budget_chunks], each ascending.
@@ -37,12 +40,14 @@ struct Selections {
   int* ends = nullptr;    ///< [slots]: rows that could be selected; later rows are read too
   int* counts = nullptr;  ///< [slots]: number of selected chunks
   int* chunks = nullptr;
+
+  KVPOLICY_HOST_DEVICE ChoiceRing<int> ring() const { return {latest, valid, slots}; }
 };
 
 struct SlowRows;  // slow_rows.cuh
 
-/// One KV head of one sequence, in device memory. It has only numbers and addresses; the host knows
-/// which policy they describe (include/kvpolicy/cuda/describe.hpp).
+/// One KV head of one sequence, in device memory. It has only numbers and addresses: its rule
+/// (core/head_rule.hpp) as far as kernels need it, and where its rows are.
 struct HeadView {
   // Which rows live.
   int sinks = 0;
@@ -74,6 +79,8 @@ struct HeadView {
   SlowRows* slow = nullptr;  ///< set if the head's rows are in slow memory
 
   KVPOLICY_HOST_DEVICE bool is_packed() const { return encoding >= Encoding::uint8; }
+  KVPOLICY_HOST_DEVICE WindowRule<int> window_rule() const { return {sinks, recent, chunk_mask}; }
+  KVPOLICY_HOST_DEVICE ChunkRule<int> chunk_rule() const { return {chunk_rows, budget_chunks}; }
 
   /// The slot of row `row` among the exact slots.
   KVPOLICY_HOST_DEVICE int exact_slot(int row) const {
@@ -87,13 +94,13 @@ struct HeadView {
   }
   /// The first row that is not packed once `committed` tokens are.
   KVPOLICY_HOST_DEVICE int packed_end(int committed) const {
-    if (!is_packed() || residual == unlimited) return sinks;
-    const int beyond = committed - evicted - sinks - residual;
-    return sinks + (beyond > 0 ? beyond / block_rows * block_rows : 0);
+    if (!is_packed()) return sinks;
+    const ResidualRule<int> rule{residual, block_rows};
+    return sinks + rule.quantized(committed - evicted - sinks);
   }
   /// Chunks whose rows are all committed.
   KVPOLICY_HOST_DEVICE int closed_chunks(int committed) const {
-    return (committed - evicted) / chunk_rows;
+    return chunk_rule().closed(committed - evicted);
   }
 };
 
@@ -178,9 +185,16 @@ struct SegmentList {
   }
 };
 
-KVPOLICY_HOST_DEVICE int smaller(int a, int b) { return a < b ? a : b; }
-KVPOLICY_HOST_DEVICE int larger(int a, int b) { return a > b ? a : b; }
 KVPOLICY_HOST_DEVICE constexpr int quotient_up(int a, int b) { return (a + b - 1) / b; }
+
+/// How many of `count` ascending chunks begin before row `end`.
+KVPOLICY_HOST_DEVICE int chunks_before(const int* chunks, int count, int chunk_rows, int end) {
+  int before = 0;
+  for (int step = 1 << 30; step > 0; step /= 2) {
+    if (before + step <= count && chunks[before + step - 1] * chunk_rows < end) before += step;
+  }
+  return before;
+}
 
 /// Adds the nodes of a tree: first the cached ones, then the call's. Their rows begin at `row`, and
 /// node 0 is at text position `root`. The window's oldest row is `oldest`. Some nodes may be sinks
@@ -221,28 +235,21 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
       (request.own_rows ? state.tokens : state.tokens - request.queries) - request.older_nodes();
   list.first_position = first;
   const int stored = (tree ? first : state.tokens) - head.evicted;
-  const int reach = head.recent > 0 && !head.chunk_mask ? head.recent : unlimited;
+  const WindowRule<int> window = head.window_rule();
+  const int reach = window.reach(unlimited);
   const bool rotated = head.inverse_frequencies != nullptr;
   list.add({.rotated = rotated, .rows = smaller(head.sinks, stored)});
 
-  int from = head.sinks;
-  if (head.recent > 0) {
-    // The oldest row that the first query sees; with chunk_mask it sees `recent` earlier rows.
-    from = larger(from, first + request.tree.lowest + (head.chunk_mask ? 0 : 1) - head.recent);
-  }
+  int from = window.first_read(first + request.tree.lowest);
   const int oldest = from + head.evicted;
   const int packed_end = smaller(head.packed_end(state.committed), stored);
   if (request.selected && head.chunk_rows > 0 && head.selections->valid > 0) {
     const Selections& choice = *head.selections;
     const int* chunks = choice.chunks + choice.latest * head.budget_chunks;
     const int count = choice.counts[choice.latest];
-    int packed = 0;  // number of chunks in packed pages; no chunk is in both kinds of pages
-    for (int step = 1 << 30; step > 0; step /= 2) {
-      if (packed + step <= count && chunks[packed + step - 1] * head.chunk_rows < packed_end) {
-        packed += step;
-      }
-    }
     const int rows = head.chunk_rows;
+    // Chunks in packed pages; no chunk is in both kinds of pages.
+    const int packed = chunks_before(chunks, count, rows, packed_end);
     list.add({.source = Source::packed, .rows = packed * rows, .position = head.evicted,
               .chunks = chunks, .chunk_rows = rows});
     list.add({.rows = (count - packed) * rows, .position = head.evicted, .chunks = chunks + packed,
@@ -257,7 +264,7 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
   if (tree) {
     list_nodes(head, request, first, stored, oldest, reach, list);
   } else if (request.own_rows) {
-    const int sinks = smaller(larger(head.sinks - first, 0), request.queries);
+    const int sinks = window.sinks_among({first, first + request.queries}).rows();
     list.add({.source = Source::call, .rotated = rotated, .rows = sinks, .position = first});
     list.add({.source = Source::call, .rows = request.queries - sinks, .first = sinks,
               .position = first + sinks, .reach = reach});

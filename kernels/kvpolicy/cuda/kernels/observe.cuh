@@ -313,7 +313,7 @@ observe_score_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
   const int at_once = observe_heads_at_once<HeadDim>(p.group, p.window);
   // The window's own rows are neither ranked nor pooled into a neighbour. All other rows come
   // before the window's first query, so every query sees them.
-  const int candidates = seen.rows - how.window;
+  const int candidates = how.rule().candidates(seen.rows);
   const int half_width = how.kernel / 2;
   const int halo = quotient_up(half_width, 32) * 32;  // whole HeldKeys
   const int tile_candidates = votes_rows - 2 * halo;

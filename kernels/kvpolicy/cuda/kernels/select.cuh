@@ -209,22 +209,22 @@ refresh_select_kernel(const KVPOLICY_GRID_CONSTANT RefreshParams p) {
   const LayerState state = p.states[block_x() / p.kv_heads];
   Selections& choices = *head.selections;
   const int tokens = state.tokens + p.call_rows;
-  // Replaces a selection made at the same text length, because every rollback drops both or none.
-  const bool replaces = choices.valid > 0 && choices.tokens[choices.latest] == tokens;
-  const int slot = replaces ? choices.latest : (choices.latest + 1) % choices.slots;
-  const int valid = replaces ? choices.valid : smaller(choices.valid + 1, choices.slots);
-  const int n = head.closed_chunks(state.committed);
-  const int k = smaller(head.budget_chunks, n);
+  const ChoiceRing<int> ring = choices.ring().after_choice(tokens, choices.tokens);
+  const int slot = ring.latest;
+  const ChunkRule<int> rule = head.chunk_rule();
+  const int rows = state.committed - head.evicted;
+  const int n = rule.closed(rows);
+  const int k = rule.chosen(rows);
   int* chunks = choices.chunks + static_cast<long long>(slot) * head.budget_chunks;
   select_top<Threads>([&](long long chunk) { return rank_of(head.scores[chunk]); }, n, k,
                       [&](int i, int chunk) { chunks[i] = chunk; });
   sync_block();  // every thread has read the index of the latest selection
   if (thread_index() == 0) {
     choices.tokens[slot] = tokens;
-    choices.ends[slot] = n * head.chunk_rows;
+    choices.ends[slot] = rule.closed_rows(rows);
     choices.counts[slot] = k;
-    choices.latest = slot;
-    choices.valid = valid;
+    choices.latest = ring.latest;
+    choices.valid = ring.valid;
     if (head.slow != nullptr) head.slow->state->gathered = -1;
   }
 }
@@ -238,6 +238,8 @@ struct Compression {
   int budget = 0;  ///< Rows kept besides the window.
   int kernel = 1;  ///< Width of the pooling, in rows; odd.
   bool average = false;  ///< pools by the mean instead of the maximum
+
+  KVPOLICY_HOST_DEVICE BudgetRule<int> rule() const { return {budget, window}; }
 };
 
 /// Parameters to find the surviving rows of each compressing head of one sequence.
@@ -259,8 +261,8 @@ keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
   const Compression how = p.compressions[block_x()];
   if (how.window == 0) return;
   const int rows = p.state->tokens - p.heads[block_x()].evicted;
-  const int candidates = larger(rows - how.window, 0);
-  const int chosen = smaller(how.budget, candidates);
+  const int candidates = how.rule().candidates(rows);
+  const int chosen = how.rule().chosen(rows);
   int* kept = p.kept[block_x()];
   const float* scores = p.scores + block_x() * p.pitch;
   const float* unpooled = p.unpooled + block_x() * p.pitch;

@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <kvpolicy/core/host_device.hpp>
+
 namespace kvpolicy::cuda {
 
 /// Words that are moved together. A pointer to this type needs its alignment.
@@ -38,7 +40,6 @@ inline constexpr int warp_lanes = 32;
 #include <kvpolicy/core/dtype.hpp>
 
 #define KVPOLICY_DEVICE __device__ __forceinline__
-#define KVPOLICY_HOST_DEVICE __host__ __device__ __forceinline__
 #define KVPOLICY_KERNEL(threads, blocks_per_multiprocessor) \
   __global__ void __launch_bounds__(threads, blocks_per_multiprocessor)
 #define KVPOLICY_GRID_CONSTANT __grid_constant__

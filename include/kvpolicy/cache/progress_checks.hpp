@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a cache refuses because of how far its layers have come: rollbacks, and rows beyond its room.
+// The host cache and the device cache refuse the same calls in the same words. `cache` is the name
+// with which a message begins, and a layer is a Progress with a `tree`.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/progress.hpp>
+#include <kvpolicy/core/token_tree.hpp>
+
+namespace kvpolicy {
+
+/// @throws RollbackError if a layer cannot go back to `tokens` tokens
+template <class Layer>
+void check_truncate(std::string_view cache, std::span<const Layer> layers, std::size_t tokens,
+                    std::size_t max_rollback) {
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    require<RollbackError>(layers[l].can_return_to(tokens), cache, "::truncate: to ", tokens,
+                           " tokens, but layer ", l, " can go back to ", layers[l].committed, " to ",
+                           layers[l].tokens, " (max_rollback is ", max_rollback, ")");
+  }
+}
+
+/// @throws RollbackError if no tree is pending or the layers hold different ones, ShapeError if `path`
+/// is no path of the tree
+template <class Layer>
+void check_accept(std::string_view cache, std::span<const Layer> layers,
+                  std::span<const std::size_t> path) {
+  const Layer& first = layers.front();
+  require<RollbackError>(!first.tree.empty(), cache, "::accept: no tree is pending");
+  for (std::size_t l = 1; l < layers.size(); ++l) {
+    require<RollbackError>(
+        layers[l].tokens == first.tokens && layers[l].tree.nodes() == first.tree.nodes(), cache,
+        "::accept: layer ", l, " holds ", layers[l].tree.size(), " nodes at ", layers[l].tokens,
+        " tokens, layer 0 ", first.tree.size(), " at ", first.tokens,
+        "; truncate, and bring them to the same tree");
+  }
+  require<ShapeError>(is_path(first.tree.nodes(), path), cache, "::accept: the ", path.size(),
+                      " nodes are no path that leads from the text downwards through the tree of ",
+                      first.tree.size(), " nodes");
+}
+
+/// @throws CapacityError if a text that came so far has no room for `rows` more
+inline void check_room(std::string_view cache, const Progress<std::size_t>& text, std::size_t rows,
+                       std::size_t max_tokens) {
+  require<CapacityError>(text.has_room(rows, max_tokens), cache, ": ", rows, " more tokens after ",
+                         text.tokens, " exceed max_tokens = ", max_tokens);
+}
+
+/// @throws CapacityError for an append of more rows than may wait for their `attend`
+inline void check_append(std::string_view cache, std::size_t rows, std::size_t max_append) {
+  require<CapacityError>(rows <= max_append, cache, "::append: ", rows,
+                         " rows, must be at most max_append = ", max_append);
+}
+
+}  // namespace kvpolicy
