@@ -4,10 +4,9 @@
 // windows, groups and residuals are all crossed within a few hundred tokens.
 #pragma once
 
-#include <array>
 #include <cstddef>
+#include <optional>
 #include <random>
-#include <type_traits>
 
 #include <kvpolicy/plan/shipped_policies.hpp>
 
@@ -62,31 +61,25 @@ void randomize(Config& config, Random& random) {
   if constexpr (requires { config.storage; }) randomize(config.storage, random);
 }
 
-namespace detail {
+/// How many policies ship.
+inline constexpr std::size_t policy_count = [] {
+  std::size_t count = 0;
+  ::test::for_each_shipped<float>([&]<class P>() { ++count; });
+  return count;
+}();
 
-template <KvPolicy P>
-HeadSettings<typename P::element_type> random_settings_of(Random& random) {
-  typename P::Config config;
-  randomize(config, random);
-  return config;
-}
-template <KvPolicy... P>
-constexpr auto random_settings_of_each(std::type_identity<HeadPlan<P...>>) {
-  return std::array{&random_settings_of<P>...};
-}
-template <Element E>
-inline constexpr auto shipped_settings =
-    random_settings_of_each(std::type_identity<::test::ShippedPlan<E>>{});
-
-}  // namespace detail
-
-/// How many policies ship; the order of their list is ShippedPlan's.
-inline constexpr std::size_t policy_count = detail::shipped_settings<float>.size();
-
-/// Settings at random of policy number `policy`.
+/// Settings at random of policy number `policy` of ShippedPlan.
 template <Element E>
 HeadSettings<E> random_settings(Random& random, std::size_t policy) {
-  return detail::shipped_settings<E>[policy](random);
+  std::optional<HeadSettings<E>> settings;
+  std::size_t number = 0;
+  ::test::for_each_shipped<E>([&]<class P>() {
+    if (number++ != policy) return;
+    typename P::Config config;
+    randomize(config, random);
+    settings = config;
+  });
+  return *settings;
 }
 
 template <class Plan>

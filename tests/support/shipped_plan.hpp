@@ -31,7 +31,7 @@ using ShippedPlan = kvpolicy::HeadPlan<
 
 /// Calls visit.template operator()<P>() for each of them.
 template <kvpolicy::Element E, class Visit>
-void for_each_shipped(Visit visit) {
+constexpr void for_each_shipped(Visit visit) {
   [&]<class... P>(std::type_identity<kvpolicy::HeadPlan<P...>>) {
     (visit.template operator()<P>(), ...);
   }(std::type_identity<ShippedPlan<E>>{});
