@@ -29,6 +29,7 @@ inline std::vector<std::pair<std::string, HeadSpec>> all_heads() {
       {"budget", {.kind = Kind::budget, .budget = 30, .window = 8}},
       {"budget of nothing, average", {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true}},
       {"budget, compresses by itself", {.kind = Kind::budget, .budget = 24, .window = 3, .kernel = 1, .compress_every = 40}},
+      {"budget, by itself after the first", {.kind = Kind::budget, .budget = 11, .window = 4, .compress_every = 9, .after_first = true}},
       {"budget, short texts whole", {.kind = Kind::budget, .budget = 9, .window = 4, .compress_from = 75}},
       {"budget, short texts whole, by itself", {.kind = Kind::budget, .budget = 6, .window = 2, .compress_every = 20, .compress_from = 60}},
       {"budget, short texts whole, 4 bits", {.kind = Kind::budget, .budget = 20, .window = 5, .compress_from = 90, .bits = 4, .residual = 3}},

@@ -21,6 +21,7 @@
 #include "support/oracle.hpp"
 #include "support/plans.hpp"
 #include "support/policy_model.hpp"
+#include "support/rule_check.hpp"
 #include "support/tensors.hpp"
 
 namespace test {
@@ -209,6 +210,7 @@ class Sequence {
         CAPTURE(l);
         CAPTURE(h);
         check_held(l, h);
+        check_rule<std::size_t>(cache_.plan().at(l, h).rule(shape_.head_dim), layer.heads[h].model, layer.queries.size());
         if (layer.node_queries.empty()) check_shown(l, h);
       }
     }

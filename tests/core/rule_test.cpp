@@ -20,6 +20,7 @@
 #include <kvpolicy/core/rule_ranges.hpp>
 
 #include "support/policy_model.hpp"
+#include "support/rule_check.hpp"
 #include "support/tensors.hpp"
 
 using namespace kvpolicy;
@@ -105,6 +106,7 @@ HeadSpec spec_of(const HeadRule& rule, Kind kind) {
   HeadSpec spec{.kind = kind, .sinks = rule.sinks, .recent = rule.recent, .chunk_mask = rule.chunk_mask,
                 .budget = kind == Kind::budget ? rule.budget : rule.chosen_rows, .window = rule.window,
                 .compress_every = rule.compress_every, .compress_from = rule.compress_from,
+                .after_first = rule.after_first_compress,
                 .chunk = rule.chunk, .refresh_every = rule.refresh_every};
   if (rule.is_quantized()) {
     spec.bits = 4;
@@ -122,7 +124,8 @@ class TwoHeads {
  public:
   TwoHeads(Random& random, Kind kind)
       : random_{random}, max_rollback_{one_of(random, std::vector<std::size_t>{0, 1, 5, 70})},
-        text_{max_rollback_}, kind_{kind}, rule_{random_rule(random, kind)}, model_{spec_of(rule_, kind)} {
+        text_{max_rollback_}, kind_{kind}, rule_{random_rule(random, kind)}, part_{rule_},
+        model_{spec_of(rule_, kind)} {
     if (kind == Kind::budget) max_rollback_ = 0;
     text_ = TextModel{max_rollback_};
     ring_.slots = number(max_rollback_ + 2);
@@ -159,22 +162,6 @@ class TwoHeads {
   static Int number(std::size_t n) { return static_cast<Int>(n); }
   static std::size_t size(Int n) { return static_cast<std::size_t>(n); }
 
-  [[nodiscard]] WindowRule<Int> window() const {
-    return {number(rule_.window_rule().sinks), number(rule_.window_rule().recent), rule_.chunk_mask};
-  }
-  static ResidualRule<Int> residual(const ResidualRule<std::size_t>& rule) {
-    return {number(rule.residual), number(rule.unit), rule.kivi};
-  }
-  [[nodiscard]] ChunkRule<Int> chunks() const {
-    const ChunkRule<std::size_t> rule = rule_.chunk_rule();
-    return {number(rule.chunk), number(rule.budget), number(rule.refresh_every)};
-  }
-  [[nodiscard]] BudgetRule<Int> budget() const {
-    const BudgetRule<std::size_t> rule = rule_.budget_rule();
-    return {number(rule.budget), number(rule.kept_rows), number(rule.compress_from),
-            number(rule.compress_every), rule.after_first_compress};
-  }
-
   void move(std::size_t rows, std::size_t commit_rows, std::size_t max_rollback) {
     const Int leaving = progress_.leaving(number(commit_rows), number(max_rollback));
     const Int before = progress_.committed;
@@ -203,36 +190,9 @@ class TwoHeads {
     CHECK(progress_.has_room(3, 0));
     CHECK(progress_.has_room(3, progress_.tokens + 3));
     CHECK_FALSE(progress_.has_room(4, progress_.tokens + 3));
-    check_kept();
-    check_quantized();
+    test::check_rule<Int>(rule_, model_, text_.tokens());
     check_budget();
     check_choice();
-  }
-
-  void check_kept() {
-    if (kind_ == Kind::budget) return;
-    const std::size_t first = size(window().first_kept(progress_.committed));
-    std::vector<std::int64_t> kept;
-    for (std::size_t row = 0; row < text_.committed(); ++row) {
-      if (row < rule_.sinks || row >= first) kept.push_back(static_cast<std::int64_t>(row));
-    }
-    CHECK(kept == model_.kept());
-    CHECK(size(window().kept_rows(progress_.committed)) == kept.size());
-  }
-
-  void check_quantized() {
-    if (!rule_.is_quantized()) return;
-    const std::size_t rows = text_.committed() - std::min(text_.committed(), rule_.sinks);
-    const std::size_t keys = size(residual(rule_.key_residual()).quantized(number(rows)));
-    const std::size_t values = size(residual(rule_.value_residual()).quantized(number(rows)));
-    bool agree = true;
-    for (const std::int64_t position : model_.kept()) {
-      const auto row = static_cast<std::size_t>(position);
-      const bool sink = row < rule_.sinks;
-      agree = agree && model_.key_is_quantized(position) == (!sink && row - rule_.sinks < keys) &&
-              model_.value_is_quantized(position) == (!sink && row - rule_.sinks < values);
-    }
-    CHECK(agree);
   }
 
   // What the queries of a call read of the rows before it and of its own, in two pieces cut anywhere.
@@ -242,11 +202,11 @@ class TwoHeads {
     const std::size_t end = call + queries;
     const std::size_t cut = below(random_, end + 1);
     constexpr std::int64_t unlimited = std::int64_t{1} << 60;
-    const std::int64_t reach = window().reach(unlimited);
+    const std::int64_t reach = part_.window.reach(unlimited);
     std::vector<RowRange<Int>> sinks, recent;
     for (const RowRange<Int> rows : {RowRange<Int>{0, number(cut)}, RowRange<Int>{number(cut), number(end)}}) {
-      sinks.push_back(window().sinks_among(rows));
-      recent.push_back(window().recent_among(rows, number(call)));
+      sinks.push_back(part_.window.sinks_among(rows));
+      recent.push_back(part_.window.recent_among(rows, number(call)));
       for (const RowRange<Int>& part : {sinks.back(), recent.back()}) {
         CHECK(part.begin >= rows.begin);
         CHECK(part.end >= part.begin);
@@ -273,9 +233,7 @@ class TwoHeads {
   void check_budget() {
     if (kind_ != Kind::budget) return;
     const auto rows = number(model_.kept().size());
-    CHECK(budget().drops_rows(rows, progress_.committed) == model_.is_compressible());
-    CHECK(budget().is_due(rows, progress_.committed, told_) ==
-          (model_.wants_compress() && (told_ || !rule_.after_first_compress)));
+    CHECK(part_.budget.is_due(rows, progress_.committed, told_) == model_.wants_compress());
   }
 
   // Of the candidates random ones survive: which of them is the scorer's business.
@@ -283,19 +241,19 @@ class TwoHeads {
     if (kind_ != Kind::budget) return;
     const std::vector<std::int64_t> before = model_.kept();
     const auto rows = number(before.size());
-    const bool drops = model_.is_compressible();
     told_ = true;
-    if (!drops) {
-      CHECK(budget().survivors(rows, progress_.committed) == rows);
+    if (!model_.is_compressible()) {
+      model_.release();
+      CHECK(part_.budget.survivors(rows, progress_.committed) == rows);
       return;
     }
-    std::vector<std::int64_t> ranked(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(size(budget().candidates(rows))));
+    std::vector<std::int64_t> ranked(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(size(part_.budget.candidates(rows))));
     CHECK(ranked.size() + rule_.window == before.size());
     std::ranges::shuffle(ranked, random_);
-    ranked.resize(size(budget().chosen(rows)));
+    ranked.resize(size(part_.budget.chosen(rows)));
     std::set<std::int64_t> survivors(ranked.begin(), ranked.end());
     survivors.insert(before.end() - static_cast<std::ptrdiff_t>(rule_.kept_rows), before.end());
-    CHECK(size(budget().survivors(rows, progress_.committed)) == survivors.size());
+    CHECK(size(part_.budget.survivors(rows, progress_.committed)) == survivors.size());
     CHECK(survivors.size() == rule_.budget + rule_.window);
     model_.compress({survivors.begin(), survivors.end()});
   }
@@ -304,7 +262,7 @@ class TwoHeads {
   void choose() {
     if (kind_ != Kind::retrieval) return;
     model_.commit(text_.committed());
-    const auto count = static_cast<std::size_t>(chunks().chosen(progress_.committed));
+    const auto count = static_cast<std::size_t>(part_.chunks.chosen(progress_.committed));
     std::set<std::int64_t> chosen;
     if (count > 0) chosen.insert(0);
     while (chosen.size() < count) {
@@ -320,13 +278,12 @@ class TwoHeads {
 
   void check_choice() {
     if (kind_ != Kind::retrieval) return;
-    CHECK(static_cast<std::int64_t>(chunks().closed(progress_.committed)) == model_.full_chunks());
     const bool stale = ring_.valid == 0 ||
-                       chunks().is_stale(committed_at_[size(ring_.latest)], progress_.committed);
+                       part_.chunks.is_stale(committed_at_[size(ring_.latest)], progress_.committed);
     CHECK(stale == model_.selection_is_stale());
     if (ring_.valid == 0) return;
     const Int then = committed_at_[size(ring_.latest)];
-    CHECK(static_cast<std::int64_t>(chunks().closed_rows(then)) == model_.selected_until());
+    CHECK(static_cast<std::int64_t>(part_.chunks.closed_rows(then)) == model_.selected_until());
   }
 
   Random& random_;
@@ -334,6 +291,7 @@ class TwoHeads {
   TextModel text_;
   Kind kind_;
   HeadRule rule_;
+  test::RuleOf<Int> part_;
   HeadModel model_;
   Progress<Int> progress_;
   ChoiceRing<Int> ring_;

@@ -51,6 +51,7 @@ typename P::Config policy_config(const HeadSpec& spec) {
     config.budget = spec.budget;
     config.compress_from = spec.compress_from;
     config.compress_every = spec.compress_every;
+    config.after_first_compress = spec.after_first;
     if constexpr (requires { config.scorer.kernel; }) {
       config.scorer = {spec.window, spec.average ? kvpolicy::Pooling::average : kvpolicy::Pooling::max,
                        spec.kernel};

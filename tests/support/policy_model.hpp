@@ -25,6 +25,7 @@ struct HeadSpec {
   // budget
   std::size_t budget = 0, window = 8, kernel = 7, compress_every = 0;
   std::size_t compress_from = 0;  // a text of fewer rows stays whole
+  bool after_first = false;       // compresses by itself from the first compression on
   bool average = false;
   // retrieval (`budget` as well)
   std::size_t chunk = 8, refresh_every = 0;
@@ -105,7 +106,8 @@ class HeadModel {
     return committed_ >= spec_.compress_from && kept_.size() > spec_.budget + spec_.window;
   }
   [[nodiscard]] bool wants_compress() const {
-    return spec_.compress_every > 0 && committed_ >= spec_.compress_from &&
+    return spec_.compress_every > 0 && (released_ || !spec_.after_first) &&
+           committed_ >= spec_.compress_from &&
            kept_.size() >= spec_.budget + spec_.window + spec_.compress_every;
   }
 
@@ -270,7 +272,7 @@ class HeadModel {
   std::vector<std::int64_t> kept_;
   std::set<std::int64_t> quantized_keys_;
   std::set<std::int64_t> quantized_values_;
-  bool released_ = false;
+  bool released_ = false;  // whether it was ever compressed
   std::vector<Selection> selections_;
 };
 

@@ -760,6 +760,7 @@ class KvCache {
     refuse_capture(stream, "compress");
     latest_ = stream;
     compress_layers(first, count, /*only_due=*/false, stream);
+    for (std::size_t l = first; l < first + count; ++l) layers_[l].told_to_compress = true;
   }
   void compress_layers(std::size_t first, std::size_t count, bool only_due, cudaStream_t stream) {
     std::vector<LayerCompression<E>> compressions;

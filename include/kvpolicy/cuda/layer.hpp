@@ -45,6 +45,7 @@ class Layer : public Progress<std::size_t> {
   QueryRing queries;
   std::size_t reached = 0;  ///< the most tokens that it ever had
   std::size_t reserved = 0;
+  bool told_to_compress = false;  ///< ever
   PendingTree tree = {};  ///< what the latest rows are, where they are guesses that branch
   std::optional<float> scale = {};  ///< of the latest call, for a compression
   float softcap = 0.0F;
@@ -216,7 +217,8 @@ class Layer : public Progress<std::size_t> {
   [[nodiscard]] bool is_due(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
     return knows_queries(settings.window) &&
-           settings.budget_rule().is_due(committed - heads[head].evicted(), committed, /*told=*/true);
+           settings.budget_rule().is_due(committed - heads[head].evicted(), committed,
+                                         told_to_compress);
   }
   [[nodiscard]] bool compresses_by_itself() const {
     return std::ranges::any_of(heads,
@@ -302,7 +304,8 @@ class Layer : public Progress<std::size_t> {
 
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
-      : Progress{other}, queries{std::move(own_queries)}, reached{other.reached}, tree{other.tree}, scale{other.scale}, softcap{other.softcap},
+      : Progress{other}, queries{std::move(own_queries)}, reached{other.reached},
+        told_to_compress{other.told_to_compress}, tree{other.tree}, scale{other.scale}, softcap{other.softcap},
         q_heads_{other.q_heads_},
         memory_{other.memory_}, choices_{other.choices_},
         has_sink_logits_{other.has_sink_logits_}, staged_tokens_{other.staged_tokens_} {}

@@ -45,9 +45,6 @@ inline void check_compressing(const HeadRule& rule) {
           " have no kernel; rank by ", SnapKvScorer::name, ", or run the plan on the host");
   require(!rule.share_in_layer, "cuda: heads that share a layer's budget (share_in_layer) have no "
           "kernel; give every head its own, or run the plan on the host");
-  require(!rule.after_first_compress || rule.compress_every == 0,
-          "cuda: after_first_compress has no kernel; set compress_every after the prompt, or run the "
-          "plan on the host");
   require(rule.window >= 1 && rule.window <= 64, "cuda: window is ", rule.window,
           " queries, must be 1 to 64");
   require(rule.pooled_rows <= 65, "cuda: the pooling kernel is ", rule.pooled_rows,

@@ -201,6 +201,7 @@ inline std::vector<HeadSpec> device_heads() {
       {.kind = Kind::budget, .budget = 30, .window = 8},
       {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true},
       {.kind = Kind::budget, .budget = 24, .window = 3, .kernel = 1, .compress_every = 40},
+      {.kind = Kind::budget, .budget = 11, .window = 4, .compress_every = 9, .after_first = true},
       {.kind = Kind::budget, .budget = 9, .window = 4, .compress_from = 75},
       {.kind = Kind::budget, .budget = 6, .window = 2, .compress_every = 20, .compress_from = 60},
       {.kind = Kind::budget, .budget = 20, .window = 5, .compress_from = 90, .bits = 4, .residual = 3},
