@@ -99,9 +99,10 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
   check(std::type_identity<HeadBudgetCache<DenseStorage<float>, KeyNormScorer>>{});
   check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>>>{});
   check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>>{});
-  io::OrderedJson rotary;
-  io::JsonFieldWriter writer{rotary};
+  std::string text = "{";
+  io::JsonFieldWriter writer{text, "dense"};
   RotaryConfig{}.fields(writer);
+  const io::Json rotary = io::parse_json(text + '}', "rotary");
   CHECK(rotary.size() == 6);
   for (const auto& [key, value] : rotary.items()) says("`" + key + "`");
   for (const char* words : {"`compress_from` 0", "`after_first_compress` false", "`share_in_layer` false", "`safeguard` 0.2"}) says(words);
