@@ -74,8 +74,8 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
     CHECK_MESSAGE(text.find(words) != std::string::npos, "docs/formats.md does not say: " << words);
   };
   const auto check = [&]<class P>(std::type_identity<P>) {
-    const io::OrderedJson setting = io::write_setting(HeadSettings<float>::of<P>());
-    const auto check_keys = [&](const io::OrderedJson& object) {
+    const io::Json setting = io::parse_json(io::write_setting(HeadSettings<float>::of<P>()), "setting");
+    const auto check_keys = [&](const io::Json& object) {
       for (const auto& [key, value] : object.items()) {
         if (key == "policy" || key == "scorer" || key == "summary" || key == "type") {
           says(key == "type" ? "`" + value.template get<std::string>() + "`" : value.template get<std::string>());
@@ -99,10 +99,10 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
   check(std::type_identity<HeadBudgetCache<DenseStorage<float>, KeyNormScorer>>{});
   check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>>>{});
   check(std::type_identity<ChunkRetrievalCache<DenseStorage<float>, MinMaxKey>>{});
-  std::string text = "{";
-  io::JsonFieldWriter writer{text, "dense"};
+  std::string members = "{";
+  io::JsonFieldWriter writer{members, "dense"};
   RotaryConfig{}.fields(writer);
-  const io::Json rotary = io::parse_json(text + '}', "rotary");
+  const io::Json rotary = io::parse_json(members + "}", "rotary");
   CHECK(rotary.size() == 6);
   for (const auto& [key, value] : rotary.items()) says("`" + key + "`");
   for (const char* words : {"`compress_from` 0", "`after_first_compress` false", "`share_in_layer` false", "`safeguard` 0.2"}) says(words);
