@@ -64,7 +64,7 @@ TEST_CASE("docs/formats.md: the limits are those of the code") {
   static_assert(io::JsonLimits{}.most_values == 4'194'304);
   says("| values and keys of a JSON file, all together | 4,194,304 |");
   static_assert(io::JsonLimits{}.deepest == 16);
-  says("| arrays and objects inside one another | 16 |");
+  says("| depth of arrays and objects | 16 |");
 }
 
 // Each setting written with all of its keys: the page names every one of them, with its default.
