@@ -293,7 +293,7 @@ class TwoHeads {
   HeadRule rule_;
   test::RuleOf<Int> part_;
   HeadModel model_;
-  Progress<Int> progress_;
+  TextProgress<Int> progress_;
   ChoiceRing<Int> ring_;
   std::vector<Int> chosen_at_, committed_at_;
   bool told_ = false;
@@ -355,6 +355,6 @@ TEST_CASE("numbers at the ends of a text") {
   CHECK(RowRange<std::size_t>{5, 2}.rows() == 0);
   CHECK(ResidualRule<int>{.residual = 2147483647}.quantized(2147483647) == 0);
   CHECK(ResidualRule<int>{.residual = 0, .unit = 64}.quantized(127) == 64);
-  CHECK(Progress<std::size_t>{.tokens = 9, .committed = 2}.has_room(0, 5));
-  CHECK_FALSE(Progress<std::size_t>{.tokens = 9, .committed = 2}.has_room(1, 5));
+  CHECK(TextProgress<std::size_t>{.tokens = 9, .committed = 2}.has_room(0, 5));
+  CHECK_FALSE(TextProgress<std::size_t>{.tokens = 9, .committed = 2}.has_room(1, 5));
 }

@@ -22,7 +22,7 @@ namespace kvpolicy {
 /// The parts of KvCache that concern a single layer. Committed rows were handed to the policies, the
 /// others lie in the tail; nodes of a tree count as tokens.
 template <Element E>
-struct CacheLayer : Progress<std::size_t> {
+struct CacheLayer : TextProgress<std::size_t> {
   using element_type = E;
 
   std::vector<HeadPtr> heads;

@@ -2,7 +2,7 @@
 //
 // What a cache refuses because of how far its layers have come: rollbacks, and rows beyond its room.
 // The host cache and the device cache refuse the same calls in the same words. `cache` is the name
-// with which a message begins, and a layer is a Progress with a `tree`.
+// with which a message begins, and a layer is a TextProgress with a `tree`.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +46,7 @@ void check_accept(std::string_view cache, std::span<const Layer> layers,
 }
 
 /// @throws CapacityError if a text that came so far has no room for `rows` more
-inline void check_room(std::string_view cache, const Progress<std::size_t>& text, std::size_t rows,
+inline void check_room(std::string_view cache, const TextProgress<std::size_t>& text, std::size_t rows,
                        std::size_t max_tokens) {
   require<CapacityError>(text.has_room(rows, max_tokens), cache, ": ", rows, " more tokens after ",
                          text.tokens, " exceed max_tokens = ", max_tokens);

@@ -11,7 +11,7 @@ namespace kvpolicy {
 
 /// Two counters. `Int` is std::size_t on the host and int in kernels.
 template <class Int>
-struct Progress {
+struct TextProgress {
   Int tokens = 0;     ///< rows appended, tentative ones included
   Int committed = 0;  ///< of them, rows that can no longer be taken back
 
@@ -20,7 +20,7 @@ struct Progress {
   /// After a call that appends `rows` rows. It commits all rows up to `commit_rows` of its own, except
   /// the latest `max_rollback` of those. A step commits all rows that it brings (`commit_rows` =
   /// `rows`), an append none (0); a commit brings no row and leaves none to roll back.
-  [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Progress after(Int rows, Int commit_rows,
+  [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr TextProgress after(Int rows, Int commit_rows,
                                                               Int max_rollback) const {
     return {tokens + rows,
             detail::larger(committed, detail::minus(tokens + commit_rows, max_rollback))};
@@ -39,7 +39,7 @@ struct Progress {
     return max_tokens == 0 || rows <= detail::minus(max_tokens, tokens);
   }
 
-  friend bool operator==(const Progress&, const Progress&) = default;
+  friend bool operator==(const TextProgress&, const TextProgress&) = default;
 };
 
 }  // namespace kvpolicy

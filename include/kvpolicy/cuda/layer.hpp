@@ -26,7 +26,7 @@
 
 namespace kvpolicy::cuda {
 
-class Layer : public Progress<std::size_t> {
+class Layer : public TextProgress<std::size_t> {
  public:
   struct Shape {
     ModelShape model;
@@ -60,7 +60,7 @@ class Layer : public Progress<std::size_t> {
     return {static_cast<int>(tokens), static_cast<int>(committed)};
   }
   void advance(std::size_t rows, std::size_t commit_rows, std::size_t max_rollback) {
-    Progress::operator=(after(rows, commit_rows, max_rollback));
+    TextProgress::operator=(after(rows, commit_rows, max_rollback));
     reached = std::max(reached, tokens);
   }
   /// Tokens of the text, on which a pending tree hangs.
@@ -304,7 +304,7 @@ class Layer : public Progress<std::size_t> {
 
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
-      : Progress{other}, queries{std::move(own_queries)}, reached{other.reached},
+      : TextProgress{other}, queries{std::move(own_queries)}, reached{other.reached},
         told_to_compress{other.told_to_compress}, tree{other.tree}, scale{other.scale}, softcap{other.softcap},
         q_heads_{other.q_heads_},
         memory_{other.memory_}, choices_{other.choices_},

@@ -28,7 +28,7 @@ using kvpolicy::detail::larger;
 using kvpolicy::detail::smaller;
 
 /// The length of one sequence's text in one layer.
-using LayerState = Progress<int>;
+using LayerState = TextProgress<int>;
 
 /// The chunks that a selecting head reads, and its earlier selections, to which a rollback returns.
 /// They form a ring of `slots` selections; `chunks` is [slots, budget_chunks], each ascending.
