@@ -15,6 +15,7 @@
 
 namespace kvpolicy {
 
+/// Refuses a rollback that some layer cannot make.
 /// @throws RollbackError if a layer cannot go back to `tokens` tokens
 template <class Layer>
 void check_truncate(std::string_view cache, std::span<const Layer> layers, std::size_t tokens,
@@ -26,6 +27,7 @@ void check_truncate(std::string_view cache, std::span<const Layer> layers, std::
   }
 }
 
+/// Refuses a path that cannot be accepted in all layers.
 /// @throws RollbackError if no tree is pending or the layers hold different ones, ShapeError if `path`
 /// is no path of the tree
 template <class Layer>
@@ -45,6 +47,7 @@ void check_accept(std::string_view cache, std::span<const Layer> layers,
                       first.tree.size(), " nodes");
 }
 
+/// Refuses rows beyond `max_tokens`; 0 is no limit.
 /// @throws CapacityError if a text that came so far has no room for `rows` more
 inline void check_room(std::string_view cache, const TextProgress<std::size_t>& text, std::size_t rows,
                        std::size_t max_tokens) {
@@ -52,6 +55,7 @@ inline void check_room(std::string_view cache, const TextProgress<std::size_t>& 
                          text.tokens, " exceed max_tokens = ", max_tokens);
 }
 
+/// Refuses an append of too many rows.
 /// @throws CapacityError for an append of more rows than may wait for their `attend`
 inline void check_append(std::string_view cache, std::size_t rows, std::size_t max_append) {
   require<CapacityError>(rows <= max_append, cache, "::append: ", rows,

@@ -53,7 +53,8 @@ inline void check_compressing(const HeadRule& rule) {
 
 }  // namespace detail
 
-/// @throws ConfigError for what the kernels do not serve.
+/// Refuses a rule that the kernels do not serve.
+/// @throws ConfigError
 inline void check_served(const HeadRule& rule, std::size_t head_dim) {
   if (rule.is_quantized()) detail::check_quantized(rule, head_dim);
   if (rule.compresses) detail::check_compressing(rule);

@@ -41,6 +41,7 @@ struct HeadCall {
 
 /// Tells one type from another, also where a shared library with hidden symbols has made the head.
 using TypeTag = std::type_index;
+/// The tag of T.
 template <class T>
 [[nodiscard]] TypeTag type_tag_of() noexcept {
   return typeid(T);
