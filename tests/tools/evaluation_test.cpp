@@ -19,6 +19,7 @@
 #include <common/files.hpp>
 #include <common/sequence.hpp>
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "byte_model.hpp"
 

@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <reference_model/llama.hpp>
 
 #include <common/exam.hpp>

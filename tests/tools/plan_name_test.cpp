@@ -52,7 +52,7 @@ TEST_CASE("numbers have places, settings have names, and all that was taken is k
   CHECK(plan.count("capacity", 1) == 128);
   CHECK(plan.count("window", 8) == 8);
   CHECK(plan.number("beta", 1.005) == 2.0);
-  CHECK(plan.choice("pooling", Pooling::max, io::pooling_names) == Pooling::max);
+  CHECK(plan.choice("pooling", Pooling::max) == Pooling::max);
   CHECK(plan.count("kernel", 7) == 29);
   plan.refuse_others();
   CHECK(shown_settings(plan.settings()) ==
@@ -70,7 +70,7 @@ TEST_CASE("what a name gives twice, misspells or gives too much of is refused") 
       PlanName plan{text};
       plan.place({"capacity"});
       static_cast<void>(plan.count("capacity", 1));
-      static_cast<void>(plan.choice("pooling", Pooling::max, io::pooling_names));
+      static_cast<void>(plan.choice("pooling", Pooling::max));
       plan.refuse_others();
     });
   };

@@ -11,6 +11,7 @@
 #include <common/files.hpp>
 #include <common/plan_view.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "support/temporary_folder.hpp"
 #include "tool_plan.hpp"

@@ -17,6 +17,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <kvpolicy/plan/shipped_policies.hpp>
+
 #include "byte_model.hpp"
 
 using namespace kvpolicy;

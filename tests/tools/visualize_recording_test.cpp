@@ -15,6 +15,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/plan/shipped_policies.hpp>
 #include <model/dense_attention.hpp>
 
 #include "byte_model.hpp"
