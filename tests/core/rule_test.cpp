@@ -174,7 +174,7 @@ class TwoHeads {
     CHECK(progress_.can_return_to(number(length)) == text_.can_return_to(length));
     if (!text_.can_return_to(length)) return;
     progress_.tokens = number(length);
-    ring_ = ring_.after_rollback(number(length), chosen_at_);
+    ring_ = ring_.after_rollback(number(length), chosen_at_.data());
     text_.truncate(length);
     model_.truncate(length);
   }
@@ -271,7 +271,7 @@ class TwoHeads {
     const std::vector<double> equal(static_cast<std::size_t>(model_.full_chunks()), 0.0);
     CHECK(model_.may_select(chosen, equal, 0.0));
     model_.select(chosen, text_.tokens());
-    ring_ = ring_.after_choice(progress_.tokens, chosen_at_);
+    ring_ = ring_.after_choice(progress_.tokens, chosen_at_.data());
     chosen_at_[size(ring_.latest)] = progress_.tokens;
     committed_at_[size(ring_.latest)] = progress_.committed;
   }
@@ -323,14 +323,14 @@ TEST_CASE_TEMPLATE("random choices and rollbacks: the ring returns to the choice
     for (Int name = 1; name < 3000; ++name) {
       if (below(random, 3) > 0) {
         length += below(random, 3);
-        ring = ring.after_choice(static_cast<Int>(length), lengths);
+        ring = ring.after_choice(static_cast<Int>(length), lengths.data());
         lengths[static_cast<std::size_t>(ring.latest)] = static_cast<Int>(length);
         names[static_cast<std::size_t>(ring.latest)] = name;
         model[length] = name;
         if (model.size() > slots) model.erase(model.begin());
       } else {
         length -= below(random, std::min<std::size_t>(length, 5));
-        ring = ring.after_rollback(static_cast<Int>(length), lengths);
+        ring = ring.after_rollback(static_cast<Int>(length), lengths.data());
         model.erase(model.upper_bound(length), model.end());
       }
       CHECK(static_cast<std::size_t>(ring.valid) == model.size());

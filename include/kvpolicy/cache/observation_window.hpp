@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include <kvpolicy/cache/query_range.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
 #include <kvpolicy/storage/page.hpp>
@@ -24,15 +25,14 @@ class ObservationWindow {
   /// Keeps `window` queries [q_heads, head_dim] even after the latest `rollback` were taken back.
   ObservationWindow(std::size_t window, std::size_t rollback, std::size_t q_heads, std::size_t head_dim,
               std::pmr::memory_resource* memory)
-      : window_{window}, slots_{window == 0 ? 0 : window + rollback}, q_heads_{q_heads},
+      : window_{window}, held_{window == 0 ? 0 : window + rollback}, q_heads_{q_heads},
         head_dim_{head_dim}, memory_{memory}, row_(head_dim) {
-    if (slots_ > 0) queries_ = Page{memory, bytes()};
+    if (is_kept()) queries_ = Page{memory, bytes()};
   }
   ObservationWindow(const ObservationWindow& other)
-      : window_{other.window_}, slots_{other.slots_}, q_heads_{other.q_heads_},
-        head_dim_{other.head_dim_}, memory_{other.memory_}, begin_{other.begin_},
-        end_{other.end_}, written_{other.written_}, row_{other.row_} {
-    if (slots_ == 0) return;
+      : window_{other.window_}, held_{other.held_}, q_heads_{other.q_heads_},
+        head_dim_{other.head_dim_}, memory_{other.memory_}, row_{other.row_} {
+    if (!is_kept()) return;
     queries_ = Page{memory_, bytes()};
     std::memcpy(queries_.get(), other.queries_.get(), bytes());
   }
@@ -41,58 +41,41 @@ class ObservationWindow {
   ObservationWindow& operator=(ObservationWindow&&) noexcept = default;
   ~ObservationWindow() = default;
 
-  [[nodiscard]] std::size_t bytes() const { return slots_ * q_heads_ * head_dim_ * sizeof(E); }
+  [[nodiscard]] std::size_t bytes() const { return held_.slots() * query_bytes(); }
 
   /// The queries of the tokens from text position `position` on.
   void push(const ConstTensor& queries, std::size_t position) {
-    if (slots_ == 0 || queries.tokens == 0) return;
-    if (position > end_) begin_ = position;  // queries between were never shown
-    const std::size_t skipped = queries.tokens - std::min(queries.tokens, slots_);
+    if (!is_kept() || queries.tokens == 0) return;
+    const std::size_t skipped = queries.tokens - std::min(queries.tokens, held_.slots());
     for (std::size_t token = skipped; token < queries.tokens; ++token) {
       for (std::size_t head = 0; head < q_heads_; ++head) {
         load_dense(queries.encoding, queries.row(token, head), row_);
-        store_dense(encoding_of<E>, row_, slot((position + token) % slots_, head));
+        store_dense(encoding_of<E>, row_, query(position + token) + head * head_dim_ * sizeof(E));
       }
     }
-    end_ = position + queries.tokens;
-    written_ = std::max(written_, end_);
-    begin_ = std::max(begin_, written_ - std::min(written_, slots_));
+    held_.push(position, queries.tokens);
   }
 
   /// A new window learns what another one of the same queries knows, as far as it has room.
   void take(const ObservationWindow& other) {
-    if (slots_ == 0) return;
-    const std::size_t count = std::min(other.end_ - other.begin_, slots_);
-    for (std::size_t position = other.end_ - count; position < other.end_; ++position) {
-      std::memcpy(slot(position % slots_, 0), other.slot(position % other.slots_, 0),
-                  bytes() / slots_);
+    if (!is_kept()) return;
+    held_.reset(other.held_.end(), other.held_.size());
+    for (std::size_t position = held_.begin(); position < held_.end(); ++position) {
+      std::memcpy(query(position), other.query(position), query_bytes());
     }
-    begin_ = other.end_ - count;
-    end_ = written_ = other.end_;
   }
 
   /// Forgets the queries at `position` and behind.
-  void truncate(std::size_t position) {
-    end_ = std::min(end_, position);
-    begin_ = std::min(begin_, end_);
-  }
+  void truncate(std::size_t position) { held_.truncate(position); }
 
   /// Of the queries from `position` on, those at `position + path[i]` are from now on the ones at
   /// `position + i`; the others are forgotten. `path` ascends.
   void keep(std::size_t position, std::span<const std::size_t> path) noexcept {
-    std::size_t unknown = 0;  // the first of the path, where they were never shown
-    std::size_t known = 0;
-    for (std::size_t i = 0; i < path.size() && position + path[i] < end_; ++i) {
-      known = i + 1;
-      if (position + path[i] < begin_) {
-        unknown = i + 1;
-      } else if (path[i] != i && slots_ > 0) {
-        std::memcpy(slot((position + i) % slots_, 0), slot((position + path[i]) % slots_, 0),
-                    bytes() / slots_);
-      }
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      if (path[i] == i || !held_.holds(position + path[i])) continue;
+      std::memcpy(query(position + i), query(position + path[i]), query_bytes());
     }
-    if (begin_ > position) begin_ = position + unknown;
-    truncate(position + known);
+    held_.accept(position, path);
   }
 
   /// The latest queries, at most `window`: [count, q_heads, head_dim] copied into `out`. They
@@ -101,52 +84,48 @@ class ObservationWindow {
     count = std::min(count, size());
     const std::size_t row = q_heads_ * head_dim_;
     for (std::size_t i = 0; i < count; ++i) {
-      std::memcpy(out + i * row, slot((end_ - count + i) % slots_, 0), row * sizeof(E));
+      std::memcpy(out + i * row, query(end() - count + i), query_bytes());
     }
     return count;
   }
   /// Of a text of `tokens` tokens. Loading takes as many of the latest queries as there is room for.
   template <class Archive>
   void serialize(Archive& archive, std::size_t tokens) {
-    std::size_t end = end_;
-    std::size_t count = end_ - begin_;
+    std::size_t end = held_.end();
+    std::size_t count = held_.size();
     archive(end, count);
     archive.check(count <= end && end <= tokens, "queries of the text's ", tokens, " tokens");
-    const std::size_t query_bytes = q_heads_ * head_dim_ * sizeof(E);
     if constexpr (Archive::loading) {
-      std::vector<std::byte> forgotten(query_bytes);
+      std::vector<std::byte> forgotten(query_bytes());
       for (std::size_t position = end - count; position < end; ++position) {
-        const bool kept = end - position <= slots_;
-        archive.bytes(kept ? std::span{slot(position % slots_, 0), query_bytes}
-                           : std::span{forgotten});
+        const bool kept = end - position <= held_.slots();
+        archive.bytes(kept ? std::span{query(position), query_bytes()} : std::span{forgotten});
       }
-      if (slots_ == 0) return;
-      begin_ = end - std::min(count, slots_);
-      end_ = written_ = end;
+      if (is_kept()) held_.reset(end, count);
     } else {
-      for (std::size_t position = begin_; position < end_; ++position) {
-        archive.bytes(std::span{slot(position % slots_, 0), query_bytes});
+      for (std::size_t position = held_.begin(); position < end; ++position) {
+        archive.bytes(std::span{query(position), query_bytes()});
       }
     }
   }
 
   /// How many queries are known, at most `window`.
-  [[nodiscard]] std::size_t size() const { return std::min(end_ - begin_, window_); }
-  [[nodiscard]] std::size_t end() const { return end_; }
+  [[nodiscard]] std::size_t size() const { return std::min(held_.size(), window_); }
+  [[nodiscard]] std::size_t end() const { return held_.end(); }
 
  private:
-  [[nodiscard]] std::byte* slot(std::size_t place, std::size_t head) const {
-    return queries_.get() + (place * q_heads_ + head) * head_dim_ * sizeof(E);
+  [[nodiscard]] bool is_kept() const { return held_.slots() > 0; }
+  // Of one token: [q_heads, head_dim].
+  [[nodiscard]] std::size_t query_bytes() const { return q_heads_ * head_dim_ * sizeof(E); }
+  [[nodiscard]] std::byte* query(std::size_t position) const {
+    return queries_.get() + position % held_.slots() * query_bytes();
   }
 
   std::size_t window_;
-  std::size_t slots_;
+  QueryRange held_;
   std::size_t q_heads_;
   std::size_t head_dim_;
   std::pmr::memory_resource* memory_;
-  std::size_t begin_ = 0;    // positions held: [begin_, end_)
-  std::size_t end_ = 0;
-  std::size_t written_ = 0;  // the furthest position ever written
   Page queries_;
   std::vector<float> row_;
 };

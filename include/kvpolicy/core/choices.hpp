@@ -23,21 +23,19 @@ struct ChoiceRing {
   Int valid = 0;   ///< choices that are still valid, the latest included
   Int slots = 0;
 
-  /// With a choice made at `length` tokens more, which goes into the slot `latest`. `tokens[slot]` is the
-  /// length at which each choice was made. A choice at the length of the latest one replaces it, because
-  /// every rollback drops both or none.
-  template <class Tokens>
+  /// With one more choice, made at `length` tokens, which goes into the slot `latest`. `tokens` [slots]
+  /// are the lengths at which the choices were made. A choice at the length of the latest one replaces
+  /// it, because every rollback drops both or none.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr ChoiceRing after_choice(Int length,
-                                                                       const Tokens& tokens) const {
+                                                                       const Int* tokens) const {
     if (valid > 0 && tokens[latest] == length) return *this;
     return {(latest + 1) % slots, detail::smaller(valid + 1, slots), slots};
   }
   /// Without the choices that a rollback to `length` tokens takes back.
-  template <class Tokens>
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr ChoiceRing after_rollback(Int length,
-                                                                         const Tokens& tokens) const {
+                                                                         const Int* tokens) const {
     ChoiceRing left = *this;
-    while (left.valid > 0 && is_taken_back<Int>(tokens[left.latest], length)) {
+    while (left.valid > 0 && is_taken_back(tokens[left.latest], length)) {
       left.latest = (left.latest > 0 ? left.latest : slots) - 1;
       --left.valid;
     }

@@ -296,7 +296,7 @@ class Layer : public TextProgress<std::size_t> {
       ring.slots = slots;
       tokens.resize(slots);
       committed.resize(slots);
-      ring = ring.after_choice(at, tokens);
+      ring = ring.after_choice(at, tokens.data());
       tokens[ring.latest] = at;
       committed[ring.latest] = committed_then;
     }
@@ -333,7 +333,7 @@ class Layer : public TextProgress<std::size_t> {
   }
 
   void undo_choices(std::size_t to) {
-    for (Choices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens);
+    for (Choices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens.data());
   }
 
   [[nodiscard]] bool knows_queries(std::size_t count) const {
