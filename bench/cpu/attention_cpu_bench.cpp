@@ -101,20 +101,20 @@ class Cases {
   // ---- plans, of one layer or several alike
 
   template <class Config>
-  [[nodiscard]] std::function<MixedPlan(std::size_t)> uniform(Heads heads,
+  [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> uniform(Heads heads,
                                                               const Config& config) const {
     return [own = shape(heads), config](std::size_t layers) {
       ModelShape all = own;
       all.layers = layers;
-      return MixedPlan{all, config};
+      return HeadPlan<bfloat16>{all, config};
     };
   }
   // Half of the heads of a layer read everything, the others sinks and a window.
-  [[nodiscard]] std::function<MixedPlan(std::size_t)> duo(Heads heads) const {
+  [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> duo(Heads heads) const {
     return [own = shape(heads), config = window()](std::size_t layers) {
       ModelShape all = own;
       all.layers = layers;
-      MixedPlan plan{all};
+      HeadPlan<bfloat16> plan{all};
       for (std::size_t layer = 0; layer < layers; ++layer) {
         for (std::size_t head = all.kv_heads / 2; head < all.kv_heads; ++head) {
           plan.set(layer, head, config);
@@ -124,7 +124,7 @@ class Cases {
     };
   }
   // `capacity` rows on average over all heads of the layers that there are scores for.
-  [[nodiscard]] std::function<MixedPlan(std::size_t)> headkv(Heads heads,
+  [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> headkv(Heads heads,
                                                              std::size_t capacity) const {
     const HeadScores scores = scores_for(scores_, scaled(heads).kv);
     const HeadBudgets budgets =
@@ -132,7 +132,7 @@ class Cases {
     return [own = shape(heads), budgets](std::size_t layers) {
       ModelShape all = own;
       all.layers = layers;
-      MixedPlan plan{all};
+      HeadPlan<bfloat16> plan{all};
       for (std::size_t layer = 0; layer < layers; ++layer) {
         for (std::size_t head = 0; head < all.kv_heads; ++head) {
           plan.set(layer, head, Budget::Config{.budget = budgets(layer % budgets.layers(), head)});
@@ -157,10 +157,10 @@ class Cases {
     }
   }
 
-  template <class Plan>
-  void add_decode(DecodeCase<Plan> what) {
+  template <Element E>
+  void add_decode(DecodeCase<E> what) {
     if (what.rows_of.empty()) what.rows_of = what.name;
-    const Plan few = what.plan(what.layers);
+    const HeadPlan<E> few = what.plan(what.layers);
     const History history{.compressed_at = what.tokens,
                           .chosen_at = what.tokens,
                           .selected = what.read == Read::selected,
@@ -175,7 +175,7 @@ class Cases {
                           4.0 * head_dim * times;
     const double steps = static_cast<double>(run_.patience().least) * bytes;
     const std::size_t rows = what.flushed ? 0 : what.tokens;
-    auto kept = std::make_shared<const DecodeCase<Plan>>(std::move(what));
+    auto kept = std::make_shared<const DecodeCase<E>>(std::move(what));
     const double checked = static_cast<double>(3 * rows) * 1e-6;
     add(kept->name, filled * 1e-9, 0.3 + checked + run_.case_seconds + steps * 1e-10,
         [&run = run_, kept](benchmark::State& state, std::size_t threads) {
@@ -183,15 +183,15 @@ class Cases {
         });
   }
 
-  template <class Plan>
-  using Attend = void (*)(benchmark::State&, Run&, const PrefillCase<Plan>&, std::size_t);
-  template <class Plan>
-  void add_prefill(PrefillCase<Plan> what, std::type_identity_t<Attend<Plan>> attend,
+  template <Element E>
+  using Attend = void (*)(benchmark::State&, Run&, const PrefillCase<E>&, std::size_t);
+  template <Element E>
+  void add_prefill(PrefillCase<E> what, std::type_identity_t<Attend<E>> attend,
                    double share_of_calls) {
     what.chunk = chunk();
     if (what.rows_of.empty()) what.rows_of = what.name;
     const double flops = layer_flops(what.plan(), 0, what.tokens - what.chunk, what.chunk);
-    auto kept = std::make_shared<const PrefillCase<Plan>>(std::move(what));
+    auto kept = std::make_shared<const PrefillCase<E>>(std::move(what));
     const double calls = static_cast<double>(prefill_patience(run_).least) * share_of_calls;
     add(kept->name, 0.5, 2 * run_.case_seconds + calls * flops * 1e-11,
         [&run = run_, kept, attend](benchmark::State& state, std::size_t threads) {
@@ -202,16 +202,16 @@ class Cases {
   // ---- decode
 
   template <Element E>
-  [[nodiscard]] std::function<FullPlan<E>(std::size_t)> dense(Heads heads) const {
+  [[nodiscard]] std::function<HeadPlan<E>(std::size_t)> dense(Heads heads) const {
     return [own = shape(heads)](std::size_t layers) {
       ModelShape all = own;
       all.layers = layers;
-      return FullPlan<E>{all};
+      return HeadPlan<E>{all};
     };
   }
   template <Element E>
   void full(const std::string& type, Heads heads, std::size_t tokens, const std::string& baseline) {
-    add_decode<FullPlan<E>>({.name = decode_name(type, heads, tokens),
+    add_decode<E>({.name = decode_name(type, heads, tokens),
                              .baseline = baseline,
                              .rows_of = {},
                              .plan = dense<E>(heads),
@@ -225,7 +225,7 @@ class Cases {
   void decode(Heads heads, std::size_t tokens) {
     const std::string baseline = decode_name("bf16", heads, tokens);
     const auto mixed = [&](const std::string& policy, auto plan) {
-      return DecodeCase<MixedPlan>{.name = decode_name(policy, heads, tokens),
+      return DecodeCase<bfloat16>{.name = decode_name(policy, heads, tokens),
                                    .baseline = policy == "bf16" ? std::string{} : baseline,
                                    .rows_of = {},
                                    .plan = std::move(plan),
@@ -262,7 +262,7 @@ class Cases {
     const Heads heads{32, 8};
     const std::string first = decode_name("streaming", heads, 1000);
     for (const std::size_t tokens : {1000U, 1000000U}) {
-      add_decode<MixedPlan>({.name = decode_name("streaming", heads, tokens),
+      add_decode<bfloat16>({.name = decode_name("streaming", heads, tokens),
                              .baseline = tokens == 1000 ? std::string{} : first,
                              .rows_of = {},
                              .plan = uniform(heads, window()),
@@ -278,23 +278,23 @@ class Cases {
     const auto name = [&](const std::string& policy) {
       return "prefill/" + policy + "/" + heads.name() + "/" + tokens_name(tokens);
     };
-    const auto of_policy = [&]<class Plan>(const std::string& policy,
-                                           std::function<Plan(std::size_t)> plan,
-                                           std::type_identity_t<Attend<Plan>> attend) {
-      add_prefill<Plan>({.name = name(policy),
+    const auto of_policy = [&]<Element E>(const std::string& policy,
+                                           std::function<HeadPlan<E>(std::size_t)> plan,
+                                           std::type_identity_t<Attend<E>> attend) {
+      add_prefill<E>({.name = name(policy),
                          .baseline = policy == "bf16" ? std::string{} : name("bf16"),
                          .rows_of = {},
                          .plan = [plan] { return plan(1); },
                          .tokens = scaled(tokens)},
                         attend, 1.0);
     };
-    const Attend<MixedPlan> attend = run_prefill<bfloat16, MixedPlan>;
+    const Attend<bfloat16> attend = run_prefill<bfloat16, bfloat16>;
     of_policy("bf16", uniform(heads, Full::Config{}), attend);
     if (tokens > 16 * Ki) return;
     // Queries and outputs in float: the engine then owes more exact products.
-    of_policy("bf16_float", uniform(heads, Full::Config{}), run_prefill<float, MixedPlan>);
-    of_policy("f16", dense<half>(heads), run_prefill<half, FullPlan<half>>);
-    of_policy("f32", dense<float>(heads), run_prefill<float, FullPlan<float>>);
+    of_policy("bf16_float", uniform(heads, Full::Config{}), run_prefill<float, bfloat16>);
+    of_policy("f16", dense<half>(heads), run_prefill<half, half>);
+    of_policy("f32", dense<float>(heads), run_prefill<float, float>);
     for (const std::size_t bits : {8U, 4U, 2U}) {
       of_policy("int" + std::to_string(bits), uniform(heads, quantized<PerToken>(bits)), attend);
     }
@@ -309,12 +309,12 @@ class Cases {
     for (const std::size_t tokens : {16 * Ki, 64 * Ki}) {
       if ((run_.quick || run_.smoke) && tokens != 16 * Ki) continue;
       const auto plan = uniform(heads, Budget::Config{.budget = run_.smoke ? 20 : tokens / 16 - 8});
-      add_prefill<MixedPlan>({.name = "compress/headkv/" + heads.name() + "/" + tokens_name(tokens),
+      add_prefill<bfloat16>({.name = "compress/headkv/" + heads.name() + "/" + tokens_name(tokens),
                               .baseline = {},
                               .rows_of = {},
                               .plan = [plan] { return plan(1); },
                               .tokens = scaled(tokens)},
-                             run_compress<bfloat16, MixedPlan>, 1.0);
+                             run_compress<bfloat16, bfloat16>, 1.0);
     }
   }
 
@@ -324,12 +324,12 @@ class Cases {
       if (run_.quick || (run_.smoke && tokens != 16 * Ki)) continue;
       const std::string tail = "/" + heads.name() + "/" + tokens_name(tokens);
       const auto of_policy = [&](const std::string& policy, auto plan) {
-        add_prefill<MixedPlan>({.name = "prompt/" + policy + tail,
+        add_prefill<bfloat16>({.name = "prompt/" + policy + tail,
                                 .baseline = policy == "bf16" ? std::string{} : "prompt/bf16" + tail,
                                 .rows_of = {},
                                 .plan = [plan] { return plan(1); },
                                 .tokens = scaled(tokens)},
-                               run_prompt<bfloat16, MixedPlan>, 4.0);
+                               run_prompt<bfloat16, bfloat16>, 4.0);
       };
       of_policy("bf16", uniform(heads, Full::Config{}));
       of_policy("duo", duo(heads));

@@ -22,12 +22,12 @@
 
 namespace kvpolicy::bench {
 
-template <class Plan>
+template <Element E>
 struct DecodeCase {
   std::string name;
   std::string baseline;  ///< case that the ratio is taken to; empty: none
   std::string rows_of;   ///< cases of the same name here share their rows
-  std::function<Plan(std::size_t layers)> plan;
+  std::function<HeadPlan<E>(std::size_t layers)> plan;
   std::size_t tokens = 0;  ///< at the first step, the query's own row included
   std::size_t layers = 1;  ///< of one sample, where layers differ
   Read read = Read::all;
@@ -38,12 +38,10 @@ struct DecodeCase {
 };
 
 /// A filled cache.
-template <class Plan>
+template <Element E>
 class DecodeRig {
  public:
-  using E = typename Plan::element_type;
-
-  DecodeRig(const DecodeCase<Plan>& what, const Run& run)
+  DecodeRig(const DecodeCase<E>& what, const Run& run)
       : prompt_{what.tokens - 1},
         cache_{sized_plan(what, run), {.max_append = portion_rows, .memory = &memory_}, Engine{}},
         numbers_{portion_rows * shape().kv_heads * shape().head_dim},
@@ -64,9 +62,9 @@ class DecodeRig {
   }
 
   [[nodiscard]] const ModelShape& shape() const { return cache_.plan().shape(); }
-  [[nodiscard]] const Plan& plan() const { return cache_.plan(); }
+  [[nodiscard]] const HeadPlan<E>& plan() const { return cache_.plan(); }
   /// Whether samples that go round find nothing cached.
-  [[nodiscard]] bool is_cold(const DecodeCase<Plan>& what, const Run& run) const {
+  [[nodiscard]] bool is_cold(const DecodeCase<E>& what, const Run& run) const {
     return bytes(what) * static_cast<double>(shape().layers) >= run.cold_bytes();
   }
   void use_threads(std::size_t threads) { cache_.engine() = Engine{pool_of(threads)}; }
@@ -95,7 +93,7 @@ class DecodeRig {
   }
 
   /// What is wrong with a step of this layer, or nothing.
-  [[nodiscard]] std::optional<std::string> verify(const DecodeCase<Plan>& what, const Run& run,
+  [[nodiscard]] std::optional<std::string> verify(const DecodeCase<E>& what, const Run& run,
                                                   std::size_t layer) {
     cache_.commit();
     const std::size_t position = cache_.tokens(layer);
@@ -131,7 +129,7 @@ class DecodeRig {
   [[nodiscard]] double error() const { return error_; }
 
   /// Counted bytes of a layer, the mean of all, as they are now.
-  [[nodiscard]] double bytes(const DecodeCase<Plan>& what) const {
+  [[nodiscard]] double bytes(const DecodeCase<E>& what) const {
     double bytes = 0.0;
     for (std::size_t layer = 0; layer < shape().layers; ++layer) {
       bytes += layer_bytes(plan(), layer, cache_.tokens(layer), history(what, layer));
@@ -156,7 +154,7 @@ class DecodeRig {
   [[nodiscard]] TensorView<float> out_view() {
     return {out_.data(), 1, shape().q_heads, shape().head_dim};
   }
-  [[nodiscard]] History history(const DecodeCase<Plan>& what, std::size_t layer) const {
+  [[nodiscard]] History history(const DecodeCase<E>& what, std::size_t layer) const {
     return {.compressed_at = prompt_,
             .chosen_at = chosen_at_[layer],
             .selected = what.read == Read::selected,
@@ -164,8 +162,8 @@ class DecodeRig {
   }
 
   // As many layers as keep them cold, and as memory allows.
-  [[nodiscard]] static Plan sized_plan(const DecodeCase<Plan>& what, const Run& run) {
-    Plan few = what.plan(what.layers);
+  [[nodiscard]] static HeadPlan<E> sized_plan(const DecodeCase<E>& what, const Run& run) {
+    HeadPlan<E> few = what.plan(what.layers);
     if (what.flushed) return few;
     const History history{.compressed_at = what.tokens,
                           .chosen_at = what.tokens,
@@ -184,7 +182,7 @@ class DecodeRig {
 
   std::size_t prompt_;
   cpu::HugePages memory_;
-  Cache<Plan> cache_;
+  Cache<E> cache_;
   Numbers<E> numbers_;
   Numbers<float> query_numbers_;
   std::vector<std::size_t> chosen_at_;  // [layers]
@@ -194,8 +192,8 @@ class DecodeRig {
 };
 
 /// Seconds to choose as many chunks as a case does for one layer, from random scores.
-template <class Plan>
-[[nodiscard]] double seconds_to_select(const Plan& plan, std::size_t tokens) {
+template <Element E>
+[[nodiscard]] double seconds_to_select(const HeadPlan<E>& plan, std::size_t tokens) {
   double seconds = 0.0;
   const HeadRule rule = plan.at(0, 0).rule(plan.shape().head_dim);
   if (rule.chunk > 0) {
@@ -214,12 +212,12 @@ template <class Plan>
   return seconds;
 }
 
-template <class Plan>
-void run_decode(benchmark::State& state, Run& run, const DecodeCase<Plan>& what,
+template <Element E>
+void run_decode(benchmark::State& state, Run& run, const DecodeCase<E>& what,
                 std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
-    using Rig = DecodeRig<Plan>;
+    using Rig = DecodeRig<E>;
     Rig& rig = run.rig<Rig>(what.rows_of, [&] { return new Rig{what, run}; });
     rig.use_threads(threads);
     if (what.read == Read::selected && !what.refresh) rig.choose();

@@ -23,23 +23,21 @@
 
 namespace kvpolicy::bench {
 
-template <class Plan>
+template <Element E>
 struct PrefillCase {
   std::string name;
   std::string baseline;        ///< case that the ratio is taken to; empty: none
   std::string rows_of;         ///< cases of the same name here share their rows
-  std::function<Plan()> plan;  ///< of one layer
+  std::function<HeadPlan<E>()> plan;  ///< of one layer
   std::size_t tokens = 0;      ///< the chunk included
   std::size_t chunk = portion_rows;
 };
 
 /// A cache of one layer and a chunk of queries; queries and outputs are of type `Q`.
-template <class Plan, Element Q>
+template <Element E, Element Q>
 class PrefillRig {
  public:
-  using E = typename Plan::element_type;
-
-  explicit PrefillRig(const PrefillCase<Plan>& what)
+  explicit PrefillRig(const PrefillCase<E>& what)
       : chunk_{what.chunk},
         cache_{what.plan(), {.max_append = what.chunk, .memory = &memory_}, Engine{}},
         numbers_{chunk_ * shape().kv_heads * shape().head_dim},
@@ -53,7 +51,7 @@ class PrefillRig {
   }
 
   [[nodiscard]] const ModelShape& shape() const { return cache_.plan().shape(); }
-  [[nodiscard]] const Plan& plan() const { return cache_.plan(); }
+  [[nodiscard]] const HeadPlan<E>& plan() const { return cache_.plan(); }
   [[nodiscard]] std::size_t tokens() const { return cache_.tokens(); }
   void use_threads(std::size_t threads) { cache_.engine() = Engine{pool_of(threads)}; }
 
@@ -101,12 +99,12 @@ class PrefillRig {
   double append_to_fork() {
     const auto k = chunk_rows();
     const auto v = chunk_rows();
-    Cache<Plan> fork = cache_.fork();
+    Cache<E> fork = cache_.fork();
     return seconds_of([&] { fork.append(0, k, v); });
   }
   /// Seconds to enforce the heads' budgets, in a fork.
   double compress_fork() {
-    Cache<Plan> fork = cache_.fork();
+    Cache<E> fork = cache_.fork();
     return seconds_of([&] { fork.compress(0); });
   }
   /// Operations of the latest chunk's attention.
@@ -122,7 +120,7 @@ class PrefillRig {
 
   std::size_t chunk_;
   cpu::HugePages memory_;
-  Cache<Plan> cache_;
+  Cache<E> cache_;
   Numbers<E> numbers_;
   Numbers<Q> query_numbers_;
   TensorView<const Q> queries_;
@@ -138,9 +136,9 @@ class PrefillRig {
 }
 
 /// The rig of a case with its last chunk in place.
-template <Element Q, class Plan>
-PrefillRig<Plan, Q>& last_chunk_rig(Run& run, const PrefillCase<Plan>& what, std::size_t threads) {
-  using Rig = PrefillRig<Plan, Q>;
+template <Element Q, Element E>
+PrefillRig<E, Q>& last_chunk_rig(Run& run, const PrefillCase<E>& what, std::size_t threads) {
+  using Rig = PrefillRig<E, Q>;
   Rig& rig = run.rig<Rig>(what.rows_of, [&] {
     auto made = std::make_unique<Rig>(what);
     made->fill_to(what.tokens - what.chunk);
@@ -151,12 +149,12 @@ PrefillRig<Plan, Q>& last_chunk_rig(Run& run, const PrefillCase<Plan>& what, std
   return rig;
 }
 
-template <Element Q, class Plan>
-void run_prefill(benchmark::State& state, Run& run, const PrefillCase<Plan>& what,
+template <Element Q, Element E>
+void run_prefill(benchmark::State& state, Run& run, const PrefillCase<E>& what,
                  std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
-    PrefillRig<Plan, Q>& rig = last_chunk_rig<Q>(run, what, threads);
+    PrefillRig<E, Q>& rig = last_chunk_rig<Q>(run, what, threads);
     if (const auto wrong = rig.verify(run)) {
       return refuse(state, run, message(what.name, tail, ": ", *wrong));
     }
@@ -176,12 +174,12 @@ void run_prefill(benchmark::State& state, Run& run, const PrefillCase<Plan>& wha
   });
 }
 
-template <Element Q, class Plan>
-void run_compress(benchmark::State& state, Run& run, const PrefillCase<Plan>& what,
+template <Element Q, Element E>
+void run_compress(benchmark::State& state, Run& run, const PrefillCase<E>& what,
                   std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
-    PrefillRig<Plan, Q>& rig = last_chunk_rig<Q>(run, what, threads);
+    PrefillRig<E, Q>& rig = last_chunk_rig<Q>(run, what, threads);
     if (const auto wrong = rig.verify(run)) {
       return refuse(state, run, message(what.name, tail, ": ", *wrong));
     }
@@ -199,13 +197,13 @@ void run_compress(benchmark::State& state, Run& run, const PrefillCase<Plan>& wh
   });
 }
 
-template <Element Q, class Plan>
-void run_prompt(benchmark::State& state, Run& run, const PrefillCase<Plan>& what,
+template <Element Q, Element E>
+void run_prompt(benchmark::State& state, Run& run, const PrefillCase<E>& what,
                 std::size_t threads) {
   const std::string tail = "/threads:" + std::to_string(threads);
   guarded(state, run, what.name + tail, [&] {
     run.drop_rig();
-    PrefillRig<Plan, Q> rig{what};
+    PrefillRig<E, Q> rig{what};
     rig.use_threads(threads);
     const std::size_t chunks = what.tokens / what.chunk;
     const std::size_t timed = std::min<std::size_t>(chunks, run.smoke ? 2 : 8);

@@ -19,7 +19,7 @@
 #include <type_traits>
 #include <utility>
 
-#include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/policy/chunk_retrieval_cache.hpp>
 #include <kvpolicy/policy/head_budget_cache.hpp>
 #include <kvpolicy/policy/quantized_residual_cache.hpp>
@@ -96,21 +96,21 @@ struct History {
 }
 
 /// Of one head of a plan.
-template <class Plan>
-[[nodiscard]] HeadReads reads_of(const Plan& plan, std::size_t layer, std::size_t head,
+template <Element E>
+[[nodiscard]] HeadReads reads_of(const HeadPlan<E>& plan, std::size_t layer, std::size_t head,
                                  std::size_t tokens, const History& history) {
   const std::size_t head_dim = plan.shape().head_dim;
   return head_reads(plan.at(layer, head).rule(head_dim), tokens, head_dim, history);
 }
 
 /// Of all heads of a layer.
-template <class Plan>
-[[nodiscard]] double layer_bytes(const Plan& plan, std::size_t layer, std::size_t tokens,
+template <Element E>
+[[nodiscard]] double layer_bytes(const HeadPlan<E>& plan, std::size_t layer, std::size_t tokens,
                                  const History& history) {
   double bytes = 0.0;
   for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {
     bytes += reads_of(plan, layer, head, tokens, history)
-                 .bytes(plan.shape().head_dim, sizeof(typename Plan::element_type));
+                 .bytes(plan.shape().head_dim, sizeof(E));
   }
   return bytes;
 }
@@ -120,8 +120,8 @@ struct Window {
   std::size_t sinks = 0;
   std::size_t recent = 0;
 };
-template <class Plan>
-[[nodiscard]] Window window_of(const Plan& plan, std::size_t layer, std::size_t head) {
+template <Element E>
+[[nodiscard]] Window window_of(const HeadPlan<E>& plan, std::size_t layer, std::size_t head) {
   const HeadRule rule = plan.at(layer, head).rule(plan.shape().head_dim);
   return {rule.sinks, rule.recent};
 }
@@ -140,8 +140,8 @@ template <class Plan>
 }
 
 /// Operations of a chunk's attention in one layer: for each pair two products of head_dim.
-template <class Plan>
-[[nodiscard]] double layer_flops(const Plan& plan, std::size_t layer, std::size_t cached,
+template <Element E>
+[[nodiscard]] double layer_flops(const HeadPlan<E>& plan, std::size_t layer, std::size_t cached,
                                  std::size_t queries) {
   double pairs = 0.0;
   for (std::size_t head = 0; head < plan.shape().kv_heads; ++head) {

@@ -43,10 +43,6 @@ using PerChannel = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
 using Budget = HeadBudgetCache<Dense>;
 using MinMaxChunks = ChunkRetrievalCache<Dense, MinMaxKey>;
 using MeanChunks = ChunkRetrievalCache<Dense, MeanKey>;
-/// Every policy over bfloat16 rows.
-using MixedPlan = HeadPlan<Full, Streaming, PerToken, PerChannel, Budget, MinMaxChunks, MeanChunks>;
-template <Element E>
-using FullPlan = HeadPlan<FullCache<DenseStorage<E>>>;
 
 #ifdef _OPENMP
 using Pool = cpu::OpenMpFor;
@@ -56,8 +52,8 @@ using Pool = cpu::SerialFor;
 [[nodiscard]] inline Pool pool_of(std::size_t) { return {}; }
 #endif
 using Engine = cpu::Engine<Pool>;
-template <class Plan>
-using Cache = cpu::KvCache<typename Plan::element_type, Engine>;
+template <Element E>
+using Cache = cpu::KvCache<E, Engine>;
 
 /// Wrong on purpose, to see that it is found.
 enum class Spoil {
@@ -195,8 +191,8 @@ inline void spoil_output(const Run& run, std::vector<float>& out) {
 }
 
 /// The heads of a layer that are checked: the first, the last, and the first of every other kind.
-template <class Plan>
-[[nodiscard]] std::vector<std::size_t> checked_heads(const Plan& plan, std::size_t layer,
+template <Element E>
+[[nodiscard]] std::vector<std::size_t> checked_heads(const HeadPlan<E>& plan, std::size_t layer,
                                                      bool all) {
   const std::size_t count = plan.shape().kv_heads;
   std::vector<std::size_t> heads{0};
