@@ -327,20 +327,21 @@ void search(const Arguments& a) {
 io::DuoPattern pattern_of(const Plan& plan) {
   io::DuoPattern pattern{HeadGates{plan.shape().layers, plan.shape().kv_heads}};
   bool met = false;
-  plan.for_each_head([&]<class Config>(std::size_t layer, std::size_t head, const Config& config) {
-    if constexpr (std::is_same_v<Config, FullCache<DenseStorage<bfloat16>>::Config>) {
+  plan.for_each_head([&](std::size_t layer, std::size_t head, const Plan::Settings& settings) {
+    using Streaming = SinkRecentCache<DenseStorage<bfloat16>>;
+    if (settings.is<FullCache<DenseStorage<bfloat16>>>()) {
       pattern.gates(layer, head) = 1.0;
-    } else if constexpr (requires { config.sinks; }) {
-      require(!met || (pattern.sinks == config.sinks && pattern.recent == config.recent),
+    } else if (const Streaming::Config* const window = settings.get_if<Streaming>()) {
+      require(!met || (pattern.sinks == window->sinks && pattern.recent == window->recent),
               "a DuoAttention pattern has one window for all heads; KV head ", head, " of layer ",
               layer, " has another than the heads before it");
-      pattern.sinks = config.sinks;
-      pattern.recent = config.recent;
+      pattern.sinks = window->sinks;
+      pattern.recent = window->recent;
       met = true;
     } else {
-      throw ConfigError(
-          message("a DuoAttention pattern knows full and sink_recent heads alone; KV ", "head ",
-                  head, " of layer ", layer, " is another: ", fmt::format("{}", config)));
+      throw ConfigError(message(
+          "a DuoAttention pattern knows full and sink_recent heads over dense rows alone; KV head ",
+          head, " of layer ", layer, " is another: ", fmt::format("{}", settings)));
     }
   });
   return pattern;
@@ -351,18 +352,16 @@ HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
   const ModelShape& shape = plan.shape();
   HeadScores scores{shape.layers, shape.q_heads};
   std::size_t sum = 0;
-  plan.for_each_head([&](std::size_t layer, std::size_t head, const auto& own) {
-    if constexpr (requires { own.scorer.window; }) {
-      for (std::size_t i = 0; i < shape.queries_per_kv(); ++i) {
-        scores(layer, head * shape.queries_per_kv() + i) = static_cast<double>(own.budget);
-      }
-      sum += own.budget;
-      config.window = own.scorer.window;
-    } else {
-      throw ConfigError(
-          message("head scores stand for heads with a budget and SnapKV's rank alone; ", "KV head ",
-                  head, " of layer ", layer, " is another"));
+  plan.for_each_head([&](std::size_t layer, std::size_t head, const Plan::Settings& settings) {
+    const HeadRule rule = settings.rule(shape.head_dim);
+    require(rule.compresses && rule.scorer == SnapKvScorer::name,
+            "head scores stand for heads with a budget and SnapKV's rank alone; KV head ", head,
+            " of layer ", layer, " is another");
+    for (std::size_t i = 0; i < shape.queries_per_kv(); ++i) {
+      scores(layer, head * shape.queries_per_kv() + i) = static_cast<double>(rule.budget);
     }
+    sum += rule.budget;
+    config.window = rule.window;
   });
   config.capacity = sum / shape.kv_head_count() + config.window;
   return scores;

@@ -111,7 +111,7 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
   CHECK(scorer.kernel == 7);
   CHECK(scorer.window == 8);
   CHECK(published.settings.dump() ==
-        R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"keep_short_prompts":"true","pooling":"max","kernel":7})");
+        R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"keep_short_prompts":true,"pooling":"max","kernel":7})");
   const ExamPlan tuned =
       make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
   CHECK(tuned.plan.at(1, 0).get<Budget>().scorer ==
