@@ -107,7 +107,7 @@ class PagePool {
 
   // ---- owners
 
-  /// A page of `bytes` bytes with one owner, aligned to PageProvider::alignment (in an engine's
+  /// A page of `bytes` bytes with one owner, aligned to PageProvider::page_alignment (in an engine's
   /// memory: as the engine has it). Its contents are unspecified.
   /// @throws CapacityError if the engine's pages are all in use; ConfigError for a size that the
   /// tier does not have; std::bad_alloc, or what the tier's provider throws. Nothing changed then.
@@ -275,8 +275,8 @@ class PagePool {
   }
 
   [[nodiscard]] static std::size_t stride_of(std::size_t page_bytes) noexcept {
-    return (page_bytes + PageProvider::alignment - 1) / PageProvider::alignment *
-           PageProvider::alignment;
+    return (page_bytes + PageProvider::page_alignment - 1) / PageProvider::page_alignment *
+           PageProvider::page_alignment;
   }
   [[nodiscard]] static std::size_t slab_bytes(std::size_t page_bytes, std::size_t pages) noexcept {
     return (pages - 1) * stride_of(page_bytes) + page_bytes;

@@ -378,7 +378,7 @@ class ChunkRetrievalCache {
   // may get.
   void copy_settled(Selection& selection) const {
     if constexpr (OffloadingStorage<Storage>) {
-      if (context_.slow_memory == nullptr) return;
+      if (context_.slow_tier == 0) return;
       const std::size_t settled =
           Storage::settled_rows(config_.storage, context_, selection.rows);
       std::vector<RowRun> runs;
@@ -428,7 +428,7 @@ class ChunkRetrievalCache {
                                                         const StorageContext& context,
                                                         std::size_t tokens) {
     if constexpr (OffloadingStorage<Storage>) {
-      if (context.slow_memory == nullptr) return 0;
+      if (context.slow_tier == 0) return 0;
       // The budget, and what the last, open chunk may have in full pages.
       const std::size_t rows = std::min(Storage::settled_rows(config.storage, context, tokens),
                                         config.budget + config.chunk - 1);

@@ -93,8 +93,8 @@ class ResidualStorage {
   static constexpr bool commit_changes_rows = true;
 
   ResidualStorage(const Config& config, const StorageContext& context)
-      : config_{config}, context_{context}, keys_{key_format(config, context), context},
-        values_{value_format(config, context), context} {
+      : config_{config}, keys_{key_format(config, context), context},
+        values_{value_format(config, context), context}, offloads_{context.slow_tier != 0} {
     validate(config, context);
   }
 
@@ -122,7 +122,7 @@ class ResidualStorage {
   /// quantised: it is not finite, or its scale or zero would be beyond half (core/quantizable.hpp).
   void check(const Segment& rows) const {
     std::array<float, max_head_dim> memory;
-    const std::span<float> row = std::span{memory}.first(context_.head_dim);
+    const std::span<float> row = std::span{memory}.first(keys_.context().head_dim);
     for (const Plane* side : {&rows.keys, &rows.values}) {
       for (std::size_t i = 0; i < rows.rows; ++i) {
         load_row(*side, i, row);
@@ -142,6 +142,10 @@ class ResidualStorage {
     return keys_.shared_bytes() + values_.shared_bytes();
   }
   [[nodiscard]] std::size_t slow_bytes() const { return keys_.slow_bytes() + values_.slow_bytes(); }
+  /// As in DenseStorage.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    return keys_.overhead_bytes() + values_.overhead_bytes();
+  }
   /// How many keys and values, counted from row 0, are quantised once `end` rows came.
   [[nodiscard]] static std::pair<std::size_t, std::size_t> quantized_rows(const Config& config,
                                                                           std::size_t end) {
@@ -187,7 +191,7 @@ class ResidualStorage {
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
     const std::size_t exact = std::min(rows, config.residual + key_rows(config));
-    const std::size_t moving = context.slow_memory == nullptr ? 0 : exact;
+    const std::size_t moving = context.slow_tier == 0 ? 0 : exact;
     return PlaneStore::max_bytes(key_format(config, context), context, rows) +
            PlaneStore::max_bytes(value_format(config, context), context, rows) +
            PlaneStore::max_bytes(key_format(config, context), context, moving) +
@@ -195,7 +199,7 @@ class ResidualStorage {
            2 * PlaneStore::max_bytes(dense_format(), context, exact);
   }
 
-  // ---- slow memory (StorageContext::slow_memory): quantised rows go there, the residual stays
+  // ---- slow memory (StorageContext::slow_tier): quantised rows go there, the residual stays
 
   [[nodiscard]] static std::size_t slow_bytes_of_rows(const Config& config,
                                                       const StorageContext& context,
@@ -275,7 +279,7 @@ class ResidualStorage {
   [[nodiscard]] ResidualStorage select(std::span<const std::size_t> numbers) const
     requires movable_rows
   {
-    ResidualStorage kept{config_, context_};
+    ResidualStorage kept{config_, keys_.context()};
     keys_.select(numbers, kept.keys_);
     values_.select(numbers, kept.values_);
     kept.release_spare();
@@ -327,6 +331,10 @@ class ResidualStorage {
       return quantized_.shared_bytes() + exact_.shared_bytes();
     }
     [[nodiscard]] std::size_t slow_bytes() const { return quantized_.slow_bytes(); }
+    [[nodiscard]] std::size_t overhead_bytes() const {
+      return quantized_.overhead_bytes() + exact_.overhead_bytes();
+    }
+    [[nodiscard]] StorageContext context() const { return quantized_.context(); }
     void keep_fast_from(std::size_t row) noexcept { quantized_.keep_fast_from(row); }
     [[nodiscard]] PlaneStore gather(std::span<const RowRun> runs) const {
       return quantized_.gather(runs);
@@ -404,8 +412,8 @@ class ResidualStorage {
   };
 
   void keep_unsettled_fast(std::size_t end) noexcept {
-    if (context_.slow_memory == nullptr) return;
-    const std::size_t row = std::min(fast_from_, settled_rows(config_, context_, end));
+    if (!offloads_) return;
+    const std::size_t row = std::min(fast_from_, settled_rows(config_, keys_.context(), end));
     keys_.keep_fast_from(row);
     values_.keep_fast_from(row);
   }
@@ -436,10 +444,10 @@ class ResidualStorage {
   [[nodiscard]] static RowFormat dense_format() { return {.encoding = encoding_of<E>}; }
 
   Config config_;
-  StorageContext context_;
   Side keys_;
   Side values_;
   std::size_t fast_from_ = unlimited_rows;  // see keep_fast_from
+  bool offloads_;                           // whether full pages may leave fast memory
   bool held_ = false;
   bool reserved_ = false;
 };
