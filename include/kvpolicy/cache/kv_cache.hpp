@@ -211,8 +211,15 @@ class KvCache {
   [[nodiscard]] std::size_t slow_bytes() const { return sum(&Head::slow_bytes); }
   /// Of `bytes()`, what a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const { return sum(&Head::shared_bytes); }
-  /// Bookkeeping besides `bytes()`: the heads' objects and page tables.
-  [[nodiscard]] std::size_t overhead_bytes() const { return sum(&Head::overhead_bytes); }
+  /// Bookkeeping besides `bytes()`: the objects of cache, layers and heads, page tables, positions and
+  /// selections, the plan's table, and the pool's unless the options gave the pool. Settings, which
+  /// copies of a plan share, and the scratch memory of calls are not counted.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    const std::size_t table = plan_.shape().kv_head_count() * sizeof(HeadSettings<E>);
+    std::size_t total = sizeof(*this) + table + pool_.overhead_bytes();
+    for (const Layer& layer : layers_) total += layer.overhead_bytes();
+    return total;
+  }
 
   /// Keys that were read besides those of attention itself: one for each row of a head that was
   /// looked at for a compression, or at a call because the head adds up its attention. Forks go on

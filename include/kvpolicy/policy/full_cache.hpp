@@ -58,6 +58,7 @@ class FullCache {
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
   [[nodiscard]] std::size_t bytes() const { return storage_.bytes(); }
   [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }
+  [[nodiscard]] std::size_t overhead_bytes() const { return overhead_of(storage_); }
   [[nodiscard]] std::size_t slow_bytes() const
     requires OffloadingStorage<Storage>
   {

@@ -93,8 +93,8 @@ class ResidualStorage {
   static constexpr bool commit_changes_rows = true;
 
   ResidualStorage(const Config& config, const StorageContext& context)
-      : config_{config}, keys_{key_format(config, context), context},
-        values_{value_format(config, context), context}, offloads_{context.slow_tier != 0} {
+      : keys_{key_format(config, context), context}, values_{value_format(config, context), context},
+        residual_{config.residual}, flush_{config.flush}, offloads_{context.slow_tier != 0} {
     validate(config, context);
   }
 
@@ -235,9 +235,9 @@ class ResidualStorage {
     reserved_ = true;
     const Step step = plan(rows, window);
     keep_unsettled_fast(step.to);
-    const std::size_t unit = key_rows(config_);
+    const std::size_t unit = key_rows(config());
     // Most exact rows at a time, however the rows come in pieces.
-    const std::size_t live = held_ ? window : std::min(window, config_.residual + unit);
+    const std::size_t live = held_ ? window : std::min(window, residual_ + unit);
     keys_.reserve(step.to, step.keys, window, live);
     values_.reserve(step.to, step.values, window, live);
   }
@@ -279,7 +279,7 @@ class ResidualStorage {
   [[nodiscard]] ResidualStorage select(std::span<const std::size_t> numbers) const
     requires movable_rows
   {
-    ResidualStorage kept{config_, keys_.context()};
+    ResidualStorage kept{config(), keys_.context()};
     keys_.select(numbers, kept.keys_);
     values_.select(numbers, kept.values_);
     kept.release_spare();
@@ -335,6 +335,7 @@ class ResidualStorage {
       return quantized_.overhead_bytes() + exact_.overhead_bytes();
     }
     [[nodiscard]] StorageContext context() const { return quantized_.context(); }
+    [[nodiscard]] RowFormat format() const { return quantized_.format(); }
     void keep_fast_from(std::size_t row) noexcept { quantized_.keep_fast_from(row); }
     [[nodiscard]] PlaneStore gather(std::span<const RowRun> runs) const {
       return quantized_.gather(runs);
@@ -413,7 +414,7 @@ class ResidualStorage {
 
   void keep_unsettled_fast(std::size_t end) noexcept {
     if (!offloads_) return;
-    const std::size_t row = std::min(fast_from_, settled_rows(config_, keys_.context(), end));
+    const std::size_t row = std::min(fast_from_, settled_rows(config(), keys_.context(), end));
     keys_.keep_fast_from(row);
     values_.keep_fast_from(row);
   }
@@ -422,7 +423,7 @@ class ResidualStorage {
     const std::size_t to = end() + rows;
     const std::size_t front = std::max(begin(), to - std::min(to, window));
     if (held_) return {to, front, keys_.boundary(), values_.boundary()};
-    const auto [keys, values] = quantized_rows(config_, to);
+    const auto [keys, values] = quantized_rows(config(), to);
     return {to, front, std::max(keys, keys_.boundary()), std::max(values, values_.boundary())};
   }
 
@@ -443,10 +444,17 @@ class ResidualStorage {
   }
   [[nodiscard]] static RowFormat dense_format() { return {.encoding = encoding_of<E>}; }
 
-  Config config_;
+  // Its settings, of which the planes keep bits and groups.
+  [[nodiscard]] Config config() const {
+    const RowFormat keys = keys_.format();
+    return {bits_of(keys.encoding), keys.group, values_.format().group, residual_, flush_};
+  }
+
   Side keys_;
   Side values_;
+  std::size_t residual_;
   std::size_t fast_from_ = unlimited_rows;  // see keep_fast_from
+  Flush flush_;
   bool offloads_;                           // whether full pages may leave fast memory
   bool held_ = false;
   bool reserved_ = false;
