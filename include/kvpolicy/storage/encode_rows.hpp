@@ -19,27 +19,31 @@ namespace kvpolicy::detail {
 /// Encodes the rows of one plane. Its scratch memory belongs to the thread, so that planes have
 /// none: one encoder of a thread is used at a time.
 class RowEncoder {
+  struct Memory {
+    Scratch<float> numbers;
+    GridRow grids;
+  };
+
  public:
   /// Numbers are rounded to `precision` before they are quantised.
-  /// @throws std::bad_alloc for scratch memory, unless the thread has had an encoder of this size
+  /// @throws std::bad_alloc for scratch memory, unless the thread has called `prepare` for this size
   RowEncoder(const RowFormat& format, Encoding precision, std::size_t head_dim,
              std::size_t page_rows)
       : format_{format}, precision_{precision}, head_dim_{head_dim}, page_rows_{page_rows},
-        layout_{format, head_dim, page_rows} {
-    thread_local Scratch<float> numbers;
-    thread_local GridRow grids;
-    numbers_ = numbers.take(head_dim * unit());
-    grids_ = &grids;
-    if (is_quantized(format.encoding)) grids.resize(head_dim);
+        layout_{format, head_dim, page_rows}, memory_{&prepare(format, head_dim)},
+        numbers_{memory_->numbers.take(head_dim * unit_of(format))} {}
+
+  /// Obtains the thread's scratch memory for a format. @throws std::bad_alloc
+  static Memory& prepare(const RowFormat& format, std::size_t head_dim) {
+    thread_local Memory memory;
+    static_cast<void>(memory.numbers.take(head_dim * unit_of(format)));
+    if (is_quantized(format.encoding)) memory.grids.resize(head_dim);
+    return memory;
   }
 
   [[nodiscard]] const PageLayout& layout() const { return layout_; }
   /// Neighbouring rows that share scales and are quantised together.
-  [[nodiscard]] std::size_t unit() const {
-    const bool per_channel = is_quantized(format_.encoding) &&
-                             format_.granularity == Granularity::per_channel;
-    return per_channel ? format_.group : 1;
-  }
+  [[nodiscard]] std::size_t unit() const { return unit_of(format_); }
   /// Room for the numbers of row `i` of a unit.
   [[nodiscard]] std::span<float> row(std::size_t i) const {
     return numbers_.subspan(i * head_dim_, head_dim_);
@@ -57,12 +61,12 @@ class RowEncoder {
     half* scales = reinterpret_cast<half*>(page + layout_.scales_offset) + first;
     half* zeros = reinterpret_cast<half*>(page + layout_.zeros_offset) + first;
     if (format_.granularity == Granularity::per_channel) {
-      grids_->cover_columns(numbers_, format_.encoding, scales, zeros);
+      memory_->grids.cover_columns(numbers_, format_.encoding, scales, zeros);
     } else {
       cover_row(scales, zeros);
     }
     for (std::size_t i = 0; i < unit(); ++i) {
-      grids_->encode(row(i), format_.encoding,
+      memory_->grids.encode(row(i), format_.encoding,
                      {codes + i * layout_.row_bytes, layout_.row_bytes});
     }
   }
@@ -91,11 +95,17 @@ class RowEncoder {
   }
 
  private:
+  [[nodiscard]] static std::size_t unit_of(const RowFormat& format) {
+    const bool per_channel =
+        is_quantized(format.encoding) && format.granularity == Granularity::per_channel;
+    return per_channel ? format.group : 1;
+  }
+
   // One row, each group of channels with its own grid.
   void cover_row(half* scales, half* zeros) const {
     for (std::size_t g = 0; g < layout_.params_per_row; ++g) {
       const std::size_t channel = g * format_.group;
-      const auto grid = grids_->cover(row(0).subspan(channel, format_.group), channel,
+      const auto grid = memory_->grids.cover(row(0).subspan(channel, format_.group), channel,
                                       format_.encoding);
       scales[g] = grid.scale;
       zeros[g] = grid.zero;
@@ -107,8 +117,8 @@ class RowEncoder {
   std::size_t head_dim_;
   std::size_t page_rows_;
   PageLayout layout_;
+  Memory* memory_;
   std::span<float> numbers_;  // [unit, head_dim]
-  GridRow* grids_;
 };
 
 }  // namespace kvpolicy::detail

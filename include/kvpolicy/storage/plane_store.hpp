@@ -127,10 +127,10 @@ class PlaneStore {
     std::size_t wanted = last > first_new ? last - first_new : 0;
     // Rows that lie anywhere touch one page more than they fill.
     if (live < to - from) wanted = std::min(wanted, (live + page_rows_ - 2) / page_rows_ + 1);
-    static_cast<void>(encoder());  // so that the thread has the scratch memory
+    detail::RowEncoder::prepare(format(), head_dim_);
     // One page more may come back than is asked for: the open one, if its rows go before others come.
     owed_ = std::max(owed_, static_cast<std::uint32_t>(wanted + 1));
-    table_.reserve(wanted, layout().page_bytes);
+    if (wanted > 0) table_.reserve(wanted, layout().page_bytes);
     if (slow_) slow_->reserve(movable_until(to), layout().page_bytes);
   }
   /// Full pages go to the slow pages that were reserved for them. Where these fail to take them they
@@ -342,7 +342,7 @@ class PlaneStore {
   // The page that row `end_` goes to; takes a reserved page where the row begins one.
   [[nodiscard]] std::byte* open_page() {
     if (table_.size() == 0 || end_ / page_rows_ == first_page_end()) {
-      table_.reserve(1, layout().page_bytes);
+      if (table_.reserved() == 0) table_.reserve(1, layout().page_bytes);
       table_.begin_page();
     }
     return table_.address(table_.size() - 1);
