@@ -85,7 +85,7 @@ TEST_CASE("caches that share a pool answer as caches that have their own") {
 TEST_CASE("a cache outlives the cache whose pool it shares") {
   test::CountingResource memory;
   {
-    std::optional<Cache> last;
+    std::optional<Cache> last, other;
     {
       Cache first{every_head(), {.memory = &memory}};
       test::Random random{1};
@@ -93,13 +93,16 @@ TEST_CASE("a cache outlives the cache whose pool it shares") {
       Cache fork = first.fork();
       last = std::move(fork);
       fork = first.fork_as(every_head());
+      other = first.fork_as(every_head());
       first = Cache{every_head(), {.memory = &memory}};  // a pool of its own
     }
-    test::Random random{2};
+    test::Random random{2}, same_random{2};
     test::feed(*last, random, {100, 1});
-    CHECK(memory.live_bytes() == last->bytes());
+    test::feed(*other, same_random, {100, 1});
+    CHECK(test::dump(*last, false) == test::dump(*other, false));
     *last = Cache{every_head(), {.memory = &memory}};
-    CHECK(memory.live_bytes() == last->bytes());
+    test::feed(*other, random, {40});
+    CHECK(memory.live_bytes() == last->bytes() + other->bytes());
   }
   CHECK(memory.live_blocks() == 0);
   CHECK(memory.faults() == 0);
