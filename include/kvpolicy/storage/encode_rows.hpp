@@ -76,7 +76,7 @@ class RowEncoder {
   std::size_t copy(const Plane& source, std::size_t from, std::size_t count, std::byte* page,
                    std::size_t at) const {
     const auto place = source.place(from);
-    const bool strided = source.pages == nullptr && source.row_stride != layout_.row_bytes;
+    const bool strided = source.step(layout_.row_bytes) != layout_.row_bytes;
     const std::size_t rows =
         strided ? 1 : std::min({count, place.contiguous_rows, page_rows_ - at});
     std::memcpy(page + at * layout_.row_bytes, place.page + place.row * layout_.row_bytes,

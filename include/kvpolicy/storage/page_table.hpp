@@ -61,6 +61,11 @@ class PageTable {
   [[nodiscard]] bool is_shared(std::size_t index) const noexcept {
     return pool_->is_shared(ids()[index]);
   }
+  /// How many of the pages in use a fork holds too.
+  [[nodiscard]] std::size_t shared_pages() const noexcept {
+    return static_cast<std::size_t>(std::ranges::count_if(
+        pages(), [&](PageId page) { return pool_->is_shared(page); }));
+  }
   /// Bytes besides the object itself.
   [[nodiscard]] std::size_t overhead_bytes() const noexcept {
     return block_ == nullptr ? 0 : bytes_of(block_->capacity);

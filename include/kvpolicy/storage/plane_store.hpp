@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Owns one side (keys or values) of one head's rows in one format: a sequence of pages that grows
-// at its end and may lose rows at its front. Rows are numbered from 0 in the order they came and
-// keep their number, so a sliding window is a sequence whose front moves: pages that fall out of
-// it go back to the pool, no row is ever moved, and a full page never changes again. That is why
-// forks share full pages, and why these may go to a slower tier of the pool (slow_pages.hpp).
+// Owns one side (keys or values) of one head's rows in one format. A sliding window is a sequence
+// whose front moves (page_sequence.hpp): pages that fall out of it go back to the pool, no row is
+// ever moved, and a full page never changes again. That is why forks share full pages, and why these
+// may go to a slower tier of the pool (slow_pages.hpp).
 #pragma once
 
 #include <algorithm>
@@ -21,7 +20,7 @@
 #include <kvpolicy/core/try.hpp>
 #include <kvpolicy/memory/slow_memory.hpp>
 #include <kvpolicy/storage/encode_rows.hpp>
-#include <kvpolicy/storage/page_table.hpp>
+#include <kvpolicy/storage/page_sequence.hpp>
 #include <kvpolicy/storage/slow_pages.hpp>
 #include <kvpolicy/storage/storage_context.hpp>
 
@@ -35,23 +34,22 @@ class PlaneStore {
   /// depend on whether it was kept in that type for a while. The sizes must be valid ones.
   PlaneStore(RowFormat format, const StorageContext& context,
              Encoding precision = Encoding::float32)
-      : table_{context.pages()}, head_dim_{static_cast<std::uint16_t>(context.head_dim)},
-        page_rows_{static_cast<std::uint16_t>(context.page_rows)},
+      : pages_{context.pages(), context.page_rows},
+        head_dim_{static_cast<std::uint16_t>(context.head_dim)},
         group_{static_cast<std::uint16_t>(format.group)}, encoding_{format.encoding},
         granularity_{format.granularity}, precision_{precision} {
     if (context.slow_tier != 0) slow_.emplace(context.pages(), context.slow_tier);
   }
 
   PlaneStore(const PlaneStore& other)
-      : table_{other.table_}, begin_{other.begin_}, end_{other.end_}, slow_{other.slow_},
-        head_dim_{other.head_dim_}, page_rows_{other.page_rows_}, group_{other.group_},
-        encoding_{other.encoding_}, granularity_{other.granularity_},
+      : pages_{other.pages_}, slow_{other.slow_}, head_dim_{other.head_dim_},
+        group_{other.group_}, encoding_{other.encoding_}, granularity_{other.granularity_},
         precision_{other.precision_} {
-    if (end_ % page_rows_ == 0 || table_.size() == 0) return;
-    const std::size_t last = table_.size() - 1;
-    const PageId open = table_.pool().allocate(layout().page_bytes);
-    std::memcpy(table_.pool().address(open), table_.address(last), layout().page_bytes);
-    table_.replace(last, open);
+    if (!pages_.has_open_page()) return;
+    PageTable& table = pages_.table();
+    const PageId open = table.pool().allocate(layout().page_bytes);
+    std::memcpy(table.pool().address(open), table.address(table.size() - 1), layout().page_bytes);
+    table.replace(table.size() - 1, open);
   }
   PlaneStore(PlaneStore&& other) noexcept = default;
   /// @throws std::bad_alloc for the open page, with this store as it was.
@@ -62,14 +60,14 @@ class PlaneStore {
   [[nodiscard]] RowFormat format() const { return {encoding_, granularity_, group_}; }
   /// What the store was made with.
   [[nodiscard]] StorageContext context() const {
-    return {head_dim_, page_rows_, &table_.pool(), slow_ ? slow_->tier() : 0};
+    return {head_dim_, pages_.page_rows(), &pages_.table().pool(), slow_ ? slow_->tier() : 0};
   }
-  [[nodiscard]] std::size_t begin() const { return begin_; }
-  [[nodiscard]] std::size_t end() const { return end_; }
-  [[nodiscard]] std::size_t rows() const { return end_ - begin_; }
+  [[nodiscard]] std::size_t begin() const { return pages_.begin(); }
+  [[nodiscard]] std::size_t end() const { return pages_.end(); }
+  [[nodiscard]] std::size_t rows() const { return end() - begin(); }
   [[nodiscard]] std::size_t bytes() const {
     const std::size_t slow = slow_ ? slow_->reserved() : 0;
-    return (table_.size() + table_.reserved() + slow) * layout().page_bytes;
+    return (pages_.table().size() + pages_.table().reserved() + slow) * layout().page_bytes;
   }
   /// Of them, bytes in a slower tier.
   [[nodiscard]] std::size_t slow_bytes() const {
@@ -77,13 +75,11 @@ class PlaneStore {
   }
   /// Of them, bytes on pages that a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
-    const auto is_shared = [&](PageId page) { return table_.pool().is_shared(page); };
-    const auto shared = std::ranges::count_if(table_.pages(), is_shared);
-    return static_cast<std::size_t>(shared) * layout().page_bytes;
+    return pages_.table().shared_pages() * layout().page_bytes;
   }
   /// The page table and the like: bookkeeping besides the object itself.
   [[nodiscard]] std::size_t overhead_bytes() const {
-    return table_.overhead_bytes() + (slow_ ? sizeof(SlowPages) + slow_->overhead_bytes() : 0);
+    return pages_.table().overhead_bytes() + (slow_ ? sizeof(SlowPages) + slow_->overhead_bytes() : 0);
   }
   /// What `bytes()` is for the rows [begin, end).
   [[nodiscard]] static std::size_t bytes_of_rows(const RowFormat& format,
@@ -120,17 +116,8 @@ class PlaneStore {
                std::size_t live = std::numeric_limits<std::size_t>::max()) {
     if (slow_) move_full_pages();
     if (from >= to) return;
-    const std::size_t first_new = table_.size() == 0
-                                      ? from / page_rows_
-                                      : std::max(from / page_rows_, first_page_end());
-    const std::size_t last = (to - 1) / page_rows_ + 1;
-    std::size_t wanted = last > first_new ? last - first_new : 0;
-    // Rows that lie anywhere touch one page more than they fill.
-    if (live < to - from) wanted = std::min(wanted, (live + page_rows_ - 2) / page_rows_ + 1);
     detail::RowEncoder::prepare(format(), head_dim_);
-    // One page more may come back than is asked for: the open one, if its rows go before others come.
-    owed_ = std::max(owed_, static_cast<std::uint32_t>(wanted + 1));
-    if (wanted > 0) table_.reserve(wanted, layout().page_bytes);
+    pages_.reserve(from, to, live, layout().page_bytes);
     if (slow_) slow_->reserve(movable_until(to), layout().page_bytes);
   }
   /// Full pages go to the slow pages that were reserved for them. Where these fail to take them they
@@ -138,14 +125,13 @@ class PlaneStore {
   void release_spare() noexcept {
     if (slow_) {
       KVPOLICY_TRY {
-        slow_->move(table_, std::min(slow_->reserved(), movable()), layout().page_bytes);
+        slow_->move(pages_.table(), std::min(slow_->reserved(), movable()), layout().page_bytes);
       }
       KVPOLICY_CATCH_ALL {
       }
       slow_->release_reserved();
     }
-    table_.release_reserved();
-    owed_ = 0;
+    pages_.release_reserved();
   }
 
   /// Pages that hold row `row` or later ones stay in fast memory from now on, if they still are.
@@ -161,16 +147,16 @@ class PlaneStore {
     std::size_t rows = 0;
     for (const RowRun& run : runs) rows += run.rows;
     copies.reserve(0, rows);
-    const Plane all = plane(begin_);
+    const Plane all = plane(begin());
     if (slow_) {
       PageProvider& provider = slow_provider();
       std::vector<PageProvider::Range> ranges;
       for (const RowRun& run : runs) {
-        list_ranges(provider, all, head_dim_, run.first - begin_, run.rows, ranges);
+        list_ranges(provider, all, head_dim_, run.first - begin(), run.rows, ranges);
       }
       provider.fetch(ranges);
     }
-    for (const RowRun& run : runs) copies.append(all.from(run.first - begin_), run.rows);
+    for (const RowRun& run : runs) copies.append(all.from(run.first - begin()), run.rows);
     copies.release_spare();
     return copies;
   }
@@ -178,18 +164,12 @@ class PlaneStore {
   /// Forgets every row and goes on at number `row`, at or after `end()`: to append there. The open
   /// page stays where `row` still lies in it, as `reserve` counts on.
   void skip_to(std::size_t row) {
-    KVPOLICY_ASSERT(row >= end_);
-    const bool reused = table_.size() > 0 && row / page_rows_ < first_page_end();
-    drop_pages(table_.size() - (reused ? 1 : 0));
-    begin_ = end_ = row;
+    forget(pages_.skip_to(row, moved()));
   }
 
   /// Gives up the rows before `row`; their pages go back once no row of them is left.
   void drop_front(std::size_t row) {
-    KVPOLICY_ASSERT(row >= begin_ && row <= end_);
-    // With no row left, the open page goes too: an empty store holds nothing.
-    drop_pages(row == end_ ? table_.size() : row / page_rows_ - begin_ / page_rows_);
-    begin_ = row;
+    forget(pages_.drop_front(row, moved()));
   }
 
   /// Appends `count` rows of any dense or, for a verbatim copy, equal format. Per-channel formats
@@ -207,14 +187,14 @@ class PlaneStore {
       append_rows(to, more, more_count);
       return;
     }
-    KVPOLICY_ASSERT((count + more_count) % unit == 0 && end_ % unit == 0);
+    KVPOLICY_ASSERT((count + more_count) % unit == 0 && end() % unit == 0);
     for (std::size_t row = 0; row < count + more_count; row += unit) {
       for (std::size_t i = 0; i < unit; ++i) {
         const std::size_t at = row + i;
         at < count ? to.load(source, at, i) : to.load(more, at - count, i);
       }
-      to.write_unit(open_page(), end_ % page_rows_);
-      end_ += unit;
+      to.write_unit(open_page(), end() % pages_.page_rows());
+      pages_.add_rows(unit);
     }
   }
 
@@ -224,8 +204,8 @@ class PlaneStore {
   /// @throws StorageError if slow memory cannot be read
   template <class Archive>
   void serialize(Archive& archive) {
-    std::size_t begin = begin_;
-    std::size_t end = end_;
+    std::size_t begin = this->begin();
+    std::size_t end = this->end();
     archive(begin, end);
     const detail::RowEncoder rows = encoder();
     const PageLayout& layout = rows.layout();
@@ -233,19 +213,22 @@ class PlaneStore {
     archive.check(begin <= end && end <= archive.rows() && begin % unit == 0 && end % unit == 0,
                   "rows from ", begin, " to ", end, ", of at most ", archive.rows(),
                   " and in groups of ", unit);
-    if constexpr (Archive::loading) *this = PlaneStore{format(), context(), precision_}.from(begin);
+    if constexpr (Archive::loading) {
+      *this = PlaneStore{format(), context(), precision_};
+      skip_to(begin);
+    }
     for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
       if constexpr (Archive::loading) {
-        (void)open_page();
-        end_ = row + count;
+        static_cast<void>(open_page());
+        pages_.add_rows(count);
       }
-      transfer(archive, row, row % page_rows_ * layout.row_bytes, count * layout.row_bytes);
+      transfer(archive, row, row % pages_.page_rows() * layout.row_bytes, count * layout.row_bytes);
     });
     if (layout.params_per_row == 0) return;
     const std::size_t param_bytes = layout.params_per_row * sizeof(half);
     for (const std::size_t offset : {layout.scales_offset, layout.zeros_offset}) {
       for_each_page(begin, end, [&](std::size_t row, std::size_t count) {
-        transfer(archive, row, offset + row % page_rows_ / unit * param_bytes,
+        transfer(archive, row, offset + row % pages_.page_rows() / unit * param_bytes,
                  count / unit * param_bytes);
       });
     }
@@ -253,32 +236,25 @@ class PlaneStore {
 
   /// The rows from number `row` on.
   [[nodiscard]] Plane plane(std::size_t row) const {
-    KVPOLICY_ASSERT(row >= begin_ && row <= end_);
+    KVPOLICY_ASSERT(row >= begin() && row <= end());
     return {.format = format(),
-            .pages = table_.addresses(),
-            .page_rows = page_rows_,
-            .first_row = row - begin_ / page_rows_ * page_rows_};
+            .pages = pages_.table().addresses(),
+            .page_rows = pages_.page_rows(),
+            .first_row = row - pages_.first_place()};
   }
 
  private:
-  [[nodiscard]] PageLayout layout() const { return {format(), head_dim_, page_rows_}; }
+  [[nodiscard]] PageLayout layout() const { return {format(), head_dim_, pages_.page_rows()}; }
   [[nodiscard]] detail::RowEncoder encoder() const {
-    return {format(), precision_, head_dim_, page_rows_};
+    return {format(), precision_, head_dim_, pages_.page_rows()};
   }
-  // The number of the page after the last one in the table.
-  [[nodiscard]] std::size_t first_page_end() const { return begin_ / page_rows_ + table_.size(); }
-
-  // An empty store whose next row has this number.
-  [[nodiscard]] PlaneStore from(std::size_t row) && {
-    begin_ = end_ = row;
-    return std::move(*this);
-  }
+  [[nodiscard]] std::byte* open_page() { return pages_.open_page(layout().page_bytes); }
 
   // visit(first row, rows) for each page of the rows [begin, end).
   template <class Visit>
   void for_each_page(std::size_t begin, std::size_t end, Visit visit) const {
     for (std::size_t row = begin; row < end;) {
-      const std::size_t count = std::min(end - row, page_rows_ - row % page_rows_);
+      const std::size_t count = std::min(end - row, pages_.page_rows() - row % pages_.page_rows());
       visit(row, count);
       row += count;
     }
@@ -287,39 +263,38 @@ class PlaneStore {
   // `bytes` bytes of the page of row `row`, to or from an archive.
   template <class Archive>
   void transfer(Archive& archive, std::size_t row, std::size_t offset, std::size_t bytes) {
-    const std::size_t page = row / page_rows_ - begin_ / page_rows_;
-    const std::span<std::byte> part{table_.address(page) + offset, bytes};
-    if (slow_ && page < slow_->moved()) {
+    const std::size_t page = pages_.page_of(row);
+    const std::span<std::byte> part{pages_.table().address(page) + offset, bytes};
+    if (page < moved()) {
       const PageProvider::Range range{part};
       slow_provider().fetch({&range, 1});
     }
     archive.bytes(part);
   }
 
-  // Lets go of the first `count` pages; some serve again, where `reserve` counts on them.
-  void drop_pages(std::size_t count) {
-    table_.drop_front(count, slow_ ? slow_->moved() : 0, owed_);
+  // Pages, from the first one on, that are in a slower tier; `count` more left the table.
+  [[nodiscard]] std::size_t moved() const { return slow_ ? slow_->moved() : 0; }
+  void forget(std::size_t count) {
     if (slow_) slow_->drop_front(count);
   }
-
   [[nodiscard]] PageProvider& slow_provider() const {
-    return *table_.pool().provider(slow_->tier());
+    return *pages_.table().pool().provider(slow_->tier());
   }
   // Pages from the first one on that are full, and may leave fast memory, once `end` rows came.
   [[nodiscard]] std::size_t movable_until(std::size_t end) const {
-    const std::size_t first = begin_ / page_rows_;
-    return std::max(std::min(end, slow_->fast_from()) / page_rows_, first) - first;
+    const std::size_t first = begin() / pages_.page_rows();
+    return std::max(std::min(end, slow_->fast_from()) / pages_.page_rows(), first) - first;
   }
   // Of them, pages that have not left.
   [[nodiscard]] std::size_t movable() const {
-    const std::size_t moved = slow_->moved();
-    return std::max(std::min(movable_until(end_), table_.size()), moved) - moved;
+    const std::size_t pages = std::min(movable_until(end()), pages_.table().size());
+    return std::max(pages, moved()) - moved();
   }
   void move_full_pages() {
     const std::size_t pages = movable();
     if (pages == 0) return;
     slow_->reserve(slow_->moved() + pages, layout().page_bytes);
-    slow_->move(table_, pages, layout().page_bytes);
+    slow_->move(pages_.table(), pages, layout().page_bytes);
   }
 
   void append_rows(const detail::RowEncoder& to, const Plane& source, std::size_t count) {
@@ -329,32 +304,19 @@ class PlaneStore {
       std::byte* page = open_page();
       std::size_t rows = 1;
       if (verbatim) {
-        rows = to.copy(source, done, count - done, page, end_ % page_rows_);
+        rows = to.copy(source, done, count - done, page, end() % pages_.page_rows());
       } else {
         to.load(source, done, 0);
-        to.write_unit(page, end_ % page_rows_);
+        to.write_unit(page, end() % pages_.page_rows());
       }
-      end_ += rows;
+      pages_.add_rows(rows);
       done += rows;
     }
   }
 
-  // The page that row `end_` goes to; takes a reserved page where the row begins one.
-  [[nodiscard]] std::byte* open_page() {
-    if (table_.size() == 0 || end_ / page_rows_ == first_page_end()) {
-      if (table_.reserved() == 0) table_.reserve(1, layout().page_bytes);
-      table_.begin_page();
-    }
-    return table_.address(table_.size() - 1);
-  }
-
-  PageTable table_;  // pages of the rows [begin_, end_)
-  std::size_t begin_ = 0;
-  std::size_t end_ = 0;
+  PageSequence pages_;
   detail::Boxed<SlowPages> slow_;  // where full pages may leave fast memory
-  std::uint32_t owed_ = 0;         // the most reserved pages that a reservation counts on
   std::uint16_t head_dim_;
-  std::uint16_t page_rows_;
   std::uint16_t group_;
   Encoding encoding_;
   Granularity granularity_;
