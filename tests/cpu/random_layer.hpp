@@ -67,8 +67,16 @@ class RandomPlane {
     plane_.page_rows = std::size_t{16} << below(random, 3);
     plane_.first_row = below(random, plane_.page_rows);
     const kvpolicy::PageLayout layout{format, head_dim, plane_.page_rows};
+    if (!quantized && below(random, 3) == 0) {  // as in an inference engine's memory
+      const std::size_t bytes = kvpolicy::bits_of(format.encoding) / 8;
+      plane_.row_stride = (head_dim * (1 + below(random, 3)) + below(random, 3)) * bytes;
+      plane_.page_offset = below(random, 70) * bytes;
+    }
+    const std::size_t page_bytes = plane_.row_stride == 0
+                                       ? layout.page_bytes
+                                       : plane_.page_offset + plane_.page_rows * plane_.row_stride;
     for (std::size_t row = 0; row < plane_.first_row + rows; row += plane_.page_rows) {
-      auto& page = pages_.emplace_back(layout.page_bytes);
+      auto& page = pages_.emplace_back(page_bytes);
       if (!quantized) {
         const std::size_t bytes = kvpolicy::bits_of(format.encoding) / 8;
         for (std::size_t at = 0; at < page.size(); at += bytes) {

@@ -55,6 +55,8 @@ class FullCache {
     storage_.show(0, storage_.end(), Segment{}, out);
   }
 
+  /// What keeps the rows.
+  [[nodiscard]] const Storage& storage() const { return storage_; }
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
   [[nodiscard]] std::size_t bytes() const { return storage_.bytes(); }
   [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }

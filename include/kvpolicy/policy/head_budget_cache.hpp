@@ -324,7 +324,7 @@ class HeadBudgetCache {
   // Rows that were not compressed are exact whatever the storage.
   [[nodiscard]] static std::size_t exact_bytes(const Config&, const StorageContext& context,
                                                std::size_t rows) {
-    return DenseStorage<element_type>::bytes_of_rows({}, context, 0, rows);
+    return ExactStorage<Storage>::bytes_of_rows({}, context, 0, rows);
   }
 
   static void hold(Storage& storage, bool held) {

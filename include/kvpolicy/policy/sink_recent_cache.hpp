@@ -194,7 +194,7 @@ class SinkRecentCache {
   }
 
  private:
-  using Sinks = DenseStorage<element_type>;
+  using Sinks = ExactStorage<Storage>;
   using Rows = RowRange<std::size_t>;
 
   [[nodiscard]] static WindowRule<std::size_t> window_rule(const Config& config) {

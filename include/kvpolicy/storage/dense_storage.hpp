@@ -262,4 +262,21 @@ class DenseStorage {
   bool reserved_ = false;
 };
 
+namespace detail {
+template <class Storage>
+struct ExactStorageOf {
+  using type = DenseStorage<typename Storage::element_type>;
+};
+template <class Storage>
+  requires requires { typename Storage::exact_storage_type; }
+struct ExactStorageOf<Storage> {
+  using type = typename Storage::exact_storage_type;
+};
+}  // namespace detail
+
+/// Where a policy keeps rows that must stay exact, whatever its storage does to the others: dense
+/// rows, unless the storage names another one (`exact_storage_type`).
+template <KvStorage Storage>
+using ExactStorage = typename detail::ExactStorageOf<Storage>::type;
+
 }  // namespace kvpolicy
