@@ -353,6 +353,32 @@ std::size_t news_of_decoding(const typename Policy::Config& config, const Attend
   return test::all_news - before;
 }
 
+// 1,000 decode steps after a prompt, which may be compressed, over pages of 16 rows. A step may
+// allocate only if a table grew: one that `overhead_bytes` of the cache or of the pool counts.
+template <class Policy>
+void check_growth(const typename Policy::Config& config, PagePool* pool, bool compress = false) {
+  const HeadPlan<Policy> plan{ModelShape{1, 4, 2, 64}, config};
+  const CacheOptions options{.page_rows = 16, .pool = pool};
+  KvCache<typename Policy::element_type, IdleEngine> cache{plan, options};
+  test::Random random{1};
+  test::Chunk<> prompt{random, plan.shape(), 210}, chunk{random, plan.shape(), 1};
+  prompt.step(cache, 0);
+  if (compress) cache.compress();
+  for (int i = 0; i < 3; ++i) chunk.step(cache, 0, {.read = Read::selected});
+  const auto overhead = [&] { return cache.overhead_bytes() + (pool == nullptr ? 0 : pool->overhead_bytes()); };
+  std::size_t grew = 0, began_without = 0;
+  for (int i = 0; i < 1000; ++i) {
+    const std::size_t news = test::all_news, bytes = cache.bytes(), before = overhead();
+    chunk.step(cache, 0, {.read = Read::selected});
+    const bool allocated = test::all_news > news;
+    if (allocated) CHECK(overhead() > before);
+    grew += allocated ? 1 : 0;
+    began_without += !allocated && cache.bytes() > bytes ? 1 : 0;
+  }
+  CHECK(began_without > 40);  // of the 62 or so steps that begin a page
+  CHECK(grew <= 12);          // each table at least doubles, at most seven times
+}
+
 }  // namespace
 
 TEST_CASE("a decode step allocates nothing") {
@@ -375,4 +401,23 @@ TEST_CASE("a decode step that chooses chunks allocates nothing") {
             {.chunk = 4, .budget = 40}, choosing) == 0);
   CHECK(news_of_decoding<ChunkRetrievalCache<Residual>>(
             {.chunk = 4, .budget = 40, .storage = {.residual = 1}}, choosing) == 0);
+}
+
+TEST_CASE("a decode step that begins a page allocates only when a table has no room") {
+  using Dense = DenseStorage<bfloat16>;
+  using Codes = QuantizedResidualCache<bfloat16, Granularity::per_token>;
+  using Kivi = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
+  PagePool pool;  // with slabs; a cache's own pool asks for each page by itself
+  for (PagePool* shared : {&pool, static_cast<PagePool*>(nullptr)}) {
+    CAPTURE(shared == nullptr);
+    check_growth<FullCache<Dense>>({}, shared);
+    check_growth<Codes>({.storage = {.residual = 40}}, shared);
+    check_growth<Kivi>({.storage = {.key_group = 16, .residual = 40}}, shared);
+    check_growth<SinkRecentCache<Dense>>({.sinks = 17, .recent = 20}, shared);
+    check_growth<Window>({.sinks = 3, .recent = 24, .storage = {.residual = 8}}, shared);
+    check_growth<Budget>({.budget = 10}, shared);
+    check_growth<Budget>({.budget = 30}, shared, /*compress=*/true);
+    check_growth<HeadBudgetCache<Residual>>({.budget = 30, .storage = {.residual = 20}}, shared, true);
+    check_growth<Retrieval>({.chunk = 4, .budget = 40}, shared);
+  }
 }

@@ -67,6 +67,14 @@ class RandomPlane {
     plane_.page_rows = std::size_t{16} << below(random, 3);
     plane_.first_row = below(random, plane_.page_rows);
     const kvpolicy::PageLayout layout{format, head_dim, plane_.page_rows};
+    // Rows apart, as in an inference engine's memory; of their own numbers, so that all else is drawn
+    // as without them.
+    Random own{rows * 64 + plane_.first_row};
+    if (!quantized && below(own, 3) == 0) {
+      const std::size_t bytes = kvpolicy::bits_of(format.encoding) / 8;
+      plane_.row_stride = (head_dim * (1 + below(own, 3)) + below(own, 3)) * bytes;
+      plane_.page_offset = below(own, 70) * bytes;
+    }
     for (std::size_t row = 0; row < plane_.first_row + rows; row += plane_.page_rows) {
       auto& page = pages_.emplace_back(layout.page_bytes);
       if (!quantized) {
@@ -74,6 +82,7 @@ class RandomPlane {
         for (std::size_t at = 0; at < page.size(); at += bytes) {
           write(random, format.encoding, page.data() + at);
         }
+        if (plane_.row_stride != 0) page = apart(page, layout.row_bytes);
         continue;
       }
       for (std::size_t at = 0; at < layout.scales_offset; ++at) {
@@ -110,6 +119,17 @@ class RandomPlane {
   }
 
  private:
+  // The rows of a page `row_stride` bytes apart; what lies between is no number.
+  [[nodiscard]] std::vector<std::byte> apart(const std::vector<std::byte>& page,
+                                             std::size_t row_bytes) const {
+    std::vector<std::byte> all(plane_.page_offset + plane_.page_rows * plane_.row_stride,
+                               std::byte{0xff});
+    for (std::size_t row = 0; row < plane_.page_rows; ++row) {
+      std::copy_n(page.data() + row * row_bytes, row_bytes,
+                  all.data() + plane_.page_offset + row * plane_.row_stride);
+    }
+    return all;
+  }
   static void write(Random& random, kvpolicy::Encoding encoding, std::byte* out) {
     const float number = normal(random);
     kvpolicy::store_dense(encoding, {&number, 1}, out);

@@ -23,10 +23,10 @@ namespace {
 class RecordingProvider final : public PageProvider {
  public:
   [[nodiscard]] std::byte* obtain(std::size_t bytes) override {
-    return static_cast<std::byte*>(memory.allocate(bytes, alignment));
+    return static_cast<std::byte*>(memory.allocate(bytes, page_alignment));
   }
   void give_back(std::byte* start, std::size_t bytes) noexcept override {
-    memory.deallocate(start, bytes, alignment);
+    memory.deallocate(start, bytes, page_alignment);
   }
   void fetch(std::span<const Range> ranges) override { fetched += ranges.size(); }
 

@@ -34,7 +34,8 @@ void alone(const HeadSpec& spec, std::uint64_t seed) {
   test::Random random{seed};
   test::CountingResource memory;
   {
-    const StorageContext context{head_dim, 16, &memory};
+    PagePool pool{&memory, {.max_slab_bytes = 0}};
+    const StorageContext context{head_dim, 16, &pool};
     const auto config = test::policy_config<P>(spec);
     P policy{config, context};
     oracle::HeadModel model{spec};

@@ -106,7 +106,8 @@ TEST_CASE("packed rows: every head dimension, width, granularity and group") {
         for (const Granularity granularity : {Granularity::per_token, Granularity::per_channel}) {
           const bool per_token = granularity == Granularity::per_token;
           const std::size_t unit = per_token ? group : std::min<std::size_t>(std::bit_ceil(group), 16);
-          const StorageContext context{head_dim, 16, &memory};
+          PagePool pool{&memory, {.max_slab_bytes = 0}};
+          const StorageContext context{head_dim, 16, &pool};
           PlaneStore store{{encoding, granularity, unit}, context};
           test::Tensor<float> rows{32, 1, head_dim, test::Layout::padded};
           rows.randomize(random, 3.0F);

@@ -45,7 +45,10 @@ void check(const typename Storage::Config& config, std::size_t window, std::uint
   test::CountingResource memory;
   test::FailingSlowMemory slow;
   const StorageContext plain{.head_dim = head_dim, .page_rows = 16};
-  const StorageContext context{.head_dim = head_dim, .page_rows = 16, .memory = &memory, .slow_memory = &slow};
+  ResourceProvider fast_memory{&memory};
+  const std::vector<PageProvider*> tiers{&fast_memory, &slow};
+  PagePool pool{tiers, {.max_slab_bytes = 0}};
+  const StorageContext context{.head_dim = head_dim, .page_rows = 16, .pool = &pool, .slow_tier = 1};
   {
     std::vector<std::pair<Storage, Storage>> pairs;
     pairs.push_back({Storage{config, plain}, Storage{config, context}});

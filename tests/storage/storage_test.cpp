@@ -67,9 +67,10 @@ void reserved_pieces(const typename Storage::Config& config, std::size_t window,
   CountingResource memory;
   CountingResource whole_memory;
   {
-    const StorageContext context{head_dim, 16, &memory};
+    PagePool pool{&memory, {.max_slab_bytes = 0}}, whole_pool{&whole_memory, {.max_slab_bytes = 0}};
+    const StorageContext context{head_dim, 16, &pool};
     Storage pieces{config, context};
-    Storage whole{config, {head_dim, 16, &whole_memory}};
+    Storage whole{config, {head_dim, 16, &whole_pool}};
     if constexpr (requires { pieces.hold(true); }) {
       pieces.hold(held);
       whole.hold(held);
@@ -154,7 +155,8 @@ TEST_CASE("a reservation that fails leaves nothing behind") {
   values.randomize(random);
   for (std::size_t n = 0;; ++n) {
     CountingResource memory;
-    Storage storage{{.residual = 20}, {head_dim, 16, &memory}};
+    PagePool pool{&memory, {.max_slab_bytes = 0}};
+    Storage storage{{.residual = 20}, {head_dim, 16, &pool}};
     storage.append(segment_of(keys, values, 0, 30));
     const auto before = shown(storage);
     const std::size_t bytes = storage.bytes();
@@ -179,7 +181,8 @@ TEST_CASE("select keeps rows as they are and numbers them anew") {
   values.randomize(random);
   for (const Flush flush : {Flush::steady, Flush::kivi}) {
     CountingResource memory;
-    Storage storage{{.bits = 4, .residual = 20, .flush = flush}, {head_dim, 16, &memory}};
+    PagePool pool{&memory, {.max_slab_bytes = 0}};
+    Storage storage{{.bits = 4, .residual = 20, .flush = flush}, {head_dim, 16, &pool}};
     storage.append(segment_of(keys, values, 0, 90));
     const auto all = shown(storage);
     const std::vector<std::size_t> numbers{0, 3, 4, 50, 69, 70, 71, 75, 79, 80, 85, 89};
@@ -202,7 +205,8 @@ TEST_CASE("select keeps rows as they are and numbers them anew") {
     CHECK(none.bytes() == 0);
   }
   CountingResource memory;
-  DenseStorage<half> dense{{}, {head_dim, 16, &memory}};
+  PagePool pool{&memory, {.max_slab_bytes = 0}};
+  DenseStorage<half> dense{{}, {head_dim, 16, &pool}};
   dense.append(segment_of(keys, values, 0, 90));
   const auto kept = dense.select(std::vector<std::size_t>{1, 88});
   CHECK(kept.end() == 2);
@@ -213,7 +217,8 @@ TEST_CASE("a plane store loses its front, jumps ahead, and is copied half-way th
   Random random{4};
   for (int round = 0; round < 40; ++round) {
     CountingResource memory;
-    const StorageContext context{head_dim, 16, &memory};
+    PagePool pool{&memory, {.max_slab_bytes = 0}};
+    const StorageContext context{head_dim, 16, &pool};
     PlaneStore store{{.encoding = Encoding::float32}, context};
     std::vector<std::vector<float>> rows;  // rows[number - begin]
     std::size_t begin = 0;
@@ -257,7 +262,8 @@ TEST_CASE("a plane store loses its front, jumps ahead, and is copied half-way th
 
 TEST_CASE("growing asks for memory by pages, and rarely for more") {
   CountingResource memory;
-  DenseStorage<half> storage{{}, {head_dim, 64, &memory}};
+  PagePool pool{&memory, {.max_slab_bytes = 0}};
+  DenseStorage<half> storage{{}, {head_dim, 64, &pool}};
   Tensor<float> row{1, 1, head_dim};
   row.fill([](auto...) { return 1.0F; });
   for (int i = 0; i < 1000; ++i) storage.append(segment_of(row, row, 0, 1));
@@ -274,7 +280,8 @@ TEST_CASE("storages refuse what cannot work") {
   CHECK(contains(context_error({30, 16}), "head_dim is 30"));
   CHECK(contains(context_error({64, 0}), "page_rows is 0"));
   CHECK(contains(context_error({64, 24}), "page_rows is 24"));
-  CHECK(contains(context_error({64, 16, nullptr}), "memory is null"));
+  PagePool pool;
+  CHECK(contains(context_error({64, 16, &pool, 1}), "slow_tier is 1, must be below the pool's 1 tiers"));
   CHECK(contains(thrown<ConfigError>([] { Storage{{.bits = 5}, {64, 16}}; }), "bits is 5"));
   CHECK(contains(thrown<ConfigError>([] { Storage{{.key_group = 65}, {64, 16}}; }), "must divide head_dim = 64"));
   CHECK(contains(thrown<ConfigError>([] { Storage{{.residual = std::size_t{1} << 41}, {64, 16}}; }), "residual is"));

@@ -9,12 +9,12 @@
 #include <limits>
 #include <new>
 
+#include "support/news.hpp"
+
 namespace test {
 
-inline std::size_t news_left = std::numeric_limits<std::size_t>::max();
-inline std::size_t live_news = 0;
-inline std::size_t all_news = 0;  // that succeeded
-inline std::size_t failed_news = 0;
+/// Before each block its size is kept, in as many bytes as keep the alignment.
+inline constexpr std::size_t new_header = alignof(std::max_align_t);
 
 /// While it lives, the `new` after `successes` more fails, and all behind it.
 struct FailNew {
@@ -36,15 +36,20 @@ struct FailNew {
     throw std::bad_alloc{};
   }
   if (test::news_left != std::numeric_limits<std::size_t>::max()) --test::news_left;
-  void* start = std::malloc(bytes == 0 ? 1 : bytes);
-  if (start == nullptr) throw std::bad_alloc{};
+  auto* header = static_cast<char*>(std::malloc(test::new_header + bytes));
+  if (header == nullptr) throw std::bad_alloc{};
+  *reinterpret_cast<std::size_t*>(header) = bytes;
   ++test::live_news;
   ++test::all_news;
-  return start;
+  test::live_new_bytes += bytes;
+  return header + test::new_header;
 }
 [[gnu::noinline]] void operator delete(void* start) noexcept {
-  if (start != nullptr) --test::live_news;
-  std::free(start);
+  if (start == nullptr) return;
+  char* header = static_cast<char*>(start) - test::new_header;
+  --test::live_news;
+  test::live_new_bytes -= *reinterpret_cast<std::size_t*>(header);
+  std::free(header);
 }
 void operator delete(void* start, std::size_t) noexcept { operator delete(start); }
 // As the standard's own would; under a sanitizer that one is the sanitizer's (std::stable_sort asks it).

@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include <kvpolicy/storage/slow_memory.hpp>
+#include <kvpolicy/memory/slow_memory.hpp>
 
 #include "support/memory.hpp"
 

@@ -16,7 +16,7 @@
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
-#include <kvpolicy/storage/page.hpp>
+#include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
 

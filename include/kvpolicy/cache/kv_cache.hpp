@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cache/cache_pool.hpp>
 #include <kvpolicy/cache/call_checks.hpp>
 #include <kvpolicy/cache/compression.hpp>
 #include <kvpolicy/cache/layer.hpp>
@@ -53,10 +54,7 @@ class KvCache {
 
   /// @throws ConfigError for options that do not work, alone or with the plan.
   explicit KvCache(Plan plan, const CacheOptions& options = {}, Engine engine = {})
-      : plan_{std::move(plan)}, options_{options}, engine_{std::move(engine)} {
-    options_.validate();
-    layers_ = new_layers();
-  }
+      : KvCache{std::move(plan), options, std::move(engine), CachePool{valid(options)}} {}
 
   KvCache(KvCache&&) noexcept = default;
   KvCache& operator=(KvCache&&) noexcept = default;
@@ -82,7 +80,7 @@ class KvCache {
     require(plan.shape() == plan_.shape(),
             "KvCache::fork_as: the plans are for models of different shapes");
     static_cast<void>(held(layers_));
-    KvCache other{std::move(plan), options_, engine_};
+    KvCache other{std::move(plan), options_, engine_, pool_};
     other.take(*this);
     return other;
   }
@@ -213,8 +211,15 @@ class KvCache {
   [[nodiscard]] std::size_t slow_bytes() const { return sum(&Head::slow_bytes); }
   /// Of `bytes()`, what a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const { return sum(&Head::shared_bytes); }
-  /// Bookkeeping besides `bytes()`: the heads' objects and page tables.
-  [[nodiscard]] std::size_t overhead_bytes() const { return sum(&Head::overhead_bytes); }
+  /// Bookkeeping besides `bytes()`: the objects of cache, layers and heads, page tables, positions and
+  /// selections, the plan's table, and the pool's unless the options gave the pool. Settings, which
+  /// copies of a plan share, and the scratch memory of calls are not counted.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    const std::size_t table = plan_.shape().kv_head_count() * sizeof(HeadSettings<E>);
+    std::size_t total = sizeof(*this) + table + pool_.overhead_bytes();
+    for (const Layer& layer : layers_) total += layer.overhead_bytes();
+    return total;
+  }
 
   /// Keys that were read besides those of attention itself: one for each row of a head that was
   /// looked at for a compression, or at a call because the head adds up its attention. Forks go on
@@ -299,6 +304,22 @@ class KvCache {
   friend class SavedCache;  // save and load: cache/saved_cache.hpp
 
   KvCache(const KvCache&) = default;
+  KvCache(Plan plan, const CacheOptions& options, Engine engine, CachePool pool)
+      : plan_{std::move(plan)}, options_{options}, engine_{std::move(engine)},
+        pool_{std::move(pool)} {
+    layers_ = new_layers();
+  }
+
+  [[nodiscard]] static const CacheOptions& valid(const CacheOptions& options) {
+    options.validate();
+    return options;
+  }
+  // What heads are made with.
+  [[nodiscard]] StorageContext context() const {
+    StorageContext context = options_.context(plan_.shape().head_dim);
+    context.pool = &pool_.pool();
+    return context;
+  }
 
   // The engine's scores, for a policy that does not know the engine's type.
   struct Scorer final : ChunkScorer {
@@ -319,7 +340,7 @@ class KvCache {
 
   // This cache is new, and may be thrown away half-way.
   void take(const KvCache& other) {
-    const StorageContext context = options_.context(plan_.shape().head_dim);
+    const StorageContext context = this->context();
     observed_rows_ = other.observed_rows_;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       take_layer(layers_[l], other.layers_[l], l, context, [&](std::size_t head) {
@@ -345,7 +366,7 @@ class KvCache {
   // All heads as they are before the first token.
   [[nodiscard]] std::vector<Layer> new_layers() const {
     const ModelShape& shape = plan_.shape();
-    const StorageContext context = options_.context(shape.head_dim);
+    const StorageContext context = this->context();
     std::vector<Layer> layers;
     layers.reserve(shape.layers);
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
@@ -634,6 +655,7 @@ class KvCache {
   Plan plan_;
   CacheOptions options_;
   Engine engine_;
+  CachePool pool_;  // outlives the layers, whose pages go back to it
   std::vector<Layer> layers_;
   std::size_t observed_rows_ = 0;
   // Scratch of a call.

@@ -45,6 +45,14 @@ struct CacheLayer : TextProgress<std::size_t> {
   /// Tokens of the text, on which a pending tree hangs.
   [[nodiscard]] std::size_t text() const { return tokens - tree.size(); }
 
+  /// Bookkeeping besides the rows: this object, its heads and their page tables.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    std::size_t total = sizeof(*this) + heads.capacity() * sizeof(HeadPtr) +
+                        attention_sink_bias.capacity() * sizeof(float);
+    for (const HeadPtr& head : heads) total += head->overhead_bytes();
+    return total;
+  }
+
   void release_spare() noexcept {
     for (const HeadPtr& head : heads) head->release_spare();
   }

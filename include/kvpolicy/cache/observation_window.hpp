@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
@@ -14,7 +15,8 @@
 #include <kvpolicy/cache/query_range.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
-#include <kvpolicy/storage/page.hpp>
+#include <kvpolicy/memory/buffer.hpp>
+#include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
 
@@ -26,14 +28,14 @@ class ObservationWindow {
   ObservationWindow(std::size_t window, std::size_t rollback, std::size_t q_heads, std::size_t head_dim,
               std::pmr::memory_resource* memory)
       : window_{window}, held_{window == 0 ? 0 : window + rollback}, q_heads_{q_heads},
-        head_dim_{head_dim}, memory_{memory}, row_(head_dim) {
-    if (is_kept()) queries_ = Page{memory, bytes()};
+        head_dim_{head_dim} {
+    if (is_kept()) queries_ = Buffer{memory, bytes()};
   }
   ObservationWindow(const ObservationWindow& other)
       : window_{other.window_}, held_{other.held_}, q_heads_{other.q_heads_},
-        head_dim_{other.head_dim_}, memory_{other.memory_}, row_{other.row_} {
+        head_dim_{other.head_dim_} {
     if (!is_kept()) return;
-    queries_ = Page{memory_, bytes()};
+    queries_ = Buffer{other.queries_.memory(), bytes()};
     std::memcpy(queries_.get(), other.queries_.get(), bytes());
   }
   ObservationWindow(ObservationWindow&&) noexcept = default;
@@ -46,11 +48,13 @@ class ObservationWindow {
   /// The queries of the tokens from text position `position` on.
   void push(const ConstTensor& queries, std::size_t position) {
     if (!is_kept() || queries.tokens == 0) return;
+    std::array<float, max_head_dim> numbers;
+    const std::span<float> row = std::span{numbers}.first(head_dim_);
     const std::size_t skipped = queries.tokens - std::min(queries.tokens, held_.slots());
     for (std::size_t token = skipped; token < queries.tokens; ++token) {
       for (std::size_t head = 0; head < q_heads_; ++head) {
-        load_dense(queries.encoding, queries.row(token, head), row_);
-        store_dense(encoding_of<E>, row_, query(position + token) + head * head_dim_ * sizeof(E));
+        load_dense(queries.encoding, queries.row(token, head), row);
+        store_dense(encoding_of<E>, row, query(position + token) + head * head_dim_ * sizeof(E));
       }
     }
     held_.push(position, queries.tokens);
@@ -125,9 +129,7 @@ class ObservationWindow {
   QueryRange held_;
   std::size_t q_heads_;
   std::size_t head_dim_;
-  std::pmr::memory_resource* memory_;
-  Page queries_;
-  std::vector<float> row_;
+  Buffer queries_;
 };
 
 }  // namespace kvpolicy

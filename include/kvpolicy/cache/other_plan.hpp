@@ -6,13 +6,12 @@
 #pragma once
 
 #include <cstddef>
-#include <memory_resource>
 #include <vector>
 
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/policy/head.hpp>
-#include <kvpolicy/storage/slow_memory.hpp>
+#include <kvpolicy/memory/slow_memory.hpp>
 
 namespace kvpolicy {
 
@@ -42,18 +41,17 @@ namespace kvpolicy {
 }
 
 /// Rows that will be read become available, where they lie in slow memory.
-inline void fetch_rows(std::pmr::memory_resource* memory, const SegmentList& list,
-                       std::size_t head_dim) {
-  auto* slow = dynamic_cast<SlowMemory*>(memory);
-  if (slow == nullptr) return;
-  std::vector<SlowMemory::Range> ranges;
+inline void fetch_rows(const StorageContext& context, const SegmentList& list) {
+  if (context.slow_tier == 0) return;
+  PageProvider& slow = *context.pages().provider(context.slow_tier);
+  std::vector<PageProvider::Range> ranges;
   for (const Segment& rows : list) {
     rows.for_each_run([&](const RowRun& run) {
-      list_ranges(*slow, rows.keys, head_dim, run.first, run.rows, ranges);
-      list_ranges(*slow, rows.values, head_dim, run.first, run.rows, ranges);
+      list_ranges(slow, rows.keys, context.head_dim, run.first, run.rows, ranges);
+      list_ranges(slow, rows.values, context.head_dim, run.first, run.rows, ranges);
     });
   }
-  slow->fetch(ranges);
+  slow.fetch(ranges);
 }
 
 /// A new policy takes rows that are all of a text's so far.
@@ -85,7 +83,7 @@ void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, std::size_t layer,
       to.heads[i] = HeadPtr{old.fork()};
     } else if (from.committed > 0) {
       const SegmentList rows = exact_rows(old, from.committed, layer, i);
-      fetch_rows(context.slow_memory, rows, context.head_dim);
+      fetch_rows(context, rows);
       Head& head = *to.heads[i];
       commit_all(head, rows, from.committed);
       if (head.roles().accumulates) {

@@ -5,16 +5,17 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <memory_resource>
 #include <span>
-#include <vector>
 
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
-#include <kvpolicy/storage/page.hpp>
+#include <kvpolicy/memory/buffer.hpp>
+#include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
 
@@ -25,11 +26,10 @@ class Tail {
  public:
   Tail(std::size_t rows, std::size_t kv_heads, std::size_t head_dim,
        std::pmr::memory_resource* memory)
-      : slots_{rows}, kv_heads_{kv_heads}, head_dim_{head_dim}, memory_{memory},
-        rows_{memory, bytes()}, row_(head_dim) {}
+      : slots_{rows}, kv_heads_{kv_heads}, head_dim_{head_dim}, rows_{memory, bytes()} {}
   Tail(const Tail& other)
       : slots_{other.slots_}, kv_heads_{other.kv_heads_}, head_dim_{other.head_dim_},
-        memory_{other.memory_}, rows_{memory_, bytes()}, row_{other.row_} {
+        rows_{other.rows_.memory(), bytes()} {
     std::memcpy(rows_.get(), other.rows_.get(), bytes());
   }
   Tail(Tail&&) noexcept = default;
@@ -44,12 +44,14 @@ class Tail {
   /// The tokens [first, last) of `keys` and `values` become the rows from `position` on.
   void write(const ConstTensor& keys, const ConstTensor& values, std::size_t first,
              std::size_t last, std::size_t position) {
+    std::array<float, max_head_dim> numbers;
+    const std::span<float> row = std::span{numbers}.first(head_dim_);
     for (std::size_t token = first; token < last; ++token, ++position) {
       for (std::size_t head = 0; head < kv_heads_; ++head) {
-        load_dense(keys.encoding, keys.row(token, head), row_);
-        store_dense(encoding_of<E>, row_, side(head, 0) + position % slots_ * row_bytes());
-        load_dense(values.encoding, values.row(token, head), row_);
-        store_dense(encoding_of<E>, row_, side(head, 1) + position % slots_ * row_bytes());
+        load_dense(keys.encoding, keys.row(token, head), row);
+        store_dense(encoding_of<E>, row, side(head, 0) + position % slots_ * row_bytes());
+        load_dense(values.encoding, values.row(token, head), row);
+        store_dense(encoding_of<E>, row, side(head, 1) + position % slots_ * row_bytes());
       }
     }
   }
@@ -102,9 +104,7 @@ class Tail {
   std::size_t slots_;
   std::size_t kv_heads_;
   std::size_t head_dim_;
-  std::pmr::memory_resource* memory_;
-  Page rows_;  // [kv_heads, keys and values, slots, head_dim]
-  std::vector<float> row_;
+  Buffer rows_;  // [kv_heads, keys and values, slots, head_dim]
 };
 
 }  // namespace kvpolicy

@@ -60,19 +60,22 @@ struct PageLayout {
 
 /// One side of a run of rows. Either paged (`pages` is the page table) or, for dense formats,
 /// rows `row_stride` bytes apart from `base`. Row 0 of the plane is row `first_row` of the table:
-/// groups, packed bits and blocks may begin in the middle of a page.
+/// groups, packed bits and blocks may begin in the middle of a page. The rows of a page follow each
+/// other as PageLayout says; those of an inference engine's pages (memory/engine_pages.hpp), which are
+/// dense, may lie `row_stride` bytes apart and begin `page_offset` bytes after the page.
 struct Plane {
   RowFormat format = {};
   const std::byte* const* pages = nullptr;
   std::size_t page_rows = 0;
   const std::byte* base = nullptr;
-  std::size_t row_stride = 0;  // in bytes
+  std::size_t row_stride = 0;  // in bytes; of pages as PageLayout has them: 0
   std::size_t first_row = 0;
+  std::size_t page_offset = 0;  // in bytes; 0 unless row_stride says how the rows of pages lie
 
   /// Where a row lies.
   struct Place {
-    const std::byte* page;       ///< start of the page; for unpaged planes the row itself
-    std::size_t row;             ///< row inside the page; 0 for unpaged planes
+    const std::byte* page;       ///< start of the page; with a row_stride the row itself
+    std::size_t row;             ///< row inside the page; with a row_stride 0
     std::size_t contiguous_rows; ///< rows that follow in this page, this one included
   };
 
@@ -81,7 +84,15 @@ struct Plane {
     if (pages == nullptr) {
       return {base + at * row_stride, 0, std::numeric_limits<std::size_t>::max()};
     }
-    return {pages[at / page_rows], at % page_rows, page_rows - at % page_rows};
+    const std::byte* page = pages[at / page_rows];
+    const std::size_t index = at % page_rows;
+    if (row_stride == 0) return {page, index, page_rows - index};
+    return {page + page_offset + index * row_stride, 0, page_rows - index};
+  }
+
+  /// From one row of a page to the next, in bytes; `row_bytes` is what a row takes.
+  [[nodiscard]] std::size_t step(std::size_t row_bytes) const {
+    return pages != nullptr && row_stride == 0 ? row_bytes : row_stride;
   }
 
   /// The same plane beginning `rows` later.

@@ -215,7 +215,7 @@ class BlockReader {
   // Places of `count` rows that lie one behind the other, from row `first` of the block on.
   static void place_rows(const Plane& plane, const Plane::Place& place, std::size_t count,
                          const PageLayout& layout, BlockSide& side, std::size_t first) {
-    const std::size_t step = plane.pages == nullptr ? plane.row_stride : layout.row_bytes;
+    const std::size_t step = plane.step(layout.row_bytes);
     const std::byte* codes = place.page + place.row * step;
     for (std::size_t i = 0; i < count; ++i) side.codes[first + i] = codes + i * step;
     if (!is_quantized(plane.format.encoding)) return;

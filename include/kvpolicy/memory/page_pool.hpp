@@ -107,7 +107,7 @@ class PagePool {
 
   // ---- owners
 
-  /// A page of `bytes` bytes with one owner, aligned to PageProvider::alignment (in an engine's
+  /// A page of `bytes` bytes with one owner, aligned to PageProvider::page_alignment (in an engine's
   /// memory: as the engine has it). Its contents are unspecified.
   /// @throws CapacityError if the engine's pages are all in use; ConfigError for a size that the
   /// tier does not have; std::bad_alloc, or what the tier's provider throws. Nothing changed then.
@@ -178,6 +178,12 @@ class PagePool {
 
   // ---- an engine's pages
 
+  /// How the rows of an engine's pages lie, in bytes but for `page_rows`, which is 0 if tier 0 is no
+  /// engine's memory.
+  struct EngineRows {
+    std::size_t page_rows = 0, row_stride = 0, row_bytes = 0, values_offset = 0;
+  };
+  [[nodiscard]] const EngineRows& engine_rows() const noexcept { return engine_rows_; }
   /// The page of head `head` in block `block` of an arena. Pages of one head of an arena have
   /// consecutive ids: id = engine_page(arena, head, 0) + block.
   /// @throws ShapeError if there is no such page
@@ -275,8 +281,8 @@ class PagePool {
   }
 
   [[nodiscard]] static std::size_t stride_of(std::size_t page_bytes) noexcept {
-    return (page_bytes + PageProvider::alignment - 1) / PageProvider::alignment *
-           PageProvider::alignment;
+    return (page_bytes + PageProvider::page_alignment - 1) / PageProvider::page_alignment *
+           PageProvider::page_alignment;
   }
   [[nodiscard]] static std::size_t slab_bytes(std::size_t page_bytes, std::size_t pages) noexcept {
     return (pages - 1) * stride_of(page_bytes) + page_bytes;
@@ -323,6 +329,7 @@ class PagePool {
     engine_arenas_ = engine.arenas.size();
     engine_heads_ = engine.heads;
     engine_blocks_ = engine.blocks;
+    engine_rows_ = {engine.page_rows, engine.row_stride, engine.row_bytes, engine.values_offset};
     note_overhead();
   }
 
@@ -403,6 +410,7 @@ class PagePool {
   std::size_t engine_arenas_ = 0;
   std::size_t engine_heads_ = 0;
   std::size_t engine_blocks_ = 0;
+  EngineRows engine_rows_;
   std::mutex mutex_;  // guards the table, except what lookups read, and writes of the counters
   detail::SlabTable table_;
   std::atomic<std::size_t> overhead_{0};  // bytes of the table

@@ -14,7 +14,7 @@
 namespace kvpolicy {
 
 /// Gives and takes the memory of one tier. What it gives are ordinary addresses, aligned to
-/// `alignment`. A pool calls `obtain` and `give_back` under its lock; a provider that several pools
+/// `page_alignment`. A pool calls `obtain` and `give_back` under its lock; a provider that several pools
 /// share must be safe for several threads, and none may call the pool that calls it.
 ///
 /// A fast tier implements the first two functions. A slow tier (a file, say) also implements the
@@ -30,7 +30,7 @@ class PageProvider {
     std::size_t bytes;
   };
   /// A cache line, and the widest vector.
-  static constexpr std::size_t alignment = 64;
+  static constexpr std::size_t page_alignment = 64;
 
   PageProvider() = default;
   PageProvider(const PageProvider&) = delete;
@@ -42,6 +42,8 @@ class PageProvider {
   /// Takes back what `obtain(bytes)` gave.
   virtual void give_back(std::byte* start, std::size_t bytes) noexcept = 0;
 
+  /// Whether an address lies in memory that must be fetched before it is read.
+  [[nodiscard]] virtual bool holds(const std::byte*) const noexcept { return false; }
   /// Waits until all these ranges can be read at the speed of memory.
   /// @throws StorageError if one cannot be read, std::bad_alloc
   virtual void fetch(std::span<const Range>) {}
@@ -63,10 +65,10 @@ class ResourceProvider final : public PageProvider {
   }
 
   [[nodiscard]] std::byte* obtain(std::size_t bytes) override {
-    return static_cast<std::byte*>(memory_->allocate(bytes, alignment));
+    return static_cast<std::byte*>(memory_->allocate(bytes, page_alignment));
   }
   void give_back(std::byte* start, std::size_t bytes) noexcept override {
-    memory_->deallocate(start, bytes, alignment);
+    memory_->deallocate(start, bytes, page_alignment);
   }
 
  private:

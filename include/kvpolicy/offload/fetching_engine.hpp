@@ -14,7 +14,7 @@
 #include <vector>
 
 #include <kvpolicy/core/attention.hpp>
-#include <kvpolicy/storage/slow_memory.hpp>
+#include <kvpolicy/memory/slow_memory.hpp>
 
 namespace kvpolicy::offload {
 
@@ -23,7 +23,7 @@ namespace kvpolicy::offload {
 template <AttentionEngine Inner>
 class FetchingEngine {
  public:
-  FetchingEngine(Inner inner, SlowMemory& memory) : inner_{std::move(inner)}, memory_{&memory} {}
+  FetchingEngine(Inner inner, PageProvider& memory) : inner_{std::move(inner)}, memory_{&memory} {}
 
   [[nodiscard]] Inner& inner() { return inner_; }
 
@@ -44,7 +44,7 @@ class FetchingEngine {
   }
 
  private:
-  using Range = SlowMemory::Range;
+  using Range = PageProvider::Range;
   // A layer is identified by the address of its first slow rows, because full pages never move.
   using Layer = const std::byte*;
   struct Known {
@@ -82,7 +82,7 @@ class FetchingEngine {
   }
 
   Inner inner_;
-  SlowMemory* memory_;
+  PageProvider* memory_;
   std::vector<Range> ranges_;
   std::unordered_map<Layer, Known> known_;
   Layer last_ = nullptr;

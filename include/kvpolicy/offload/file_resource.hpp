@@ -33,7 +33,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/offload/file_calls.hpp>
 #include <kvpolicy/offload/residency.hpp>
-#include <kvpolicy/storage/slow_memory.hpp>
+#include <kvpolicy/memory/slow_memory.hpp>
 
 namespace kvpolicy::offload {
 

@@ -8,7 +8,8 @@
 #include <memory_resource>
 
 #include <kvpolicy/core/error.hpp>
-#include <kvpolicy/storage/page.hpp>
+#include <kvpolicy/memory/page_pool.hpp>
+#include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
 
@@ -36,7 +37,7 @@ struct CacheOptions {
   std::size_t kept_queries = 0;
   /// Rows of a page, the unit of growth and of sharing between forks. A power of two, 16 to 4096.
   std::size_t page_rows = 64;
-  /// Row memory is asked of this resource; it must outlive the cache and its forks.
+  /// Row memory is asked of this resource, page by page; it must outlive the cache and its forks.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
   /// Where rows go that only reads of all rows need: full pages of heads that keep every row (Full,
   /// QuantizedResidual, ChunkRetrieval). Null: nowhere, all rows stay in `memory`. Heads of bounded
@@ -44,9 +45,17 @@ struct CacheOptions {
   /// too, so that a `selected` read touches nothing slow. A call's own rows pass through `memory`:
   /// a long prompt is best fed in pieces. A file: offload/file_resource.hpp.
   std::pmr::memory_resource* slow_memory = nullptr;
+  /// Pages come from this pool, which many caches may share, also in several threads; it must outlive
+  /// the cache and its forks. Only what is no page (tails, kept queries) is then asked of `memory`.
+  /// If the pool has a tier 1, that is the slow memory, and `slow_memory` must be null. Null: the
+  /// cache and its forks have a pool of their own over `memory` and `slow_memory`, which asks for each
+  /// page by itself and keeps none idle, so that `bytes()` is what the resources have given.
+  PagePool* pool = nullptr;
 
+  /// What a plan's arithmetic needs to know; a cache adds the pool that it uses.
   [[nodiscard]] StorageContext context(std::size_t head_dim) const {
-    return {head_dim, page_rows, memory, slow_memory};
+    const bool is_slow = slow_memory != nullptr || (pool != nullptr && pool->tiers() > 1);
+    return {head_dim, page_rows, pool, is_slow ? std::size_t{1} : 0};
   }
   [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }
 
@@ -62,6 +71,9 @@ struct CacheOptions {
     require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,
             "CacheOptions: page_rows is ", page_rows, ", must be a power of two from 16 to 4096");
     require(memory != nullptr, "CacheOptions: memory is null, must be a memory resource");
+    require(pool == nullptr || slow_memory == nullptr,
+            "CacheOptions: pool and slow_memory are both given; the slow memory must be a tier of the "
+            "pool, or the pool null");
   }
 };
 

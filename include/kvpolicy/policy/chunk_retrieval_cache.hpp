@@ -28,12 +28,14 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/core/boxed.hpp>
 #include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
-#include <kvpolicy/core/scratch.hpp>
+#include <kvpolicy/policy/chunk_selection.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
 #include <kvpolicy/policy/policy.hpp>
+#include <kvpolicy/policy/shared_config.hpp>
 #include <kvpolicy/policy/top_rows.hpp>
 
 namespace kvpolicy {
@@ -68,9 +70,11 @@ class ChunkRetrievalCache {
 
   /// @throws ConfigError if chunk and budget do not fit each other or the storage.
   ChunkRetrievalCache(const Config& config, const StorageContext& context)
-      : config_{config}, context_{context}, storage_{config.storage, context},
-        open_{context.head_dim}, row_(context.head_dim) {
-    validate(config, context);
+      : ChunkRetrievalCache{SharedConfig{config}, context} {}
+  ChunkRetrievalCache(const SharedConfig<Config>& config, const StorageContext& context)
+      : config_{config}, slow_tier_{context.slow_tier}, storage_{config->storage, context} {
+    validate(*config, context);
+    summaries_.reserve(Summary::vectors);
     for (std::size_t v = 0; v < Summary::vectors; ++v) {
       summaries_.emplace_back(summary_format(), context.fast());
     }
@@ -107,8 +111,7 @@ class ChunkRetrievalCache {
 
   void reserve(std::size_t rows) {
     storage_.reserve(rows);
-    const std::size_t chunks = chunk_rule(config_).closed(storage_.end() + rows);
-    for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
+    reserve_summaries(rows);
   }
   void release_spare() noexcept {
     storage_.release_spare();
@@ -117,8 +120,7 @@ class ChunkRetrievalCache {
 
   void commit(const Segment& rows) {
     KVPOLICY_TRY {
-      const std::size_t chunks = chunk_rule(config_).closed(storage_.end() + rows.rows);
-      for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
+      reserve_summaries(rows.rows);
       storage_.append(rows);
     }
     KVPOLICY_CATCH_ALL {
@@ -126,19 +128,21 @@ class ChunkRetrievalCache {
       KVPOLICY_RETHROW;
     }
     const std::size_t first = storage_.end() - rows.rows;
+    std::array<float, max_head_dim> numbers;
+    const std::span<float> row = std::span{numbers}.first(head_dim());
     for (std::size_t i = 0; i < rows.rows; ++i) {
-      load_row(rows.keys, i, row_);
-      round_dense(encoding_of<element_type>, row_);  // as it is kept
-      open_.add(row_);
-      if ((first + i + 1) % config_.chunk == 0) close_chunk();
+      load_row(rows.keys, i, row);
+      round_dense(encoding_of<element_type>, row);  // as it is kept
+      open_->add(row);
+      if ((first + i + 1) % config_->chunk == 0) close_chunk();
     }
     drop_old_selections();
   }
 
   /// Whether a selected read must choose first.
   [[nodiscard]] bool selection_is_stale() const {
-    if (selections_.empty()) return true;
-    return chunk_rule(config_).is_stale(selections_.back().rows, storage_.end());
+    if (selections().empty()) return true;
+    return chunk_rule(*config_).is_stale(selections().back().rows, storage_.end());
   }
 
   /// Chooses the chunks for the queries [group, head_dim] of this head; `score(rows, query, out)`
@@ -155,60 +159,63 @@ class ChunkRetrievalCache {
   template <class Engine>
   void prepare_refresh(std::span<const float> queries, Engine& engine, std::size_t tokens) {
     const std::size_t chunks = summaries_.front().end();
-    const std::span<float> scores = scores_.take(chunks);
-    const std::span<float> part = part_.take(chunks);
-    const std::span<float> split = split_.take(context_.head_dim);
+    detail::RefreshScratch& scratch = detail::refresh_scratch();
+    const std::span<float> scores = scratch.scores.take(chunks);
+    const std::span<float> part = scratch.part.take(chunks);
+    const std::span<float> split = scratch.split.take(head_dim());
     std::ranges::fill(scores, 0.0F);
     for (std::size_t v = 0; v < Summary::vectors && chunks > 0; ++v) {
       std::ranges::fill(split, 0.0F);
-      for (std::size_t at = 0; at < queries.size(); at += context_.head_dim) {
-        Summary::split(v, queries.subspan(at, context_.head_dim), split);
+      for (std::size_t at = 0; at < queries.size(); at += head_dim()) {
+        Summary::split(v, queries.subspan(at, head_dim()), split);
       }
       engine.score(summaries_[v].plane(0), split, part);
       for (std::size_t i = 0; i < chunks; ++i) scores[i] += part[i];
     }
     // Chunk 0 holds the attention sinks: always read, whatever its keys say.
     if (chunks > 0) scores.front() = std::numeric_limits<float>::infinity();
-    const ChunkRule<std::size_t> rule = chunk_rule(config_);
+    const ChunkRule<std::size_t> rule = chunk_rule(*config_);
     const std::size_t rows = storage_.end();
-    const std::span<std::size_t> chosen = chosen_.take(rule.chosen(rows));
-    top_rows(scores, ranks_.take(chunks), chosen);
-    Selection selection{std::move(spare_runs_), rule.closed_rows(rows), rows, tokens, 0, {}};
+    const std::span<std::size_t> chosen = scratch.chosen.take(rule.chosen(rows));
+    top_rows(scores, scratch.ranks.take(chunks), chosen);
+    if (!choice_) choice_.emplace();
+    Selection selection{std::move(choice_->spare_runs), rule.closed_rows(rows), rows, tokens, 0, {}};
     selection.runs.clear();
     for (const std::size_t chunk : chosen) {
-      const std::size_t first = chunk * config_.chunk;
+      const std::size_t first = chunk * config_->chunk;
       auto& runs = selection.runs;
       if (!runs.empty() && runs.back().first + runs.back().rows == first) {
-        runs.back().rows += config_.chunk;
+        runs.back().rows += config_->chunk;
       } else {
-        runs.push_back({first, config_.chunk});
+        runs.push_back({first, config_->chunk});
       }
     }
     copy_settled(selection);
-    selections_.reserve(selections_.size() + 1);
-    pending_ = std::move(selection);
+    choice_->selections.reserve(choice_->selections.size() + 1);
+    choice_->pending = std::move(selection);
   }
   void finish_refresh() noexcept {
-    if (!pending_) return;
-    selections_.push_back(std::move(*pending_));
-    pending_.reset();
+    if (!choice_ || !choice_->pending) return;
+    choice_->selections.push_back(std::move(*choice_->pending));
+    choice_->pending.reset();
     drop_old_selections();
   }
   void abandon_refresh() noexcept {
-    if (pending_) spare_runs_ = std::move(pending_->runs);
-    pending_.reset();
+    if (!choice_ || !choice_->pending) return;
+    choice_->spare_runs = std::move(choice_->pending->runs);
+    choice_->pending.reset();
   }
 
   /// Takes back what queries behind the first `tokens` tokens chose: the text goes on from there.
   void undo_refresh(std::size_t tokens) noexcept {
-    while (!selections_.empty() && is_taken_back(selections_.back().tokens, tokens)) {
-      selections_.pop_back();
+    while (!selections().empty() && is_taken_back(selections().back().tokens, tokens)) {
+      choice_->selections.pop_back();
     }
     update_fast_rows();
   }
   /// The next selected read chooses first.
   void forget_selection() noexcept {
-    selections_.clear();
+    if (choice_) choice_->selections.clear();
     update_fast_rows();
   }
 
@@ -222,14 +229,15 @@ class ChunkRetrievalCache {
     const std::size_t first = selected->copied_until;
     storage_.show(first, storage_.end() - first, {.position = static_cast<std::int64_t>(first)}, out);
     // What the selection leaves of each segment, which may begin and end inside a chunk.
-    shown_runs_.resize(std::max(shown_runs_.size(), out.size() - first_shown));
+    std::vector<std::vector<RowRun>>& shown_runs = choice_->shown_runs;
+    shown_runs.resize(std::max(shown_runs.size(), out.size() - first_shown));
     std::size_t kept = first_shown;
     for (std::size_t s = first_shown; s < out.size(); ++s) {
       Segment segment = out[s];
-      auto& runs = shown_runs_[s - first_shown];
+      auto& runs = shown_runs[s - first_shown];
       runs.clear();
       segment.rows =
-          clip(*selected, static_cast<std::size_t>(segment.position), segment.rows, runs);
+          selected->clip(static_cast<std::size_t>(segment.position), segment.rows, runs);
       segment.runs = runs;
       if (segment.rows > 0) out[kept++] = segment;
     }
@@ -250,6 +258,14 @@ class ChunkRetrievalCache {
     std::size_t total = storage_.bytes();
     for (const PlaneStore& side : summaries_) total += side.bytes();
     for_each_copies([&](const Copies& copies, bool) { total += copies.rows.bytes(); });
+    return total;
+  }
+  /// Page tables, the sums of the open chunk, and what was chosen: bookkeeping besides the object.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    std::size_t total = overhead_of(storage_) + summaries_.capacity() * sizeof(PlaneStore);
+    for (const PlaneStore& side : summaries_) total += side.overhead_bytes();
+    if (open_) total += sizeof(Summary) + Summary::vectors * head_dim() * sizeof(float);
+    if (choice_) total += choice_->bytes();
     return total;
   }
   [[nodiscard]] std::size_t slow_bytes() const
@@ -302,87 +318,85 @@ class ChunkRetrievalCache {
   void serialize(Archive& archive) {
     archive(storage_);
     for (PlaneStore& side : summaries_) archive(side);
-    archive(open_, selections_);
-    const std::size_t chunks = chunk_rule(config_).closed(archive.rows());
+    Summary open = open_ ? *open_ : Summary{head_dim()};
+    std::vector<Selection> selections{this->selections().begin(), this->selections().end()};
+    archive(open, selections);
+    const std::size_t chunks = chunk_rule(*config_).closed(archive.rows());
     archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(),
                   " rows");
     for (const PlaneStore& side : summaries_) {
       archive.check(side.begin() == 0 && side.end() == chunks, "summaries of ", chunks, " chunks");
     }
     std::size_t tokens = 0;
-    for (Selection& selection : selections_) {
+    for (Selection& selection : selections) {
       archive.check(is_choice(selection), "selections of whole chunks, ascending, within ",
-                    config_.budget, " rows");
+                    config_->budget, " rows");
       archive.check(tokens <= selection.tokens, "selections in their order");
       tokens = selection.tokens;
       if constexpr (Archive::loading) copy_settled(selection);
     }
-    if constexpr (Archive::loading) update_fast_rows();
+    if constexpr (Archive::loading) {
+      open_.emplace(std::move(open));
+      choice_.reset();
+      if (!selections.empty()) choice_.emplace().selections = std::move(selections);
+      update_fast_rows();
+    }
   }
 
  private:
+  using Copies = detail::SelectedCopies;
+  using Selection = detail::ChunkSelection;
+
   [[nodiscard]] static ChunkRule<std::size_t> chunk_rule(const Config& config) {
     return {config.chunk, config.budget / config.chunk, config.refresh_every};
   }
 
-  // Chosen rows taken out of the storage. They never change, so forks share them.
-  struct Copies {
-    RowCopies rows;
-    std::vector<std::int64_t> positions;
-
-    [[nodiscard]] Segment segment() const {
-      return {.keys = rows.keys.plane(0), .values = rows.values.plane(0), .rows = positions.size(),
-              .positions = positions.data()};
-    }
-  };
-  struct Selection {
-    std::vector<RowRun> runs;   // of rows, ascending, not touching
-    std::size_t chunks_end;     // rows from here on are read on top
-    std::size_t rows;           // committed when it was chosen
-    std::size_t tokens;         // the text with the query that chose
-    std::size_t copied_until;   // of the rows in front of this one, those to read are in `copies`
-    std::shared_ptr<const Copies> copies;  // null if there are none
-
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(runs, chunks_end, rows, tokens);
-    }
-  };
-
   // Whether a selection is one of this head's.
   [[nodiscard]] bool is_choice(const Selection& selection) const {
     if (selection.rows > storage_.end() ||
-        selection.chunks_end != chunk_rule(config_).closed_rows(selection.rows)) {
+        selection.chunks_end != chunk_rule(*config_).closed_rows(selection.rows)) {
       return false;
     }
     std::size_t behind = 0;
     std::size_t total = 0;
     for (const RowRun& run : selection.runs) {
       if (run.first < behind || run.first > selection.chunks_end || run.rows == 0 ||
-          run.rows > selection.chunks_end - run.first || run.first % config_.chunk != 0 ||
-          run.rows % config_.chunk != 0) {
+          run.rows > selection.chunks_end - run.first || run.first % config_->chunk != 0 ||
+          run.rows % config_->chunk != 0) {
         return false;
       }
       behind = run.first + run.rows;
       total += run.rows;
     }
-    return total <= config_.budget;
+    return total <= config_->budget;
   }
 
+  [[nodiscard]] std::span<const Selection> selections() const {
+    return choice_ ? std::span<const Selection>{choice_->selections} : std::span<const Selection>{};
+  }
   [[nodiscard]] const Selection* current() const {
-    if (pending_) return &*pending_;
-    return selections_.empty() ? nullptr : &selections_.back();
+    if (choice_ && choice_->pending) return &*choice_->pending;
+    return selections().empty() ? nullptr : &selections().back();
+  }
+
+  [[nodiscard]] std::size_t head_dim() const { return summaries_.front().context().head_dim; }
+  // Memory for the summaries of `rows` more rows.
+  void reserve_summaries(std::size_t rows) {
+    if (!open_ && rows > 0) open_.emplace(head_dim());
+    const std::size_t chunks = chunk_rule(*config_).closed(storage_.end() + rows);
+    for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
   }
 
   // Copies the rows to read that slow memory may have when they are chosen or, once this selection is the oldest one,
   // may get.
   void copy_settled(Selection& selection) const {
     if constexpr (OffloadingStorage<Storage>) {
-      if (context_.slow_memory == nullptr) return;
-      const std::size_t settled =
-          Storage::settled_rows(config_.storage, context_, selection.rows);
+      if (slow_tier_ == 0) return;
+      StorageContext context = summaries_.front().context();
+      context.slow_tier = slow_tier_;
+      const std::size_t settled = Storage::settled_rows(config_->storage, context, selection.rows);
       std::vector<RowRun> runs;
-      const std::size_t rows = clip(selection, 0, settled, runs);
+      const std::size_t rows = selection.clip(0, settled, runs);
       selection.copied_until = settled;
       if (rows == 0) return;
       std::vector<std::int64_t> positions;
@@ -398,19 +412,21 @@ class ChunkRetrievalCache {
   }
   // A rollback never goes behind the committed rows: of the choices up to there one is enough.
   void drop_old_selections() noexcept {
+    if (!choice_) return;
+    auto& selections = choice_->selections;
     const auto first_later = std::ranges::find_if(
-        selections_, [&](const Selection& s) { return is_taken_back(s.tokens, storage_.end()); });
-    if (first_later - selections_.begin() > 1) {
-      spare_runs_ = std::move(selections_.front().runs);
-      selections_.erase(selections_.begin(), first_later - 1);
+        selections, [&](const Selection& s) { return is_taken_back(s.tokens, storage_.end()); });
+    if (first_later - selections.begin() > 1) {
+      choice_->spare_runs = std::move(selections.front().runs);
+      selections.erase(selections.begin(), first_later - 1);
     }
     update_fast_rows();
   }
   // Rows behind those that the oldest selection has copies of stay in fast memory.
   void update_fast_rows() noexcept {
     if constexpr (OffloadingStorage<Storage>) {
-      storage_.keep_fast_from(selections_.empty() ? unlimited_rows
-                                                  : selections_.front().copied_until);
+      storage_.keep_fast_from(selections().empty() ? unlimited_rows
+                                                   : selections().front().copied_until);
     }
   }
 
@@ -420,15 +436,15 @@ class ChunkRetrievalCache {
     const auto look = [&](const Selection& selection) {
       if (selection.copies != nullptr) visit(*selection.copies, selection.copies.use_count() > 1);
     };
-    for (const Selection& selection : selections_) look(selection);
-    if (pending_) look(*pending_);
+    for (const Selection& selection : selections()) look(selection);
+    if (choice_ && choice_->pending) look(*choice_->pending);
   }
 
   [[nodiscard]] static std::size_t max_bytes_of_copies(const Config& config,
                                                         const StorageContext& context,
                                                         std::size_t tokens) {
     if constexpr (OffloadingStorage<Storage>) {
-      if (context.slow_memory == nullptr) return 0;
+      if (context.slow_tier == 0) return 0;
       // The budget, and what the last, open chunk may have in full pages.
       const std::size_t rows = std::min(Storage::settled_rows(config.storage, context, tokens),
                                         config.budget + config.chunk - 1);
@@ -446,49 +462,23 @@ class ChunkRetrievalCache {
   [[nodiscard]] static RowFormat summary_format() { return {.encoding = encoding_of<element_type>}; }
 
   void close_chunk() {
+    std::array<float, max_head_dim> numbers;
+    const std::span<float> summary = std::span{numbers}.first(head_dim());
     for (std::size_t v = 0; v < Summary::vectors; ++v) {
-      open_.finish(v, row_);
-      const Plane plane{.base = reinterpret_cast<const std::byte*>(row_.data()),
-                        .row_stride = row_.size() * sizeof(float)};
+      open_->finish(v, summary);
+      const Plane plane{.base = reinterpret_cast<const std::byte*>(summary.data()),
+                        .row_stride = summary.size_bytes()};
       summaries_[v].append(plane, 1);
     }
-    open_.clear();
+    open_->clear();
   }
 
-  // The rows of [first, first + rows) that are read, as runs counted from `first`.
-  static std::size_t clip(const Selection& selected, std::size_t first, std::size_t rows,
-                          std::vector<RowRun>& runs) {
-    const std::size_t last = first + rows;
-    std::size_t total = 0;
-    const auto add = [&](RowRun run) {
-      const std::size_t from = std::max(run.first, first);
-      const std::size_t to = std::min(run.first + run.rows, last);
-      if (from >= to) return;
-      total += to - from;
-      if (!runs.empty() && runs.back().first + runs.back().rows == from - first) {
-        runs.back().rows += to - from;
-      } else {
-        runs.push_back({from - first, to - from});
-      }
-    };
-    for (const RowRun& run : selected.runs) add(run);
-    add({selected.chunks_end, last - std::min(last, selected.chunks_end)});
-    return total;
-  }
-
-  Config config_;
-  StorageContext context_;
+  SharedConfig<Config> config_;
+  std::size_t slow_tier_;
   Storage storage_;
   std::vector<PlaneStore> summaries_;  // one per summary vector: [chunks, head_dim]
-  Summary open_;                       // of the rows of the chunk that is not full
-  std::vector<float> row_;             // scratch
-  detail::Scratch<float> scores_, part_, split_;  // of a choice
-  detail::Scratch<std::uint32_t> ranks_;
-  detail::Scratch<std::size_t> chosen_;
-  std::vector<RowRun> spare_runs_;     // of a choice that is gone, for the next
-  std::vector<Selection> selections_;  // the last counts, those before it return with a rollback
-  std::optional<Selection> pending_;
-  mutable std::vector<std::vector<RowRun>> shown_runs_;  // what the last `segments` points to
+  detail::Boxed<Summary> open_;        // of the rows of the chunk that is not full
+  detail::Boxed<detail::ChunkChoice> choice_;  // once the head has chosen
 };
 
 }  // namespace kvpolicy

@@ -55,9 +55,12 @@ class FullCache {
     storage_.show(0, storage_.end(), Segment{}, out);
   }
 
+  /// What keeps the rows.
+  [[nodiscard]] const Storage& storage() const { return storage_; }
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
   [[nodiscard]] std::size_t bytes() const { return storage_.bytes(); }
   [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }
+  [[nodiscard]] std::size_t overhead_bytes() const { return overhead_of(storage_); }
   [[nodiscard]] std::size_t slow_bytes() const
     requires OffloadingStorage<Storage>
   {

@@ -13,18 +13,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/core/boxed.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
+#include <kvpolicy/policy/shared_config.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
 #include <kvpolicy/policy/snapkv_scorer.hpp>
 #include <kvpolicy/policy/top_rows.hpp>
@@ -83,8 +84,11 @@ class HeadBudgetCache {
 
   /// @throws ConfigError if the scorer's or the storage's config does not fit.
   HeadBudgetCache(const Config& config, const StorageContext& context)
-      : config_{config}, head_dim_{context.head_dim}, storage_{config.storage, context.fast()} {
-    validate(config, context);
+      : HeadBudgetCache{SharedConfig{config}, context} {}
+  HeadBudgetCache(const SharedConfig<Config>& config, const StorageContext& context)
+      : config_{config}, head_dim_{static_cast<std::uint32_t>(context.head_dim)},
+        storage_{config->storage, context.fast()} {
+    validate(*config, context);
     hold(storage_, true);  // survivors first, then bits
   }
 
@@ -151,7 +155,7 @@ class HeadBudgetCache {
     if constexpr (ObservingScorer<Scorer>) return Scorer::observed_queries(config.scorer);
     return 0;
   }
-  [[nodiscard]] std::size_t observed_queries() const { return observed_queries(config_); }
+  [[nodiscard]] std::size_t observed_queries() const { return observed_queries(*config_); }
   /// Rows that stay when a longer text is compressed, where heads do not share.
   [[nodiscard]] static std::size_t capacity(const Config& config) {
     return budget_rule(config).capacity();
@@ -159,16 +163,16 @@ class HeadBudgetCache {
   /// Whether compressing would evict anything, once `more` rows were committed; of heads that share
   /// one may lose rows because another one would.
   [[nodiscard]] bool is_compressible(std::size_t more = 0) const {
-    return budget_rule(config_).drops_rows(alone_ + more, tokens(more));
+    return budget_rule(*config_).drops_rows(alone_ + more, tokens(more));
   }
   /// Whether the config asks for a compression now.
   [[nodiscard]] bool wants_compress() const {
-    return budget_rule(config_).is_due(alone_, tokens(), told_);
+    return budget_rule(*config_).is_due(alone_, tokens(), told_);
   }
   [[nodiscard]] static bool compresses_by_itself(const Config& config) {
     return config.compress_every > 0;
   }
-  [[nodiscard]] bool shares_in_layer() const { return config_.share_in_layer; }
+  [[nodiscard]] bool shares_in_layer() const { return config_->share_in_layer; }
 
   /// Adds what the queries of a call paid, once its rows are committed: `sums` [group, rows()], each
   /// row's probability summed over the queries.
@@ -202,13 +206,13 @@ class HeadBudgetCache {
   /// `finish_compress`.
   /// @throws std::bad_alloc
   void prepare_compress(std::span<const float> sums, std::size_t group, std::size_t queries) {
-    prepare_survivors(top_ranks<std::uint64_t>(ranks(sums, group, queries), config_.budget));
+    prepare_survivors(top_ranks<std::uint64_t>(ranks(sums, group, queries), config_->budget));
   }
   /// The same in two steps, for heads that share: what the candidates are worth, ...
   [[nodiscard]] SharingHead compete(std::span<const float> sums, std::size_t group,
                                     std::size_t queries) const {
-    return {ranks(sums, group, queries), budget_rule(config_).chosen(alone_),
-            static_cast<std::size_t>(config_.safeguard * static_cast<double>(config_.budget))};
+    return {ranks(sums, group, queries), budget_rule(*config_).chosen(alone_),
+            static_cast<std::size_t>(config_->safeguard * static_cast<double>(config_->budget))};
   }
   /// ... and which of them survive, ascending, besides the rows that always do.
   void prepare_survivors(std::vector<std::size_t> numbers) {
@@ -223,7 +227,7 @@ class HeadBudgetCache {
     pending_.emplace(std::move(kept));
   }
   void finish_compress() noexcept {
-    alone_ = budget_rule(config_).survivors(alone_, tokens());
+    alone_ = budget_rule(*config_).survivors(alone_, tokens());
     told_ = true;
     if (pending_) {
       storage_ = std::move(pending_->storage);
@@ -242,6 +246,10 @@ class HeadBudgetCache {
     return storage_.bytes() + (pending_ ? pending_->storage.bytes() : 0);
   }
   [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    return overhead_of(storage_) + positions_.capacity() * sizeof(std::int64_t) +
+           sums_.capacity() * sizeof(double) + (pending_ ? sizeof(Survivors) : 0);
+  }
 
   /// A bound where a text is compressed: the rows that survive, and `compress_every` on top. A head
   /// that compresses only when told to may hold the whole text: that is what this counts then. Heads
@@ -277,7 +285,7 @@ class HeadBudgetCache {
     const std::size_t rows = storage_.end();
     archive.check(storage_.begin() == 0 && (evicted_ || rows == archive.rows()), "all ",
                   archive.rows(), " rows of a head that dropped none");
-    archive.check(alone_ <= archive.rows() && (config_.share_in_layer || alone_ == rows), rows,
+    archive.check(alone_ <= archive.rows() && (config_->share_in_layer || alone_ == rows), rows,
                   " rows that count, not ", alone_);
     archive.check(sums_.size() == (accumulates ? rows : 0), "a sum for each row that needs one");
     archive.check(positions_.size() == (evicted_ ? rows : 0) &&
@@ -310,13 +318,13 @@ class HeadBudgetCache {
   // Tokens of the text, with `more` rows. While no row is gone all are here, and where one is, the
   // text was long enough.
   [[nodiscard]] std::size_t tokens(std::size_t more = 0) const {
-    return (evicted_ ? std::max(storage_.end(), config_.compress_from) : storage_.end()) + more;
+    return (evicted_ ? std::max(storage_.end(), config_->compress_from) : storage_.end()) + more;
   }
 
   // Rows that were not compressed are exact whatever the storage.
   [[nodiscard]] static std::size_t exact_bytes(const Config&, const StorageContext& context,
                                                std::size_t rows) {
-    return DenseStorage<element_type>::bytes_of_rows({}, context, 0, rows);
+    return ExactStorage<Storage>::bytes_of_rows({}, context, 0, rows);
   }
 
   static void hold(Storage& storage, bool held) {
@@ -331,7 +339,7 @@ class HeadBudgetCache {
 
   // Rows that are ranked: all but the latest that the scorer always keeps.
   [[nodiscard]] std::size_t candidates() const {
-    return budget_rule(config_).candidates(storage_.end());
+    return budget_rule(*config_).candidates(storage_.end());
   }
 
   // Of the candidates; the higher rank survives. Rows that score the same beside a row that was
@@ -355,9 +363,9 @@ class HeadBudgetCache {
                                           [[maybe_unused]] std::size_t queries) const {
     std::vector<float> scores(candidates());
     if constexpr (ObservingScorer<Scorer>) {
-      Scorer::score(config_.scorer, sums, group, queries, scores);
+      Scorer::score(config_->scorer, sums, group, queries, scores);
     } else if constexpr (AccumulatingScorer<Scorer>) {
-      Scorer::score_sums(config_.scorer, std::span{sums_}.first(scores.size()), scores);
+      Scorer::score_sums(config_->scorer, std::span{sums_}.first(scores.size()), scores);
     } else {
       SegmentList shown;
       storage_.show(0, scores.size(), {}, shown);
@@ -366,22 +374,22 @@ class HeadBudgetCache {
       for (const Segment& segment : shown) {
         for (std::size_t i = 0; i < segment.rows; ++i, ++row) {
           load_row(segment.keys, i, key);
-          scores[row] = Scorer::score_key(config_.scorer, key);
+          scores[row] = Scorer::score_key(config_->scorer, key);
         }
       }
     }
     return scores;
   }
 
-  Config config_;
-  std::size_t head_dim_;
-  Storage storage_;
+  SharedConfig<Config> config_;
+  std::uint32_t head_dim_;
   bool evicted_ = false;                 // whether rows are gone, even all of them
+  bool told_ = false;                    // whether it was ever compressed
+  Storage storage_;
   std::vector<std::int64_t> positions_;  // of each row, once rows were evicted
   std::vector<double> sums_;             // of each row, where the scorer adds up
-  bool told_ = false;                    // whether it was ever compressed
   std::size_t alone_ = 0;                // rows that this head would hold if it shared with none
-  std::optional<Survivors> pending_;
+  detail::Boxed<Survivors> pending_;
 };
 
 }  // namespace kvpolicy

@@ -39,7 +39,9 @@ class AnySettings {
   [[nodiscard]] virtual bool is_savable() const = 0;
   virtual void write_fields(FieldVisitor& visit) const = 0;
   virtual void validate(const StorageContext& context) const = 0;
-  [[nodiscard]] virtual HeadPtr make_head(const StorageContext& context) const = 0;
+  /// `self` owns these settings, which the head then shares.
+  [[nodiscard]] virtual HeadPtr make_head(const std::shared_ptr<const AnySettings>& self,
+                                          const StorageContext& context) const = 0;
   [[nodiscard]] virtual std::size_t bytes_of_tokens(const StorageContext&, std::size_t) const = 0;
   [[nodiscard]] virtual std::size_t bytes_compressed(const StorageContext&, std::size_t) const = 0;
   [[nodiscard]] virtual std::size_t bytes_of_step(const StorageContext&, std::size_t) const = 0;
@@ -87,8 +89,10 @@ class PolicySettings final : public AnySettings {
     }
   }
   void validate(const StorageContext& context) const override { Traits::validate(config_, context); }
-  [[nodiscard]] HeadPtr make_head(const StorageContext& context) const override {
-    return HeadPtr{std::make_unique<PolicyHead<P>>(config_, context)};
+  [[nodiscard]] HeadPtr make_head(const std::shared_ptr<const AnySettings>& self,
+                                  const StorageContext& context) const override {
+    const SharedConfig<Config> config{std::shared_ptr<const Config>{self, &config_}};
+    return HeadPtr{std::make_unique<PolicyHead<P>>(config, context)};
   }
   [[nodiscard]] std::size_t bytes_of_tokens(const StorageContext& context,
                                             std::size_t tokens) const override {
@@ -196,7 +200,7 @@ class HeadSettings {
   void validate(const StorageContext& context) const { own_->validate(context); }
   /// A head that has seen no row. @throws ConfigError, std::bad_alloc
   [[nodiscard]] HeadPtr make_head(const StorageContext& context) const {
-    return own_->make_head(context);
+    return own_->make_head(own_, context);
   }
 
   // ---- memory: policy_traits.hpp says what each of them means

@@ -17,7 +17,7 @@
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
-#include <kvpolicy/storage/page.hpp>
+#include <kvpolicy/storage/storage_context.hpp>
 
 namespace kvpolicy {
 

@@ -14,6 +14,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/policy/policy_traits.hpp>
+#include <kvpolicy/policy/shared_config.hpp>
 #include <kvpolicy/state/archive.hpp>
 
 namespace kvpolicy {
@@ -27,9 +28,9 @@ class PolicyHead final : public Head {
   static constexpr bool is_savable = Traits::has_name && Savable<P> && HasFields<typename P::Config>;
 
   /// @throws ConfigError, as P's constructor
-  PolicyHead(const typename P::Config& config, const StorageContext& context)
+  PolicyHead(const SharedConfig<typename P::Config>& config, const StorageContext& context)
       : Head{{Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares}},
-        policy_{config, context} {
+        policy_{make(config, context)} {
     detail::check_roles<P>();
   }
 
@@ -147,6 +148,15 @@ class PolicyHead final : public Head {
   }
 
  private:
+  [[nodiscard]] static P make(const SharedConfig<typename P::Config>& config,
+                              const StorageContext& context) {
+    if constexpr (std::constructible_from<P, decltype(config), decltype(context)>) {
+      return P{config, context};
+    } else {
+      return P{*config, context};
+    }
+  }
+
   P policy_;
 };
 

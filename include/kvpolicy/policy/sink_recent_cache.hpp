@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -20,7 +21,9 @@
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/rotary.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
+#include <kvpolicy/core/shared_frequencies.hpp>
 #include <kvpolicy/policy/policy.hpp>
+#include <kvpolicy/policy/shared_config.hpp>
 
 namespace kvpolicy {
 
@@ -70,10 +73,12 @@ class SinkRecentCache {
 
   /// @throws ConfigError if `recent` is 0, a size is absurd, or the storage's config does not fit.
   SinkRecentCache(const Config& config, const StorageContext& context)
-      : config_{config}, sinks_{{}, context.fast()}, recent_{config.storage, context.fast()} {
-    validate(config, context);
-    if (config.rotary_in_cache) {
-      frequencies_ = inverse_frequencies(*config.rotary_in_cache, context.head_dim);
+      : SinkRecentCache{SharedConfig{config}, context} {}
+  SinkRecentCache(const SharedConfig<Config>& config, const StorageContext& context)
+      : config_{config}, sinks_{{}, context.fast()}, recent_{config->storage, context.fast()} {
+    validate(*config, context);
+    if (config->rotary_in_cache) {
+      frequencies_ = detail::shared_frequencies(*config->rotary_in_cache, context.head_dim);
     }
   }
 
@@ -102,9 +107,9 @@ class SinkRecentCache {
   void check(const Segment& rows) const { recent_.check(rows); }
 
   void reserve(std::size_t rows) {
-    const std::size_t sinks = std::min(rows, config_.sinks - sinks_.end());
+    const std::size_t sinks = std::min(rows, config_->sinks - sinks_.end());
     sinks_.reserve(sinks);
-    recent_.reserve(rows - sinks, config_.recent);
+    recent_.reserve(rows - sinks, config_->recent);
   }
   void release_spare() noexcept {
     sinks_.release_spare();
@@ -112,15 +117,15 @@ class SinkRecentCache {
   }
 
   void commit(const Segment& rows) {
-    const std::size_t sinks = std::min(rows.rows, config_.sinks - sinks_.end());
+    const std::size_t sinks = std::min(rows.rows, config_->sinks - sinks_.end());
     sinks_.append(rows.part(0, sinks));
-    recent_.append(rows.part(sinks, rows.rows - sinks), config_.recent);
+    recent_.append(rows.part(sinks, rows.rows - sinks), config_->recent);
   }
 
   void segments(const ReadRequest& request, SegmentList& out) const {
     sinks_.show(0, sinks_.end(), sink_prototype(), out);
-    const std::size_t sinks = config_.sinks;
-    const Rows shown = window_rule(config_).recent_among(
+    const std::size_t sinks = config_->sinks;
+    const Rows shown = window_rule(*config_).recent_among(
         {sinks + recent_.begin(), sinks + recent_.end()}, first_position(request));
     recent_.show(shown.begin - sinks, shown.rows(),
                  {.position = static_cast<std::int64_t>(shown.begin), .reach = reach()}, out);
@@ -128,7 +133,7 @@ class SinkRecentCache {
 
   void uncommitted(const Segment& rows, const ReadRequest& request, SegmentList& out) const {
     if (rows.positions != nullptr) return uncommitted_nodes(rows, request, out);
-    const WindowRule<std::size_t> rule = window_rule(config_);
+    const WindowRule<std::size_t> rule = window_rule(*config_);
     const auto position = static_cast<std::size_t>(rows.position);
     const Rows all{position, position + rows.rows};
     if (const Rows sinks = rule.sinks_among(all); sinks.rows() > 0) {
@@ -149,6 +154,9 @@ class SinkRecentCache {
   [[nodiscard]] std::size_t bytes() const { return sinks_.bytes() + recent_.bytes(); }
   [[nodiscard]] std::size_t shared_bytes() const {
     return sinks_.shared_bytes() + recent_.shared_bytes();
+  }
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    return overhead_of(sinks_) + overhead_of(recent_);
   }
 
   [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
@@ -177,16 +185,16 @@ class SinkRecentCache {
   template <class Archive>
   void serialize(Archive& archive) {
     archive(sinks_, recent_);
-    const std::size_t sinks = std::min(config_.sinks, archive.rows());
+    const std::size_t sinks = std::min(config_->sinks, archive.rows());
     const std::size_t end = archive.rows() - sinks;
     archive.check(sinks_.begin() == 0 && sinks_.end() == sinks && recent_.end() == end &&
-                      recent_.begin() == first_recent(config_, end),
-                  "the first ", sinks, " and the latest ", std::min(end, config_.recent), " of ",
+                      recent_.begin() == first_recent(*config_, end),
+                  "the first ", sinks, " and the latest ", std::min(end, config_->recent), " of ",
                   archive.rows(), " rows");
   }
 
  private:
-  using Sinks = DenseStorage<element_type>;
+  using Sinks = ExactStorage<Storage>;
   using Rows = RowRange<std::size_t>;
 
   [[nodiscard]] static WindowRule<std::size_t> window_rule(const Config& config) {
@@ -196,7 +204,7 @@ class SinkRecentCache {
   [[nodiscard]] static std::size_t first_recent(const Config& config, std::size_t end) {
     return window_rule(config).first_kept(config.sinks + end) - config.sinks;
   }
-  [[nodiscard]] std::int64_t reach() const { return window_rule(config_).reach(unlimited_reach); }
+  [[nodiscard]] std::int64_t reach() const { return window_rule(*config_).reach(unlimited_reach); }
   [[nodiscard]] static std::size_t first_position(const ReadRequest& request) {
     return static_cast<std::size_t>(request.first_position);
   }
@@ -204,9 +212,9 @@ class SinkRecentCache {
   // The same for nodes of a tree, whose positions need not ascend.
   void uncommitted_nodes(const Segment& rows, const ReadRequest& request, SegmentList& out) const {
     enum class Seen { as_sink, in_window, never };
-    const auto sinks = static_cast<std::int64_t>(config_.sinks);
+    const auto sinks = static_cast<std::int64_t>(config_->sinks);
     const auto oldest =
-        static_cast<std::int64_t>(window_rule(config_).first_read(first_position(request)));
+        static_cast<std::int64_t>(window_rule(*config_).first_read(first_position(request)));
     const auto seen = [&](std::size_t row) {
       const std::int64_t position = rows.position_of(row);
       return position < sinks ? Seen::as_sink : position < oldest ? Seen::never : Seen::in_window;
@@ -224,15 +232,15 @@ class SinkRecentCache {
 
   [[nodiscard]] Segment sink_prototype() const {
     Segment prototype;
-    if (config_.rotary_in_cache) {
-      prototype.rotation = {frequencies_.data(),
-                            static_cast<std::int64_t>(config_.sinks + config_.recent) - 1};
+    if (config_->rotary_in_cache) {
+      prototype.rotation = {frequencies_->data(),
+                            static_cast<std::int64_t>(config_->sinks + config_->recent) - 1};
     }
     return prototype;
   }
 
-  Config config_;
-  std::vector<float> frequencies_;
+  SharedConfig<Config> config_;
+  std::shared_ptr<const std::vector<float>> frequencies_;  // of rotary_in_cache
   Sinks sinks_;
   Storage recent_;
 };

@@ -26,6 +26,9 @@ struct RowCopies {
   PlaneStore keys;
   PlaneStore values;
   [[nodiscard]] std::size_t bytes() const { return keys.bytes() + values.bytes(); }
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    return keys.overhead_bytes() + values.overhead_bytes();
+  }
 };
 
 /// A window that drops no row.
@@ -71,6 +74,13 @@ concept OffloadingStorage =
       { S::settled_rows(config, context, n) } -> std::convertible_to<std::size_t>;
       { S::bytes_of_copies(config, context, n) } -> std::convertible_to<std::size_t>;
     };
+
+/// What a storage takes besides its rows and the object itself, if it says so (`overhead_bytes`).
+template <KvStorage S>
+[[nodiscard]] std::size_t overhead_of(const S& storage) {
+  if constexpr (requires { storage.overhead_bytes(); }) return storage.overhead_bytes();
+  return 0;
+}
 
 /// A storage whose settings have names and can say how rows lie (core/head_rule.hpp).
 template <class S>
@@ -123,7 +133,7 @@ class DenseStorage {
 
   /// @throws ConfigError if the context does not work.
   DenseStorage(Config, const StorageContext& context)
-      : context_{context}, keys_{format(), context}, values_{format(), context} {
+      : keys_{format(), context}, values_{format(), context} {
     context.validate();
   }
 
@@ -137,6 +147,10 @@ class DenseStorage {
     return keys_.shared_bytes() + values_.shared_bytes();
   }
   [[nodiscard]] std::size_t slow_bytes() const { return keys_.slow_bytes() + values_.slow_bytes(); }
+  /// Page tables and the like: bookkeeping besides the object itself.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    return keys_.overhead_bytes() + values_.overhead_bytes();
+  }
   [[nodiscard]] static std::size_t bytes_of_rows(const Config&, const StorageContext& context,
                                                  std::size_t begin, std::size_t end) {
     return 2 * PlaneStore::bytes_of_rows(format(), context, begin, end);
@@ -151,12 +165,12 @@ class DenseStorage {
   [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext& context,
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
-    const std::size_t moving = context.slow_memory == nullptr ? 0 : std::min<std::size_t>(end, 1);
+    const std::size_t moving = context.slow_tier == 0 ? 0 : std::min<std::size_t>(end, 1);
     return 2 * (PlaneStore::max_bytes(format(), context, rows) +
                 PlaneStore::max_bytes(format(), context, moving));
   }
 
-  // ---- slow memory (StorageContext::slow_memory)
+  // ---- slow memory (StorageContext::slow_tier)
 
   [[nodiscard]] static std::size_t slow_bytes_of_rows(const Config&, const StorageContext& context,
                                                       std::size_t end) {
@@ -215,7 +229,7 @@ class DenseStorage {
 
   /// The rows of these ascending numbers alone, numbered anew from 0.
   [[nodiscard]] DenseStorage select(std::span<const std::size_t> numbers) const {
-    DenseStorage kept{{}, context_};
+    DenseStorage kept{{}, keys_.context()};
     const ScopedReserve scope{kept, numbers.size(), unlimited_rows};
     for (const std::size_t number : numbers) {
       kept.keys_.append(keys_.plane(number), 1);
@@ -243,10 +257,26 @@ class DenseStorage {
     side.append(rows.from(skipped), to - first);
   }
 
-  StorageContext context_;
   PlaneStore keys_;
   PlaneStore values_;
   bool reserved_ = false;
 };
+
+namespace detail {
+template <class Storage>
+struct ExactStorageOf {
+  using type = DenseStorage<typename Storage::element_type>;
+};
+template <class Storage>
+  requires requires { typename Storage::exact_storage_type; }
+struct ExactStorageOf<Storage> {
+  using type = typename Storage::exact_storage_type;
+};
+}  // namespace detail
+
+/// Where a policy keeps rows that must stay exact, whatever its storage does to the others: dense
+/// rows, unless the storage names another one (`exact_storage_type`).
+template <KvStorage Storage>
+using ExactStorage = typename detail::ExactStorageOf<Storage>::type;
 
 }  // namespace kvpolicy

@@ -93,8 +93,8 @@ class ResidualStorage {
   static constexpr bool commit_changes_rows = true;
 
   ResidualStorage(const Config& config, const StorageContext& context)
-      : config_{config}, context_{context}, keys_{key_format(config, context), context},
-        values_{value_format(config, context), context} {
+      : keys_{key_format(config, context), context}, values_{value_format(config, context), context},
+        residual_{config.residual}, flush_{config.flush}, offloads_{context.slow_tier != 0} {
     validate(config, context);
   }
 
@@ -122,7 +122,7 @@ class ResidualStorage {
   /// quantised: it is not finite, or its scale or zero would be beyond half (core/quantizable.hpp).
   void check(const Segment& rows) const {
     std::array<float, max_head_dim> memory;
-    const std::span<float> row = std::span{memory}.first(context_.head_dim);
+    const std::span<float> row = std::span{memory}.first(keys_.context().head_dim);
     for (const Plane* side : {&rows.keys, &rows.values}) {
       for (std::size_t i = 0; i < rows.rows; ++i) {
         load_row(*side, i, row);
@@ -142,6 +142,10 @@ class ResidualStorage {
     return keys_.shared_bytes() + values_.shared_bytes();
   }
   [[nodiscard]] std::size_t slow_bytes() const { return keys_.slow_bytes() + values_.slow_bytes(); }
+  /// As in DenseStorage.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    return keys_.overhead_bytes() + values_.overhead_bytes();
+  }
   /// How many keys and values, counted from row 0, are quantised once `end` rows came.
   [[nodiscard]] static std::pair<std::size_t, std::size_t> quantized_rows(const Config& config,
                                                                           std::size_t end) {
@@ -187,7 +191,7 @@ class ResidualStorage {
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
     const std::size_t exact = std::min(rows, config.residual + key_rows(config));
-    const std::size_t moving = context.slow_memory == nullptr ? 0 : exact;
+    const std::size_t moving = context.slow_tier == 0 ? 0 : exact;
     return PlaneStore::max_bytes(key_format(config, context), context, rows) +
            PlaneStore::max_bytes(value_format(config, context), context, rows) +
            PlaneStore::max_bytes(key_format(config, context), context, moving) +
@@ -195,7 +199,7 @@ class ResidualStorage {
            2 * PlaneStore::max_bytes(dense_format(), context, exact);
   }
 
-  // ---- slow memory (StorageContext::slow_memory): quantised rows go there, the residual stays
+  // ---- slow memory (StorageContext::slow_tier): quantised rows go there, the residual stays
 
   [[nodiscard]] static std::size_t slow_bytes_of_rows(const Config& config,
                                                       const StorageContext& context,
@@ -231,9 +235,9 @@ class ResidualStorage {
     reserved_ = true;
     const Step step = plan(rows, window);
     keep_unsettled_fast(step.to);
-    const std::size_t unit = key_rows(config_);
+    const std::size_t unit = key_rows(config());
     // Most exact rows at a time, however the rows come in pieces.
-    const std::size_t live = held_ ? window : std::min(window, config_.residual + unit);
+    const std::size_t live = held_ ? window : std::min(window, residual_ + unit);
     keys_.reserve(step.to, step.keys, window, live);
     values_.reserve(step.to, step.values, window, live);
   }
@@ -275,7 +279,7 @@ class ResidualStorage {
   [[nodiscard]] ResidualStorage select(std::span<const std::size_t> numbers) const
     requires movable_rows
   {
-    ResidualStorage kept{config_, context_};
+    ResidualStorage kept{config(), keys_.context()};
     keys_.select(numbers, kept.keys_);
     values_.select(numbers, kept.values_);
     kept.release_spare();
@@ -327,6 +331,11 @@ class ResidualStorage {
       return quantized_.shared_bytes() + exact_.shared_bytes();
     }
     [[nodiscard]] std::size_t slow_bytes() const { return quantized_.slow_bytes(); }
+    [[nodiscard]] std::size_t overhead_bytes() const {
+      return quantized_.overhead_bytes() + exact_.overhead_bytes();
+    }
+    [[nodiscard]] StorageContext context() const { return quantized_.context(); }
+    [[nodiscard]] RowFormat format() const { return quantized_.format(); }
     void keep_fast_from(std::size_t row) noexcept { quantized_.keep_fast_from(row); }
     [[nodiscard]] PlaneStore gather(std::span<const RowRun> runs) const {
       return quantized_.gather(runs);
@@ -404,8 +413,8 @@ class ResidualStorage {
   };
 
   void keep_unsettled_fast(std::size_t end) noexcept {
-    if (context_.slow_memory == nullptr) return;
-    const std::size_t row = std::min(fast_from_, settled_rows(config_, context_, end));
+    if (!offloads_) return;
+    const std::size_t row = std::min(fast_from_, settled_rows(config(), keys_.context(), end));
     keys_.keep_fast_from(row);
     values_.keep_fast_from(row);
   }
@@ -414,7 +423,7 @@ class ResidualStorage {
     const std::size_t to = end() + rows;
     const std::size_t front = std::max(begin(), to - std::min(to, window));
     if (held_) return {to, front, keys_.boundary(), values_.boundary()};
-    const auto [keys, values] = quantized_rows(config_, to);
+    const auto [keys, values] = quantized_rows(config(), to);
     return {to, front, std::max(keys, keys_.boundary()), std::max(values, values_.boundary())};
   }
 
@@ -435,11 +444,18 @@ class ResidualStorage {
   }
   [[nodiscard]] static RowFormat dense_format() { return {.encoding = encoding_of<E>}; }
 
-  Config config_;
-  StorageContext context_;
+  // Its settings, of which the planes keep bits and groups.
+  [[nodiscard]] Config config() const {
+    const RowFormat keys = keys_.format();
+    return {bits_of(keys.encoding), keys.group, values_.format().group, residual_, flush_};
+  }
+
   Side keys_;
   Side values_;
+  std::size_t residual_;
   std::size_t fast_from_ = unlimited_rows;  // see keep_fast_from
+  Flush flush_;
+  bool offloads_;                           // whether full pages may leave fast memory
   bool held_ = false;
   bool reserved_ = false;
 };

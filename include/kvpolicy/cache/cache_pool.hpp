@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The pool that a cache and its forks take pages from: the one that their options name, or one of
+// their own over the memory resources that the options name.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <memory_resource>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include <kvpolicy/memory/page_pool.hpp>
+#include <kvpolicy/memory/page_provider.hpp>
+#include <kvpolicy/plan/cache_options.hpp>
+
+namespace kvpolicy {
+
+/// Shared by a cache and its forks; the pool lives as long as one of them, unless the options gave
+/// it. Assigning exchanges: pages of the cache that is assigned to can still go back.
+class CachePool {
+ public:
+  /// @throws std::bad_alloc
+  explicit CachePool(const CacheOptions& options) : given_{options.pool} {
+    if (given_ == nullptr) own_ = std::make_shared<Own>(options);
+  }
+  CachePool(const CachePool&) = default;
+  CachePool(CachePool&&) noexcept = default;
+  CachePool& operator=(const CachePool&) = delete;
+  CachePool& operator=(CachePool&& other) noexcept {
+    std::swap(given_, other.given_);
+    std::swap(own_, other.own_);
+    return *this;
+  }
+  ~CachePool() = default;
+
+  [[nodiscard]] PagePool& pool() const { return own_ == nullptr ? *given_ : own_->pool; }
+  /// Bookkeeping of a pool that belongs to the cache and its forks.
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    return own_ == nullptr ? 0 : sizeof(Own) - sizeof(PagePool) + own_->pool.overhead_bytes();
+  }
+
+ private:
+  // Each page is asked of its resource by itself and goes back at once: a cache then holds as many
+  // bytes as its plan predicts, and nothing is idle.
+  struct Own {
+    explicit Own(const CacheOptions& options)
+        : fast{options.memory}, slow{slow_provider(options)},
+          providers{&fast, slow}, pool{std::span{providers}.first(slow == nullptr ? 1 : 2),
+                                       PoolOptions{.max_slab_bytes = 0}} {}
+
+    [[nodiscard]] PageProvider* slow_provider(const CacheOptions& options) {
+      if (options.slow_memory == nullptr) return nullptr;
+      if (auto* provider = dynamic_cast<PageProvider*>(options.slow_memory)) return provider;
+      return &slow_resource.emplace(options.slow_memory);
+    }
+
+    ResourceProvider fast;
+    std::optional<ResourceProvider> slow_resource;
+    PageProvider* slow;
+    std::array<PageProvider*, 2> providers;
+    PagePool pool;
+  };
+
+  PagePool* given_ = nullptr;
+  std::shared_ptr<Own> own_;
+};
+
+}  // namespace kvpolicy

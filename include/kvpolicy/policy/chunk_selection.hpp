@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which chunks a head that retrieves has chosen (policy/chunk_retrieval_cache.hpp), and copies of
+// their rows where slow memory may have the rows themselves.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <kvpolicy/core/scratch.hpp>
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/storage/dense_storage.hpp>
+
+namespace kvpolicy::detail {
+
+/// Chosen rows taken out of the storage. They never change, so forks share them.
+struct SelectedCopies {
+  RowCopies rows;
+  std::vector<std::int64_t> positions;
+
+  [[nodiscard]] Segment segment() const {
+    return {.keys = rows.keys.plane(0), .values = rows.values.plane(0), .rows = positions.size(),
+            .positions = positions.data()};
+  }
+  [[nodiscard]] std::size_t overhead_bytes() const {
+    return sizeof(SelectedCopies) + rows.overhead_bytes() +
+           positions.capacity() * sizeof(std::int64_t);
+  }
+};
+
+/// What one query chose.
+struct ChunkSelection {
+  std::vector<RowRun> runs;   // of rows, ascending, not touching
+  std::size_t chunks_end;     // rows from here on are read on top
+  std::size_t rows;           // committed when it was chosen
+  std::size_t tokens;         // the text with the query that chose
+  std::size_t copied_until;   // of the rows before this one, those to read are in `copies`
+  std::shared_ptr<const SelectedCopies> copies;  // null if there are none
+
+  template <class Archive>
+  void serialize(Archive& archive) {
+    archive(runs, chunks_end, rows, tokens);
+  }
+
+  /// Adds to `out` the rows of [first, first + count) that are read, as runs counted from `first`.
+  /// Returns their number.
+  std::size_t clip(std::size_t first, std::size_t count, std::vector<RowRun>& out) const {
+    const std::size_t last = first + count;
+    std::size_t total = 0;
+    const auto add = [&](RowRun run) {
+      const std::size_t from = std::max(run.first, first);
+      const std::size_t to = std::min(run.first + run.rows, last);
+      if (from >= to) return;
+      total += to - from;
+      if (!out.empty() && out.back().first + out.back().rows == from - first) {
+        out.back().rows += to - from;
+      } else {
+        out.push_back({from - first, to - from});
+      }
+    };
+    for (const RowRun& run : runs) add(run);
+    add({chunks_end, last - std::min(last, chunks_end)});
+    return total;
+  }
+};
+
+/// What a head needs once it has chosen.
+struct ChunkChoice {
+  std::vector<ChunkSelection> selections;  // the last counts, those before it return with a rollback
+  std::optional<ChunkSelection> pending;
+  std::vector<RowRun> spare_runs;  // of a choice that is gone, for the next
+  mutable std::vector<std::vector<RowRun>> shown_runs;  // what the last `segments` points to
+
+  [[nodiscard]] std::size_t bytes() const {
+    std::size_t runs = spare_runs.capacity();
+    std::size_t total = sizeof(ChunkChoice) + selections.capacity() * sizeof(ChunkSelection) +
+                        shown_runs.capacity() * sizeof(std::vector<RowRun>);
+    for (const ChunkSelection& selection : selections) {
+      runs += selection.runs.capacity();
+      if (selection.copies != nullptr) total += selection.copies->overhead_bytes();
+    }
+    for (const std::vector<RowRun>& shown : shown_runs) runs += shown.capacity();
+    return total + runs * sizeof(RowRun);
+  }
+};
+
+/// Scratch memory of a choice, which belongs to the thread that chooses.
+struct RefreshScratch {
+  Scratch<float> scores, part, split;
+  Scratch<std::uint32_t> ranks;
+  Scratch<std::size_t> chosen;
+};
+[[nodiscard]] inline RefreshScratch& refresh_scratch() {
+  thread_local RefreshScratch scratch;
+  return scratch;
+}
+
+}  // namespace kvpolicy::detail

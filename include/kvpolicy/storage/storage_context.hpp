@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a storage needs to know of the cache that it serves.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+
+#include <kvpolicy/core/error.hpp>
+#include <kvpolicy/memory/page_pool.hpp>
+
+namespace kvpolicy {
+
+/// The largest head_dim of a storage.
+inline constexpr std::size_t max_head_dim = 4096;
+
+/// The pool of storages that name none: pages of the global heap, each allocated by itself. It lives
+/// as long as the program.
+[[nodiscard]] inline PagePool& default_pool() {
+  static PagePool& pool =
+      *new PagePool{std::pmr::new_delete_resource(), PoolOptions{.max_slab_bytes = 0}};
+  return pool;
+}
+
+/// The sizes of a head's rows, and where their pages come from.
+struct StorageContext {
+  std::size_t head_dim = 0;
+  std::size_t page_rows = 64;
+  /// All pages come from this pool; it must outlive the storage and its forks. Null: `default_pool()`.
+  PagePool* pool = nullptr;
+  /// The tier of the pool that full pages go to; 0: they stay in fast memory.
+  std::size_t slow_tier = 0;
+
+  [[nodiscard]] PagePool& pages() const { return pool == nullptr ? default_pool() : *pool; }
+
+  /// The same for rows that stay where they can be read at once, because they are few or read often.
+  [[nodiscard]] StorageContext fast() const {
+    StorageContext own = *this;
+    own.slow_tier = 0;
+    return own;
+  }
+
+  /// @throws ConfigError
+  void validate() const {
+    require(head_dim > 0 && head_dim % 8 == 0 && head_dim <= max_head_dim,
+            "StorageContext: head_dim is ", head_dim, ", must be a multiple of 8 from 8 to ",
+            max_head_dim);
+    require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,
+            "StorageContext: page_rows is ", page_rows, ", must be a power of two from 16 to 4096");
+    require(pool == nullptr || slow_tier < pool->tiers(), "StorageContext: slow_tier is ", slow_tier,
+            ", must be below the pool's ", pool == nullptr ? 0 : pool->tiers(), " tiers");
+  }
+};
+
+}  // namespace kvpolicy

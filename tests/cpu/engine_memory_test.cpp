@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The CPU engine over rows in an inference engine's own memory: bit for bit what it gives over pages
+// of the cache's own.
+#include <doctest/doctest.h>
+
+#include <kvpolicy/cpu.hpp>
+
+#include "support/engine_memory.hpp"
+
+using namespace kvpolicy;
+using test::EngineLayout;
+
+TEST_CASE("cpu: an engine's memory is read in place") {
+  std::uint64_t seed = 20;
+  for (const EngineLayout kind :
+       {EngineLayout::vllm_nhd, EngineLayout::flashinfer_nhd, EngineLayout::flashinfer_hnd}) {
+    test::check_engine_memory<float, cpu::Engine<>>(kind, ++seed);
+    test::check_engine_memory<bfloat16, cpu::Engine<>>(kind, ++seed);
+  }
+}

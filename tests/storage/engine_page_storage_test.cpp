@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows in an inference engine's own memory, under the plain engine, and what is refused.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "support/compare.hpp"
+#include "support/engine_memory.hpp"
+
+using namespace kvpolicy;
+using test::contains;
+using test::EngineLayout;
+using test::thrown;
+
+TEST_CASE("an engine's memory: a cache in it answers as one over pages of its own") {
+  std::uint64_t seed = 0;
+  for (const EngineLayout kind :
+       {EngineLayout::vllm_nhd, EngineLayout::flashinfer_nhd, EngineLayout::flashinfer_hnd}) {
+    test::check_engine_memory<float, ScalarEngine>(kind, ++seed);
+    test::check_engine_memory<bfloat16, ScalarEngine>(kind, ++seed);
+  }
+}
+
+TEST_CASE("an engine's memory: when its pages run out, the call fails and the cache is as it was") {
+  test::EngineMemory<float> memory{EngineLayout::flashinfer_hnd};
+  PagePool pool{memory.pages()};
+  using Full = FullCache<EnginePageStorage<float>>;
+  const HeadPlan plan{ModelShape{1, 1, 1, 64}, Full::Config{}};
+  KvCache cache{plan, {.page_rows = 16, .pool = &pool}};
+  KvCache other{plan, {.page_rows = 16, .pool = &pool}};
+  test::Random random{1};
+  test::feed(cache, random, {400 * 16});
+  test::feed(other, random, {40 * 16});
+  const auto before = test::dump(cache);
+  test::Chunk<> chunk{random, plan.shape(), 11 * 16};
+  CHECK_THROWS_AS(chunk.step(cache, 0), CapacityError);
+  CHECK(test::dump(cache) == before);
+  other.clear();
+  chunk.step(cache, 0);
+  CHECK(cache.bytes() == 411 * 16 * 2 * 64 * sizeof(float) + 2 * 64 * sizeof(float));
+}
+
+TEST_CASE("an engine's memory: what does not fit it is refused") {
+  test::EngineMemory<float> memory{EngineLayout::vllm_nhd};
+  PagePool pool{memory.pages()};
+  PagePool other;
+  const auto error = [](const StorageContext& context) {
+    return thrown<ConfigError>([&] { EnginePageStorage<float>{{}, context}; });
+  };
+  CHECK(error({64, 16, &pool}).empty());
+  CHECK(contains(error({64, 16, &other}), "must be an engine's"));
+  CHECK(contains(error({64, 16}), "must be an engine's"));
+  CHECK(contains(error({64, 32, &pool}), "have 16 rows of 256 bytes, the cache's 32 rows of 256 bytes"));
+  CHECK(contains(error({32, 16, &pool}), "the cache's 16 rows of 128 bytes"));
+  // A storage whose pages hold one side, or codes, has pages of another size.
+  DenseStorage<float> dense{{}, {64, 16, &pool}};
+  const std::vector<float> row(64);
+  CHECK_THROWS_AS(dense.append(rows_of(row.data(), row.data(), 1, 64, 0)), ConfigError);
+  CHECK(dense.end() == 0);
+}
