@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstddef>
-#include <memory_resource>
 #include <vector>
 
 #include <kvpolicy/cache/layer.hpp>
@@ -42,15 +41,14 @@ namespace kvpolicy {
 }
 
 /// Rows that will be read become available, where they lie in slow memory.
-inline void fetch_rows(std::pmr::memory_resource* memory, const SegmentList& list,
-                       std::size_t head_dim) {
-  auto* slow = dynamic_cast<SlowMemory*>(memory);
+inline void fetch_rows(const SegmentList& list, const StorageContext& context) {
+  auto* slow = dynamic_cast<SlowMemory*>(context.slow_memory);
   if (slow == nullptr) return;
   std::vector<SlowMemory::Range> ranges;
   for (const Segment& rows : list) {
     rows.for_each_run([&](const RowRun& run) {
-      list_ranges(*slow, rows.keys, head_dim, run.first, run.rows, ranges);
-      list_ranges(*slow, rows.values, head_dim, run.first, run.rows, ranges);
+      list_ranges(*slow, rows.keys, context.head_dim, run.first, run.rows, ranges);
+      list_ranges(*slow, rows.values, context.value_channels(), run.first, run.rows, ranges);
     });
   }
   slow->fetch(ranges);
@@ -77,15 +75,16 @@ inline void commit_all(Head& head, const SegmentList& list, std::size_t count) {
 /// policy with the same settings in both; then it takes a copy, which shares the full pages.
 /// @throws as above
 template <Element E, class IsSame>
-void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, std::size_t layer,
-                const StorageContext& context, IsSame is_same) {
+void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, const StorageContext& context,
+                IsSame is_same) {
+  const std::size_t layer = from.number;
   for (std::size_t i = 0; i < to.heads.size(); ++i) {
     const Head& old = *from.heads[i];
     if (is_same(i)) {
       to.heads[i] = HeadPtr{old.fork()};
     } else if (from.committed > 0) {
       const SegmentList rows = exact_rows(old, from.committed, layer, i);
-      fetch_rows(context.slow_memory, rows, context.head_dim);
+      fetch_rows(rows, context);
       Head& head = *to.heads[i];
       commit_all(head, rows, from.committed);
       if (head.roles().accumulates) {

@@ -45,8 +45,9 @@ struct CacheOptions {
   /// a long prompt is best fed in pieces. A file: offload/file_resource.hpp.
   std::pmr::memory_resource* slow_memory = nullptr;
 
-  [[nodiscard]] StorageContext context(std::size_t head_dim) const {
-    return {head_dim, page_rows, memory, slow_memory};
+  /// Of heads whose keys have `head_dim` channels, and whose values have `value_dim`, or as many for 0.
+  [[nodiscard]] StorageContext context(std::size_t head_dim, std::size_t value_dim = 0) const {
+    return {head_dim, page_rows, memory, slow_memory, value_dim};
   }
   [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }
 

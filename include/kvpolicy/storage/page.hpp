@@ -22,12 +22,13 @@ inline constexpr std::size_t max_head_dim = 4096;
 
 /// What a storage needs to know of the cache it serves.
 struct StorageContext {
-  std::size_t head_dim = 0;
+  std::size_t head_dim = 0;  ///< Channels of a key, and of a value unless `value_dim` says otherwise.
   std::size_t page_rows = 64;
   /// All row memory is asked of this resource; it must outlive the storage and its forks.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
   /// Where full pages go; null: they stay. It must outlive the storage and its forks.
   std::pmr::memory_resource* slow_memory = nullptr;
+  std::size_t value_dim = 0;  ///< Channels of a value; 0: as many as of a key.
 
   /// The same for rows that stay where they can be read at once, because they are few or read often.
   [[nodiscard]] StorageContext fast() const {
@@ -36,11 +37,23 @@ struct StorageContext {
     return own;
   }
 
+  /// The same for the side that holds the values: its rows have `head_dim` channels there.
+  [[nodiscard]] StorageContext of_values() const {
+    StorageContext own = *this;
+    own.head_dim = value_channels();
+    return own;
+  }
+  [[nodiscard]] std::size_t value_channels() const { return value_dim == 0 ? head_dim : value_dim; }
+
   /// @throws ConfigError
   void validate() const {
-    require(head_dim > 0 && head_dim % 8 == 0 && head_dim <= max_head_dim,
-            "StorageContext: head_dim is ", head_dim, ", must be a multiple of 8 from 8 to ",
-            max_head_dim);
+    const auto fits = [](std::size_t channels) {
+      return channels > 0 && channels % 8 == 0 && channels <= max_head_dim;
+    };
+    require(fits(head_dim), "StorageContext: head_dim is ", head_dim,
+            ", must be a multiple of 8 from 8 to ", max_head_dim);
+    require(fits(value_channels()), "StorageContext: value_dim is ", value_dim,
+            ", must be 0 or a multiple of 8 from 8 to ", max_head_dim);
     require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,
             "StorageContext: page_rows is ", page_rows, ", must be a power of two from 16 to 4096");
     require(memory != nullptr, "StorageContext: memory is null, must be a memory resource");
