@@ -43,7 +43,10 @@ void check(const std::string& name, const std::vector<Layers>& layers) {
   CHECK(estimate.heads == rows);
   CHECK(estimate.tail == tail);
   CHECK(estimate.total() == rows + tail);
-  CHECK(plan.max_context(estimate.total()) == tokens);
+  // A window holds a page more between two ends of pages, so there the same bytes take fewer tokens.
+  const bool windows = layers.size() > 1;
+  CHECK(plan.max_context(estimate.total()).value() <= tokens);
+  CHECK((plan.max_context(estimate.total()) == tokens) == !windows);
 }
 
 }  // namespace
