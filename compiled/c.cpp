@@ -158,7 +158,8 @@ AttendOptions attend_options(const kvp_attend_options* options, std::size_t toke
 }
 
 const ModelShape& shape_of(const kvp_plan* plan) {
-  return std::visit([](const auto& own) -> const ModelShape& { return own.shape(); }, given(plan, "plan").of);
+  return std::visit([](const auto& own) -> const ModelShape& { return own.shape(); },
+                    given(plan, "plan").of);
 }
 
 }  // namespace
@@ -219,7 +220,8 @@ kvp_status kvp_plan_shape(const kvp_plan* plan, kvp_shape* out) {
 kvp_status kvp_plan_layer(const kvp_plan* plan, size_t layer, kvp_layer* out) {
   return guarded([&] {
     const ModelShape& shape = shape_of(plan);
-    require(layer < shape.layers, "kvp_plan_layer: there is no layer ", layer, ", the plan has ", shape.layers);
+    require(layer < shape.layers, "kvp_plan_layer: there is no layer ", layer, ", the plan has ",
+            shape.layers);
     const LayerShape own = shape.layer(layer);
     given(out, "out") = {own.q_heads,   own.kv_heads, own.head_dim,
                          own.value_dim, own.window,   shape.cache_of(layer)};

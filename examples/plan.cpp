@@ -141,8 +141,9 @@ void show(const Arguments& a) {
     return;
   }
   const std::string heads =
-      shape.per_layer.empty() ? fmt::format("{} layers, {} KV heads each", shape.layers, shape.kv_heads)
-                              : fmt::format("{} layers, {} KV heads in all", shape.layers, shape.kv_head_count());
+      shape.per_layer.empty()
+          ? fmt::format("{} layers, {} KV heads each", shape.layers, shape.kv_heads)
+          : fmt::format("{} layers, {} KV heads in all", shape.layers, shape.kv_head_count());
   fmt::print("{}: {}\n\n{}", own.plan.plan, heads, plan_map(plan, wants_colour(stdout)));
   if (!settings.empty()) fmt::print("\nsettings: {}\n", shown_settings(settings));
   if (!note.empty()) fmt::print("\nnote: {}\n", note);

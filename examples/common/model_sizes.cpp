@@ -21,9 +21,9 @@ namespace {
 
 constexpr std::uintmax_t max_config_bytes = 1 << 20;
 
-// A model as its config.json says: num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim (or
-// hidden_size / num_attention_heads). Where layers differ, the last one of each `every` layers is `layer` and
-// those before it are `others`.
+// A model as its config.json says: num_hidden_layers, num_attention_heads, num_key_value_heads,
+// head_dim (or hidden_size / num_attention_heads). Where layers differ, the last one of each
+// `every` layers is `layer` and those before it are `others`.
 struct KnownModel {
   std::string_view name;
   std::size_t layers;
@@ -62,13 +62,22 @@ constexpr KnownModel models[]{
     {"phi-4", 40, {40, 10, 128}},
     {"smollm2-135m", 30, {9, 3, 64}},
     // sliding_window 1024, sliding_window_pattern 6
-    {"gemma-3-12b", 48, {16, 8, 256}, 6, {.q_heads = 16, .kv_heads = 8, .head_dim = 256, .window = 1024}},
+    {"gemma-3-12b",
+     48,
+     {16, 8, 256},
+     6,
+     {.q_heads = 16, .kv_heads = 8, .head_dim = 256, .window = 1024}},
     // sliding_window 128, layer_types: even layers slide
-    {"gpt-oss-20b", 24, {64, 8, 64}, 2, {.q_heads = 64, .kv_heads = 8, .head_dim = 64, .window = 128}},
+    {"gpt-oss-20b",
+     24,
+     {64, 8, 64},
+     2,
+     {.q_heads = 64, .kv_heads = 8, .head_dim = 64, .window = 128}},
     // full_attention_interval 4; the other layers are linear attention
     {"qwen3-next-80b-a3b", 48, {16, 2, 256}, 4},
-    // One latent row for all heads: kv_lora_rank 512 + qk_rope_head_dim 64 channels are keys, the first 512 are
-    // values too. A cache keeps these twice; an engine that keeps the latent once has keys alone.
+    // One latent row for all heads: kv_lora_rank 512 + qk_rope_head_dim 64 channels are keys, the
+    // first 512 are values too. A cache keeps these twice; an engine that keeps the latent once has
+    // keys alone.
     {"deepseek-v3", 61, {128, 1, 576, 512}},
 };
 
@@ -136,11 +145,12 @@ std::string known_shapes() {
   std::string text;
   for (const KnownModel& model : models) {
     const LayerShape& layer = model.layer;
-    text += fmt::format("  {:<20}{},{},{},{}", model.name, model.layers, layer.q_heads, layer.kv_heads,
-                        layer.head_dim);
+    text += fmt::format("  {:<20}{},{},{},{}", model.name, model.layers, layer.q_heads,
+                        layer.kv_heads, layer.head_dim);
     if (layer.value_dim != 0) text += fmt::format("; values of {}", layer.value_dim);
     if (model.others.window != 0) {
-      text += fmt::format("; {} layers with a window of {}", model.count_others(), model.others.window);
+      text +=
+          fmt::format("; {} layers with a window of {}", model.count_others(), model.others.window);
     } else if (model.every > 1) {
       text += fmt::format("; {} layers without a cache", model.count_others());
     }

@@ -305,8 +305,8 @@ class Maker {
     if (!json.is_object() || !json.contains("format")) return headkv(path);
     const Plan plan = io::parse_plan<E>(text, path.string());
     const ModelShape& own = plan.shape();
-    require(own == shape_, path.string(), ": is a plan for ", fmt::format("{}", own), "; the model has ",
-            fmt::format("{}", shape_));
+    require(own == shape_, path.string(), ": is a plan for ", fmt::format("{}", own),
+            "; the model has ", fmt::format("{}", shape_));
     return plan;
   }
 

@@ -60,9 +60,9 @@ typedef struct kvp_shape {
   size_t layers, q_heads, kv_heads, head_dim;
 } kvp_shape;
 
-/* One layer of a model: kv_heads is 0 where it has no cache of its own, value_dim the channels of a value and of an
- * output, window 0 where it attends to all tokens, reads the number of the layer whose cache it reads (its own, as
- * a rule). */
+/* One layer of a model: kv_heads is 0 where it has no cache of its own, value_dim the channels of a
+ * value and of an output, window 0 where it attends to all tokens, reads the number of the layer
+ * whose cache it reads (its own, as a rule). */
 typedef struct kvp_layer {
   size_t q_heads, kv_heads, head_dim, value_dim, window, reads;
 } kvp_layer;
@@ -130,10 +130,10 @@ typedef struct kvp_attend_options {
 /* All zero but for `size`. */
 void kvp_attend_options_init(kvp_attend_options* options);
 
-/* Attends the queries of one layer to all cached rows and to the call's own, causally; then the call's
- * rows join the cache. q [tokens, q_heads, head_dim], k [tokens, kv_heads, head_dim], v [tokens, kv_heads, value_dim],
- * out [tokens, q_heads, value_dim]; keys
- * are rotated already; `out` does not overlap the inputs. Null options are the defaults. */
+/* Attends the queries of one layer to all cached rows and to the call's own, causally; then the
+ * call's rows join the cache. q [tokens, q_heads, head_dim], k [tokens, kv_heads, head_dim], v
+ * [tokens, kv_heads, value_dim], out [tokens, q_heads, value_dim]; keys are rotated already; `out`
+ * does not overlap the inputs. Null options are the defaults. */
 kvp_status kvp_cache_step(kvp_cache* cache, size_t layer, const kvp_tensor* q, const kvp_tensor* k,
                           const kvp_tensor* v, const kvp_tensor* out,
                           const kvp_attend_options* options);

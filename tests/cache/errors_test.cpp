@@ -370,7 +370,8 @@ TEST_CASE("settings that cannot work") {
   CHECK(contains(shape_error({1, 4, 0, 64}), "kv_heads is 0"));
   CHECK(contains(shape_error({1, 0, 2, 64}), "q_heads is 0"));
   CHECK(contains(shape_error({1, 5, 2, 64}), "q_heads is 5, must be a positive multiple of kv_heads = 2"));
-  CHECK(contains(shape_error({1, 4, 2, 12}), "head_dim is 12, must be a multiple of 8 from 8 to 576"));
+  CHECK(contains(shape_error({1, 4, 2, 12}),
+                 "head_dim is 12, must be a multiple of 8 from 8 to 576"));
   CHECK(contains(shape_error({1, 4, 2, 0}), "head_dim is 0"));
   CHECK(contains(shape_error({1, 4, 2, 584}), "head_dim is 584"));
   CHECK(contains(shape_error({1, 4, 2, 64, 4}), "value_dim is 4"));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Models that nobody built: layers that differ in everything that a layer may differ in, and heads for them.
+// Models that nobody built: layers that differ in everything that a layer may differ in, and heads
+// for them.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,8 @@ inline kvpolicy::LayerShape random_layer_shape(Random& random) {
 
 inline kvpolicy::ModelShape random_shape(Random& random) {
   kvpolicy::ModelShape shape{.layers = 2 + below(random, 3)};
-  for (std::size_t l = 0; l < shape.layers; ++l) shape.per_layer.push_back(random_layer_shape(random));
+  for (std::size_t l = 0; l < shape.layers; ++l)
+    shape.per_layer.push_back(random_layer_shape(random));
   if (shape.kv_head_count() == 0) shape.per_layer.back() = {2, 1, 24, 40};
   return shape;
 }
@@ -40,7 +42,8 @@ inline HeadSpec fitted(HeadSpec spec, const kvpolicy::LayerShape& layer) {
   if (spec.key_group > 0 && !spec.per_channel) spec.key_group = 8;
   if (spec.value_group > 0) spec.value_group = 8;
   const bool narrower = spec.kind == Kind::window && spec.sinks + spec.recent <= layer.window;
-  if (layer.window > 0 && !narrower) spec = {.kind = Kind::window, .sinks = 0, .recent = layer.window};
+  if (layer.window > 0 && !narrower)
+    spec = {.kind = Kind::window, .sinks = 0, .recent = layer.window};
   return spec;
 }
 

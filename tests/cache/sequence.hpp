@@ -90,7 +90,8 @@ struct HostBackend {
   static constexpr bool trees = true;
 
   /// The rows that a policy holds, of which the tail's are none.
-  static Rows held(const auto& cache, std::size_t l, std::size_t h, Read read, std::size_t /*appended*/) {
+  static Rows held(const auto& cache, std::size_t l, std::size_t h, Read read,
+                   std::size_t /*appended*/) {
     kvpolicy::SegmentList list;
     cache.head(l, h).show({0, 1, read}, list);
     return rows_of_segments(list, cache.plan().shape().layer(l));
@@ -218,7 +219,8 @@ class Sequence {
         CAPTURE(l);
         CAPTURE(h);
         check_held(l, h);
-        check_rule<std::size_t>(cache_.plan().at(l, h).rule(layer.shape.head_dim), layer.heads[h].model, layer.queries.size());
+        check_rule<std::size_t>(cache_.plan().at(l, h).rule(layer.shape.head_dim),
+                                layer.heads[h].model, layer.queries.size());
         if (layer.node_queries.empty()) check_shown(l, h);
       }
     }
@@ -260,7 +262,8 @@ class Sequence {
     oracle::Options options;
     options.scale = logits_.scale ? static_cast<double>(*logits_.scale)
                                   : 1.0 / std::sqrt(static_cast<double>(layer.shape.head_dim));
-    options.softcap = static_cast<double>(logits_.softcap > 0 ? logits_.softcap : layer.shape.softcap);
+    options.softcap =
+        static_cast<double>(logits_.softcap > 0 ? logits_.softcap : layer.shape.softcap);
     if (!logits_.sinks.empty()) options.sink_logit = static_cast<double>(logits_.sinks[q_head]);
     return options;
   }
@@ -312,8 +315,9 @@ class Sequence {
     return near;
   }
 
-  static void check_bound(const kvpolicy::LayerShape& shape, const Head& head, std::int64_t position,
-                          const std::vector<double>& now, const std::vector<double>& then, bool is_key) {
+  static void check_bound(const kvpolicy::LayerShape& shape, const Head& head,
+                          std::int64_t position, const std::vector<double>& now,
+                          const std::vector<double>& then, bool is_key) {
     const HeadSpec& spec = head.model.spec();
     bool inside = true;
     bool lossy = false;
@@ -369,7 +373,8 @@ class Sequence {
     options.scale = logits_.scale;
     options.softcap = logits_.softcap;
     options.attention_sink_bias = logits_.sinks;
-    if (!logits_.sinks.empty()) options.attention_sink_bias = options.attention_sink_bias.first(shape.q_heads);
+    if (!logits_.sinks.empty())
+      options.attention_sink_bias = options.attention_sink_bias.first(shape.q_heads);
     options.log_sum_exp = log_sum_exp;
     options.read = call.read;
     options.refresh_selection = call.refresh_selection;
@@ -503,11 +508,12 @@ class Sequence {
             read_rows.push_back(&row);
           }
         }
-        const auto expected = oracle::attend(q.row_of_doubles(token, q_head), read_rows, oracle_options(layer, q_head),
-                                             layer.shape.value_dim);
+        const auto expected = oracle::attend(q.row_of_doubles(token, q_head), read_rows,
+                                             oracle_options(layer, q_head), layer.shape.value_dim);
         const double one = largest_difference(expected.out, out.row(token, q_head));
-        const double lse = std::abs(expected.log_sum_exp -
-                                    static_cast<double>(log_sum_exp[token * layer.shape.q_heads + q_head]));
+        const double lse =
+            std::abs(expected.log_sum_exp -
+                     static_cast<double>(log_sum_exp[token * layer.shape.q_heads + q_head]));
         error = !(one <= error) ? one : error;
         lse_error = !(lse <= lse_error) ? lse : lse_error;
       }
@@ -565,7 +571,8 @@ class Sequence {
         for (const auto& [p, row] : before) {
           if (p <= static_cast<std::int64_t>(t)) visible.push_back(&row);
         }
-        of_head.push_back(oracle::probabilities(layer.queries[t][q_head], visible, oracle_options(layer, q_head)));
+        of_head.push_back(oracle::probabilities(layer.queries[t][q_head], visible,
+                                                oracle_options(layer, q_head)));
         of_head.back().resize(before.size(), 0.0);
       }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU engine where keys and values have different numbers of channels, and where these do not fill its
-// vectors: against its definition (ScalarEngine) and against attention in double.
+// The CPU engine where keys and values have different numbers of channels, and where these do not
+// fill its vectors: against its definition (ScalarEngine) and against attention in double.
 #include <cmath>
 #include <cstddef>
 #include <initializer_list>
@@ -22,7 +22,8 @@ using test::Random;
 using test::Tensor;
 
 // Primes times 8, multiples of 16 beside them, and the widest.
-const std::vector<std::size_t> channels{8, 16, 24, 40, 56, 64, 88, 104, 128, 136, 184, 256, 512, 568, 576};
+const std::vector<std::size_t> channels{8,   16,  24,  40,  56,  64,  88, 104,
+                                        128, 136, 184, 256, 512, 568, 576};
 
 // Errors grow with the channels of a dot product; those of engine_test.cpp are of up to 256.
 constexpr double tolerance = 1e-4;
@@ -56,8 +57,10 @@ void compare(Random& random, std::size_t head_dim, std::size_t value_dim, std::s
   options.softcap = call.options.softcap;
   if (!call.attention_sink_bias.empty()) options.sink_logit = call.attention_sink_bias[head];
   const auto truth = call.heads[head / group].attend(
-      call.queries.row_of_doubles(token, head), call.first_position + static_cast<std::int64_t>(token), options);
-  REQUIRE(test::largest_difference(out.row(token, head), truth.out) <= call.tolerance(tolerance_to_double));
+      call.queries.row_of_doubles(token, head),
+      call.first_position + static_cast<std::int64_t>(token), options);
+  REQUIRE(test::largest_difference(out.row(token, head), truth.out) <=
+          call.tolerance(tolerance_to_double));
   REQUIRE(test::largest_difference(expected.row(token, head), truth.out) <= tolerance_to_double);
 }
 
@@ -87,8 +90,8 @@ TEST_CASE("observe and score read keys alone") {
     std::vector<float> expected = sums;
     const auto observe = [&](auto&& engine, std::vector<float>& into) {
       const std::vector<std::span<float>> views{into};
-      engine.observe({kvpolicy::ConstTensor{call.queries.view()}, call.first_position, call.segments, views,
-                      call.options});
+      engine.observe({kvpolicy::ConstTensor{call.queries.view()}, call.first_position,
+                      call.segments, views, call.options});
     };
     observe(kvpolicy::cpu::Engine<>{}, sums);
     observe(kvpolicy::ScalarEngine{}, expected);
@@ -113,7 +116,8 @@ TEST_CASE("channels that 8 does not divide are refused by name") {
     Tensor<float> out{1, 1, value_dim};
     const std::vector<std::span<const kvpolicy::Segment>> heads(1);
     return test::thrown<kvpolicy::ShapeError>([&] {
-      engine.attend({kvpolicy::ConstTensor{q.view()}, kvpolicy::MutableTensor{out.view()}, 0, heads, {}});
+      engine.attend(
+          {kvpolicy::ConstTensor{q.view()}, kvpolicy::MutableTensor{out.view()}, 0, heads, {}});
     });
   };
   CHECK(test::contains(refused(12, 16), "head_dim is 12, must be a positive multiple of 8"));

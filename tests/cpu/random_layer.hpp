@@ -136,8 +136,10 @@ struct Traits {
 class RandomHead {
  public:
   explicit RandomHead(std::size_t head_dim, std::size_t value_dim = 0)
-      : head_dim_{head_dim}, value_dim_{value_dim == 0 ? head_dim : value_dim},
-        frequencies_{std::make_unique<std::vector<float>>(kvpolicy::inverse_frequencies({}, head_dim))} {}
+      : head_dim_{head_dim},
+        value_dim_{value_dim == 0 ? head_dim : value_dim},
+        frequencies_{
+            std::make_unique<std::vector<float>>(kvpolicy::inverse_frequencies({}, head_dim))} {}
 
   /// Rows at positions from about `position` on.
   void add(Random& random, const kvpolicy::RowFormat& keys, const kvpolicy::RowFormat& values,
@@ -259,7 +261,8 @@ inline const std::vector<std::size_t> hard_sizes{0,  1,  2,  3,  5,   7,   15,  
 
 /// Some segments, ending about where the queries are.
 inline RandomHead random_head(Random& random, std::size_t head_dim, std::int64_t queries_at,
-                              std::size_t tokens, const Traits& traits = {}, std::size_t value_dim = 0) {
+                              std::size_t tokens, const Traits& traits = {},
+                              std::size_t value_dim = 0) {
   RandomHead head{head_dim, value_dim};
   const auto formats = all_formats(head_dim);
   const auto value_formats = value_dim == 0 ? formats : all_formats(value_dim);
@@ -269,8 +272,8 @@ inline RandomHead random_head(Random& random, std::size_t head_dim, std::int64_t
     const auto start = std::max<std::int64_t>(
         0, queries_at + static_cast<std::int64_t>(below(random, tokens + 4)) -
                static_cast<std::int64_t>(rows));
-    head.add(random, one_of(random, formats), one_of(random, value_formats), rows, start, queries_at,
-             traits);
+    head.add(random, one_of(random, formats), one_of(random, value_formats), rows, start,
+             queries_at, traits);
   }
   return head;
 }
@@ -288,8 +291,8 @@ struct RandomCall {
 
   RandomCall(Random& random, std::size_t kv_heads, std::size_t group_, std::size_t head_dim,
              std::size_t tokens, const Traits& traits = {}, std::size_t value_dim = 0)
-      : group{group_}, queries{tokens, kv_heads * group_, head_dim,
-                               static_cast<Layout>(below(random, 3))},
+      : group{group_},
+        queries{tokens, kv_heads * group_, head_dim, static_cast<Layout>(below(random, 3))},
         first_position{static_cast<std::int64_t>(below(random, 600))} {
     for (std::size_t head = 0; head < kv_heads; ++head) {
       heads.push_back(random_head(random, head_dim, first_position, tokens, traits, value_dim));

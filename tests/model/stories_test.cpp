@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// stories260K, a real model whose heads have 8 channels, tells the story that llama2.c tells. Its checkpoint and
-// tokenizer lie in real_model/stories260K, beside the folder of published data (io/shared_data.hpp). Without them
-// the test says so and passes.
+// stories260K, a real model whose heads have 8 channels, tells the story that llama2.c tells. Its
+// checkpoint and tokenizer lie in real_model/stories260K, beside the folder of published data
+// (io/shared_data.hpp). Without them the test says so and passes.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -29,7 +29,8 @@
 namespace kvpolicy::reference {
 namespace {
 
-const std::string folder = (test::shared_data() / ".." / "real_model" / "stories260K" / "").string();
+const std::string folder =
+    (test::shared_data() / ".." / "real_model" / "stories260K" / "").string();
 
 bool is_there() {
   const bool there = std::filesystem::exists(folder + "checkpoint_legacy.bin");
@@ -59,7 +60,9 @@ class Reader {
     at_ += count * sizeof(float);
     return values;
   }
-  std::string text(std::size_t count) { return bytes_.substr(std::exchange(at_, at_ + count), count); }
+  std::string text(std::size_t count) {
+    return bytes_.substr(std::exchange(at_, at_ + count), count);
+  }
   [[nodiscard]] std::size_t left() const { return bytes_.size() - at_; }
 
  private:
@@ -67,13 +70,15 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-// The checkpoint turns neighbouring channels together, this model channels half a head apart: of each head the
-// even rows come first, then the odd ones.
-std::vector<float> halves_apart(const std::vector<float>& rows, std::size_t head_dim, std::size_t inputs) {
+// The checkpoint turns neighbouring channels together, this model channels half a head apart: of
+// each head the even rows come first, then the odd ones.
+std::vector<float> halves_apart(const std::vector<float>& rows, std::size_t head_dim,
+                                std::size_t inputs) {
   std::vector<float> moved(rows.size());
   for (std::size_t row = 0; row < rows.size() / inputs; ++row) {
     const std::size_t channel = row % head_dim;
-    const std::size_t from = row - channel + (channel < head_dim / 2 ? 2 * channel : 2 * channel - head_dim + 1);
+    const std::size_t from =
+        row - channel + (channel < head_dim / 2 ? 2 * channel : 2 * channel - head_dim + 1);
     std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(from * inputs), inputs,
                 moved.begin() + static_cast<std::ptrdiff_t>(row * inputs));
   }
@@ -104,7 +109,8 @@ Llama load_stories() {
   const auto norms = [&](std::vector<float> LlamaLayer::*norm) {
     for (LlamaLayer& layer : w.layers) layer.*norm = file.floats(c.hidden);
   };
-  const auto linears = [&](Linear LlamaLayer::*linear, std::size_t inputs, std::size_t outputs, bool turned) {
+  const auto linears = [&](Linear LlamaLayer::*linear, std::size_t inputs, std::size_t outputs,
+                           bool turned) {
     for (LlamaLayer& layer : w.layers) {
       std::vector<float> weight = file.floats(inputs * outputs);
       if (turned) weight = halves_apart(weight, c.head_dim, inputs);
@@ -121,7 +127,8 @@ Llama load_stories() {
   linears(&LlamaLayer::down, c.intermediate, c.hidden, false);
   linears(&LlamaLayer::up, c.hidden, c.intermediate, false);
   w.norm = file.floats(c.hidden);
-  REQUIRE(file.left() == c.max_positions * c.head_dim * sizeof(float));  // tables of sines and cosines
+  REQUIRE(file.left() ==
+          c.max_positions * c.head_dim * sizeof(float));  // tables of sines and cosines
   return Llama{std::move(c), std::move(w)};
 }
 
@@ -154,16 +161,21 @@ std::string tell(const Llama& model, Cache& cache, std::size_t tokens) {
 
 // What llama2.c prints for `run stories260K.bin -t 0.0 -n 200`.
 constexpr const char* story =
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw "
-    "a big, red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, let's go to the "
-    "park.\" Lily was sad and didn't know what to do. She said, \"I want to play with your ball, but I can't find "
-    "it.\"\nLily was sad and didn't know what to do. She said, \"I'm sorry, Lily. I didn't know what to do.\"\nLily "
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
+    "One day, she saw "
+    "a big, red ball. She wanted to play with it, but it was too high.\nLily's mom said, \"Lily, "
+    "let's go to the "
+    "park.\" Lily was sad and didn't know what to do. She said, \"I want to play with your ball, "
+    "but I can't find "
+    "it.\"\nLily was sad and didn't know what to do. She said, \"I'm sorry, Lily. I didn't know "
+    "what to do.\"\nLily "
     "didn't want to help her mom, so she";
 
 TEST_CASE("a model with heads of 8 channels tells its story") {
   if (!is_there()) return;
   const Llama model = load_stories();
-  REQUIRE(model.config().shape() == ModelShape{.layers = 5, .q_heads = 8, .kv_heads = 4, .head_dim = 8});
+  REQUIRE(model.config().shape() ==
+          ModelShape{.layers = 5, .q_heads = 8, .kv_heads = 4, .head_dim = 8});
   KvCache cache{HeadPlan<float>{model.config().shape()}};
   const std::string told = tell(model, cache, 200);
   CHECK(told.starts_with(story));
@@ -180,15 +192,18 @@ TEST_CASE("its logits are those of dense attention, and near them with 8 bits") 
     KvCache cache{HeadPlan<float>{model.config().shape(), settings}};
     float most = 0;
     for (std::size_t first = 0; first < tokens.size(); first += 11) {
-      const std::vector<float> logits = step(model, cache, std::span{tokens}.subspan(first, 11), LogitsOf::all);
+      const std::vector<float> logits =
+          step(model, cache, std::span{tokens}.subspan(first, 11), LogitsOf::all);
       const float* wanted = expected.data() + first * model.config().vocabulary;
-      for (std::size_t i = 0; i < logits.size(); ++i) most = std::max(most, std::abs(logits[i] - wanted[i]));
+      for (std::size_t i = 0; i < logits.size(); ++i)
+        most = std::max(most, std::abs(logits[i] - wanted[i]));
     }
     MESSAGE("largest difference ", most);
     return most;
   };
   CHECK(largest(FullCache<DenseStorage<float>>::Config{}) <= 1e-4F);
-  CHECK(largest(QuantizedResidualCache<float>::Config{.storage = {.bits = 8, .residual = 4}}) <= 0.5F);
+  CHECK(largest(QuantizedResidualCache<float>::Config{.storage = {.bits = 8, .residual = 4}}) <=
+        0.5F);
 }
 
 }  // namespace

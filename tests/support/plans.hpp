@@ -102,7 +102,8 @@ kvpolicy::HeadPlan<E> plan_of(const ModelShape& shape, const std::vector<HeadSpe
   kvpolicy::HeadPlan<E> plan{shape};
   std::size_t i = 0;
   for (std::size_t l = 0; l < shape.layers; ++l) {
-    for (std::size_t h = 0; h < shape.layer(l).kv_heads; ++h) plan.set(l, h, settings_of<E>(heads[i++]));
+    for (std::size_t h = 0; h < shape.layer(l).kv_heads; ++h)
+      plan.set(l, h, settings_of<E>(heads[i++]));
   }
   return plan;
 }

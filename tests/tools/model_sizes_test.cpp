@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The models that the tools know by name: their caches' bytes, computed by hand from the numbers of their
-// config files.
+// The models that the tools know by name: their caches' bytes, computed by hand from the numbers of
+// their config files.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -29,7 +29,8 @@ struct Layers {
 
 constexpr std::size_t tokens = 131'072;
 
-// A full cache in bfloat16. Windows and the text end with a page, so pages hold no row more. The tail is one row.
+// A full cache in bfloat16. Windows and the text end with a page, so pages hold no row more. The
+// tail is one row.
 void check(const std::string& name, const std::vector<Layers>& layers) {
   CAPTURE(name);
   std::size_t rows = 0;
@@ -43,7 +44,8 @@ void check(const std::string& name, const std::vector<Layers>& layers) {
   CHECK(estimate.heads == rows);
   CHECK(estimate.tail == tail);
   CHECK(estimate.total() == rows + tail);
-  // A window holds a page more between two ends of pages, so there the same bytes take fewer tokens.
+  // A window holds a page more between two ends of pages, so there the same bytes take fewer
+  // tokens.
   const bool windows = layers.size() > 1;
   CHECK(plan.max_context(estimate.total()).value() <= tokens);
   CHECK((plan.max_context(estimate.total()) == tokens) == !windows);
@@ -82,13 +84,15 @@ TEST_CASE("which layers differ") {
 }
 
 TEST_CASE("a name that nobody knows is refused with those that are known") {
-  const std::string error = test::thrown<ConfigError>([] { static_cast<void>(parse_shape("gpt-5")); });
+  const std::string error =
+      test::thrown<ConfigError>([] { static_cast<void>(parse_shape("gpt-5")); });
   CHECK(test::contains(error, "--shape gpt-5"));
   for (const char* known : {"llama-3.1-8b", "gemma-3-12b", "40 layers with a window of 1024",
                             "36 layers without a cache", "values of 512"}) {
     CHECK(test::contains(error, known));
   }
-  CHECK(test::contains(test::thrown<ConfigError>([] { static_cast<void>(parse_shape("2,4,2,12")); }),
-                       "head_dim is 12, must be a multiple of 8 from 8 to 576"));
+  CHECK(
+      test::contains(test::thrown<ConfigError>([] { static_cast<void>(parse_shape("2,4,2,12")); }),
+                     "head_dim is 12, must be a multiple of 8 from 8 to 576"));
   CHECK(parse_shape("2,4,2,8").head_dim == 8);
 }

@@ -32,14 +32,15 @@ namespace kvpolicy {
 class SavedCache;
 
 /// One sequence: the rows of all layers, every KV head under the policy that the plan gives it.
-/// Shapes: q [tokens, q_heads, head_dim], k [tokens, kv_heads, head_dim], v [tokens, kv_heads, value_dim] and
-/// out [tokens, q_heads, value_dim] as the plan's ModelShape says of the layer, any of the
-/// three element types, any token and head stride; keys already rotated to their text position.
+/// Shapes: q [tokens, q_heads, head_dim], k [tokens, kv_heads, head_dim], v [tokens, kv_heads,
+/// value_dim] and out [tokens, q_heads, value_dim], as the plan's ModelShape says of the layer; any of
+/// the three element types, any token and head stride; keys already rotated to their text position.
 /// `out` must not overlap the inputs. Whatever throws leaves rows, tokens and bytes as they were.
 ///
-/// Layers have the model's numbers. A layer without a cache takes no call. A layer that reads another one's
-/// cache takes `attend` alone, after that layer's `append` of the same tokens; it selects no rows, adds no
-/// attention up and asks for no compression of its own. Where the call sets no softcap, the shape's is taken.
+/// Layers have the model's numbers. A layer without a cache takes no call. A layer that reads another
+/// one's cache takes `attend` alone, after that layer's `append` of the same tokens; it selects no rows,
+/// adds no attention up and asks for no compression of its own. Where the call sets no softcap, the
+/// shape's is taken.
 ///
 /// DraftTokens may branch (core/token_tree.hpp). A call whose options name a tree adds the tree's last
 /// nodes, which stand at `depth` behind the text; earlier nodes came with the calls before, so a tree
@@ -232,8 +233,8 @@ class KvCache {
   /// One head, whatever its policy.
   [[nodiscard]] const Head& head(std::size_t layer, std::size_t head) const {
     const Layer& own = read_by(layer);
-    require(head < own.heads.size(), "KvCache: there is no KV head ", head, ", layer ", own.number, " has ",
-            own.heads.size());
+    require(head < own.heads.size(), "KvCache: there is no KV head ", head, ", layer ", own.number,
+            " has ", own.heads.size());
     return *own.heads[head];
   }
   /// The policy of a head that has policy P.
@@ -242,8 +243,8 @@ class KvCache {
   [[nodiscard]] const P& policy(std::size_t layer, std::size_t head) const {
     const Head& own = this->head(layer, head);
     require(own.policy_type() == type_tag_of<P>(), "KvCache::policy: KV head ", head, " of layer ",
-            layer, " has the policy ", plan_.at(read_by(layer).number, head).names().shown(), ", not ",
-            policy_traits<P>::names().shown());
+            layer, " has the policy ", plan_.at(read_by(layer).number, head).names().shown(),
+            ", not ", policy_traits<P>::names().shown());
     return *static_cast<const P*>(own.policy());
   }
 
@@ -390,12 +391,13 @@ class KvCache {
     return layers;
   }
 
-  // Rows whose attention is added up are committed by their own layer's `attend`: too early for others.
+  // Rows whose attention is added up are committed by their own layer's `attend`: too early for the
+  // layers that read them too.
   void check_reading(std::size_t layer, const std::vector<Layer>& layers) const {
     const std::size_t source = plan_.shape().cache_of(layer);
     if (source == layer) return;
-    require(!std::ranges::find(layers, source, &Layer::number)->roles.accumulates, "KvCache: layer ", layer,
-            " reads the cache of layer ", source,
+    require(!std::ranges::find(layers, source, &Layer::number)->roles.accumulates,
+            "KvCache: layer ", layer, " reads the cache of layer ", source,
             ", whose heads add up the attention of every call; give them another policy");
   }
 
@@ -423,8 +425,9 @@ class KvCache {
   // The layer that keeps the rows of layer `number`. @throws ShapeError if it keeps none
   [[nodiscard]] Layer& own_layer(std::size_t number) {
     Layer& layer = read_by(number);
-    require<ShapeError>(layer.number == number, "KvCache: layer ", number, " reads the cache of layer ",
-                        layer.number, " and has no rows of its own; it takes attend alone");
+    require<ShapeError>(layer.number == number, "KvCache: layer ", number,
+                        " reads the cache of layer ", layer.number,
+                        " and has no rows of its own; it takes attend alone");
     return layer;
   }
 
@@ -543,8 +546,9 @@ class KvCache {
     }
     if (q.tokens == 0) return;
     if (layer.number != l) {
-      require<ShapeError>(!options.refresh_selection, "KvCache::attend: refresh_selection for layer ", l,
-                          ", but layer ", layer.number, ", whose cache it reads, selects for both");
+      require<ShapeError>(!options.refresh_selection,
+                          "KvCache::attend: refresh_selection for layer ", l, ", but layer ",
+                          layer.number, ", whose cache it reads, selects for both");
       return run_attention(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr, 0);
     }
     // What is added up cannot be taken back, so the rows it belongs to may not be either.

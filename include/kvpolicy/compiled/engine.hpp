@@ -62,9 +62,9 @@ class AnyEngine;
 /// "AVX512-VNNI", "AVX2", "SSE4" and, always, "baseline".
 [[nodiscard]] std::vector<std::string_view> instruction_sets();
 
-/// An AttentionEngine; keys and values may have any multiple of 8 channels, a group any size. Calls on one engine must not
-/// overlap, as they share scratch memory. A copy has its own scratch memory and a copy of the pool. An
-/// engine that was moved from may only be assigned to or destroyed.
+/// An AttentionEngine; keys and values may have any multiple of 8 channels, a group any size. Calls
+/// on one engine must not overlap, as they share scratch memory. A copy has its own scratch memory
+/// and a copy of the pool. An engine that was moved from may only be assigned to or destroyed.
 class Engine {
  public:
   /// On the calling thread, with the best instruction set.

@@ -71,7 +71,8 @@ struct LayerAttention {
 };
 
 /// Asks how much attention each row gets: its attention probability, summed over the queries (the
-/// column sums of the attention matrix). No segment may contain nodes of a tree. Values are not read.
+/// column sums of the attention matrix). No segment may contain nodes of a tree. Values are not
+/// read.
 struct LayerObservation {
   ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
   std::int64_t first_position = 0;

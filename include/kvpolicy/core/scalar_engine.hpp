@@ -16,8 +16,8 @@
 
 namespace kvpolicy {
 
-/// An AttentionEngine in plain loops, for any head_dim and value_dim. It has no state, so one object may serve
-/// all threads.
+/// An AttentionEngine in plain loops, for any head_dim and value_dim. It has no state, so one
+/// object may serve all threads.
 class ScalarEngine {
  public:
   void attend(const LayerAttention& work) {

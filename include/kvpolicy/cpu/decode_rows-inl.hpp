@@ -138,7 +138,8 @@ void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t hea
   }
 }
 
-/// `decode_side` for rows that do not fill whole vectors: nothing behind them is read, and zeros follow them.
+/// `decode_side` for rows that do not fill whole vectors: nothing after them is read, and zeros follow
+/// them.
 HWY_NOINLINE inline void decode_padded_side(const BlockSide& side, std::size_t rows, std::size_t channels,
                                             float* out) {
   const RowFormat& format = side.format;

@@ -27,9 +27,10 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-/// An AttentionEngine; keys and values may have any multiple of 8 channels, each its own, a group any size.
-/// Multiples of 16 are read where they lie, others are copied block by block. Calls on one engine must not overlap, as they share scratch memory; all of it is obtained before anything is
-/// written. A copy has its own scratch memory and a copy of the ParallelFor.
+/// An AttentionEngine; keys and values may have any multiple of 8 channels, a group any size. Rows
+/// of a multiple of 16 channels are read where they are, others are copied block by block. Calls on
+/// one engine must not overlap, as they share scratch memory; all of it is obtained before anything
+/// is written. A copy has its own scratch memory and a copy of the ParallelFor.
 template <ParallelFor Parallel = DefaultParallelFor, class Tuning = DefaultTuning>
 class Engine {
  public:

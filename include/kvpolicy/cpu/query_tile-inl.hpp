@@ -19,8 +19,8 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-/// Channels of a row as kernels compute with it: up to a multiple of 16, which all vectors divide, with zeros
-/// behind the row's own. Rows that fill it are read where they lie, others are copied first.
+/// Channels of a row as kernels compute with it: up to a multiple of 16, which all vectors divide,
+/// with zeros after the row's own. Rows that fill it are read where they are, others are copied first.
 [[nodiscard]] constexpr std::size_t padded_channels(std::size_t channels) {
   return (channels + 15) / 16 * 16;
 }

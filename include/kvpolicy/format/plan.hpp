@@ -140,8 +140,9 @@ struct PlanText {
   [[nodiscard]] static std::string text_of(const LayerShape& layer) {
     if (layer.reads) return fmt::format("the cache of layer {}", *layer.reads);
     if (layer.kv_heads == 0) return "no cache";
-    std::string text = fmt::format("{} query head{}, {} KV head{} of {}", layer.q_heads, plural(layer.q_heads),
-                                   layer.kv_heads, plural(layer.kv_heads), layer.head_dim);
+    std::string text =
+        fmt::format("{} query head{}, {} KV head{} of {}", layer.q_heads, plural(layer.q_heads),
+                    layer.kv_heads, plural(layer.kv_heads), layer.head_dim);
     if (layer.value_dim != layer.head_dim) text += fmt::format(" and {}", layer.value_dim);
     if (layer.window > 0) text += fmt::format(", a window of {}", layer.window);
     return text;

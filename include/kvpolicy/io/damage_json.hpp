@@ -89,8 +89,8 @@ template <Element E>
     HeadDamage damage{table.shape.layers, heads};
     for (std::size_t layer = 0; layer < table.shape.layers; ++layer) {
       const Json& row = layers[layer];
-      require<FormatError>(row.is_array() && row.size() == heads, where, ": 'damage' of layer ", layer,
-                           " must be an array of ", heads, " KV heads, is ", shown(row));
+      require<FormatError>(row.is_array() && row.size() == heads, where, ": 'damage' of layer ",
+                           layer, " must be an array of ", heads, " KV heads, is ", shown(row));
       for (std::size_t head = 0; head < heads; ++head) {
         const double value = row[head].is_number() ? row[head].get<double>() : std::nan("");
         require<FormatError>(value >= 0.0 && std::isfinite(value), where, ": the damage of layer ",

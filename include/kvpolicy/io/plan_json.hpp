@@ -12,10 +12,11 @@
 // A setting that is left out has its default; a key that is unknown is an error. The element type
 // is not part of a plan: one file serves float, half and bfloat16 caches.
 //
-// The shape of a model whose layers differ names them one by one, each with the members of LayerShape that
-// are not 0:
+// The shape of a model whose layers differ names them one by one, each with the members of
+// LayerShape that are not 0:
 //
-//      "shape": {"layers": 2, "per_layer": [{"q_heads": 4, "kv_heads": 2, "head_dim": 64, "window": 512}, {}]}
+//      "shape": {"layers": 2, "per_layer": [{"q_heads": 4, "kv_heads": 2, "head_dim": 64, "window":
+//      512}, {}]}
 #pragma once
 
 #include <cstddef>
@@ -99,8 +100,8 @@ namespace detail {
   ModelShape shape{.layers = own.count("layers")};
   if (const Json* each = own.find("per_layer")) {
     const std::string where = own.where("per_layer");
-    require<FormatError>(each->is_array() && each->size() == shape.layers, where, ": must be an array of ",
-                         shape.layers, " layers, is ", shown(*each));
+    require<FormatError>(each->is_array() && each->size() == shape.layers, where,
+                         ": must be an array of ", shape.layers, " layers, is ", shown(*each));
     for (const Json& layer : *each) {
       shape.per_layer.push_back(
           detail::read_layer(layer, message(where, '[', shape.per_layer.size(), ']')));
@@ -208,8 +209,8 @@ template <Element E = float>
     const std::string where = message(origin, ", heads[", layer, ']');
     const Json& row = layers[layer];
     const std::size_t heads = shape.layer(layer).kv_heads;
-    require<FormatError>(row.is_array() && row.size() == heads, where, ": must be an array of ", heads,
-                         " KV heads, is ", shown(row));
+    require<FormatError>(row.is_array() && row.size() == heads, where, ": must be an array of ",
+                         heads, " KV heads, is ", shown(row));
     for (std::size_t head = 0; head < heads; ++head) {
       const std::size_t number = JsonObject::as_count(row[head], where, settings.size() - 1);
       KVPOLICY_TRY { plan.set(layer, head, settings[number]); }

@@ -45,7 +45,8 @@ struct CacheOptions {
   /// a long prompt is best fed in pieces. A file: offload/file_resource.hpp.
   std::pmr::memory_resource* slow_memory = nullptr;
 
-  /// Of heads whose keys have `head_dim` channels, and whose values have `value_dim`, or as many for 0.
+  /// Of heads whose keys have `head_dim` channels, and whose values have `value_dim`, or as many
+  /// for 0.
   [[nodiscard]] StorageContext context(std::size_t head_dim, std::size_t value_dim = 0) const {
     return {head_dim, page_rows, memory, slow_memory, value_dim};
   }

@@ -26,8 +26,8 @@ template <class First, class... Others>
 class HeadPlan;
 
 /// The settings of each layer's KV heads. A value: copied, compared, and owned by the cache that is
-/// made of it. Heads of a layer with a window (ModelShape) keep no more than the window: what is set for
-/// them otherwise becomes a sliding window, as by `limit_window`.
+/// made of it. Heads of a layer with a window (ModelShape) keep no more than the window: what is
+/// set for them otherwise becomes a sliding window, as by `limit_window`.
 template <Element E>
 class HeadPlan<E> {
  public:
@@ -147,8 +147,8 @@ class HeadPlan<E> {
     require(layer < shape_.layers, "HeadPlan: there is no KV head ", head, " in layer ", layer,
             ", the shape has ", shape_.layers, " layers");
     const std::size_t heads = first_[layer + 1] - first_[layer];
-    require(head < heads, "HeadPlan: there is no KV head ", head, " in layer ", layer, ", which has ",
-            heads, heads == 0 ? ", for it has no cache of its own" : "");
+    require(head < heads, "HeadPlan: there is no KV head ", head, " in layer ", layer,
+            ", which has ", heads, heads == 0 ? ", for it has no cache of its own" : "");
     return first_[layer] + head;
   }
 
@@ -162,8 +162,8 @@ class HeadPlan<E> {
   [[nodiscard]] static Settings limited(const LayerShape& layer, const Settings& settings) {
     if (layer.window == 0) return settings;
     const HeadRule rule = settings.has_rule() ? settings.rule(layer.head_dim) : HeadRule{};
-    const bool narrower = rule.recent > 0 && rule.recent <= layer.window &&
-                          rule.sinks <= layer.window - rule.recent;
+    const bool narrower =
+        rule.recent > 0 && rule.recent <= layer.window && rule.sinks <= layer.window - rule.recent;
     if (narrower) return settings;
     return typename SinkRecentCache<DenseStorage<E>>::Config{.sinks = 0, .recent = layer.window};
   }

@@ -103,8 +103,8 @@ namespace detail {
                                                       const ModelShape& shape) {
   const std::size_t q_heads = same_heads(shape, "HeadScores").q_heads;
   require(scores.layers() == shape.layers && scores.heads() == q_heads, "HeadScores: scores for ",
-          scores.layers(), " layers x ", scores.heads(), " query heads do not fit a model of ", shape.layers,
-          " layers x ", q_heads, " query heads");
+          scores.layers(), " layers x ", scores.heads(), " query heads do not fit a model of ",
+          shape.layers, " layers x ", q_heads, " query heads");
   return scores;
 }
 

@@ -30,8 +30,8 @@ struct MemoryEstimate {
 
 namespace detail {
 
-/// The memory of a plan's heads, one layer after another, under some options. What HeadPlan asks; its
-/// members say what each call means.
+/// The memory of a plan's heads, one layer after another, under some options. What HeadPlan asks;
+/// its members say what each call means.
 template <Element E>
 class PlanMemory {
  public:
@@ -99,8 +99,8 @@ class PlanMemory {
 
   void add(const LayerShape& layer, const HeadSettings<E>& settings) {
     const auto same = std::ranges::find_if(kinds_, [&](const Kind& known) {
-      return known.context.head_dim == layer.head_dim && known.context.value_dim == layer.value_dim &&
-             *known.settings == settings;
+      return known.context.head_dim == layer.head_dim &&
+             known.context.value_dim == layer.value_dim && *known.settings == settings;
     });
     of_head_.push_back(static_cast<std::size_t>(same - kinds_.begin()));
     if (same != kinds_.end()) return;
@@ -123,8 +123,9 @@ class PlanMemory {
       }
       if (kept == 0) continue;
       estimate.queries = saturating_sum(
-          estimate.queries, saturating_product((kept + options_.tail_rows()) * layer.head_dim * sizeof(E),
-                                               layer.q_heads));
+          estimate.queries,
+          saturating_product((kept + options_.tail_rows()) * layer.head_dim * sizeof(E),
+                             layer.q_heads));
     }
     return estimate;
   }

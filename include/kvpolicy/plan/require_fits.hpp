@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether a table of heads is one of the model's. A table has as many heads in each layer, so it fits
-// models whose layers have as many: their windows and channels may differ.
+// Whether a table of heads is one of the model's. A table has as many heads in each layer, so it
+// fits models whose layers have as many: their windows and channels may differ.
 #pragma once
 
 #include <kvpolicy/core/error.hpp>
@@ -17,9 +17,10 @@ namespace kvpolicy::detail {
   const LayerShape first = shape.layer(0);
   for (std::size_t l = 1; l < shape.per_layer.size(); ++l) {
     const LayerShape own = shape.layer(l);
-    require(own.q_heads == first.q_heads && own.kv_heads == first.kv_heads, what, ": layer ", l, " has ",
-            own.q_heads, " query heads and ", own.kv_heads, " KV heads, layer 0 has ", first.q_heads, " and ",
-            first.kv_heads, "; a model whose layers differ in that has no table of heads, set each head");
+    require(own.q_heads == first.q_heads && own.kv_heads == first.kv_heads, what, ": layer ", l,
+            " has ", own.q_heads, " query heads and ", own.kv_heads, " KV heads, layer 0 has ",
+            first.q_heads, " and ", first.kv_heads,
+            "; a model whose layers differ in that has no table of heads, set each head");
   }
   return first;
 }

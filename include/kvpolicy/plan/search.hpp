@@ -201,7 +201,8 @@ template <Element E>
                            const std::vector<std::size_t>& places) {
     HeadPlan<E> plan{shape, choices.front().settings};
     for (std::size_t i = 0; i < places.size(); ++i) {
-      plan.set(i / layer.kv_heads, i % layer.kv_heads, choices[heads[i][places[i]].choice].settings);
+      plan.set(i / layer.kv_heads, i % layer.kv_heads,
+               choices[heads[i][places[i]].choice].settings);
     }
     return plan;
   };

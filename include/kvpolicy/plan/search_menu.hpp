@@ -53,7 +53,8 @@ struct SearchMenuConfig {
 /// the largest of them 1.
 /// @throws ConfigError as `group_scores`, or if all are zero
 [[nodiscard]] inline HeadGates importance_of(const HeadScores& scores, const ModelShape& shape) {
-  HeadGates importance = group_scores(detail::checked_scores(scores, shape), shape.layer(0).kv_heads);
+  HeadGates importance =
+      group_scores(detail::checked_scores(scores, shape), shape.layer(0).kv_heads);
   const double most = std::ranges::max(importance.values());
   require(most > 0.0, "importance_of: all scores are zero");
   for (double& one : importance.values()) one /= most;
