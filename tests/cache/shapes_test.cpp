@@ -107,6 +107,19 @@ TEST_CASE("a shape that no model can have is refused with the value and what wou
                  "there is no layer 2"));
 }
 
+TEST_CASE("a storage refuses values of channels that it cannot hold") {
+  using Dense = DenseStorage<float>;
+  using Codes = PerTokenStorage<float>;
+  CHECK(contains(thrown<ConfigError>([] { Dense{{}, {.head_dim = 8, .value_dim = 12}}; }),
+                 "value_dim is 12, must be 0 or a multiple of 8"));
+  CHECK(contains(thrown<ConfigError>([] {
+                   Codes{{.key_group = 8, .value_group = 16}, {.head_dim = 64, .value_dim = 24}};
+                 }),
+                 "value_group is 16, must divide value_dim = 24"));
+  CHECK(thrown<ConfigError>([] { Codes{{.key_group = 32, .value_group = 8}, {.head_dim = 64, .value_dim = 24}}; })
+            .empty());
+}
+
 TEST_CASE("shapes are equal if their layers are, however they are written") {
   const ModelShape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
   ModelShape same = shape;

@@ -151,11 +151,8 @@ HWY_NOINLINE inline void decode_padded_side(const BlockSide& side, std::size_t r
       continue;
     }
     const std::size_t group = format.granularity == Granularity::per_token ? format.group : 1;
-    for (std::size_t channel = 0; channel < channels; ++channel) {
-      const auto code = static_cast<float>(load_code(format.encoding, side.codes[row], channel, channels));
-      out[channel] = static_cast<float>(side.scales[row][channel / group]) * code +
-                     static_cast<float>(side.zeros[row][channel / group]);
-    }
+    load_codes(format.encoding, side.codes[row], side.scales[row], side.zeros[row], group,
+               {out, channels});
   }
 }
 
