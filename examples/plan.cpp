@@ -157,7 +157,7 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
   const HeadScores scores = io::load_head_scores(a.plan.plan);
   const HeadKvBudgetConfig config = a.plan.headkv.budgets();
   if (!a.shape.empty()) {
-    kv_heads = kvpolicy::detail::same_heads(parse_shape(a.shape), "plan budgets").kv_heads;
+    kv_heads = same_heads(parse_shape(a.shape), "plan budgets").kv_heads;
   }
   const HeadBudgets made = named_by(a.plan.plan, [&] {
     return a.published ? published_headkv_budgets(scores, config)
@@ -334,24 +334,24 @@ void search(const Arguments& a) {
 
 // Full heads to gates of 1, streaming heads to gates of 0.
 io::DuoPattern pattern_of(const Plan& plan) {
-  const std::size_t kv_heads = kvpolicy::detail::same_heads(plan.shape(), "plan convert").kv_heads;
+  const std::size_t kv_heads = same_heads(plan.shape(), "plan convert").kv_heads;
   io::DuoPattern pattern{HeadGates{plan.shape().layers, kv_heads}};
   bool met = false;
-  plan.for_each_head([&]<class Config>(std::size_t layer, std::size_t head, const Config& config) {
-    if constexpr (std::is_same_v<Config, FullCache<DenseStorage<bfloat16>>::Config>) {
+  plan.for_each_head([&](std::size_t layer, std::size_t head,
+                         const HeadSettings<bfloat16>& settings) {
+    if (settings.is<FullCache<DenseStorage<bfloat16>>>()) {
       pattern.gates(layer, head) = 1.0;
-    } else if constexpr (requires { config.sinks; }) {
-      require(!met || (pattern.sinks == config.sinks && pattern.recent == config.recent),
-              "a DuoAttention pattern has one window for all heads; KV head ", head, " of layer ",
-              layer, " has another than the heads before it");
-      pattern.sinks = config.sinks;
-      pattern.recent = config.recent;
-      met = true;
-    } else {
-      throw ConfigError(
-          message("a DuoAttention pattern knows full and sink_recent heads alone; KV ", "head ",
-                  head, " of layer ", layer, " is another: ", fmt::format("{}", config)));
+      return;
     }
+    const HeadRule rule = settings.rule(plan.shape().layer(layer).head_dim);
+    require(rule.recent > 0, "a DuoAttention pattern knows full and sink_recent heads alone; KV head ", head,
+            " of layer ", layer, " is another: ", describe(settings));
+    require(!met || (pattern.sinks == rule.sinks && pattern.recent == rule.recent),
+            "a DuoAttention pattern has one window for all heads; KV head ", head, " of layer ", layer,
+            " has another than the heads before it");
+    pattern.sinks = rule.sinks;
+    pattern.recent = rule.recent;
+    met = true;
   });
   return pattern;
 }
@@ -359,20 +359,20 @@ io::DuoPattern pattern_of(const Plan& plan) {
 // Scores in proportion to the budgets: with beta = 1 they bring the budgets back.
 HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
   const ModelShape& shape = plan.shape();
-  HeadScores scores{shape.layers, kvpolicy::detail::same_heads(shape, "plan convert").q_heads};
+  const LayerShape same = same_heads(shape, "plan convert");
+  HeadScores scores{shape.layers, same.q_heads};
   std::size_t sum = 0;
-  plan.for_each_head([&](std::size_t layer, std::size_t head, const auto& own) {
-    if constexpr (requires { own.scorer.window; }) {
-      for (std::size_t i = 0; i < shape.queries_per_kv(); ++i) {
-        scores(layer, head * shape.queries_per_kv() + i) = static_cast<double>(own.budget);
-      }
-      sum += own.budget;
-      config.window = own.scorer.window;
-    } else {
-      throw ConfigError(
-          message("head scores stand for heads with a budget and SnapKV's rank alone; ", "KV head ",
-                  head, " of layer ", layer, " is another"));
+  plan.for_each_head([&](std::size_t layer, std::size_t head,
+                         const HeadSettings<bfloat16>& settings) {
+    const HeadRule rule = settings.rule(shape.layer(layer).head_dim);
+    require(rule.compresses && rule.scorer == SnapKvScorer::name,
+            "head scores stand for heads with a budget and SnapKV's rank alone; KV head ", head,
+            " of layer ", layer, " is another");
+    for (std::size_t i = 0; i < same.queries_per_kv(); ++i) {
+      scores(layer, head * same.queries_per_kv() + i) = static_cast<double>(rule.budget);
     }
+    sum += rule.budget;
+    config.window = rule.window;
   });
   config.capacity = sum / shape.kv_head_count() + config.window;
   return scores;

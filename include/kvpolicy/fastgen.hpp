@@ -50,7 +50,7 @@ struct AttentionProfile {
 template <class Cache>
 [[nodiscard]] AttentionProfile profile_attention(Cache& cache, std::size_t queries) {
   const ModelShape& shape = cache.plan().shape();
-  const LayerShape same = detail::same_heads(shape, "profile_attention");
+  const LayerShape same = same_heads(shape, "profile_attention");
   AttentionProfile profile{{shape.layers, same.kv_heads}, 0};
   std::vector<std::vector<float>> sums;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {

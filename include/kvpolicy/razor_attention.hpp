@@ -59,7 +59,7 @@ struct RazorAttentionConfig {
                                                      const HeadScores& induction,
                                                      const RazorAttentionConfig& config = {}) {
   config.validate();
-  const LayerShape layer = detail::same_heads(shape, "razor_attention_kinds");
+  const LayerShape layer = same_heads(shape, "razor_attention_kinds");
   HeadKinds kinds{shape.layers, layer.kv_heads, HeadKind::streaming};
   const auto keep_best = [&](const HeadScores& scores, double share) {
     check_scores(detail::checked_scores(scores, shape));

@@ -47,7 +47,7 @@ struct PyramidBudgetConfig {
 /// to (capacity - window) x layers x kv_heads. @throws ConfigError
 [[nodiscard]] inline HeadBudgets pyramid_budgets(const ModelShape& shape,
                                                  const PyramidBudgetConfig& config = {}) {
-  const std::size_t kv_heads = detail::same_heads(shape, "pyramid_budgets").kv_heads;
+  const std::size_t kv_heads = same_heads(shape, "pyramid_budgets").kv_heads;
   config.validate();
   const std::size_t mean = config.capacity - config.window;
   const auto rows = static_cast<double>(mean);

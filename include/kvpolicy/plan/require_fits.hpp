@@ -8,7 +8,7 @@
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/plan/head_table.hpp>
 
-namespace kvpolicy::detail {
+namespace kvpolicy {
 
 /// What each layer of the model is, as far as its heads go.
 /// @throws ConfigError if layers have different numbers of heads, or share a cache
@@ -25,6 +25,8 @@ namespace kvpolicy::detail {
   return first;
 }
 
+namespace detail {
+
 /// Refuses a table of another model's heads.
 /// @throws ConfigError unless `table` has one entry for each KV head of `shape`.
 template <class T>
@@ -35,4 +37,5 @@ void require_fits(const HeadTable<T>& table, const ModelShape& shape, const char
           shape.layers, " layers x ", kv_heads, " KV heads");
 }
 
-}  // namespace kvpolicy::detail
+}  // namespace detail
+}  // namespace kvpolicy

@@ -180,7 +180,7 @@ template <Element E>
   check_text_tokens("search_plan", context);
   shape.validate();
   // One head under each choice; what a layer keeps of queries comes on top, see below.
-  const LayerShape layer = detail::same_heads(shape, "search_plan");
+  const LayerShape layer = same_heads(shape, "search_plan");
   for (std::size_t l = 1; l < shape.layers; ++l) {
     require(shape.layer(l) == layer, "search_plan: layer ", l,
             " differs from layer 0, but heads are compared by what one head of any layer takes");
