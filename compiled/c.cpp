@@ -157,8 +157,9 @@ AttendOptions attend_options(const kvp_attend_options* options, std::size_t toke
   return attend;
 }
 
-std::size_t q_heads_of(const kvp_cache& cache) {
-  return std::visit([](const auto& own) { return own.plan().shape().q_heads; }, cache.of);
+const ModelShape& shape_of(const kvp_plan* plan) {
+  return std::visit([](const auto& own) -> const ModelShape& { return own.shape(); },
+                    given(plan, "plan").of);
 }
 
 }  // namespace
@@ -210,9 +211,20 @@ kvp_status kvp_plan_to_json(const kvp_plan* plan, char* text, size_t capacity, s
 
 kvp_status kvp_plan_shape(const kvp_plan* plan, kvp_shape* out) {
   return guarded([&] {
-    const ModelShape& shape = std::visit(
-        [](const auto& own) -> const ModelShape& { return own.shape(); }, given(plan, "plan").of);
-    given(out, "out") = {shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim};
+    const ModelShape& shape = shape_of(plan);
+    const LayerShape layer = shape.is_uniform() ? shape.layer(0) : LayerShape{};
+    given(out, "out") = {shape.layers, layer.q_heads, layer.kv_heads, layer.head_dim};
+  });
+}
+
+kvp_status kvp_plan_layer(const kvp_plan* plan, size_t layer, kvp_layer* out) {
+  return guarded([&] {
+    const ModelShape& shape = shape_of(plan);
+    require(layer < shape.layers, "kvp_plan_layer: there is no layer ", layer, ", the plan has ",
+            shape.layers);
+    const LayerShape own = shape.layer(layer);
+    given(out, "out") = {own.q_heads,   own.kv_heads, own.head_dim,
+                         own.value_dim, own.window,   shape.cache_of(layer)};
   });
 }
 
@@ -260,7 +272,7 @@ kvp_status kvp_cache_step(kvp_cache* cache, size_t layer, const kvp_tensor* q, c
   return guarded([&] {
     kvp_cache& own = given(cache, "cache");
     const ConstTensor queries = read(q, "q");
-    const auto attend = attend_options(options, queries.tokens, q_heads_of(own));
+    const auto attend = attend_options(options, queries.tokens, queries.heads);
     std::visit(
         [&](auto& any) {
           any.step(layer, queries, read(k, "k"), read(v, "v"), written(out, "out"), attend);
@@ -282,7 +294,7 @@ kvp_status kvp_cache_attend(kvp_cache* cache, size_t layer, const kvp_tensor* q,
   return guarded([&] {
     kvp_cache& own = given(cache, "cache");
     const ConstTensor queries = read(q, "q");
-    const auto attend = attend_options(options, queries.tokens, q_heads_of(own));
+    const auto attend = attend_options(options, queries.tokens, queries.heads);
     std::visit([&](auto& any) { any.attend(layer, queries, written(out, "out"), attend); }, own.of);
   });
 }

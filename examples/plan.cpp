@@ -62,9 +62,11 @@ constexpr const char* examples = R"(Examples:
   # how many rows HeadKV gives each head of a model with 8 KV heads
   plan budgets Meta-Llama-3-8B-Instruct_retrieval_heads.json --kv-heads 8 --capacity 128
 
-  # what a cache takes at 128 Ki tokens, policy by policy, and how far 40 GB go
+  # what a cache takes at 128 Ki tokens, policy by policy, and how far 40 GB go; layers with windows or without
+  # a cache count as such
   plan memory --shape llama-3-8b --plan int4 --context 131072
   plan max-context --memory 40GB --shape llama-3-8b --plan sink_recent:128,256
+  plan memory --shape gpt-oss-20b --plan full
 
   # the plan that harms least in an eighth of the bytes, all policies and precisions mixed
   plan search --weights reference_model/weights/keyfinder --context 4096 --bytes 1/8 plan.json
@@ -121,10 +123,12 @@ void show(const Arguments& a) {
   std::string note;
   if (own.shape.empty() && own.weights.empty()) {
     if (const auto implied = implied_shape(own.plan.plan)) {
-      own.shape = fmt::format("{},{},{},{}", implied->layers, implied->q_heads, implied->kv_heads,
-                              implied->head_dim);
-      if (!is_plan_file(own.plan.plan) && !is_pattern_path(own.plan.plan)) {
-        note = "each query head is taken for a KV head; --shape says otherwise";
+      if (!is_plan_file(own.plan.plan)) {
+        own.shape = fmt::format("{},{},{},{}", implied->layers, implied->q_heads, implied->kv_heads,
+                                implied->head_dim);
+        if (!is_pattern_path(own.plan.plan)) {
+          note = "each query head is taken for a KV head; --shape says otherwise";
+        }
       }
     }
   }
@@ -136,8 +140,11 @@ void show(const Arguments& a) {
     fmt::print("{}", text);
     return;
   }
-  fmt::print("{}: {} layers, {} KV heads each\n\n{}", own.plan.plan, shape.layers, shape.kv_heads,
-             plan_map(plan, wants_colour(stdout)));
+  const std::string heads =
+      shape.per_layer.empty()
+          ? fmt::format("{} layers, {} KV heads each", shape.layers, shape.kv_heads)
+          : fmt::format("{} layers, {} KV heads in all", shape.layers, shape.kv_head_count());
+  fmt::print("{}: {}\n\n{}", own.plan.plan, heads, plan_map(plan, wants_colour(stdout)));
   if (!settings.empty()) fmt::print("\nsettings: {}\n", shown_settings(settings));
   if (!note.empty()) fmt::print("\nnote: {}\n", note);
   const std::string tie = tie_text(settings);
@@ -149,7 +156,9 @@ void show(const Arguments& a) {
 void budgets(const Arguments& a, std::size_t kv_heads) {
   const HeadScores scores = io::load_head_scores(a.plan.plan);
   const HeadKvBudgetConfig config = a.plan.headkv.budgets();
-  if (!a.shape.empty()) kv_heads = parse_shape(a.shape).kv_heads;
+  if (!a.shape.empty()) {
+    kv_heads = same_heads(parse_shape(a.shape), "plan budgets").kv_heads;
+  }
   const HeadBudgets made = named_by(a.plan.plan, [&] {
     return a.published ? published_headkv_budgets(scores, config)
                        : headkv_budgets(scores, kv_heads == 0 ? scores.heads() : kv_heads, config);
@@ -325,9 +334,11 @@ void search(const Arguments& a) {
 
 // Full heads to gates of 1, streaming heads to gates of 0.
 io::DuoPattern pattern_of(const Plan& plan) {
-  io::DuoPattern pattern{HeadGates{plan.shape().layers, plan.shape().kv_heads}};
+  const std::size_t kv_heads = same_heads(plan.shape(), "plan convert").kv_heads;
+  io::DuoPattern pattern{HeadGates{plan.shape().layers, kv_heads}};
   bool met = false;
-  plan.for_each_head([&](std::size_t layer, std::size_t head, const Plan::Settings& settings) {
+  plan.for_each_head([&](std::size_t layer, std::size_t head,
+                         const HeadSettings<bfloat16>& settings) {
     using Streaming = SinkRecentCache<DenseStorage<bfloat16>>;
     if (settings.is<FullCache<DenseStorage<bfloat16>>>()) {
       pattern.gates(layer, head) = 1.0;
@@ -350,15 +361,17 @@ io::DuoPattern pattern_of(const Plan& plan) {
 // Scores in proportion to the budgets: with beta = 1 they bring the budgets back.
 HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
   const ModelShape& shape = plan.shape();
-  HeadScores scores{shape.layers, shape.q_heads};
+  const LayerShape same = same_heads(shape, "plan convert");
+  HeadScores scores{shape.layers, same.q_heads};
   std::size_t sum = 0;
-  plan.for_each_head([&](std::size_t layer, std::size_t head, const Plan::Settings& settings) {
-    const HeadRule rule = settings.rule(shape.head_dim);
+  plan.for_each_head([&](std::size_t layer, std::size_t head,
+                         const HeadSettings<bfloat16>& settings) {
+    const HeadRule rule = settings.rule(shape.layer(layer).head_dim);
     require(rule.compresses && rule.scorer == SnapKvScorer::name,
             "head scores stand for heads with a budget and SnapKV's rank alone; KV head ", head,
             " of layer ", layer, " is another");
-    for (std::size_t i = 0; i < shape.queries_per_kv(); ++i) {
-      scores(layer, head * shape.queries_per_kv() + i) = static_cast<double>(rule.budget);
+    for (std::size_t i = 0; i < same.queries_per_kv(); ++i) {
+      scores(layer, head * same.queries_per_kv() + i) = static_cast<double>(rule.budget);
     }
     sum += rule.budget;
     config.window = rule.window;

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <string_view>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -22,14 +21,64 @@ namespace {
 
 constexpr std::uintmax_t max_config_bytes = 1 << 20;
 
-constexpr std::pair<std::string_view, ModelShape> models[]{
-    {"llama-2-7b", {32, 32, 32, 128}}, {"llama-2-13b", {40, 40, 40, 128}},
-    {"llama-2-70b", {80, 64, 8, 128}}, {"llama-3-8b", {32, 32, 8, 128}},
-    {"llama-3-70b", {80, 64, 8, 128}}, {"llama-3.1-405b", {126, 128, 8, 128}},
-    {"llama-3.2-1b", {16, 32, 8, 64}}, {"llama-3.2-3b", {28, 24, 8, 128}},
-    {"mistral-7b", {32, 32, 8, 128}},  {"mixtral-8x7b", {32, 32, 8, 128}},
-    {"qwen2.5-7b", {28, 28, 4, 128}},  {"qwen2.5-32b", {64, 40, 8, 128}},
-    {"qwen2.5-72b", {80, 64, 8, 128}},
+// A model as its config.json says: num_hidden_layers, num_attention_heads, num_key_value_heads,
+// head_dim (or hidden_size / num_attention_heads). Where layers differ, the last one of each
+// `every` layers is `layer` and those before it are `others`.
+struct KnownModel {
+  std::string_view name;
+  std::size_t layers;
+  LayerShape layer;
+  std::size_t every = 1;
+  LayerShape others = {};
+
+  [[nodiscard]] ModelShape shape() const {
+    ModelShape shape{layers, layer.q_heads, layer.kv_heads, layer.head_dim, layer.value_dim};
+    for (std::size_t l = 0; l < layers; ++l) {
+      if ((l + 1) % every != 0) shape.change(l) = others;
+    }
+    return shape;
+  }
+  [[nodiscard]] std::size_t count_others() const { return layers - layers / every; }
+};
+
+constexpr KnownModel models[]{
+    {"llama-2-7b", 32, {32, 32, 128}},
+    {"llama-2-13b", 40, {40, 40, 128}},
+    {"llama-2-70b", 80, {64, 8, 128}},
+    {"llama-3-8b", 32, {32, 8, 128}},
+    {"llama-3-70b", 80, {64, 8, 128}},
+    {"llama-3.1-8b", 32, {32, 8, 128}},
+    {"llama-3.1-70b", 80, {64, 8, 128}},
+    {"llama-3.1-405b", 126, {128, 8, 128}},
+    {"llama-3.2-1b", 16, {32, 8, 64}},
+    {"llama-3.2-3b", 28, {24, 8, 128}},
+    {"mistral-7b", 32, {32, 8, 128}},
+    {"mixtral-8x7b", 32, {32, 8, 128}},
+    {"mistral-small-24b", 40, {32, 8, 128}},
+    {"qwen2.5-7b", 28, {28, 4, 128}},
+    {"qwen2.5-32b", 64, {40, 8, 128}},
+    {"qwen2.5-72b", 80, {64, 8, 128}},
+    {"qwen3-8b", 36, {32, 8, 128}},
+    {"phi-4", 40, {40, 10, 128}},
+    {"smollm2-135m", 30, {9, 3, 64}},
+    // sliding_window 1024, sliding_window_pattern 6
+    {"gemma-3-12b",
+     48,
+     {16, 8, 256},
+     6,
+     {.q_heads = 16, .kv_heads = 8, .head_dim = 256, .window = 1024}},
+    // sliding_window 128, layer_types: even layers slide
+    {"gpt-oss-20b",
+     24,
+     {64, 8, 64},
+     2,
+     {.q_heads = 64, .kv_heads = 8, .head_dim = 64, .window = 128}},
+    // full_attention_interval 4; the other layers are linear attention
+    {"qwen3-next-80b-a3b", 48, {16, 2, 256}, 4},
+    // One latent row for all heads: kv_lora_rank 512 + qk_rope_head_dim 64 channels are keys, the
+    // first 512 are values too. A cache keeps these twice; an engine that keeps the latent once has
+    // keys alone.
+    {"deepseek-v3", 61, {128, 1, 576, 512}},
 };
 
 // The four numbers that a config.json of transformers has, whatever else the model computes.
@@ -63,8 +112,13 @@ ModelShape shape_in(const std::filesystem::path& folder) {
 }  // namespace
 
 ModelShape parse_shape(const std::string& text) {
-  for (const auto& [name, shape] : models) {
-    if (name == text) return shape;
+  // As the models' authors write them, or in small letters.
+  std::string small = text;
+  std::ranges::transform(small, small.begin(), [](char letter) {
+    return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+  });
+  for (const KnownModel& model : models) {
+    if (model.name == small) return model.shape();
   }
   std::array<std::size_t, 4> numbers{};
   const char* at = text.data();
@@ -89,9 +143,18 @@ ModelShape parse_shape(const std::string& text) {
 
 std::string known_shapes() {
   std::string text;
-  for (const auto& [name, shape] : models) {
-    text += fmt::format("  {:<16}{},{},{},{}\n", name, shape.layers, shape.q_heads, shape.kv_heads,
-                        shape.head_dim);
+  for (const KnownModel& model : models) {
+    const LayerShape& layer = model.layer;
+    text += fmt::format("  {:<20}{},{},{},{}", model.name, model.layers, layer.q_heads,
+                        layer.kv_heads, layer.head_dim);
+    if (layer.value_dim != 0) text += fmt::format("; values of {}", layer.value_dim);
+    if (model.others.window != 0) {
+      text +=
+          fmt::format("; {} layers with a window of {}", model.count_others(), model.others.window);
+    } else if (model.every > 1) {
+      text += fmt::format("; {} layers without a cache", model.count_others());
+    }
+    text += '\n';
   }
   return text;
 }

@@ -79,8 +79,8 @@ std::string tie_text(const io::OrderedJson& settings) {
 std::string plan_map(const Plan& plan, bool colour) {
   const ModelShape& shape = plan.shape();
   std::size_t largest = 0;
-  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<bfloat16>& settings) {
-    largest = std::max(largest, settings.rule(shape.head_dim).budget);
+  plan.for_each_head([&](std::size_t layer, std::size_t, const HeadSettings<bfloat16>& settings) {
+    largest = std::max(largest, settings.rule(shape.layer(layer).head_dim).budget);
   });
   struct Meaning {
     Cell cell;
@@ -90,8 +90,11 @@ std::string plan_map(const Plan& plan, bool colour) {
   std::string text;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     text += fmt::format("  layer{:>4}  ", layer);
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      const Cell cell = cell_of(plan.at(layer, head), shape.head_dim, largest);
+    const LayerShape own = shape.layer(layer);
+    if (own.reads) text += fmt::format("reads layer {}", *own.reads);
+    if (own.kv_heads == 0 && !own.reads) text += "no cache";
+    for (std::size_t head = 0; head < own.kv_heads; ++head) {
+      const Cell cell = cell_of(plan.at(layer, head), own.head_dim, largest);
       text +=
           colour ? fmt::format("{}{}\033[0m", cell.colour, cell.glyph) : std::string{cell.glyph};
       const auto known = std::ranges::find_if(
@@ -114,11 +117,12 @@ template <Element E>
 std::vector<PolicyShare> policy_shares(const HeadPlan<E>& plan, std::size_t tokens,
                                        const CacheOptions& options) {
   const ModelShape& shape = plan.shape();
-  const StorageContext context = options.context(shape.head_dim);
   const std::size_t committed = tokens - std::min(tokens, options.max_rollback);
   std::vector<PolicyShare> shares;
-  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<E>& settings) {
-    const std::string name = kind_text(settings, shape.head_dim);
+  plan.for_each_head([&](std::size_t layer, std::size_t, const HeadSettings<E>& settings) {
+    const LayerShape own = shape.layer(layer);
+    const StorageContext context = options.context(own.head_dim, own.value_dim);
+    const std::string name = kind_text(settings, own.head_dim);
     auto share = std::ranges::find(shares, name, &PolicyShare::name);
     if (share == shares.end()) share = shares.insert(share, PolicyShare{.name = name});
     ++share->heads;
@@ -136,8 +140,8 @@ template std::vector<PolicyShare> policy_shares(const HeadPlan<bfloat16>&, std::
 template <Element E>
 UnusedBudgets unused_budgets(const HeadPlan<E>& plan, std::size_t tokens) {
   UnusedBudgets unused;
-  plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<E>& settings) {
-    const HeadRule rule = settings.rule(plan.shape().head_dim);
+  plan.for_each_head([&](std::size_t layer, std::size_t, const HeadSettings<E>& settings) {
+    const HeadRule rule = settings.rule(plan.shape().layer(layer).head_dim);
     const std::size_t capacity = rule.budget + rule.kept_rows;
     // Heads that share hand their rows on.
     if (!rule.compresses || rule.share_in_layer || capacity <= tokens) return;

@@ -8,7 +8,10 @@
 #include <type_traits>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <kvpolicy/duo.hpp>
+#include <kvpolicy/format.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
 #include <kvpolicy/io/head_scores.hpp>
 #include <kvpolicy/io/plan_json.hpp>
@@ -36,7 +39,15 @@ std::size_t bits_named(std::string_view name, std::string_view prefix) {
 }
 
 // 32 channels share a scale, fewer where 32 does not divide the row.
-std::size_t group_for(const ModelShape& shape) { return shape.head_dim % 32 == 0 ? 32 : 16; }
+// The largest group up to 32 that divides the channels of every layer's keys and values.
+std::size_t group_for(const ModelShape& shape) {
+  std::size_t group = 32;
+  for (std::size_t l = 0; l < shape.layers; ++l) {
+    const LayerShape layer = shape.layer(l);
+    while (layer.head_dim % group != 0 || layer.value_dim % group != 0) group /= 2;
+  }
+  return group;
+}
 
 template <Element E>
 class Maker {
@@ -294,10 +305,8 @@ class Maker {
     if (!json.is_object() || !json.contains("format")) return headkv(path);
     const Plan plan = io::parse_plan<E>(text, path.string());
     const ModelShape& own = plan.shape();
-    require(own == shape_, path.string(), ": is a plan for ", own.layers, " layers, ", own.q_heads,
-            " query heads, ", own.kv_heads, " KV heads, head_dim ", own.head_dim,
-            "; the model has ", shape_.layers, ", ", shape_.q_heads, ", ", shape_.kv_heads, ", ",
-            shape_.head_dim);
+    require(own == shape_, path.string(), ": is a plan for ", fmt::format("{}", own),
+            "; the model has ", fmt::format("{}", shape_));
     return plan;
   }
 

@@ -60,6 +60,13 @@ typedef struct kvp_shape {
   size_t layers, q_heads, kv_heads, head_dim;
 } kvp_shape;
 
+/* One layer of a model: kv_heads is 0 where it has no cache of its own, value_dim the channels of a
+ * value and of an output, window 0 where it attends to all tokens, reads the number of the layer
+ * whose cache it reads (its own, as a rule). */
+typedef struct kvp_layer {
+  size_t q_heads, kv_heads, head_dim, value_dim, window, reads;
+} kvp_layer;
+
 typedef struct kvp_plan kvp_plan;
 
 /* A plan file's text (docs/formats.md), for a cache whose exact rows are of `dtype`. */
@@ -69,7 +76,10 @@ kvp_status kvp_plan_full(const kvp_shape* shape, kvp_dtype dtype, kvp_plan** out
 /* The plan file's text, with a final zero. `*bytes`, without the zero, is always set; where `text` is
  * null nothing else happens, and a buffer of fewer than *bytes + 1 is KVP_CAPACITY_ERROR. */
 kvp_status kvp_plan_to_json(const kvp_plan* plan, char* text, size_t capacity, size_t* bytes);
+/* Where layers differ, all but `layers` are 0: ask for each layer. */
 kvp_status kvp_plan_shape(const kvp_plan* plan, kvp_shape* out);
+/* Model layer `layer`; KVP_CONFIG_ERROR if there is none. */
+kvp_status kvp_plan_layer(const kvp_plan* plan, size_t layer, kvp_layer* out);
 void kvp_plan_free(kvp_plan* plan);
 
 /* ---- caches */
@@ -120,9 +130,10 @@ typedef struct kvp_attend_options {
 /* All zero but for `size`. */
 void kvp_attend_options_init(kvp_attend_options* options);
 
-/* Attends the queries of one layer to all cached rows and to the call's own, causally; then the call's
- * rows join the cache. q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim]; keys
- * are rotated already; `out` does not overlap the inputs. Null options are the defaults. */
+/* Attends the queries of one layer to all cached rows and to the call's own, causally; then the
+ * call's rows join the cache. q [tokens, q_heads, head_dim], k [tokens, kv_heads, head_dim], v
+ * [tokens, kv_heads, value_dim], out [tokens, q_heads, value_dim]; keys are rotated already; `out`
+ * does not overlap the inputs. Null options are the defaults. */
 kvp_status kvp_cache_step(kvp_cache* cache, size_t layer, const kvp_tensor* q, const kvp_tensor* k,
                           const kvp_tensor* v, const kvp_tensor* out,
                           const kvp_attend_options* options);

@@ -48,7 +48,7 @@ template <Element E>
   HeadPlan<E> plan{shape, streaming};
   detail::require_fits(kinds, shape, "plan_of_kinds");
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+    for (std::size_t head = 0; head < kinds.heads(); ++head) {
       if (kinds(layer, head) == HeadKind::retrieval) plan.set(layer, head, retrieval);
     }
   }

@@ -50,14 +50,15 @@ struct AttentionProfile {
 template <class Cache>
 [[nodiscard]] AttentionProfile profile_attention(Cache& cache, std::size_t queries) {
   const ModelShape& shape = cache.plan().shape();
-  AttentionProfile profile{{shape.layers, shape.kv_heads}, 0};
+  const LayerShape same = same_heads(shape, "profile_attention");
+  AttentionProfile profile{{shape.layers, same.kv_heads}, 0};
   std::vector<std::vector<float>> sums;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     profile.queries = cache.observe(layer, queries, sums);
     require(profile.queries > 0, "profile_attention: the cache has kept no queries, ",
             "kept_queries must be at least 1");
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      const std::size_t rows = sums[head].size() / shape.queries_per_kv();
+    for (std::size_t head = 0; head < same.kv_heads; ++head) {
+      const std::size_t rows = sums[head].size() / same.queries_per_kv();
       require(rows == cache.tokens(layer), "profile_attention: KV head ", head, " of layer ", layer,
               " has ", rows, " rows of ", cache.tokens(layer), ", must keep all");
       profile.sums(layer, head) = std::move(sums[head]);
@@ -163,19 +164,20 @@ namespace detail {
   config.validate();
   detail::require_fits(profile.sums, shape, "fastgen_choices");
   require(profile.queries > 0, "fastgen_choices: a profile of no queries");
-  FastGenChoices choices{shape.layers, shape.kv_heads, FastGenChoice::full};
+  const std::size_t group = shape.layer(0).queries_per_kv();
+  FastGenChoices choices{shape.layers, profile.sums.heads(), FastGenChoice::full};
   for (std::size_t i = 0; i < choices.values().size(); ++i) {
     const std::span<const float> sums{profile.sums.values()[i]};
     const auto fits = [](float share) { return share >= 0.0F && std::isfinite(share); };
-    require(!sums.empty() && sums.size() % shape.queries_per_kv() == 0 && std::ranges::all_of(sums, fits),
-            "fastgen_choices: the profile of layer ", i / shape.kv_heads, ", KV head ",
-            i % shape.kv_heads, " must be [", shape.queries_per_kv(), ", rows] of numbers that are 0 or more");
-    std::size_t fewest = sums.size() / shape.queries_per_kv();
+    require(!sums.empty() && sums.size() % group == 0 && std::ranges::all_of(sums, fits),
+            "fastgen_choices: the profile of layer ", i / choices.heads(), ", KV head ",
+            i % choices.heads(), " must be [", group, ", rows] of numbers that are 0 or more");
+    std::size_t fewest = sums.size() / group;
     for (const auto choice : {FastGenChoice::locality, FastGenChoice::frequency,
                               FastGenChoice::locality_and_frequency}) {
-      const auto kept = detail::kept_rows(choice, sums, shape.queries_per_kv(), profile.queries, config);
+      const auto kept = detail::kept_rows(choice, sums, group, profile.queries, config);
       if (kept.size() >= fewest) continue;
-      if (!detail::recovers(kept, sums, shape.queries_per_kv(), config.recovery)) continue;
+      if (!detail::recovers(kept, sums, group, config.recovery)) continue;
       choices.values()[i] = choice;
       fewest = kept.size();
     }
@@ -194,9 +196,9 @@ template <Element E = float>
   const FastGenChoices choices = fastgen_choices(shape, profile, config);
   HeadPlan<E> plan{shape, typename FullCache<Dense>::Config{}};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+    for (std::size_t head = 0; head < choices.heads(); ++head) {
       const FastGenChoice choice = choices(layer, head);
-      const std::size_t rows = profile.sums(layer, head).size() / shape.queries_per_kv();
+      const std::size_t rows = profile.sums(layer, head).size() / shape.layer(0).queries_per_kv();
       if (choice == FastGenChoice::full) continue;
       if (choice == FastGenChoice::locality) {
         plan.set(layer, head, typename SinkRecentCache<Dense>::Config{

@@ -55,7 +55,7 @@ template <Element E, PolicyConfig Config>
   HeadPlan<E> plan{shape, settings};
   detail::require_fits(budgets, shape, "plan_of_budgets");
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+    for (std::size_t head = 0; head < budgets.heads(); ++head) {
       settings.budget = budgets(layer, head);
       plan.set(layer, head, settings);
     }
@@ -73,7 +73,7 @@ template <Element E = float>
   using Budget = HeadBudgetCache<DenseStorage<E>>;
   return plan_of_budgets<E>(
       shape,
-      headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
+      headkv_budgets(detail::checked_scores(scores, shape), shape.layer(0).kv_heads, config.budgets()),
       typename Budget::Config{.compress_from = config.compress_from(),
                               .compress_every = config.compress_every,
                               .scorer = config.scorer()});
@@ -87,7 +87,7 @@ template <Element E = float>
   using Budget = HeadBudgetCache<ResidualStorage<E, Granularity::per_token>>;
   return plan_of_budgets<E>(
       shape,
-      headkv_budgets(detail::checked_scores(scores, shape), shape.kv_heads, config.budgets()),
+      headkv_budgets(detail::checked_scores(scores, shape), shape.layer(0).kv_heads, config.budgets()),
       typename Budget::Config{.compress_from = config.compress_from(),
                               .compress_every = config.compress_every,
                               .scorer = config.scorer(),

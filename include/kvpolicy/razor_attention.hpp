@@ -21,6 +21,7 @@
 #include <kvpolicy/duo.hpp>
 #include <kvpolicy/plan/headkv_budgets.hpp>
 #include <kvpolicy/plan/highest.hpp>
+#include <kvpolicy/plan/require_fits.hpp>
 
 namespace kvpolicy {
 
@@ -58,12 +59,13 @@ struct RazorAttentionConfig {
                                                      const HeadScores& induction,
                                                      const RazorAttentionConfig& config = {}) {
   config.validate();
-  HeadKinds kinds{shape.layers, shape.kv_heads, HeadKind::streaming};
+  const LayerShape layer = same_heads(shape, "razor_attention_kinds");
+  HeadKinds kinds{shape.layers, layer.kv_heads, HeadKind::streaming};
   const auto keep_best = [&](const HeadScores& scores, double share) {
     check_scores(detail::checked_scores(scores, shape));
     std::vector<double> best(shape.kv_head_count());
     for (std::size_t i = 0; i < scores.values().size(); ++i) {
-      double& own = best[i / shape.queries_per_kv()];
+      double& own = best[i / layer.queries_per_kv()];
       own = std::max(own, scores.values()[i]);
     }
     // A rounding error above a whole number is that number: 0.14 * 50 comes out

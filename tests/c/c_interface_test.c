@@ -247,6 +247,45 @@ static void test_refusals(const kvp_plan* plan) {
   kvp_cache_free(cache);
 }
 
+/* A layer with values of other channels than keys, one without a cache, and one that reads the first. */
+static void test_layers(void) {
+  const char* text =
+      "{\"format\":\"kvpolicy plan\",\"version\":1,\"shape\":{\"layers\":3,\"per_layer\":[{\"q_heads\":2,"
+      "\"kv_heads\":1,\"head_dim\":8,\"value_dim\":16},{},{\"q_heads\":3,\"reads\":0}]},"
+      "\"settings\":[{\"policy\":\"full\"}],\"heads\":[[0],[],[]]}";
+  kvp_plan* plan = NULL;
+  CHECK(kvp_plan_from_json(text, strlen(text), KVP_FLOAT32, &plan) == KVP_OK);
+  kvp_shape shape;
+  CHECK(kvp_plan_shape(plan, &shape) == KVP_OK);
+  CHECK(shape.layers == 3 && shape.kv_heads == 0 && shape.head_dim == 0);
+  kvp_layer layer;
+  CHECK(kvp_plan_layer(plan, 0, &layer) == KVP_OK);
+  CHECK(layer.q_heads == 2 && layer.kv_heads == 1 && layer.head_dim == 8 && layer.value_dim == 16);
+  CHECK(layer.window == 0 && layer.reads == 0);
+  CHECK(kvp_plan_layer(plan, 2, &layer) == KVP_OK);
+  CHECK(layer.q_heads == 3 && layer.kv_heads == 0 && layer.reads == 0);
+  CHECK(kvp_plan_layer(plan, 3, &layer) == KVP_CONFIG_ERROR);
+
+  kvp_cache* cache = NULL;
+  CHECK(kvp_cache_new(plan, NULL, &cache) == KVP_OK);
+  /* One row takes all the attention. The bias of the reading layer has its three query heads. */
+  const kvp_tensor k = {keys, KVP_FLOAT32, 1, 1, 8, 0, 0};
+  const kvp_tensor v = {values, KVP_FLOAT32, 1, 1, 16, 0, 0};
+  const kvp_tensor q = {queries, KVP_FLOAT32, 1, 3, 8, 0, 0};
+  const kvp_tensor out = {outputs, KVP_FLOAT32, 1, 3, 16, 0, 0};
+  const float bias[3] = {-1e30F, -1e30F, -1e30F};
+  kvp_attend_options options;
+  kvp_attend_options_init(&options);
+  options.attention_sink_bias = bias;
+  CHECK(kvp_cache_append(cache, 0, &k, &v) == KVP_OK);
+  CHECK(kvp_cache_attend(cache, 2, &q, &out, &options) == KVP_OK);
+  for (int i = 0; i < 3 * 16; ++i) CHECK(outputs[i] == values[i % 16]);
+  CHECK(kvp_cache_append(cache, 1, &k, &v) == KVP_SHAPE_ERROR);
+  CHECK(strstr(kvp_error(), "layer 1 has no cache") != NULL);
+  kvp_cache_free(cache);
+  kvp_plan_free(plan);
+}
+
 int main(void) {
   for (size_t i = 0; i < sizeof keys / sizeof *keys; ++i) keys[i] = draw();
   for (size_t i = 0; i < sizeof values / sizeof *values; ++i) values[i] = draw();
@@ -259,6 +298,7 @@ int main(void) {
     test_plans(plan);
     test_refusals(plan);
   }
+  test_layers();
   kvp_plan_free(plan);
   printf("kvpolicy %s, C interface: %d failures\n", kvp_version(), failures);
   return failures == 0 ? 0 : 1;

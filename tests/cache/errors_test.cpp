@@ -370,7 +370,11 @@ TEST_CASE("settings that cannot work") {
   CHECK(contains(shape_error({1, 4, 0, 64}), "kv_heads is 0"));
   CHECK(contains(shape_error({1, 0, 2, 64}), "q_heads is 0"));
   CHECK(contains(shape_error({1, 5, 2, 64}), "q_heads is 5, must be a positive multiple of kv_heads = 2"));
-  CHECK(contains(shape_error({1, 4, 2, 72}), "head_dim is 72, must be 64, 80, 96, 128 or 256"));
+  CHECK(contains(shape_error({1, 4, 2, 12}),
+                 "head_dim is 12, must be a multiple of 8 from 8 to 576"));
+  CHECK(contains(shape_error({1, 4, 2, 0}), "head_dim is 0"));
+  CHECK(contains(shape_error({1, 4, 2, 584}), "head_dim is 584"));
+  CHECK(contains(shape_error({1, 4, 2, 64, 4}), "value_dim is 4"));
   CHECK(contains(shape_error({std::numeric_limits<std::size_t>::max(), 4, 2, 64}), "layers is 18446744073709551615"));
 
   const auto option_error = [](auto change) {

@@ -34,9 +34,10 @@ using oracle::HeadModel;
 using Rows = std::map<std::int64_t, oracle::Row>;
 
 /// The rows of segments, as the library reads them; fails for a position shown twice.
-inline Rows rows_of_segments(const kvpolicy::SegmentList& list, std::size_t head_dim) {
+inline Rows rows_of_segments(const kvpolicy::SegmentList& list, const kvpolicy::LayerShape& layer) {
   Rows rows;
-  std::vector<float> row(head_dim);
+  std::vector<float> row(layer.head_dim);
+  std::vector<float> value(layer.value_dim);
   bool once = true;
   for (const kvpolicy::Segment& segment : list) {
     segment.for_each_run([&](const kvpolicy::RowRun& run) {
@@ -46,8 +47,8 @@ inline Rows rows_of_segments(const kvpolicy::SegmentList& list, std::size_t head
         shown.position = segment.position_of(i);
         kvpolicy::load_row(segment.keys, i, row);
         shown.key.assign(row.begin(), row.end());
-        kvpolicy::load_row(segment.values, i, row);
-        shown.value.assign(row.begin(), row.end());
+        kvpolicy::load_row(segment.values, i, value);
+        shown.value.assign(value.begin(), value.end());
       }
     });
   }
@@ -89,16 +90,17 @@ struct HostBackend {
   static constexpr bool trees = true;
 
   /// The rows that a policy holds, of which the tail's are none.
-  static Rows held(const Cache& cache, std::size_t l, std::size_t h, Read read, std::size_t /*appended*/) {
+  static Rows held(const auto& cache, std::size_t l, std::size_t h, Read read,
+                   std::size_t /*appended*/) {
     kvpolicy::SegmentList list;
     cache.head(l, h).show({0, 1, read}, list);
-    return rows_of_segments(list, cache.plan().shape().head_dim);
+    return rows_of_segments(list, cache.plan().shape().layer(l));
   }
   /// What the next query would read.
-  static Rows shown(const Cache& cache, std::size_t l, std::size_t h, Read read) {
-    return rows_of_segments(cache.segments(l, h, read), cache.plan().shape().head_dim);
+  static Rows shown(const auto& cache, std::size_t l, std::size_t h, Read read) {
+    return rows_of_segments(cache.segments(l, h, read), cache.plan().shape().layer(l));
   }
-  static void check_held(const Cache& cache, std::size_t l, std::size_t h, const Rows& rows,
+  static void check_held(const auto& cache, std::size_t l, std::size_t h, const Rows& rows,
                          const HeadModel& model) {
     std::vector<std::int64_t> positions;
     for (const auto& [position, row] : rows) positions.push_back(position);
@@ -106,9 +108,10 @@ struct HostBackend {
     CHECK(cache.head(l, h).rows() == rows.size());
   }
   /// Bytes that live because of these caches.
-  static std::size_t live_bytes(const std::vector<const Cache*>& caches) {
+  template <class AnyCache>
+  static std::size_t live_bytes(const std::vector<const AnyCache*>& caches) {
     std::size_t total = 0;
-    for (const Cache* cache : caches) total += cache->bytes();
+    for (const AnyCache* cache : caches) total += cache->bytes();
     return total - (caches.size() > 1 ? caches.front()->shared_bytes() : 0);
   }
 };
@@ -124,10 +127,12 @@ class Sequence {
            Logits logits)
       : shape_{shape}, options_{options}, logits_{std::move(logits)},
         cache_{plan_of<E>(shape, heads), options} {
+    std::size_t number = 0;
     for (std::size_t l = 0; l < shape.layers; ++l) {
       Layer& layer = layers_.emplace_back();
-      for (std::size_t h = 0; h < shape.kv_heads; ++h) {
-        layer.heads.push_back(Head{HeadModel{heads[l * shape.kv_heads + h]}, {}, {}, {}, {}});
+      layer.shape = shape.layer(l);
+      for (std::size_t h = 0; h < layer.shape.kv_heads; ++h) {
+        layer.heads.push_back(Head{HeadModel{heads[number++]}, {}, {}, {}, {}});
       }
     }
   }
@@ -136,14 +141,16 @@ class Sequence {
   [[nodiscard]] Sequence fork() const {
     return Sequence{shape_, options_, logits_, cache_.fork(), layers_};
   }
-  [[nodiscard]] std::size_t tokens() const { return layers_.front().queries.size(); }
-  [[nodiscard]] std::size_t commit_point() const { return layers_.front().committed; }
-  [[nodiscard]] std::size_t pending_nodes() const { return layers_.front().node_queries.size(); }
+  [[nodiscard]] std::size_t tokens() const { return cached().queries.size(); }
+  [[nodiscard]] std::size_t commit_point() const { return cached().committed; }
+  [[nodiscard]] std::size_t pending_nodes() const { return cached().node_queries.size(); }
 
   /// The same call on every layer, with numbers of this type.
   template <class In>
   void run(Random& random, const Call& call) {
-    for (std::size_t l = 0; l < shape_.layers; ++l) run_layer<In>(random, l, call);
+    for (std::size_t l = 0; l < shape_.layers; ++l) {
+      if (!layers_[l].heads.empty()) run_layer<In>(random, l, call);
+    }
     check();
   }
 
@@ -167,6 +174,7 @@ class Sequence {
   void accept(const std::vector<std::size_t>& path) {
     cache_.accept(path);
     for (Layer& layer : layers_) {
+      if (layer.heads.empty()) continue;
       std::size_t same = layer.queries.size();  // nodes that did not move, behind the text
       for (std::size_t i = 0; i < path.size() && path[i] == i; ++i) ++same;
       for (Head& head : layer.heads) head.model.truncate(same);
@@ -190,11 +198,11 @@ class Sequence {
     commit();
     std::vector<std::vector<Rows>> before(shape_.layers);
     for (std::size_t l = 0; l < shape_.layers; ++l) {
-      for (std::size_t h = 0; h < shape_.kv_heads; ++h) before[l].push_back(held(l, h));
+      for (std::size_t h = 0; h < layers_[l].heads.size(); ++h) before[l].push_back(held(l, h));
     }
     cache_.compress();
     for (std::size_t l = 0; l < shape_.layers; ++l) {
-      for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+      for (std::size_t h = 0; h < layers_[l].heads.size(); ++h) {
         if (layers_[l].heads[h].model.spec().kind == Kind::budget) follow_compress(l, h, before[l][h]);
       }
     }
@@ -205,12 +213,14 @@ class Sequence {
   void check() {
     for (std::size_t l = 0; l < shape_.layers; ++l) {
       const Layer& layer = layers_[l];
+      if (layer.heads.empty()) continue;
       CHECK(cache_.tokens(l) == layer.queries.size() + layer.node_queries.size());
-      for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+      for (std::size_t h = 0; h < layer.heads.size(); ++h) {
         CAPTURE(l);
         CAPTURE(h);
         check_held(l, h);
-        check_rule<std::size_t>(cache_.plan().at(l, h).rule(shape_.head_dim), layer.heads[h].model, layer.queries.size());
+        check_rule<std::size_t>(cache_.plan().at(l, h).rule(layer.shape.head_dim),
+                                layer.heads[h].model, layer.queries.size());
         if (layer.node_queries.empty()) check_shown(l, h);
       }
     }
@@ -226,6 +236,7 @@ class Sequence {
     std::map<std::int64_t, std::vector<double>> quantized_keys, quantized_values;
   };
   struct Layer {
+    kvpolicy::LayerShape shape = {};
     std::vector<Head> heads;
     std::vector<std::vector<std::vector<double>>> queries;  // [token][query head], rounded
     std::vector<std::vector<std::vector<double>>> node_queries;
@@ -236,17 +247,23 @@ class Sequence {
            const std::vector<Layer>& layers)
       : shape_{shape}, options_{options}, logits_{logits}, cache_{std::move(cache)}, layers_{layers} {}
 
+  // The first layer that has a cache.
+  [[nodiscard]] const Layer& cached() const {
+    return *std::ranges::find_if(layers_, [](const Layer& layer) { return !layer.heads.empty(); });
+  }
+
   static std::vector<double> rounded(const std::vector<float>& row) {
     std::vector<double> result;
     for (const float x : row) result.push_back(static_cast<double>(static_cast<float>(E{x})));
     return result;
   }
 
-  [[nodiscard]] oracle::Options oracle_options(std::size_t q_head) const {
+  [[nodiscard]] oracle::Options oracle_options(const Layer& layer, std::size_t q_head) const {
     oracle::Options options;
     options.scale = logits_.scale ? static_cast<double>(*logits_.scale)
-                                  : 1.0 / std::sqrt(static_cast<double>(shape_.head_dim));
-    options.softcap = static_cast<double>(logits_.softcap);
+                                  : 1.0 / std::sqrt(static_cast<double>(layer.shape.head_dim));
+    options.softcap =
+        static_cast<double>(logits_.softcap > 0 ? logits_.softcap : layer.shape.softcap);
     if (!logits_.sinks.empty()) options.sink_logit = static_cast<double>(logits_.sinks[q_head]);
     return options;
   }
@@ -282,7 +299,7 @@ class Sequence {
         }
         const auto [place, first] = seen.emplace(position, now);
         again = again && (returned ? is_near(place->second, now) : same_bits(place->second, now));
-        if (first) check_bound(head, position, now, then, is_key);
+        if (first) check_bound(layers_[l].shape, head, position, now, then, is_key);
       };
       side(head.model.key_is_quantized(position), row.key, original.key, head.quantized_keys, true);
       side(head.model.value_is_quantized(position), row.value, original.value, head.quantized_values, false);
@@ -298,13 +315,14 @@ class Sequence {
     return near;
   }
 
-  void check_bound(const Head& head, std::int64_t position, const std::vector<double>& now,
-                   const std::vector<double>& then, bool is_key) const {
+  static void check_bound(const kvpolicy::LayerShape& shape, const Head& head,
+                          std::int64_t position, const std::vector<double>& now,
+                          const std::vector<double>& then, bool is_key) {
     const HeadSpec& spec = head.model.spec();
     bool inside = true;
     bool lossy = false;
     const std::size_t wanted = is_key ? spec.key_group : spec.value_group;
-    const std::size_t group = wanted == 0 ? shape_.head_dim : wanted;
+    const std::size_t group = wanted != 0 ? wanted : is_key ? shape.head_dim : shape.value_dim;
     for (std::size_t i = 0; i < now.size(); ++i) {
       std::vector<double> block;
       if (is_key && spec.per_channel) {
@@ -342,19 +360,21 @@ class Sequence {
     const std::size_t tokens = call.tokens;
     const std::size_t text = layer.queries.size();
     const std::size_t before = text + layer.node_queries.size();
-    const std::size_t head_dim = shape_.head_dim;
-    Tensor<In> q{tokens, shape_.q_heads, head_dim, call.layout};
-    Tensor<In> k{tokens, shape_.kv_heads, head_dim, call.layout};
-    Tensor<In> v{tokens, shape_.kv_heads, head_dim, call.layout};
-    Tensor<Out> out{tokens, shape_.q_heads, head_dim, call.layout};
+    const kvpolicy::LayerShape& shape = layer.shape;
+    Tensor<In> q{tokens, shape.q_heads, shape.head_dim, call.layout};
+    Tensor<In> k{tokens, shape.kv_heads, shape.head_dim, call.layout};
+    Tensor<In> v{tokens, shape.kv_heads, shape.value_dim, call.layout};
+    Tensor<Out> out{tokens, shape.q_heads, shape.value_dim, call.layout};
     q.randomize(random);
     k.randomize(random);
     v.randomize(random);
-    std::vector<float> log_sum_exp(tokens * shape_.q_heads, NAN);
+    std::vector<float> log_sum_exp(tokens * shape.q_heads, NAN);
     kvpolicy::AttendOptions options;
     options.scale = logits_.scale;
     options.softcap = logits_.softcap;
     options.attention_sink_bias = logits_.sinks;
+    if (!logits_.sinks.empty())
+      options.attention_sink_bias = options.attention_sink_bias.first(shape.q_heads);
     options.log_sum_exp = log_sum_exp;
     options.read = call.read;
     options.refresh_selection = call.refresh_selection;
@@ -372,8 +392,8 @@ class Sequence {
     }
     std::vector<Rows> rows;
     std::vector<std::vector<oracle::Row>> nodes;  // of each head
-    std::vector<bool> refreshed(shape_.kv_heads, false);
-    for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+    std::vector<bool> refreshed(layer.heads.size(), false);
+    for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       rows.push_back(held(l, h, Read::all, call.apart ? tokens : 0));
       const HeadModel& model = layer.heads[h].model;
       refreshed[h] = model.spec().kind == Kind::retrieval &&
@@ -387,7 +407,7 @@ class Sequence {
     }
     CHECK(out.guards_intact());
 
-    for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+    for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       Head& head = layer.heads[h];
       // Rows of the tail are exact, rows of the chunk as the caller gave them, or as the tail keeps
       // them if they were appended before.
@@ -412,10 +432,10 @@ class Sequence {
 
     for (std::size_t i = 0; i < tokens; ++i) {
       auto& query = (call.tree == nullptr ? layer.queries : layer.node_queries).emplace_back();
-      for (std::size_t h = 0; h < shape_.q_heads; ++h) query.push_back(rounded(q.row(i, h)));
+      for (std::size_t h = 0; h < layer.shape.q_heads; ++h) query.push_back(rounded(q.row(i, h)));
     }
     if (!call.apart) commit_model(layer, behind(before + tokens));
-    for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+    for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       HeadModel& model = layer.heads[h].model;
       if (model.spec().kind == Kind::retrieval && call.read == Read::all && call.refresh_selection) {
         follow_refresh(l, h, q, before + tokens);
@@ -425,7 +445,7 @@ class Sequence {
     const auto due = [](const Head& head) { return head.model.wants_compress(); };
     if (std::ranges::any_of(layer.heads, due)) {
       commit_model(layer, before + tokens);
-      for (std::size_t h = 0; h < shape_.kv_heads; ++h) {
+      for (std::size_t h = 0; h < layer.heads.size(); ++h) {
         if (due(layer.heads[h])) follow_compress(l, h, text_rows(layer.heads[h]));
       }
     }
@@ -466,8 +486,8 @@ class Sequence {
     for (const std::size_t token : sample) {
       const std::int64_t t = position_of(token);
       const auto path = path_of(token);
-      for (std::size_t q_head = 0; q_head < shape_.q_heads; ++q_head) {
-        const std::size_t h = q_head / shape_.queries_per_kv();
+      for (std::size_t q_head = 0; q_head < layer.shape.q_heads; ++q_head) {
+        const std::size_t h = q_head / layer.shape.queries_per_kv();
         const HeadModel& model = layer.heads[h].model;
         std::vector<const oracle::Row*> candidates;
         for (const auto& [p, row] : rows[h]) candidates.push_back(&row);
@@ -488,10 +508,12 @@ class Sequence {
             read_rows.push_back(&row);
           }
         }
-        const auto expected = oracle::attend(q.row_of_doubles(token, q_head), read_rows, oracle_options(q_head));
+        const auto expected = oracle::attend(q.row_of_doubles(token, q_head), read_rows,
+                                             oracle_options(layer, q_head), layer.shape.value_dim);
         const double one = largest_difference(expected.out, out.row(token, q_head));
-        const double lse = std::abs(expected.log_sum_exp -
-                                    static_cast<double>(log_sum_exp[token * shape_.q_heads + q_head]));
+        const double lse =
+            std::abs(expected.log_sum_exp -
+                     static_cast<double>(log_sum_exp[token * layer.shape.q_heads + q_head]));
         error = !(one <= error) ? one : error;
         lse_error = !(lse <= lse_error) ? lse : lse_error;
       }
@@ -503,10 +525,11 @@ class Sequence {
   template <class In>
   void follow_refresh(std::size_t l, std::size_t h, const Tensor<In>& q, std::size_t tokens) {
     Head& head = layers_[l].heads[h];
+    const kvpolicy::LayerShape& shape = layers_[l].shape;
     const HeadSpec& spec = head.model.spec();
     std::vector<double> scores;
     for (std::int64_t chunk = 0; chunk < head.model.full_chunks(); ++chunk) {
-      std::vector<double> mean(shape_.head_dim, 0.0), min = mean, max = mean;
+      std::vector<double> mean(shape.head_dim, 0.0), min = mean, max = mean;
       for (std::size_t i = 0; i < spec.chunk; ++i) {
         const auto& key = head.text[static_cast<std::size_t>(chunk) * spec.chunk + i].key;
         for (std::size_t c = 0; c < key.size(); ++c) {
@@ -516,8 +539,8 @@ class Sequence {
         }
       }
       double score = 0;
-      for (std::size_t g = 0; g < shape_.queries_per_kv(); ++g) {
-        const auto query = q.row_of_doubles(q.tokens() - 1, h * shape_.queries_per_kv() + g);
+      for (std::size_t g = 0; g < shape.queries_per_kv(); ++g) {
+        const auto query = q.row_of_doubles(q.tokens() - 1, h * shape.queries_per_kv() + g);
         for (std::size_t c = 0; c < query.size(); ++c) {
           score += spec.min_max ? std::max(query[c] * min[c], query[c] * max[c]) : query[c] * mean[c];
         }
@@ -540,15 +563,16 @@ class Sequence {
     if (!model.is_compressible()) return model.release();
     const std::size_t tokens = layer.queries.size();
     std::vector<std::vector<std::vector<double>>> attention;
-    for (std::size_t g = 0; g < shape_.queries_per_kv(); ++g) {
+    for (std::size_t g = 0; g < layer.shape.queries_per_kv(); ++g) {
       auto& of_head = attention.emplace_back();
-      const std::size_t q_head = h * shape_.queries_per_kv() + g;
+      const std::size_t q_head = h * layer.shape.queries_per_kv() + g;
       for (std::size_t t = tokens - std::min(tokens, model.spec().window); t < tokens; ++t) {
         std::vector<const oracle::Row*> visible;
         for (const auto& [p, row] : before) {
           if (p <= static_cast<std::int64_t>(t)) visible.push_back(&row);
         }
-        of_head.push_back(oracle::probabilities(layer.queries[t][q_head], visible, oracle_options(q_head)));
+        of_head.push_back(oracle::probabilities(layer.queries[t][q_head], visible,
+                                                oracle_options(layer, q_head)));
         of_head.back().resize(before.size(), 0.0);
       }
     }

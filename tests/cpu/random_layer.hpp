@@ -155,15 +155,17 @@ struct Traits {
 /// One KV head: its segments, and all they point to.
 class RandomHead {
  public:
-  explicit RandomHead(std::size_t head_dim)
+  explicit RandomHead(std::size_t head_dim, std::size_t value_dim = 0)
       : head_dim_{head_dim},
-        frequencies_{std::make_unique<std::vector<float>>(kvpolicy::inverse_frequencies({}, head_dim))} {}
+        value_dim_{value_dim == 0 ? head_dim : value_dim},
+        frequencies_{
+            std::make_unique<std::vector<float>>(kvpolicy::inverse_frequencies({}, head_dim))} {}
 
   /// Rows at positions from about `position` on.
   void add(Random& random, const kvpolicy::RowFormat& keys, const kvpolicy::RowFormat& values,
            std::size_t rows, std::int64_t position, std::int64_t queries_at, const Traits& traits) {
     keys_.emplace_back(random, keys, rows, head_dim_);
-    values_.emplace_back(random, values, rows, head_dim_);
+    values_.emplace_back(random, values, rows, value_dim_);
     kvpolicy::Segment segment;
     segment.keys = keys_.back().plane();
     segment.values = values_.back().plane();
@@ -228,6 +230,7 @@ class RandomHead {
   [[nodiscard]] std::vector<oracle::Row> seen_from(std::int64_t t) const {
     std::vector<oracle::Row> rows;
     std::vector<float> row(head_dim_);
+    std::vector<float> value(value_dim_);
     for (const kvpolicy::Segment& segment : segments_) {
       segment.for_each_run([&](const kvpolicy::RowRun& run) {
         for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
@@ -240,8 +243,8 @@ class RandomHead {
           oracle::Row& seen = rows.emplace_back();
           kvpolicy::load_row(segment.keys, i, row);
           seen.key.assign(row.begin(), row.end());
-          kvpolicy::load_row(segment.values, i, row);
-          seen.value.assign(row.begin(), row.end());
+          kvpolicy::load_row(segment.values, i, value);
+          seen.value.assign(value.begin(), value.end());
           const std::int64_t latest = segment.rotation.latest_position;
           if (segment.rotation.inverse_frequencies != nullptr && t > latest) {
             seen.key = oracle::turn(seen.key, static_cast<double>(t - latest), theta);
@@ -258,11 +261,12 @@ class RandomHead {
     const std::vector<oracle::Row> rows = seen_from(t);
     std::vector<const oracle::Row*> list;
     for (const auto& seen : rows) list.push_back(&seen);
-    return oracle::attend(query, list, options);
+    return oracle::attend(query, list, options, value_dim_);
   }
 
  private:
   std::size_t head_dim_;
+  std::size_t value_dim_;
   std::unique_ptr<std::vector<float>> frequencies_;
   std::vector<RandomPlane> keys_;
   std::vector<RandomPlane> values_;
@@ -277,17 +281,19 @@ inline const std::vector<std::size_t> hard_sizes{0,  1,  2,  3,  5,   7,   15,  
 
 /// Some segments, ending about where the queries are.
 inline RandomHead random_head(Random& random, std::size_t head_dim, std::int64_t queries_at,
-                              std::size_t tokens, const Traits& traits = {}) {
-  RandomHead head{head_dim};
+                              std::size_t tokens, const Traits& traits = {},
+                              std::size_t value_dim = 0) {
+  RandomHead head{head_dim, value_dim};
   const auto formats = all_formats(head_dim);
+  const auto value_formats = value_dim == 0 ? formats : all_formats(value_dim);
   const std::size_t segments = below(random, 5);
   for (std::size_t i = 0; i < segments; ++i) {
     const std::size_t rows = one_of(random, hard_sizes);
     const auto start = std::max<std::int64_t>(
         0, queries_at + static_cast<std::int64_t>(below(random, tokens + 4)) -
                static_cast<std::int64_t>(rows));
-    head.add(random, one_of(random, formats), one_of(random, formats), rows, start, queries_at,
-             traits);
+    head.add(random, one_of(random, formats), one_of(random, value_formats), rows, start,
+             queries_at, traits);
   }
   return head;
 }
@@ -304,12 +310,12 @@ struct RandomCall {
   std::vector<std::span<const kvpolicy::Segment>> segments;
 
   RandomCall(Random& random, std::size_t kv_heads, std::size_t group_, std::size_t head_dim,
-             std::size_t tokens, const Traits& traits = {})
-      : group{group_}, queries{tokens, kv_heads * group_, head_dim,
-                               static_cast<Layout>(below(random, 3))},
+             std::size_t tokens, const Traits& traits = {}, std::size_t value_dim = 0)
+      : group{group_},
+        queries{tokens, kv_heads * group_, head_dim, static_cast<Layout>(below(random, 3))},
         first_position{static_cast<std::int64_t>(below(random, 600))} {
     for (std::size_t head = 0; head < kv_heads; ++head) {
-      heads.push_back(random_head(random, head_dim, first_position, tokens, traits));
+      heads.push_back(random_head(random, head_dim, first_position, tokens, traits, value_dim));
     }
     queries.randomize(random, 1.0F);
     if (below(random, 3) == 0) options.scale = 0.3F * normal(random);

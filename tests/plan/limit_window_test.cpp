@@ -65,6 +65,6 @@ TEST_CASE("plans refuse heads that are not there and settings that do not work, 
   CHECK_THROWS_AS(plan.set(0, 0, Window::Config{.recent = 0}), ConfigError);
   CHECK_THROWS_AS((Plan{{.layers = 0, .q_heads = 1, .kv_heads = 1, .head_dim = 64}}), ConfigError);
   CHECK_THROWS_AS((Plan{{.layers = 1, .q_heads = 3, .kv_heads = 2, .head_dim = 64}}), ConfigError);
-  CHECK_THROWS_AS((Plan{{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 72}}), ConfigError);
+  CHECK_THROWS_AS((Plan{{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 12}}), ConfigError);
   CHECK(plan == before);
 }

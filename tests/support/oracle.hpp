@@ -60,8 +60,9 @@ inline std::vector<double> probabilities(const std::vector<double>& query,
 }
 
 inline Result attend(const std::vector<double>& query, const std::vector<const Row*>& rows,
-                     const Options& options) {
-  Result result{std::vector<double>(query.size(), 0.0)};
+                     const Options& options, std::size_t value_dim = 0) {
+  // Without a row, nothing but the caller says how long a value is.
+  Result result{std::vector<double>(value_dim == 0 ? query.size() : value_dim, 0.0)};
   const auto shares = probabilities(query, rows, options, &result.log_sum_exp);
   for (std::size_t r = 0; r < rows.size(); ++r) {
     for (std::size_t i = 0; i < result.out.size(); ++i) result.out[i] += shares[r] * rows[r]->value[i];

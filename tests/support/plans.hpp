@@ -100,8 +100,10 @@ kvpolicy::HeadSettings<E> settings_of(const HeadSpec& spec) {
 template <kvpolicy::Element E>
 kvpolicy::HeadPlan<E> plan_of(const ModelShape& shape, const std::vector<HeadSpec>& heads) {
   kvpolicy::HeadPlan<E> plan{shape};
-  for (std::size_t i = 0; i < heads.size(); ++i) {
-    plan.set(i / shape.kv_heads, i % shape.kv_heads, settings_of<E>(heads[i]));
+  std::size_t i = 0;
+  for (std::size_t l = 0; l < shape.layers; ++l) {
+    for (std::size_t h = 0; h < shape.layer(l).kv_heads; ++h)
+      plan.set(l, h, settings_of<E>(heads[i++]));
   }
   return plan;
 }

@@ -14,7 +14,6 @@
 
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/core/attention.hpp>
-#include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
@@ -35,8 +34,8 @@ template <class Layer, AttentionEngine Engine>
 class Compression {
  public:
   /// `observed_rows` grows by the keys that are read, once nothing can fail any more.
-  Compression(const ModelShape& shape, Engine& engine, std::size_t& observed_rows)
-      : shape_{shape}, engine_{engine}, observed_rows_{observed_rows} {}
+  Compression(Engine& engine, std::size_t& observed_rows)
+      : engine_{engine}, observed_rows_{observed_rows} {}
 
   /// All heads that compress, or those alone whose settings ask for it now.
   /// @throws std::bad_alloc, StorageError, with all heads as they were
@@ -108,9 +107,9 @@ class Compression {
         if (!asked[i]) continue;
         Head& head = *layer.heads[i];
         if (head.shares_in_layer()) {
-          sharing_.push_back(head.compete(sums_[i], shape_.queries_per_kv(), seen));
+          sharing_.push_back(head.compete(sums_[i], layer.shape.queries_per_kv(), seen));
         } else {
-          head.prepare_compress(sums_[i], shape_.queries_per_kv(), seen);
+          head.prepare_compress(sums_[i], layer.shape.queries_per_kv(), seen);
         }
       }
     }
@@ -134,14 +133,15 @@ class Compression {
       const Head& head = *layer.heads[i];
       head.show({.first_position = static_cast<std::int64_t>(layer.tokens)}, shown[i]);
       heads[i] = shown[i];
-      sums_[i].resize(shape_.queries_per_kv() * head.rows());
+      sums_[i].resize(layer.shape.queries_per_kv() * head.rows());
       sums[i] = sums_[i];
       read_ += head.rows();
     }
     using E = typename Layer::element_type;
-    std::vector<E> queries(window * shape_.q_heads * shape_.head_dim);
+    std::vector<E> queries(window * layer.shape.q_heads * layer.shape.head_dim);
     const std::size_t count = layer.queries.copy_latest(window, queries.data());
-    const TensorView<const E> view{queries.data(), count, shape_.q_heads, shape_.head_dim};
+    const TensorView<const E> view{queries.data(), count, layer.shape.q_heads,
+                                   layer.shape.head_dim};
     engine_.observe(LayerObservation{ConstTensor{view},
                                      static_cast<std::int64_t>(layer.tokens - count), heads, sums,
                                      AttendOptions{.scale = layer.scale,
@@ -150,7 +150,6 @@ class Compression {
     return count;
   }
 
-  const ModelShape& shape_;
   Engine& engine_;
   std::size_t& observed_rows_;
   std::size_t read_ = 0;  // keys, by this compression

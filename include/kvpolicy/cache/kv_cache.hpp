@@ -33,9 +33,15 @@ namespace kvpolicy {
 class SavedCache;
 
 /// One sequence: the rows of all layers, every KV head under the policy that the plan gives it.
-/// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], any of the
-/// three element types, any token and head stride; keys already rotated to their text position.
+/// Shapes: q [tokens, q_heads, head_dim], k [tokens, kv_heads, head_dim], v [tokens, kv_heads,
+/// value_dim] and out [tokens, q_heads, value_dim], as the plan's ModelShape says of the layer; any of
+/// the three element types, any token and head stride; keys already rotated to their text position.
 /// `out` must not overlap the inputs. Whatever throws leaves rows, tokens and bytes as they were.
+///
+/// Layers have the model's numbers. A layer without a cache takes no call. A layer that reads another
+/// one's cache takes `attend` alone, after that layer's `append` of the same tokens; it selects no rows,
+/// adds no attention up and asks for no compression of its own. Where the call sets no softcap, the
+/// shape's is taken.
 ///
 /// DraftTokens may branch (core/token_tree.hpp). A call whose options name a tree adds the tree's last
 /// nodes, which stand at `depth` behind the text; earlier nodes came with the calls before, so a tree
@@ -180,7 +186,7 @@ class KvCache {
   }
   /// The same for one layer, for engines that prefill layer by layer.
   void compress(std::size_t layer) {
-    Layer& own = layers_[checked(layer)];
+    Layer& own = own_layer(layer);
     own.tree.refuse("compress");
     own.check_queries();
     commit_layer(own);
@@ -192,7 +198,7 @@ class KvCache {
   [[nodiscard]] std::size_t tokens() const {
     return std::ranges::min_element(held(layers_), {}, &Layer::tokens)->tokens;
   }
-  [[nodiscard]] std::size_t tokens(std::size_t layer) const { return layers_[checked(layer)].tokens; }
+  [[nodiscard]] std::size_t tokens(std::size_t layer) const { return read_by(layer).tokens; }
   /// `truncate` goes back no further than this.
   [[nodiscard]] std::size_t commit_point() const {
     return std::ranges::max_element(held(layers_), {}, &Layer::committed)->committed;
@@ -231,9 +237,10 @@ class KvCache {
   [[nodiscard]] Engine& engine() { return engine_; }
   /// One head, whatever its policy.
   [[nodiscard]] const Head& head(std::size_t layer, std::size_t head) const {
-    require(head < plan_.shape().kv_heads, "KvCache: there is no KV head ", head, ", the shape has ",
-            plan_.shape().kv_heads);
-    return *layers_[checked(layer)].heads[head];
+    const Layer& own = read_by(layer);
+    require(head < own.heads.size(), "KvCache: there is no KV head ", head, ", layer ", own.number,
+            " has ", own.heads.size());
+    return *own.heads[head];
   }
   /// The policy of a head that has policy P.
   /// @throws ConfigError if the head has another one, ShapeError if there is no such layer
@@ -241,8 +248,8 @@ class KvCache {
   [[nodiscard]] const P& policy(std::size_t layer, std::size_t head) const {
     const Head& own = this->head(layer, head);
     require(own.policy_type() == type_tag_of<P>(), "KvCache::policy: KV head ", head, " of layer ",
-            layer, " has the policy ", plan_.at(layer, head).names().shown(), ", not ",
-            policy_traits<P>::names().shown());
+            layer, " has the policy ", plan_.at(read_by(layer).number, head).names().shown(),
+            ", not ", policy_traits<P>::names().shown());
     return *static_cast<const P*>(own.policy());
   }
 
@@ -252,10 +259,10 @@ class KvCache {
   /// @throws ShapeError if rows came without their queries, RollbackError if a tree is pending
   std::size_t observe(std::size_t layer, std::size_t queries,
                       std::vector<std::vector<float>>& sums) {
-    const Layer& own = layers_[checked(layer)];
+    const Layer& own = own_layer(layer);
     own.tree.refuse("observe");
     own.check_queries();
-    const ModelShape& shape = plan_.shape();
+    const LayerShape& shape = own.shape;
     std::vector<SegmentList> shown(shape.kv_heads);
     std::vector<std::span<const Segment>> heads(shape.kv_heads);
     std::vector<std::span<float>> views(shape.kv_heads);
@@ -289,9 +296,10 @@ class KvCache {
                                      Read read = Read::all) const {
     SegmentList list;
     const Head& own = this->head(layer, head);
-    const ReadRequest request{static_cast<std::int64_t>(layers_[layer].text()), 1, read};
+    const Layer& rows_of = read_by(layer);
+    const ReadRequest request{static_cast<std::int64_t>(rows_of.text()), 1, read};
     own.show(request, list);
-    layers_[layer].for_each_uncommitted(
+    rows_of.for_each_uncommitted(
         head, [&](const Segment& rows) { own.show_uncommitted(rows, request, list); });
     return list;
   }
@@ -314,13 +322,6 @@ class KvCache {
     options.validate();
     return options;
   }
-  // What heads are made with.
-  [[nodiscard]] StorageContext context() const {
-    StorageContext context = options_.context(plan_.shape().head_dim);
-    context.pool = &pool_.pool();
-    return context;
-  }
-
   // The engine's scores, for a policy that does not know the engine's type.
   struct Scorer final : ChunkScorer {
     explicit Scorer(Engine& engine_) : engine{engine_} {}
@@ -340,20 +341,20 @@ class KvCache {
 
   // This cache is new, and may be thrown away half-way.
   void take(const KvCache& other) {
-    const StorageContext context = this->context();
     observed_rows_ = other.observed_rows_;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
-      take_layer(layers_[l], other.layers_[l], l, context, [&](std::size_t head) {
-        return plan_.at(l, head) == other.plan_.at(l, head);
+      Layer& own = layers_[l];
+      take_layer(own, other.layers_[l], context_of(own.shape), [&](std::size_t head) {
+        return plan_.at(own.number, head) == other.plan_.at(own.number, head);
       });
-      compress_due(layers_[l]);
+      compress_due(own);
     }
   }
 
   // Heads that share their budgets are ranked against each other.
   void check_sharing(std::size_t layer) const {
     const HeadSettings<E>* first = nullptr;
-    for (std::size_t head = 0; head < plan_.shape().kv_heads; ++head) {
+    for (std::size_t head = 0; head < plan_.shape().layer(layer).kv_heads; ++head) {
       const HeadSettings<E>& own = plan_.at(layer, head);
       if (!own.shares_in_layer()) continue;
       if (first == nullptr) first = &own;
@@ -363,19 +364,30 @@ class KvCache {
     }
   }
 
-  // All heads as they are before the first token.
+  // What a layer's heads are made with.
+  [[nodiscard]] StorageContext context_of(const LayerShape& layer) const {
+    StorageContext context = options_.context(layer.head_dim, layer.value_dim);
+    context.pool = &pool_.pool();
+    return context;
+  }
+
+  // The layers that have a cache, as they are before the first token.
   [[nodiscard]] std::vector<Layer> new_layers() const {
-    const ModelShape& shape = plan_.shape();
-    const StorageContext context = this->context();
+    const ModelShape& model = plan_.shape();
     std::vector<Layer> layers;
-    layers.reserve(shape.layers);
-    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+    layers.reserve(model.layers);
+    for (std::size_t layer = 0; layer < model.layers; ++layer) {
+      const LayerShape shape = model.layer(layer);
+      if (shape.kv_heads == 0) continue;
+      const StorageContext context = context_of(shape);
       const std::size_t queries = std::max(plan_.observed_queries(layer), options_.kept_queries);
       Layer& added = layers.emplace_back(Layer{
           {},
+          layer,
+          shape,
           {},
           {},
-          {options_.tail_rows(), shape.kv_heads, shape.head_dim, options_.memory},
+          {options_.tail_rows(), shape.kv_heads, shape.head_dim, shape.value_dim, options_.memory},
           {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
       check_sharing(layer);
       added.heads.reserve(shape.kv_heads);
@@ -392,13 +404,55 @@ class KvCache {
         added.add(settings.make_head(context));
       }
     }
+    for (std::size_t layer = 0; layer < model.layers; ++layer) check_reading(layer, layers);
     return layers;
   }
 
-  [[nodiscard]] std::size_t checked(std::size_t layer) const {
-    require<ShapeError>(layer < held(layers_).size(), "KvCache: there is no layer ", layer,
-                        ", the plan has ", layers_.size());
+  // Rows whose attention is added up are committed by their own layer's `attend`: too early for the
+  // layers that read them too.
+  void check_reading(std::size_t layer, const std::vector<Layer>& layers) const {
+    const std::size_t source = plan_.shape().cache_of(layer);
+    if (source == layer) return;
+    require(!std::ranges::find(layers, source, &Layer::number)->roles.accumulates,
+            "KvCache: layer ", layer, " reads the cache of layer ", source,
+            ", whose heads add up the attention of every call; give them another policy");
+  }
+
+  // Where layer `number` stands in layers_, which leaves out layers without a cache.
+  [[nodiscard]] std::size_t place_of(std::size_t number) const {
+    const auto found = std::ranges::lower_bound(layers_, number, {}, &Layer::number);
+    return static_cast<std::size_t>(found - layers_.begin());
+  }
+
+  // The layer whose rows layer `number` reads.
+  // @throws ShapeError if there is no such layer or it reads none
+  [[nodiscard]] const Layer& read_by(std::size_t number) const {
+    static_cast<void>(held(layers_));
+    const ModelShape& model = plan_.shape();
+    require<ShapeError>(number < model.layers, "KvCache: there is no layer ", number,
+                        ", the plan has ", model.layers);
+    const std::size_t source = model.cache_of(number);
+    require<ShapeError>(model.layer(source).kv_heads > 0, "KvCache: layer ", number,
+                        " has no cache (its kv_heads is 0), so no call is made for it");
+    return layers_[place_of(source)];
+  }
+  [[nodiscard]] Layer& read_by(std::size_t number) {
+    return const_cast<Layer&>(std::as_const(*this).read_by(number));
+  }
+  // The layer that keeps the rows of layer `number`. @throws ShapeError if it keeps none
+  [[nodiscard]] Layer& own_layer(std::size_t number) {
+    Layer& layer = read_by(number);
+    require<ShapeError>(layer.number == number, "KvCache: layer ", number,
+                        " reads the cache of layer ", layer.number,
+                        " and has no rows of its own; it takes attend alone");
     return layer;
+  }
+
+  // The call's options with what the layer itself says of its logits.
+  [[nodiscard]] AttendOptions completed(const AttendOptions& options, std::size_t number) const {
+    AttendOptions own = options;
+    if (own.softcap == 0.0F) own.softcap = plan_.shape().layer(number).softcap;
+    return own;
   }
 
   void refuse_tree(const char* call) const {
@@ -417,14 +471,15 @@ class KvCache {
   // ---- the three calls
 
   void step_any(std::size_t l, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
-                const MutableTensor& out, const AttendOptions& options) {
-    Layer& layer = layers_[checked(l)];
-    const ModelShape& shape = plan_.shape();
+                const MutableTensor& out, const AttendOptions& given) {
+    Layer& layer = own_layer(l);
+    const AttendOptions options = completed(given, l);
+    const LayerShape& shape = layer.shape;
     const std::size_t tokens = q.tokens;
     check_tensor("q", q, tokens, shape.q_heads, shape.head_dim);
     check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
-    check_tensor("v", v, tokens, shape.kv_heads, shape.head_dim);
-    check_tensor("out", out, tokens, shape.q_heads, shape.head_dim);
+    check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
+    check_tensor("out", out, tokens, shape.q_heads, shape.value_dim);
     check_written_once(out);
     check_options(options, tokens, shape.q_heads);
     check_tree("step", layer, tokens, options.tree);
@@ -462,11 +517,11 @@ class KvCache {
   }
 
   void append_any(std::size_t l, const ConstTensor& k, const ConstTensor& v, const TokenTree* tree) {
-    Layer& layer = layers_[checked(l)];
-    const ModelShape& shape = plan_.shape();
+    Layer& layer = own_layer(l);
+    const LayerShape& shape = layer.shape;
     const std::size_t tokens = k.tokens;
     check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
-    check_tensor("v", v, tokens, shape.kv_heads, shape.head_dim);
+    check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
     check_append(name, tokens, options_.max_append);
     check_tree("append", layer, tokens, tree);
     check_room(name, layer, tokens, options_.max_tokens);
@@ -489,22 +544,30 @@ class KvCache {
   }
 
   void attend_any(std::size_t l, const ConstTensor& q, const MutableTensor& out,
-                  const AttendOptions& options) {
-    Layer& layer = layers_[checked(l)];
-    const ModelShape& shape = plan_.shape();
-    check_tensor("q", q, q.tokens, shape.q_heads, shape.head_dim);
-    check_tensor("out", out, q.tokens, shape.q_heads, shape.head_dim);
+                  const AttendOptions& given) {
+    Layer& layer = read_by(l);
+    const AttendOptions options = completed(given, l);
+    const LayerShape& shape = layer.shape;
+    const std::size_t q_heads = plan_.shape().layer(l).q_heads;
+    check_tensor("q", q, q.tokens, q_heads, shape.head_dim);
+    check_tensor("out", out, q.tokens, q_heads, shape.value_dim);
     check_written_once(out);
-    check_options(options, q.tokens, shape.q_heads);
+    check_options(options, q.tokens, q_heads);
     require<ShapeError>(q.tokens <= layer.uncommitted(), "KvCache::attend: ", q.tokens,
                         " queries, but only the latest ", layer.uncommitted(),
-                        " rows have not been committed");
+                        " rows of layer ", layer.number, " have not been committed");
     if (options.tree == nullptr) {
       layer.tree.refuse("attend");
     } else {
       layer.tree.check_is(*options.tree, q.tokens);
     }
     if (q.tokens == 0) return;
+    if (layer.number != l) {
+      require<ShapeError>(!options.refresh_selection,
+                          "KvCache::attend: refresh_selection for layer ", l, ", but layer ",
+                          layer.number, ", whose cache it reads, selects for both");
+      return run_attention(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr, 0);
+    }
     // What is added up cannot be taken back, so the rows it belongs to may not be either.
     const bool accumulates = layer.roles.accumulates;
     attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr,
@@ -597,8 +660,8 @@ class KvCache {
   void prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t position,
                        std::optional<std::size_t> chooser, bool wanted) {
     const std::size_t token = chooser.value_or(q.tokens - 1);
-    const std::size_t group = plan_.shape().queries_per_kv();
-    const std::size_t head_dim = plan_.shape().head_dim;
+    const std::size_t group = layer.shape.queries_per_kv();
+    const std::size_t head_dim = layer.shape.head_dim;
     if (!layer.roles.selects) return;
     Scorer scorer{engine_};
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
@@ -649,7 +712,7 @@ class KvCache {
   }
 
   void compress_layers(std::span<Layer> layers, bool only_due = false) {
-    Compression<Layer, Engine>{plan_.shape(), engine_, observed_rows_}.run(layers, only_due);
+    Compression<Layer, Engine>{engine_, observed_rows_}.run(layers, only_due);
   }
 
   Plan plan_;

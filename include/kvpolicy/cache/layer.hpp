@@ -13,6 +13,7 @@
 #include <kvpolicy/cache/pending_tree.hpp>
 #include <kvpolicy/cache/observation_window.hpp>
 #include <kvpolicy/cache/tail.hpp>
+#include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/core/progress.hpp>
 #include <kvpolicy/core/token_tree.hpp>
 #include <kvpolicy/policy/head.hpp>
@@ -25,6 +26,8 @@ template <Element E>
 struct CacheLayer : TextProgress<std::size_t> {
   using element_type = E;
 
+  std::size_t number = 0;  // in the model
+  LayerShape shape;
   std::vector<HeadPtr> heads;
   HeadRoles roles;  // of all heads together
   Tail<E> tail;

@@ -48,7 +48,7 @@ inline void fetch_rows(const StorageContext& context, const SegmentList& list) {
   for (const Segment& rows : list) {
     rows.for_each_run([&](const RowRun& run) {
       list_ranges(slow, rows.keys, context.head_dim, run.first, run.rows, ranges);
-      list_ranges(slow, rows.values, context.head_dim, run.first, run.rows, ranges);
+      list_ranges(slow, rows.values, context.value_channels(), run.first, run.rows, ranges);
     });
   }
   slow.fetch(ranges);
@@ -75,8 +75,9 @@ inline void commit_all(Head& head, const SegmentList& list, std::size_t count) {
 /// policy with the same settings in both; then it takes a copy, which shares the full pages.
 /// @throws as above
 template <Element E, class IsSame>
-void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, std::size_t layer,
-                const StorageContext& context, IsSame is_same) {
+void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, const StorageContext& context,
+                IsSame is_same) {
+  const std::size_t layer = from.number;
   for (std::size_t i = 0; i < to.heads.size(); ++i) {
     const Head& old = *from.heads[i];
     if (is_same(i)) {

@@ -15,6 +15,18 @@
 
 namespace kvpolicy {
 
+namespace detail {
+
+/// The model's number of a layer that stands at `place` among those of a cache: a cache of layers that differ
+/// leaves out those that have none.
+template <class Layer>
+[[nodiscard]] std::size_t number_of(const Layer& layer, std::size_t place) {
+  if constexpr (requires { layer.number; }) return layer.number;
+  return place;
+}
+
+}  // namespace detail
+
 /// Refuses a rollback that some layer cannot make.
 /// @throws RollbackError if a layer cannot go back to `tokens` tokens
 template <class Layer>
@@ -22,7 +34,7 @@ void check_truncate(std::string_view cache, std::span<const Layer> layers, std::
                     std::size_t max_rollback) {
   for (std::size_t l = 0; l < layers.size(); ++l) {
     require<RollbackError>(layers[l].can_return_to(tokens), cache, "::truncate: to ", tokens,
-                           " tokens, but layer ", l, " can go back to ", layers[l].committed, " to ",
+                           " tokens, but layer ", detail::number_of(layers[l], l), " can go back to ", layers[l].committed, " to ",
                            layers[l].tokens, " (max_rollback is ", max_rollback, ")");
   }
 }
@@ -38,8 +50,8 @@ void check_accept(std::string_view cache, std::span<const Layer> layers,
   for (std::size_t l = 1; l < layers.size(); ++l) {
     require<RollbackError>(
         layers[l].tokens == first.tokens && layers[l].tree.nodes() == first.tree.nodes(), cache,
-        "::accept: layer ", l, " holds ", layers[l].tree.size(), " nodes at ", layers[l].tokens,
-        " tokens, layer 0 ", first.tree.size(), " at ", first.tokens,
+        "::accept: layer ", detail::number_of(layers[l], l), " holds ", layers[l].tree.size(), " nodes at ", layers[l].tokens,
+        " tokens, layer ", detail::number_of(first, 0), ' ', first.tree.size(), " at ", first.tokens,
         "; truncate, and bring them to the same tree");
   }
   require<ShapeError>(is_path(first.tree.nodes(), path), cache, "::accept: the ", path.size(),

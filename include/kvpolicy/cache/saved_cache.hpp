@@ -75,7 +75,8 @@ class SavedCache {
     const std::size_t tokens = cache.tokens();
     for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
       cache.layers_[l].tree.refuse("save");
-      require<RollbackError>(cache.layers_[l].tokens == tokens, "save: layer ", l, " holds ",
+      require<RollbackError>(cache.layers_[l].tokens == tokens, "save: layer ",
+                             cache.layers_[l].number, " holds ",
                              cache.layers_[l].tokens, " tokens, another one ", tokens,
                              "; save between two steps, or truncate first");
     }
@@ -87,8 +88,7 @@ class SavedCache {
     archive(tokens, cache.observed_rows_);
     for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
       // A saving archive changes nothing.
-      transfer(archive, const_cast<typename KvCache<E, Engine>::Layer&>(cache.layers_[l]), l,
-               tokens, cache);
+      transfer(archive, const_cast<typename KvCache<E, Engine>::Layer&>(cache.layers_[l]), tokens, cache);
     }
     blocks.finish();
   }
@@ -113,7 +113,7 @@ class SavedCache {
     require<FormatError>(tokens <= max_text_tokens, blocks.name(), ": holds ", tokens,
                          " tokens, must be at most ", max_text_tokens);
     auto layers = cache.new_layers();
-    for (std::size_t l = 0; l < layers.size(); ++l) transfer(archive, layers[l], l, tokens, cache);
+    for (auto& layer : layers) transfer(archive, layer, tokens, cache);
     blocks.finish(alone);
     cache.layers_ = std::move(layers);
     cache.observed_rows_ = observed_rows;
@@ -172,57 +172,83 @@ class SavedCache {
 
   template <class Archive, class E>
   static void describe(Archive& archive, const HeadPlan<E>& plan) {
-    const ModelShape& shape = plan.shape();
-    archive(shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim);
+    write_shape(archive, plan.shape());
     write_text(archive, name_of(encoding_of<E>));
-    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-        const HeadDescription one = description(plan, layer, head);
-        write_text(archive, one.policy);
-        archive(one.settings);
-      }
+    plan.for_each_head([&](std::size_t layer, std::size_t head, const auto&) {
+      const HeadDescription one = description(plan, layer, head);
+      write_text(archive, one.policy);
+      archive(one.settings);
+    });
+  }
+
+  // Four numbers where all layers are alike. Otherwise zeros in the place of the heads and channels, and all
+  // about each layer, of which the checksum tells whether it is the same.
+  template <class Archive>
+  static void write_shape(Archive& archive, const ModelShape& shape) {
+    const LayerShape first = shape.is_uniform() ? shape.layer(0) : LayerShape{};
+    archive(shape.layers, first.q_heads, first.kv_heads, first.head_dim);
+    if (first.kv_heads == 0) archive(checksum_of(shape));
+  }
+  [[nodiscard]] static std::uint64_t checksum_of(const ModelShape& shape) {
+    ByteString bytes;
+    SavingArchive<ByteString> archive{bytes};
+    for (std::size_t l = 0; l < shape.layers; ++l) {
+      const LayerShape own = shape.layer(l);
+      archive(own.q_heads, own.kv_heads, own.head_dim, own.value_dim, own.window, own.softcap,
+              shape.cache_of(l));
     }
+    return checksum(bytes.bytes);
   }
 
   template <class E>
   static void compare(LoadingArchive& archive, const HeadPlan<E>& plan, const std::string& name) {
-    const ModelShape& own = plan.shape();
-    ModelShape shape;
-    archive(shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim);
-    const auto in_words = [](const ModelShape& s) {
-      return message(s.layers, " layers, ", s.q_heads, " query heads, ", s.kv_heads,
-                     " KV heads of ", s.head_dim);
-    };
-    require<FormatError>(shape == own, name, ": is of a model of ", in_words(shape), ", must be ",
-                         in_words(own));
+    compare_shapes(archive, plan.shape(), name);
     const std::string element = read_text(archive, name);
     const std::string_view own_element = name_of(encoding_of<E>);
     require<FormatError>(element == own_element, name, ": holds rows in ", shown(element),
                          ", must be ", own_element);
-    for (std::size_t layer = 0; layer < own.layers; ++layer) {
-      for (std::size_t head = 0; head < own.kv_heads; ++head) {
-        const HeadDescription expected = description(plan, layer, head);
-        HeadDescription one;
-        one.policy = read_text(archive, name);
-        archive(one.settings);
-        require<FormatError>(one.policy == expected.policy, name, ": KV head ", head, " of layer ",
-                             layer, " is ", shown(one.policy), ", must be \"", expected.policy,
-                             '"');
-        require<FormatError>(one.settings == expected.settings, name, ": KV head ", head,
-                             " of layer ", layer, " is ", shown(one.policy),
-                             " with other settings than in the plan, must have the same");
-      }
-    }
+    plan.for_each_head([&](std::size_t layer, std::size_t head, const auto&) {
+      const HeadDescription expected = description(plan, layer, head);
+      HeadDescription one;
+      one.policy = read_text(archive, name);
+      archive(one.settings);
+      require<FormatError>(one.policy == expected.policy, name, ": KV head ", head, " of layer ", layer,
+                           " is ", shown(one.policy), ", must be \"", expected.policy, '"');
+      require<FormatError>(one.settings == expected.settings, name, ": KV head ", head, " of layer ", layer,
+                           " is ", shown(one.policy),
+                           " with other settings than in the plan, must have the same");
+    });
+  }
+
+  static void compare_shapes(LoadingArchive& archive, const ModelShape& own, const std::string& name) {
+    LayerShape first;
+    std::size_t layers = 0;
+    archive(layers, first.q_heads, first.kv_heads, first.head_dim);
+    const auto in_words = [](std::size_t count, const LayerShape& layer) {
+      return layer.kv_heads == 0 ? message(count, " layers that differ")
+                                 : message(count, " layers, ", layer.q_heads, " query heads, ", layer.kv_heads,
+                                           " KV heads of ", layer.head_dim);
+    };
+    const LayerShape own_first = own.is_uniform() ? own.layer(0) : LayerShape{};
+    require<FormatError>(layers == own.layers && first.q_heads == own_first.q_heads &&
+                             first.kv_heads == own_first.kv_heads && first.head_dim == own_first.head_dim,
+                         name, ": is of a model of ", in_words(layers, first), ", must be ",
+                         in_words(own.layers, own_first));
+    if (own_first.kv_heads > 0) return;
+    std::uint64_t found = 0;
+    archive(found);
+    require<FormatError>(found == checksum_of(own), name, ": is of a model of ", layers,
+                         " layers that differ in another way than those of the plan");
   }
 
   // ---- the rows
 
   template <class Archive, class Layer, class Cache>
-  static void transfer(Archive& archive, Layer& layer, std::size_t number, std::size_t tokens,
-                       const Cache& cache) {
+  static void transfer(Archive& archive, Layer& layer, std::size_t tokens, const Cache& cache) {
+    const std::size_t number = layer.number;
     archive.enter({number, 0, tokens});
     archive(layer.committed, layer.scale, layer.softcap, layer.attention_sink_bias);
-    if constexpr (Archive::loading) check(archive, layer, number, tokens, cache);
+    if constexpr (Archive::loading) check(archive, layer, tokens, cache);
     layer.queries.serialize(archive, tokens);
     layer.tail.serialize(archive, layer.committed, tokens);
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
@@ -240,18 +266,18 @@ class SavedCache {
   }
 
   template <class Layer, class Cache>
-  static void check(const LoadingArchive& archive, const Layer& layer, std::size_t number,
-                    std::size_t tokens, const Cache& cache) {
+  static void check(const LoadingArchive& archive, const Layer& layer, std::size_t tokens,
+                    const Cache& cache) {
     archive.check(layer.committed <= tokens, "at most ", tokens, " committed rows");
     const std::size_t room = cache.options_.tail_rows();
-    require<CapacityError>(tokens - layer.committed <= room, "load: layer ", number, " has ",
+    require<CapacityError>(tokens - layer.committed <= room, "load: layer ", layer.number, " has ",
                            tokens - layer.committed,
                            " rows that can be taken back, the cache has room for max_rollback + "
                            "max_append = ",
                            room, "; it takes more of them, or commit before saving");
     archive.check(!layer.scale || is_finite(*layer.scale), "a finite scale");
     archive.check(is_finite(layer.softcap) && layer.softcap >= 0.0F, "a finite softcap");
-    const std::size_t q_heads = cache.plan_.shape().q_heads;
+    const std::size_t q_heads = layer.shape.q_heads;
     archive.check(layer.attention_sink_bias.empty() || layer.attention_sink_bias.size() == q_heads,
                   "a sink logit for each of ", q_heads, " query heads, or none");
     archive.check(std::ranges::none_of(layer.attention_sink_bias, [](float x) { return is_nan(x); }),

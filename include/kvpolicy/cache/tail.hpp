@@ -24,11 +24,12 @@ namespace kvpolicy {
 template <Element E>
 class Tail {
  public:
-  Tail(std::size_t rows, std::size_t kv_heads, std::size_t head_dim,
+  /// Of `kv_heads` heads whose keys and values have so many channels.
+  Tail(std::size_t rows, std::size_t kv_heads, std::size_t head_dim, std::size_t value_dim,
        std::pmr::memory_resource* memory)
-      : slots_{rows}, kv_heads_{kv_heads}, head_dim_{head_dim}, rows_{memory, bytes()} {}
+      : slots_{rows}, kv_heads_{kv_heads}, dims_{head_dim, value_dim}, rows_{memory, bytes()} {}
   Tail(const Tail& other)
-      : slots_{other.slots_}, kv_heads_{other.kv_heads_}, head_dim_{other.head_dim_},
+      : slots_{other.slots_}, kv_heads_{other.kv_heads_}, dims_{other.dims_},
         rows_{other.rows_.memory(), bytes()} {
     std::memcpy(rows_.get(), other.rows_.get(), bytes());
   }
@@ -38,20 +39,16 @@ class Tail {
   ~Tail() = default;
 
   [[nodiscard]] std::size_t bytes() const {
-    return 2 * slots_ * kv_heads_ * head_dim_ * sizeof(E);
+    return slots_ * kv_heads_ * (row_bytes(0) + row_bytes(1));
   }
 
   /// The tokens [first, last) of `keys` and `values` become the rows from `position` on.
   void write(const ConstTensor& keys, const ConstTensor& values, std::size_t first,
              std::size_t last, std::size_t position) {
-    std::array<float, max_head_dim> numbers;
-    const std::span<float> row = std::span{numbers}.first(head_dim_);
     for (std::size_t token = first; token < last; ++token, ++position) {
       for (std::size_t head = 0; head < kv_heads_; ++head) {
-        load_dense(keys.encoding, keys.row(token, head), row);
-        store_dense(encoding_of<E>, row, side(head, 0) + position % slots_ * row_bytes());
-        load_dense(values.encoding, values.row(token, head), row);
-        store_dense(encoding_of<E>, row, side(head, 1) + position % slots_ * row_bytes());
+        write_row(keys, token, head, 0, position);
+        write_row(values, token, head, 1, position);
       }
     }
   }
@@ -61,8 +58,7 @@ class Tail {
     if (from == to) return;
     for (std::size_t head = 0; head < kv_heads_; ++head) {
       for (std::size_t which = 0; which < 2; ++which) {
-        std::memcpy(side(head, which) + to % slots_ * row_bytes(),
-                    side(head, which) + from % slots_ * row_bytes(), row_bytes());
+        std::memcpy(row(head, which, to), row(head, which, from), row_bytes(which));
       }
     }
   }
@@ -73,7 +69,7 @@ class Tail {
     for (std::size_t head = 0; head < kv_heads_; ++head) {
       for (std::size_t which = 0; which < 2; ++which) {
         for (std::size_t row = from; row < to; ++row) {
-          archive.bytes(std::span{side(head, which) + row % slots_ * row_bytes(), row_bytes()});
+          archive.bytes(std::span{this->row(head, which, row), row_bytes(which)});
         }
       }
     }
@@ -92,19 +88,31 @@ class Tail {
   }
 
  private:
-  [[nodiscard]] std::size_t row_bytes() const { return head_dim_ * sizeof(E); }
+  // `which`: 0 for keys, 1 for values.
+  [[nodiscard]] std::size_t row_bytes(std::size_t which) const { return dims_[which] * sizeof(E); }
   [[nodiscard]] std::byte* side(std::size_t head, std::size_t which) const {
-    return rows_.get() + (2 * head + which) * slots_ * row_bytes();
+    const std::size_t before = head * (row_bytes(0) + row_bytes(1)) + which * row_bytes(0);
+    return rows_.get() + slots_ * before;
+  }
+  [[nodiscard]] std::byte* row(std::size_t head, std::size_t which, std::size_t position) const {
+    return side(head, which) + position % slots_ * row_bytes(which);
+  }
+  void write_row(const ConstTensor& rows, std::size_t token, std::size_t head, std::size_t which,
+                 std::size_t position) {
+    std::array<float, max_head_dim> memory;
+    const std::span<float> numbers = std::span{memory}.first(dims_[which]);
+    load_dense(rows.encoding, rows.row(token, head), numbers);
+    store_dense(encoding_of<E>, numbers, row(head, which, position));
   }
   [[nodiscard]] Plane plane(std::size_t head, std::size_t which, std::size_t slot) const {
     return {.format = {.encoding = encoding_of<E>}, .base = side(head, which),
-            .row_stride = row_bytes(), .first_row = slot};
+            .row_stride = row_bytes(which), .first_row = slot};
   }
 
   std::size_t slots_;
   std::size_t kv_heads_;
-  std::size_t head_dim_;
-  Buffer rows_;  // [kv_heads, keys and values, slots, head_dim]
+  std::array<std::size_t, 2> dims_;  // of keys and of values
+  Buffer rows_;  // of each head first its keys, [slots, head_dim], then its values, [slots, value_dim]
 };
 
 }  // namespace kvpolicy

@@ -62,9 +62,9 @@ class AnyEngine;
 /// "AVX512-VNNI", "AVX2", "SSE4" and, always, "baseline".
 [[nodiscard]] std::vector<std::string_view> instruction_sets();
 
-/// An AttentionEngine; head_dim may be any multiple of 16, a group any size. Calls on one engine must not
-/// overlap, as they share scratch memory. A copy has its own scratch memory and a copy of the pool. An
-/// engine that was moved from may only be assigned to or destroyed.
+/// An AttentionEngine; keys and values may have any multiple of 8 channels, a group any size. Calls
+/// on one engine must not overlap, as they share scratch memory. A copy has its own scratch memory
+/// and a copy of the pool. An engine that was moved from may only be assigned to or destroyed.
 class Engine {
  public:
   /// On the calling thread, with the best instruction set.
@@ -80,11 +80,11 @@ class Engine {
   Engine& operator=(Engine&& other) noexcept;
   ~Engine();
 
-  /// @throws ShapeError for a head_dim that 16 does not divide, std::bad_alloc
+  /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
   void attend(const LayerAttention& work);
-  /// @throws ShapeError for a head_dim that 16 does not divide, std::bad_alloc
+  /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
   void observe(const LayerObservation& work);
-  /// @throws ShapeError for a query length that 16 does not divide, std::bad_alloc
+  /// @throws ShapeError for a query length that 8 does not divide, std::bad_alloc
   void score(const Plane& rows, std::span<const float> query, std::span<float> out);
 
   /// What this engine was made for.

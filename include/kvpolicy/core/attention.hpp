@@ -46,7 +46,7 @@ struct AttendOptions {
 /// the row has position `first_position + depth`.
 struct LayerAttention {
   ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
-  MutableTensor out;                                    ///< [tokens, q_heads, head_dim]
+  MutableTensor out;                                    ///< [tokens, q_heads, value_dim]
   std::int64_t first_position = 0;
   std::span<const std::span<const Segment>> heads;      ///< [kv_heads]
   AttendOptions options;
@@ -71,7 +71,8 @@ struct LayerAttention {
 };
 
 /// Asks how much attention each row gets: its attention probability, summed over the queries (the
-/// column sums of the attention matrix). No segment may contain nodes of a tree.
+/// column sums of the attention matrix). No segment may contain nodes of a tree. Values are not
+/// read.
 struct LayerObservation {
   ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
   std::int64_t first_position = 0;

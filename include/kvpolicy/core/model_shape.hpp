@@ -1,41 +1,164 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The four numbers of a transformer that a KV cache needs.
+// What a KV cache needs to know of a transformer: of each layer the heads, their channels and its
+// window. Most models have layers that are all alike, and four numbers say everything.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 
 namespace kvpolicy {
 
-/// Head dimensions that every engine serves, for keys and values alike.
-inline constexpr std::array<std::size_t, 5> supported_head_dims{64, 80, 96, 128, 256};
+/// Keys and values have a multiple of `head_dim_step` channels, at most `largest_head_dim`. A
+/// backend may serve fewer; it refuses the others itself.
+inline constexpr std::size_t head_dim_step = 8;
+/// The latent keys of DeepSeek-V3: 512 channels and 64 rotated ones.
+inline constexpr std::size_t largest_head_dim = 576;
 
-/// The shape of a transformer's KV cache; all layers have the same shape.
+/// One layer of a model.
+struct LayerShape {
+  std::size_t q_heads = 0;  ///< Query heads; a multiple of the KV heads that they read.
+  /// KV heads that the layer caches; 0: it has no cache (linear attention, Mamba).
+  std::size_t kv_heads = 0;
+  std::size_t head_dim = 0;   ///< Channels of a query and of a key.
+  std::size_t value_dim = 0;  ///< Channels of a value and of an output; 0: as many as head_dim.
+  std::size_t window = 0;     ///< The layer attends to so many latest tokens; 0: to all.
+  float softcap = 0.0F;  ///< Attention logits become softcap * tanh(logit / softcap); 0: they stay.
+  /// The earlier layer whose cache this one reads, because the model shares it; then `kv_heads` is
+  /// 0, and `head_dim`, `value_dim` and `window` are those of that layer and stay 0 here.
+  std::optional<std::size_t> reads = {};
+
+  /// Query heads that read one KV head of this layer's own cache.
+  [[nodiscard]] constexpr std::size_t queries_per_kv() const { return q_heads / kv_heads; }
+  friend constexpr bool operator==(const LayerShape&, const LayerShape&) = default;
+};
+
+/// The layers of a model. `ModelShape{.layers = 32, .q_heads = 32, .kv_heads = 8, .head_dim = 128}`
+/// has 32 that are alike; `change(layer)` makes one differ. Layers have the model's own numbers, so
+/// a layer without a cache has a number too.
 struct ModelShape {
   std::size_t layers = 0;
-  std::size_t q_heads = 0;   ///< Query heads; a multiple of `kv_heads`.
+  std::size_t q_heads = 0;   ///< Of each layer, as the next three.
   std::size_t kv_heads = 0;  ///< Query head h reads KV head h / queries_per_kv().
   std::size_t head_dim = 0;
+  std::size_t value_dim = 0;  ///< 0: as many as head_dim.
+  /// Empty where all layers are alike. Otherwise one entry for each layer, and the four numbers
+  /// above mean nothing.
+  std::vector<LayerShape> per_layer = {};
 
+  /// What layer `number` is, with the value_dim that it has. Requires number < layers.
+  [[nodiscard]] constexpr LayerShape layer(std::size_t number) const {
+    LayerShape own = per_layer.empty() ? common() : per_layer[number];
+    if (own.value_dim == 0) own.value_dim = own.head_dim;
+    return own;
+  }
+  /// The layer to be changed: `shape.change(5).window = 1024`. @throws ConfigError if there is no
+  /// such layer
+  [[nodiscard]] LayerShape& change(std::size_t number) {
+    require(number < layers, "ModelShape: there is no layer ", number, ", the shape has ", layers);
+    if (per_layer.empty()) per_layer.assign(layers, common());
+    return per_layer[number];
+  }
+  /// The layer whose cache layer `number` reads: itself, or the one that it names.
+  [[nodiscard]] constexpr std::size_t cache_of(std::size_t number) const {
+    return per_layer.empty() ? number : per_layer[number].reads.value_or(number);
+  }
+
+  /// Of models whose layers are alike. A layer of any model: `layer(number).queries_per_kv()`.
   [[nodiscard]] constexpr std::size_t queries_per_kv() const { return q_heads / kv_heads; }
-  [[nodiscard]] constexpr std::size_t kv_head_count() const { return layers * kv_heads; }
-  friend constexpr bool operator==(const ModelShape&, const ModelShape&) = default;
+  /// KV heads of all layers together.
+  [[nodiscard]] constexpr std::size_t kv_head_count() const {
+    if (per_layer.empty()) return layers * kv_heads;
+    std::size_t count = 0;
+    for (const LayerShape& own : per_layer) count += own.kv_heads;
+    return count;
+  }
+  /// Whether all layers are alike, keep every token in view and have a cache of their own whose
+  /// keys and values have as many channels.
+  [[nodiscard]] constexpr bool is_uniform() const {
+    const LayerShape first = layers == 0 ? LayerShape{} : layer(0);
+    if (first.window != 0 || first.softcap != 0.0F || first.value_dim != first.head_dim)
+      return false;
+    for (std::size_t i = 0; i < per_layer.size(); ++i) {
+      if (layer(i) != first) return false;
+    }
+    return true;
+  }
 
-  /// @throws ConfigError for zero layers or heads, q_heads that kv_heads does not divide, or a
-  /// head_dim outside `supported_head_dims`.
+  friend constexpr bool operator==(const ModelShape& a, const ModelShape& b) {
+    if (a.layers != b.layers) return false;
+    const std::size_t described = a.per_layer.empty() && b.per_layer.empty() ? 1 : a.layers;
+    for (std::size_t i = 0; i < std::min(a.layers, described); ++i) {
+      if (a.layer(i) != b.layer(i)) return false;
+    }
+    return true;
+  }
+
+  /// @throws ConfigError for no layers, no KV heads at all, a number of heads or channels that no
+  /// layer can have, or a layer that reads the cache of one that has none
   void validate() const {
-    constexpr std::size_t most = std::size_t{1} << 20;  // far above any model: no overflow
     require(layers > 0 && layers <= most, "ModelShape: layers is ", layers, ", must be 1 to ", most);
-    require(kv_heads > 0 && kv_heads <= most, "ModelShape: kv_heads is ", kv_heads,
-            ", must be 1 to ", most);
-    require(q_heads > 0 && q_heads <= most && q_heads % kv_heads == 0, "ModelShape: q_heads is ",
-            q_heads, ", must be a positive multiple of kv_heads = ", kv_heads);
-    require(std::ranges::count(supported_head_dims, head_dim) == 1, "ModelShape: head_dim is ",
-            head_dim, ", must be 64, 80, 96, 128 or 256");
+    require(per_layer.empty() || per_layer.size() == layers, "ModelShape: per_layer has ",
+            per_layer.size(), " entries, must have one for each of ", layers, " layers, or none");
+    if (per_layer.empty()) {
+      require(kv_heads > 0, "ModelShape: kv_heads is 0, must be 1 to ", most);
+      return validate(layer(0), "");
+    }
+    for (std::size_t i = 0; i < layers; ++i) validate(i);
+    require(kv_head_count() > 0, "ModelShape: none of ", layers, " layers has a KV head");
+  }
+
+ private:
+  static constexpr std::size_t most = std::size_t{1} << 20;  // far above any model: no overflow
+
+  // The layer that the four numbers describe.
+  [[nodiscard]] constexpr LayerShape common() const {
+    return {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim, .value_dim = value_dim};
+  }
+
+  void validate(std::size_t number) const {
+    const LayerShape& own = per_layer[number];
+    std::string where = message("layer ", number, ": ");
+    if (!own.reads) return validate(layer(number), where);
+    require(*own.reads < number, "ModelShape: ", where, "reads the cache of layer ", *own.reads,
+            ", must be an earlier layer");
+    const LayerShape source = layer(*own.reads);
+    require(source.kv_heads > 0, "ModelShape: ", where, "reads the cache of layer ", *own.reads,
+            ", which has none of its own");
+    require(own.kv_heads == 0 && own.head_dim == 0 && own.value_dim == 0 && own.window == 0,
+            "ModelShape: ", where, "reads the cache of layer ", *own.reads,
+            ", so its kv_heads, head_dim, value_dim and window must be 0");
+    check_q_heads(own.q_heads, source.kv_heads, where);
+    check_softcap(own.softcap, where);
+  }
+
+  static void validate(const LayerShape& own, const std::string& where) {
+    require(own.kv_heads <= most, "ModelShape: ", where, "kv_heads is ", own.kv_heads,
+            ", must be at most ", most);
+    check_softcap(own.softcap, where);
+    if (own.kv_heads == 0) return;  // nothing is cached, so nothing else matters
+    check_q_heads(own.q_heads, own.kv_heads, where);
+    check_channels("head_dim", own.head_dim, where);
+    check_channels("value_dim", own.value_dim, where);
+  }
+  static void check_q_heads(std::size_t q_heads, std::size_t kv_heads, const std::string& where) {
+    require(q_heads > 0 && q_heads <= most && q_heads % kv_heads == 0, "ModelShape: ", where,
+            "q_heads is ", q_heads, ", must be a positive multiple of kv_heads = ", kv_heads);
+  }
+  static void check_channels(const char* name, std::size_t channels, const std::string& where) {
+    require(channels > 0 && channels % head_dim_step == 0 && channels <= largest_head_dim,
+            "ModelShape: ", where, name, " is ", channels, ", must be a multiple of ",
+            head_dim_step, " from ", head_dim_step, " to ", largest_head_dim);
+  }
+  static void check_softcap(float softcap, const std::string& where) {
+    require(is_finite(softcap) && softcap >= 0.0F, "ModelShape: ", where, "softcap is ", softcap,
+            ", must be 0 or positive");
   }
 };
 

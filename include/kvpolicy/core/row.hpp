@@ -59,6 +59,28 @@ inline void round_dense(Encoding encoding, std::span<float> row) {
   return (packed >> (channel / bytes * bits)) & ((1U << bits) - 1U);
 }
 
+/// Dequantises the codes of one packed row. Each scale and zero belongs to `group` neighbouring channels.
+inline void load_codes(Encoding encoding, const std::byte* codes, const half* scales,
+                       const half* zeros, std::size_t group, std::span<float> out) {
+  // First the codes, in the order of load_code but without its division for each channel.
+  const std::size_t bits = bits_of(encoding);
+  const std::size_t bytes = out.size() * bits / 8;
+  const unsigned mask = (1U << bits) - 1U;
+  for (std::size_t shift = 0, channel = 0; shift < 8; shift += bits) {
+    for (std::size_t byte = 0; byte < bytes; ++byte, ++channel) {
+      out[channel] = static_cast<float>((static_cast<unsigned>(codes[byte]) >> shift) & mask);
+    }
+  }
+  // Then scale and zero.
+  for (std::size_t channel = 0; channel < out.size(); ++scales, ++zeros) {
+    const float scale = static_cast<float>(*scales);
+    const float zero = static_cast<float>(*zeros);
+    for (const std::size_t end = channel + group; channel < end; ++channel) {
+      out[channel] = scale * out[channel] + zero;
+    }
+  }
+}
+
 /// Loads row `row` of a plane as float [head_dim], dequantised if the plane is quantised.
 inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) {
   const auto place = plane.place(row);
@@ -75,23 +97,7 @@ inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) 
   const std::size_t first = block * layout.params_per_row;
   const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset) + first;
   const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset) + first;
-  // First the codes, in the order of load_code but without its division for each channel.
-  const std::size_t bits = bits_of(encoding);
-  const unsigned mask = (1U << bits) - 1U;
-  for (std::size_t shift = 0, channel = 0; shift < 8; shift += bits) {
-    for (std::size_t byte = 0; byte < layout.row_bytes; ++byte, ++channel) {
-      out[channel] = static_cast<float>((static_cast<unsigned>(codes[byte]) >> shift) & mask);
-    }
-  }
-  // Then scale and zero: each pair belongs to one channel, or to a group of neighbouring channels.
-  const std::size_t neighbours = per_token ? plane.format.group : 1;
-  for (std::size_t channel = 0; channel < head_dim; ++scales, ++zeros) {
-    const float scale = static_cast<float>(*scales);
-    const float zero = static_cast<float>(*zeros);
-    for (const std::size_t end = channel + neighbours; channel < end; ++channel) {
-      out[channel] = scale * out[channel] + zero;
-    }
-  }
+  load_codes(encoding, codes, scales, zeros, per_token ? plane.format.group : 1, out);
 }
 
 }  // namespace kvpolicy

@@ -16,20 +16,20 @@
 
 namespace kvpolicy {
 
-/// An AttentionEngine in plain loops, for any head_dim. It has no state, so one object may serve
-/// all threads.
+/// An AttentionEngine in plain loops, for any head_dim and value_dim. It has no state, so one
+/// object may serve all threads.
 class ScalarEngine {
  public:
   void attend(const LayerAttention& work) {
-    const std::size_t head_dim = work.queries.head_dim;
-    std::vector<float> query(head_dim);
-    std::vector<float> row(head_dim);
-    std::vector<float> values(head_dim);
+    const std::size_t value_dim = work.out.head_dim;
+    std::vector<float> query(work.queries.head_dim);
+    std::vector<float> row(value_dim);
+    std::vector<float> values(value_dim);
     for (std::size_t head = 0; head < work.queries.heads; ++head) {
       const auto segments = work.heads[head / work.queries_per_kv()];
       for (std::size_t token = 0; token < work.queries.tokens; ++token) {
         load_dense(work.queries.encoding, work.queries.row(token, head), query);
-        values.assign(head_dim, 0.0F);
+        values.assign(value_dim, 0.0F);
         SoftmaxState state;
         if (!work.options.attention_sink_bias.empty()) state = {work.options.attention_sink_bias[head], 1.0F};
         const auto sees = [&](const Segment& segment, std::size_t index) {

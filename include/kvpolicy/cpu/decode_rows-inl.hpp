@@ -138,9 +138,28 @@ void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t hea
   }
 }
 
-/// The block's rows as float: [rows, head_dim]. `params` holds 2 * head_dim floats.
+/// `decode_side` for rows that do not fill whole vectors: nothing after them is read, and zeros follow
+/// them.
+HWY_NOINLINE inline void decode_padded_side(const BlockSide& side, std::size_t rows, std::size_t channels,
+                                            float* out) {
+  const RowFormat& format = side.format;
+  const std::size_t width = padded_channels(channels);
+  for (std::size_t row = 0; row < rows; ++row, out += width) {
+    std::fill(out + channels, out + width, 0.0F);
+    if (!is_quantized(format.encoding)) {
+      load_dense(format.encoding, side.codes[row], {out, channels});
+      continue;
+    }
+    const std::size_t group = format.granularity == Granularity::per_token ? format.group : 1;
+    load_codes(format.encoding, side.codes[row], side.scales[row], side.zeros[row], group,
+               {out, channels});
+  }
+}
+
+/// The block's rows as float: [rows, padded_channels(head_dim)]. `params` holds 2 * head_dim floats.
 inline void decode_side(const BlockSide& side, std::size_t rows, std::size_t head_dim,
                         float* params, float* out) {
+  if (padded_channels(head_dim) != head_dim) return decode_padded_side(side, rows, head_dim, out);
   switch (side.format.encoding) {
     case Encoding::uint8:
       return decode_packed_side<Encoding::uint8>(side, rows, head_dim, params, out);

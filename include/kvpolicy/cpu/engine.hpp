@@ -27,9 +27,10 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-/// An AttentionEngine; head_dim may be any multiple of 16, a group any size. Calls on one engine
-/// must not overlap, as they share scratch memory; all of it is obtained before anything is
-/// written. A copy has its own scratch memory and a copy of the ParallelFor.
+/// An AttentionEngine; keys and values may have any multiple of 8 channels, a group any size. Rows
+/// of a multiple of 16 channels are read where they are, others are copied block by block. Calls on
+/// one engine must not overlap, as they share scratch memory; all of it is obtained before anything
+/// is written. A copy has its own scratch memory and a copy of the ParallelFor.
 template <ParallelFor Parallel = DefaultParallelFor, class Tuning = DefaultTuning>
 class Engine {
  public:
@@ -44,19 +45,19 @@ class Engine {
   Engine& operator=(Engine&&) noexcept = default;
   ~Engine() = default;
 
-  /// @throws ShapeError for a head_dim that 16 does not divide, std::bad_alloc
+  /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
   void attend(const LayerAttention& work) {
     if (work.queries.tokens == 0 || work.heads.empty()) return;
-    const std::size_t head_dim = checked(work.queries.head_dim);
+    const HeadWidth width{checked("head_dim", work.queries.head_dim), checked("value_dim", work.out.head_dim)};
     const std::size_t most_queries = plan(work);
-    const std::size_t partial = Partial::floats(padded_queries(most_queries), head_dim);
+    const std::size_t partial = Partial::floats(padded_queries(most_queries), width.values);
     float* partials = partials_.resize(partial_count_ * partial);
     const auto partial_of = [&](const Task& task) {
       return Partial{partials + task.partial * partial, padded_queries(task.tile.rows)};
     };
     // Not asked for what decoding needs not: memory for tiles makes signal frames larger.
     const bool tiled = most_queries > Tuning::stream_queries;
-    reserve(tasks_.size(), most_queries, head_dim,
+    reserve(tasks_.size(), most_queries, width,
             tiled ? product_plan(work.queries, work.out.encoding) : ProductPlan{});
     for_each(tasks_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
       const Task& task = tasks_[i];
@@ -70,18 +71,18 @@ class Engine {
       if (task.parts == 1) continue;
       const Partial total = partial_of(task);
       for (std::size_t i = 1; i < task.parts; ++i) {
-        total.merge_with(partial_of(tasks_[first + i]), task.tile.rows, head_dim);
+        total.merge_with(partial_of(tasks_[first + i]), task.tile.rows, width.values);
       }
       total.finish(work, task.tile);
     }
   }
 
-  /// @throws ShapeError for a head_dim that 16 does not divide, std::bad_alloc
+  /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
   void observe(const LayerObservation& work) {
     if (work.heads.empty()) return;
     const std::size_t group = work.queries_per_kv();
     const std::size_t rows = work.queries.tokens * group;
-    reserve(work.heads.size(), Tuning::tile_queries, checked(work.queries.head_dim),
+    reserve(work.heads.size(), Tuning::tile_queries, {checked("head_dim", work.queries.head_dim), 0},
             product_plan(work.queries, Encoding::bfloat16));  // no weight is multiplied
     for_each(work.heads.size(), [&](std::size_t head, Worker<Tuning>& worker) {
       if (work.heads[head].empty()) return;
@@ -95,18 +96,19 @@ class Engine {
     });
   }
 
-  /// @throws ShapeError for a query length that 16 does not divide, std::bad_alloc
+  /// @throws ShapeError for a query length that 8 does not divide, std::bad_alloc
   void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
     if (out.empty()) return;
     // Rows that a query behind them sees all of.
     const Segment segment{.keys = rows, .values = rows, .rows = out.size()};
     QueryTile tile;
-    tile.queries.head_dim = checked(query.size());
+    const std::size_t width = checked("head_dim", query.size());
+    tile.queries.head_dim = tile.value_dim = query.size();
     tile.first_position = static_cast<std::int64_t>(out.size());
     tile.rows = 1;
     const std::size_t weight = seen_weight({&segment, 1}, tile);
     const std::size_t parts = std::clamp<std::size_t>(weight / Tuning::task_weight, 1, threads());
-    reserve(parts, 1, query.size(), {});
+    reserve(parts, 1, {width, width}, {});
     for_each(parts, [&](std::size_t part, Worker<Tuning>& worker) {
       worker.score(segment, tile, query, part_begin(weight, part, parts),
                    part_begin(weight, part + 1, parts), out);
@@ -126,10 +128,11 @@ class Engine {
     return std::max<std::size_t>(static_cast<std::size_t>(parallel_.threads()), 1);
   }
 
-  static std::size_t checked(std::size_t head_dim) {
-    require<ShapeError>(head_dim > 0 && head_dim % 16 == 0, "cpu::Engine: head_dim is ", head_dim,
-                        ", must be a positive multiple of 16");
-    return head_dim;
+  // The width of such a side.
+  static std::size_t checked(const char* name, std::size_t channels) {
+    require<ShapeError>(channels > 0 && channels % 8 == 0, "cpu::Engine: ", name, " is ", channels,
+                        ", must be a positive multiple of 8");
+    return padded_channels(channels);
   }
 
   [[nodiscard]] static std::size_t part_begin(std::size_t weight, std::size_t part,
@@ -156,7 +159,7 @@ class Engine {
       for (std::size_t end = rows; end > 0;) {
         const std::size_t first = (end - 1) / most * most;
         QueryTile tile{work.queries, work.first_position, group, head, first, end - first,
-                       work.scale(), work.options.softcap};
+                       work.scale(), work.options.softcap, work.out.head_dim};
         if (work.options.tree != nullptr) tile.hang_on(tree_);
         const std::size_t weight = seen_weight(work.heads[head], tile);
         tasks_.push_back({tile, 0, weight, 1, 0});
@@ -189,11 +192,11 @@ class Engine {
   }
 
   // Workers for `count` pieces of work.
-  void reserve(std::size_t count, std::size_t queries, std::size_t head_dim,
+  void reserve(std::size_t count, std::size_t queries, const HeadWidth& width,
                const ProductPlan& products) {
     active_ = std::min(threads(), count);
     if (workers_.size() < active_) workers_.resize(active_);
-    for (std::size_t i = 0; i < active_; ++i) workers_[i].reserve(queries, head_dim, products);
+    for (std::size_t i = 0; i < active_; ++i) workers_[i].reserve(queries, width, products);
   }
 
   // Every worker takes the next index until none is left.

@@ -58,33 +58,33 @@ template <class Tiles>
 class PairProducts {
  public:
   /// Words of scratch memory for `width` queries, a multiple of 16.
-  [[nodiscard]] static std::size_t scratch_words(std::size_t width, std::size_t head_dim) {
-    return most_terms * paneled(width) * channel_pairs(head_dim) +
-           max_block_rows * channel_pairs(head_dim) + row_pairs * head_dim +
+  [[nodiscard]] static std::size_t scratch_words(std::size_t width, const HeadWidth& head) {
+    return most_terms * paneled(width) * channel_pairs(head.keys) +
+           max_block_rows * channel_pairs(head.keys) + row_pairs * head.values +
            most_terms * row_pairs * width;
   }
 
   /// And floats.
-  [[nodiscard]] static std::size_t scratch_floats(std::size_t width, std::size_t head_dim) {
-    return 2 * width + 2 * head_dim;
+  [[nodiscard]] static std::size_t scratch_floats(std::size_t width, const HeadWidth& head) {
+    return 2 * width + 2 * head.widest();
   }
 
   /// `scratch` may be null where the plan is not narrow.
-  PairProducts(const ProductPlan& plan, std::size_t width, std::size_t head_dim,
+  PairProducts(const ProductPlan& plan, std::size_t width, const HeadWidth& head,
                std::uint32_t* scratch, float* floats_scratch)
-      : plan_{plan}, width_{width}, head_dim_{head_dim}, query_sums_{floats_scratch},
+      : plan_{plan}, width_{width}, head_{head}, query_sums_{floats_scratch},
         shifts_{query_sums_ + width}, numbers_{shifts_ + width} {
     if (!plan.is_narrow()) return;
     queries_ = scratch;
     keys_ = queries_ + most_terms * query_term();
-    values_ = keys_ + max_block_rows * channel_pairs(head_dim);
-    weights_ = values_ + row_pairs * head_dim;
+    values_ = keys_ + max_block_rows * channel_pairs(head.keys);
+    weights_ = values_ + row_pairs * head.values;
     // Channels that fill up the last tile's pairs are never written again.
-    std::fill_n(keys_, max_block_rows * channel_pairs(head_dim), 0U);
+    std::fill_n(keys_, max_block_rows * channel_pairs(head.keys), 0U);
     if (plan.unit == MatrixUnit::tiles) tiles_.emplace();
   }
 
-  /// Takes the queries [rows, head_dim] of the blocks that follow.
+  /// Takes the queries [rows, width of keys] of the blocks that follow.
   void set_queries(const float* queries, std::size_t rows, bool turned) {
     query_terms_ = turned ? plan_.turned_terms : plan_.query_terms;
     has_queries_ = plan_.pays(query_terms_);
@@ -92,11 +92,11 @@ class PairProducts {
     std::fill_n(queries_, query_terms_ * query_term(), 0U);
     std::fill_n(query_sums_, width_, 0.0F);
     for (std::size_t m = 0; m < rows; ++m) {
-      for (std::size_t i = 0; i < head_dim_; ++i) query_sums_[m] += queries[m * head_dim_ + i];
-      std::uint32_t* column = queries_ + m / columns * columns * channel_pairs(head_dim_) + m % columns;
-      for (std::size_t pair = 0; pair < head_dim_ / 2; ++pair) {
-        float low = queries[m * head_dim_ + 2 * pair];
-        float high = queries[m * head_dim_ + 2 * pair + 1];
+      for (std::size_t i = 0; i < head_.keys; ++i) query_sums_[m] += queries[m * head_.keys + i];
+      std::uint32_t* column = queries_ + m / columns * columns * channel_pairs(head_.keys) + m % columns;
+      for (std::size_t pair = 0; pair < head_.keys / 2; ++pair) {
+        float low = queries[m * head_.keys + 2 * pair];
+        float high = queries[m * head_.keys + 2 * pair + 1];
         for (std::size_t term = 0; term < query_terms_; ++term) {
           const bfloat16 low_part{low};
           const bfloat16 high_part{high};
@@ -115,22 +115,22 @@ class PairProducts {
   /// multiple of 16. False, and nothing done, where this is a task for float.
   bool compute_logits(const BlockSide& keys, std::size_t rows, float scale, float* logits,
                       FetchAhead& ahead) {
-    if (!has_queries_ || !takes(keys.format)) return false;
+    if (!has_queries_ || !takes(keys.format, head_.keys)) return false;
     const bool quantized = is_quantized(keys.format.encoding);
-    if (quantized ? !take_codes(keys, rows, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { copy_codes(row); })
+    if (quantized ? !take_codes(keys, rows, head_.keys, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { copy_codes(row); })
                   : !copy_rows(keys, rows)) {
       return false;
     }
     const x86::PairMatrices matrices{.a = keys_,
-                                     .a_row = channel_pairs(head_dim_),
+                                     .a_row = channel_pairs(head_.keys),
                                      .a_step = 1,
                                      .a_term = 0,
                                      .b = queries_,
                                      .b_row = columns,
                                      .b_term = query_term(),
-                                     .pairs = channel_pairs(head_dim_),
+                                     .pairs = channel_pairs(head_.keys),
                                      .terms = query_terms_};
-    multiply(matrices, columns * channel_pairs(head_dim_),
+    multiply(matrices, columns * channel_pairs(head_.keys),
              {logits, width_, false, quantized ? 1.0F : scale}, rows, width_, ahead);
     for (std::size_t row = 0; quantized && row < rows; ++row) {
       const auto row_scale = hn::Set(floats, scale * scales_[row]);
@@ -148,9 +148,9 @@ class PairProducts {
   /// queries, rounded up to 16. False, and nothing done, where this is a task for float.
   bool add_values(const BlockSide& values, std::size_t rows, const float* weights,
                   const float* factors, float* out, std::size_t queries, FetchAhead& ahead) {
-    if (!plan_.is_narrow() || !takes(values.format)) return false;
+    if (!plan_.is_narrow() || !takes(values.format, head_.values)) return false;
     const bool quantized = is_quantized(values.format.encoding);
-    if (quantized ? !take_codes(values, rows, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { pair_codes(row); })
+    if (quantized ? !take_codes(values, rows, head_.values, [&](std::size_t row) KVPOLICY_CPU_LAMBDA { pair_codes(row); })
                   : !pair_rows(values, rows)) {
       return false;
     }
@@ -165,8 +165,8 @@ class PairProducts {
       if (factors[m] == 1.0F && !quantized) continue;  // the largest logit is found early
       const auto factor = hn::Set(floats, factors[m]);
       const auto shift = hn::Set(floats, quantized ? shifts_[m] : 0.0F);
-      for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
-        float* numbers = out + m * head_dim_ + channel;
+      for (std::size_t channel = 0; channel < head_.values; channel += lanes) {
+        float* numbers = out + m * head_.values + channel;
         hn::StoreU(hn::MulAdd(hn::LoadU(floats, numbers), factor, shift), floats, numbers);
       }
     }
@@ -176,11 +176,11 @@ class PairProducts {
                                      .a_step = tiles ? 1 : width_,
                                      .a_term = row_pairs * width_,
                                      .b = values_,
-                                     .b_row = head_dim_,
+                                     .b_row = head_.values,
                                      .b_term = 0,
                                      .pairs = padded_pairs(rows),
                                      .terms = plan_.weight_terms};
-    multiply(matrices, columns, {out, head_dim_, true, 1.0F}, queries, head_dim_, ahead);
+    multiply(matrices, columns, {out, head_.values, true, 1.0F}, queries, head_.values, ahead);
     return true;
   }
 
@@ -198,7 +198,7 @@ class PairProducts {
   static std::size_t padded_pairs(std::size_t rows) {
     return (rows + 2 * x86::tile_size - 1) / (2 * x86::tile_size) * x86::tile_size;
   }
-  [[nodiscard]] std::size_t query_term() const { return paneled(width_) * channel_pairs(head_dim_); }
+  [[nodiscard]] std::size_t query_term() const { return paneled(width_) * channel_pairs(head_.keys); }
 
   void multiply(x86::PairMatrices matrices, std::size_t b_panel, x86::ProductTarget target,
                 std::size_t rows, std::size_t width, FetchAhead& ahead) {
@@ -223,8 +223,8 @@ class PairProducts {
     auto largest = hn::Zero(shorts);
     for (std::size_t row = 0; row < rows; ++row) {
       const auto* from = reinterpret_cast<const std::uint16_t*>(side.codes[row]);
-      auto* to = reinterpret_cast<std::byte*>(keys_ + row * channel_pairs(head_dim_));
-      for (std::size_t channel = 0; channel < head_dim_; channel += hn::MaxLanes(shorts)) {
+      auto* to = reinterpret_cast<std::byte*>(keys_ + row * channel_pairs(head_.keys));
+      for (std::size_t channel = 0; channel < head_.keys; channel += hn::MaxLanes(shorts)) {
         const auto numbers = hn::LoadU(shorts, from + channel);
         largest = hn::Max(largest, hn::And(numbers, hn::Set(shorts, 0x7fffU)));
         std::array<std::uint16_t, hn::MaxLanes(shorts)> lines;
@@ -240,16 +240,16 @@ class PairProducts {
     auto largest = hn::Zero(words);
     const auto low_half = hn::Set(words, 0x7fffU);
     for (std::size_t pair = 0; pair < padded_pairs(rows); ++pair) {
-      std::uint32_t* to = values_ + pair * head_dim_;
+      std::uint32_t* to = values_ + pair * head_.values;
       if (2 * pair >= rows) {
-        std::fill_n(to, head_dim_, 0U);
+        std::fill_n(to, head_.values, 0U);
         continue;
       }
       // An odd last row stands in for its neighbour, whose weights are zeros.
       const auto* low = reinterpret_cast<const std::uint16_t*>(side.codes[2 * pair]);
       const auto* high = reinterpret_cast<const std::uint16_t*>(
           side.codes[std::min(2 * pair + 1, rows - 1)]);
-      for (std::size_t channel = 0; channel < head_dim_; channel += lanes) {
+      for (std::size_t channel = 0; channel < head_.values; channel += lanes) {
         const auto low_bits = hn::PromoteTo(words, hn::LoadU(word_shorts, low + channel));
         const auto high_bits = hn::PromoteTo(words, hn::LoadU(word_shorts, high + channel));
         largest = hn::Max(largest, hn::Max(hn::And(low_bits, low_half), hn::And(high_bits, low_half)));
@@ -259,16 +259,16 @@ class PairProducts {
     return hn::AllTrue(words, hn::Lt(largest, hn::Set(words, 0x7f80U)));
   }
 
-  [[nodiscard]] bool takes(const RowFormat& format) const {
+  [[nodiscard]] static bool takes(const RowFormat& format, std::size_t channels) {
     if (format.encoding == Encoding::bfloat16) return true;
     return is_quantized(format.encoding) && format.granularity == Granularity::per_token &&
-           format.group == head_dim_ && head_dim_ * bits_of(format.encoding) / 8 >= lanes;
+           format.group == channels && channels * bits_of(format.encoding) / 8 >= lanes;
   }
 
   // The block's scales and zeros, and take(row) for each row with its codes in numbers_, counted
   // from the middle one, which leaves less to cancel; or false if a scale or zero is not finite.
   template <class Take>
-  bool take_codes(const BlockSide& side, std::size_t rows, Take take) {
+  bool take_codes(const BlockSide& side, std::size_t rows, std::size_t channels, Take take) {
     const Encoding encoding = side.format.encoding;
     const float middle = static_cast<float>(1U << (bits_of(encoding) - 1));
     for (std::size_t row = 0; row < rows; ++row) {
@@ -278,41 +278,41 @@ class PairProducts {
     }
     const WholeRowParams params{hn::Set(floats, 1.0F), hn::Set(floats, -middle)};
     for (std::size_t row = 0; row < rows; ++row) {
-      float* numbers = numbers_ + row % 2 * head_dim_;
+      float* numbers = numbers_ + row % 2 * channels;
       switch (encoding) {
         case Encoding::uint8:
-          decode_packed_row<Encoding::uint8>(side.codes[row], params, head_dim_, numbers);
+          decode_packed_row<Encoding::uint8>(side.codes[row], params, channels, numbers);
           break;
         case Encoding::uint4:
-          decode_packed_row<Encoding::uint4>(side.codes[row], params, head_dim_, numbers);
+          decode_packed_row<Encoding::uint4>(side.codes[row], params, channels, numbers);
           break;
-        default: decode_packed_row<Encoding::uint2>(side.codes[row], params, head_dim_, numbers);
+        default: decode_packed_row<Encoding::uint2>(side.codes[row], params, channels, numbers);
       }
       take(row);
     }
     return true;
   }
   void copy_codes(std::size_t row) {
-    const float* numbers = numbers_ + row % 2 * head_dim_;
-    std::uint32_t* to = keys_ + row * channel_pairs(head_dim_);
-    for (std::size_t pair = 0; pair < head_dim_ / 2; ++pair) {
+    const float* numbers = numbers_ + row % 2 * head_.keys;
+    std::uint32_t* to = keys_ + row * channel_pairs(head_.keys);
+    for (std::size_t pair = 0; pair < head_.keys / 2; ++pair) {
       to[pair] = upper_half(numbers[2 * pair]) | upper_half(numbers[2 * pair + 1]) << 16;
     }
   }
   // Once for the first row of a pair, alone, and once for both.
   void pair_codes(std::size_t row) {
-    std::uint32_t* to = values_ + row / 2 * head_dim_;
+    std::uint32_t* to = values_ + row / 2 * head_.values;
     if (row % 2 == 0) {
-      for (std::size_t channel = 0; channel < head_dim_; ++channel) to[channel] = upper_half(numbers_[channel]);
+      for (std::size_t channel = 0; channel < head_.values; ++channel) to[channel] = upper_half(numbers_[channel]);
     } else {
-      const float* numbers = numbers_ + head_dim_;
-      for (std::size_t channel = 0; channel < head_dim_; ++channel) {
+      const float* numbers = numbers_ + head_.values;
+      for (std::size_t channel = 0; channel < head_.values; ++channel) {
         to[channel] |= upper_half(numbers[channel]) << 16;
       }
     }
   }
   void pair_codes_of_nothing(std::size_t row) {
-    if (row % 2 == 0) std::fill_n(values_ + row / 2 * head_dim_, head_dim_, 0U);
+    if (row % 2 == 0) std::fill_n(values_ + row / 2 * head_.values, head_.values, 0U);
   }
   // All of a code's number, for it has no more than 8 bits.
   [[nodiscard]] static std::uint32_t upper_half(float code) {
@@ -395,7 +395,7 @@ class PairProducts {
 #endif
   }
 
-  // 16 lanes, which divide every head_dim, or fewer.
+  // 16 lanes, which divide every width, or fewer.
   static constexpr hn::CappedTag<std::uint16_t, 16> shorts{};
   static constexpr hn::Rebind<std::uint16_t, Words> word_shorts{};
 
@@ -405,16 +405,16 @@ class PairProducts {
 
   ProductPlan plan_;
   std::size_t width_;
-  std::size_t head_dim_;
+  HeadWidth head_;
   std::size_t query_terms_ = 1;
   bool has_queries_ = false;
   std::uint32_t* queries_ = nullptr;  // [terms] of panels of [channel pairs, columns]
   std::uint32_t* keys_ = nullptr;     // [max_block_rows, channel pairs]
-  std::uint32_t* values_ = nullptr;   // [row_pairs, head_dim]
+  std::uint32_t* values_ = nullptr;   // [row_pairs, width of values]
   std::uint32_t* weights_ = nullptr;  // [terms] of [row_pairs, width] or [width, row_pairs]
   float* query_sums_;  // [width]
   float* shifts_;      // [width]
-  float* numbers_;     // [2, head_dim]
+  float* numbers_;     // [2, wider side]
   std::array<float, max_block_rows> scales_;  // of the rows at hand, and their zeros beneath the
   std::array<float, max_block_rows> zeros_;   // middle code
   std::optional<Tiles> tiles_;

@@ -24,27 +24,26 @@ KVPOLICY_CPU_BEGIN_TARGET
 struct Partial {
   float* max;     // [rows]
   float* sum;     // [rows]
-  float* values;  // [rows, head_dim]
+  float* values;  // [rows, width]: padded channels
 
-  [[nodiscard]] static std::size_t floats(std::size_t rows, std::size_t head_dim) {
-    return rows * (2 + head_dim);
+  [[nodiscard]] static std::size_t floats(std::size_t rows, std::size_t width) {
+    return rows * (2 + width);
   }
   Partial(float* memory, std::size_t rows)
       : max{memory}, sum{memory + rows}, values{memory + 2 * rows} {}
 
-  void clear(std::size_t rows, std::size_t head_dim) const {
+  void clear(std::size_t rows, std::size_t width) const {
     std::fill_n(max, rows, -std::numeric_limits<float>::infinity());
     std::fill_n(sum, rows, 0.0F);
-    std::fill_n(values, rows * head_dim, 0.0F);
+    std::fill_n(values, rows * width, 0.0F);
   }
   [[nodiscard]] SoftmaxState state(std::size_t m) const { return {max[m], sum[m]}; }
 
   /// Merges another part of the same tile into this one.
-  void merge_with(const Partial& part, std::size_t rows, std::size_t head_dim) const {
+  void merge_with(const Partial& part, std::size_t rows, std::size_t width) const {
     for (std::size_t m = 0; m < rows; ++m) {
       SoftmaxState total = state(m);
-      merge(total, {values + m * head_dim, head_dim}, part.state(m),
-            {part.values + m * head_dim, head_dim});
+      merge(total, {values + m * width, width}, part.state(m), {part.values + m * width, width});
       max[m] = total.max;
       sum[m] = total.sum;
     }
@@ -52,10 +51,10 @@ struct Partial {
 
   /// Writes the tile's outputs; the values are normalised in place.
   void finish(const LayerAttention& work, const QueryTile& tile) const {
-    const std::size_t head_dim = work.queries.head_dim;
+    const std::size_t width = tile.width().values;
     const AttendOptions& options = work.options;
     for (std::size_t m = 0; m < tile.rows; ++m) {
-      const std::span<float> own{values + m * head_dim, head_dim};
+      const std::span<float> own{values + m * width, tile.value_dim};
       const std::size_t token = tile.token(m);
       const std::size_t head = tile.head(m);
       SoftmaxState total = state(m);
@@ -84,17 +83,17 @@ struct Partial {
 
 /// values += weights x rows of the block, row by row, for the queries that see the row. For blocks
 /// with infinite values or NaN: a weight of zero does not hide them, so no weight may meet a row
-/// that its query does not see. `rows` is [block.rows, head_dim].
+/// that its query does not see. `rows` is [block.rows, width of values].
 inline void add_seen_values(const QueryTile& tile, const RowBlock& block, const float* rows,
                             const float* weights, std::size_t query_stride,
                             std::size_t row_stride, float* values) {
-  const std::size_t head_dim = tile.queries.head_dim;
+  const std::size_t width = tile.width().values;
   for (std::size_t row = 0; row < block.rows; ++row) {
     block.for_each_seeing(tile, row, [&](const QueryTile::Range& seeing) {
       for (std::size_t m = seeing.begin; m < seeing.end; ++m) {
         const float weight = weights[m * query_stride + row * row_stride];
-        for (std::size_t channel = 0; channel < head_dim; ++channel) {
-          values[m * head_dim + channel] += weight * rows[row * head_dim + channel];
+        for (std::size_t channel = 0; channel < width; ++channel) {
+          values[m * width + channel] += weight * rows[row * width + channel];
         }
       }
     });

@@ -19,6 +19,19 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
+/// Channels of a row as kernels compute with it: up to a multiple of 16, which all vectors divide,
+/// with zeros after the row's own. Rows that fill it are read where they are, others are copied first.
+[[nodiscard]] constexpr std::size_t padded_channels(std::size_t channels) {
+  return (channels + 15) / 16 * 16;
+}
+
+/// Padded channels of a head's two sides: what scratch memory is laid out by.
+struct HeadWidth {
+  std::size_t keys;
+  std::size_t values;
+  [[nodiscard]] constexpr std::size_t widest() const { return std::max(keys, values); }
+};
+
 /// Query row m of the tile is query head `(first + m) % group` of the KV head's group at token
 /// `(first + m) / group`.
 struct QueryTile {
@@ -30,6 +43,7 @@ struct QueryTile {
   std::size_t rows = 0;
   float scale = 1.0F;
   float softcap = 0.0F;
+  std::size_t value_dim = 0;  // 0 where no values are read
   // Where the queries are nodes of a tree:
   const TreeMask* tree = nullptr;
   std::int64_t lowest = 0, highest = 0;  // positions of the tile's queries, in any order
@@ -44,6 +58,8 @@ struct QueryTile {
     }
   }
 
+  [[nodiscard]] std::size_t key_dim() const { return queries.head_dim; }
+  [[nodiscard]] HeadWidth width() const { return {padded_channels(key_dim()), padded_channels(value_dim)}; }
   [[nodiscard]] std::size_t token(std::size_t m) const { return (first + m) / group; }
   [[nodiscard]] std::size_t head(std::size_t m) const {
     return kv_head * group + (first + m) % group;
@@ -116,11 +132,13 @@ struct QueryTile {
     return rotation.inverse_frequencies != nullptr && latest() > rotation.latest_position;
   }
 
-  /// All queries as float, times `factor`, turned where `rotation` says so: [rows, head_dim].
+  /// All queries as float, times `factor`, turned where `rotation` says so: [rows, width().keys].
   void load(const QueryRotation& rotation, float factor, float* out) const {
-    const std::size_t head_dim = queries.head_dim;
+    const std::size_t head_dim = key_dim();
+    const std::size_t padded = width().keys;
     for (std::size_t m = 0; m < rows; ++m) {
-      const std::span<float> query{out + m * head_dim, head_dim};
+      const std::span<float> query{out + m * padded, head_dim};
+      std::fill(out + m * padded + head_dim, out + (m + 1) * padded, 0.0F);
       load_dense(queries.encoding, queries.row(token(m), head(m)), query);
       for (float& number : query) number *= factor;
     }
@@ -136,7 +154,7 @@ struct QueryTile {
         const auto cosine = static_cast<float>(std::cos(angle));
         const auto sine = static_cast<float>(std::sin(angle));
         for (std::size_t i = m; i < next; ++i) {
-          float* query = out + i * head_dim + pair;
+          float* query = out + i * padded + pair;
           const float low = query[0];
           const float high = query[pairs];
           query[0] = low * cosine - high * sine;

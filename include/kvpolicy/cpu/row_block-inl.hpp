@@ -56,9 +56,10 @@ struct RowBlock {
 
 /// What one row costs: bytes read, and a little for the arithmetic, which is the same for all
 /// formats. A share of the work, not a time.
-[[nodiscard]] inline std::size_t row_weight(const Segment& segment, std::size_t head_dim) {
-  const auto bits = bits_of(segment.keys.format.encoding) + bits_of(segment.values.format.encoding);
-  return head_dim * bits / 8 + 2 * head_dim;
+[[nodiscard]] inline std::size_t row_weight(const Segment& segment, const QueryTile& tile) {
+  const std::size_t bits = tile.key_dim() * bits_of(segment.keys.format.encoding) +
+                           tile.value_dim * bits_of(segment.values.format.encoding);
+  return bits / 8 + tile.key_dim() + tile.value_dim;
 }
 
 /// The part of a run that some query of the tile may see.
@@ -80,7 +81,7 @@ struct RowBlock {
                                              const QueryTile& tile) {
   std::size_t total = 0;
   for (const Segment& segment : segments) {
-    const std::size_t weight = row_weight(segment, tile.queries.head_dim);
+    const std::size_t weight = row_weight(segment, tile);
     segment.for_each_run(
         [&](const RowRun& run) { total += weight * seen_part(segment, run, tile).rows; });
   }
@@ -128,10 +129,9 @@ class BlockReader {
   void enter_segment() {
     const Segment& segment = segments_[segment_];
     run_ = 0;
-    weight_ = row_weight(segment, tile_.queries.head_dim);
-    key_layout_ = PageLayout{segment.keys.format, tile_.queries.head_dim, segment.keys.page_rows};
-    value_layout_ =
-        PageLayout{segment.values.format, tile_.queries.head_dim, segment.values.page_rows};
+    weight_ = row_weight(segment, tile_);
+    key_layout_ = PageLayout{segment.keys.format, tile_.key_dim(), segment.keys.page_rows};
+    value_layout_ = PageLayout{segment.values.format, tile_.value_dim, segment.values.page_rows};
   }
 
   // To the next run of this segment, cut to what the tile sees and to the share of weight.

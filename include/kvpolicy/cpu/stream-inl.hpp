@@ -157,21 +157,21 @@ class StreamPass {
   /// Of a query's logits; behind a block's there is room for a vector.
   static constexpr std::size_t stride = max_block_rows + lanes;
 
-  [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return queries * (stride + 1 + head_dim) + max_block_rows * head_dim + 2 * head_dim +
-           IntegerKeys::scratch_floats(queries, head_dim) +
-           IntegerValues::scratch_floats(queries, head_dim);
+  [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, const HeadWidth& width) {
+    return queries * (stride + 1 + width.keys) + (max_block_rows + 2) * width.widest() +
+           IntegerKeys::scratch_floats(queries, width.keys) +
+           IntegerValues::scratch_floats(queries, width.values);
   }
 
   StreamPass(const QueryTile& tile, const Partial& partial, float* scratch)
-      : tile_{tile}, partial_{partial}, head_dim_{tile.queries.head_dim}, logits_{scratch},
-        rows_{logits_ + tile.rows * stride}, params_{rows_ + max_block_rows * head_dim_},
-        parted_queries_{params_ + 2 * head_dim_}, factors_{parted_queries_ + tile.rows * head_dim_},
-        integer_keys_{tile.rows, head_dim_, factors_ + tile.rows},
-        integer_values_{tile.rows, head_dim_, factors_ + tile.rows +
-                                                  IntegerKeys::scratch_floats(tile.rows, head_dim_)} {}
+      : tile_{tile}, partial_{partial}, width_{tile.width()}, logits_{scratch},
+        rows_{logits_ + tile.rows * stride}, params_{rows_ + max_block_rows * width_.widest()},
+        parted_queries_{params_ + 2 * width_.widest()}, factors_{parted_queries_ + tile.rows * width_.keys},
+        integer_keys_{tile.rows, width_.keys, factors_ + tile.rows},
+        integer_values_{tile.rows, width_.values, factors_ + tile.rows +
+                                                      IntegerKeys::scratch_floats(tile.rows, width_.keys)} {}
 
-  /// Takes the queries [tile.rows, head_dim] of the blocks that follow.
+  /// Takes the queries [tile.rows, width().keys] of the blocks that follow.
   void set_queries(const float* queries) {
     queries_ = queries;
     has_parted_queries_ = false;
@@ -180,9 +180,9 @@ class StreamPass {
 
   /// `next` is the block that comes then, to be fetched.
   void add(const RowBlock& block, const RowBlock& next) {
-    fetch_params(next.keys, next.rows, head_dim_);
-    fetch_params(next.values, next.rows, head_dim_);
-    compute_logits(block, prefetch_of(block.values, block.rows, head_dim_));
+    fetch_params(next.keys, next.rows, tile_.key_dim());
+    fetch_params(next.values, next.rows, tile_.value_dim);
+    compute_logits(block, prefetch_of(block.values, block.rows, tile_.value_dim));
     if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, tile_.rows * stride);
     if (block.cut) hide_unseen(block);
     for (std::size_t m = 0; m < tile_.rows; ++m) update_softmax(m, block.rows);
@@ -194,13 +194,14 @@ class StreamPass {
 
   /// Of each query with each row: [queries, stride]; `ahead` is what comes then, to be fetched.
   const float* compute_logits(const RowBlock& block, const Prefetch& ahead) {
-    if (integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
-    const auto keys = readable_rows(block.keys, block.rows, true);
+    const bool whole = width_.keys == tile_.key_dim();
+    if (whole && integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
+    const auto keys = readable_rows(block.keys, block.rows, tile_.key_dim(), true);
     const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion;
     with_dense_encoding(keys.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
       const float* queries = queries_for<E>();
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
-        dot_rows<E, Q>(keys.rows.data(), block.rows, queries + q * head_dim_, head_dim_,
+        dot_rows<E, Q>(keys.rows.data(), block.rows, queries + q * width_.keys, width_.keys,
                        logits_ + q * stride, stride, ahead.share(q / query_portion, passes));
       });
     });
@@ -227,27 +228,29 @@ class StreamPass {
   template <Encoding E>
   void part_queries() {
     has_parted_queries_ = true;
-    const std::size_t paired = paired_channels(head_dim_);
+    const std::size_t paired = paired_channels(width_.keys);
     for (std::size_t m = 0; m < tile_.rows; ++m) {
-      const float* from = queries_ + m * head_dim_;
-      float* to = parted_queries_ + m * head_dim_;
+      const float* from = queries_ + m * width_.keys;
+      float* to = parted_queries_ + m * width_.keys;
       for (std::size_t channel = 0; channel < paired; channel += 2 * lanes) {
         const VectorPair pair = part_pair<E>(from + channel);
         hn::StoreU(pair.first, floats, to + channel);
         hn::StoreU(pair.second, floats, to + channel + lanes);
       }
-      std::copy(from + paired, from + head_dim_, to + paired);
+      std::copy(from + paired, from + width_.keys, to + paired);
     }
   }
 
-  // Pointers to dense rows: the stored ones, or, where they are quantised, decoded ones.
-  [[nodiscard]] Rows readable_rows(const BlockSide& side, std::size_t count, bool padded) {
+  // Pointers to dense rows: the stored ones, or decoded ones where they are quantised or do not fill vectors.
+  [[nodiscard]] Rows readable_rows(const BlockSide& side, std::size_t count, std::size_t channels,
+                                   bool padded) {
     Rows result;
-    if (is_quantized(side.format.encoding)) {
-      decode_side(side, count, head_dim_, params_, rows_);
+    const std::size_t width = padded_channels(channels);
+    if (is_quantized(side.format.encoding) || width != channels) {
+      decode_side(side, count, channels, params_, rows_);
       result.encoding = Encoding::float32;
       for (std::size_t i = 0; i < count; ++i) {
-        result.rows[i] = reinterpret_cast<const std::byte*>(rows_ + i * head_dim_);
+        result.rows[i] = reinterpret_cast<const std::byte*>(rows_ + i * width);
       }
     } else {
       result.encoding = side.format.encoding;
@@ -301,23 +304,22 @@ class StreamPass {
   }
 
   void add_values(const RowBlock& block, const RowBlock& next) {
-    const Prefetch ahead = prefetch_of(next.keys, next.rows, head_dim_);
-    if (integer_values_.add(block.values, block.rows, logits_, stride, factors_, partial_.values,
-                            ahead)) {
+    const Prefetch ahead = prefetch_of(next.keys, next.rows, tile_.key_dim());
+    const std::size_t width = width_.values;
+    if (width == tile_.value_dim && integer_values_.add(block.values, block.rows, logits_, stride, factors_,
+                                                        partial_.values, ahead)) {
       return;
     }
     integer_values_.flush(partial_.values);
     if (block.cut) {
-      decode_side(block.values, block.rows, head_dim_, params_, rows_);
-      if (!all_finite(rows_, block.rows * head_dim_)) {
-        for (std::size_t i = 0; i < tile_.rows * head_dim_; ++i) {
-          partial_.values[i] *= factors_[i / head_dim_];
-        }
+      decode_side(block.values, block.rows, tile_.value_dim, params_, rows_);
+      if (!all_finite(rows_, block.rows * width)) {
+        for (std::size_t i = 0; i < tile_.rows * width; ++i) partial_.values[i] *= factors_[i / width];
         return add_seen_values(tile_, block, rows_, logits_, stride, 1, partial_.values);
       }
     }
-    const auto values = readable_rows(block.values, block.rows, false);
-    const std::size_t columns = head_dim_ / lanes;
+    const auto values = readable_rows(block.values, block.rows, tile_.value_dim, false);
+    const std::size_t columns = width / lanes;
     const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion *
                                (columns / 4 + columns % 4 / 2 + columns % 2);
     std::size_t pass = 0;
@@ -325,25 +327,25 @@ class StreamPass {
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
         const auto add = [&]<std::size_t N>(std::size_t channel) KVPOLICY_CPU_LAMBDA {
           add_rows<E, Q, N>(values.rows.data(), block.rows, logits_ + q * stride, stride,
-                            factors_ + q, partial_.values + q * head_dim_, channel, head_dim_,
+                            factors_ + q, partial_.values + q * width, channel, width,
                             ahead.share(pass++, passes));
           return channel + N * lanes;
         };
         std::size_t channel = 0;
-        while (channel + 4 * lanes <= head_dim_) channel = add.template operator()<4>(channel);
-        if (channel + 2 * lanes <= head_dim_) channel = add.template operator()<2>(channel);
-        if (channel < head_dim_) add.template operator()<1>(channel);
+        while (channel + 4 * lanes <= width) channel = add.template operator()<4>(channel);
+        if (channel + 2 * lanes <= width) channel = add.template operator()<2>(channel);
+        if (channel < width) add.template operator()<1>(channel);
       });
     });
   }
 
   const QueryTile& tile_;
   Partial partial_;
-  std::size_t head_dim_;
+  HeadWidth width_;
   float* logits_;          // [queries, stride]
-  float* rows_;            // [max_block_rows, head_dim]
-  float* params_;          // [2, head_dim]
-  float* parted_queries_;  // [queries, head_dim], see queries_for
+  float* rows_;            // [max_block_rows, wider side]
+  float* params_;          // [2, wider side]
+  float* parted_queries_;  // [queries, width of keys], see queries_for
   float* factors_;         // [queries]
   IntegerKeys integer_keys_;
   IntegerValues integer_values_;

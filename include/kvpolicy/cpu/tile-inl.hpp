@@ -37,29 +37,29 @@ KVPOLICY_CPU_BEGIN_TARGET
 template <class Tiles = x86::AmxTiles>
 class TilePass {
  public:
-  [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
-    return paneled(queries) * head_dim + padded_queries(queries) * (max_block_rows + 1) +
-           max_block_rows * head_dim + 2 * head_dim +
-           PairProducts<Tiles>::scratch_floats(padded_queries(queries), head_dim);
+  [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, const HeadWidth& width) {
+    return paneled(queries) * width.keys + padded_queries(queries) * (max_block_rows + 1) +
+           (max_block_rows + 2) * width.widest() +
+           PairProducts<Tiles>::scratch_floats(padded_queries(queries), width);
   }
   /// Of the other scratch memory, which a plan in float does not touch.
   [[nodiscard]] static std::size_t scratch_words(const ProductPlan& plan, std::size_t queries,
-                                                 std::size_t head_dim) {
+                                                 const HeadWidth& width) {
     if (!plan.is_narrow()) return 0;
-    return PairProducts<Tiles>::scratch_words(padded_queries(queries), head_dim);
+    return PairProducts<Tiles>::scratch_words(padded_queries(queries), width);
   }
 
   TilePass(const QueryTile& tile, const Partial& partial, const ProductPlan& plan, float* scratch,
            std::uint32_t* word_scratch)
-      : tile_{tile}, partial_{partial}, head_dim_{tile.queries.head_dim},
+      : tile_{tile}, partial_{partial}, head_{tile.width()},
         width_{padded_queries(tile.rows)}, queries_{scratch},
-        logits_{queries_ + paneled(tile.rows) * head_dim_},
-        rows_{logits_ + width_ * max_block_rows}, params_{rows_ + max_block_rows * head_dim_},
-        factors_{params_ + 2 * head_dim_}, pairs_{plan, width_, head_dim_, word_scratch, factors_ + width_} {}
+        logits_{queries_ + paneled(tile.rows) * head_.keys},
+        rows_{logits_ + width_ * max_block_rows}, params_{rows_ + max_block_rows * head_.widest()},
+        factors_{params_ + 2 * head_.widest()}, pairs_{plan, width_, head_, word_scratch, factors_ + width_} {}
 
   [[nodiscard]] std::size_t width() const { return width_; }
 
-  /// Takes the queries [tile.rows, head_dim] of the blocks that follow, not scaled yet; they must
+  /// Takes the queries [tile.rows, width of keys] of the blocks that follow, not scaled yet; they must
   /// stay there. `turned`: by a rotation.
   void set_queries(const float* queries, bool turned) {
     given_queries_ = queries;
@@ -69,20 +69,20 @@ class TilePass {
 
   /// `next` is the block that comes then, to be fetched; perhaps one without rows.
   void add(const RowBlock& block, const RowBlock& next) {
-    compute_logits(block, {block.values, block.rows, head_dim_});
+    compute_logits(block, {block.values, block.rows, tile_.value_dim});
     update_softmax(block.rows);
-    add_values(block, {next.keys, next.rows, head_dim_});
+    add_values(block, {next.keys, next.rows, tile_.key_dim()});
   }
   /// Only the softmax's state: for sums of exponentials without values.
   void add_keys(const RowBlock& block, const RowBlock& next) {
-    compute_logits(block, {next.keys, next.rows, head_dim_});
+    compute_logits(block, {next.keys, next.rows, tile_.key_dim()});
     update_softmax(block.rows);
   }
 
   /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
   const float* compute_probabilities(const RowBlock& block, const RowBlock& next,
                                      const float* log_sum_exp) {
-    compute_logits(block, {next.keys, next.rows, head_dim_});
+    compute_logits(block, {next.keys, next.rows, tile_.key_dim()});
     for (std::size_t m = 0; m < width_; m += lanes) {
       const auto total = hn::LoadU(floats, log_sum_exp + m);
       for (std::size_t row = 0; row < block.rows; ++row) {
@@ -105,12 +105,12 @@ class TilePass {
     if (has_float_queries_) return;
     has_float_queries_ = true;
     for (std::size_t first = 0; first < width_; first += panel_width) {
-      float* panel = queries_ + first * head_dim_;
+      float* panel = queries_ + first * head_.keys;
       const std::size_t end = std::clamp(tile_.rows, first, first + panel_width);
-      for (std::size_t channel = 0; channel < head_dim_; ++channel) {
+      for (std::size_t channel = 0; channel < head_.keys; ++channel) {
         float* numbers = panel + channel * panel_width;
         for (std::size_t m = first; m < end; ++m) {
-          *numbers++ = tile_.scale * given_queries_[m * head_dim_ + channel];
+          *numbers++ = tile_.scale * given_queries_[m * head_.keys + channel];
         }
         std::fill(numbers, panel + (channel + 1) * panel_width, 0.0F);
       }
@@ -119,11 +119,12 @@ class TilePass {
 
   // Of each row with each query: [block.rows, width()], -infinity where unseen.
   void compute_logits(const RowBlock& block, FetchAhead ahead) {
-    if (!pairs_.compute_logits(block.keys, block.rows, tile_.scale, logits_, ahead)) {
+    const bool whole = head_.keys == tile_.key_dim();
+    if (!whole || !pairs_.compute_logits(block.keys, block.rows, tile_.scale, logits_, ahead)) {
       set_float_queries();
-      decode_side(block.keys, block.rows, head_dim_, params_, rows_);
-      product(rows_, head_dim_, 1, {queries_, panel_width * head_dim_, panel_width}, head_dim_,
-              logits_, width_, block.rows, width_, nullptr, ahead);
+      decode_side(block.keys, block.rows, tile_.key_dim(), params_, rows_);
+      product(rows_, head_.keys, 1, {queries_, panel_width * head_.keys, panel_width}, head_.keys, logits_,
+              width_, block.rows, width_, nullptr, ahead);
     }
     if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, block.rows * width_);
     if (!block.cut) return;
@@ -190,29 +191,28 @@ class TilePass {
   }
 
   void add_values(const RowBlock& block, FetchAhead ahead) {
-    if (pairs_.add_values(block.values, block.rows, logits_, factors_, partial_.values, tile_.rows,
-                          ahead)) {
+    const std::size_t width = head_.values;
+    if (width == tile_.value_dim && pairs_.add_values(block.values, block.rows, logits_, factors_,
+                                                      partial_.values, tile_.rows, ahead)) {
       return;
     }
-    decode_side(block.values, block.rows, head_dim_, params_, rows_);
-    if (block.cut && !all_finite(rows_, block.rows * head_dim_)) {
-      for (std::size_t i = 0; i < tile_.rows * head_dim_; ++i) {
-        partial_.values[i] *= factors_[i / head_dim_];
-      }
+    decode_side(block.values, block.rows, tile_.value_dim, params_, rows_);
+    if (block.cut && !all_finite(rows_, block.rows * width)) {
+      for (std::size_t i = 0; i < tile_.rows * width; ++i) partial_.values[i] *= factors_[i / width];
       return add_seen_values(tile_, block, rows_, logits_, 1, width_, partial_.values);
     }
-    product(logits_, 1, width_, {rows_, panel_width, head_dim_}, block.rows, partial_.values,
-            head_dim_, tile_.rows, head_dim_, factors_, ahead);
+    product(logits_, 1, width_, {rows_, panel_width, width}, block.rows, partial_.values, width, tile_.rows,
+            width, factors_, ahead);
   }
 
   const QueryTile& tile_;
   Partial partial_;
-  std::size_t head_dim_;
+  HeadWidth head_;
   std::size_t width_;   // queries with padding
-  float* queries_;      // panels of [head_dim, width]
+  float* queries_;      // panels of [width of keys, width]
   float* logits_;       // [max_block_rows, width]
-  float* rows_;         // [max_block_rows, head_dim]
-  float* params_;       // [2, head_dim]
+  float* rows_;         // [max_block_rows, wider side]
+  float* params_;       // [2, wider side]
   float* factors_;      // [width]
   PairProducts<Tiles> pairs_;
   const float* given_queries_ = nullptr;

@@ -56,15 +56,15 @@ class Worker {
   /// Memory for tiles of at most `queries` rows, whose products are made as planned. Everything else
   /// neither allocates nor throws.
   /// @throws std::bad_alloc
-  void reserve(std::size_t queries, std::size_t head_dim, const ProductPlan& products) {
-    const std::size_t partial = Partial::floats(padded_queries(queries), head_dim);
-    floats_.resize(partial + queries * head_dim +
-                   std::max(StreamPass::scratch_floats(queries, head_dim),
-                            Pass::scratch_floats(queries, head_dim)));
-    words_.resize(Pass::scratch_words(products, queries, head_dim));
+  void reserve(std::size_t queries, const HeadWidth& width, const ProductPlan& products) {
+    const std::size_t partial = Partial::floats(padded_queries(queries), width.values);
+    floats_.resize(partial + queries * width.keys +
+                   std::max(StreamPass::scratch_floats(queries, width),
+                            Pass::scratch_floats(queries, width)));
+    words_.resize(Pass::scratch_words(products, queries, width));
     products_ = products;
     queries_ = floats_.data() + partial;
-    scratch_ = queries_ + queries * head_dim;
+    scratch_ = queries_ + queries * width.keys;
     if (blocks_ == nullptr) blocks_ = std::make_unique<std::array<RowBlock, 2>>();
   }
 
@@ -76,7 +76,7 @@ class Worker {
   /// Attention of `tile` over the rows whose cumulated weight begins in [from, to).
   void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
               std::size_t to, const Partial& partial) {
-    partial.clear(padded_queries(tile.rows), tile.queries.head_dim);
+    partial.clear(padded_queries(tile.rows), tile.width().values);
     BlockReader reader{segments, tile, from, to};
     if (tile.rows <= Tuning::stream_queries) {
       Queries queries{tile, tile.scale, queries_};
@@ -138,7 +138,8 @@ class Worker {
              std::size_t from, std::size_t to, std::span<float> out) {
     BlockReader reader{{&rows, 1}, tile, from, to};
     StreamPass pass{tile, own_partial(tile), scratch_};
-    pass.set_queries(query.data());
+    std::fill(std::copy(query.begin(), query.end(), queries_), queries_ + tile.width().keys, 0.0F);
+    pass.set_queries(queries_);
     RowBlock* block = blocks_->data();
     RowBlock* next = block + 1;
     for (reader.read(*block, stream_limit); block->rows > 0; std::swap(block, next)) {

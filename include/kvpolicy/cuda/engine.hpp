@@ -92,6 +92,7 @@ class Engine {
                   cudaStream_t stream = nullptr)
       : shape_{shape}, device_{Device::current()}, memory_{memory} {
     shape.validate();
+    check_served(shape);
     require(shape.queries_per_kv() <= 16, "cuda::Engine: ", shape.queries_per_kv(),
             " query heads share a KV head, the kernels serve 1 to 16");
     require(shape.kv_heads <= max_heads, "cuda::Engine: kv_heads is ", shape.kv_heads,

@@ -388,6 +388,7 @@ class KvCache {
 
   void make_layers(cudaStream_t stream) {
     const ModelShape& shape = plan_.shape();
+    check_served(shape);
     std::vector<std::vector<HeadRule>> settings(shape.layers);
     for (std::size_t l = 0; l < shape.layers; ++l) {
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {

@@ -28,6 +28,7 @@ template <class... T>
   require<CapacityError>(tokens < (std::size_t{1} << 30), "cuda::memory_of: ", tokens,
                          " tokens, must be fewer than 2^30");
   const ModelShape& shape = plan.shape();
+  check_served(shape);
   const StoreContext context{.head_dim = shape.head_dim, .page_rows = options.page_rows,
                              .tail_rows = options.tail_rows(), .slow_memory = options.slow_memory,
                              .latest_rows = options.latest_rows, .max_tokens = options.max_tokens};

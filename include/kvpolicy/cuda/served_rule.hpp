@@ -53,6 +53,23 @@ inline void check_compressing(const HeadRule& rule) {
 
 }  // namespace detail
 
+/// Refuses a model that the kernels do not serve: its layers may differ in their windows alone, which the
+/// heads' rules state, and a value has as many channels as a key. How many is for the engine to say, which
+/// knows what is compiled.
+/// @throws ConfigError
+inline void check_served(const ModelShape& shape) {
+  const LayerShape served{shape.q_heads, shape.kv_heads, shape.head_dim, shape.head_dim};
+  for (std::size_t l = 0; l < shape.layers; ++l) {
+    LayerShape own = shape.layer(l);
+    own.window = 0;
+    require(own == served, "cuda: layer ", l, " has ", own.q_heads, " query heads, ", own.kv_heads,
+            " KV heads of ", own.head_dim, " channels and values of ", own.value_dim, ", a soft cap of ",
+            own.softcap, own.reads ? " and reads another layer's cache" : "", "; the kernels serve layers that "
+            "all have ", served.q_heads, " query heads, ", served.kv_heads, " KV heads of ", served.head_dim,
+            " channels, values of as many, and no soft cap but the call's; run the plan on the host");
+  }
+}
+
 /// Refuses a rule that the kernels do not serve.
 /// @throws ConfigError
 inline void check_served(const HeadRule& rule, std::size_t head_dim) {

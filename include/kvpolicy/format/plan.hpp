@@ -63,9 +63,16 @@ struct HeadGrowth {
 
 struct PlanText {
   [[nodiscard]] static std::string text(const ModelShape& shape) {
-    return fmt::format("{} layer{}, {} query head{}, {} KV head{} of {}", shape.layers,
-                       plural(shape.layers), shape.q_heads, plural(shape.q_heads), shape.kv_heads,
-                       plural(shape.kv_heads), shape.head_dim);
+    // Neighbouring layers that are alike, where not all are.
+    std::string text = fmt::format("{} layer{}", shape.layers, plural(shape.layers));
+    if (shape.per_layer.empty()) return text + ", " + text_of(shape.layer(0));
+    for (std::size_t first = 0, end = 0; first < shape.layers; first = end) {
+      while (end < shape.layers && shape.layer(end) == shape.layer(first)) ++end;
+      const std::string numbers =
+          end == first + 1 ? fmt::format("{}", first) : fmt::format("{} to {}", first, end - 1);
+      text += fmt::format("; {}: {}", numbers, text_of(shape.layer(first)));
+    }
+    return text;
   }
 
   [[nodiscard]] static std::string text(const MemoryEstimate& estimate) {
@@ -93,8 +100,9 @@ struct PlanText {
     bool compresses = false;
     bool known = true;
     const ModelShape& shape = plan.shape();
-    const StorageContext context = CacheOptions{}.context(shape.head_dim);
-    plan.for_each_head([&](std::size_t, std::size_t, const auto& settings) {
+    plan.for_each_head([&](std::size_t layer, std::size_t, const auto& settings) {
+      const LayerShape own = shape.layer(layer);
+      const StorageContext context = CacheOptions{}.context(own.head_dim, own.value_dim);
       const std::string name = kind_text(settings);
       const auto same = std::ranges::find(kinds, name, &Kind::name);
       if (same == kinds.end()) {
@@ -107,8 +115,15 @@ struct PlanText {
       compresses = compresses || head.compresses;
       known = known && head.known;
     });
-    std::string text = fmt::format("{} layer{} of {} KV head{}: ", shape.layers,
-                                   plural(shape.layers), shape.kv_heads, plural(shape.kv_heads));
+    std::size_t least = shape.layer(0).kv_heads;
+    std::size_t most = least;
+    for (std::size_t l = 1; l < shape.per_layer.size(); ++l) {
+      least = std::min(least, shape.per_layer[l].kv_heads);
+      most = std::max(most, shape.per_layer[l].kv_heads);
+    }
+    std::string text = fmt::format("{} layer{} of ", shape.layers, plural(shape.layers));
+    if (least != most) text += fmt::format("{} to ", least);
+    text += fmt::format("{} KV head{}: ", most, plural(most));
     for (const Kind& kind : kinds) {
       text += fmt::format("{}{} {}", &kind == kinds.data() ? "" : ", ", kind.heads, kind.name);
     }
@@ -121,6 +136,17 @@ struct PlanText {
 
  private:
   [[nodiscard]] static const char* plural(std::size_t count) { return count == 1 ? "" : "s"; }
+
+  [[nodiscard]] static std::string text_of(const LayerShape& layer) {
+    if (layer.reads) return fmt::format("the cache of layer {}", *layer.reads);
+    if (layer.kv_heads == 0) return "no cache";
+    std::string text =
+        fmt::format("{} query head{}, {} KV head{} of {}", layer.q_heads, plural(layer.q_heads),
+                    layer.kv_heads, plural(layer.kv_heads), layer.head_dim);
+    if (layer.value_dim != layer.head_dim) text += fmt::format(" and {}", layer.value_dim);
+    if (layer.window > 0) text += fmt::format(", a window of {}", layer.window);
+    return text;
+  }
 };
 
 }  // namespace kvpolicy::detail

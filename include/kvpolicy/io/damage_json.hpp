@@ -71,6 +71,7 @@ template <Element E>
   JsonObject object{json, std::string{origin}};
   require_format(object, damage_format, damage_version);
   DamageTable<E> table{read_shape(object), object.count("context"), {}};
+  const std::size_t heads = table.shape.layer(0).kv_heads;
   const Json& choices = object.at("choices");
   require<FormatError>(choices.is_array() && !choices.empty(), object.where("choices"),
                        ": must be an array of at least one choice, is ", shown(choices));
@@ -85,13 +86,12 @@ template <Element E>
     require<FormatError>(layers.is_array() && layers.size() == table.shape.layers, where,
                          ": 'damage' must be an array of ", table.shape.layers, " layers, is ",
                          shown(layers));
-    HeadDamage damage{table.shape.layers, table.shape.kv_heads};
+    HeadDamage damage{table.shape.layers, heads};
     for (std::size_t layer = 0; layer < table.shape.layers; ++layer) {
       const Json& row = layers[layer];
-      require<FormatError>(row.is_array() && row.size() == table.shape.kv_heads, where,
-                           ": 'damage' of layer ", layer, " must be an array of ",
-                           table.shape.kv_heads, " KV heads, is ", shown(row));
-      for (std::size_t head = 0; head < table.shape.kv_heads; ++head) {
+      require<FormatError>(row.is_array() && row.size() == heads, where, ": 'damage' of layer ",
+                           layer, " must be an array of ", heads, " KV heads, is ", shown(row));
+      for (std::size_t head = 0; head < heads; ++head) {
         const double value = row[head].is_number() ? row[head].get<double>() : std::nan("");
         require<FormatError>(value >= 0.0 && std::isfinite(value), where, ": the damage of layer ",
                              layer, ", head ", head, " is ", shown(row[head]),

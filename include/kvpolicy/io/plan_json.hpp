@@ -11,6 +11,12 @@
 //
 // A setting that is left out has its default; a key that is unknown is an error. The element type
 // is not part of a plan: one file serves float, half and bfloat16 caches.
+//
+// The shape of a model whose layers differ names them one by one, each with the members of
+// LayerShape that are not 0:
+//
+//      "shape": {"layers": 2, "per_layer": [{"q_heads": 4, "kv_heads": 2, "head_dim": 64, "window":
+//      512}, {}]}
 #pragma once
 
 #include <cstddef>
@@ -36,20 +42,76 @@ inline constexpr std::size_t plan_version = 1;
 /// Most KV heads of a plan file, all layers together.
 inline constexpr std::size_t largest_plan = std::size_t{1} << 20;
 
+namespace detail {
+
+// One entry of "per_layer".
+[[nodiscard]] inline std::string write_layer(const LayerShape& layer) {
+  std::string text = "{";
+  const auto put = [&](const char* name, const auto& value) {
+    text.append(message(text.size() > 1 ? "," : "", '"', name, "\":", value));
+  };
+  const auto put_unless_0 = [&](const char* name, std::size_t value) {
+    if (value != 0) put(name, value);
+  };
+  put_unless_0("q_heads", layer.q_heads);
+  put_unless_0("kv_heads", layer.kv_heads);
+  put_unless_0("head_dim", layer.head_dim);
+  put_unless_0("value_dim", layer.value_dim == layer.head_dim ? 0 : layer.value_dim);
+  put_unless_0("window", layer.window);
+  if (layer.softcap != 0.0F) put("softcap", Json(layer.softcap).dump());
+  if (layer.reads) put("reads", *layer.reads);
+  return text + '}';
+}
+
+[[nodiscard]] inline LayerShape read_layer(const Json& json, const std::string& where) {
+  JsonObject own{json, where};
+  LayerShape layer{.q_heads = own.count_or("q_heads", 0),
+                   .kv_heads = own.count_or("kv_heads", 0),
+                   .head_dim = own.count_or("head_dim", 0),
+                   .value_dim = own.count_or("value_dim", 0),
+                   .window = own.count_or("window", 0),
+                   .softcap = static_cast<float>(own.number_or("softcap", 0.0))};
+  if (own.find("reads") != nullptr) layer.reads = own.count("reads");
+  own.refuse_others();
+  return layer;
+}
+
+}  // namespace detail
+
 /// The value of "shape".
 [[nodiscard]] inline std::string write_shape(const ModelShape& shape) {
-  return message("{\"layers\":", shape.layers, ",\"q_heads\":", shape.q_heads,
-                 ",\"kv_heads\":", shape.kv_heads, ",\"head_dim\":", shape.head_dim, '}');
+  std::string text = message("{\"layers\":", shape.layers);
+  if (shape.is_uniform()) {
+    const LayerShape layer = shape.layer(0);
+    return text.append(message(",\"q_heads\":", layer.q_heads, ",\"kv_heads\":", layer.kv_heads,
+                               ",\"head_dim\":", layer.head_dim, '}'));
+  }
+  text += ",\"per_layer\":[";
+  for (std::size_t l = 0; l < shape.layers; ++l) {
+    text.append(l == 0 ? "" : ",").append(detail::write_layer(shape.layer(l)));
+  }
+  return text + "]}";
 }
 
 /// The value of "shape". @throws FormatError for one that no model can have, or more than
 /// `largest_plan` heads.
 [[nodiscard]] inline ModelShape read_shape(JsonObject& object) {
   JsonObject own{object.at("shape"), object.where("shape")};
-  const ModelShape shape{.layers = own.count("layers"),
-                         .q_heads = own.count("q_heads"),
-                         .kv_heads = own.count("kv_heads"),
-                         .head_dim = own.count("head_dim")};
+  ModelShape shape{.layers = own.count("layers")};
+  if (const Json* each = own.find("per_layer")) {
+    const std::string where = own.where("per_layer");
+    require<FormatError>(each->is_array() && each->size() == shape.layers, where,
+                         ": must be an array of ", shape.layers, " layers, is ", shown(*each));
+    for (const Json& layer : *each) {
+      shape.per_layer.push_back(
+          detail::read_layer(layer, message(where, '[', shape.per_layer.size(), ']')));
+    }
+  } else {
+    shape.q_heads = own.count("q_heads");
+    shape.kv_heads = own.count("kv_heads");
+    shape.head_dim = own.count("head_dim");
+    shape.value_dim = own.count_or("value_dim", 0);
+  }
   own.refuse_others();
   KVPOLICY_TRY { shape.validate(); }
   KVPOLICY_CATCH_AS(ConfigError, error) {
@@ -82,7 +144,7 @@ template <class... T>
   std::string heads;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     heads += layer == 0 ? "\n    [" : ",\n    [";
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+    for (std::size_t head = 0; head < shape.layer(layer).kv_heads; ++head) {
       const auto& own = plan.at(layer, head);
       std::size_t number = 0;
       while (number < settings.size() && !(settings[number] == own)) ++number;
@@ -107,8 +169,12 @@ template <Element E>
                                             const PolicyRegistry<E>& policies) {
   JsonObject setting{json, where};
   const HeadSettings<E> settings = read_setting(setting, policies);
+  // Whether they fit the channels of each layer that has them is known when they are set.
+  std::size_t layer = 0;
+  while (shape.layer(layer).kv_heads == 0) ++layer;
   KVPOLICY_TRY {
-    const HeadPlan<E> checked{ModelShape{1, 1, 1, shape.head_dim}, settings};
+    const LayerShape own = shape.layer(layer);
+    const HeadPlan<E> checked{ModelShape{1, 1, 1, own.head_dim, own.value_dim}, settings};
     return checked.at(0, 0);
   }
   KVPOLICY_CATCH_AS(ConfigError, error) { fail<FormatError>(where, ": ", error.what()); }
@@ -138,15 +204,17 @@ template <Element E = float>
   require<FormatError>(layers.is_array() && layers.size() == shape.layers, object.where("heads"),
                        ": must be an array of ", shape.layers, " layers, is ", shown(layers));
   object.refuse_others();
-  HeadPlan<E> plan{shape, settings.front()};
+  HeadPlan<E> plan{shape};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     const std::string where = message(origin, ", heads[", layer, ']');
     const Json& row = layers[layer];
-    require<FormatError>(row.is_array() && row.size() == shape.kv_heads, where,
-                         ": must be an array of ", shape.kv_heads, " KV heads, is ", shown(row));
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+    const std::size_t heads = shape.layer(layer).kv_heads;
+    require<FormatError>(row.is_array() && row.size() == heads, where, ": must be an array of ",
+                         heads, " KV heads, is ", shown(row));
+    for (std::size_t head = 0; head < heads; ++head) {
       const std::size_t number = JsonObject::as_count(row[head], where, settings.size() - 1);
-      plan.set(layer, head, settings[number]);
+      KVPOLICY_TRY { plan.set(layer, head, settings[number]); }
+      KVPOLICY_CATCH_AS(ConfigError, error) { fail<FormatError>(where, ": ", error.what()); }
     }
   }
   return plan;

@@ -29,11 +29,11 @@ class FetchingEngine {
 
   /// @throws StorageError, and what the inner engine throws; `observe` and `score` throw the same
   void attend(const LayerAttention& work) {
-    fetch(work.heads, work.queries.head_dim);
+    fetch(work.heads, work.queries.head_dim, work.out.head_dim);
     inner_.attend(work);
   }
   void observe(const LayerObservation& work) {
-    fetch(work.heads, work.queries.head_dim);
+    fetch(work.heads, work.queries.head_dim, 0);  // values are not read
     inner_.observe(work);
   }
   void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
@@ -54,18 +54,22 @@ class FetchingEngine {
   /// With more layers than this, some belong to texts that no longer exist.
   static constexpr std::size_t most_layers = 4096;
 
-  void fetch(std::span<const std::span<const Segment>> heads, std::size_t head_dim) {
+  // Keys of `head_dim` channels, and values of `value_dim`, none for 0.
+  void fetch(std::span<const std::span<const Segment>> heads, std::size_t head_dim,
+             std::size_t value_dim) {
     ranges_.clear();
     for (const auto segments : heads) {
       for (const Segment& segment : segments) {
         segment.for_each_run([&](const RowRun& run) {
           list_ranges(*memory_, segment.keys, head_dim, run.first, run.rows, ranges_);
-          list_ranges(*memory_, segment.values, head_dim, run.first, run.rows, ranges_);
+          if (value_dim == 0) return;
+          list_ranges(*memory_, segment.values, value_dim, run.first, run.rows, ranges_);
         });
       }
     }
     if (ranges_.empty()) return;
     memory_->fetch(ranges_);
+    if (value_dim == 0) return;
     if (const std::vector<Range>* ahead = follow(ranges_.front().data())) memory_->fetch_ahead(*ahead);
   }
 

@@ -52,10 +52,11 @@ struct CacheOptions {
   /// page by itself and keeps none idle, so that `bytes()` is what the resources have given.
   PagePool* pool = nullptr;
 
-  /// What a plan's arithmetic needs to know; a cache adds the pool that it uses.
-  [[nodiscard]] StorageContext context(std::size_t head_dim) const {
+  /// What a plan's arithmetic needs to know of heads whose keys have `head_dim` channels, and whose
+  /// values have `value_dim`, or as many for 0; a cache adds the pool that it uses.
+  [[nodiscard]] StorageContext context(std::size_t head_dim, std::size_t value_dim = 0) const {
     const bool is_slow = slow_memory != nullptr || (pool != nullptr && pool->tiers() > 1);
-    return {head_dim, page_rows, pool, is_slow ? std::size_t{1} : 0};
+    return {head_dim, page_rows, pool, is_slow ? std::size_t{1} : 0, value_dim};
   }
   [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }
 

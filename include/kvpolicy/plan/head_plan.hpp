@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which policy each KV head of a model gets, with its settings: a table of [layers, kv_heads].
+// Which policy each KV head of a model gets, with its settings: for each layer a row of its heads.
 // A plan knows, before any cache is made, what the cache will cost (plan/plan_memory.hpp).
 #pragma once
 
@@ -25,8 +25,9 @@ namespace kvpolicy {
 template <class First, class... Others>
 class HeadPlan;
 
-/// A table [layers, kv_heads] of settings. A value: copied, compared, and owned by the cache that is
-/// made of it.
+/// The settings of each layer's KV heads. A value: copied, compared, and owned by the cache that is
+/// made of it. Heads of a layer with a window (ModelShape) keep no more than the window: what is
+/// set for them otherwise becomes a sliding window, as by `limit_window`.
 template <Element E>
 class HeadPlan<E> {
  public:
@@ -39,8 +40,21 @@ class HeadPlan<E> {
                     const Settings& settings = typename FullCache<DenseStorage<E>>::Config{})
       : shape_{shape} {
     shape.validate();
-    validate(settings);
-    heads_.assign(shape.kv_head_count(), settings);
+    // Where layers differ, these numbers mean nothing; a reader of uniform shapes finds layer 0's.
+    const LayerShape first = shape.layer(0);
+    shape_.q_heads = first.q_heads;
+    shape_.kv_heads = first.kv_heads;
+    shape_.head_dim = first.head_dim;
+    heads_.reserve(shape.kv_head_count());
+    first_.reserve(shape.layers + 1);
+    first_.push_back(0);
+    for (std::size_t l = 0; l < shape.layers; ++l) {
+      const LayerShape own = shape.layer(l);
+      // Layers that are alike need no second look.
+      if (own.kv_heads > 0 && (l == 0 || own != shape.layer(l - 1))) validate(own, settings);
+      heads_.insert(heads_.end(), own.kv_heads, limited(own, settings));
+      first_.push_back(heads_.size());
+    }
   }
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
@@ -53,8 +67,9 @@ class HeadPlan<E> {
   /// @throws ConfigError if there is no such head or the settings do not work for it.
   void set(std::size_t layer, std::size_t head, const Settings& settings) {
     const std::size_t number = index(layer, head);
-    validate(settings);
-    heads_[number] = settings;
+    const LayerShape own = shape_.layer(layer);
+    validate(own, settings);
+    heads_[number] = limited(own, settings);
   }
 
   /// Whether the head has policy `P`.
@@ -66,8 +81,10 @@ class HeadPlan<E> {
   /// Every head: visit(layer, head, settings).
   template <class Visit>
   void for_each_head(Visit visit) const {
-    for (std::size_t i = 0; i < heads_.size(); ++i) {
-      visit(i / shape_.kv_heads, i % shape_.kv_heads, heads_[i]);
+    for (std::size_t layer = 0; layer + 1 < first_.size(); ++layer) {
+      for (std::size_t i = first_[layer]; i < first_[layer + 1]; ++i) {
+        visit(layer, i - first_[layer], heads_[i]);
+      }
     }
   }
 
@@ -95,7 +112,7 @@ class HeadPlan<E> {
   /// Queries that a cache must keep of a layer, for the heads that compress: the most any wants.
   [[nodiscard]] std::size_t observed_queries(std::size_t layer) const {
     std::size_t most = 0;
-    for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
+    for (std::size_t head = 0; head < shape_.layer(layer).kv_heads; ++head) {
       most = std::max(most, at(layer, head).observed_queries());
     }
     return most;
@@ -108,17 +125,16 @@ class HeadPlan<E> {
 
   /// A layer whose model attends to the last `window` tokens only: its heads become sliding
   /// windows, whatever the plan said, unless they keep no more than that already.
+  /// A layer without a cache of its own has no heads to limit.
   /// @throws ConfigError for a window of 0 or a layer that does not exist.
   void limit_window(std::size_t layer, std::size_t window) {
     require(window >= 1, "HeadPlan::limit_window: window is 0, must be at least 1");
-    for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
-      const Settings& own = at(layer, head);
-      const HeadRule rule = own.has_rule() ? own.rule(shape_.head_dim) : HeadRule{};
-      const bool narrower =
-          rule.recent > 0 && rule.recent <= window && rule.sinks <= window - rule.recent;
-      if (narrower) continue;
-      set(layer, head,
-          typename SinkRecentCache<DenseStorage<E>>::Config{.sinks = 0, .recent = window});
+    require(layer < shape_.layers, "HeadPlan::limit_window: there is no layer ", layer,
+            ", the shape has ", shape_.layers);
+    LayerShape own = shape_.layer(layer);
+    own.window = window;
+    for (std::size_t head = 0; head < own.kv_heads; ++head) {
+      set(layer, head, limited(own, at(layer, head)));
     }
   }
 
@@ -128,19 +144,33 @@ class HeadPlan<E> {
   [[nodiscard]] std::size_t index(std::size_t layer, std::size_t head) const {
     require(!heads_.empty(),
             "HeadPlan: this plan was moved from, it can only be assigned to or destroyed");
-    require(layer < shape_.layers && head < shape_.kv_heads, "HeadPlan: there is no KV head ", head,
-            " in layer ", layer, ", the shape has ", shape_.kv_heads, " heads in ", shape_.layers,
-            " layers");
-    return layer * shape_.kv_heads + head;
+    require(layer < shape_.layers, "HeadPlan: there is no KV head ", head, " in layer ", layer,
+            ", the shape has ", shape_.layers, " layers");
+    const std::size_t heads = first_[layer + 1] - first_[layer];
+    require(head < heads, "HeadPlan: there is no KV head ", head, " in layer ", layer,
+            ", which has ", heads, heads == 0 ? ", for it has no cache of its own" : "");
+    return first_[layer] + head;
   }
 
-  void validate(const Settings& settings) const {
+  static void validate(const LayerShape& layer, const Settings& settings) {
     // The widest pages there are: whether the real ones fit is known when a cache is made.
-    settings.validate(StorageContext{.head_dim = shape_.head_dim, .page_rows = 4096});
+    settings.validate(StorageContext{
+        .head_dim = layer.head_dim, .page_rows = 4096, .value_dim = layer.value_dim});
+  }
+
+  // What a head of this layer may keep of what `settings` ask for.
+  [[nodiscard]] static Settings limited(const LayerShape& layer, const Settings& settings) {
+    if (layer.window == 0) return settings;
+    const HeadRule rule = settings.has_rule() ? settings.rule(layer.head_dim) : HeadRule{};
+    const bool narrower =
+        rule.recent > 0 && rule.recent <= layer.window && rule.sinks <= layer.window - rule.recent;
+    if (narrower) return settings;
+    return typename SinkRecentCache<DenseStorage<E>>::Config{.sinks = 0, .recent = layer.window};
   }
 
   ModelShape shape_;
-  std::vector<Settings> heads_;  // [layers, kv_heads]
+  std::vector<Settings> heads_;     // of all layers, one layer after another
+  std::vector<std::size_t> first_;  // of each layer, its first head in heads_; then their number
 };
 
 /// A plan whose heads begin with the policy `First`. It is a HeadPlan of the policies' element type in

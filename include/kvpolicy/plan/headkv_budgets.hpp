@@ -21,6 +21,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/plan/head_table.hpp>
+#include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/plan/rounding.hpp>
 
 namespace kvpolicy {
@@ -96,14 +97,14 @@ inline void check_scores(const HeadScores& scores) {
 
 namespace detail {
 
-/// `scores`, if they are [shape.layers, shape.q_heads].
+/// `scores`, if they are [layers, q_heads] of the model.
 /// @throws ConfigError
 [[nodiscard]] inline const HeadScores& checked_scores(const HeadScores& scores,
                                                       const ModelShape& shape) {
-  require(scores.layers() == shape.layers && scores.heads() == shape.q_heads,
-          "HeadScores: scores for ", scores.layers(), " layers x ", scores.heads(),
-          " query heads do not fit a model of ", shape.layers, " layers x ", shape.q_heads,
-          " query heads");
+  const std::size_t q_heads = same_heads(shape, "HeadScores").q_heads;
+  require(scores.layers() == shape.layers && scores.heads() == q_heads, "HeadScores: scores for ",
+          scores.layers(), " layers x ", scores.heads(), " query heads do not fit a model of ",
+          shape.layers, " layers x ", q_heads, " query heads");
   return scores;
 }
 

@@ -30,23 +30,20 @@ struct MemoryEstimate {
 
 namespace detail {
 
-/// The memory of a plan's heads [layers, kv_heads] under some options. What HeadPlan asks; its members
-/// say what each call means.
+/// The memory of a plan's heads, one layer after another, under some options. What HeadPlan asks;
+/// its members say what each call means.
 template <Element E>
 class PlanMemory {
  public:
   /// @throws ConfigError if the options do not work, alone or with a head's settings
   PlanMemory(const ModelShape& shape, std::span<const HeadSettings<E>> heads,
              const CacheOptions& options)
-      : shape_{shape}, heads_{heads}, options_{options}, context_{options.context(shape.head_dim)} {
+      : shape_{shape}, heads_{heads}, options_{options} {
     options.validate();
-    for (const HeadSettings<E>& settings : heads) {
-      const auto same = std::ranges::find_if(
-          distinct_, [&](const HeadSettings<E>* known) { return *known == settings; });
-      of_head_.push_back(static_cast<std::size_t>(same - distinct_.begin()));
-      if (same != distinct_.end()) continue;
-      settings.validate(context_);
-      distinct_.push_back(&settings);
+    std::size_t number = 0;
+    for (std::size_t layer = 0; layer < shape.layers; ++layer) {
+      const LayerShape own = shape.layer(layer);
+      for (std::size_t head = 0; head < own.kv_heads; ++head) add(own, heads[number++]);
     }
   }
 
@@ -54,12 +51,12 @@ class PlanMemory {
     check_text_tokens("HeadPlan::memory", tokens);
     const std::size_t committed = tokens - std::min(tokens, options_.max_rollback);
     MemoryEstimate estimate = fixed();
-    estimate.heads = sum([&](const HeadSettings<E>& settings) {
-      return compressed ? settings.bytes_compressed(context_, committed)
-                        : settings.bytes_of_tokens(context_, committed);
+    estimate.heads = sum([&](const Kind& kind) {
+      return compressed ? kind.settings->bytes_compressed(kind.context, committed)
+                        : kind.settings->bytes_of_tokens(kind.context, committed);
     });
-    estimate.slow = sum([&](const HeadSettings<E>& settings) {
-      return settings.slow_bytes_of_tokens(context_, committed);
+    estimate.slow = sum([&](const Kind& kind) {
+      return kind.settings->slow_bytes_of_tokens(kind.context, committed);
     });
     require<CapacityError>(estimate.total() < too_many_bytes, "HeadPlan::memory: ", tokens,
                            " tokens take more bytes than a std::size_t holds");
@@ -74,8 +71,8 @@ class PlanMemory {
     // what is held goes down as well as up.
     const auto bound = [&](std::size_t tokens) {
       const std::size_t committed = tokens - std::min(tokens, options_.max_rollback);
-      return saturating_sum(constant, sum([&](const HeadSettings<E>& settings) {
-                              return settings.max_bytes(context_, committed);
+      return saturating_sum(constant, sum([&](const Kind& kind) {
+                              return kind.settings->max_bytes(kind.context, committed);
                             }));
     };
     if (bound(most) <= bytes) return most;
@@ -94,20 +91,41 @@ class PlanMemory {
   }
 
  private:
+  // Heads that hold as much as each other: equal settings, equal rows.
+  struct Kind {
+    const HeadSettings<E>* settings;
+    StorageContext context;
+  };
+
+  void add(const LayerShape& layer, const HeadSettings<E>& settings) {
+    const auto same = std::ranges::find_if(kinds_, [&](const Kind& known) {
+      return known.context.head_dim == layer.head_dim &&
+             known.context.value_dim == layer.value_dim && *known.settings == settings;
+    });
+    of_head_.push_back(static_cast<std::size_t>(same - kinds_.begin()));
+    if (same != kinds_.end()) return;
+    kinds_.push_back({&settings, options_.context(layer.head_dim, layer.value_dim)});
+    settings.validate(kinds_.back().context);
+  }
+
   // The tail and the kept queries, which do not grow.
   [[nodiscard]] MemoryEstimate fixed() const {
-    const std::size_t row = shape_.head_dim * sizeof(E);
     MemoryEstimate estimate;
-    estimate.tail = saturating_product(2 * options_.tail_rows() * row, shape_.kv_head_count());
-    for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
+    std::size_t number = 0;
+    for (std::size_t l = 0; l < shape_.layers; ++l) {
+      const LayerShape layer = shape_.layer(l);
+      if (layer.kv_heads == 0) continue;
+      const std::size_t rows = layer.kv_heads * (layer.head_dim + layer.value_dim) * sizeof(E);
+      estimate.tail = saturating_sum(estimate.tail, saturating_product(options_.tail_rows(), rows));
       std::size_t kept = options_.kept_queries;
-      for (std::size_t head = 0; head < shape_.kv_heads; ++head) {
-        kept = std::max(kept, heads_[layer * shape_.kv_heads + head].observed_queries());
+      for (std::size_t head = 0; head < layer.kv_heads; ++head) {
+        kept = std::max(kept, heads_[number++].observed_queries());
       }
       if (kept == 0) continue;
       estimate.queries = saturating_sum(
           estimate.queries,
-          saturating_product((kept + options_.tail_rows()) * row, shape_.q_heads));
+          saturating_product((kept + options_.tail_rows()) * layer.head_dim * sizeof(E),
+                             layer.q_heads));
     }
     return estimate;
   }
@@ -120,19 +138,20 @@ class PlanMemory {
     const std::size_t after = tokens - std::min(tokens, options_.max_rollback);
     const std::size_t before = after - (tokens > options_.max_rollback ? 1 : 0);
     std::vector<Held> held;
-    for (const HeadSettings<E>* settings : distinct_) {
-      Held one{settings->bytes_compressed(context_, before), 0,
-               settings->bytes_compressed(context_, after)};
-      one.during = after > before ? settings->bytes_of_step(context_, after)
+    for (const auto& [settings, context] : kinds_) {
+      Held one{settings->bytes_compressed(context, before), 0,
+               settings->bytes_compressed(context, after)};
+      one.during = after > before ? settings->bytes_of_step(context, after)
                                   : std::max(one.before, one.after);
       held.push_back(one);
     }
     std::size_t now = 0;  // layers before the current one are done, those after it have not begun
     for (const std::size_t number : of_head_) now += held[number].before;
     std::size_t most = now;
-    for (std::size_t first = 0; first < heads_.size(); first += shape_.kv_heads) {
+    std::size_t head = 0;
+    for (std::size_t l = 0; l < shape_.layers; ++l) {
       Held layer;
-      for (std::size_t head = first; head < first + shape_.kv_heads; ++head) {
+      for (const std::size_t end = head + shape_.layer(l).kv_heads; head < end; ++head) {
         const Held& one = held[of_head_[head]];
         layer.before += one.before;
         layer.during = saturating_sum(layer.during, one.during);
@@ -144,11 +163,11 @@ class PlanMemory {
     return most;
   }
 
-  // Adds bytes(settings) over all heads; heads of equal settings are asked once.
+  // Adds bytes(kind) over all heads; heads of one kind are asked once.
   template <class Bytes>
   [[nodiscard]] std::size_t sum(Bytes bytes) const {
     std::vector<std::size_t> own;
-    for (const HeadSettings<E>* settings : distinct_) own.push_back(bytes(*settings));
+    for (const Kind& kind : kinds_) own.push_back(bytes(kind));
     std::size_t total = 0;
     for (const std::size_t number : of_head_) total = saturating_sum(total, own[number]);
     return total;
@@ -157,9 +176,8 @@ class PlanMemory {
   const ModelShape& shape_;
   std::span<const HeadSettings<E>> heads_;
   const CacheOptions& options_;
-  StorageContext context_;
-  std::vector<const HeadSettings<E>*> distinct_;  // the settings that differ
-  std::vector<std::size_t> of_head_;              // which of them each head has
+  std::vector<Kind> kinds_;
+  std::vector<std::size_t> of_head_;  // which of them each head is
 };
 
 }  // namespace detail

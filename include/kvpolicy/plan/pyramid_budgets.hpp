@@ -18,6 +18,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/plan/headkv_budgets.hpp>
+#include <kvpolicy/plan/require_fits.hpp>
 #include <kvpolicy/plan/rounding.hpp>
 
 namespace kvpolicy {
@@ -46,7 +47,7 @@ struct PyramidBudgetConfig {
 /// to (capacity - window) x layers x kv_heads. @throws ConfigError
 [[nodiscard]] inline HeadBudgets pyramid_budgets(const ModelShape& shape,
                                                  const PyramidBudgetConfig& config = {}) {
-  shape.validate();
+  const std::size_t kv_heads = same_heads(shape, "pyramid_budgets").kv_heads;
   config.validate();
   const std::size_t mean = config.capacity - config.window;
   const auto rows = static_cast<double>(mean);
@@ -61,9 +62,9 @@ struct PyramidBudgetConfig {
     line[layer] = first - done * 2.0 * (first - rows);
   }
   const std::vector<std::size_t> of_layer = round_to_sum(line, mean * shape.layers);
-  HeadBudgets budgets{shape.layers, shape.kv_heads};
+  HeadBudgets budgets{shape.layers, kv_heads};
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+    for (std::size_t head = 0; head < kv_heads; ++head) {
       budgets(layer, head) = of_layer[layer];
     }
   }

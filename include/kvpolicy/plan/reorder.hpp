@@ -120,10 +120,11 @@ template <class... T>
           shape.layers, " layers");
   HeadPlan<typename HeadPlan<T...>::element_type> moved = plan;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-    require(orders[layer].size() == shape.kv_heads, "reordered: the order of layer ", layer,
-            " has ", orders[layer].size(), " heads, the plan has ", shape.kv_heads);
+    const std::size_t heads = shape.layer(layer).kv_heads;
+    require(orders[layer].size() == heads, "reordered: the order of layer ", layer, " has ",
+            orders[layer].size(), " heads, the plan has ", heads);
     detail::check_order(orders[layer]);
-    for (std::size_t place = 0; place < shape.kv_heads; ++place) {
+    for (std::size_t place = 0; place < heads; ++place) {
       moved.set(layer, place, plan.at(layer, orders[layer][place]));
     }
   }

@@ -180,7 +180,13 @@ template <Element E>
   check_text_tokens("search_plan", context);
   shape.validate();
   // One head under each choice; what a layer keeps of queries comes on top, see below.
-  const ModelShape one_head{1, 1, 1, shape.head_dim};
+  const LayerShape layer = same_heads(shape, "search_plan");
+  for (std::size_t l = 1; l < shape.layers; ++l) {
+    require(shape.layer(l) == layer, "search_plan: layer ", l,
+            " differs from layer 0, but heads are compared by what one head of any layer takes");
+  }
+  ModelShape one_head{1, 1, 1, layer.head_dim, layer.value_dim};
+  if (layer.window > 0) one_head.change(0).window = layer.window;
   std::vector<std::size_t> size;
   for (const HeadChoice<E>& choice : choices) {
     detail::require_fits(choice.damage, shape, "search_plan");
@@ -195,7 +201,8 @@ template <Element E>
                            const std::vector<std::size_t>& places) {
     HeadPlan<E> plan{shape, choices.front().settings};
     for (std::size_t i = 0; i < places.size(); ++i) {
-      plan.set(i / shape.kv_heads, i % shape.kv_heads, choices[heads[i][places[i]].choice].settings);
+      plan.set(i / layer.kv_heads, i % layer.kv_heads,
+               choices[heads[i][places[i]].choice].settings);
     }
     return plan;
   };

@@ -53,7 +53,8 @@ struct SearchMenuConfig {
 /// the largest of them 1.
 /// @throws ConfigError as `group_scores`, or if all are zero
 [[nodiscard]] inline HeadGates importance_of(const HeadScores& scores, const ModelShape& shape) {
-  HeadGates importance = group_scores(detail::checked_scores(scores, shape), shape.kv_heads);
+  HeadGates importance =
+      group_scores(detail::checked_scores(scores, shape), shape.layer(0).kv_heads);
   const double most = std::ranges::max(importance.values());
   require(most > 0.0, "importance_of: all scores are zero");
   for (double& one : importance.values()) one /= most;
@@ -109,7 +110,7 @@ class Menu {
   void add(const typename P::Config& config, double lost, std::size_t bits, double share_of_noise = 1.0) {
     const double steps = bits == exact ? 0.0 : std::exp2(static_cast<double>(bits)) - 1.0;
     const double noise = bits == exact ? 0.0 : share_of_noise / (steps * steps);
-    HeadChoice<E> choice{config, HeadDamage{shape_.layers, shape_.kv_heads}};
+    HeadChoice<E> choice{config, HeadDamage{shape_.layers, importance_.heads()}};
     for (std::size_t i = 0; i < importance_.values().size(); ++i) {
       const double g = std::clamp(importance_.values()[i], 0.0, 1.0);
       choice.damage.values()[i] = (g + 0.02) * lost + (g + 0.05) * noise;

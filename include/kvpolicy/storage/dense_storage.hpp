@@ -133,7 +133,7 @@ class DenseStorage {
 
   /// @throws ConfigError if the context does not work.
   DenseStorage(Config, const StorageContext& context)
-      : keys_{format(), context}, values_{format(), context} {
+      : keys_{format(), context}, values_{format(), context.of_values()} {
     context.validate();
   }
 
@@ -153,7 +153,8 @@ class DenseStorage {
   }
   [[nodiscard]] static std::size_t bytes_of_rows(const Config&, const StorageContext& context,
                                                  std::size_t begin, std::size_t end) {
-    return 2 * PlaneStore::bytes_of_rows(format(), context, begin, end);
+    return PlaneStore::bytes_of_rows(format(), context, begin, end) +
+           PlaneStore::bytes_of_rows(format(), context.of_values(), begin, end);
   }
   [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
                                                  const StorageContext& context, std::size_t window,
@@ -166,15 +167,18 @@ class DenseStorage {
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
     const std::size_t moving = context.slow_tier == 0 ? 0 : std::min<std::size_t>(end, 1);
-    return 2 * (PlaneStore::max_bytes(format(), context, rows) +
-                PlaneStore::max_bytes(format(), context, moving));
+    const auto side = [&](const StorageContext& own) {
+      return PlaneStore::max_bytes(format(), own, rows) + PlaneStore::max_bytes(format(), own, moving);
+    };
+    return side(context) + side(context.of_values());
   }
 
   // ---- slow memory (StorageContext::slow_tier)
 
   [[nodiscard]] static std::size_t slow_bytes_of_rows(const Config&, const StorageContext& context,
                                                       std::size_t end) {
-    return 2 * PlaneStore::slow_bytes_of_rows(format(), context, end);
+    return PlaneStore::slow_bytes_of_rows(format(), context, end) +
+           PlaneStore::slow_bytes_of_rows(format(), context.of_values(), end);
   }
   /// Rows in front, all in full pages and of one format on each side: what slow memory may hold
   /// once `end` rows came.
@@ -229,7 +233,7 @@ class DenseStorage {
 
   /// The rows of these ascending numbers alone, numbered anew from 0.
   [[nodiscard]] DenseStorage select(std::span<const std::size_t> numbers) const {
-    DenseStorage kept{{}, keys_.context()};
+    DenseStorage kept{{}, keys_.context().with_values(values_.context())};
     const ScopedReserve scope{kept, numbers.size(), unlimited_rows};
     for (const std::size_t number : numbers) {
       kept.keys_.append(keys_.plane(number), 1);

@@ -49,7 +49,7 @@ class EnginePageStorage {
   /// @throws ConfigError if the pool's pages do not hold `page_rows` rows of this head_dim and type
   EnginePageStorage(Config, const StorageContext& context)
       : rows_{context.pages(), context.page_rows}, head_dim_{context.head_dim} {
-    context.validate();
+    validate({}, context);
     const PagePool::EngineRows& own = layout();
     require(own.page_rows > 0 && own.values_offset > 0,
             "EnginePageStorage: the pool's pages must be an engine's with keys and values");
@@ -61,7 +61,12 @@ class EnginePageStorage {
             "EnginePageStorage: rows in an engine's memory cannot go to a slower tier");
   }
 
-  static void validate(const Config&, const StorageContext& context) { context.validate(); }
+  static void validate(const Config&, const StorageContext& context) {
+    context.validate();
+    require(context.value_channels() == context.head_dim, "EnginePageStorage: value_dim is ",
+            context.value_dim, ", must be head_dim = ", context.head_dim,
+            ": an engine's pages hold keys and values of one size");
+  }
   void check(const Segment&) const {}
 
   EnginePageStorage(const EnginePageStorage& other)

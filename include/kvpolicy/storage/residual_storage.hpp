@@ -93,8 +93,9 @@ class ResidualStorage {
   static constexpr bool commit_changes_rows = true;
 
   ResidualStorage(const Config& config, const StorageContext& context)
-      : keys_{key_format(config, context), context}, values_{value_format(config, context), context},
-        residual_{config.residual}, flush_{config.flush}, offloads_{context.slow_tier != 0} {
+      : keys_{key_format(config, context), context},
+        values_{value_format(config, context), context.of_values()}, residual_{config.residual},
+        flush_{config.flush}, offloads_{context.slow_tier != 0} {
     validate(config, context);
   }
 
@@ -106,8 +107,9 @@ class ResidualStorage {
     const std::size_t key_unit = Keys == Granularity::per_token ? context.head_dim : context.page_rows;
     require(key_unit % keys == 0, "ResidualStorage: key_group is ", keys, ", must divide ",
             Keys == Granularity::per_token ? "head_dim = " : "the rows of a page = ", key_unit);
-    require(context.head_dim % values == 0, "ResidualStorage: value_group is ", values,
-            ", must divide head_dim = ", context.head_dim);
+    require(context.value_channels() % values == 0, "ResidualStorage: value_group is ", values,
+            ", must divide ", context.value_channels() == context.head_dim ? "head_dim = " : "value_dim = ",
+            context.value_channels());
     require(config.residual < (std::size_t{1} << 40), "ResidualStorage: residual is ",
             config.residual, ", must be below 2^40");
     if (config.flush == Flush::kivi) {
@@ -122,8 +124,9 @@ class ResidualStorage {
   /// quantised: it is not finite, or its scale or zero would be beyond half (core/quantizable.hpp).
   void check(const Segment& rows) const {
     std::array<float, max_head_dim> memory;
-    const std::span<float> row = std::span{memory}.first(keys_.context().head_dim);
     for (const Plane* side : {&rows.keys, &rows.values}) {
+      const std::span<float> row = std::span{memory}.first(
+          side == &rows.keys ? keys_.context().head_dim : values_.context().head_dim);
       for (std::size_t i = 0; i < rows.rows; ++i) {
         load_row(*side, i, row);
         if (side->format.encoding != encoding_of<E>) round_dense(encoding_of<E>, row);
@@ -158,12 +161,13 @@ class ResidualStorage {
                                                  const StorageContext& context, std::size_t begin,
                                                  std::size_t end) {
     const auto [keys, values] = quantized_rows(config, end);
-    const auto side = [&](const RowFormat& format, std::size_t boundary) {
+    const auto side = [&](const RowFormat& format, const StorageContext& own, std::size_t boundary) {
       boundary = std::max(begin, boundary);
-      return PlaneStore::bytes_of_rows(format, context, begin, boundary) +
-             PlaneStore::bytes_of_rows(dense_format(), context, boundary, end);
+      return PlaneStore::bytes_of_rows(format, own, begin, boundary) +
+             PlaneStore::bytes_of_rows(dense_format(), own, boundary, end);
     };
-    return side(key_format(config, context), keys) + side(value_format(config, context), values);
+    return side(key_format(config, context), context, keys) +
+           side(value_format(config, context), context.of_values(), values);
   }
 
   /// Neighbouring keys that share a scale.
@@ -179,12 +183,13 @@ class ResidualStorage {
     const auto [old_keys, old_values] = quantized_rows(config, before);
     const auto [keys, values] = quantized_rows(config, end);
     // Rows that leave the residual stand in both formats for a moment.
-    const auto side = [&](const RowFormat& format, std::size_t old_boundary, std::size_t boundary) {
-      return PlaneStore::bytes_of_rows(format, context, front, std::max(front, boundary)) +
-             PlaneStore::bytes_of_rows(dense_format(), context, std::max(front, old_boundary), end);
+    const auto side = [&](const RowFormat& format, const StorageContext& own, std::size_t old_boundary,
+                          std::size_t boundary) {
+      return PlaneStore::bytes_of_rows(format, own, front, std::max(front, boundary)) +
+             PlaneStore::bytes_of_rows(dense_format(), own, std::max(front, old_boundary), end);
     };
-    return side(key_format(config, context), old_keys, keys) +
-           side(value_format(config, context), old_values, values) +
+    return side(key_format(config, context), context, old_keys, keys) +
+           side(value_format(config, context), context.of_values(), old_values, values) +
            slow_bytes_of_rows(config, context, end) - slow_bytes_of_rows(config, context, before);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
@@ -192,11 +197,12 @@ class ResidualStorage {
     const std::size_t rows = end > window ? window + 1 : end;
     const std::size_t exact = std::min(rows, config.residual + key_rows(config));
     const std::size_t moving = context.slow_tier == 0 ? 0 : exact;
-    return PlaneStore::max_bytes(key_format(config, context), context, rows) +
-           PlaneStore::max_bytes(value_format(config, context), context, rows) +
-           PlaneStore::max_bytes(key_format(config, context), context, moving) +
-           PlaneStore::max_bytes(value_format(config, context), context, moving) +
-           2 * PlaneStore::max_bytes(dense_format(), context, exact);
+    const auto side = [&](const RowFormat& format, const StorageContext& own) {
+      return PlaneStore::max_bytes(format, own, rows) + PlaneStore::max_bytes(format, own, moving) +
+             PlaneStore::max_bytes(dense_format(), own, exact);
+    };
+    return side(key_format(config, context), context) +
+           side(value_format(config, context), context.of_values());
   }
 
   // ---- slow memory (StorageContext::slow_tier): quantised rows go there, the residual stays
@@ -206,7 +212,7 @@ class ResidualStorage {
                                                       std::size_t end) {
     const std::size_t rows = settled_rows(config, context, end);
     return PlaneStore::slow_bytes_of_rows(key_format(config, context), context, rows) +
-           PlaneStore::slow_bytes_of_rows(value_format(config, context), context, rows);
+           PlaneStore::slow_bytes_of_rows(value_format(config, context), context.of_values(), rows);
   }
   /// As in DenseStorage. Keys and values of one row leave fast memory together, though they may be
   /// quantised at different times.
@@ -220,7 +226,7 @@ class ResidualStorage {
                                                    const StorageContext& context,
                                                    std::size_t rows) {
     return PlaneStore::bytes_of_rows(key_format(config, context), context, 0, rows) +
-           PlaneStore::bytes_of_rows(value_format(config, context), context, 0, rows);
+           PlaneStore::bytes_of_rows(value_format(config, context), context.of_values(), 0, rows);
   }
   void keep_fast_from(std::size_t row) noexcept { fast_from_ = row; }
   /// Copies of settled rows, in fast memory, as they are stored: nothing is dequantised.
@@ -279,7 +285,7 @@ class ResidualStorage {
   [[nodiscard]] ResidualStorage select(std::span<const std::size_t> numbers) const
     requires movable_rows
   {
-    ResidualStorage kept{config(), keys_.context()};
+    ResidualStorage kept{config(), context()};
     keys_.select(numbers, kept.keys_);
     values_.select(numbers, kept.values_);
     kept.release_spare();
@@ -414,7 +420,7 @@ class ResidualStorage {
 
   void keep_unsettled_fast(std::size_t end) noexcept {
     if (!offloads_) return;
-    const std::size_t row = std::min(fast_from_, settled_rows(config(), keys_.context(), end));
+    const std::size_t row = std::min(fast_from_, settled_rows(config(), context(), end));
     keys_.keep_fast_from(row);
     values_.keep_fast_from(row);
   }
@@ -431,7 +437,7 @@ class ResidualStorage {
                                                                   const StorageContext& context) {
     const std::size_t whole = Keys == Granularity::per_token ? context.head_dim : 32;
     return {config.key_group == 0 ? whole : config.key_group,
-            config.value_group == 0 ? context.head_dim : config.value_group};
+            config.value_group == 0 ? context.value_channels() : config.value_group};
   }
   [[nodiscard]] static Encoding encoding(const Config& config) {
     return config.bits == 8 ? Encoding::uint8 : config.bits == 4 ? Encoding::uint4 : Encoding::uint2;
@@ -444,6 +450,9 @@ class ResidualStorage {
   }
   [[nodiscard]] static RowFormat dense_format() { return {.encoding = encoding_of<E>}; }
 
+  [[nodiscard]] StorageContext context() const {
+    return keys_.context().with_values(values_.context());
+  }
   // Its settings, of which the planes keep bits and groups.
   [[nodiscard]] Config config() const {
     const RowFormat keys = keys_.format();

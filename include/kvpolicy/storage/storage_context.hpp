@@ -24,12 +24,13 @@ inline constexpr std::size_t max_head_dim = 4096;
 
 /// The sizes of a head's rows, and where their pages come from.
 struct StorageContext {
-  std::size_t head_dim = 0;
+  std::size_t head_dim = 0;  ///< Channels of a key, and of a value unless `value_dim` says otherwise.
   std::size_t page_rows = 64;
   /// All pages come from this pool; it must outlive the storage and its forks. Null: `default_pool()`.
   PagePool* pool = nullptr;
   /// The tier of the pool that full pages go to; 0: they stay in fast memory.
   std::size_t slow_tier = 0;
+  std::size_t value_dim = 0;  ///< Channels of a value; 0: as many as of a key.
 
   [[nodiscard]] PagePool& pages() const { return pool == nullptr ? default_pool() : *pool; }
 
@@ -40,11 +41,29 @@ struct StorageContext {
     return own;
   }
 
+  /// The same for the side that holds the values: its rows have `head_dim` channels there.
+  [[nodiscard]] StorageContext of_values() const {
+    StorageContext own = *this;
+    own.head_dim = value_channels();
+    return own;
+  }
+  /// This is the keys' side, and `values` is the other one: both sides together.
+  [[nodiscard]] StorageContext with_values(const StorageContext& values) const {
+    StorageContext both = *this;
+    both.value_dim = values.head_dim;
+    return both;
+  }
+  [[nodiscard]] std::size_t value_channels() const { return value_dim == 0 ? head_dim : value_dim; }
+
   /// @throws ConfigError
   void validate() const {
-    require(head_dim > 0 && head_dim % 8 == 0 && head_dim <= max_head_dim,
-            "StorageContext: head_dim is ", head_dim, ", must be a multiple of 8 from 8 to ",
-            max_head_dim);
+    const auto fits = [](std::size_t channels) {
+      return channels > 0 && channels % 8 == 0 && channels <= max_head_dim;
+    };
+    require(fits(head_dim), "StorageContext: head_dim is ", head_dim,
+            ", must be a multiple of 8 from 8 to ", max_head_dim);
+    require(fits(value_channels()), "StorageContext: value_dim is ", value_dim,
+            ", must be 0 or a multiple of 8 from 8 to ", max_head_dim);
     require(std::has_single_bit(page_rows) && page_rows >= 16 && page_rows <= 4096,
             "StorageContext: page_rows is ", page_rows, ", must be a power of two from 16 to 4096");
     require(pool == nullptr || slow_tier < pool->tiers(), "StorageContext: slow_tier is ", slow_tier,

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which models a device cache serves: layers may differ in their windows; what has no kernel is
+// refused by name.
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda/support/random_device.hpp"
+
+using namespace kvpolicy;
+using test::contains;
+using test::thrown;
+
+namespace {
+
+using Plan = HeadPlan<half>;
+using Cache = cuda::KvCache<half>;
+
+ModelShape changed(LayerShape layer) {
+  ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
+  shape.change(1) = layer;
+  return shape;
+}
+
+std::string refused(const ModelShape& shape) {
+  const std::string error = thrown<ConfigError>([&] { const Cache cache{Plan{shape}}; });
+  CHECK(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(Plan{shape}, 9)); }).empty() ==
+        error.empty());
+  return error;
+}
+
+}  // namespace
+
+TEST_CASE("a model without kernels is refused with the layer and what it has") {
+  CHECK(refused(changed({4, 2, 64})).empty());
+  CHECK(refused(changed({.q_heads = 4, .kv_heads = 2, .head_dim = 64, .window = 9})).empty());
+  CHECK(contains(refused(changed({4, 2, 64, 128})),
+                 "layer 1 has 4 query heads, 2 KV heads of 64 channels and values of 128"));
+  CHECK(contains(refused(changed({4, 1, 64})), "layer 1 has 4 query heads, 1 KV heads of 64"));
+  CHECK(contains(refused(changed({4, 2, 72})), "layer 1 has 4 query heads, 2 KV heads of 72"));
+  CHECK(contains(refused(changed({})), "layer 1 has 0 query heads, 0 KV heads"));
+  CHECK(contains(refused(changed({.q_heads = 4, .reads = 0})), "reads another layer's cache"));
+  CHECK(contains(refused(changed({.q_heads = 4, .kv_heads = 2, .head_dim = 64, .softcap = 2.0F})),
+                 "a soft cap of 2"));
+  const std::string uncompiled = thrown<ConfigError>([] {
+    const Cache cache{Plan{ModelShape{1, 2, 1, 72}}};
+  });
+  CHECK(contains(uncompiled, "head_dim is 72, kernels were compiled for 64"));
+}
+
+TEST_CASE("random operations where layers differ in their windows") {
+  // The four numbers mean nothing where each layer is described.
+  const ModelShape shape{
+      .layers = 2,
+      .per_layer = {{4, 2, 64}, {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .window = 24}}};
+  const std::vector<test::HeadSpec> all = test::device_heads();
+  std::vector<test::HeadSpec> heads{all[0], all[1], all[5], all[5]};
+  heads[2].sinks = 0;
+  heads[2].recent = 24;
+  heads[3].sinks = 4;
+  heads[3].recent = 20;
+  kvpolicy::cuda::CacheOptions options;
+  options.max_rollback = 5;
+  options.max_append = 9;
+  test::random_operations<half, half, test::DeviceBackend<half>>(5, shape, heads, options, {}, 40);
+}
