@@ -176,7 +176,7 @@ class KvCache {
   /// alone), RollbackError if a tree is pending
   void compress() {
     refuse_tree("compress");
-    for (const Layer& layer : layers_) layer.check_queries();
+    for (const Layer& layer : layers_) layer.check_queries("compress");
     commit();
     compress_layers(layers_);
   }
@@ -184,7 +184,7 @@ class KvCache {
   void compress(std::size_t layer) {
     Layer& own = layers_[checked(layer)];
     own.tree.refuse("compress");
-    own.check_queries();
+    own.check_queries("compress");
     commit_layer(own);
     compress_layers({&own, 1});
   }
@@ -248,8 +248,7 @@ class KvCache {
   std::size_t observe(std::size_t layer, std::size_t queries,
                       std::vector<std::vector<float>>& sums) {
     const Layer& own = layers_[checked(layer)];
-    own.tree.refuse("observe");
-    own.check_queries();
+    const std::size_t known = check_observe(name, own, queries);
     const ModelShape& shape = plan_.shape();
     std::vector<SegmentList> shown(shape.kv_heads);
     std::vector<std::span<const Segment>> heads(shape.kv_heads);
@@ -265,7 +264,6 @@ class KvCache {
       heads[head] = shown[head];
       views[head] = sums[head];
     }
-    const std::size_t known = std::min(queries, own.queries.size());
     std::vector<element_type> latest(known * shape.q_heads * shape.head_dim);
     const std::size_t count = own.queries.copy_latest(known, latest.data());
     const TensorView<const element_type> view{latest.data(), count, shape.q_heads, shape.head_dim};
@@ -360,14 +358,8 @@ class KvCache {
       added.heads.reserve(shape.kv_heads);
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         const HeadSettings<E>& settings = plan_.at(layer, head);
-        require(options_.max_rollback == 0 || !settings.compresses_by_itself(), "KvCache: KV head ",
-                head, " of layer ", layer,
-                " compresses by itself, which cannot be rolled back; max_rollback is ",
-                options_.max_rollback, ", must be 0");
-        require(options_.max_rollback == 0 || !settings.roles().accumulates, "KvCache: KV head ",
-                head, " of layer ", layer,
-                " adds up the attention of every call, which cannot be rolled back; ",
-                "max_rollback is ", options_.max_rollback, ", must be 0");
+        check_rollback(name, layer, head, settings.compresses_by_itself(), settings.roles().accumulates,
+                       options_.max_rollback);
         added.add(settings.make_head(context));
       }
     }

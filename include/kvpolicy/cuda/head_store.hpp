@@ -14,6 +14,7 @@
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/pages.hpp>
+#include <kvpolicy/cuda/row_sums.hpp>
 #include <kvpolicy/cuda/slow_store.hpp>
 
 namespace kvpolicy::cuda {
@@ -174,6 +175,8 @@ class HeadStore {
   /// Text positions of the rows that survived the last compression, [survivors]; null before.
   [[nodiscard]] const Block& positions() const { return positions_; }
   [[nodiscard]] std::size_t survivors() const { return survivors_; }
+  /// The attention that was added up for each row; empty where the head does not rank by it.
+  [[nodiscard]] const RowSums& sums() const { return sums_; }
 
   [[nodiscard]] std::size_t bytes() const {
     return exact_.bytes() + packed_.bytes() + summaries_.bytes() + (slow_ ? slow_->bytes() : 0);
@@ -186,7 +189,7 @@ class HeadStore {
   /// Page tables, positions, selections and scores: bookkeeping, not in `bytes`.
   [[nodiscard]] std::size_t overhead_bytes() const {
     return exact_.table_bytes() + packed_.table_bytes() + summaries_.table_bytes() +
-           survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float) +
+           survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float) + sums_.bytes() +
            (slow_ ? slow_->overhead_bytes() : 0);
   }
 
@@ -196,6 +199,7 @@ class HeadStore {
     Pages::Growth packed;
     Pages::Growth summaries;
     SlowStore::Growth slow;
+    RowSums::Growth sums;
     Block scores;
     std::size_t scored_chunks = 0;
   };
@@ -208,6 +212,7 @@ class HeadStore {
     growth.packed = packed_.prepare(geometry.packed_pages(rows), stream);
     growth.summaries = summaries_.prepare(geometry.summary_pages(rows), stream);
     if (slow_) growth.slow = slow_->prepare(geometry.slow_pages(rows), stream);
+    if (accumulates(settings_)) growth.sums = sums_.prepare(rows, context_.memory, stream);
     const std::size_t chunks = geometry.closed_chunks(rows);
     if (chunks > scored_chunks_) {
       growth.scores = allocate(context_.memory, chunks * sizeof(float), stream);
@@ -223,6 +228,7 @@ class HeadStore {
     packed_.grow(growth.packed, writes);
     summaries_.grow(growth.summaries, writes);
     if (slow_) slow_->grow(growth.slow, slow_pages(), before, entered_pages(furthest), writes);
+    sums_.grow(growth.sums, writes.stream());
     if (growth.scored_chunks > 0) {
       std::swap(scores_, growth.scores);  // nothing to keep: scores live from kernel to kernel
       scored_chunks_ = growth.scored_chunks;
@@ -233,6 +239,7 @@ class HeadStore {
   void give_back_on(cudaStream_t stream) noexcept {
     for (Pages* pages : {&exact_, &packed_, &summaries_}) pages->give_back_on(stream);
     if (slow_) slow_->give_back_on(stream);
+    sums_.give_back_on(stream);
     for (const Block* block : {&selections_, &scores_, &positions_}) {
       cuda::give_back_on(*block, stream);
     }
@@ -283,6 +290,7 @@ class HeadStore {
                             cudaMemcpyDeviceToDevice, writes.stream()),
             "cudaMemcpyAsync");
     }
+    other.sums_ = sums_.fork(context_.memory, writes.stream());
     if (scored_chunks_ > 0) {
       other.scores_ = allocate(context_.memory, scored_chunks_ * sizeof(float), writes.stream());
       other.scored_chunks_ = scored_chunks_;
@@ -380,6 +388,7 @@ class HeadStore {
     view_.packed_pages = packed_.table();
     if (slow_) (slow_->geometry().packed ? view_.packed_pages : view_.exact_pages) = slow_->table();
     view_.summary_pages = summaries_.table();
+    view_.sums = sums_.data();
   }
 
   HeadRule settings_;
@@ -392,6 +401,7 @@ class HeadStore {
   Block selections_;
   Block scores_;
   std::size_t scored_chunks_ = 0;
+  RowSums sums_;
   Block positions_;
   std::size_t survivors_ = 0;
   HeadView view_;

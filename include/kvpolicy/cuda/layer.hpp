@@ -10,10 +10,12 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <kvpolicy/cache/pending_tree.hpp>
+#include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/error.hpp>
@@ -216,9 +218,14 @@ class Layer : public TextProgress<std::size_t> {
   }
   [[nodiscard]] bool is_due(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
-    return knows_queries(settings.window) &&
+    return knows_latest(queries, settings.window, tokens) &&
            settings.budget_rule().is_due(committed - heads[head].evicted(), committed,
                                          told_to_compress);
+  }
+  /// Whether a head adds up the attention of every call.
+  [[nodiscard]] bool accumulates() const {
+    return std::ranges::any_of(
+        heads, [](const HeadStore& h) { return cuda::accumulates(h.settings()); });
   }
   [[nodiscard]] bool compresses_by_itself() const {
     return std::ranges::any_of(heads,
@@ -231,13 +238,10 @@ class Layer : public TextProgress<std::size_t> {
     return false;
   }
   /// @throws ShapeError if a head that would drop rows lacks queries to choose by.
-  void check_queries() const {
+  void check_queries(std::string_view call) const {
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      if (!has_rows_to_drop(head)) continue;
-      const std::size_t wanted = std::min(heads[head].settings().window, tokens);
-      require<ShapeError>(knows_queries(wanted), "cuda::KvCache::compress: of the latest ", wanted,
-                          " tokens not all queries are known, ", queries.size(), " up to token ",
-                          queries.end(), " of ", tokens, "; rows that are only appended bring none");
+      kvpolicy::check_queries("cuda::KvCache", call, queries, heads[head].settings().window, tokens,
+                              has_rows_to_drop(head));
     }
   }
 
@@ -336,9 +340,6 @@ class Layer : public TextProgress<std::size_t> {
     for (Choices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens.data());
   }
 
-  [[nodiscard]] bool knows_queries(std::size_t count) const {
-    return queries.end() == tokens && queries.size() >= std::min(count, tokens);
-  }
   [[nodiscard]] bool has_rows_to_drop(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
     return settings.compresses &&
