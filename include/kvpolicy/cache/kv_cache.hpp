@@ -20,6 +20,7 @@
 #include <kvpolicy/cache/compression.hpp>
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/cache/other_plan.hpp>
+#include <kvpolicy/cache/plan_checks.hpp>
 #include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scalar_engine.hpp>
@@ -327,19 +328,6 @@ class KvCache {
     }
   }
 
-  // Heads that share their budgets are ranked against each other.
-  void check_sharing(std::size_t layer) const {
-    const HeadSettings<E>* first = nullptr;
-    for (std::size_t head = 0; head < plan_.shape().kv_heads; ++head) {
-      const HeadSettings<E>& own = plan_.at(layer, head);
-      if (!own.shares_in_layer()) continue;
-      if (first == nullptr) first = &own;
-      require(own.may_share(*first), "KvCache: KV head ", head, " of layer ", layer,
-              " shares the layer's budget with heads that have another policy or other settings; ",
-              "they must agree in all but the budget");
-    }
-  }
-
   // All heads as they are before the first token.
   [[nodiscard]] std::vector<Layer> new_layers() const {
     const ModelShape& shape = plan_.shape();
@@ -354,7 +342,7 @@ class KvCache {
           {},
           {options_.tail_rows(), shape.kv_heads, shape.head_dim, options_.memory},
           {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
-      check_sharing(layer);
+      check_sharing(name, plan_, layer);
       added.heads.reserve(shape.kv_heads);
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         const HeadSettings<E>& settings = plan_.at(layer, head);

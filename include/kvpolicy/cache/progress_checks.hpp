@@ -87,18 +87,6 @@ std::size_t check_observe(std::string_view cache, const Layer& layer, std::size_
   return known;
 }
 
-/// Refuses a head that changes in ways that cannot be taken back, in a cache whose rows can.
-/// @throws ConfigError if `max_rollback` is not 0 and the head compresses by itself or adds up attention
-inline void check_rollback(std::string_view cache, std::size_t layer, std::size_t head,
-                           bool compresses_by_itself, bool accumulates, std::size_t max_rollback) {
-  require(max_rollback == 0 || !compresses_by_itself, cache, ": KV head ", head, " of layer ", layer,
-          " compresses by itself, which cannot be rolled back; max_rollback is ", max_rollback,
-          ", must be 0");
-  require(max_rollback == 0 || !accumulates, cache, ": KV head ", head, " of layer ", layer,
-          " adds up the attention of every call, which cannot be rolled back; max_rollback is ",
-          max_rollback, ", must be 0");
-}
-
 /// Refuses an append of too many rows.
 /// @throws CapacityError for an append of more rows than may wait for their `attend`
 inline void check_append(std::string_view cache, std::size_t rows, std::size_t max_append) {

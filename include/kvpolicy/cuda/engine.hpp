@@ -29,6 +29,7 @@
 #include <kvpolicy/cuda/kernels/prefill.cuh>
 #include <kvpolicy/cuda/kernels/score.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
+#include <kvpolicy/cuda/kernels/shared_budget.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 #include <kvpolicy/cuda/kernels/stage.cuh>
 #include <kvpolicy/cuda/kernels/votes.cuh>
@@ -329,7 +330,15 @@ class Engine {
             .shared_bytes = select_shared_bytes()},
            stream, params, "keep_select_kernel");
   }
-  /// Moves them; `longest`: the most rows that survive in a head. @throws DeviceError
+  /// The rows that survive in heads that share a layer's budget. @throws DeviceError
+  void share(const SharedBudgetParams& params, cudaStream_t stream) const {
+    launch(shared_ranks_kernel<>,
+           {.grid_x = params.count, .threads = select_threads, .shared_bytes = select_shared_bytes()},
+           stream, params, "shared_ranks_kernel");
+    launch(shared_select_kernel<>, {.threads = select_threads, .shared_bytes = select_shared_bytes()},
+           stream, params, "shared_select_kernel");
+  }
+  /// Moves the survivors; `longest`: the most rows that survive in a head. @throws DeviceError
   void compact(const CompactParams& params, std::size_t longest, cudaStream_t stream) const {
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       launch(compact_kernel<E, D>,

@@ -146,6 +146,9 @@ class HeadStore {
   /// Whether rows stay exact until the first compression.
   [[nodiscard]] bool is_held() const { return held_; }
   [[nodiscard]] std::size_t evicted() const { return static_cast<std::size_t>(view_.evicted); }
+  /// Tokens whose rows the head would have dropped if it shared its budget with none.
+  [[nodiscard]] std::size_t evicted_alone() const { return evicted_alone_; }
+  void set_evicted_alone(std::size_t tokens) { evicted_alone_ = tokens; }
   [[nodiscard]] const Pages& exact() const { return exact_; }
   [[nodiscard]] const Pages& packed() const { return packed_; }
   [[nodiscard]] const Pages& summaries() const { return summaries_; }
@@ -270,6 +273,7 @@ class HeadStore {
                                  geometry.packed_pages(rows), writes, source_of(packed_));
     const std::size_t chunks = geometry.closed_chunks(firm);
     other.summaries_ = summaries_.fork(chunks / page_rows, geometry.summary_pages(rows), writes);
+    other.evicted_alone_ = evicted_alone_;
     if (survivors_ > 0) {
       other.survivors_ = survivors_;
       other.positions_ = allocate(context_.memory, survivors_ * sizeof(long long), writes.stream());
@@ -325,7 +329,7 @@ class HeadStore {
  private:
   HeadStore(const HeadRule& settings, const StoreContext& context, const float* frequencies,
             bool held, std::size_t evicted, DeviceWrites& writes)
-      : settings_{settings}, context_{context}, held_{held},
+      : settings_{settings}, context_{context}, held_{held}, evicted_alone_{evicted},
         exact_{memory_for(false), HeadGeometry{settings, context, held}.exact_page_bytes(), context.memory},
         packed_{memory_for(true), HeadGeometry{settings, context, held}.packed_page_bytes(), context.memory},
         summaries_{context.memory, HeadGeometry{settings, context, held}.summary_page_bytes()} {
@@ -394,6 +398,7 @@ class HeadStore {
   HeadRule settings_;
   StoreContext context_;
   bool held_;
+  std::size_t evicted_alone_;
   Pages exact_;
   Pages packed_;
   Pages summaries_;

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cache/plan_checks.hpp>
 #include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
@@ -410,6 +411,7 @@ class KvCache {
     const ModelShape& shape = plan_.shape();
     std::vector<std::vector<HeadRule>> settings(shape.layers);
     for (std::size_t l = 0; l < shape.layers; ++l) {
+      check_sharing(name, plan_, l);
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         settings[l].push_back(served_rule(plan_, l, head));
         const HeadRule& head_rule = settings[l].back();
@@ -810,12 +812,14 @@ class KvCache {
     std::size_t scratch_bytes = 0;
     for (std::size_t l = first; l < first + count; ++l) {
       Layer& layer = layers_[l];
-      std::vector<bool> wanted(layer.heads.size());
-      for (std::size_t head = 0; head < wanted.size(); ++head) {
-        wanted[head] = layer.is_compressible(head) && (!only_due || layer.is_due(head));
-      }
+      std::vector<bool> wanted = layer.heads_to_compress(only_due);
       if (std::ranges::count(wanted, true) == 0) continue;
-      compressions.emplace_back(*engine_, layer, std::move(wanted), options_).prepare(stream);
+      compressions.emplace_back(*engine_, layer, std::move(wanted), options_);
+      if (compressions.back().shares()) {
+        commit_layer(l, stream);
+        compressions.back().share(device_.heads(l), device_.counters(l), stream);
+      }
+      compressions.back().prepare(stream);
       places.push_back(l);
       scratch_bytes = std::max(scratch_bytes, compressions.back().scratch_bytes());
     }

@@ -168,12 +168,12 @@ KVPOLICY_DEVICE KeyRows keys_of(const ObserveParams& p, const HeadView& head, in
   return rows;
 }
 
-/// Which rows of one segment the queries see.
+/// Which rows of one segment the queries see: those that are not later than the query. A window hides
+/// no row that is shown, because it is shown to a query that is not earlier than any of these.
 struct ObservedRows {
   int first;   ///< row number of the segment's first row
   int last;    ///< and of its last row that any query may see
   int offset;  ///< position minus row number, except for survivors
-  int reach;
   int position;       ///< of the first query
   int last_position;  ///< of the last one
   int survivors = 0;
@@ -184,7 +184,6 @@ struct ObservedRows {
       : first{segment.first},
         last{segment.first + segment.rows - 1},
         offset{segment.position - segment.first},
-        reach{segment.reach},
         position{seen.position},
         last_position{seen.position + seen.queries - 1} {
     if (p.survivors != nullptr && segment.source != Segment::Source::call) {
@@ -197,14 +196,12 @@ struct ObservedRows {
 
   /// Whether every query sees all of the rows [row, row + rows).
   KVPOLICY_DEVICE bool all_see(int row, int rows) const {
-    return row >= first && row + rows - 1 <= last && row + rows - 1 + offset <= position &&
-           (reach == unlimited || row + offset > last_position - reach);
+    return row >= first && row + rows - 1 <= last && row + rows - 1 + offset <= position;
   }
   KVPOLICY_DEVICE bool sees(int query, int row) const {
     if (row < first || row > last) return false;
     const int at = row < survivors ? static_cast<int>(survivor_positions[row]) : row + offset;
-    const int t = position + query;
-    return at <= t && (reach == unlimited || at > t - reach);
+    return at <= position + query;
   }
 };
 
