@@ -133,6 +133,10 @@ struct Pair {
   Pair(const Plan& plan, std::size_t max_append, test::CountingDeviceMemory& memory)
       : shape{plan.shape()}, there{plan, {.max_append = max_append, .memory = &memory}},
         here{plan, {.max_append = max_append}} {}
+  Pair(Pair&&) = default;
+  Pair& operator=(Pair&&) = default;
+  ~Pair() = default;
+  Pair& operator=(const Pair&) = delete;
   Pair(const Pair& other) : shape{other.shape}, there{other.there.fork()}, here{other.here.fork()} {}
 
   void step(std::size_t tokens, bool apart) {
@@ -304,6 +308,43 @@ TEST_CASE("heads that share keep the host's rows exactly, where both rank them b
       CHECK(memory.live_bytes() == 0);
       CHECK(memory.faults() == 0);
     }
+  }
+}
+
+TEST_CASE("heads that share, on device and host: random calls, forks, compressions") {
+  const test::SmallDevice device;
+  for (const std::uint64_t seed : {1U, 2U}) {
+    CAPTURE(seed);
+    test::CountingDeviceMemory memory;
+    test::Random random{seed};
+    {
+      const ModelShape shape{1, 8, 4, 64};
+      Plan plan{shape};
+      for (std::size_t h = 0; h < 3; ++h) {
+        auto own = sharing<KeyNormScorer>(test::below(random, 70), seed == 1 ? 0.3 : 0.0, seed == 1 ? 0 : 7);
+        own.after_first_compress = seed == 2;
+        own.compress_from = 50;
+        plan.set(0, h, own);
+      }
+      std::vector<Pair> pairs;
+      pairs.emplace_back(plan, 9, memory);
+      for (int i = 0; i < 70; ++i) {
+        CAPTURE(i);
+        Pair& pair = pairs[test::below(random, pairs.size())];
+        const std::size_t what = test::below(random, 12);
+        if (what == 0 && pairs.size() == 1) {
+          pairs.emplace_back(Pair{pairs[0]});
+        } else if (what == 1) {
+          if (pairs.size() == 2) pairs.erase(pairs.begin() + static_cast<std::ptrdiff_t>(test::below(random, 2)));
+        } else if (what < 4) {
+          pair.compress();
+        } else {
+          const std::size_t tokens = test::one_of(random, std::vector<std::size_t>{1, 1, 2, 3, 9, 17, 64, 65});
+          pair.step(tokens, tokens < 10 && what < 7);
+        }
+      }
+    }
+    CHECK(memory.live_bytes() == 0);
   }
 }
 

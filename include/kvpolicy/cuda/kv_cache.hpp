@@ -191,7 +191,8 @@ class KvCache {
 
   /// Tells the cache that a captured step of `tokens` tokens through all layers is about to be
   /// launched `times` times. Call it first: what it refuses must not be launched. `apart`: it was
-  /// captured as `append` and `attend`, behind which rows stay tentative until the next call.
+  /// captured as `append` and `attend`, behind which rows stay tentative until the next call (but not in
+  /// a layer with a head that adds up attention, where `attend` commits them).
   /// `refreshes`: it chose chunks, because it was told to or because a head never had. A compression
   /// takes scale, soft cap and sink logits from the latest call that was not captured.
   /// @throws CapacityError if the text would pass what is reserved, RollbackError if a tree is pending
@@ -257,9 +258,11 @@ class KvCache {
     for (std::size_t l = 0; l < layers_.size(); ++l) commit_layer(l, stream);
   }
 
-  /// Commits, then lets every head with a budget drop what its latest queries attend to least.
+  /// Commits, then lets every head with a budget drop the rows that it ranks lowest.
   /// Heads of other policies stay as they are. Asks for memory, for the survivors of all layers
-  /// before any row goes; graphs stay valid.
+  /// before any row goes; graphs stay valid. Where heads share a layer's budget, their rows are committed
+  /// before the memory is asked for, and the call waits for the stream, because the host must know how
+  /// many rows each of them keeps; so does a step after which such heads compress by themselves.
   /// @throws RollbackError if a tree is pending, CapacityError inside a capture, ShapeError if rows came
   /// without their queries, std::bad_alloc, DeviceError
   void compress(cudaStream_t stream = nullptr) {
