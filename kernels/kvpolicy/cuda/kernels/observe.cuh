@@ -147,7 +147,8 @@ KVPOLICY_DEVICE Observation observation_of(const ObserveParams& p, int kv_head) 
 KVPOLICY_DEVICE const SegmentList& list_observed(const ObserveParams& p, const HeadView& head) {
   auto* list = reinterpret_cast<SegmentList*>(shared_memory());
   if (thread_index() == 0) {
-    *list = segments_of(head, *p.state, p.request);
+    list->count = 0;
+    list_segments(head, *p.state, p.request, *list);
     // The call's own rows come last.
     while (p.k.data == nullptr && list->count > 0 &&
            list->segment[list->count - 1].source == Segment::Source::call) {
