@@ -50,7 +50,7 @@ inline std::vector<HeadSpec> some_heads(std::size_t first, std::size_t count, bo
   const auto all = all_heads();
   for (std::size_t i = first; heads.size() < count; ++i) {
     const HeadSpec& spec = all[i % all.size()].second;
-    if (spec.compress_every > 0 && !compress_by_itself) continue;
+    if (spec.cannot_return() && !compress_by_itself) continue;
     heads.push_back(spec);
   }
   return heads;

@@ -126,7 +126,7 @@ class Sequence {
   Sequence(const ModelShape& shape, const std::vector<HeadSpec>& heads, const Options& options,
            Logits logits)
       : shape_{shape}, options_{options}, logits_{std::move(logits)},
-        cache_{plan_of<E>(shape, heads), options} {
+        cache_{plan_for(shape, heads), options} {
     std::size_t number = 0;
     for (std::size_t l = 0; l < shape.layers; ++l) {
       Layer& layer = layers_.emplace_back();
@@ -250,6 +250,14 @@ class Sequence {
   // The first layer that has a cache.
   [[nodiscard]] const Layer& cached() const {
     return *std::ranges::find_if(layers_, [](const Layer& layer) { return !layer.heads.empty(); });
+  }
+
+  static kvpolicy::HeadPlan<E> plan_for(const ModelShape& shape, const std::vector<HeadSpec>& heads) {
+    if constexpr (requires { Backend::plan_of(shape, heads); }) {
+      return Backend::plan_of(shape, heads);
+    } else {
+      return plan_of<E>(shape, heads);
+    }
   }
 
   static std::vector<double> rounded(const std::vector<float>& row) {
@@ -429,11 +437,15 @@ class Sequence {
       if (refreshed[h]) follow_refresh(l, h, q, before + tokens);
     }
     check_outputs(random, layer, q, out, log_sum_exp, rows, nodes, before, call);
+    add_up(layer, q, rows, before);
 
     for (std::size_t i = 0; i < tokens; ++i) {
       auto& query = (call.tree == nullptr ? layer.queries : layer.node_queries).emplace_back();
       for (std::size_t h = 0; h < layer.shape.q_heads; ++h) query.push_back(rounded(q.row(i, h)));
     }
+    // What was added up cannot be taken back, and neither can its rows.
+    const bool adds_up = std::ranges::any_of(layer.heads, [](const Head& head) { return head.model.spec().adds_up(); });
+    if (adds_up) commit_model(layer, before + tokens);
     if (!call.apart) commit_model(layer, behind(before + tokens));
     for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       HeadModel& model = layer.heads[h].model;
@@ -447,6 +459,27 @@ class Sequence {
       commit_model(layer, before + tokens);
       for (std::size_t h = 0; h < layer.heads.size(); ++h) {
         if (due(layer.heads[h])) follow_compress(l, h, text_rows(layer.heads[h]));
+      }
+    }
+  }
+
+  // What the queries of a call that begins at `before` pay the rows of heads that add it up.
+  template <class In>
+  void add_up(Layer& layer, const Tensor<In>& q, const std::vector<Rows>& rows, std::size_t before) const {
+    const std::size_t group = layer.shape.queries_per_kv();
+    for (std::size_t h = 0; h < layer.shape.kv_heads; ++h) {
+      HeadModel& model = layer.heads[h].model;
+      if (!model.spec().adds_up()) continue;
+      for (std::size_t i = 0; i < q.tokens() * group; ++i) {
+        const std::size_t token = i / group, q_head = h * group + i % group;
+        std::vector<const oracle::Row*> visible;
+        for (const auto& [p, row] : rows[h]) {
+          if (p <= static_cast<std::int64_t>(before + token)) visible.push_back(&row);
+        }
+        const auto shares = oracle::probabilities(q.row_of_doubles(token, q_head), visible, oracle_options(q_head));
+        for (std::size_t r = 0; r < shares.size(); ++r) {
+          model.pay(visible[r]->position, shares[r] / static_cast<double>(group));
+        }
       }
     }
   }
@@ -557,16 +590,15 @@ class Sequence {
     head.model.select(chosen, tokens);
   }
 
-  void follow_compress(std::size_t l, std::size_t h, const Rows& before) {
-    Layer& layer = layers_[l];
-    HeadModel& model = layer.heads[h].model;
-    if (!model.is_compressible()) return model.release();
+  // What each of the latest queries that a head asks pays each of its rows: [query head][query][row].
+  [[nodiscard]] std::vector<std::vector<std::vector<double>>> attention_of_latest(
+      const Layer& layer, std::size_t h, const Rows& before) const {
     const std::size_t tokens = layer.queries.size();
     std::vector<std::vector<std::vector<double>>> attention;
     for (std::size_t g = 0; g < layer.shape.queries_per_kv(); ++g) {
       auto& of_head = attention.emplace_back();
       const std::size_t q_head = h * layer.shape.queries_per_kv() + g;
-      for (std::size_t t = tokens - std::min(tokens, model.spec().window); t < tokens; ++t) {
+      for (std::size_t t = tokens - std::min(tokens, layer.heads[h].model.spec().asked()); t < tokens; ++t) {
         std::vector<const oracle::Row*> visible;
         for (const auto& [p, row] : before) {
           if (p <= static_cast<std::int64_t>(t)) visible.push_back(&row);
@@ -576,10 +608,35 @@ class Sequence {
         of_head.back().resize(before.size(), 0.0);
       }
     }
+    return attention;
+  }
+
+  void follow_compress(std::size_t l, std::size_t h, const Rows& before) {
+    Layer& layer = layers_[l];
+    HeadModel& model = layer.heads[h].model;
+    if (!model.is_compressible()) return model.release();
     std::vector<std::int64_t> survivors;
     for (const auto& [position, row] : held(l, h)) survivors.push_back(position);
-    CHECK(model.may_survive(survivors, model.scores(attention), model.votes(attention),
-                            Backend::score_error));
+    std::vector<double> scores, votes;
+    double slack = Backend::score_error;
+    if (model.spec().rank == oracle::Rank::h2o) {
+      scores = model.paid();
+      // A probability is off by so many parts of itself.
+      for (const double score : scores) slack = std::max(slack, 5 * Backend::score_error * score);
+    } else if (model.spec().rank == oracle::Rank::key_norm) {
+      for (const auto& [p, row] : before) {
+        double squares = 0;
+        for (const double x : row.key) squares += x * x;
+        scores.push_back(-std::sqrt(squares));
+      }
+      scores.resize(before.size() - model.spec().window);
+    } else {
+      const auto attention = attention_of_latest(layer, h, before);
+      scores = model.scores(attention);
+      votes = model.votes(attention);
+    }
+    votes.resize(scores.size(), 0.0);
+    CHECK(model.may_survive(survivors, scores, votes, slack));
     model.compress(survivors);
   }
 

@@ -10,7 +10,9 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -39,6 +41,18 @@ using Plan = HeadPlan<E>;
 using Cache = cuda::KvCache<E>;
 
 constexpr ModelShape shape{2, 6, 3, 64};
+
+// A scorer of one's own, which no kernel knows.
+struct ByPosition {
+  struct Config {
+    friend bool operator==(const Config&, const Config&) = default;
+    void fields(FieldVisitor&) {}
+  };
+  static constexpr std::string_view name = "by_position";
+  static void validate(const Config&) {}
+  static std::size_t kept_rows(const Config&) { return 1; }
+  static float score_key(const Config&, std::span<const float> key) { return key[0]; }
+};
 
 struct Fixture {
   test::SmallDevice device;
@@ -99,7 +113,7 @@ std::string plan_error(const ModelShape& model, const Config& config, const cuda
   plan.set(0, 0, config);
   const std::string said = thrown<ConfigError>([&] { const Cache cache{plan, options}; });
   CHECK(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(plan, 9, options)); }).empty() ==
-        (said.empty() || contains(said, "compresses by itself")));
+        (said.empty() || contains(said, "max_rollback is")));
   return said;
 }
 
@@ -345,11 +359,15 @@ TEST_CASE("settings that no device cache can serve") {
   CHECK(contains(plan_error(one, Budget::Config{.scorer = {.window = 65}}), "window is 65 queries, must be 1 to 64"));
   CHECK(plan_error(one, Budget::Config{.scorer = {.window = 64}}).empty());
   CHECK(contains(plan_error(one, Budget::Config{.scorer = {.kernel = 67}}), "pooling kernel is 67"));
-  CHECK(contains(plan_error(one, Budget::Config{.share_in_layer = true}), "share_in_layer"));
+  CHECK(plan_error(one, Budget::Config{.share_in_layer = true}).empty());
   CHECK(plan_error(one, Budget::Config{.compress_every = 1, .after_first_compress = true}).empty());
   using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
-  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cuda::memory_of(HeadPlan<H2o>{one}, 9)); }),
-                 "ranked by h2o have no kernel"));
+  CHECK(plan_error(one, H2o::Config{}).empty());
+  const std::string sums = plan_error(one, H2o::Config{}, {.max_rollback = 1});
+  CHECK(contains(sums, "KV head 0 of layer 0 adds up the attention of every call"));
+  CHECK(contains(sums, "max_rollback is 1, must be 0"));
+  CHECK(contains(plan_error(one, H2o::Config{.scorer = {.recent = (std::size_t{1} << 30) + 1}}), "1073741825 rows"));
+  CHECK(contains(plan_error(one, HeadBudgetCache<DenseStorage<E>, ByPosition>::Config{}), "ranked by by_position have no kernel"));
   const std::string itself = plan_error(one, Budget::Config{.compress_every = 9}, {.max_rollback = 1});
   CHECK(contains(itself, "compresses by itself"));
   CHECK(contains(itself, "max_rollback is 1, must be 0"));

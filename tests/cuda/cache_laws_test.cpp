@@ -348,7 +348,7 @@ TEST_CASE("a plan's bytes are known before the cache is made") {
     while (heads.size() < shape.kv_head_count()) heads.push_back(test::one_of(random, all));
     cuda::CacheOptions options;
     options.page_rows = test::one_of(random, std::vector<std::size_t>{64, 128, 512});
-    const bool rolls_back = std::none_of(heads.begin(), heads.end(), [](const HeadSpec& h) { return h.compress_every > 0; });
+    const bool rolls_back = std::none_of(heads.begin(), heads.end(), [](const HeadSpec& h) { return h.cannot_return(); });
     options.max_rollback = rolls_back ? test::below(random, 100) : 0;
     options.max_append = 1 + test::below(random, 60);
     options.memory = &memory;

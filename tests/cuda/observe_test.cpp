@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include <kvpolicy/cuda/kernels/observe.cuh>
+#include <kvpolicy/cuda/kernels/votes.cuh>
 #include <kvpolicy/policy/snapkv_scorer.hpp>
 
 #include "cuda/support/device_head.hpp"
@@ -33,7 +33,7 @@ constexpr float untouched = -12345.0F;
 struct Head {
   int rows = 200;     // stored
   int survivors = 0;  // of them, from an earlier compression: positions not those of the rows
-  Compression how;    // its window 0: left alone
+  Compression how;    // ranked by nothing: left alone
   Encoding encoding = Encoding::float32;
   int key_group = 0;
 };
@@ -105,7 +105,7 @@ double check(const Case& c) {
   std::vector<std::vector<oracle::Row>> rows;
   for (const Head& head : c.heads) {
     compressions.push_back(head.how);
-    window = std::max(window, head.how.window);
+    window = std::max(window, head.how.queries);
     most_rows = std::max(most_rows, head.rows);
     HeadView view;
     view.evicted = tokens - head.rows;
@@ -166,15 +166,17 @@ double check(const Case& c) {
   const long long pitch = most_rows;
   std::vector<float> scores(heads * static_cast<std::size_t>(pitch), untouched);
   std::vector<float> unpooled = scores;
-  ObserveParams params;
+  VotesParams votes_params;
+  ObserveParams& params = votes_params.observed;
   params.heads = views.data();
   params.state = state.get();
   params.compressions = compressions.data();
   params.kv_heads = kv_heads;
   params.group = c.group;
   params.page_rows = c.page_rows;
-  params.window = window;
-  params.queries = ring.data();
+  params.queries = window;
+  params.q = {.data = reinterpret_cast<std::byte*>(ring.data()), .token_stride = q_heads * HeadDim,
+              .head_stride = HeadDim};
   params.query_slots = slots;
   params.first_query = first_query;
   params.attention_sink_bias = c.sinks ? attention_sink_bias.data() : nullptr;
@@ -184,31 +186,31 @@ double check(const Case& c) {
   params.partial = partial.data();
   params.tickets = tickets.data();
   params.log_sum_exp = lse.data();
-  params.scores = scores.data();
-  params.unpooled = unpooled.data();
-  params.pitch = pitch;
-  const auto launch = [&](auto kernel) {
+  votes_params.scores = scores.data();
+  votes_params.unpooled = unpooled.data();
+  votes_params.pitch = pitch;
+  const auto launch = [&](auto kernel, const auto& of_kernel) {
     test::launch(kernel, c.blocks, kv_heads, observe_threads,
-                 observe_shared_bytes<HeadDim>(c.group, window), params);
+                 observe_shared_bytes<HeadDim>(c.group, window), of_kernel);
   };
-  launch(observe_lse_kernel<E, HeadDim, Packed>);
+  launch(observe_lse_kernel<E, HeadDim, Packed>, params);
   CHECK(std::all_of(tickets.begin(), tickets.end(), [](auto ticket) { return ticket == 0; }));
-  launch(observe_score_kernel<E, HeadDim, Packed>);
+  launch(votes_kernel<E, HeadDim, Packed>, votes_params);
 
   double worst = 0;
   for (int h = 0; h < kv_heads; ++h) {
     CAPTURE(h);
     const Head& head = c.heads[static_cast<std::size_t>(h)];
     CAPTURE(head.rows);
-    CAPTURE(head.how.window);
+    CAPTURE(head.how.queries);
     CAPTURE(head.how.kernel);
     const float* own = scores.data() + h * pitch;
-    const int candidates = head.how.window == 0 ? 0 : std::max(0, head.rows - head.how.window);
+    const int candidates = head.how.ranking == Ranking::none ? 0 : std::max(0, head.rows - head.how.kept_rows);
     const float* own_votes = unpooled.data() + h * pitch;
     for (int r = candidates; r < pitch; ++r) REQUIRE((own[r] == untouched && own_votes[r] == untouched));
     if (candidates == 0) continue;
 
-    const int count = std::min(head.how.window, tokens - first_query);
+    const int count = std::min(head.how.queries, tokens - first_query);
     const auto votes =
         votes_of<E>(c, head, rows[static_cast<std::size_t>(h)], queries, tokens, count,
                     {.scale = scale, .softcap = c.softcap, .sink_logit = {}}, attention_sink_bias, h);
@@ -228,7 +230,7 @@ double check(const Case& c) {
     }
     // The oracle's pooling is the host's.
     std::vector<float> of_host(static_cast<std::size_t>(candidates));
-    SnapKvScorer::score({.window = static_cast<std::size_t>(head.how.window),
+    SnapKvScorer::score({.window = static_cast<std::size_t>(head.how.queries),
                          .pooling = head.how.average ? Pooling::average : Pooling::max,
                          .kernel = static_cast<std::size_t>(head.how.kernel)},
                         sums, static_cast<std::size_t>(c.group), static_cast<std::size_t>(count),
@@ -263,20 +265,18 @@ double check(const Case& c) {
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
       return expected[static_cast<std::size_t>(a)] > expected[static_cast<std::size_t>(b)];
     });
-    std::vector<int> kept(static_cast<std::size_t>(k + head.how.window), -1);
+    std::vector<int> kept(static_cast<std::size_t>(k + head.how.kept_rows), -1);
     const auto place = std::make_unique<int*>(kept.data());
     const auto count_kept = std::make_unique<int>(-1);
     KeepParams keep;
     keep.heads = &views[static_cast<std::size_t>(h)];
     keep.state = state.get();
     keep.compressions = &compressions[static_cast<std::size_t>(h)];
-    keep.scores = own;
-    keep.unpooled = own_votes;
-    keep.pitch = pitch;
+    keep.scores = {own, own_votes, pitch};
     keep.kept = place.get();
     keep.counts = count_kept.get();
     test::launch(keep_select_kernel<256>, 1, 1, 256, select_shared_bytes(), keep);
-    REQUIRE(*count_kept == k + head.how.window);
+    REQUIRE(*count_kept == k + head.how.kept_rows);
     for (int i = 0; i < k && k < candidates; ++i) {
       const int row = kept[static_cast<std::size_t>(i)];
       REQUIRE((row >= 0 && row < candidates));
@@ -290,7 +290,8 @@ double check(const Case& c) {
 }
 
 Compression how(int window, int kernel = 7, bool average = false, int budget = 40) {
-  return {.window = window, .budget = budget, .kernel = kernel, .average = average};
+  return {.ranking = Ranking::attention, .average = average, .queries = window, .kept_rows = window,
+          .budget = budget, .kernel = kernel};
 }
 
 template <Element E, int HeadDim>
@@ -361,6 +362,19 @@ TEST_CASE("groups; query heads that do not fit into shared memory together") {
                         .blocks = 2});
   static_assert(observe_heads_at_once<256>(4, 64) == 1);
   check<half, 256>({.heads = {{.rows = 150, .survivors = 0, .how = how(64, 5)}}, .group = 4});
+}
+
+TEST_CASE("TOVA: the last query ranks all rows, its own among them") {
+  const auto last = [](int kept_rows) {
+    return Compression{.ranking = Ranking::attention, .queries = 1, .kept_rows = kept_rows, .budget = 40};
+  };
+  for (const int rows : {1, 31, 32, 33, 64, 511, 512, 513}) {
+    check<half, 64>({.heads = {{.rows = rows, .survivors = 0, .how = last(0)}}, .group = 3, .blocks = 2});
+  }
+  check<bfloat16, 128>({.heads = {{.rows = 700, .survivors = 0, .how = last(0)},
+                                  {.rows = 700, .survivors = 0, .how = last(5)},
+                                  {.rows = 700, .survivors = 0, .how = how(8)}},
+                        .blocks = 3});
 }
 
 TEST_CASE("peaked attention, softcap, sink logits") {

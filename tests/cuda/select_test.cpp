@@ -50,7 +50,7 @@ Rows keep(const std::vector<float>& scores, const std::vector<float>& second, in
   const int rows = static_cast<int>(scores.size()) + window;
   const std::vector<HeadView> heads{{.evicted = 17}};
   const std::vector<LayerState> states{{rows + 17, rows + 17}};
-  const std::vector<Compression> how{{.window = window, .budget = k}};
+  const std::vector<Compression> how{{.ranking = Ranking::attention, .kept_rows = window, .budget = k}};
   const auto exact = std::make_unique<float[]>(scores.size());
   std::copy(scores.begin(), scores.end(), exact.get());
   const auto unpooled = std::make_unique<float[]>(scores.size());
@@ -64,9 +64,7 @@ Rows keep(const std::vector<float>& scores, const std::vector<float>& second, in
   params.heads = heads.data();
   params.state = states.data();
   params.compressions = how.data();
-  params.scores = exact.get();
-  params.unpooled = unpooled.get();
-  params.pitch = static_cast<long long>(scores.size());
+  params.scores = {exact.get(), unpooled.get(), static_cast<long long>(scores.size())};
   params.kept = places.data();
   params.counts = counts.data();
   test::launch(keep_select_kernel<Threads>, 1, 1, Threads, select_shared_bytes(), params);
@@ -159,7 +157,7 @@ TEST_CASE("keep_select puts the window behind the choice and leaves other heads 
   // Fewer rows than the window: all of them.
   const std::vector<HeadView> heads(2);
   const std::vector<LayerState> states{{5, 5}};
-  const std::vector<Compression> how{{.window = 8, .budget = 4}, {}};
+  const std::vector<Compression> how{{.ranking = Ranking::attention, .kept_rows = 8, .budget = 4}, {}};
   Rows kept(13, -1);
   const std::vector<int*> places{kept.data(), nullptr};
   std::vector<int> counts(2, -1);
@@ -168,9 +166,7 @@ TEST_CASE("keep_select puts the window behind the choice and leaves other heads 
   params.heads = heads.data();
   params.state = states.data();
   params.compressions = how.data();
-  params.scores = scores.data();
-  params.unpooled = scores.data();
-  params.pitch = 1;
+  params.scores = {scores.data(), scores.data(), 1};
   params.kept = places.data();
   params.counts = counts.data();
   test::launch(keep_select_kernel<256>, 2, 1, 256, select_shared_bytes(), params);

@@ -51,6 +51,7 @@ inline float exp2_exact(float x) { return std::exp2(x); }
 inline float log2_exact(float x) { return std::log2(x); }
 inline float tanh_exact(float x) { return std::tanh(x); }
 inline float inverse_square_root(float x) { return 1.0F / std::sqrt(x); }
+inline double square_root(double x) { return std::sqrt(x); }
 inline void sine_cosine(double angle, float& sine, float& cosine) {
   sine = static_cast<float>(std::sin(angle));
   cosine = static_cast<float>(std::cos(angle));

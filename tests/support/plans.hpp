@@ -8,6 +8,7 @@
 #include <concepts>
 #include <cstddef>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -21,6 +22,7 @@ namespace test {
 using kvpolicy::ModelShape;
 using oracle::HeadSpec;
 using oracle::Kind;
+using oracle::Rank;
 
 inline constexpr double rotary_theta = 10000.0;
 
@@ -52,6 +54,7 @@ typename P::Config policy_config(const HeadSpec& spec) {
     config.compress_from = spec.compress_from;
     config.compress_every = spec.compress_every;
     config.after_first_compress = spec.after_first;
+    if constexpr (requires { config.scorer.recent; }) config.scorer.recent = spec.window;
     if constexpr (requires { config.scorer.kernel; }) {
       config.scorer = {spec.window, spec.average ? kvpolicy::Pooling::average : kvpolicy::Pooling::max,
                        spec.kernel};
@@ -65,6 +68,16 @@ typename P::Config policy_config(const HeadSpec& spec) {
   return config;
 }
 
+[[nodiscard]] inline std::string_view scorer_name(oracle::Rank rank) {
+  switch (rank) {
+    case oracle::Rank::tova: return "tova";
+    case oracle::Rank::h2o: return "h2o";
+    case oracle::Rank::key_norm: return "key_norm";
+    case oracle::Rank::snapkv: break;
+  }
+  return "snapkv";
+}
+
 /// Whether heads of policy P can be what the spec describes.
 template <class P>
 bool is_policy_of(const HeadSpec& spec) {
@@ -76,7 +89,7 @@ bool is_policy_of(const HeadSpec& spec) {
   }
   if constexpr (requires(typename P::Config c) { c.recent; }) return storage && spec.kind == Kind::window;
   if constexpr (requires(typename P::Config c) { c.scorer; }) {
-    return storage && spec.kind == Kind::budget && P::scorer_type::name == "snapkv";
+    return storage && spec.kind == Kind::budget && P::scorer_type::name == scorer_name(spec.rank);
   }
   if constexpr (requires { typename P::summary_type; }) {
     return storage && spec.kind == Kind::retrieval && spec.min_max == (P::summary_type::vectors == 2);

@@ -8,12 +8,16 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <vector>
 
 namespace oracle {
 
 enum class Kind { full, window, budget, retrieval };
+
+/// What ranks the rows of a head with a budget.
+enum class Rank { snapkv, tova, h2o, key_norm };
 
 /// The settings of a head, as the library's configs have them.
 struct HeadSpec {
@@ -22,7 +26,8 @@ struct HeadSpec {
   std::size_t sinks = 0, recent = 0;
   bool chunk_mask = false;
   bool in_cache = false;
-  // budget
+  // budget; `window` is how many latest rows always stay: of TOVA none
+  Rank rank = Rank::snapkv;
   std::size_t budget = 0, window = 8, kernel = 7, compress_every = 0;
   std::size_t compress_from = 0;  // a text of fewer rows stays whole
   bool after_first = false;       // compresses by itself from the first compression on
@@ -41,6 +46,14 @@ struct HeadSpec {
   [[nodiscard]] std::size_t key_rows() const {
     return !per_channel ? 1 : key_group == 0 ? 32 : key_group;
   }
+  /// Latest queries that are asked when rows are dropped.
+  [[nodiscard]] std::size_t asked() const {
+    return kind != Kind::budget ? 0 : rank == Rank::snapkv ? window : rank == Rank::tova ? 1 : 0;
+  }
+  /// Whether the attention of every call is added up.
+  [[nodiscard]] bool adds_up() const { return kind == Kind::budget && rank == Rank::h2o; }
+  /// Whether a cache with such a head refuses rollbacks.
+  [[nodiscard]] bool cannot_return() const { return compress_every > 0 || adds_up(); }
 };
 
 class HeadModel {
@@ -116,7 +129,7 @@ class HeadModel {
   [[nodiscard]] std::vector<double> scores(
       const std::vector<std::vector<std::vector<double>>>& attention) const {
     const std::size_t candidates = kept_.size() - spec_.window;
-    const auto width = static_cast<std::ptrdiff_t>(spec_.kernel / 2);
+    const auto width = static_cast<std::ptrdiff_t>(spec_.rank == Rank::snapkv ? spec_.kernel / 2 : 0);
     std::vector<double> total(candidates, 0.0);
     for (const auto& head : attention) {
       std::vector<double> mean(candidates, 0.0);
@@ -140,7 +153,19 @@ class HeadModel {
     return total;
   }
 
-  /// From the same, what each candidate gets itself, with no neighbour's.
+  /// A query paid this to a row.
+  void pay(std::int64_t position, double share) { sums_[position] += share; }
+  /// The score of each candidate by all that was paid.
+  [[nodiscard]] std::vector<double> paid() const {
+    std::vector<double> scores;
+    for (std::size_t i = 0; i + spec_.window < kept_.size(); ++i) {
+      const auto found = sums_.find(kept_[i]);
+      scores.push_back(found == sums_.end() ? 0.0 : found->second);
+    }
+    return scores;
+  }
+
+  /// From the attention of the observed queries, what each candidate gets itself, with no neighbour's.
   [[nodiscard]] std::vector<double> votes(
       const std::vector<std::vector<std::vector<double>>>& attention) const {
     std::vector<double> total(kept_.size() - spec_.window, 0.0);
@@ -270,6 +295,7 @@ class HeadModel {
   std::size_t committed_ = 0;
   std::size_t evicted_ = 0;  // of a window
   std::vector<std::int64_t> kept_;
+  std::map<std::int64_t, double> sums_;  // of attention, mean over the query heads; of dropped rows too
   std::set<std::int64_t> quantized_keys_;
   std::set<std::int64_t> quantized_values_;
   bool released_ = false;  // whether it was ever compressed

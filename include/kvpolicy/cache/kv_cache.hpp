@@ -21,6 +21,7 @@
 #include <kvpolicy/cache/compression.hpp>
 #include <kvpolicy/cache/layer.hpp>
 #include <kvpolicy/cache/other_plan.hpp>
+#include <kvpolicy/cache/plan_checks.hpp>
 #include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scalar_engine.hpp>
@@ -180,7 +181,7 @@ class KvCache {
   /// alone), RollbackError if a tree is pending
   void compress() {
     refuse_tree("compress");
-    for (const Layer& layer : layers_) layer.check_queries();
+    for (const Layer& layer : layers_) layer.check_queries("compress");
     commit();
     compress_layers(layers_);
   }
@@ -188,7 +189,7 @@ class KvCache {
   void compress(std::size_t layer) {
     Layer& own = own_layer(layer);
     own.tree.refuse("compress");
-    own.check_queries();
+    own.check_queries("compress");
     commit_layer(own);
     compress_layers({&own, 1});
   }
@@ -260,8 +261,7 @@ class KvCache {
   std::size_t observe(std::size_t layer, std::size_t queries,
                       std::vector<std::vector<float>>& sums) {
     const Layer& own = own_layer(layer);
-    own.tree.refuse("observe");
-    own.check_queries();
+    const std::size_t known = check_observe(name, own, queries);
     const LayerShape& shape = own.shape;
     std::vector<SegmentList> shown(shape.kv_heads);
     std::vector<std::span<const Segment>> heads(shape.kv_heads);
@@ -277,7 +277,6 @@ class KvCache {
       heads[head] = shown[head];
       views[head] = sums[head];
     }
-    const std::size_t known = std::min(queries, own.queries.size());
     std::vector<element_type> latest(known * shape.q_heads * shape.head_dim);
     const std::size_t count = own.queries.copy_latest(known, latest.data());
     const TensorView<const element_type> view{latest.data(), count, shape.q_heads, shape.head_dim};
@@ -351,19 +350,6 @@ class KvCache {
     }
   }
 
-  // Heads that share their budgets are ranked against each other.
-  void check_sharing(std::size_t layer) const {
-    const HeadSettings<E>* first = nullptr;
-    for (std::size_t head = 0; head < plan_.shape().layer(layer).kv_heads; ++head) {
-      const HeadSettings<E>& own = plan_.at(layer, head);
-      if (!own.shares_in_layer()) continue;
-      if (first == nullptr) first = &own;
-      require(own.may_share(*first), "KvCache: KV head ", head, " of layer ", layer,
-              " shares the layer's budget with heads that have another policy or other settings; ",
-              "they must agree in all but the budget");
-    }
-  }
-
   // What a layer's heads are made with.
   [[nodiscard]] StorageContext context_of(const LayerShape& layer) const {
     StorageContext context = options_.context(layer.head_dim, layer.value_dim);
@@ -389,18 +375,12 @@ class KvCache {
           {},
           {options_.tail_rows(), shape.kv_heads, shape.head_dim, shape.value_dim, options_.memory},
           {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
-      check_sharing(layer);
+      check_sharing(name, plan_, layer);
       added.heads.reserve(shape.kv_heads);
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         const HeadSettings<E>& settings = plan_.at(layer, head);
-        require(options_.max_rollback == 0 || !settings.compresses_by_itself(), "KvCache: KV head ",
-                head, " of layer ", layer,
-                " compresses by itself, which cannot be rolled back; max_rollback is ",
-                options_.max_rollback, ", must be 0");
-        require(options_.max_rollback == 0 || !settings.roles().accumulates, "KvCache: KV head ",
-                head, " of layer ", layer,
-                " adds up the attention of every call, which cannot be rolled back; ",
-                "max_rollback is ", options_.max_rollback, ", must be 0");
+        check_rollback(name, layer, head, settings.compresses_by_itself(), settings.roles().accumulates,
+                       options_.max_rollback);
         added.add(settings.make_head(context));
       }
     }

@@ -7,11 +7,13 @@
 #include <cstddef>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <kvpolicy/cache/pending_tree.hpp>
 #include <kvpolicy/cache/observation_window.hpp>
+#include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/cache/tail.hpp>
 #include <kvpolicy/core/model_shape.hpp>
 #include <kvpolicy/core/progress.hpp>
@@ -112,11 +114,6 @@ struct CacheLayer : TextProgress<std::size_t> {
     for (const HeadPtr& head : heads) head->forget_selection();
   }
 
-  /// Rows that were only appended bring no query.
-  [[nodiscard]] bool knows_queries(std::size_t count) const {
-    return count == 0 || (queries.end() == tokens && queries.size() >= std::min(count, tokens));
-  }
-
   /// The sums of a call whose rows are committed, as `observe_call` made them.
   void accumulate(std::span<const std::vector<float>> sums, std::size_t group) noexcept {
     for (std::size_t head = 0; head < heads.size(); ++head) {
@@ -125,21 +122,17 @@ struct CacheLayer : TextProgress<std::size_t> {
   }
 
   /// @throws ShapeError if a head that would drop rows lacks queries to choose by.
-  void check_queries() const {
+  void check_queries(std::string_view call) const {
     if (!roles.compresses) return;
     for (const HeadPtr& head : heads) {
-      const std::size_t wanted = std::min(head->observed_queries(), tokens);
-      require<ShapeError>(!head->is_compressible(uncommitted()) || knows_queries(wanted),
-                          "KvCache::compress: of the latest ", wanted,
-                          " tokens not all queries are known, ", queries.size(), " up to token ",
-                          queries.end(), " of ", tokens,
-                          "; rows that are only appended bring none");
+      kvpolicy::check_queries("KvCache", call, queries, head->observed_queries(), tokens,
+                              head->is_compressible(uncommitted()));
     }
   }
 
   /// Whether a head's settings ask for a compression now, and it can be done.
   [[nodiscard]] bool is_due(const Head& head) const {
-    return head.wants_compress() && knows_queries(head.observed_queries());
+    return head.wants_compress() && knows_latest(queries, head.observed_queries(), tokens);
   }
 };
 

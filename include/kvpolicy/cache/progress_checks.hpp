@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a cache refuses because of how far its layers have come: rollbacks, and rows beyond its room.
+// What a cache refuses because of how far its layers have come: rollbacks, rows beyond its room, and
+// questions to queries that never came.
 // The host cache and the device cache refuse the same calls in the same words. `cache` is the name
 // with which a message begins, and a layer is a TextProgress with a `tree`.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string_view>
@@ -65,6 +67,36 @@ inline void check_room(std::string_view cache, const TextProgress<std::size_t>& 
                        std::size_t max_tokens) {
   require<CapacityError>(text.has_room(rows, max_tokens), cache, ": ", rows, " more tokens after ",
                          text.tokens, " exceed max_tokens = ", max_tokens);
+}
+
+/// Whether the latest `count` queries of a text of `tokens` tokens are known, or all of a shorter text.
+/// `queries` is the ring that holds them. Rows that were only appended bring no query.
+template <class Queries>
+[[nodiscard]] bool knows_latest(const Queries& queries, std::size_t count, std::size_t tokens) {
+  return count == 0 || (queries.end() == tokens && queries.size() >= std::min(count, tokens));
+}
+
+/// Refuses a call that asks queries which never came.
+/// @throws ShapeError if `needed` and the latest `count` queries are not all known
+template <class Queries>
+void check_queries(std::string_view cache, std::string_view call, const Queries& queries,
+                   std::size_t count, std::size_t tokens, bool needed = true) {
+  require<ShapeError>(!needed || knows_latest(queries, count, tokens), cache, "::", call,
+                      ": of the latest ", std::min(count, tokens), " tokens not all queries are known, ",
+                      queries.size(), " up to token ", queries.end(), " of ", tokens,
+                      "; rows that are only appended bring none");
+}
+
+/// Refuses to observe a layer in a state in which its latest queries do not belong to its latest rows.
+/// Returns how many of the latest `count` queries are known.
+/// @throws RollbackError if a tree is pending, ShapeError if rows came without their queries
+template <class Layer>
+std::size_t check_observe(std::string_view cache, const Layer& layer, std::size_t count) {
+  layer.tree.refuse("observe");
+  layer.check_queries("observe");
+  const std::size_t known = std::min(count, layer.queries.size());
+  check_queries(cache, "observe", layer.queries, known, layer.tokens);
+  return known;
 }
 
 /// Refuses an append of too many rows.

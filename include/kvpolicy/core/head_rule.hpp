@@ -49,6 +49,7 @@ struct HeadRule {
   std::size_t compress_every = 0;    ///< the head compresses by itself at so many rows more; 0: never
   bool after_first_compress = false; ///< that begins with the first compression it is told to make
   bool share_in_layer = false;       ///< budgets of the layer's heads are one
+  double safeguard = 0.0;            ///< share of its budget that such a head keeps whatever the others have
   std::string_view scorer = {};      ///< the name of what ranks the rows
   std::size_t window = 0;            ///< latest queries that vote
   Pooling pooling = Pooling::max;

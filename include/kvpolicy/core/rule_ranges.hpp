@@ -104,6 +104,12 @@ struct ChunkRule {
   }
 };
 
+/// Of a budget that heads share, the rows that one head keeps whatever the others have.
+template <class Int>
+[[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int safe_rows(double safeguard, Int budget) {
+  return static_cast<Int>(safeguard * static_cast<double>(budget));
+}
+
 /// How many rows a compression leaves a head, and when the head compresses by itself. `rows` are those
 /// that it holds, `tokens` those of the text.
 template <class Int>

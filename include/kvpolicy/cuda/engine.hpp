@@ -20,16 +20,21 @@
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/append.cuh>
+#include <kvpolicy/cuda/kernels/column_sums.cuh>
 #include <kvpolicy/cuda/kernels/compact.cuh>
 #include <kvpolicy/cuda/kernels/decode.cuh>
 #include <kvpolicy/cuda/kernels/gather.cuh>
+#include <kvpolicy/cuda/kernels/key_norm.cuh>
 #include <kvpolicy/cuda/kernels/observe.cuh>
 #include <kvpolicy/cuda/kernels/prefill.cuh>
 #include <kvpolicy/cuda/kernels/score.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
+#include <kvpolicy/cuda/kernels/shared_budget.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
 #include <kvpolicy/cuda/kernels/stage.cuh>
+#include <kvpolicy/cuda/kernels/votes.cuh>
 #include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/places.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 #include <kvpolicy/cuda/staging.hpp>
 
@@ -108,13 +113,16 @@ class Engine {
 
   [[nodiscard]] const ModelShape& shape() const { return shape_; }
   [[nodiscard]] const Device& device() const { return device_; }
-  /// With the buffers through which rows in slow memory are read.
-  [[nodiscard]] std::size_t workspace_bytes() const { return own_bytes() + staging_bytes(); }
+  /// With the buffers through which rows in slow memory are read, and with those for adding up attention.
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    return own_bytes() + staging_bytes() + (accumulation_ == nullptr ? 0 : observe_bytes());
+  }
   [[nodiscard]] std::size_t staging_bytes() const { return staging_ == nullptr ? 0 : staging_->bytes(); }
 
   /// Where the workspace goes back.
   void give_back_on(cudaStream_t stream) noexcept {
     cuda::give_back_on(workspace_, stream);
+    cuda::give_back_on(accumulation_, stream);
     if (staging_ != nullptr) staging_->give_back_on(stream);
   }
 
@@ -258,15 +266,64 @@ class Engine {
   [[nodiscard]] int observe_blocks() const {
     return quotient_up(4 * device_.multiprocessors, static_cast<int>(shape_.kv_heads));
   }
-  /// Scores the rows of heads that are compressed. @throws DeviceError
-  void observe(const ObserveParams& params, bool packs, cudaStream_t stream) const {
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      if constexpr (can_quantize<D>) {
-        if (packs) return observe_with<D, true>(params, stream);
-      }
-      observe_with<D, false>(params, stream);
+  /// Scores the rows of heads that are compressed by the attention of their latest queries.
+  /// @throws DeviceError
+  void score_votes(const VotesParams& params, bool packs, cudaStream_t stream) const {
+    observe(params.observed, packs, stream, [&]<int D, bool Packed>(const LaunchShape& shape) {
+      launch(votes_kernel<E, D, Packed>, shape, stream, params, "votes_kernel");
     });
   }
+  /// The same by their keys. @throws DeviceError
+  void score_keys(const KeyNormParams& params, cudaStream_t stream) const {
+    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
+      launch(key_norm_kernel<E, D>,
+             {.grid_x = observe_blocks(), .grid_y = static_cast<int>(shape_.kv_heads),
+              .threads = key_norm_threads},
+             stream, params, "key_norm_kernel");
+    });
+  }
+  /// Adds up what `queries` queries pay each row, so many at a time as there is scratch memory for; the
+  /// first of them comes `queries` tokens before the end. @throws DeviceError
+  void add_columns(ColumnSumsParams params, int queries, bool packs, cudaStream_t stream) const {
+    ObserveParams& observed = params.observed;
+    for (int done = 0; done < queries; done += most_observing) {
+      observed.ahead = queries - done;
+      observed.queries = std::min(most_observing, queries - done);
+      observe(observed, packs, stream, [&]<int D, bool Packed>(const LaunchShape& shape) {
+        launch(column_sums_kernel<E, D, Packed>, shape, stream, params, "column_sums_kernel");
+      });
+    }
+  }
+
+  /// Scratch memory of a launch that observes at most `queries` queries. The tickets must be 0 before the
+  /// first launch, and are 0 after each.
+  struct ObserveMemory {
+    std::uint32_t* tickets = nullptr;
+    PartialState* partial = nullptr;
+    float* log_sum_exp = nullptr;
+  };
+  [[nodiscard]] ObserveMemory observe_memory(Places& places, int queries) const {
+    const auto heads = static_cast<std::size_t>(shape_.kv_heads);
+    const auto columns = static_cast<std::size_t>(
+        observe_columns(static_cast<int>(shape_.queries_per_kv()), queries));
+    return {places.take<std::uint32_t>(heads),
+            places.take<PartialState>(heads * static_cast<std::size_t>(observe_blocks()) * columns),
+            places.take<float>(heads * columns)};
+  }
+  /// Obtains what `add_columns` needs for the calls of heads that add up attention, once for all layers
+  /// and caches; its place never changes, so that graphs stay valid. @throws std::bad_alloc, DeviceError
+  void prepare_accumulation(cudaStream_t stream) {
+    if (accumulation_ != nullptr) return;
+    Block memory = allocate(memory_, observe_bytes(), stream);
+    check(cudaMemsetAsync(memory.get(), 0, shape_.kv_heads * sizeof(std::uint32_t), stream),
+          "cudaMemsetAsync");
+    accumulation_ = std::move(memory);
+  }
+  [[nodiscard]] ObserveMemory accumulation_memory() const {
+    Places places{accumulation_.get()};
+    return observe_memory(places, most_observing);
+  }
+
   /// The rows that survive. @throws DeviceError
   void keep(const KeepParams& params, cudaStream_t stream) const {
     launch(keep_select_kernel<>,
@@ -274,7 +331,15 @@ class Engine {
             .shared_bytes = select_shared_bytes()},
            stream, params, "keep_select_kernel");
   }
-  /// Moves them; `longest`: the most rows that survive in a head. @throws DeviceError
+  /// The rows that survive in heads that share a layer's budget. @throws DeviceError
+  void share(const SharedBudgetParams& params, cudaStream_t stream) const {
+    launch(shared_ranks_kernel<>,
+           {.grid_x = params.count, .threads = select_threads, .shared_bytes = select_shared_bytes()},
+           stream, params, "shared_ranks_kernel");
+    launch(shared_select_kernel<>, {.threads = select_threads, .shared_bytes = select_shared_bytes()},
+           stream, params, "shared_select_kernel");
+  }
+  /// Moves the survivors; `longest`: the most rows that survive in a head. @throws DeviceError
   void compact(const CompactParams& params, std::size_t longest, cudaStream_t stream) const {
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       launch(compact_kernel<E, D>,
@@ -338,13 +403,27 @@ class Engine {
            stream, params, "prefill_kernel");
   }
 
-  template <int D, bool Packed>
-  void observe_with(const ObserveParams& params, cudaStream_t stream) const {
-    const LaunchShape shape{.grid_x = observe_blocks(), .grid_y = params.kv_heads,
-                      .threads = observe_threads,
-                      .shared_bytes = observe_shared_bytes<D>(params.group, params.window)};
-    launch(observe_lse_kernel<E, D, Packed>, shape, stream, params, "observe_lse_kernel");
-    launch(observe_score_kernel<E, D, Packed>, shape, stream, params, "observe_score_kernel");
+  // The first pass over the keys, then `second<D, Packed>(shape)`.
+  template <class Second>
+  void observe(const ObserveParams& params, bool packs, cudaStream_t stream, Second second) const {
+    const auto both = [&]<int D, bool Packed>() {
+      const LaunchShape shape{.grid_x = observe_blocks(), .grid_y = params.kv_heads,
+                              .threads = observe_threads,
+                              .shared_bytes = observe_shared_bytes<D>(params.group, params.queries)};
+      launch(observe_lse_kernel<E, D, Packed>, shape, stream, params, "observe_lse_kernel");
+      second.template operator()<D, Packed>(shape);
+    };
+    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
+      if constexpr (can_quantize<D>) {
+        if (packs) return both.template operator()<D, true>();
+      }
+      both.template operator()<D, false>();
+    });
+  }
+  [[nodiscard]] std::size_t observe_bytes() const {
+    Places counted;
+    static_cast<void>(observe_memory(counted, most_observing));
+    return counted.bytes();
   }
 
   template <int D, int ColumnTiles, bool Packed>
@@ -364,6 +443,7 @@ class Engine {
   std::size_t states_ = 0;
   std::size_t values_ = 0;
   Block workspace_;  // tickets, then states, then values
+  Block accumulation_;  // tickets, partial states and log-sum-exps, or null
   std::unique_ptr<Staging> staging_;
 };
 

@@ -14,6 +14,7 @@
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/pages.hpp>
+#include <kvpolicy/cuda/row_sums.hpp>
 #include <kvpolicy/cuda/slow_store.hpp>
 
 namespace kvpolicy::cuda {
@@ -145,6 +146,9 @@ class HeadStore {
   /// Whether rows stay exact until the first compression.
   [[nodiscard]] bool is_held() const { return held_; }
   [[nodiscard]] std::size_t evicted() const { return static_cast<std::size_t>(view_.evicted); }
+  /// Tokens whose rows the head would have dropped if it shared its budget with none.
+  [[nodiscard]] std::size_t evicted_alone() const { return evicted_alone_; }
+  void set_evicted_alone(std::size_t tokens) { evicted_alone_ = tokens; }
   [[nodiscard]] const Pages& exact() const { return exact_; }
   [[nodiscard]] const Pages& packed() const { return packed_; }
   [[nodiscard]] const Pages& summaries() const { return summaries_; }
@@ -174,6 +178,8 @@ class HeadStore {
   /// Text positions of the rows that survived the last compression, [survivors]; null before.
   [[nodiscard]] const Block& positions() const { return positions_; }
   [[nodiscard]] std::size_t survivors() const { return survivors_; }
+  /// The attention that was added up for each row; empty where the head does not rank by it.
+  [[nodiscard]] const RowSums& sums() const { return sums_; }
 
   [[nodiscard]] std::size_t bytes() const {
     return exact_.bytes() + packed_.bytes() + summaries_.bytes() + (slow_ ? slow_->bytes() : 0);
@@ -186,7 +192,7 @@ class HeadStore {
   /// Page tables, positions, selections and scores: bookkeeping, not in `bytes`.
   [[nodiscard]] std::size_t overhead_bytes() const {
     return exact_.table_bytes() + packed_.table_bytes() + summaries_.table_bytes() +
-           survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float) +
+           survivors_ * sizeof(long long) + selection_bytes() + scored_chunks_ * sizeof(float) + sums_.bytes() +
            (slow_ ? slow_->overhead_bytes() : 0);
   }
 
@@ -196,6 +202,7 @@ class HeadStore {
     Pages::Growth packed;
     Pages::Growth summaries;
     SlowStore::Growth slow;
+    RowSums::Growth sums;
     Block scores;
     std::size_t scored_chunks = 0;
   };
@@ -208,6 +215,7 @@ class HeadStore {
     growth.packed = packed_.prepare(geometry.packed_pages(rows), stream);
     growth.summaries = summaries_.prepare(geometry.summary_pages(rows), stream);
     if (slow_) growth.slow = slow_->prepare(geometry.slow_pages(rows), stream);
+    if (accumulates(settings_)) growth.sums = sums_.prepare(rows, context_.memory, stream);
     const std::size_t chunks = geometry.closed_chunks(rows);
     if (chunks > scored_chunks_) {
       growth.scores = allocate(context_.memory, chunks * sizeof(float), stream);
@@ -223,6 +231,7 @@ class HeadStore {
     packed_.grow(growth.packed, writes);
     summaries_.grow(growth.summaries, writes);
     if (slow_) slow_->grow(growth.slow, slow_pages(), before, entered_pages(furthest), writes);
+    sums_.grow(growth.sums, writes.stream());
     if (growth.scored_chunks > 0) {
       std::swap(scores_, growth.scores);  // nothing to keep: scores live from kernel to kernel
       scored_chunks_ = growth.scored_chunks;
@@ -233,6 +242,7 @@ class HeadStore {
   void give_back_on(cudaStream_t stream) noexcept {
     for (Pages* pages : {&exact_, &packed_, &summaries_}) pages->give_back_on(stream);
     if (slow_) slow_->give_back_on(stream);
+    sums_.give_back_on(stream);
     for (const Block* block : {&selections_, &scores_, &positions_}) {
       cuda::give_back_on(*block, stream);
     }
@@ -263,6 +273,7 @@ class HeadStore {
                                  geometry.packed_pages(rows), writes, source_of(packed_));
     const std::size_t chunks = geometry.closed_chunks(firm);
     other.summaries_ = summaries_.fork(chunks / page_rows, geometry.summary_pages(rows), writes);
+    other.evicted_alone_ = evicted_alone_;
     if (survivors_ > 0) {
       other.survivors_ = survivors_;
       other.positions_ = allocate(context_.memory, survivors_ * sizeof(long long), writes.stream());
@@ -283,6 +294,7 @@ class HeadStore {
                             cudaMemcpyDeviceToDevice, writes.stream()),
             "cudaMemcpyAsync");
     }
+    other.sums_ = sums_.fork(context_.memory, writes.stream());
     if (scored_chunks_ > 0) {
       other.scores_ = allocate(context_.memory, scored_chunks_ * sizeof(float), writes.stream());
       other.scored_chunks_ = scored_chunks_;
@@ -317,7 +329,7 @@ class HeadStore {
  private:
   HeadStore(const HeadRule& settings, const StoreContext& context, const float* frequencies,
             bool held, std::size_t evicted, DeviceWrites& writes)
-      : settings_{settings}, context_{context}, held_{held},
+      : settings_{settings}, context_{context}, held_{held}, evicted_alone_{evicted},
         exact_{memory_for(false), HeadGeometry{settings, context, held}.exact_page_bytes(), context.memory},
         packed_{memory_for(true), HeadGeometry{settings, context, held}.packed_page_bytes(), context.memory},
         summaries_{context.memory, HeadGeometry{settings, context, held}.summary_page_bytes()} {
@@ -380,11 +392,13 @@ class HeadStore {
     view_.packed_pages = packed_.table();
     if (slow_) (slow_->geometry().packed ? view_.packed_pages : view_.exact_pages) = slow_->table();
     view_.summary_pages = summaries_.table();
+    view_.sums = sums_.data();
   }
 
   HeadRule settings_;
   StoreContext context_;
   bool held_;
+  std::size_t evicted_alone_;
   Pages exact_;
   Pages packed_;
   Pages summaries_;
@@ -392,6 +406,7 @@ class HeadStore {
   Block selections_;
   Block scores_;
   std::size_t scored_chunks_ = 0;
+  RowSums sums_;
   Block positions_;
   std::size_t survivors_ = 0;
   HeadView view_;

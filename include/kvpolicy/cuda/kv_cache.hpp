@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/cache/plan_checks.hpp>
 #include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
@@ -27,6 +28,7 @@
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/inspect.hpp>
 #include <kvpolicy/cuda/layer.hpp>
+#include <kvpolicy/cuda/observation.hpp>
 #include <kvpolicy/cuda/options.hpp>
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
@@ -109,6 +111,7 @@ class KvCache {
     if (other.engine_ != engine_ && options_.slow_memory != nullptr) {
       other.make_staging(stage_extent(), stream);
     }
+    if (accumulates_any()) other.engine_->prepare_accumulation(stream);
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       other.layers_.push_back(layers_[l].fork(
@@ -188,7 +191,8 @@ class KvCache {
 
   /// Tells the cache that a captured step of `tokens` tokens through all layers is about to be
   /// launched `times` times. Call it first: what it refuses must not be launched. `apart`: it was
-  /// captured as `append` and `attend`, behind which rows stay tentative until the next call.
+  /// captured as `append` and `attend`, behind which rows stay tentative until the next call (but not in
+  /// a layer with a head that adds up attention, where `attend` commits them).
   /// `refreshes`: it chose chunks, because it was told to or because a head never had. A compression
   /// takes scale, soft cap and sink logits from the latest call that was not captured.
   /// @throws CapacityError if the text would pass what is reserved, RollbackError if a tree is pending
@@ -209,7 +213,7 @@ class KvCache {
         if (refreshes) {
           layer.note_refresh(0, layer.heads.size(), layer.tokens + tokens, options_.max_rollback);
         }
-        layer.advance(tokens, apart ? 0 : tokens, options_.max_rollback);
+        layer.advance(tokens, apart && !layer.accumulates() ? 0 : tokens, options_.max_rollback);
       }
     }
   }
@@ -254,20 +258,22 @@ class KvCache {
     for (std::size_t l = 0; l < layers_.size(); ++l) commit_layer(l, stream);
   }
 
-  /// Commits, then lets every head with a budget drop what its latest queries attend to least.
+  /// Commits, then lets every head with a budget drop the rows that it ranks lowest.
   /// Heads of other policies stay as they are. Asks for memory, for the survivors of all layers
-  /// before any row goes; graphs stay valid.
+  /// before any row goes; graphs stay valid. Where heads share a layer's budget, their rows are committed
+  /// before the memory is asked for, and the call waits for the stream, because the host must know how
+  /// many rows each of them keeps; so does a step after which such heads compress by themselves.
   /// @throws RollbackError if a tree is pending, CapacityError inside a capture, ShapeError if rows came
   /// without their queries, std::bad_alloc, DeviceError
   void compress(cudaStream_t stream = nullptr) {
     refuse_tree("compress");
-    for (const Layer& layer : layers_) layer.check_queries();
+    for (const Layer& layer : layers_) layer.check_queries("compress");
     compress_checked(0, layers_.size(), stream);
   }
   /// The same for one layer: for engines that prefill layer by layer, and where memory is short.
   void compress(std::size_t layer, cudaStream_t stream = nullptr) {
     layers_[checked(layer)].tree.refuse("compress");
-    layers_[layer].check_queries();
+    layers_[layer].check_queries("compress");
     compress_checked(layer, 1, stream);
   }
 
@@ -338,6 +344,24 @@ class KvCache {
                                        shape.head_dim, options_.page_rows, stream);
   }
 
+  /// How the latest queries attend, of which the cache has kept some (`kept_queries`), at most
+  /// `queries`: for each KV head of the layer [group, rows], each row's probability summed over them,
+  /// in the order of `rows`. What plans may be chosen by (fastgen.hpp). Returns their number. Waits for
+  /// the stream.
+  /// @throws ShapeError if rows came without their queries, RollbackError if a tree is pending,
+  /// CapacityError inside a capture, std::bad_alloc, DeviceError
+  std::size_t observe(std::size_t layer, std::size_t queries, std::vector<std::vector<float>>& sums,
+                      cudaStream_t stream = nullptr) const {
+    const Layer& own = layers_[checked(layer)];
+    refuse_capture(stream, "observe");
+    const std::size_t known = check_observe(name, own, queries);
+    latest_ = stream;
+    sums.resize(own.heads.size());
+    download_observation(*engine_, own, device_.heads(layer), device_.counters(layer), options_.page_rows,
+                         known, options_.memory, stream, sums);
+    return known;
+  }
+
   /// A layer's heads [kv_heads] and its counters on the device, for launches of the caller's own
   /// (Engine::attend). Valid as long as the cache; what they say changes with every call.
   [[nodiscard]] const HeadView* device_heads(std::size_t layer) const { return device_.heads(checked(layer)); }
@@ -391,25 +415,28 @@ class KvCache {
     check_served(shape);
     std::vector<std::vector<HeadRule>> settings(shape.layers);
     for (std::size_t l = 0; l < shape.layers; ++l) {
+      check_sharing(name, plan_, l);
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         settings[l].push_back(served_rule(plan_, l, head));
-        require(options_.max_rollback == 0 || settings[l].back().compress_every == 0,
-                "cuda::KvCache: KV head ", head, " of layer ", l,
-                " compresses by itself, which cannot be rolled back; max_rollback is ",
-                options_.max_rollback, ", must be 0");
+        const HeadRule& head_rule = settings[l].back();
+        check_rollback(name, l, head, head_rule.compress_every > 0, accumulates(head_rule),
+                       options_.max_rollback);
       }
     }
     device_ = DeviceState{shape, options_.slow_memory != nullptr, options_.memory, stream};
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < shape.layers; ++l) {
-      layers_.emplace_back(Layer::Shape{shape, options_}, plan_.observed_queries(l), stream);
+      const std::size_t queries = std::max(plan_.observed_queries(l), options_.kept_queries);
+      layers_.emplace_back(Layer::Shape{shape, options_}, queries, stream);
       for (const HeadRule& head : settings[l]) {
         layers_[l].heads.emplace_back(head, store_context(), device_.frequencies(head, writes), writes);
       }
       device_.describe(l, layers_[l], writes);
     }
+    if (accumulates_any()) engine_->prepare_accumulation(stream);
     writes.flush();
   }
+  [[nodiscard]] bool accumulates_any() const { return std::ranges::any_of(layers_, &Layer::accumulates); }
   [[nodiscard]] StoreContext store_context() const {
     // More choices than these are not returned to: the next selected read behind such a rollback
     // chooses anew.
@@ -580,6 +607,11 @@ class KvCache {
                           .tree = write_tree(next, options.tree, q.tokens, stream)};
     attend_layer(l, request, q, nullptr, nullptr, out, options, capturing, stream);
     if (!capturing) layer.queries.push(layer.tokens - q.tokens, q.tokens);
+    // What is added up cannot be taken back, so the rows that it belongs to may not be either.
+    if (layer.accumulates()) {
+      write_rows(l, nullptr, nullptr, 0, 0, stream, /*commit_all=*/true);
+      if (!capturing) layer.advance(0, 0, 0);
+    }
     finish_call(l, q, options, capturing, stream);
   }
 
@@ -614,8 +646,23 @@ class KvCache {
         engine_->attend(heads_of(params, first, count), packs, longest, stream);
       });
     }
+    if (layer.accumulates()) accumulate(layer, params, stream);
     layer.queries.copy(params.states, request, params.q, stream);
     if (!capturing) layer.remember_logits(options, stream);
+  }
+
+  // Adds what a call's queries pay to the sums of heads that rank their rows by it. The rows are those
+  // that the call has just read.
+  void accumulate(const Layer& layer, const AttendParams& call, cudaStream_t stream) const {
+    const auto memory = engine_->accumulation_memory();
+    engine_->add_columns(
+        {.observed = {.heads = call.heads, .state = call.states, .accumulates = true,
+                      .kv_heads = call.kv_heads, .group = call.group, .page_rows = call.page_rows,
+                      .request = call.request, .q = call.q, .k = call.k,
+                      .attention_sink_bias = call.attention_sink_bias, .scale_log2 = call.scale_log2,
+                      .softcap = call.softcap, .partial = memory.partial, .tickets = memory.tickets,
+                      .log_sum_exp = memory.log_sum_exp}},
+        call.request.queries, layer.packs(), stream);
   }
 
   // The rows of a call, or none and a commit; the device's counters move behind them.
@@ -769,12 +816,14 @@ class KvCache {
     std::size_t scratch_bytes = 0;
     for (std::size_t l = first; l < first + count; ++l) {
       Layer& layer = layers_[l];
-      std::vector<bool> wanted(layer.heads.size());
-      for (std::size_t head = 0; head < wanted.size(); ++head) {
-        wanted[head] = layer.is_compressible(head) && (!only_due || layer.is_due(head));
-      }
+      std::vector<bool> wanted = layer.heads_to_compress(only_due);
       if (std::ranges::count(wanted, true) == 0) continue;
-      compressions.emplace_back(*engine_, layer, std::move(wanted), options_).prepare(stream);
+      compressions.emplace_back(*engine_, layer, std::move(wanted), options_);
+      if (compressions.back().shares()) {
+        commit_layer(l, stream);
+        compressions.back().share(device_.heads(l), device_.counters(l), stream);
+      }
+      compressions.back().prepare(stream);
       places.push_back(l);
       scratch_bytes = std::max(scratch_bytes, compressions.back().scratch_bytes());
     }

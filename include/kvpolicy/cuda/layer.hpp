@@ -10,10 +10,12 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <kvpolicy/cache/pending_tree.hpp>
+#include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/error.hpp>
@@ -204,21 +206,43 @@ class Layer : public TextProgress<std::size_t> {
 
   // ---- compression
 
-  /// Whether compressing changes a head: it has rows to drop, or exact rows that only waited.
-  [[nodiscard]] bool is_compressible(std::size_t head) const {
-    const HeadRule& settings = heads[head].settings();
-    if (!settings.compresses) return false;
-    return has_rows_to_drop(head) || heads[head].is_held();
+  /// Rows that a head would hold if it shared its budget with none.
+  [[nodiscard]] std::size_t rows_alone(std::size_t head) const {
+    return tokens - heads[head].evicted_alone();
   }
-  /// Rows that a compression leaves a head.
+  /// Rows that a compression leaves a head, or would if it shared its budget with none.
   [[nodiscard]] std::size_t survivors_of(std::size_t head) const {
-    return heads[head].settings().budget_rule().survivors(tokens - heads[head].evicted(), tokens);
+    return heads[head].settings().budget_rule().survivors(rows_alone(head), tokens);
+  }
+  /// The heads that a compression changes, of all or of those whose settings ask for it now: they have
+  /// rows to drop, or exact rows that only waited. If one of the heads that share their budgets loses rows,
+  /// any of them may.
+  [[nodiscard]] std::vector<bool> heads_to_compress(bool only_due) const {
+    const bool sharing_due = any_sharing([&](std::size_t head) { return !only_due || is_due(head); });
+    std::vector<bool> wanted(heads.size());
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      const HeadRule& rule = heads[head].settings();
+      const bool shares = rule.share_in_layer;
+      const bool drops = shares ? sharing_drops() : has_rows_to_drop(head);
+      wanted[head] = rule.compresses && (drops || heads[head].is_held()) &&
+                     (shares ? sharing_due : !only_due || is_due(head));
+    }
+    return wanted;
+  }
+  /// Whether a head that shares its budget has rows to drop.
+  [[nodiscard]] bool sharing_drops() const {
+    return any_sharing([&](std::size_t head) { return has_rows_to_drop(head); });
   }
   [[nodiscard]] bool is_due(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
-    return knows_queries(settings.window) &&
-           settings.budget_rule().is_due(committed - heads[head].evicted(), committed,
+    return knows_latest(queries, settings.window, tokens) &&
+           settings.budget_rule().is_due(committed - heads[head].evicted_alone(), committed,
                                          told_to_compress);
+  }
+  /// Whether a head adds up the attention of every call.
+  [[nodiscard]] bool accumulates() const {
+    return std::ranges::any_of(
+        heads, [](const HeadStore& h) { return cuda::accumulates(h.settings()); });
   }
   [[nodiscard]] bool compresses_by_itself() const {
     return std::ranges::any_of(heads,
@@ -231,13 +255,10 @@ class Layer : public TextProgress<std::size_t> {
     return false;
   }
   /// @throws ShapeError if a head that would drop rows lacks queries to choose by.
-  void check_queries() const {
+  void check_queries(std::string_view call) const {
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      if (!has_rows_to_drop(head)) continue;
-      const std::size_t wanted = std::min(heads[head].settings().window, tokens);
-      require<ShapeError>(knows_queries(wanted), "cuda::KvCache::compress: of the latest ", wanted,
-                          " tokens not all queries are known, ", queries.size(), " up to token ",
-                          queries.end(), " of ", tokens, "; rows that are only appended bring none");
+      kvpolicy::check_queries("cuda::KvCache", call, queries, heads[head].settings().window, tokens,
+                              has_rows_to_drop(head));
     }
   }
 
@@ -336,13 +357,17 @@ class Layer : public TextProgress<std::size_t> {
     for (Choices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens.data());
   }
 
-  [[nodiscard]] bool knows_queries(std::size_t count) const {
-    return queries.end() == tokens && queries.size() >= std::min(count, tokens);
+  template <class Predicate>
+  [[nodiscard]] bool any_sharing(Predicate predicate) const {
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      if (heads[head].settings().share_in_layer && predicate(head)) return true;
+    }
+    return false;
   }
   [[nodiscard]] bool has_rows_to_drop(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
     return settings.compresses &&
-           settings.budget_rule().drops_rows(tokens - heads[head].evicted(), tokens);
+           settings.budget_rule().drops_rows(rows_alone(head), tokens);
   }
   [[nodiscard]] bool must_refresh(std::size_t head, bool asked) const {
     const HeadRule& settings = heads[head].settings();

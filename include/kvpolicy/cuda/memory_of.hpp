@@ -3,6 +3,7 @@
 // What a device cache will hold, known before it is made.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include <kvpolicy/cuda/served_rule.hpp>
@@ -41,7 +42,7 @@ template <class... T>
       estimate.heads += geometry.bytes(tokens);
       estimate.slow += geometry.slow_bytes(tokens);
     }
-    const std::size_t observed = plan.observed_queries(layer);
+    const std::size_t observed = std::max(plan.observed_queries(layer), options.kept_queries);
     if (observed > 0) {
       estimate.queries += (observed + options.tail_rows()) * shape.q_heads * shape.head_dim * 2;
     }

@@ -26,6 +26,8 @@ struct CacheOptions {
   std::size_t max_append = 1;
   /// Most tokens the cache will take; 0: as many as memory holds.
   std::size_t max_tokens = 0;
+  /// Latest queries that every layer keeps, though the plan's heads want fewer: for `observe`.
+  std::size_t kept_queries = 0;
   /// Rows of a page. A power of two, 64 to 4096.
   std::size_t page_rows = 64;
   Launches launches = Launches::joint;
@@ -54,6 +56,8 @@ struct CacheOptions {
     require(std::has_single_bit(page_rows) && page_rows >= 64 && page_rows <= 4096,
             "cuda::CacheOptions: page_rows is ", page_rows,
             ", must be a power of two from 64 to 4096");
+    require(kept_queries <= most, "cuda::CacheOptions: kept_queries is ", kept_queries,
+            ", must be at most ", most);
     require(latest_rows <= most, "cuda::CacheOptions: latest_rows is ", latest_rows,
             ", must be at most ", most);
     require(memory != nullptr, "cuda::CacheOptions: memory is null, must be a memory resource");

@@ -30,8 +30,10 @@ class QueryRing {
   [[nodiscard]] std::size_t bytes() const { return slots() * q_heads_ * head_dim_ * 2; }
   [[nodiscard]] bool is_kept() const { return slots() > 0; }
   [[nodiscard]] std::size_t slots() const { return held_.slots(); }
-  [[nodiscard]] const std::uint16_t* data() const {
-    return reinterpret_cast<const std::uint16_t*>(queries_.get());
+  /// [1, slots, q_heads, head_dim]; the query at position p is in slot p % slots.
+  [[nodiscard]] Tensor view() const {
+    return {.data = queries_.get(), .token_stride = static_cast<long long>(q_heads_ * head_dim_),
+            .head_stride = static_cast<long long>(head_dim_)};
   }
   /// How many queries are known, at most `window`; they end at text position `end`.
   [[nodiscard]] std::size_t size() const { return std::min(held_.size(), window_); }

@@ -11,7 +11,10 @@
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
+#include <kvpolicy/policy/h2o_scorer.hpp>
+#include <kvpolicy/policy/key_norm_scorer.hpp>
 #include <kvpolicy/policy/snapkv_scorer.hpp>
+#include <kvpolicy/policy/tova_scorer.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -19,6 +22,11 @@ namespace kvpolicy::cuda {
 [[nodiscard]] inline bool has_min_max_summary(const HeadRule& rule) {
   return rule.summary == MinMaxKey::name;
 }
+
+/// Whether the head ranks its rows by the attention of all queries so far, which is added up.
+[[nodiscard]] inline bool accumulates(const HeadRule& rule) { return rule.scorer == H2oScorer::name; }
+/// Whether the head ranks its rows by their keys.
+[[nodiscard]] inline bool ranks_keys(const HeadRule& rule) { return rule.scorer == KeyNormScorer::name; }
 
 namespace detail {
 
@@ -41,11 +49,11 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
 }
 
 inline void check_compressing(const HeadRule& rule) {
-  require(rule.scorer == SnapKvScorer::name, "cuda: heads whose rows are ranked by ", rule.scorer,
-          " have no kernel; rank by ", SnapKvScorer::name, ", or run the plan on the host");
-  require(!rule.share_in_layer, "cuda: heads that share a layer's budget (share_in_layer) have no "
-          "kernel; give every head its own, or run the plan on the host");
-  require(rule.window >= 1 && rule.window <= 64, "cuda: window is ", rule.window,
+  const bool asks_queries = rule.scorer == SnapKvScorer::name || rule.scorer == TovaScorer::name;
+  require(asks_queries || accumulates(rule) || ranks_keys(rule), "cuda: heads whose rows are ranked by ",
+          rule.scorer, " have no kernel; rank by ", SnapKvScorer::name, ", ", TovaScorer::name, ", ",
+          H2oScorer::name, " or ", KeyNormScorer::name, ", or run the plan on the host");
+  require(!asks_queries || (rule.window >= 1 && rule.window <= 64), "cuda: window is ", rule.window,
           " queries, must be 1 to 64");
   require(rule.pooled_rows <= 65, "cuda: the pooling kernel is ", rule.pooled_rows,
           " rows, must be at most 65");
@@ -79,8 +87,8 @@ inline void check_served(const HeadRule& rule, std::size_t head_dim) {
           "cuda: chunks are summarised by ", rule.summary, " keys, must be by ", MeanKey::name, " or ",
           MinMaxKey::name, " keys");
   constexpr std::size_t most = std::size_t{1} << 30;
-  const auto largest =
-      std::max({rule.sinks, rule.recent, rule.residual, rule.budget, rule.chunk, rule.chosen_rows});
+  const auto largest = std::max({rule.sinks, rule.recent, rule.residual, rule.budget, rule.kept_rows,
+                                 rule.chunk, rule.chosen_rows});
   require(largest <= most, "cuda: a head keeps or reads ", largest, " rows, must be at most 2^30");
 }
 

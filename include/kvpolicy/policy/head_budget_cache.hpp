@@ -116,6 +116,7 @@ class HeadBudgetCache {
     rule.compress_every = config.compress_every;
     rule.after_first_compress = config.after_first_compress;
     rule.share_in_layer = config.share_in_layer;
+    if (config.share_in_layer) rule.safeguard = config.safeguard;
     rule.window = observed_queries(config);
     if constexpr (requires { Scorer::name; }) rule.scorer = Scorer::name;
     if constexpr (requires { config.scorer.describe(rule); }) config.scorer.describe(rule);
@@ -212,7 +213,7 @@ class HeadBudgetCache {
   [[nodiscard]] SharingHead compete(std::span<const float> sums, std::size_t group,
                                     std::size_t queries) const {
     return {ranks(sums, group, queries), budget_rule(*config_).chosen(alone_),
-            static_cast<std::size_t>(config_->safeguard * static_cast<double>(config_->budget))};
+            safe_rows(config_->safeguard, config_->budget)};
   }
   /// ... and which of them survive, ascending, besides the rows that always do.
   void prepare_survivors(std::vector<std::size_t> numbers) {

@@ -32,7 +32,7 @@ void random_device_sequences(std::uint64_t seed, std::size_t operations) {
     std::vector<HeadSpec> heads;
     for (; heads.size() < shape.kv_head_count(); ++next) {
       const HeadSpec& spec = all[next % all.size()];
-      if (spec.compress_every == 0 || one.max_rollback == 0) heads.push_back(spec);
+      if (!spec.cannot_return() || one.max_rollback == 0) heads.push_back(spec);
     }
     Logits logits;
     if (i % 2 == 1) logits.scale = 0.2F;

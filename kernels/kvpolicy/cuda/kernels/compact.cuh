@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Copies the survivors of a compression into new pages of their head, in the order of the text.
-// Quantised rows are copied as they are: codes, scales and zeros. Exact rows stay exact or are
-// quantised, as the new HeadView says. The old pages stay valid until the host frees them.
+// Copies the survivors of a compression into new pages of their head, in the order of the text, and
+// the attention that was added up for them. Quantised rows are copied as they are: codes, scales and
+// zeros. Exact rows stay exact or are quantised, as the new HeadView says. The old pages stay valid
+// until the host frees them.
 #pragma once
 
 #include <cstddef>
@@ -68,16 +69,16 @@ struct PackedVector {
     grid = block.scales(key)[param] | static_cast<std::uint32_t>(block.zeros(key)[param]) << 16;
   }
 
-  template <Element E>
-  KVPOLICY_DEVICE Words4 numbers() const {
+  KVPOLICY_DEVICE float number(int i) const {
     const float scale = to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU));
     const float zero = to_float<half>(static_cast<std::uint16_t>(grid >> 16));
+    return scale * static_cast<float>(code[i]) + zero;
+  }
+  template <Element E>
+  KVPOLICY_DEVICE Words4 numbers() const {
     Words4 out;
     KVPOLICY_UNROLL
-    for (int j = 0; j < 4; ++j) {
-      out.word[j] = pack<E>(scale * static_cast<float>(code[2 * j]) + zero,
-                            scale * static_cast<float>(code[2 * j + 1]) + zero);
-    }
+    for (int j = 0; j < 4; ++j) out.word[j] = pack<E>(number(2 * j), number(2 * j + 1));
     return out;
   }
 };
@@ -178,6 +179,11 @@ compact_kernel(const KVPOLICY_GRID_CONSTANT CompactParams params) {
       }
     } else {
       compact_to_exact<E, HeadDim>(from, to, params.page_rows, kept, from_packed_end, first, last);
+    }
+    if (to.sums != nullptr) {
+      for (int i = first + thread_index(); i < last; i += thread_count()) {
+        to.sums[i] = from.sums[kept[i]];
+      }
     }
     if (params.new_positions == nullptr || params.new_positions[head] == nullptr) continue;
     const int old_count = params.old_positions != nullptr ? params.old_counts[head] : 0;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <kvpolicy/cuda/kernels/fragments.cuh>
+#include <kvpolicy/cuda/kernels/rotate.cuh>
 #include <kvpolicy/cuda/kernels/share.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
@@ -57,23 +58,7 @@ struct DecodeQueries {
       const int steps = smaller(share.head.rotation_limit - position, 0);
       Words4 low = *Operands::place(plain, column, channel);
       Words4 high = *Operands::place(plain, column, channel + HeadDim / 2);
-      KVPOLICY_UNROLL
-      for (int w = 0; w < 4; ++w) {
-        float a[2], b[2];
-        KVPOLICY_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          const float x = to_float<E>(static_cast<std::uint16_t>(low.word[w] >> 16 * j));
-          const float y = to_float<E>(static_cast<std::uint16_t>(high.word[w] >> 16 * j));
-          float sine, cosine;
-          sine_cosine(static_cast<double>(steps) *
-                          static_cast<double>(share.head.inverse_frequencies[channel + 2 * w + j]),
-                      sine, cosine);
-          a[j] = x * cosine - y * sine;
-          b[j] = y * cosine + x * sine;
-        }
-        low.word[w] = pack<E>(a[0], a[1]);
-        high.word[w] = pack<E>(b[0], b[1]);
-      }
+      rotate_channels<E>(low, high, steps, share.head.inverse_frequencies + channel);
       *Operands::place(turned(), column, channel) = low;
       *Operands::place(turned(), column, channel + HeadDim / 2) = high;
     }

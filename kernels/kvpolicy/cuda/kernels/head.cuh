@@ -77,6 +77,8 @@ struct HeadView {
   Selections* selections = nullptr;
   float* scores = nullptr;  ///< scores of full chunks, from score.cuh to select.cuh
   SlowRows* slow = nullptr;  ///< set if the head's rows are in slow memory
+  /// Each row's attention so far, a mean over the query heads; set if the head ranks its rows by it.
+  double* sums = nullptr;
 
   KVPOLICY_HOST_DEVICE bool is_packed() const { return encoding >= Encoding::uint8; }
   KVPOLICY_HOST_DEVICE WindowRule<int> window_rule() const { return {sinks, recent, chunk_mask}; }

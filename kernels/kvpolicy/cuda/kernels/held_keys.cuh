@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Holds rows of keys in a warp's registers and multiplies them with any number of tiles of queries.
-// observe.cuh uses it, because it needs many queries for the same keys and never reads values.
+// The kernels that observe attention use it, because they need many queries for the same keys and
+// never read values.
 #pragma once
 
 #include <type_traits>
@@ -22,15 +23,16 @@ struct HeldKeys {
   static constexpr int rows = parts * tile_rows;
   KeyTile<HeadDim> part[parts];
 
-  /// Loads row `row + i` from `keys` + i rows; a row outside [low, high] is replaced by the nearest
-  /// one inside.
-  KVPOLICY_DEVICE void load_exact(const std::byte* keys, int row, int low, int high) {
+  /// Loads row `row + i` from `keys` + i `stride` bytes; a row outside [low, high] is replaced by the
+  /// nearest one inside.
+  KVPOLICY_DEVICE void load_exact(const std::byte* keys, long long stride, int row, int low,
+                                  int high) {
     KVPOLICY_UNROLL
     for (int i = 0; i < parts; ++i) {
       const int at = row + i * tile_rows + lane_index() / 4;
       const int lower = smaller(larger(at, low), high) - row;
       const int upper = smaller(larger(at + 8, low), high) - row;
-      part[i].load(keys + lower * HeadDim * 2, keys + upper * HeadDim * 2);
+      part[i].load(keys + lower * stride, keys + upper * stride);
     }
   }
 
@@ -114,27 +116,46 @@ struct HeldKeys {
   }
 };
 
-/// Calls `use(keys, row, split)` for the HeldKeys::rows rows of a head from `row` on; `row` is a
-/// multiple of HeldKeys::rows. It is called once for all rows, or once for each tile if they are
-/// quantised; `split` is the type of multiply's argument. At least one row is inside [low, high];
-/// rows outside are not read and replaced by others.
+/// Where the keys of a segment are.
+struct KeyRows {
+  const HeadView& head;
+  int page_rows;
+  Segment::Source source;
+  const std::byte* call = nullptr;  ///< row 0 of a call that brings the rows
+  long long call_stride = 0;        ///< in bytes
+
+  /// Row numbers of HeldKeys are this plus a multiple of HeldKeys::rows.
+  KVPOLICY_DEVICE int origin(int row) const {
+    return source == Segment::Source::call || row < head.sinks ? 0 : head.sinks;
+  }
+};
+
+/// Calls `use(keys, row, split)` for the HeldKeys::rows rows from `row` on. It is called once for all
+/// rows, or once for each tile if they are quantised; `split` is the type of multiply's argument. At
+/// least one row is inside [low, high]; rows outside are not read and replaced by others.
 template <Element E, int HeadDim, bool Packed, class Use>
-KVPOLICY_DEVICE void for_keys(const HeadView& head, int page_rows, int packed_end, int row, int low,
-                              int high, const Use& use) {
+KVPOLICY_DEVICE void for_keys(const KeyRows& from, int row, int low, int high, const Use& use) {
+  const HeadView& head = from.head;
   HeldKeys<E, HeadDim> keys;
   if constexpr (Packed) {
-    if (row < packed_end) {
+    if (from.source == Segment::Source::packed) {
       KVPOLICY_NO_UNROLL
       for (int at = row; at < row + keys.rows; at += tile_rows) {
-        keys.load_packed(head, page_rows, head.packed_slot(at));
+        if (at + tile_rows <= low || at > high) continue;
+        keys.load_packed(head, from.page_rows, head.packed_slot(at));
         use(keys, at, std::true_type{});
       }
       return;
     }
   }
-  const int slot = head.exact_slot(row);
-  keys.load_exact(head.exact_pages[slot / page_rows] + slot % page_rows * HeadDim * 2, row, low,
-                  high);
+  if (from.source == Segment::Source::call) {
+    keys.load_exact(from.call + row * from.call_stride, from.call_stride, row, low, high);
+  } else {
+    const int slot = head.exact_slot(row);
+    keys.load_exact(
+        head.exact_pages[slot / from.page_rows] + slot % from.page_rows * HeadDim * 2,
+        HeadDim * 2, row, low, high);
+  }
   use(keys, row, std::false_type{});
 }
 

@@ -231,15 +231,53 @@ refresh_select_kernel(const KVPOLICY_GRID_CONSTANT RefreshParams p) {
 
 // ---- rows ------------------------------------------------------------------------------------
 
-/// Settings of a compression: what a head keeps, and how its candidates are scored (observe.cuh).
-/// Such a head has no sinks and no sliding window, and all its rows are committed.
-struct Compression {
-  int window = 0;  ///< Observation window; its own rows are always kept. 0: no compression.
-  int budget = 0;  ///< Rows kept besides the window.
-  int kernel = 1;  ///< Width of the pooling, in rows; odd.
-  bool average = false;  ///< pools by the mean instead of the maximum
+/// What ranks the rows of a head that is compressed.
+enum class Ranking : std::uint8_t {
+  none,       ///< the head is not compressed
+  attention,  ///< the attention of the latest queries (votes.cuh)
+  sums,       ///< the attention of all queries so far (HeadView::sums, column_sums.cuh)
+  keys        ///< the length of the key (key_norm.cuh)
+};
 
-  KVPOLICY_HOST_DEVICE BudgetRule<int> rule() const { return {budget, window}; }
+/// Settings of a compression: what a head keeps, and how its candidates are scored.
+/// Such a head has no sinks and no sliding window, and all its rows are committed.
+struct alignas(8) Compression {
+  Ranking ranking = Ranking::none;
+  bool average = false;  ///< pools by the mean instead of the maximum
+  int queries = 0;    ///< Latest queries that vote; at most one more than `kept_rows`.
+  int kept_rows = 0;  ///< Latest rows that are always kept.
+  int budget = 0;     ///< Rows kept besides these.
+  int kernel = 1;     ///< Width of the pooling, in rows; odd.
+
+  KVPOLICY_HOST_DEVICE BudgetRule<int> rule() const { return {budget, kept_rows}; }
+};
+
+/// Scores of one layer's candidates.
+struct RowScores {
+  const float* scores = nullptr;    ///< [kv_heads, pitch], for the rows before those always kept
+  const float* unpooled = nullptr;  ///< the same shape; decides between equal scores
+  long long pitch = 0;
+};
+
+/// The rank of each candidate of a head, as policy/top_rows.hpp has it.
+struct RowRanks {
+  Ranking ranking;
+  const float* scores;
+  const float* unpooled;
+  const double* sums;
+
+  KVPOLICY_DEVICE RowRanks(const RowScores& all, Ranking by, const HeadView& head, int kv_head)
+      : ranking{by},
+        scores{all.scores + kv_head * all.pitch},
+        unpooled{all.unpooled + kv_head * all.pitch},
+        sums{head.sums} {}
+
+  KVPOLICY_DEVICE std::uint64_t operator()(long long row) const {
+    const float score = ranking == Ranking::sums ? static_cast<float>(sums[row]) : scores[row];
+    // Only queries that vote can decide between equal scores.
+    const float own = ranking == Ranking::attention ? unpooled[row] : 0.0F;
+    return std::uint64_t{rank_of(score)} << 32 | rank_of(own);
+  }
 };
 
 /// Parameters to find the surviving rows of each compressing head of one sequence.
@@ -247,10 +285,8 @@ struct KeepParams {
   const HeadView* heads = nullptr;  ///< [kv_heads]
   const LayerState* state = nullptr;
   const Compression* compressions = nullptr;  ///< [kv_heads]
-  const float* scores = nullptr;              ///< [kv_heads, pitch], for the rows before the window
-  const float* unpooled = nullptr;            ///< the same shape; decides between equal scores
-  long long pitch = 0;
-  int* const* kept = nullptr;  ///< [kv_heads] of [budget + window]: row numbers, ascending
+  RowScores scores = {};
+  int* const* kept = nullptr;  ///< [kv_heads] of [budget + kept_rows]: row numbers, ascending
   int* counts = nullptr;       ///< [kv_heads]; not written for other heads
 };
 
@@ -259,18 +295,14 @@ template <int Threads = select_threads>
 KVPOLICY_KERNEL(Threads, 1)
 keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
   const Compression how = p.compressions[block_x()];
-  if (how.window == 0) return;
-  const int rows = p.state->tokens - p.heads[block_x()].evicted;
+  if (how.ranking == Ranking::none) return;
+  const HeadView& head = p.heads[block_x()];
+  const int rows = p.state->tokens - head.evicted;
   const int candidates = how.rule().candidates(rows);
   const int chosen = how.rule().chosen(rows);
   int* kept = p.kept[block_x()];
-  const float* scores = p.scores + block_x() * p.pitch;
-  const float* unpooled = p.unpooled + block_x() * p.pitch;
-  select_top<Threads>(
-      [&](long long row) {
-        return std::uint64_t{rank_of(scores[row])} << 32 | rank_of(unpooled[row]);
-      },
-      candidates, chosen, [&](int i, int row) { kept[i] = row; });
+  select_top<Threads>(RowRanks{p.scores, how.ranking, head, block_x()}, candidates, chosen,
+                      [&](int i, int row) { kept[i] = row; });
   for (int row = candidates + thread_index(); row < rows; row += Threads) {
     kept[chosen + row - candidates] = row;
   }

@@ -204,6 +204,8 @@ KVPOLICY_DEVICE float exp2_exact(float x) { return exp2f(x); }
 KVPOLICY_DEVICE float log2_exact(float x) { return log2f(x); }
 KVPOLICY_DEVICE float tanh_exact(float x) { return tanhf(x); }
 KVPOLICY_DEVICE float inverse_square_root(float x) { return rsqrtf(x); }
+/// Rounded to nearest.
+KVPOLICY_DEVICE double square_root(double x) { return sqrt(x); }
 /// Sine and cosine of an angle in double, because positions may be millions.
 KVPOLICY_DEVICE void sine_cosine(double angle, float& sine, float& cosine) {
   // Whole turns are subtracted in double. The rest is small and needs no range reduction with a

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arrays that share one block of device memory.
+#pragma once
+
+#include <cstddef>
+
+namespace kvpolicy::cuda {
+
+/// Places in one block of device memory; without a block it only counts what they need.
+class Places {
+ public:
+  explicit Places(std::byte* start = nullptr) : start_{start} {}
+
+  template <class T>
+  [[nodiscard]] T* take(std::size_t count) {
+    constexpr std::size_t alignment = 256;
+    const std::size_t at = bytes_;
+    bytes_ += (count * sizeof(T) + alignment - 1) / alignment * alignment;
+    return start_ == nullptr ? nullptr : reinterpret_cast<T*>(start_ + at);
+  }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* start_;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace kvpolicy::cuda

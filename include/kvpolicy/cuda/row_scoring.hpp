@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Scores the rows of one layer's heads that are compressed: how each head ranks its rows, and the launches
+// that this takes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include <kvpolicy/cuda/engine.hpp>
+#include <kvpolicy/cuda/layer.hpp>
+#include <kvpolicy/cuda/observation.hpp>
+#include <kvpolicy/cuda/places.hpp>
+#include <kvpolicy/cuda/writes.hpp>
+
+namespace kvpolicy::cuda {
+
+/// Rankings for the kernels. `take` must see the same heads as `run`.
+template <Element E>
+class RowScoring {
+ public:
+  RowScoring(const Engine<E>& engine, const Layer& layer, std::size_t page_rows)
+      : engine_{&engine}, layer_{&layer}, page_rows_{static_cast<int>(page_rows)},
+        how_(layer.heads.size()) {}
+
+  /// A head is compressed to `survivors` rows, if it does not share its budget.
+  void add(std::size_t head, std::size_t survivors) {
+    const HeadStore& store = layer_->heads[head];
+    const HeadRule& rule = store.settings();
+    const std::size_t rows = layer_->tokens - store.evicted();
+    rows_ = std::max(rows_, rows);
+    packs_ = packs_ || rule.is_quantized();
+    // Where the text stays whole, the budget is all rows but those that are always kept.
+    how_[head] = {.ranking = accumulates(rule)  ? Ranking::sums
+                             : ranks_keys(rule) ? Ranking::keys
+                                                : Ranking::attention,
+                  .average = rule.pooling == Pooling::average,
+                  .kept_rows = static_cast<int>(rule.kept_rows),
+                  .budget = static_cast<int>(rule.budget_rule().candidates(survivors)),
+                  .kernel = static_cast<int>(rule.pooled_rows)};
+    if (survivors == rows && !rule.share_in_layer) return;  // no row is compared with another
+    how_[head].queries = static_cast<int>(rule.window);
+    queries_ = std::max(queries_, static_cast<int>(rule.window));
+    ranks_keys_ = ranks_keys_ || how_[head].ranking == Ranking::keys;
+  }
+
+  struct Memory {
+    Compression* how = nullptr;  ///< [kv_heads]
+    float* scores = nullptr;     ///< [kv_heads, pitch]
+    float* unpooled = nullptr;   ///< the same
+    typename Engine<E>::ObserveMemory observe = {};
+  };
+  [[nodiscard]] Memory take(Places& places) const {
+    Memory memory{.how = places.take<Compression>(how_.size()),
+                  .scores = places.take<float>(how_.size() * rows_),
+                  .unpooled = places.take<float>(how_.size() * rows_)};
+    if (queries_ > 0) memory.observe = engine_->observe_memory(places, queries_);
+    return memory;
+  }
+  [[nodiscard]] RowScores scores(const Memory& memory) const {
+    return {memory.scores, memory.unpooled, pitch()};
+  }
+
+  /// Tells the kernels how each head ranks its rows, and scores the rows; sums that are added up need no
+  /// work. @throws DeviceError
+  void run(const Memory& memory, const HeadView* views, const LayerState* state, cudaStream_t stream) const {
+    DeviceWrites writes{stream};
+    for (std::size_t head = 0; head < how_.size(); ++head) writes.write(memory.how + head, how_[head]);
+    writes.flush();
+    if (ranks_keys_) {
+      engine_->score_keys({.heads = views, .state = state, .compressions = memory.how,
+                           .page_rows = page_rows_, .scores = memory.scores, .pitch = pitch()},
+                          stream);
+    }
+    if (queries_ == 0) return;
+    ObserveParams observed =
+        observe_latest(*engine_, *layer_, views, state, page_rows_, memory.observe, stream);
+    observed.compressions = memory.how;
+    observed.queries = queries_;
+    engine_->score_votes({.observed = observed, .scores = memory.scores, .unpooled = memory.unpooled,
+                          .pitch = pitch()},
+                         packs_, stream);
+  }
+
+ private:
+  [[nodiscard]] long long pitch() const { return static_cast<long long>(rows_); }
+
+  const Engine<E>* engine_;
+  const Layer* layer_;
+  int page_rows_;
+  std::vector<Compression> how_;  // of each head
+  std::size_t rows_ = 0;          // rows of a head
+  int queries_ = 0;               // latest queries that a head asks to compare its rows
+  bool ranks_keys_ = false;
+  bool packs_ = false;
+};
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The attention that was added up for each row of a head that ranks its rows by it, on the device: 8
+// bytes a row, which kernels/column_sums.cuh writes and kernels/compact.cuh moves.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/runtime.hpp>
+
+namespace kvpolicy::cuda {
+
+/// Copies share the memory; `fork` makes memory of its own. Rows that no query has seen yet have the
+/// sum 0.
+class RowSums {
+ public:
+  [[nodiscard]] double* data() const { return reinterpret_cast<double*>(sums_.get()); }
+  [[nodiscard]] std::size_t rows() const { return rows_; }
+  [[nodiscard]] std::size_t bytes() const { return rows_ * sizeof(double); }
+
+  struct Growth {
+    Block sums;
+    std::size_t rows = 0;
+  };
+  /// Memory for `rows` rows, if there is not enough; at least half as many again as there were, because
+  /// the sums are copied. @throws std::bad_alloc
+  [[nodiscard]] Growth prepare(std::size_t rows, MemoryResource* memory, cudaStream_t stream) const {
+    if (rows <= rows_) return {};
+    rows = std::max(rows, rows_ + rows_ / 2);
+    return {allocate(memory, rows * sizeof(double), stream), rows};
+  }
+  /// What was in use before comes back in `growth`. @throws DeviceError
+  void grow(Growth& growth, cudaStream_t stream) {
+    if (growth.rows == 0) return;
+    if (rows_ > 0) copy(growth.sums.get(), stream);
+    check(cudaMemsetAsync(growth.sums.get() + bytes(), 0, growth.rows * sizeof(double) - bytes(), stream),
+          "cudaMemsetAsync");
+    std::swap(sums_, growth.sums);
+    std::swap(rows_, growth.rows);
+  }
+  /// @throws std::bad_alloc, DeviceError
+  [[nodiscard]] RowSums fork(MemoryResource* memory, cudaStream_t stream) const {
+    RowSums other;
+    if (rows_ == 0) return other;
+    other.sums_ = allocate(memory, bytes(), stream);
+    other.rows_ = rows_;
+    copy(other.sums_.get(), stream);
+    return other;
+  }
+  /// Where the memory goes back.
+  void give_back_on(cudaStream_t stream) const noexcept { cuda::give_back_on(sums_, stream); }
+
+ private:
+  void copy(std::byte* to, cudaStream_t stream) const {
+    check(cudaMemcpyAsync(to, sums_.get(), bytes(), cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+  }
+
+  Block sums_;
+  std::size_t rows_ = 0;
+};
+
+}  // namespace kvpolicy::cuda

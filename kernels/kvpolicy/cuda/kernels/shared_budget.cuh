@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Chooses the surviving rows of heads that share a layer's budget (Ada-KV, arXiv:2407.11550, as
+// policy/shared_rows.hpp defines it): each head's best rows are safe, and the rows of all heads compete for
+// what is left. Among equal ranks the lower head wins, then the lower row.
+//
+// The candidates of all heads are numbered one head after the other. shared_ranks_kernel writes their
+// ranks, where a safe row's rank is above all others. shared_select_kernel then finds the highest ranks of
+// all. How many rows each head keeps depends on the ranks, so the host must ask for it.
+#pragma once
+
+#include <kvpolicy/cuda/kernels/head.cuh>
+#include <kvpolicy/cuda/kernels/select.cuh>
+#include <kvpolicy/cuda/kernels/simt.cuh>
+
+namespace kvpolicy::cuda {
+
+/// One of the heads that share, in the order of the layer.
+struct alignas(8) SharedHead {
+  int head = 0;        ///< KV head
+  int candidates = 0;  ///< rows that are ranked
+  int first = 0;       ///< number of the first of them among the candidates of all heads
+  int safe = 0;        ///< best rows, which stay whatever the others have
+  int kept_rows = 0;   ///< latest rows that always stay
+  int kept_before = 0; ///< `kept_rows` of the heads before
+};
+
+struct SharedBudgetParams {
+  const HeadView* heads = nullptr;            ///< [kv_heads]
+  const Compression* compressions = nullptr;  ///< [kv_heads]
+  RowScores scores = {};
+  const SharedHead* shared = nullptr;  ///< [count]
+  int count = 0;
+  int candidates = 0;  ///< of all heads
+  int budget = 0;      ///< of them survive
+  std::uint64_t* ranks = nullptr;  ///< [candidates]
+  int* chosen = nullptr;           ///< [budget]: numbers of candidates, ascending
+  /// [count + 1]: how many candidates of the heads before survive.
+  int* begins = nullptr;
+  /// Row numbers of the survivors, ascending in each head. Those of head i begin at begins[i] +
+  /// shared[i].kept_before.
+  int* rows = nullptr;
+};
+
+/// One block for each head that shares.
+template <int Threads = select_threads>
+KVPOLICY_KERNEL(Threads, 1)
+shared_ranks_kernel(const KVPOLICY_GRID_CONSTANT SharedBudgetParams p) {
+  const SharedHead own = p.shared[block_x()];
+  const RowRanks rank_at{p.scores, p.compressions[own.head].ranking, p.heads[own.head], own.head};
+  std::uint64_t* ranks = p.ranks + own.first;
+  for (int row = thread_index(); row < own.candidates; row += Threads) ranks[row] = rank_at(row);
+  sync_block();
+  constexpr std::uint64_t above_all = ~std::uint64_t{0};  // more than the rank of infinity
+  select_top<Threads>(rank_at, own.candidates, own.safe,
+                      [&](int, int row) { ranks[row] = above_all; });
+}
+
+/// After shared_ranks_kernel. One block.
+template <int Threads = select_threads>
+KVPOLICY_KERNEL(Threads, 1)
+shared_select_kernel(const KVPOLICY_GRID_CONSTANT SharedBudgetParams p) {
+  select_top<Threads>([&](long long i) { return p.ranks[i]; }, p.candidates, p.budget,
+                      [&](int i, int candidate) { p.chosen[i] = candidate; });
+  sync_block();
+  for (int head = thread_index(); head <= p.count; head += Threads) {
+    const int first = head < p.count ? p.shared[head].first : p.candidates;
+    p.begins[head] = chunks_before(p.chosen, p.budget, 1, first);
+  }
+  sync_block();
+  for (int head = 0; head < p.count; ++head) {
+    const SharedHead own = p.shared[head];
+    const int begin = p.begins[head];
+    const int count = p.begins[head + 1] - begin;
+    int* rows = p.rows + begin + own.kept_before;
+    for (int i = thread_index(); i < count + own.kept_rows; i += Threads) {
+      rows[i] = i < count ? p.chosen[begin + i] - own.first : own.candidates + i - count;
+    }
+  }
+}
+
+}  // namespace kvpolicy::cuda
