@@ -79,8 +79,7 @@ class KvCache {
   /// @throws ConfigError if the plan does not fit, or a head that changes holds not every row or holds
   /// rows quantised; ShapeError for rows that a new head cannot hold; std::bad_alloc, StorageError
   [[nodiscard]] KvCache fork_as(Plan plan) const {
-    require(plan.shape() == plan_.shape(),
-            "KvCache::fork_as: the plans are for models of different shapes");
+    check_same_shape(name, plan_.shape(), plan.shape());
     static_cast<void>(held(layers_));
     KvCache other{std::move(plan), options_, engine_};
     other.take(*this);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <kvpolicy/cache/layer.hpp>
+#include <kvpolicy/cache/other_plan_checks.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/storage/slow_memory.hpp>
@@ -33,11 +34,8 @@ namespace kvpolicy {
       }
     });
   }
-  require(next == count && own.rows() == count, "KvCache::fork_as: KV head ", head, " of layer ",
-          layer, " holds ", own.rows(), " of ", count,
-          " rows; a head of another policy or other settings needs all of them");
-  require(!quantized, "KvCache::fork_as: KV head ", head, " of layer ", layer,
-          " holds quantised rows; a head of another policy or other settings needs exact ones");
+  check_exact_rows("KvCache", layer, head, own.rows(), count, next == count && own.rows() == count,
+                   quantized);
   return shown;
 }
 

@@ -145,6 +145,9 @@ class HeadStore {
   /// Whether rows stay exact until the first compression.
   [[nodiscard]] bool is_held() const { return held_; }
   [[nodiscard]] std::size_t evicted() const { return static_cast<std::size_t>(view_.evicted); }
+  /// Whether it was ever told to compress.
+  [[nodiscard]] bool told_to_compress() const { return told_to_compress_; }
+  void note_told_to_compress() { told_to_compress_ = true; }
   [[nodiscard]] const Pages& exact() const { return exact_; }
   [[nodiscard]] const Pages& packed() const { return packed_; }
   [[nodiscard]] const Pages& summaries() const { return summaries_; }
@@ -247,6 +250,7 @@ class HeadStore {
     const std::size_t firm = committed - std::min(committed, evicted());
     const std::size_t page_rows = context_.page_rows;
     HeadStore other{settings_, context_, frequencies, held_, evicted(), writes};
+    other.told_to_compress_ = told_to_compress_;
     // A ring is written in place, so nothing of it can be shared.
     const std::size_t sinks = std::min(firm, settings_.sinks) / page_rows;
     // A page that is not shared is open, so a copy is near: in slow memory nothing is read.
@@ -306,6 +310,7 @@ class HeadStore {
                                     std::size_t capacity, DeviceWrites& writes) const {
     HeadStore other{settings_, context_, view_.inverse_frequencies, false, tokens - survivors, writes};
     other.survivors_ = survivors;
+    other.told_to_compress_ = told_to_compress_;
     if (survivors > 0) {
       other.positions_ = allocate(context_.memory, survivors * sizeof(long long), writes.stream());
     }
@@ -385,6 +390,7 @@ class HeadStore {
   HeadRule settings_;
   StoreContext context_;
   bool held_;
+  bool told_to_compress_ = false;
   Pages exact_;
   Pages packed_;
   Pages summaries_;

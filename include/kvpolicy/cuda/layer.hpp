@@ -45,7 +45,6 @@ class Layer : public TextProgress<std::size_t> {
   QueryRing queries;
   std::size_t reached = 0;  ///< the most tokens that it ever had
   std::size_t reserved = 0;
-  bool told_to_compress = false;  ///< ever
   PendingTree tree = {};  ///< what the latest rows are, where they are guesses that branch
   std::optional<float> scale = {};  ///< of the latest call, for a compression
   float softcap = 0.0F;
@@ -218,7 +217,7 @@ class Layer : public TextProgress<std::size_t> {
     const HeadRule& settings = heads[head].settings();
     return knows_queries(settings.window) &&
            settings.budget_rule().is_due(committed - heads[head].evicted(), committed,
-                                         told_to_compress);
+                                         heads[head].told_to_compress());
   }
   [[nodiscard]] bool compresses_by_itself() const {
     return std::ranges::any_of(heads,
@@ -265,6 +264,28 @@ class Layer : public TextProgress<std::size_t> {
 
   [[nodiscard]] std::size_t overhead_bytes() const { return sink_logits_ == nullptr ? 0 : sink_bytes(); }
 
+  /// This layer's heads hold the text of `from` now; here is the rest of what that layer knows. Heads for
+  /// which `is_same(head)` says so keep their choices of chunks, others choose anew.
+  template <class IsSame>
+  void take_text(const Layer& from, IsSame is_same, cudaStream_t stream) {
+    TextProgress::operator=(from);
+    reached = from.reached;
+    tree = from.tree;
+    scale = from.scale;
+    softcap = from.softcap;
+    queries.take(from.queries, stream);
+    has_sink_logits_ = from.has_sink_logits_ && from.sink_logits_ != nullptr && sink_logits_ != nullptr;
+    if (has_sink_logits_) {
+      check(cudaMemcpyAsync(sink_logits_.get(), from.sink_logits_.get(), sink_bytes(),
+                            cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpyAsync");
+    }
+    choices_.resize(heads.size());
+    for (std::size_t head = 0; head < std::min(heads.size(), from.choices_.size()); ++head) {
+      if (is_same(head)) choices_[head] = from.choices_[head];
+    }
+  }
+
   /// `frequencies(settings)`: the new cache's own table for a head.
   template <class Frequencies>
   [[nodiscard]] Layer fork(DeviceWrites& writes, Frequencies frequencies) const {
@@ -305,7 +326,7 @@ class Layer : public TextProgress<std::size_t> {
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
       : TextProgress{other}, queries{std::move(own_queries)}, reached{other.reached},
-        told_to_compress{other.told_to_compress}, tree{other.tree}, scale{other.scale}, softcap{other.softcap},
+        tree{other.tree}, scale{other.scale}, softcap{other.softcap},
         q_heads_{other.q_heads_},
         memory_{other.memory_}, choices_{other.choices_},
         has_sink_logits_{other.has_sink_logits_}, staged_tokens_{other.staged_tokens_} {}

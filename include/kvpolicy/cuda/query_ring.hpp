@@ -72,6 +72,22 @@ class QueryRing {
     held_.accept(root, path);
   }
 
+  /// A new ring learns what another one of the same queries knows, as far as it has room.
+  void take(const QueryRing& other, cudaStream_t stream) {
+    if (!is_kept()) return;
+    held_.reset(other.held_.end(), other.held_.size());
+    const std::size_t query_bytes = q_heads_ * head_dim_ * 2;
+    for (std::size_t at = held_.begin(); at < held_.end();) {
+      const std::size_t from = at % other.slots();
+      const std::size_t to = at % slots();
+      const std::size_t count = std::min({held_.end() - at, other.slots() - from, slots() - to});
+      check(cudaMemcpyAsync(queries_.get() + to * query_bytes, other.queries_.get() + from * query_bytes,
+                            count * query_bytes, cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpyAsync");
+      at += count;
+    }
+  }
+
   [[nodiscard]] QueryRing fork(cudaStream_t stream) const {
     QueryRing other = *this;
     if (!is_kept()) return other;
