@@ -31,6 +31,14 @@ namespace kvpolicy {
 
 class SavedCache;
 
+/// Gives the library's own code the layers of a cache, for copies of it on another backend.
+struct CacheLayers {
+  template <class Cache>
+  [[nodiscard]] static auto& of(Cache& cache) {
+    return cache.layers_;
+  }
+};
+
 /// One sequence: the rows of all layers, every KV head under the policy that the plan gives it.
 /// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], any of the
 /// three element types, any token and head stride; keys already rotated to their text position.
@@ -295,7 +303,8 @@ class KvCache {
 
   static constexpr std::string_view name = "KvCache";  // in messages
 
-  friend class SavedCache;  // save and load: cache/saved_cache.hpp
+  friend class SavedCache;   // save and load: cache/saved_cache.hpp
+  friend struct CacheLayers;  // copies on another backend
 
   KvCache(const KvCache&) = default;
 

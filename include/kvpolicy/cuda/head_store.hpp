@@ -174,6 +174,13 @@ class HeadStore {
   [[nodiscard]] std::size_t slow_page_bytes() const { return slow_ ? slow_->geometry().page_bytes : 0; }
   void set_stage_place(const StagePlace& place) { slow_->set_stage_place(place); }
   [[nodiscard]] const StagePlace& stage_place() const { return slow_->stage_place(); }
+  /// Where a packed page of a head in slow memory lies besides, on the device; null if it does not, in a text
+  /// whose first `committed` tokens are committed.
+  [[nodiscard]] std::byte* near_packed_page(std::size_t page, std::size_t committed) const {
+    if (!slow_ || !slow_->geometry().packed) return nullptr;
+    const std::size_t entered = entered_pages({static_cast<int>(committed), static_cast<int>(committed)});
+    return page < entered && page >= slow_->far_pages(entered) ? slow_->near_page(page) : nullptr;
+  }
   /// Text positions of the rows that survived the last compression, [survivors]; null before.
   [[nodiscard]] const Block& positions() const { return positions_; }
   [[nodiscard]] std::size_t survivors() const { return survivors_; }

@@ -34,6 +34,9 @@
 
 namespace kvpolicy::cuda {
 
+template <Element E>
+class HostCopies;
+
 /// One sequence on a device: the calls of kvpolicy::KvCache, each put on a stream.
 /// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], in device
 /// memory, of the plan's element type (half or bfloat16), each row aligned to 16 bytes, any token
@@ -358,6 +361,7 @@ class KvCache {
   static constexpr std::string_view name = "cuda::KvCache";  // in messages
 
   friend class CacheForks<E>;
+  friend class HostCopies<E>;  // cuda/host_copy.hpp
 
   KvCache(const Plan& plan, const CacheOptions& options, std::shared_ptr<Engine<E>> engine,
           cudaStream_t stream)

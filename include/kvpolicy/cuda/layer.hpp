@@ -26,6 +26,22 @@
 
 namespace kvpolicy::cuda {
 
+/// The choices of chunks that a head remembers, as the device does (select.cuh).
+struct HeadChoices {
+  ChoiceRing<std::size_t> ring;
+  std::vector<std::size_t> tokens;     ///< [slots]: of the text, with the query that chose
+  std::vector<std::size_t> committed;  ///< [slots]
+
+  void add(std::size_t at, std::size_t committed_then, std::size_t slots) {
+    ring.slots = slots;
+    tokens.resize(slots);
+    committed.resize(slots);
+    ring = ring.after_choice(at, tokens.data());
+    tokens[ring.latest] = at;
+    committed[ring.latest] = committed_then;
+  }
+};
+
 class Layer : public TextProgress<std::size_t> {
  public:
   struct Shape {
@@ -201,6 +217,15 @@ class Layer : public TextProgress<std::size_t> {
     }
   }
 
+  /// The choices of one head, to be read or filled in.
+  [[nodiscard]] HeadChoices& choices(std::size_t head) {
+    choices_.resize(heads.size());
+    return choices_[head];
+  }
+  [[nodiscard]] HeadChoices choices(std::size_t head) const {
+    return head < choices_.size() ? choices_[head] : HeadChoices{};
+  }
+
   // ---- compression
 
   /// Whether compressing changes a head: it has rows to drop, or exact rows that only waited.
@@ -257,6 +282,13 @@ class Layer : public TextProgress<std::size_t> {
                           cudaMemcpyDeviceToDevice, stream),
           "cudaMemcpyAsync");
   }
+  /// The same for sink logits that are on the host.
+  void take_sink_logits(const std::vector<float>& logits, cudaStream_t stream) {
+    has_sink_logits_ = !logits.empty() && sink_logits_ != nullptr;
+    if (!has_sink_logits_) return;
+    check(cudaMemcpyAsync(sink_logits_.get(), logits.data(), sink_bytes(), cudaMemcpyHostToDevice, stream),
+          "cudaMemcpyAsync");
+  }
   /// Of the latest call, on the device; null if it had none.
   [[nodiscard]] const float* attention_sink_bias() const {
     return has_sink_logits_ ? reinterpret_cast<const float*>(sink_logits_.get()) : nullptr;
@@ -307,22 +339,6 @@ class Layer : public TextProgress<std::size_t> {
   }
 
  private:
-  // The choices that a head remembers, as the device does (select.cuh).
-  struct Choices {
-    ChoiceRing<std::size_t> ring;
-    std::vector<std::size_t> tokens;     // [slots]: of the text, with the query that chose
-    std::vector<std::size_t> committed;  // [slots]
-
-    void add(std::size_t at, std::size_t committed_then, std::size_t slots) {
-      ring.slots = slots;
-      tokens.resize(slots);
-      committed.resize(slots);
-      ring = ring.after_choice(at, tokens.data());
-      tokens[ring.latest] = at;
-      committed[ring.latest] = committed_then;
-    }
-  };
-
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
       : TextProgress{other}, queries{std::move(own_queries)}, reached{other.reached},
@@ -354,7 +370,7 @@ class Layer : public TextProgress<std::size_t> {
   }
 
   void undo_choices(std::size_t to) {
-    for (Choices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens.data());
+    for (HeadChoices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens.data());
   }
 
   [[nodiscard]] bool knows_queries(std::size_t count) const {
@@ -369,14 +385,14 @@ class Layer : public TextProgress<std::size_t> {
     const HeadRule& settings = heads[head].settings();
     if (settings.chunk == 0) return false;
     if (asked || head >= choices_.size() || choices_[head].ring.valid == 0) return true;
-    const Choices& own = choices_[head];
+    const HeadChoices& own = choices_[head];
     return settings.chunk_rule().is_stale(own.committed[own.ring.latest], committed);
   }
   [[nodiscard]] std::size_t sink_bytes() const { return q_heads_ * sizeof(float); }
 
   std::size_t q_heads_;
   MemoryResource* memory_;
-  std::vector<Choices> choices_;  // of each head
+  std::vector<HeadChoices> choices_;  // of each head
   Block sink_logits_;
   bool has_sink_logits_ = false;
   std::size_t staged_tokens_ = 0;  // that the places of staged pages are laid out for

@@ -88,6 +88,32 @@ class QueryRing {
     }
   }
 
+  /// Which queries the ring holds.
+  [[nodiscard]] const QueryRange& held() const { return held_; }
+  /// Numbers of one token's queries.
+  [[nodiscard]] std::size_t query_numbers() const { return q_heads_ * head_dim_; }
+  /// Copies the queries that the ring holds to the host, [held().size(), q_heads, head_dim]. Not there before
+  /// the stream was waited for. @throws DeviceError
+  void download(std::uint16_t* out, cudaStream_t stream) const {
+    for_each_run(held_.begin(), [&](std::size_t slot, std::size_t done, std::size_t count) {
+      check(cudaMemcpyAsync(out + done * query_numbers(), data() + slot * query_numbers(),
+                            count * query_numbers() * 2, cudaMemcpyDeviceToHost, stream),
+            "cudaMemcpyAsync");
+    });
+  }
+  /// A new ring takes the queries of the host that `held` says, as far as it has room. @throws DeviceError
+  void upload(const std::uint16_t* queries, const QueryRange& held, cudaStream_t stream) {
+    if (!is_kept()) return;
+    held_.reset(held.end(), held.size());
+    const std::size_t skipped = held_.begin() - held.begin();
+    for_each_run(held_.begin(), [&](std::size_t slot, std::size_t done, std::size_t count) {
+      check(cudaMemcpyAsync(reinterpret_cast<std::uint16_t*>(queries_.get()) + slot * query_numbers(),
+                            queries + (skipped + done) * query_numbers(), count * query_numbers() * 2,
+                            cudaMemcpyHostToDevice, stream),
+            "cudaMemcpyAsync");
+    });
+  }
+
   [[nodiscard]] QueryRing fork(cudaStream_t stream) const {
     QueryRing other = *this;
     if (!is_kept()) return other;
@@ -99,6 +125,17 @@ class QueryRing {
   }
 
  private:
+  // visit(slot, queries before, count) for each run of neighbouring slots of the queries from `at` on.
+  template <class Visit>
+  void for_each_run(std::size_t at, Visit visit) const {
+    for (std::size_t done = 0; at + done < held_.end();) {
+      const std::size_t slot = (at + done) % slots();
+      const std::size_t count = std::min(held_.end() - at - done, slots() - slot);
+      visit(slot, done, count);
+      done += count;
+    }
+  }
+
   std::size_t window_;
   QueryRange held_;
   std::size_t q_heads_;

@@ -245,6 +245,39 @@ class ChunkRetrievalCache {
     return current() == nullptr ? 0 : current()->chunks_end;
   }
 
+  /// What a copy of the head elsewhere has to know besides the rows.
+  void add_to(HeadContents& contents) const {
+    for (const PlaneStore& side : summaries_) contents.summaries.push_back(side.plane(0));
+    for (const Selection& selection : selections_) {
+      contents.choices.push_back({selection.runs, selection.rows, selection.tokens});
+    }
+  }
+  /// A new head takes what another one of its settings holds.
+  void take(const HeadContents& contents)
+    requires TakingStorage<Storage>
+  {
+    for (const Segment& rows : contents.rows) storage_.take(rows, 0);
+    const ChunkRule<std::size_t> rule = chunk_rule(config_);
+    for (std::size_t v = 0; v < Summary::vectors; ++v) {
+      summaries_[v].append(contents.summaries[v], rule.closed(storage_.end()));
+    }
+    for (const Segment& rows : contents.rows) {
+      const auto first = static_cast<std::size_t>(rows.position);
+      for (std::size_t i = 0; i < rows.rows; ++i) {
+        if (first + i < rule.closed_rows(storage_.end())) continue;
+        load_row(rows.keys, i, row_);
+        round_dense(encoding_of<element_type>, row_);
+        open_.add(row_);
+      }
+    }
+    for (const ChosenChunks& choice : contents.choices) {
+      selections_.push_back({choice.runs, rule.closed_rows(choice.committed), choice.committed,
+                             choice.tokens, 0, {}});
+      copy_settled(selections_.back());
+    }
+    drop_old_selections();
+  }
+
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
   [[nodiscard]] std::size_t bytes() const {
     std::size_t total = storage_.bytes();

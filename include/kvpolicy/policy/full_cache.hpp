@@ -55,6 +55,13 @@ class FullCache {
     storage_.show(0, storage_.end(), Segment{}, out);
   }
 
+  /// A new head takes what another one of its settings holds.
+  void take(const HeadContents& contents)
+    requires TakingStorage<Storage>
+  {
+    for (const Segment& rows : contents.rows) storage_.take(rows, 0);
+  }
+
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
   [[nodiscard]] std::size_t bytes() const { return storage_.bytes(); }
   [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }

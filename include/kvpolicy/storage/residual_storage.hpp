@@ -226,6 +226,15 @@ class ResidualStorage {
 
   /// While held, no row leaves the residual: for policies that choose survivors first.
   void hold(bool held) { held_ = held; }
+  [[nodiscard]] bool is_held() const { return held_; }
+
+  /// Appends rows as another storage of these settings keeps them, the first as row number `first` if this
+  /// one is empty: quantised rows as they are, and exact rows stay exact until others are appended.
+  /// @throws std::bad_alloc, with part of the rows taken
+  void take(const Segment& rows, std::size_t first) {
+    keys_.take(rows.keys, rows.rows, first);
+    values_.take(rows.values, rows.rows, first);
+  }
 
   void reserve(std::size_t rows, std::size_t window = unlimited_rows) {
     reserved_ = true;
@@ -370,6 +379,17 @@ class ResidualStorage {
       first < old_end ? exact_.drop_front(first) : exact_.skip_to(first);
       exact_.append(rows.from(first_new - old_end), to - first_new);
       if (exact_.rows() == 0) exact_.drop_front(exact_.end());
+    }
+
+    void take(const Plane& rows, std::size_t count, std::size_t first) {
+      if (quantized_.rows() == 0 && exact_.end() == 0) {
+        quantized_.skip_to(is_quantized(rows.format.encoding) ? first : 0);
+        exact_.skip_to(first);
+      }
+      if (!is_quantized(rows.format.encoding)) return exact_.append(rows, count);
+      KVPOLICY_ASSERT(rows.format == quantized_.format() && exact_.rows() == 0);
+      quantized_.append(rows, count);
+      exact_.skip_to(quantized_.end());
     }
 
     void select(std::span<const std::size_t> numbers, Side& kept) const {
