@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <kvpolicy/core/segment.hpp>
@@ -13,20 +14,20 @@ namespace kvpolicy {
 
 /// One choice of chunks (policy/chunk_retrieval_cache.hpp).
 struct ChosenChunks {
-  std::vector<RowRun> runs;  ///< of rows, ascending, not touching
-  std::size_t committed = 0; ///< rows that were committed when the choice was made
-  std::size_t tokens = 0;    ///< of the text, with the query that chose
+  std::vector<RowRun> runs = {};  ///< of rows, ascending, not touching
+  std::size_t committed = 0;      ///< rows that were committed when the choice was made
+  std::size_t tokens = 0;         ///< of the text, with the query that chose
 };
 
 /// The committed rows of one head and what the head knows of them. Planes point into memory of whoever
 /// filled this in, and stay valid until that changes.
 struct HeadContents {
   std::size_t committed = 0;           ///< rows that the head was given, kept or not
-  SegmentList rows;                    ///< rows that it keeps, in the order of the text, as they are stored
+  SegmentList rows = {};               ///< rows that it keeps, in the order of the text, as they are stored
   bool quantization_deferred = false;  ///< rows stay exact until the first compression
   bool told_to_compress = false;       ///< ever
-  std::vector<Plane> summaries;        ///< of the full chunks, one plane for each vector of a summary
-  std::vector<ChosenChunks> choices;   ///< the last counts, those before it return with a rollback
+  std::vector<Plane> summaries = {};   ///< of the full chunks, one plane for each vector of a summary
+  std::vector<ChosenChunks> choices = {};  ///< the last counts, those before it return with a rollback
 };
 
 /// Rows between those that a head keeps: zeros. A policy that drops rows by their number can be given
