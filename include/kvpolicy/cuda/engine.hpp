@@ -177,7 +177,8 @@ class Engine {
 
   /// New rows and what they commit. `jobs`: about how many blocks and chunks are committed at most.
   /// `slow`: some head is in slow memory. @throws DeviceError
-  void append(AppendParams params, std::size_t jobs, cudaStream_t stream, bool slow = false) const {
+  void append(AppendParams params, std::size_t jobs, cudaStream_t stream, bool slow = false,
+              bool flushes = false) const {
     check_heads(params.sequences, params.kv_heads);
     params.tickets = tickets();
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
@@ -198,7 +199,8 @@ class Engine {
       }
       launch(write_kernel<E, D>,
              {.grid_x = std::clamp(quotient_up(params.rows, write_tile_rows), 1, wave),
-              .grid_y = heads, .threads = write_threads},
+              .grid_y = heads, .threads = write_threads,
+              .shared_bytes = flushes ? append_shared_bytes<D>() : 0},
              stream, params, "write_kernel");
       if (!slow) return;
       const EnterParams entering{.heads = params.heads, .states = params.states,

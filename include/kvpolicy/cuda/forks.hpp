@@ -95,7 +95,7 @@ class CacheForks {
   static void check_rows(const HeadStore& own, const Layer& layer, std::size_t l, std::size_t head) {
     const std::size_t committed = layer.committed;
     const std::size_t rows = own.settings().window_rule().kept_rows(committed - own.evicted());
-    const bool packed = own.view().packed_end(static_cast<int>(committed)) > own.view().sinks;
+    const bool packed = own.view().keys_end(static_cast<int>(committed)) > own.view().sinks;
     check_exact_rows(Cache::name, l, head, rows, committed, rows == committed, packed);
   }
 
@@ -125,7 +125,7 @@ class CacheForks {
                   .token_stride = static_cast<long long>(head_dim)};
       params.out_of_range = to.device_.out_of_range();
       to.engine_->append(params, to.layers_[l].most_commit_jobs(rows), stream,
-                         to.layers_[l].heads[head].is_slow());
+                         to.layers_[l].heads[head].is_slow(), to.layers_[l].flushes());
       row = last;
     }
   }

@@ -632,7 +632,7 @@ class KvCache {
     if (k != nullptr) params.k = tensor_of(*k);
     if (v != nullptr) params.v = tensor_of(*v);
     params.out_of_range = device_.out_of_range();
-    engine_->append(params, layer.most_commit_jobs(rows), stream, layer.is_slow());
+    engine_->append(params, layer.most_commit_jobs(rows), stream, layer.is_slow(), layer.flushes());
   }
 
   void commit_layer(std::size_t l, cudaStream_t stream) {

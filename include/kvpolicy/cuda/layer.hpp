@@ -100,6 +100,10 @@ class Layer : public TextProgress<std::size_t> {
   [[nodiscard]] bool packs() const {
     return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().is_quantized(); });
   }
+  /// Whether any head has KIVI's flush.
+  [[nodiscard]] bool flushes() const {
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().kivi_flush; });
+  }
   /// Most rows that a call reads of one head.
   [[nodiscard]] std::size_t longest_read(const Request& request) const {
     std::size_t longest = 0;
