@@ -45,17 +45,21 @@ class HeadDownload {
     const std::size_t stored = committed - store_->evicted();
     const std::size_t sinks = std::min<std::size_t>(store_->settings().sinks, stored);
     const std::size_t first = std::min(store_->settings().window_rule().first_kept(stored), stored);
-    const std::size_t packed_end =
-        std::min(static_cast<std::size_t>(view.packed_end(static_cast<int>(committed))), stored);
     positions_.resize(stored);
     for (std::size_t row = 0; row < stored; ++row) {
       positions_[row] = row < survivors_.size() ? survivors_[row]
                                                 : static_cast<std::int64_t>(row + store_->evicted());
     }
-    show_exact(0, sinks, all);
+    if (sinks > 0) show(0, sinks, false, false, all);
     unpack_pages();
-    show_packed(std::max(first, sinks), packed_end, all);
-    show_exact(std::max({first, packed_end, sinks}), stored, all);
+    const auto keys = std::min(static_cast<std::size_t>(view.keys_end(static_cast<int>(committed))), stored);
+    const auto values = std::min(static_cast<std::size_t>(view.values_end(static_cast<int>(committed))), stored);
+    std::size_t from = std::max(first, sinks);
+    for (const std::size_t cut : {std::min(keys, values), std::max(keys, values), stored}) {
+      if (cut <= from) continue;
+      show(from, cut, from < keys, from < values, all);
+      from = cut;
+    }
     show_summaries(stored, all);
     list_choices(made, all);
     return all;
@@ -94,24 +98,33 @@ class HeadDownload {
     }
     return {.format = format, .pages = table.data(), .page_rows = context_.page_rows, .first_row = in_page};
   }
-  void show(const Plane& keys, const Plane& values, std::size_t first, std::size_t last, HeadContents& all) {
-    kvpolicy::Segment rows{.keys = keys, .values = values, .rows = last - first,
-                 .position = static_cast<std::int64_t>(first + store_->evicted())};
-    if (store_->settings().compresses) rows.positions = positions_.data() + first;
-    all.rows.push_back(rows);
-  }
-
-  void show_exact(std::size_t first, std::size_t last, HeadContents& all) {
-    if (first >= last) return;
+  [[nodiscard]] Plane exact_plane(std::size_t first, std::size_t last, bool key) {
     const auto slot_of = [&](std::size_t row) {
       return static_cast<std::size_t>(store_->view().exact_slot(static_cast<int>(row)));
     };
-    const auto plane = [&](std::size_t offset) {
-      return plane_of({.encoding = encoding_of<E>}, first, last, slot_of(first), [&](std::size_t row) {
-        return exact_.data() + slot_of(row) / context_.page_rows * exact_page_bytes() + offset;
-      });
+    const std::size_t offset = key ? 0 : exact_page_bytes() / 2;
+    return plane_of({.encoding = encoding_of<E>}, first, last, slot_of(first), [&](std::size_t row) {
+      return exact_.data() + slot_of(row) / context_.page_rows * exact_page_bytes() + offset;
+    });
+  }
+  [[nodiscard]] Plane packed_plane(std::size_t first, std::size_t last, bool key) {
+    const PackedPages pages{store_->settings(), context_.head_dim, context_.page_rows};
+    const auto slot_of = [&](std::size_t row) {
+      return static_cast<std::size_t>(store_->view().packed_slot(static_cast<int>(row)));
     };
-    show(plane(0), plane(exact_page_bytes() / 2), first, last, all);
+    const std::size_t bytes = pages.host_page_bytes(key);
+    return plane_of(pages.format(key), first, last, slot_of(first), [&](std::size_t row) {
+      return unpacked_[key ? 0 : 1].data() + slot_of(row) / context_.page_rows * bytes;
+    });
+  }
+  // The rows [first, last), whose keys and values have codes or not.
+  void show(std::size_t first, std::size_t last, bool coded_keys, bool coded_values, HeadContents& all) {
+    kvpolicy::Segment rows{
+        .keys = coded_keys ? packed_plane(first, last, true) : exact_plane(first, last, true),
+        .values = coded_values ? packed_plane(first, last, false) : exact_plane(first, last, false),
+        .rows = last - first, .position = static_cast<std::int64_t>(first + store_->evicted())};
+    if (store_->settings().compresses) rows.positions = positions_.data() + first;
+    all.rows.push_back(rows);
   }
 
   void unpack_pages() {
@@ -127,19 +140,6 @@ class HeadDownload {
       }
     }
     packed_.clear();
-  }
-  void show_packed(std::size_t first, std::size_t last, HeadContents& all) {
-    if (first >= last) return;
-    const PackedPages pages{store_->settings(), context_.head_dim, context_.page_rows};
-    const auto slot_of = [&](std::size_t row) {
-      return static_cast<std::size_t>(store_->view().packed_slot(static_cast<int>(row)));
-    };
-    const auto plane = [&](bool key) {
-      return plane_of(pages.format(key), first, last, slot_of(first), [&, key](std::size_t row) {
-        return unpacked_[key ? 0 : 1].data() + slot_of(row) / context_.page_rows * pages.host_page_bytes(key);
-      });
-    };
-    show(plane(true), plane(false), first, last, all);
   }
 
   void show_summaries(std::size_t stored, HeadContents& all) {

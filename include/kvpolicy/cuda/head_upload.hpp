@@ -53,6 +53,14 @@ class HeadUpload {
       send(store.positions().get(), positions_, writes.stream());
     }
     if (contents_->told_to_compress) store.note_told_to_compress();
+    // Rows of the block that is not full may have codes, and more of their keys with KIVI's flush.
+    const auto committed = static_cast<int>(contents_->committed);
+    const auto packed_end = static_cast<std::size_t>(store.view().packed_end(committed));
+    const auto flushed = static_cast<std::size_t>(store.view().keys_end(committed));
+    const std::size_t most = std::max(flushed, packed_end + quantized_rows);
+    coded_[0] = std::min(quantized_end(store, true), most);
+    coded_[1] = std::min(quantized_end(store, false), packed_end + quantized_rows);
+    store.note_coded(coded_[0] > packed_end ? coded_[0] : 0, coded_[1] > packed_end ? coded_[1] : 0);
   }
 
   /// Once there is room for the text: puts the rows on the stream. `view` and `state` are the head's and its
@@ -65,10 +73,11 @@ class HeadUpload {
     const std::size_t first = std::max(store.settings().window_rule().first_kept(stored), sinks);
     const auto packed_end =
         static_cast<std::size_t>(store.view().packed_end(static_cast<int>(contents_->committed)));
-    // Whole blocks that are quantised on the host.
-    const std::size_t blocks = (quantized_end(store, first) - sinks) / quantized_rows * quantized_rows;
+    send_packed(store, first, stream);
+    // Whole blocks that are quantised on the host, or whose rows are gone.
+    const std::size_t coded = std::max(std::min(coded_[0], coded_[1]), first);
+    const std::size_t blocks = (coded - std::min(coded, sinks)) / quantized_rows * quantized_rows;
     const std::size_t packed = std::min(sinks + blocks, std::max(packed_end, sinks));
-    send_packed(store, first, packed, stream);
     // So many rows were committed when those blocks had been quantised and no other.
     const std::size_t committed = packed >= packed_end ? contents_->committed
                                   : packed == sinks   ? evicted_
@@ -130,16 +139,19 @@ class HeadUpload {
     for (const kvpolicy::Segment& rows : *tail_) look(rows, true);
   }
 
-  // The first row from `first` on that is not quantised on both sides as the head's rule says.
-  [[nodiscard]] std::size_t quantized_end(const HeadStore& store, std::size_t first) const {
-    if (!store.settings().is_quantized() || store.is_held()) return first;
+  // The first row that follows quantised ones and is not quantised on one side as the head's rule says; 0 if
+  // none is.
+  [[nodiscard]] std::size_t quantized_end(const HeadStore& store, bool key) const {
+    const std::size_t stored = contents_->committed - evicted_;
+    if (!store.settings().is_quantized() || store.is_held()) return 0;
     const PackedPages pages{store.settings(), context_.head_dim, context_.page_rows};
+    const std::size_t first = std::max(store.settings().window_rule().first_kept(stored),
+                                       std::min<std::size_t>(store.settings().sinks, tokens_));
     std::size_t end = first;
-    for_each_row(first, contents_->committed - evicted_, [&](const kvpolicy::Segment& rows, std::size_t, std::size_t row) {
-      const bool quantized = rows.keys.format == pages.format(true) && rows.values.format == pages.format(false);
-      if (quantized && row == end) ++end;
+    for_each_row(first, stored, [&](const kvpolicy::Segment& rows, std::size_t, std::size_t row) {
+      if (row == end && (key ? rows.keys : rows.values).format == pages.format(key)) ++end;
     });
-    return end;
+    return end > first ? end : 0;
   }
 
   // Appends the rows [first, last) as exact rows, where `committed` tokens were committed before.
@@ -172,18 +184,20 @@ class HeadUpload {
     params.k = {.data = block.get(), .token_stride = static_cast<long long>(head_dim)};
     params.v = {.data = block.get() + rows * head_dim * sizeof(E), .token_stride = static_cast<long long>(head_dim)};
     engine.append(params, store.settings().is_quantized() || store.settings().chunk > 0 ? rows / 8 + 1 : 0, stream,
-                  store.is_slow());
+                  store.is_slow(), store.settings().kivi_flush);
   }
 
-  // The rows [first, last), which are quantised, in the pages of the device.
-  void send_packed(const HeadStore& store, std::size_t first, std::size_t last, cudaStream_t stream) {
-    if (first >= last) return;
+  // The codes of the rows from `first` on, as far as they have any, in the pages of the device.
+  void send_packed(const HeadStore& store, std::size_t first, cudaStream_t stream) {
+    const std::size_t last = std::max(coded_[0], coded_[1]);
+    if (!store.settings().is_quantized() || store.is_held() || first >= last) return;
     const PackedPages pages{store.settings(), context_.head_dim, context_.page_rows};
     std::vector<std::byte>& images = images_.emplace_back(store.packed().count() * pages.page_bytes());
     for_each_row(first, last, [&](const kvpolicy::Segment& segment, std::size_t i, std::size_t row) {
       const auto slot = static_cast<std::size_t>(store.view().packed_slot(static_cast<int>(row)));
       std::byte* page = images.data() + slot / context_.page_rows * pages.page_bytes();
       for (const bool key : {true, false}) {
+        if (row >= coded_[key ? 0 : 1]) continue;
         pages.row_to_device(key ? segment.keys : segment.values, i, key,
                             static_cast<int>(slot % context_.page_rows), page);
       }
@@ -226,6 +240,7 @@ class HeadUpload {
   std::size_t tokens_;
   StoreContext context_;
   std::size_t evicted_ = 0;
+  std::size_t coded_[2] = {};  // keys and values: rows before it are quantised, and stay so
   std::vector<long long> positions_;
   std::vector<std::vector<E>> exact_;
   std::vector<std::vector<std::byte>> images_;

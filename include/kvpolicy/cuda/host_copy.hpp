@@ -4,7 +4,9 @@
 // files (cuda/saved_cache.hpp) and for sequences that give up their device memory for a while.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -118,7 +120,9 @@ class HostCopies {
       uploads[head].begin(to.heads[head], writes);
     }
     writes.flush();
-    cache.grow(l, 1, from.tokens, stream);
+    // The block that is not full may have codes, and then needs its page.
+    const bool coded = std::ranges::any_of(to.heads, [](const HeadStore& head) { return head.coded_rows() > 0; });
+    cache.grow(l, 1, from.tokens + (coded ? static_cast<std::size_t>(block_rows) : 0), stream);
     for (std::size_t head = 0; head < count; ++head) {
       uploads[head].run(to.heads[head], *cache.engine_, cache.device_.heads(l) + head, cache.device_.counters(l),
                         stream);

@@ -256,7 +256,7 @@ class ChunkRetrievalCache {
   void take(const HeadContents& contents)
     requires TakingStorage<Storage>
   {
-    for (const Segment& rows : contents.rows) storage_.take(rows, 0);
+    for (const Segment& rows : contents.rows) storage_.take(rows, static_cast<std::size_t>(rows.position));
     const ChunkRule<std::size_t> rule = chunk_rule(config_);
     for (std::size_t v = 0; v < Summary::vectors; ++v) {
       summaries_[v].append(contents.summaries[v], rule.closed(storage_.end()));

@@ -59,7 +59,7 @@ class FullCache {
   void take(const HeadContents& contents)
     requires TakingStorage<Storage>
   {
-    for (const Segment& rows : contents.rows) storage_.take(rows, 0);
+    for (const Segment& rows : contents.rows) storage_.take(rows, static_cast<std::size_t>(rows.position));
   }
 
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }

@@ -207,7 +207,7 @@ class DenseStorage {
     append_side(values_, rows.values, to, front);
   }
 
-  /// Appends rows as another storage keeps them, the first as row number `first` if this one is empty.
+  /// Appends rows as another storage keeps them, the first as row number `first`.
   void take(const Segment& rows, std::size_t first) {
     if (end() == 0) {
       keys_.skip_to(first);

@@ -228,8 +228,9 @@ class ResidualStorage {
   void hold(bool held) { held_ = held; }
   [[nodiscard]] bool is_held() const { return held_; }
 
-  /// Appends rows as another storage of these settings keeps them, the first as row number `first` if this
-  /// one is empty: quantised rows as they are, and exact rows stay exact until others are appended.
+  /// Appends rows as another storage of these settings keeps them, the first as row number `first`:
+  /// quantised rows as they are, and exact rows stay exact until others are appended. Parts of one plane
+  /// come one after the other.
   /// @throws std::bad_alloc, with part of the rows taken
   void take(const Segment& rows, std::size_t first) {
     keys_.take(rows.keys, rows.rows, first);
@@ -388,7 +389,12 @@ class ResidualStorage {
       }
       if (!is_quantized(rows.format.encoding)) return exact_.append(rows, count);
       KVPOLICY_ASSERT(rows.format == quantized_.format() && exact_.rows() == 0);
-      quantized_.append(rows, count);
+      // A part may end inside a group of rows, because the other side's does: then the next one takes it.
+      const std::size_t unit = rows.format.granularity == Granularity::per_channel ? rows.format.group : 1;
+      const std::size_t open = first - quantized_.end();
+      Plane all = rows;
+      all.first_row -= open;
+      quantized_.append(all, (open + count) / unit * unit);
       exact_.skip_to(quantized_.end());
     }
 
