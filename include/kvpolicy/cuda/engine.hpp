@@ -176,7 +176,7 @@ class Engine {
   }
 
   /// New rows and what they commit. `jobs`: about how many blocks and chunks are committed at most.
-  /// `slow`: some head is in slow memory. @throws DeviceError
+  /// `slow`: some head is in slow memory; `flushes`: some head has KIVI's flush. @throws DeviceError
   void append(AppendParams params, std::size_t jobs, cudaStream_t stream, bool slow = false,
               bool flushes = false) const {
     check_heads(params.sequences, params.kv_heads);
@@ -197,10 +197,14 @@ class Engine {
                 .threads = write_threads, .shared_bytes = append_shared_bytes<D>()},
                stream, params, "commit_kernel");
       }
+      if (flushes) {
+        launch(flush_kernel<E, D>,
+               {.grid_y = heads, .threads = write_threads, .shared_bytes = append_shared_bytes<D>()}, stream, params,
+               "flush_kernel");
+      }
       launch(write_kernel<E, D>,
              {.grid_x = std::clamp(quotient_up(params.rows, write_tile_rows), 1, wave),
-              .grid_y = heads, .threads = write_threads,
-              .shared_bytes = flushes ? append_shared_bytes<D>() : 0},
+              .grid_y = heads, .threads = write_threads},
              stream, params, "write_kernel");
       if (!slow) return;
       const EnterParams entering{.heads = params.heads, .states = params.states,

@@ -43,6 +43,7 @@ class HeadDownload {
     all.quantization_deferred = store_->is_held();
     all.told_to_compress = store_->told_to_compress();
     const std::size_t stored = committed - store_->evicted();
+    all.unshared_rows = stored;
     const std::size_t sinks = std::min<std::size_t>(store_->settings().sinks, stored);
     const std::size_t first = std::min(store_->settings().window_rule().first_kept(stored), stored);
     positions_.resize(stored);

@@ -152,9 +152,8 @@ template <Element E>
   return HostCopies<E>::to_host(cache, "to_host", stream);
 }
 
-/// The way back, to a device cache that has `options`. Rows that the host has quantised are the same here, but
-/// for those of the latest block of 64 that is not full: their scale and code become a number of type E, and
-/// are quantised again with that block. Waits for the stream.
+/// The way back, to a device cache that has `options`. Rows that the host has quantised keep their codes. Those
+/// of the latest block of 64, which is not full, are read as numbers of type E until it is. Waits for the stream.
 /// @throws ConfigError for a plan or options that a device cache refuses, CapacityError if the text does not fit
 /// the options, RollbackError inside a step or while a tree is pending; std::bad_alloc, DeviceError
 template <Element E, class HostEngine>

@@ -32,6 +32,7 @@
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/core/scratch.hpp>
+#include <kvpolicy/policy/chosen_rows.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/top_rows.hpp>
@@ -229,7 +230,8 @@ class ChunkRetrievalCache {
       auto& runs = shown_runs_[s - first_shown];
       runs.clear();
       segment.rows =
-          clip(*selected, static_cast<std::size_t>(segment.position), segment.rows, runs);
+          detail::clip_chosen(selected->runs, selected->chunks_end,
+                              static_cast<std::size_t>(segment.position), segment.rows, runs);
       segment.runs = runs;
       if (segment.rows > 0) out[kept++] = segment;
     }
@@ -388,18 +390,7 @@ class ChunkRetrievalCache {
         selection.chunks_end != chunk_rule(config_).closed_rows(selection.rows)) {
       return false;
     }
-    std::size_t behind = 0;
-    std::size_t total = 0;
-    for (const RowRun& run : selection.runs) {
-      if (run.first < behind || run.first > selection.chunks_end || run.rows == 0 ||
-          run.rows > selection.chunks_end - run.first || run.first % config_.chunk != 0 ||
-          run.rows % config_.chunk != 0) {
-        return false;
-      }
-      behind = run.first + run.rows;
-      total += run.rows;
-    }
-    return total <= config_.budget;
+    return detail::are_chunks(selection.runs, config_.chunk, selection.chunks_end, config_.budget);
   }
 
   [[nodiscard]] const Selection* current() const {
@@ -415,7 +406,8 @@ class ChunkRetrievalCache {
       const std::size_t settled =
           Storage::settled_rows(config_.storage, context_, selection.rows);
       std::vector<RowRun> runs;
-      const std::size_t rows = clip(selection, 0, settled, runs);
+      const std::size_t rows =
+          detail::clip_chosen(selection.runs, selection.chunks_end, 0, settled, runs);
       selection.copied_until = settled;
       if (rows == 0) return;
       std::vector<std::int64_t> positions;
@@ -486,27 +478,6 @@ class ChunkRetrievalCache {
       summaries_[v].append(plane, 1);
     }
     open_.clear();
-  }
-
-  // The rows of [first, first + rows) that are read, as runs counted from `first`.
-  static std::size_t clip(const Selection& selected, std::size_t first, std::size_t rows,
-                          std::vector<RowRun>& runs) {
-    const std::size_t last = first + rows;
-    std::size_t total = 0;
-    const auto add = [&](RowRun run) {
-      const std::size_t from = std::max(run.first, first);
-      const std::size_t to = std::min(run.first + run.rows, last);
-      if (from >= to) return;
-      total += to - from;
-      if (!runs.empty() && runs.back().first + runs.back().rows == from - first) {
-        runs.back().rows += to - from;
-      } else {
-        runs.push_back({from - first, to - from});
-      }
-    };
-    for (const RowRun& run : selected.runs) add(run);
-    add({selected.chunks_end, last - std::min(last, selected.chunks_end)});
-    return total;
   }
 
   Config config_;

@@ -241,6 +241,8 @@ class HeadBudgetCache {
   void add_to(HeadContents& contents) const {
     if constexpr (requires { storage_.is_held(); }) contents.quantization_deferred = storage_.is_held();
     contents.told_to_compress = told_;
+    contents.unshared_rows = alone_;
+    contents.accumulated = sums_;
   }
   /// A new head takes what another one of its settings holds.
   void take(const HeadContents& contents)
@@ -251,8 +253,9 @@ class HeadBudgetCache {
       for (std::size_t i = 0; i < rows.rows; ++i) positions_.push_back(rows.position_of(i));
     }
     hold(storage_, contents.quantization_deferred);
-    alone_ = storage_.end();
-    evicted_ = alone_ < contents.committed;
+    alone_ = contents.unshared_rows;
+    sums_ = contents.accumulated;
+    evicted_ = storage_.end() < contents.committed;
     if (!evicted_) positions_.clear();
     told_ = contents.told_to_compress;
   }

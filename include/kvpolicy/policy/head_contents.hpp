@@ -26,9 +26,15 @@ struct HeadContents {
   SegmentList rows = {};               ///< rows that it keeps, in the order of the text, as they are stored
   bool quantization_deferred = false;  ///< rows stay exact until the first compression
   bool told_to_compress = false;       ///< ever
-  std::vector<Plane> summaries = {};   ///< of the full chunks, one plane for each vector of a summary
+  std::size_t unshared_rows = 0;       ///< that it would keep if it shared no budget with other heads
+  std::vector<double> accumulated = {};    ///< attention that each row got so far, where the head adds it up
+  /// Of the full chunks, one plane for each vector of a summary. The chunk that is not full is summarised
+  /// again from its keys.
+  std::vector<Plane> summaries = {};
   std::vector<ChosenChunks> choices = {};  ///< the last counts, those before it return with a rollback
 };
+
+namespace detail {
 
 /// Rows between those that a head keeps: zeros. A policy that drops rows by their number can be given
 /// them instead of the rows that it dropped.
@@ -38,4 +44,5 @@ struct HeadContents {
   return {.keys = plane, .values = plane, .rows = rows, .position = static_cast<std::int64_t>(position)};
 }
 
+}  // namespace detail
 }  // namespace kvpolicy

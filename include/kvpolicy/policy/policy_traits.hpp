@@ -110,10 +110,10 @@ struct policy_defaults {
       };
       for (const Segment& rows : all.rows) {
         const auto first = static_cast<std::size_t>(rows.position);
-        commit(zero_rows(zero, encoding, first - next, next));
+        commit(detail::zero_rows(zero, encoding, first - next, next));
         commit(Segment{.keys = rows.keys, .values = rows.values, .rows = rows.rows, .position = rows.position});
       }
-      commit(zero_rows(zero, encoding, all.committed - next, next));
+      commit(detail::zero_rows(zero, encoding, all.committed - next, next));
     }
     policy.release_spare();
   }

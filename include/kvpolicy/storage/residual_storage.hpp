@@ -383,14 +383,15 @@ class ResidualStorage {
     }
 
     void take(const Plane& rows, std::size_t count, std::size_t first) {
+      const RowFormat& format = quantized_.format();
+      const std::size_t unit = format.granularity == Granularity::per_channel ? format.group : 1;
       if (quantized_.rows() == 0 && exact_.end() == 0) {
-        quantized_.skip_to(is_quantized(rows.format.encoding) ? first : 0);
-        exact_.skip_to(first);
+        quantized_.skip_to(is_quantized(rows.format.encoding) ? first / unit * unit : 0);
+        exact_.skip_to(first / unit * unit);
       }
       if (!is_quantized(rows.format.encoding)) return exact_.append(rows, count);
-      KVPOLICY_ASSERT(rows.format == quantized_.format() && exact_.rows() == 0);
+      KVPOLICY_ASSERT(rows.format == format && exact_.rows() == 0);
       // A part may end inside a group of rows, because the other side's does: then the next one takes it.
-      const std::size_t unit = rows.format.granularity == Granularity::per_channel ? rows.format.group : 1;
       const std::size_t open = first - quantized_.end();
       Plane all = rows;
       all.first_row -= open;

@@ -40,7 +40,7 @@ struct AppendParams {
 template <int HeadDim>
 inline constexpr bool can_quantize = HeadDim == 64 || HeadDim == 128;
 
-/// Shared memory of append_kernel and commit_kernel; write_kernel needs it where a head has KIVI's flush.
+/// Shared memory of append_kernel, commit_kernel and flush_kernel; write_kernel needs none.
 template <int HeadDim>
 constexpr std::size_t append_shared_bytes() {
   if constexpr (can_quantize<HeadDim>) {
@@ -191,10 +191,18 @@ commit_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
   task.commit(block_x(), grid_x());
 }
 
+/// Between the halves, where a head has KIVI's flush: grid (1, kv_heads * sequences),
+/// append_shared_bytes<HeadDim>(). A kernel of its own, because write_kernel needs few registers.
+template <Element E, int HeadDim>
+KVPOLICY_KERNEL(write_threads, 4)
+flush_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  HeadAppend<E, HeadDim>{params, block_y() / params.kv_heads, block_y() % params.kv_heads}.flush();
+}
+
 /// Rows that a block of write_kernel writes at a time.
 inline constexpr int write_tile_rows = 64;
 
-/// Second half of a long call: grid (any, kv_heads * sequences), append_shared_bytes<HeadDim>() or none.
+/// Second half of a long call: grid (any, kv_heads * sequences), no shared memory.
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(write_threads, 4)
 write_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
@@ -210,7 +218,6 @@ write_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
        first += grid_x() * write_tile_rows) {
     task.write(first, smaller(first + write_tile_rows, params.rows), needed);
   }
-  if (block_x() == 0) task.flush();
   task.arrive(grid_x() * params.kv_heads);
 }
 
