@@ -86,6 +86,34 @@ TEST_CASE("KIVI on a device: the keys that are quantised are the host's, bit for
   }
 }
 
+TEST_CASE("KIVI on a device: a captured step flushes when it is time, and the bytes are foretold") {
+  const test::SmallDevice small;
+  const ModelShape shape{1, 4, 2, 64};
+  const auto plan = kvpolicy::kivi_plan<kvpolicy::half>(shape, {.bits = 4, .residual = 64});
+  const test::Stream stream;
+  DeviceCache captured{plan, {}, stream};
+  DeviceCache twin{plan, {}, stream};
+  for (DeviceCache* cache : {&captured, &twin}) {
+    cache->reserve(300, stream);
+    CHECK(cache->bytes() == kvpolicy::cuda::memory_of(plan, 300).total());
+    test::feed_device(*cache, 1, {50}, {}, stream);
+  }
+  test::Random random{2};
+  const DeviceChunk<> chunk{random, shape, 1, stream};
+  const test::Graph graph{stream, [&] { chunk.step(captured, 0, {}, stream); }};
+  bool same = true;
+  for (std::size_t i = 0; i < 200; ++i) {
+    chunk.randomize(random, stream);
+    captured.replayed();
+    graph.launch(stream);
+    const auto said = chunk.results(stream);
+    chunk.step(twin, 0, {}, stream);
+    same = same && test::same_bits(said, chunk.results(stream));
+  }
+  CHECK(same);
+  CHECK(test::dump_device(captured, true, stream) == test::dump_device(twin, true, stream));
+}
+
 TEST_CASE("KIVI on a device: random operations") {
   random_flushes<kvpolicy::half, test::DeviceBackend<kvpolicy::half>>(test::more_seeds(1));
   random_flushes<kvpolicy::half, test::SlowDeviceBackend<kvpolicy::half>>(test::more_seeds(2));
