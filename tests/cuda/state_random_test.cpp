@@ -6,9 +6,11 @@
 
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include <kvpolicy/cuda/saved_cache.hpp>
 
+#include "cuda/support/device_cache.hpp"
 #include "cuda/support/random_device.hpp"
 
 namespace {
@@ -41,7 +43,44 @@ struct CopiedBackend : Base {
   }
 };
 
+// A host cache that passes through a device now and then.
+template <kvpolicy::Element E>
+struct ThroughDevice : test::HostBackend<E> {
+  using Cache = typename test::HostBackend<E>::Cache;
+
+  static void replace(test::Random&, Cache& cache) {
+    kvpolicy::cuda::CacheOptions options;
+    options.max_rollback = cache.options().max_rollback;
+    options.max_append = cache.options().max_append;
+    std::stringstream file;
+    save(kvpolicy::cuda::to_device(cache, options), file);
+    load(cache, file);
+  }
+};
+
 }  // namespace
+
+TEST_CASE("random operations on host caches that go through a device") {
+  using E = kvpolicy::half;
+  const test::SmallDevice small;
+  std::vector<test::HeadSpec> heads;
+  for (test::HeadSpec head : test::device_heads()) {
+    // What a compression has quantised of the latest rows comes back as numbers.
+    if (head.compress_every > 0 || (head.kind == test::Kind::budget && head.bits > 0)) continue;
+    head.flush_rows = 1;
+    head.returns_rows = false;
+    heads.push_back(head);
+  }
+  std::uint64_t seed = test::more_seeds(5);
+  for (const std::size_t max_rollback : std::vector<std::size_t>{0, 5, 70}) {
+    kvpolicy::CacheOptions options;
+    options.max_rollback = max_rollback;
+    options.max_append = 1 + max_rollback;
+    options.page_rows = 32;
+    const test::ModelShape shape{1, 2 * heads.size(), heads.size(), 64};
+    test::random_operations<E, E, ThroughDevice<E>>(++seed, shape, heads, options, {}, 25);
+  }
+}
 
 TEST_CASE("random operations on device caches that go through forks and files") {
   using E = kvpolicy::half;

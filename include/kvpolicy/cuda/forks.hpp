@@ -10,6 +10,7 @@
 #include <utility>
 
 #include <kvpolicy/cache/other_plan_checks.hpp>
+#include <kvpolicy/cuda/device_state.hpp>
 #include <kvpolicy/cuda/engine.hpp>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/writes.hpp>
