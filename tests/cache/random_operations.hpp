@@ -145,6 +145,11 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
     for (std::size_t i = 0; i < operations; ++i) {
       CAPTURE(i);
       Sequence<E, Backend>& sequence = sequences[below(random, sequences.size())];
+      if constexpr (requires { Backend::replace(random, sequence.cache()); }) {
+        if (below(random, 3) == 0) Backend::replace(random, sequence.cache());
+        check_bytes(memory, sequences);
+        sequence.check();
+      }
       const std::size_t what = below(random, 40);
       if (what < 8 && sequence.tokens() > sequence.commit_point()) {
         const std::size_t span = sequence.tokens() - sequence.commit_point();

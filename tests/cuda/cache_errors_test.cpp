@@ -37,6 +37,7 @@ using Kivi = FullCache<PerChannel>;
 using Window = SinkRecentCache<DenseStorage<E>>;
 using Budget = HeadBudgetCache<DenseStorage<E>>;
 using Retrieval = ChunkRetrievalCache<PerToken>;
+using QuantizedBudget = HeadBudgetCache<PerToken>;
 using Plan = HeadPlan<E>;
 using Cache = cuda::KvCache<E>;
 
@@ -347,7 +348,11 @@ TEST_CASE("settings that no device cache can serve") {
                  "head_dim 64 and 128, not 80"));
   CHECK(!thrown<ConfigError>([&] { const Cache cache{other_dim}; }).empty());
   CHECK(plan_error(one, Quantized::Config{}).empty());
-  CHECK(contains(plan_error(one, Quantized::Config{.storage = {.residual = 32, .flush = Flush::kivi}}), "kivi's flush"));
+  CHECK(plan_error(one, Quantized::Config{.storage = {.residual = 32, .flush = Flush::kivi}}).empty());
+  CHECK(contains(plan_error(one, QuantizedBudget::Config{.storage = {.residual = 32, .flush = Flush::kivi}}),
+                 "kivi's flush has no kernel for heads with a budget"));
+  CHECK(contains(plan_error(one, Retrieval::Config{.chunk = 32, .budget = 32, .storage = {.residual = 48, .flush = Flush::kivi}}),
+                 "chunks of 32 rows needs a residual that is a multiple of them, not 48"));
   CHECK(contains(plan_error(one, Quantized::Config{.storage = {.key_group = 4}}), "key_group is 4"));
   CHECK(contains(plan_error(one, Quantized::Config{.storage = {.value_group = 2}}), "value_group is 2"));
   CHECK(contains(plan_error(one, Kivi::Config{.storage = {.key_group = 8}}), "key_group is 8, must be 16, 32 or 64 rows"));

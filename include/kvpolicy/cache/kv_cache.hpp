@@ -33,6 +33,14 @@ namespace kvpolicy {
 
 class SavedCache;
 
+/// Gives the library's own code the layers of a cache, for copies of it on another backend.
+struct CacheLayers {
+  template <class Cache>
+  [[nodiscard]] static auto& of(Cache& cache) {
+    return cache.layers_;
+  }
+};
+
 /// One sequence: the rows of all layers, every KV head under the policy that the plan gives it.
 /// Shapes: q [tokens, q_heads, head_dim], k [tokens, kv_heads, head_dim], v [tokens, kv_heads,
 /// value_dim] and out [tokens, q_heads, value_dim], as the plan's ModelShape says of the layer; any of
@@ -84,8 +92,7 @@ class KvCache {
   /// @throws ConfigError if the plan does not fit, or a head that changes holds not every row or holds
   /// rows quantised; ShapeError for rows that a new head cannot hold; std::bad_alloc, StorageError
   [[nodiscard]] KvCache fork_as(Plan plan) const {
-    require(plan.shape() == plan_.shape(),
-            "KvCache::fork_as: the plans are for models of different shapes");
+    check_same_shape(name, plan_.shape(), plan.shape());
     static_cast<void>(held(layers_));
     KvCache other{std::move(plan), options_, engine_, pool_};
     other.take(*this);
@@ -308,7 +315,8 @@ class KvCache {
 
   static constexpr std::string_view name = "KvCache";  // in messages
 
-  friend class SavedCache;  // save and load: cache/saved_cache.hpp
+  friend class SavedCache;   // save and load: cache/saved_cache.hpp
+  friend struct CacheLayers;  // copies on another backend
 
   KvCache(const KvCache&) = default;
   KvCache(Plan plan, const CacheOptions& options, Engine engine, CachePool pool)

@@ -82,6 +82,14 @@ class ObservationWindow {
     held_.accept(position, path);
   }
 
+  /// Which queries are held, those included that only a rollback makes the latest.
+  [[nodiscard]] const QueryRange& held() const { return held_; }
+  /// All of them: [held().size(), q_heads, head_dim].
+  void copy_held(E* out) const {
+    for (std::size_t position = held_.begin(); position < held_.end(); ++position) {
+      std::memcpy(out + (position - held_.begin()) * q_heads_ * head_dim_, query(position), query_bytes());
+    }
+  }
   /// The latest queries, at most `window`: [count, q_heads, head_dim] copied into `out`. They
   /// belong to the positions that end at `end()`.
   [[nodiscard]] std::size_t copy_latest(std::size_t count, E* out) const {

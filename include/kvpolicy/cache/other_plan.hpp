@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <kvpolicy/cache/layer.hpp>
+#include <kvpolicy/cache/other_plan_checks.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/memory/slow_memory.hpp>
@@ -32,11 +33,8 @@ namespace kvpolicy {
       }
     });
   }
-  require(next == count && own.rows() == count, "KvCache::fork_as: KV head ", head, " of layer ",
-          layer, " holds ", own.rows(), " of ", count,
-          " rows; a head of another policy or other settings needs all of them");
-  require(!quantized, "KvCache::fork_as: KV head ", head, " of layer ", layer,
-          " holds quantised rows; a head of another policy or other settings needs exact ones");
+  check_exact_rows("KvCache", layer, head, own.rows(), count, next == count && own.rows() == count,
+                   quantized);
   return shown;
 }
 
@@ -88,9 +86,7 @@ void take_layer(CacheLayer<E>& to, const CacheLayer<E>& from, const StorageConte
       Head& head = *to.heads[i];
       commit_all(head, rows, from.committed);
       if (head.roles().accumulates) {
-        require(old.roles().accumulates, "KvCache::fork_as: KV head ", i, " of layer ", layer,
-                " has not added up the attention that its rows got; a head that ranks by it needs all "
-                "of it, from the first query on");
+        check_accumulated("KvCache", layer, i, true, old.roles().accumulates);
         head.inherit(old.accumulated());
       }
     }

@@ -99,6 +99,20 @@ std::size_t check_observe(std::string_view cache, const Layer& layer, std::size_
   return known;
 }
 
+/// Refuses to save or copy a cache inside a step or while a tree is pending.
+/// @throws RollbackError
+template <class Layer>
+void check_between_steps(const char* call, std::span<const Layer> layers, std::size_t tokens) {
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    layers[l].tree.refuse(call);
+    std::size_t number = l;
+    if constexpr (requires { layers[l].number; }) number = layers[l].number;  // some layers have no cache
+    require<RollbackError>(layers[l].tokens == tokens, call, ": layer ", number, " holds ",
+                           layers[l].tokens, " tokens, another one ", tokens, "; ", call,
+                           " between two steps, or truncate first");
+  }
+}
+
 /// Refuses an append of too many rows.
 /// @throws CapacityError for an append of more rows than may wait for their `attend`
 inline void check_append(std::string_view cache, std::size_t rows, std::size_t max_append) {

@@ -73,13 +73,7 @@ class SavedCache {
     require(tag.size() <= max_tag_bytes, "save: the tag has ", tag.size(),
             " bytes, must have at most ", max_tag_bytes);
     const std::size_t tokens = cache.tokens();
-    for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
-      cache.layers_[l].tree.refuse("save");
-      require<RollbackError>(cache.layers_[l].tokens == tokens, "save: layer ",
-                             cache.layers_[l].number, " holds ",
-                             cache.layers_[l].tokens, " tokens, another one ", tokens,
-                             "; save between two steps, or truncate first");
-    }
+    check_between_steps<typename KvCache<E, Engine>::Layer>("save", cache.layers_, tokens);
     require_savable(cache.plan_);
     RecordWriter blocks{sink};
     SavingArchive<RecordWriter> archive{blocks};

@@ -185,8 +185,9 @@ class Engine {
   }
 
   /// New rows and what they commit. `jobs`: about how many blocks and chunks are committed at most.
-  /// `slow`: some head is in slow memory. @throws DeviceError
-  void append(AppendParams params, std::size_t jobs, cudaStream_t stream, bool slow = false) const {
+  /// `slow`: some head is in slow memory; `flushes`: some head has KIVI's flush. @throws DeviceError
+  void append(AppendParams params, std::size_t jobs, cudaStream_t stream, bool slow = false,
+              bool flushes = false) const {
     check_heads(params.sequences, params.kv_heads);
     params.tickets = tickets();
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
@@ -204,6 +205,11 @@ class Engine {
                {.grid_x = std::clamp(static_cast<int>(jobs), 1, wave), .grid_y = heads,
                 .threads = write_threads, .shared_bytes = append_shared_bytes<D>()},
                stream, params, "commit_kernel");
+      }
+      if (flushes) {
+        launch(flush_kernel<E, D>,
+               {.grid_y = heads, .threads = write_threads, .shared_bytes = append_shared_bytes<D>()}, stream, params,
+               "flush_kernel");
       }
       launch(write_kernel<E, D>,
              {.grid_x = std::clamp(quotient_up(params.rows, write_tile_rows), 1, wave),

@@ -64,7 +64,10 @@ class HeadGeometry {
     if (!packs()) return 0;
     // The kernels quantise a block of rows at a time, keys and values together.
     const ResidualRule<std::size_t> rule{settings_.residual, block_rows};
-    const std::size_t main = up(rule.quantized(rows - std::min(rows, settings_.sinks)));
+    const std::size_t besides = rows - std::min(rows, settings_.sinks);
+    const ResidualRule<std::size_t> flush{settings_.residual, 1, true};
+    const std::size_t main =
+        up(std::max(rule.quantized(besides), settings_.kivi_flush ? flush.quantized(besides) : 0));
     const std::size_t ring = packed_ring();
     return (ring > 0 ? std::min(main, ring) : main) / context_.page_rows;
   }
@@ -106,7 +109,8 @@ class HeadGeometry {
                       .page_bytes = packs() ? packed_page_bytes() : exact_page_bytes(),
                       .page_rows = context_.page_rows};
     // Rows that may be taken back are never far: what is staged is never written again.
-    slow.latest_pages = up(std::max(context_.latest_rows, context_.tail_rows)) / context_.page_rows + 1;
+    slow.latest_pages = up(std::max(context_.latest_rows, context_.tail_rows) + rows_written_twice()) /
+                            context_.page_rows + 1;
     if (settings_.chunk == 0) return slow;
     slow.budget_chunks = settings_.chunk_rule().budget;
     std::size_t rows = slow.budget_chunks * settings_.chunk;
@@ -116,6 +120,14 @@ class HeadGeometry {
     const std::size_t ring = exact_ring() / context_.page_rows;
     if (ring > 0) slow.shift_pages = (slow.shift_pages + ring - 1) / ring * ring;
     return slow;
+  }
+
+  [[nodiscard]] static std::size_t pages_of(std::size_t rows, std::size_t page_rows) {
+    return (rows + page_rows - 1) / page_rows;
+  }
+  /// Rows whose keys go to packed pages some time before their values.
+  [[nodiscard]] std::size_t rows_written_twice() const {
+    return packs() && settings_.kivi_flush ? settings_.residual + block_rows : 0;
   }
 
  private:
@@ -149,6 +161,9 @@ class HeadStore {
   /// Tokens whose rows the head would have dropped if it shared its budget with none.
   [[nodiscard]] std::size_t evicted_alone() const { return evicted_alone_; }
   void set_evicted_alone(std::size_t tokens) { evicted_alone_ = tokens; }
+  /// Whether it was ever told to compress.
+  [[nodiscard]] bool told_to_compress() const { return told_to_compress_; }
+  void note_told_to_compress() { told_to_compress_ = true; }
   [[nodiscard]] const Pages& exact() const { return exact_; }
   [[nodiscard]] const Pages& packed() const { return packed_; }
   [[nodiscard]] const Pages& summaries() const { return summaries_; }
@@ -175,6 +190,22 @@ class HeadStore {
   [[nodiscard]] std::size_t slow_page_bytes() const { return slow_ ? slow_->geometry().page_bytes : 0; }
   void set_stage_place(const StagePlace& place) { slow_->set_stage_place(place); }
   [[nodiscard]] const StagePlace& stage_place() const { return slow_->stage_place(); }
+  /// Where a packed page of a head in slow memory lies besides, on the device; null if it does not, in a text
+  /// whose first `committed` tokens are committed.
+  [[nodiscard]] std::byte* near_packed_page(std::size_t page, std::size_t committed) const {
+    if (!slow_ || !slow_->geometry().packed) return nullptr;
+    const std::size_t entered = entered_pages({static_cast<int>(committed), static_cast<int>(committed)});
+    return page < entered && page >= slow_->far_pages(entered) ? slow_->near_page(page) : nullptr;
+  }
+  /// Keys before row `keys` and values before row `values` have codes, though their block is not full.
+  void note_coded(std::size_t keys, std::size_t values) {
+    view_.coded_keys = static_cast<int>(keys);
+    view_.coded_values = static_cast<int>(values);
+  }
+  /// How many rows besides the sinks have codes because of that.
+  [[nodiscard]] std::size_t coded_rows() const {
+    return static_cast<std::size_t>(std::max({view_.coded_keys, view_.coded_values, view_.sinks}) - view_.sinks);
+  }
   /// Text positions of the rows that survived the last compression, [survivors]; null before.
   [[nodiscard]] const Block& positions() const { return positions_; }
   [[nodiscard]] std::size_t survivors() const { return survivors_; }
@@ -257,6 +288,7 @@ class HeadStore {
     const std::size_t firm = committed - std::min(committed, evicted());
     const std::size_t page_rows = context_.page_rows;
     HeadStore other{settings_, context_, frequencies, held_, evicted(), writes};
+    other.told_to_compress_ = told_to_compress_;
     // A ring is written in place, so nothing of it can be shared.
     const std::size_t sinks = std::min(firm, settings_.sinks) / page_rows;
     // A page that is not shared is open, so a copy is near: in slow memory nothing is read.
@@ -269,8 +301,11 @@ class HeadStore {
                                geometry.exact_pages(rows), writes, source_of(exact_));
     const auto packed_rows =
         static_cast<std::size_t>(view_.packed_end(static_cast<int>(committed)) - view_.sinks);
+    other.view_.coded_keys = view_.coded_keys;
+    other.view_.coded_values = view_.coded_values;
+    const std::size_t coded = HeadGeometry::pages_of(coded_rows(), page_rows);
     other.packed_ = packed_.fork(geometry.packed_ring() > 0 ? 0 : packed_rows / page_rows,
-                                 geometry.packed_pages(rows), writes, source_of(packed_));
+                                 std::max(geometry.packed_pages(rows), coded), writes, source_of(packed_));
     const std::size_t chunks = geometry.closed_chunks(firm);
     other.summaries_ = summaries_.fork(chunks / page_rows, geometry.summary_pages(rows), writes);
     other.evicted_alone_ = evicted_alone_;
@@ -318,6 +353,7 @@ class HeadStore {
                                     std::size_t capacity, DeviceWrites& writes) const {
     HeadStore other{settings_, context_, view_.inverse_frequencies, false, tokens - survivors, writes};
     other.survivors_ = survivors;
+    other.told_to_compress_ = told_to_compress_;
     if (survivors > 0) {
       other.positions_ = allocate(context_.memory, survivors * sizeof(long long), writes.stream());
     }
@@ -347,6 +383,7 @@ class HeadStore {
     view_.key_group = number(settings.key_group);
     view_.value_group = number(settings.value_group);
     view_.residual = geometry.packs() ? number(settings.residual) : unlimited;
+    view_.kivi_flush = geometry.packs() && settings.kivi_flush;
     view_.inverse_frequencies = frequencies;
     view_.rotation_limit = number(settings.sinks + settings.recent) - 1;
     view_.chunk_rows = number(settings.chunk);
@@ -399,6 +436,7 @@ class HeadStore {
   StoreContext context_;
   bool held_;
   std::size_t evicted_alone_;
+  bool told_to_compress_ = false;
   Pages exact_;
   Pages packed_;
   Pages summaries_;

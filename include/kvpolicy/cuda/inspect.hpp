@@ -22,7 +22,7 @@ namespace kvpolicy::cuda {
 struct CachedRows {
   /// Of each row in the text, ascending; then the nodes of a pending tree, where each stands.
   std::vector<std::int64_t> positions;
-  std::vector<bool> quantized;
+  std::vector<bool> quantized;  ///< of each row, whether its key is
   std::vector<float> keys;    ///< [rows, head_dim], dequantised where they must be
   std::vector<float> values;  ///< [rows, head_dim]
   std::size_t nodes = 0;      ///< how many of the rows, the last ones, are nodes of a tree
@@ -123,20 +123,25 @@ template <Element E>
         ++rows.nodes;
       }
       const int number = segment.row(i);
-      const int slot = packed ? view.packed_slot(number) : view.exact_slot(number);
       rows.positions.push_back(
           segment.node >= 0 ? segment.position + depths[static_cast<std::size_t>(segment.node + i)]
           : static_cast<std::size_t>(number) < survivors.size()
               ? survivors[static_cast<std::size_t>(number)]
               : number + view.evicted);
-      rows.quantized.push_back(packed);
-      const std::byte* start =
-          packed ? page(store.packed(), static_cast<std::size_t>(slot / rows_of_page),
-                        geometry.packed_page_bytes())
-                 : page(store.exact(), static_cast<std::size_t>(slot / rows_of_page),
-                        geometry.exact_page_bytes());
+      // A key or value may have codes though its row is read from its exact slot, where the number that they
+      // stand for is rounded.
+      const auto has_codes = [&](bool key) {
+        return packed || (segment.node < 0 && number >= view.sinks &&
+                          number < (key ? view.keys_end(state.committed) : view.values_end(state.committed)));
+      };
+      rows.quantized.push_back(has_codes(true));
       for (const bool key : {true, false}) {
-        if (packed) {
+        const bool coded = has_codes(key);
+        const int slot = coded ? view.packed_slot(number) : view.exact_slot(number);
+        const auto index = static_cast<std::size_t>(slot / rows_of_page);
+        const std::byte* start = coded ? page(store.packed(), index, geometry.packed_page_bytes())
+                                       : page(store.exact(), index, geometry.exact_page_bytes());
+        if (coded) {
           load_packed_row(start, view, dim, rows_of_page, slot % rows_of_page, key, row.data());
         } else {
           const auto* numbers16 = reinterpret_cast<const E*>(start) +

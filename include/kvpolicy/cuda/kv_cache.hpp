@@ -26,6 +26,7 @@
 #include <kvpolicy/cuda/device_state.hpp>
 #include <kvpolicy/cuda/device_tree.hpp>
 #include <kvpolicy/cuda/engine.hpp>
+#include <kvpolicy/cuda/forks.hpp>
 #include <kvpolicy/cuda/inspect.hpp>
 #include <kvpolicy/cuda/layer.hpp>
 #include <kvpolicy/cuda/observation.hpp>
@@ -34,6 +35,9 @@
 #include <kvpolicy/plan/head_plan.hpp>
 
 namespace kvpolicy::cuda {
+
+template <Element E>
+class HostCopies;
 
 /// One sequence on a device: the calls of kvpolicy::KvCache, each put on a stream.
 /// Shapes: q and out [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim], in device
@@ -102,25 +106,20 @@ class KvCache {
   /// std::bad_alloc, DeviceError
   [[nodiscard]] KvCache fork(cudaStream_t stream = nullptr,
                              std::shared_ptr<Engine<element_type>> engine = nullptr) const {
-    refuse_capture(stream, "fork");
-    static_cast<void>(held(layers_));
-    latest_ = stream;
-    KvCache other{plan_, options_, engine == nullptr ? engine_ : std::move(engine), stream};
-    other.require_own_shape();
-    other.device_ = DeviceState{plan_.shape(), options_.slow_memory != nullptr, options_.memory, stream};
-    if (other.engine_ != engine_ && options_.slow_memory != nullptr) {
-      other.make_staging(stage_extent(), stream);
-    }
-    if (accumulates_any()) other.engine_->prepare_accumulation(stream);
-    DeviceWrites writes{stream};
-    for (std::size_t l = 0; l < layers_.size(); ++l) {
-      other.layers_.push_back(layers_[l].fork(
-          writes, [&](const HeadRule& head) { return other.device_.frequencies(head, writes); }));
-      other.device_.describe(l, other.layers_[l], writes);
-      writes.write(other.device_.counters(l), layers_[l].state());
-    }
-    writes.flush();
-    return other;
+    return CacheForks<E>::fork(*this, stream, std::move(engine));
+  }
+
+  /// An independent cache with the same tokens under another plan of the same shape, as
+  /// kvpolicy::KvCache::fork_as has it: heads that change quantise and summarise their rows as they would
+  /// have, heads that stay share full pages. Selecting heads choose anew. Rows may still be exact here that
+  /// the host has quantised, because a device quantises them 64 at a time. A number that a new head cannot
+  /// quantise is clamped and counted (`clamped_numbers`). One small launch for each page of a head that changes.
+  /// @throws ConfigError if the plan does not fit or is refused on a device, or a head that changes holds not
+  /// every row or holds rows quantised, or for an engine of another shape; CapacityError inside a capture,
+  /// std::bad_alloc, DeviceError
+  [[nodiscard]] KvCache fork_as(Plan plan, cudaStream_t stream = nullptr,
+                                std::shared_ptr<Engine<element_type>> engine = nullptr) const {
+    return CacheForks<E>::fork_as(*this, std::move(plan), stream, std::move(engine));
   }
 
   /// Forgets the text: plan, options and engine stay, and the next row of every layer stands at position
@@ -383,6 +382,9 @@ class KvCache {
 
  private:
   static constexpr std::string_view name = "cuda::KvCache";  // in messages
+
+  friend class CacheForks<E>;
+  friend class HostCopies<E>;  // cuda/host_copy.hpp
 
   KvCache(const Plan& plan, const CacheOptions& options, std::shared_ptr<Engine<E>> engine,
           cudaStream_t stream)
@@ -677,7 +679,7 @@ class KvCache {
     if (k != nullptr) params.k = tensor_of(*k);
     if (v != nullptr) params.v = tensor_of(*v);
     params.out_of_range = device_.out_of_range();
-    engine_->append(params, layer.most_commit_jobs(rows), stream, layer.is_slow());
+    engine_->append(params, layer.most_commit_jobs(rows), stream, layer.is_slow(), layer.flushes());
   }
 
   void commit_layer(std::size_t l, cudaStream_t stream) {
@@ -808,7 +810,9 @@ class KvCache {
     refuse_capture(stream, "compress");
     latest_ = stream;
     compress_layers(first, count, /*only_due=*/false, stream);
-    for (std::size_t l = first; l < first + count; ++l) layers_[l].told_to_compress = true;
+    for (std::size_t l = first; l < first + count; ++l) {
+      for (HeadStore& head : layers_[l].heads) head.note_told_to_compress();
+    }
   }
   void compress_layers(std::size_t first, std::size_t count, bool only_due, cudaStream_t stream) {
     std::vector<LayerCompression<E>> compressions;

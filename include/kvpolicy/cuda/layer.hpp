@@ -28,6 +28,22 @@
 
 namespace kvpolicy::cuda {
 
+/// The choices of chunks that a head remembers, as the device does (select.cuh).
+struct HeadChoices {
+  ChoiceRing<std::size_t> ring;
+  std::vector<std::size_t> tokens;     ///< [slots]: of the text, with the query that chose
+  std::vector<std::size_t> committed;  ///< [slots]
+
+  void add(std::size_t at, std::size_t committed_then, std::size_t slots) {
+    ring.slots = slots;
+    tokens.resize(slots);
+    committed.resize(slots);
+    ring = ring.after_choice(at, tokens.data());
+    tokens[ring.latest] = at;
+    committed[ring.latest] = committed_then;
+  }
+};
+
 class Layer : public TextProgress<std::size_t> {
  public:
   struct Shape {
@@ -47,7 +63,6 @@ class Layer : public TextProgress<std::size_t> {
   QueryRing queries;
   std::size_t reached = 0;  ///< the most tokens that it ever had
   std::size_t reserved = 0;
-  bool told_to_compress = false;  ///< ever
   PendingTree tree = {};  ///< what the latest rows are, where they are guesses that branch
   std::optional<float> scale = {};  ///< of the latest call, for a compression
   float softcap = 0.0F;
@@ -86,6 +101,10 @@ class Layer : public TextProgress<std::size_t> {
   /// Whether any head has quantised rows, now or once it is compressed.
   [[nodiscard]] bool packs() const {
     return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().is_quantized(); });
+  }
+  /// Whether any head has KIVI's flush.
+  [[nodiscard]] bool flushes() const {
+    return std::ranges::any_of(heads, [](const HeadStore& h) { return h.settings().kivi_flush; });
   }
   /// Most rows that a call reads of one head.
   [[nodiscard]] std::size_t longest_read(const Request& request) const {
@@ -204,6 +223,15 @@ class Layer : public TextProgress<std::size_t> {
     }
   }
 
+  /// The choices of one head, to be read or filled in.
+  [[nodiscard]] HeadChoices& choices(std::size_t head) {
+    choices_.resize(heads.size());
+    return choices_[head];
+  }
+  [[nodiscard]] HeadChoices choices(std::size_t head) const {
+    return head < choices_.size() ? choices_[head] : HeadChoices{};
+  }
+
   // ---- compression
 
   /// Rows that a head would hold if it shared its budget with none.
@@ -237,7 +265,7 @@ class Layer : public TextProgress<std::size_t> {
     const HeadRule& settings = heads[head].settings();
     return knows_latest(queries, settings.window, tokens) &&
            settings.budget_rule().is_due(committed - heads[head].evicted_alone(), committed,
-                                         told_to_compress);
+                                         heads[head].told_to_compress());
   }
   /// Whether a head adds up the attention of every call.
   [[nodiscard]] bool accumulates() const {
@@ -279,12 +307,41 @@ class Layer : public TextProgress<std::size_t> {
                           cudaMemcpyDeviceToDevice, stream),
           "cudaMemcpyAsync");
   }
+  /// The same for sink logits that are on the host.
+  void take_sink_logits(const std::vector<float>& logits, cudaStream_t stream) {
+    has_sink_logits_ = !logits.empty() && sink_logits_ != nullptr;
+    if (!has_sink_logits_) return;
+    check(cudaMemcpyAsync(sink_logits_.get(), logits.data(), sink_bytes(), cudaMemcpyHostToDevice, stream),
+          "cudaMemcpyAsync");
+  }
   /// Of the latest call, on the device; null if it had none.
   [[nodiscard]] const float* attention_sink_bias() const {
     return has_sink_logits_ ? reinterpret_cast<const float*>(sink_logits_.get()) : nullptr;
   }
 
   [[nodiscard]] std::size_t overhead_bytes() const { return sink_logits_ == nullptr ? 0 : sink_bytes(); }
+
+  /// This layer's heads hold the text of `from` now; here is the rest of what that layer knows. Heads for
+  /// which `is_same(head)` says so keep their choices of chunks, others choose anew.
+  template <class IsSame>
+  void take_text(const Layer& from, IsSame is_same, cudaStream_t stream) {
+    TextProgress::operator=(from);
+    reached = from.reached;
+    tree = from.tree;
+    scale = from.scale;
+    softcap = from.softcap;
+    queries.take(from.queries, stream);
+    has_sink_logits_ = from.has_sink_logits_ && from.sink_logits_ != nullptr && sink_logits_ != nullptr;
+    if (has_sink_logits_) {
+      check(cudaMemcpyAsync(sink_logits_.get(), from.sink_logits_.get(), sink_bytes(),
+                            cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpyAsync");
+    }
+    choices_.resize(heads.size());
+    for (std::size_t head = 0; head < std::min(heads.size(), from.choices_.size()); ++head) {
+      if (is_same(head)) choices_[head] = from.choices_[head];
+    }
+  }
 
   /// `frequencies(settings)`: the new cache's own table for a head.
   template <class Frequencies>
@@ -307,26 +364,10 @@ class Layer : public TextProgress<std::size_t> {
   }
 
  private:
-  // The choices that a head remembers, as the device does (select.cuh).
-  struct Choices {
-    ChoiceRing<std::size_t> ring;
-    std::vector<std::size_t> tokens;     // [slots]: of the text, with the query that chose
-    std::vector<std::size_t> committed;  // [slots]
-
-    void add(std::size_t at, std::size_t committed_then, std::size_t slots) {
-      ring.slots = slots;
-      tokens.resize(slots);
-      committed.resize(slots);
-      ring = ring.after_choice(at, tokens.data());
-      tokens[ring.latest] = at;
-      committed[ring.latest] = committed_then;
-    }
-  };
-
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
       : TextProgress{other}, queries{std::move(own_queries)}, reached{other.reached},
-        told_to_compress{other.told_to_compress}, tree{other.tree}, scale{other.scale}, softcap{other.softcap},
+        tree{other.tree}, scale{other.scale}, softcap{other.softcap},
         q_heads_{other.q_heads_},
         memory_{other.memory_}, choices_{other.choices_},
         has_sink_logits_{other.has_sink_logits_}, staged_tokens_{other.staged_tokens_} {}
@@ -354,7 +395,7 @@ class Layer : public TextProgress<std::size_t> {
   }
 
   void undo_choices(std::size_t to) {
-    for (Choices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens.data());
+    for (HeadChoices& own : choices_) own.ring = own.ring.after_rollback(to, own.tokens.data());
   }
 
   template <class Predicate>
@@ -373,14 +414,14 @@ class Layer : public TextProgress<std::size_t> {
     const HeadRule& settings = heads[head].settings();
     if (settings.chunk == 0) return false;
     if (asked || head >= choices_.size() || choices_[head].ring.valid == 0) return true;
-    const Choices& own = choices_[head];
+    const HeadChoices& own = choices_[head];
     return settings.chunk_rule().is_stale(own.committed[own.ring.latest], committed);
   }
   [[nodiscard]] std::size_t sink_bytes() const { return q_heads_ * sizeof(float); }
 
   std::size_t q_heads_;
   MemoryResource* memory_;
-  std::vector<Choices> choices_;  // of each head
+  std::vector<HeadChoices> choices_;  // of each head
   Block sink_logits_;
   bool has_sink_logits_ = false;
   std::size_t staged_tokens_ = 0;  // that the places of staged pages are laid out for

@@ -22,6 +22,7 @@ class Pages {
         page_bytes_{page_bytes} {}
 
   [[nodiscard]] std::size_t count() const { return pages_.size(); }
+  [[nodiscard]] std::size_t page_bytes() const { return page_bytes_; }
   /// Of all slabs that live because of these pages.
   [[nodiscard]] std::size_t bytes() const {
     std::size_t total = 0;

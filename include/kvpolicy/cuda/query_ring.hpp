@@ -46,7 +46,7 @@ class QueryRing {
                                    .q_heads = static_cast<int>(q_heads_),
                                    .head_dim = static_cast<int>(head_dim_),
                                    .slots = static_cast<int>(slots()),
-                                   .ring = reinterpret_cast<std::uint16_t*>(queries_.get())};
+                                   .ring = numbers()};
     launch(keep_queries_kernel<>,
            {.grid_x = std::min(request.queries, params.slots), .threads = keep_queries_threads}, stream,
            params, "keep_queries_kernel");
@@ -61,7 +61,7 @@ class QueryRing {
   void accept(const PathPart& path, cudaStream_t stream) const {
     if (!is_kept()) return;
     constexpr int numbers_of_thread = 8;
-    const AcceptQueriesParams params{.ring = reinterpret_cast<std::uint16_t*>(queries_.get()),
+    const AcceptQueriesParams params{.ring = numbers(),
                                      .slots = static_cast<int>(slots()),
                                      .numbers = static_cast<int>(q_heads_ * head_dim_), .path = path};
     launch(accept_queries_kernel<>,
@@ -72,6 +72,48 @@ class QueryRing {
   /// The nodes of `path`, of a tree behind position `root`, are the text from now on.
   void note_accepted(std::size_t root, std::span<const std::size_t> path) {
     held_.accept(root, path);
+  }
+
+  /// A new ring learns what another one of the same queries knows, as far as it has room.
+  void take(const QueryRing& other, cudaStream_t stream) {
+    if (!is_kept()) return;
+    held_.reset(other.held_.end(), other.held_.size());
+    const std::size_t query_bytes = q_heads_ * head_dim_ * 2;
+    for (std::size_t at = held_.begin(); at < held_.end();) {
+      const std::size_t from = at % other.slots();
+      const std::size_t to = at % slots();
+      const std::size_t count = std::min({held_.end() - at, other.slots() - from, slots() - to});
+      check(cudaMemcpyAsync(queries_.get() + to * query_bytes, other.queries_.get() + from * query_bytes,
+                            count * query_bytes, cudaMemcpyDeviceToDevice, stream),
+            "cudaMemcpyAsync");
+      at += count;
+    }
+  }
+
+  /// Which queries the ring holds.
+  [[nodiscard]] const QueryRange& held() const { return held_; }
+  /// Numbers of one token's queries.
+  [[nodiscard]] std::size_t query_numbers() const { return q_heads_ * head_dim_; }
+  /// Copies the queries that the ring holds to the host, [held().size(), q_heads, head_dim]. Not there before
+  /// the stream was waited for. @throws DeviceError
+  void download(std::uint16_t* out, cudaStream_t stream) const {
+    for_each_run(held_.begin(), [&](std::size_t slot, std::size_t done, std::size_t count) {
+      check(cudaMemcpyAsync(out + done * query_numbers(), numbers() + slot * query_numbers(),
+                            count * query_numbers() * 2, cudaMemcpyDeviceToHost, stream),
+            "cudaMemcpyAsync");
+    });
+  }
+  /// A new ring takes the queries of the host that `held` says, as far as it has room. @throws DeviceError
+  void upload(const std::uint16_t* queries, const QueryRange& held, cudaStream_t stream) {
+    if (!is_kept()) return;
+    held_.reset(held.end(), held.size());
+    const std::size_t skipped = held_.begin() - held.begin();
+    for_each_run(held_.begin(), [&](std::size_t slot, std::size_t done, std::size_t count) {
+      check(cudaMemcpyAsync(numbers() + slot * query_numbers(),
+                            queries + (skipped + done) * query_numbers(), count * query_numbers() * 2,
+                            cudaMemcpyHostToDevice, stream),
+            "cudaMemcpyAsync");
+    });
   }
 
   [[nodiscard]] QueryRing fork(cudaStream_t stream) const {
@@ -85,6 +127,21 @@ class QueryRing {
   }
 
  private:
+  // [slots, q_heads, head_dim]
+  [[nodiscard]] std::uint16_t* numbers() const {
+    return reinterpret_cast<std::uint16_t*>(queries_.get());
+  }
+  // visit(slot, queries before, count) for each run of neighbouring slots of the queries from `at` on.
+  template <class Visit>
+  void for_each_run(std::size_t at, Visit visit) const {
+    for (std::size_t done = 0; at + done < held_.end();) {
+      const std::size_t slot = (at + done) % slots();
+      const std::size_t count = std::min(held_.end() - at - done, slots() - slot);
+      visit(slot, done, count);
+      done += count;
+    }
+  }
+
   std::size_t window_;
   QueryRange held_;
   std::size_t q_heads_;

@@ -42,8 +42,10 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
               : ", must be a multiple of 8 channels that divides head_dim");
   require(fits(rule.value_group), "cuda: value_group is ", rule.value_group,
           ", must be a multiple of 8 channels that divides head_dim = ", head_dim);
-  require(!rule.kivi_flush, "cuda: kivi's flush has no kernel; use Flush::steady, which keeps at "
-          "least as many rows exact");
+  require(!rule.kivi_flush || !rule.compresses, "cuda: kivi's flush has no kernel for heads with a budget; "
+          "use Flush::steady, which keeps at least as many rows exact");
+  require(!rule.kivi_flush || rule.chunk == 0 || rule.residual % rule.chunk == 0, "cuda: kivi's flush over chunks "
+          "of ", rule.chunk, " rows needs a residual that is a multiple of them, not ", rule.residual);
   require(rule.chunk == 0 || rule.chunk == 16 || rule.chunk == 32 || rule.chunk == 64,
           "cuda: chunk is ", rule.chunk, "; over quantised rows it must be 16, 32 or 64");
 }

@@ -128,12 +128,8 @@ class ChunkRetrievalCache {
       KVPOLICY_RETHROW;
     }
     const std::size_t first = storage_.end() - rows.rows;
-    std::array<float, max_head_dim> numbers;
-    const std::span<float> row = std::span{numbers}.first(head_dim());
     for (std::size_t i = 0; i < rows.rows; ++i) {
-      load_row(rows.keys, i, row);
-      round_dense(encoding_of<element_type>, row);  // as it is kept
-      open_->add(row);
+      summarize(rows.keys, i);
       if ((first + i + 1) % config_->chunk == 0) close_chunk();
     }
     drop_old_selections();
@@ -253,6 +249,39 @@ class ChunkRetrievalCache {
     return current() == nullptr ? 0 : current()->chunks_end;
   }
 
+  /// What a copy of the head elsewhere has to know besides the rows.
+  void add_to(HeadContents& contents) const {
+    for (const PlaneStore& side : summaries_) contents.summaries.push_back(side.plane(0));
+    for (const Selection& selection : selections()) {
+      contents.choices.push_back({selection.runs, selection.rows, selection.tokens});
+    }
+  }
+  /// A new head takes what another one of its settings holds.
+  void take(const HeadContents& contents)
+    requires TakingStorage<Storage>
+  {
+    for (const Segment& rows : contents.rows) storage_.take(rows, static_cast<std::size_t>(rows.position));
+    const ChunkRule<std::size_t> rule = chunk_rule(*config_);
+    for (std::size_t v = 0; v < Summary::vectors; ++v) {
+      summaries_[v].append(contents.summaries[v], rule.closed(storage_.end()));
+    }
+    if (storage_.end() > 0) open_.emplace(head_dim());
+    for (const Segment& rows : contents.rows) {
+      const auto first = static_cast<std::size_t>(rows.position);
+      const std::size_t closed = rule.closed_rows(storage_.end());
+      for (std::size_t i = closed - std::min(closed, first); i < rows.rows; ++i) {
+        summarize(rows.keys, i);
+      }
+    }
+    if (!contents.choices.empty()) choice_.emplace();
+    for (const ChosenChunks& choice : contents.choices) {
+      choice_->selections.push_back({choice.runs, rule.closed_rows(choice.committed),
+                                     choice.committed, choice.tokens, 0, {}});
+      copy_settled(choice_->selections.back());
+    }
+    drop_old_selections();
+  }
+
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
   [[nodiscard]] std::size_t bytes() const {
     std::size_t total = storage_.bytes();
@@ -357,18 +386,7 @@ class ChunkRetrievalCache {
         selection.chunks_end != chunk_rule(*config_).closed_rows(selection.rows)) {
       return false;
     }
-    std::size_t behind = 0;
-    std::size_t total = 0;
-    for (const RowRun& run : selection.runs) {
-      if (run.first < behind || run.first > selection.chunks_end || run.rows == 0 ||
-          run.rows > selection.chunks_end - run.first || run.first % config_->chunk != 0 ||
-          run.rows % config_->chunk != 0) {
-        return false;
-      }
-      behind = run.first + run.rows;
-      total += run.rows;
-    }
-    return total <= config_->budget;
+    return detail::are_chunks(selection.runs, config_->chunk, selection.chunks_end, config_->budget);
   }
 
   [[nodiscard]] std::span<const Selection> selections() const {
@@ -460,6 +478,15 @@ class ChunkRetrievalCache {
            PlaneStore::bytes_of_rows(summary_format(), context, 0, chunk_rule(config).closed(tokens));
   }
   [[nodiscard]] static RowFormat summary_format() { return {.encoding = encoding_of<element_type>}; }
+
+  // Row `i` of `keys` joins the chunk that is not full.
+  void summarize(const Plane& keys, std::size_t i) {
+    std::array<float, max_head_dim> numbers;
+    const std::span<float> row = std::span{numbers}.first(head_dim());
+    load_row(keys, i, row);
+    round_dense(encoding_of<element_type>, row);  // as it is kept
+    open_->add(row);
+  }
 
   void close_chunk() {
     std::array<float, max_head_dim> numbers;

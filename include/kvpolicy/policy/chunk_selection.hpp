@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include <kvpolicy/core/scratch.hpp>
@@ -87,6 +88,23 @@ struct ChunkChoice {
     return total + runs * sizeof(RowRun);
   }
 };
+
+/// Whether `runs` are whole chunks of `chunk` rows, ascending, apart from each other, before row `end` and
+/// not more than `budget` rows.
+[[nodiscard]] inline bool are_chunks(std::span<const RowRun> runs, std::size_t chunk, std::size_t end,
+                                     std::size_t budget) {
+  std::size_t next = 0;
+  std::size_t total = 0;
+  for (const RowRun& run : runs) {
+    if (run.first < next || run.first > end || run.rows == 0 || run.rows > end - run.first ||
+        run.first % chunk != 0 || run.rows % chunk != 0) {
+      return false;
+    }
+    next = run.first + run.rows;
+    total += run.rows;
+  }
+  return total <= budget;
+}
 
 /// Scratch memory of a choice, which belongs to the thread that chooses.
 struct RefreshScratch {

@@ -57,6 +57,13 @@ class FullCache {
 
   /// What keeps the rows.
   [[nodiscard]] const Storage& storage() const { return storage_; }
+  /// A new head takes what another one of its settings holds.
+  void take(const HeadContents& contents)
+    requires TakingStorage<Storage>
+  {
+    for (const Segment& rows : contents.rows) storage_.take(rows, static_cast<std::size_t>(rows.position));
+  }
+
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
   [[nodiscard]] std::size_t bytes() const { return storage_.bytes(); }
   [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }

@@ -116,6 +116,13 @@ class Head {
                                             std::size_t queries) const = 0;
   virtual void prepare_survivors(std::vector<std::size_t> rows) = 0;
 
+  // ---- copies of the head elsewhere (policy/head_contents.hpp)
+
+  /// Of `committed` rows that the head was given; what it points to lives until the head changes.
+  [[nodiscard]] virtual HeadContents contents(std::size_t committed) const = 0;
+  /// Fills a new head. @throws std::bad_alloc
+  virtual void take(const HeadContents& contents, std::size_t head_dim) = 0;
+
   // ---- saving (state/archive.hpp), of policies that can be saved (HeadSettings::is_savable)
 
   /// @throws StorageError

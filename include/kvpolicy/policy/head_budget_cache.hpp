@@ -242,6 +242,29 @@ class HeadBudgetCache {
   }
   void abandon_compress() noexcept { pending_.reset(); }
 
+  /// What a copy of the head elsewhere has to know besides the rows.
+  void add_to(HeadContents& contents) const {
+    if constexpr (requires { storage_.is_held(); }) contents.quantization_deferred = storage_.is_held();
+    contents.told_to_compress = told_;
+    contents.unshared_rows = alone_;
+    contents.accumulated = sums_;
+  }
+  /// A new head takes what another one of its settings holds.
+  void take(const HeadContents& contents)
+    requires TakingStorage<Storage>
+  {
+    for (const Segment& rows : contents.rows) {
+      storage_.take(rows, storage_.end());
+      for (std::size_t i = 0; i < rows.rows; ++i) positions_.push_back(rows.position_of(i));
+    }
+    hold(storage_, contents.quantization_deferred);
+    alone_ = contents.unshared_rows;
+    sums_ = contents.accumulated;
+    evicted_ = storage_.end() < contents.committed;
+    if (!evicted_) positions_.clear();
+    told_ = contents.told_to_compress;
+  }
+
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
   [[nodiscard]] std::size_t bytes() const {
     return storage_.bytes() + (pending_ ? pending_->storage.bytes() : 0);

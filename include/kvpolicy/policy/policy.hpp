@@ -15,6 +15,7 @@
 
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/policy/head_contents.hpp>
 #include <kvpolicy/policy/shared_rows.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
 #include <kvpolicy/storage/storage_context.hpp>

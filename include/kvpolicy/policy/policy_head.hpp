@@ -138,6 +138,13 @@ class PolicyHead final : public Head {
     if constexpr (Traits::shares) policy_.prepare_survivors(std::move(rows));
   }
 
+  [[nodiscard]] HeadContents contents(std::size_t committed) const override {
+    return Traits::contents(policy_, committed);
+  }
+  void take(const HeadContents& contents, std::size_t head_dim) override {
+    Traits::take(policy_, contents, head_dim);
+  }
+
   void save([[maybe_unused]] SavingArchive<RecordWriter>& archive) const override {
     KVPOLICY_ASSERT(is_savable);
     if constexpr (is_savable) archive(policy_);

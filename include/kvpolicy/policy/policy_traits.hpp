@@ -14,6 +14,7 @@
 #include <concepts>
 #include <cstddef>
 #include <string_view>
+#include <vector>
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/fields.hpp>
@@ -48,6 +49,8 @@ struct policy_traits;
 ///     static std::size_t bytes_compressed(const Config&, const StorageContext&, std::size_t tokens);
 ///     static std::size_t slow_bytes_of_tokens(const Config&, const StorageContext&, std::size_t tokens);
 ///     static HeadRule rule(const Config&, std::size_t head_dim);      // to run on a device, to print
+///     void add_to(HeadContents&) const;                  // what a copy elsewhere must know besides rows
+///     void take(const HeadContents&);                    // a new policy becomes such a copy
 ///     template <class Archive> void serialize(Archive&);              // to be saved
 ///     void Config::fields(FieldVisitor&);                             // to be saved, to stand in files
 template <KvPolicy P>
@@ -80,6 +83,39 @@ struct policy_defaults {
     } else {
       out.push_back(rows);
     }
+  }
+
+  /// What the policy holds, of `committed` rows that it was given.
+  [[nodiscard]] static HeadContents contents(const P& policy, std::size_t committed) {
+    HeadContents all{.committed = committed};
+    policy.segments({.first_position = 0, .tokens = std::max<std::size_t>(committed, 1)}, all.rows);
+    if constexpr (requires { policy.add_to(all); }) policy.add_to(all);
+    return all;
+  }
+  /// A new policy takes what another one held. One that has no `take` is given every row of the text
+  /// anew, zeros where the other one had dropped rows: it drops them again.
+  /// @throws std::bad_alloc
+  static void take(P& policy, const HeadContents& all, std::size_t head_dim) {
+    if constexpr (requires { policy.take(all); }) {
+      policy.take(all);
+    } else {
+      constexpr Encoding encoding = encoding_of<typename P::element_type>;
+      const std::vector<std::byte> zero(head_dim * sizeof(typename P::element_type));
+      std::size_t next = 0;
+      const auto commit = [&](const Segment& rows) {
+        if (rows.rows == 0) return;
+        policy.reserve(rows.rows);
+        policy.commit(rows);
+        next += rows.rows;
+      };
+      for (const Segment& rows : all.rows) {
+        const auto first = static_cast<std::size_t>(rows.position);
+        commit(detail::zero_rows(zero, encoding, first - next, next));
+        commit(Segment{.keys = rows.keys, .values = rows.values, .rows = rows.rows, .position = rows.position});
+      }
+      commit(detail::zero_rows(zero, encoding, all.committed - next, next));
+    }
+    policy.release_spare();
   }
 
   /// Whether rows of a head read otherwise after a commit than before: its storage quantises them, or

@@ -148,6 +148,20 @@ class SinkRecentCache {
     }
   }
 
+  /// A new head takes what another one of its settings holds.
+  void take(const HeadContents& contents)
+    requires TakingStorage<Storage>
+  {
+    for (const Segment& rows : contents.rows) {
+      const auto first = static_cast<std::size_t>(rows.position);
+      if (first < config_->sinks) {
+        sinks_.take(rows, 0);
+      } else {
+        recent_.take(rows, first - config_->sinks);
+      }
+    }
+  }
+
   [[nodiscard]] std::size_t rows() const {
     return sinks_.end() + recent_.end() - recent_.begin();
   }

@@ -81,6 +81,9 @@ template <KvStorage S>
   if constexpr (requires { storage.overhead_bytes(); }) return storage.overhead_bytes();
   return 0;
 }
+/// A storage that can take rows as another one of its settings keeps them: (rows, first row number).
+template <class S>
+concept TakingStorage = requires(S storage, const Segment& rows, std::size_t n) { storage.take(rows, n); };
 
 /// A storage whose settings have names and can say how rows lie (core/head_rule.hpp).
 template <class S>
@@ -219,6 +222,15 @@ class DenseStorage {
     const std::size_t front = std::max(begin(), to - std::min(to, window));
     append_side(keys_, rows.keys, to, front);
     append_side(values_, rows.values, to, front);
+  }
+
+  /// Appends rows as another storage keeps them, the first as row number `first`.
+  void take(const Segment& rows, std::size_t first) {
+    if (end() == 0) {
+      keys_.skip_to(first);
+      values_.skip_to(first);
+    }
+    append(rows);
   }
 
   /// Adds the rows [first, first + count) to `out`, each segment made after `prototype`, whose

@@ -236,6 +236,16 @@ class ResidualStorage {
 
   /// While held, no row leaves the residual: for policies that choose survivors first.
   void hold(bool held) { held_ = held; }
+  [[nodiscard]] bool is_held() const { return held_; }
+
+  /// Appends rows as another storage of these settings keeps them, the first as row number `first`:
+  /// quantised rows as they are, and exact rows stay exact until others are appended. Parts of one plane
+  /// come one after the other.
+  /// @throws std::bad_alloc, with part of the rows taken
+  void take(const Segment& rows, std::size_t first) {
+    keys_.take(rows.keys, rows.rows, first);
+    values_.take(rows.values, rows.rows, first);
+  }
 
   void reserve(std::size_t rows, std::size_t window = unlimited_rows) {
     reserved_ = true;
@@ -385,6 +395,23 @@ class ResidualStorage {
       first < old_end ? exact_.drop_front(first) : exact_.skip_to(first);
       exact_.append(rows.from(first_new - old_end), to - first_new);
       if (exact_.rows() == 0) exact_.drop_front(exact_.end());
+    }
+
+    void take(const Plane& rows, std::size_t count, std::size_t first) {
+      const RowFormat& format = quantized_.format();
+      const std::size_t unit = format.granularity == Granularity::per_channel ? format.group : 1;
+      if (quantized_.rows() == 0 && exact_.end() == 0) {
+        quantized_.skip_to(is_quantized(rows.format.encoding) ? first / unit * unit : 0);
+        exact_.skip_to(first / unit * unit);
+      }
+      if (!is_quantized(rows.format.encoding)) return exact_.append(rows, count);
+      KVPOLICY_ASSERT(rows.format == format && exact_.rows() == 0);
+      // A part may end inside a group of rows, because the other side's does: then the next one takes it.
+      const std::size_t open = first - quantized_.end();
+      Plane all = rows;
+      all.first_row -= open;
+      quantized_.append(all, (open + count) / unit * unit);
+      exact_.skip_to(quantized_.end());
     }
 
     void select(std::span<const std::size_t> numbers, Side& kept) const {

@@ -218,6 +218,12 @@ inline std::vector<HeadSpec> device_heads() {
       {.kind = Kind::retrieval, .budget = 64, .chunk = 16, .refresh_every = 20, .bits = 4, .residual = 11},
       {.kind = Kind::retrieval, .budget = 32, .chunk = 16, .bits = 8, .key_group = 16, .residual = 19, .per_channel = true},
       {.kind = Kind::retrieval, .budget = 64, .chunk = 32, .min_max = true, .bits = 2, .residual = 3},
+      {.bits = 4, .key_group = 16, .residual = 32, .per_channel = true, .kivi = true},
+      {.bits = 2, .key_group = 32, .residual = 128, .per_channel = true, .kivi = true},
+      {.bits = 8, .residual = 24, .kivi = true},
+      {.kind = Kind::window, .sinks = 2, .recent = 70, .bits = 4, .value_group = 32, .residual = 16, .kivi = true},
+      {.kind = Kind::retrieval, .budget = 32, .chunk = 16, .refresh_every = 33, .min_max = true, .bits = 4, .key_group = 16,
+       .residual = 48, .per_channel = true, .kivi = true},
   };
   for (HeadSpec& head : heads) {
     head.flush_rows = head.bits > 0 ? block : 1;

@@ -40,7 +40,7 @@ struct AppendParams {
 template <int HeadDim>
 inline constexpr bool can_quantize = HeadDim == 64 || HeadDim == 128;
 
-/// Shared memory of append_kernel and commit_kernel; write_kernel needs none.
+/// Shared memory of append_kernel, commit_kernel and flush_kernel; write_kernel needs none.
 template <int HeadDim>
 constexpr std::size_t append_shared_bytes() {
   if constexpr (can_quantize<HeadDim>) {
@@ -96,10 +96,11 @@ struct HeadAppend {
       if (head.packed_ring > 0) begin = larger(begin, end - head.packed_ring);
       blocks = (end - begin) / block_rows;
       for (; first < blocks; first += stride) {
+        const int row = begin + first * block_rows;
         quantize_block<E, HeadDim>(
-            head, params.page_rows, begin + first * block_rows,
-            [&](int row) { return exact(row, true); }, [&](int row) { return exact(row, false); },
-            shared_memory(), params.out_of_range, entered);
+            head, params.page_rows, row, [&](int i) { return exact(i, true); },
+            [&](int i) { return exact(i, false); }, shared_memory(), params.out_of_range, entered,
+            head.keys_end(before.committed) - row, head.values_end(before.committed) - row);
       }
     }
     if (head.chunk_rows == 0) return;
@@ -112,11 +113,31 @@ struct HeadAppend {
     }
   }
 
+  /// The keys that KIVI's flush quantises now, though their block is not full.
+  KVPOLICY_DEVICE RowRange<int> flushed() const {
+    if (!head.kivi_flush) return {};
+    return {larger(head.keys_end(before.committed), head.packed_end(after.committed)),
+            head.keys_end(after.committed)};
+  }
+  /// Quantises them. Their exact slots are written here.
+  KVPOLICY_DEVICE void flush() const {
+    if constexpr (can_quantize<HeadDim>) {
+      const RowRange<int> keys = flushed();
+      int row = head.sinks + (keys.begin - head.sinks) / block_rows * block_rows;
+      for (; row < keys.end; row += block_rows) {
+        quantize_keys<E, HeadDim>(head, params.page_rows, row, larger(row, keys.begin),
+                                  smaller(row + block_rows, keys.end), [&](int i) { return exact(i, true); },
+                                  shared_memory(), params.out_of_range, entered);
+      }
+    }
+  }
+
   /// Writes the call's rows in [first, last) that are kept: of these the sinks and the rows from
-  /// `needed` on.
+  /// `needed` on. `flush` writes the keys that it quantises.
   KVPOLICY_DEVICE void write(int first, int last, int needed) const {
     constexpr int vectors = HeadDim / 8;
     if (head.exact_ring > 0) needed = larger(needed, after.tokens - head.evicted - head.exact_ring);
+    const RowRange<int> keys = flushed();
     for (int i = first * vectors + thread_index(); i < last * vectors; i += thread_count()) {
       const int own = i / vectors;
       const int row = stored() + own;
@@ -126,6 +147,7 @@ struct HeadAppend {
       const PagePlaces page = places_of_page(head, false, slot / params.page_rows, entered);
       KVPOLICY_UNROLL
       for (int side = 0; side < 2; ++side) {
+        if (side == 0 && row >= keys.begin && row < keys.end) continue;
         const Words4 numbers = *reinterpret_cast<const Words4*>(
             (side == 0 ? params.k : params.v).row(sequence, own, kv_head) + channel);
         const int at = ((side * params.page_rows + slot % params.page_rows) * HeadDim + channel) * 2;
@@ -155,6 +177,7 @@ append_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
   task.commit(0, 1);
   sync_block();  // a new row may use the slot of a row that was just quantised
   task.write(0, params.rows, 0);
+  task.flush();
   if (task.head.slow != nullptr) enter_pages(*task.head.slow, task.entered_before, task.entered);
   task.arrive(params.kv_heads);
 }
@@ -166,6 +189,14 @@ commit_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
   const HeadAppend<E, HeadDim> task{params, block_y() / params.kv_heads,
                                     block_y() % params.kv_heads};
   task.commit(block_x(), grid_x());
+}
+
+/// Between the halves, where a head has KIVI's flush: grid (1, kv_heads * sequences),
+/// append_shared_bytes<HeadDim>(). A kernel of its own, because write_kernel needs few registers.
+template <Element E, int HeadDim>
+KVPOLICY_KERNEL(write_threads, 4)
+flush_kernel(const KVPOLICY_GRID_CONSTANT AppendParams params) {
+  HeadAppend<E, HeadDim>{params, block_y() / params.kv_heads, block_y() % params.kv_heads}.flush();
 }
 
 /// Rows that a block of write_kernel writes at a time.

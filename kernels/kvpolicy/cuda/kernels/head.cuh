@@ -8,6 +8,10 @@
 // the first `sinks` rows are never dropped. The other rows are in exact pages (in order or as a
 // ring) or, in whole blocks of block_rows, in packed pages. A tentative row is already in its final
 // slot; a rollback only decreases the counter.
+//
+// A row whose block is not full is read from its exact slot, but its key or value may be quantised
+// already: by KIVI's flush, or because it came from a host cache. Then its codes are in the packed page,
+// and the exact slot has the number that they stand for.
 #pragma once
 
 #include <climits>
@@ -66,6 +70,9 @@ struct HeadView {
   int key_group = 0;
   int value_group = 0;
   int residual = unlimited;  ///< Latest rows that stay exact, at least.
+  bool kivi_flush = false;   ///< All keys are quantised whenever their number is a multiple of `residual`.
+  int coded_keys = 0;        ///< Keys of earlier rows had codes when the head came from the host.
+  int coded_values = 0;      ///< The same for values.
   // Rotation for sinks that are read as if they came right before the window.
   const float* inverse_frequencies = nullptr;  ///< [head_dim / 2] or null
   int rotation_limit = 0;                      ///< latest position that a query is rotated to
@@ -99,6 +106,16 @@ struct HeadView {
     if (!is_packed()) return sinks;
     const ResidualRule<int> rule{residual, block_rows};
     return sinks + rule.quantized(committed - evicted - sinks);
+  }
+  /// The first row whose key has no code once `committed` tokens are; not before `packed_end`.
+  KVPOLICY_HOST_DEVICE int keys_end(int committed) const {
+    const int end = larger(packed_end(committed), coded_keys);
+    if (!kivi_flush) return end;
+    const ResidualRule<int> rule{residual, 1, true};
+    return larger(end, sinks + rule.quantized(larger(committed - evicted - sinks, 0)));
+  }
+  KVPOLICY_HOST_DEVICE int values_end(int committed) const {
+    return larger(packed_end(committed), coded_values);
   }
   /// Chunks whose rows are all committed.
   KVPOLICY_HOST_DEVICE int closed_chunks(int committed) const {

@@ -277,12 +277,87 @@ KVPOLICY_DEVICE void write_side(const QuantizerMemory<HeadDim>& memory, const He
   }
 }
 
+/// Replaces the first `rows` rows of one side in shared memory, which are codes, by those that the block has.
+template <int HeadDim, bool Keys>
+KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const HeadView& head,
+                                const PackedBlock& from, int page_rows, int rows) {
+  const int bits = code_bits(head.encoding);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(from.codes(Keys));
+  KVPOLICY_NO_UNROLL
+  for (int i = thread_index(); i < rows * HeadDim; i += thread_count()) {
+    const int row = i / HeadDim;
+    const int channel = i % HeadDim;
+    const TilePlace at = Keys ? place_of_key(row % tile_rows, channel, HeadDim)
+                              : place_of_value(row % tile_rows, channel, HeadDim);
+    const int bit = row / tile_rows * from.layout.tile_bytes * 8 + bit_of_code(at, bits, HeadDim);
+    memory.numbers[row * memory.pitch + channel] =
+        static_cast<std::uint16_t>(words[bit / 32] >> bit % 32 & ((1U << bits) - 1U));
+  }
+  const bool per_channel = Keys && head.key_per_channel;
+  const int group = Keys ? head.key_group : head.value_group;
+  for (int i = thread_index(); i < block_rows * HeadDim / group; i += thread_count()) {
+    const int row = per_channel ? i / HeadDim * group : i % block_rows;
+    if (row >= rows) continue;
+    const int at = per_channel ? from.row / group * HeadDim + i
+                               : i / block_rows * page_rows + from.row + i % block_rows;
+    memory.grids[i] = from.scales(Keys)[at] | static_cast<std::uint32_t>(from.zeros(Keys)[at]) << 16;
+  }
+}
+
+KVPOLICY_DEVICE void count_out_of_range(int refused, int* out_of_range) {
+  if (refused == 0 || out_of_range == nullptr) return;
+  atomic_add(reinterpret_cast<std::uint32_t*>(out_of_range), static_cast<std::uint32_t>(refused));
+}
+
+/// Quantises the keys [from, to) of the block of 64 rows from `first` on, before the block is packed: codes
+/// go to its page, the numbers that they stand for to the exact slots. Keys before `from` have codes already.
+/// Called by all threads of the block; `key(row)` is as in quantize_block.
+template <Element E, int HeadDim, class Key>
+KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int first, int from, int to,
+                                   Key key, std::byte* shared, int* out_of_range, int entered) {
+  const QuantizerMemory<HeadDim> memory{shared};
+  const PackedBlock block{head, HeadDim, page_rows, first, entered};
+  const auto levels = static_cast<float>((1 << code_bits(head.encoding)) - 1);
+  int refused = 0;
+  sync_block();
+  stage_rows(memory, 0, [&](int i) { return key(smaller(larger(first + i, from), to - 1)); });
+  cp_async_wait<0>();
+  sync_block();
+  // Rows beyond `to` may be taken back or are not there: nothing of them is to be counted.
+  for (int i = thread_index(); i < block_rows * HeadDim; i += thread_count()) {
+    const int row = i / HeadDim;
+    if (first + row < from || first + row >= to) memory.numbers[row * memory.pitch + i % HeadDim] = 0;
+  }
+  sync_block();
+  if (head.key_per_channel) {
+    quantize_per_channel<E>(memory, head.key_group, levels, refused);
+  } else {
+    quantize_per_token<E>(memory, 0, head.key_group, levels, refused);
+  }
+  sync_block();
+  for (int i = thread_index(); i < (to - from) * HeadDim; i += thread_count()) {
+    const int row = from - first + i / HeadDim;
+    const int channel = i % HeadDim;
+    const std::uint32_t grid = memory.grids[key_param(row, channel, HeadDim, block_rows, head.key_per_channel,
+                                                      head.key_group)];
+    const float code = static_cast<float>(memory.numbers[row * memory.pitch + channel]);
+    exact_row<HeadDim>(head, page_rows, first + row, true)[channel] =
+        from_float<E>(to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU)) * code +
+                      to_float<half>(static_cast<std::uint16_t>(grid >> 16)));
+  }
+  load_codes<HeadDim, true>(memory, head, block, page_rows, from - first);
+  sync_block();
+  write_side<HeadDim, true>(memory, head, block, page_rows);
+  count_out_of_range(refused, out_of_range);
+}
+
 /// Quantises the 64 rows from `first` on; called by all threads of the block. `key(row)` and
-/// `value(row)` return the addresses of the exact rows; places_of_page explains `entered`.
+/// `value(row)` return the addresses of the exact rows; places_of_page explains `entered`. So many of the
+/// first keys and values have codes already.
 template <Element E, int HeadDim, class Key, class Value>
 KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int first, Key key,
                                     Value value, std::byte* shared, int* out_of_range,
-                                    int entered = 0) {
+                                    int entered = 0, int coded_keys = 0, int coded_values = 0) {
   const QuantizerMemory<HeadDim> memory{shared};
   const PackedBlock to{head, HeadDim, page_rows, first, entered};
   const auto levels = static_cast<float>((1 << code_bits(head.encoding)) - 1);
@@ -297,6 +372,10 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
     quantize_per_token<E>(memory, 0, head.key_group, levels, refused);
   }
   sync_block();
+  if (coded_keys > 0) {
+    load_codes<HeadDim, true>(memory, head, to, page_rows, smaller(coded_keys, block_rows));
+    sync_block();
+  }
   write_side<HeadDim, true>(memory, head, to, page_rows);
   sync_block();
   stage_rows(memory, 0, [&](int i) { return value(first + i); });
@@ -304,10 +383,12 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
   sync_block();
   quantize_per_token<E>(memory, 0, head.value_group, levels, refused);
   sync_block();
-  write_side<HeadDim, false>(memory, head, to, page_rows);
-  if (refused > 0 && out_of_range != nullptr) {
-    atomic_add(reinterpret_cast<std::uint32_t*>(out_of_range), static_cast<std::uint32_t>(refused));
+  if (coded_values > 0) {
+    load_codes<HeadDim, false>(memory, head, to, page_rows, smaller(coded_values, block_rows));
+    sync_block();
   }
+  write_side<HeadDim, false>(memory, head, to, page_rows);
+  count_out_of_range(refused, out_of_range);
 }
 
 }  // namespace kvpolicy::cuda

@@ -55,7 +55,8 @@ struct SlowRows {
 /// Number of pages that a text of this length uses.
 KVPOLICY_HOST_DEVICE int pages_come_to(const HeadView& head, bool packed, int page_rows,
                                        const LayerState& state) {
-  const int rows = packed ? head.packed_end(state.committed) - head.sinks : state.tokens - head.evicted;
+  const int rows = packed ? larger(head.keys_end(state.committed), head.values_end(state.committed)) - head.sinks
+                          : state.tokens - head.evicted;
   return quotient_up(rows, page_rows);
 }
 

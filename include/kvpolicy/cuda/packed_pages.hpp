@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pages of quantised rows on their way between host and device. Both sides store the same codes, scales
+// and zeros: the host row after row, keys and values in pages of their own (core/segment.hpp), the device
+// both in one page and in fragment order (kernels/packing.cuh). Nothing is rounded on the way.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include <kvpolicy/core/head_rule.hpp>
+#include <kvpolicy/core/segment.hpp>
+#include <kvpolicy/cuda/kernels/packing.cuh>
+
+namespace kvpolicy::cuda {
+
+/// Translates pages of one head's rule. Not for the hot path.
+class PackedPages {
+ public:
+  PackedPages(const HeadRule& rule, std::size_t head_dim, std::size_t page_rows)
+      : bits_{code_bits(rule.encoding)}, head_dim_{static_cast<int>(head_dim)},
+        page_rows_{static_cast<int>(page_rows)},
+        per_channel_{rule.key_per_channel}, key_group_{static_cast<int>(rule.key_group)},
+        value_group_{static_cast<int>(rule.value_group)},
+        key_format_{rule.encoding, rule.key_per_channel ? Granularity::per_channel : Granularity::per_token,
+                    rule.key_group},
+        value_format_{rule.encoding, Granularity::per_token, rule.value_group},
+        layout_{bits_, head_dim_, page_rows_, per_channel_, key_group_, value_group_} {
+    for (const bool key : {true, false}) {
+      auto& bit = bits_in_tile_[key ? 0 : 1];
+      bit.resize(static_cast<std::size_t>(tile_rows * head_dim_));
+      for (int row = 0; row < tile_rows; ++row) {
+        for (int channel = 0; channel < head_dim_; ++channel) {
+          const TilePlace at =
+              key ? place_of_key(row, channel, head_dim_) : place_of_value(row, channel, head_dim_);
+          bit[static_cast<std::size_t>(row * head_dim_ + channel)] = bit_of_code(at, bits_, head_dim_);
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] const RowFormat& format(bool key) const { return key ? key_format_ : value_format_; }
+  [[nodiscard]] std::size_t page_bytes() const { return static_cast<std::size_t>(layout_.page_bytes); }
+  /// Of one side's page on the host.
+  [[nodiscard]] std::size_t host_page_bytes(bool key) const { return host_layout(key).page_bytes; }
+
+  /// One side of a device page becomes a page of the host.
+  void to_host(const std::byte* device, bool key, std::byte* host) const {
+    const PageLayout to = host_layout(key);
+    std::fill_n(host, to.scales_offset, std::byte{0});
+    const std::byte* codes = device + codes_offset(key);
+    for (int row = 0; row < page_rows_; ++row) {
+      std::byte* out = host + static_cast<std::size_t>(row) * to.row_bytes;
+      for_each_code(key, row, [&](std::size_t bit, std::size_t byte, int shift) {
+        out[byte] |= static_cast<std::byte>((static_cast<unsigned>(codes[bit / 8]) >> (bit % 8) & mask()) << shift);
+      });
+    }
+    for_each_param(key, [&](std::size_t on_device, std::size_t on_host) {
+      std::memcpy(host + to.scales_offset + on_host, device + scales_offset(key) + on_device, sizeof(half));
+      std::memcpy(host + to.zeros_offset + on_host, device + zeros_offset(key) + on_device, sizeof(half));
+    });
+  }
+
+  /// The row `row` of a device page becomes what row `from` of a plane is, which has this side's format.
+  void row_to_device(const Plane& plane, std::size_t from, bool key, int row, std::byte* device) const {
+    const auto at = plane.place(from);
+    const PageLayout layout{plane.format, static_cast<std::size_t>(head_dim_), plane.page_rows};
+    std::byte* codes = device + codes_offset(key);
+    const std::byte* in = at.page + at.row * layout.row_bytes;
+    for_each_code(key, row, [&](std::size_t bit, std::size_t byte, int shift) {
+      std::byte& out = codes[bit / 8];
+      const auto moved = static_cast<std::byte>(mask() << (bit % 8));
+      out = (out & ~moved) |
+            static_cast<std::byte>((static_cast<unsigned>(in[byte]) >> shift & mask()) << (bit % 8));
+    });
+    const bool along = key && per_channel_;
+    const std::size_t first = (along ? at.row / plane.format.group : at.row) * layout.params_per_row;
+    for (std::size_t i = 0; i < layout.params_per_row; ++i) {
+      const auto channel = static_cast<int>(along ? i : i * plane.format.group);
+      const auto to = static_cast<std::size_t>(
+          key ? key_param(row, channel, head_dim_, page_rows_, per_channel_, key_group_)
+              : value_param(row, channel, page_rows_, value_group_));
+      std::memcpy(device + scales_offset(key) + to * sizeof(half),
+                  at.page + layout.scales_offset + (first + i) * sizeof(half), sizeof(half));
+      std::memcpy(device + zeros_offset(key) + to * sizeof(half),
+                  at.page + layout.zeros_offset + (first + i) * sizeof(half), sizeof(half));
+    }
+  }
+
+ private:
+  [[nodiscard]] unsigned mask() const { return (1U << bits_) - 1U; }
+  [[nodiscard]] PageLayout host_layout(bool key) const {
+    return {format(key), static_cast<std::size_t>(head_dim_), static_cast<std::size_t>(page_rows_)};
+  }
+  [[nodiscard]] int codes_offset(bool key) const { return key ? 0 : layout_.values_offset; }
+  [[nodiscard]] int scales_offset(bool key) const {
+    return key ? layout_.key_scales_offset : layout_.value_scales_offset;
+  }
+  [[nodiscard]] int zeros_offset(bool key) const {
+    return key ? layout_.key_zeros_offset : layout_.value_zeros_offset;
+  }
+
+  // visit(bit from the device page's first code, byte of the host's row, bit in that byte)
+  template <class Visit>
+  void for_each_code(bool key, int row, Visit visit) const {
+    const int row_bytes = head_dim_ * bits_ / 8;
+    const auto tile = static_cast<std::size_t>(row / tile_rows * layout_.tile_bytes) * 8;
+    const int* bit = bits_in_tile_[key ? 0 : 1].data() + row % tile_rows * head_dim_;
+    for (int channel = 0; channel < head_dim_; ++channel) {
+      visit(tile + static_cast<std::size_t>(bit[channel]), static_cast<std::size_t>(channel % row_bytes),
+            channel / row_bytes * bits_);
+    }
+  }
+  // visit(byte among the device page's scales, byte among the host's), of every scale of a page
+  template <class Visit>
+  void for_each_param(bool key, Visit visit) const {
+    const bool along = key && per_channel_;
+    const int group = key ? key_group_ : value_group_;
+    const int rows = along ? page_rows_ / group : page_rows_;
+    const int columns = along ? head_dim_ : head_dim_ / group;
+    for (int row = 0; row < rows; ++row) {
+      for (int column = 0; column < columns; ++column) {
+        const int on_host = row * columns + column;
+        const int on_device = along ? on_host : column * page_rows_ + row;
+        visit(static_cast<std::size_t>(on_device) * sizeof(half),
+              static_cast<std::size_t>(on_host) * sizeof(half));
+      }
+    }
+  }
+
+  int bits_;
+  int head_dim_;
+  int page_rows_;
+  bool per_channel_;
+  int key_group_;
+  int value_group_;
+  RowFormat key_format_;
+  RowFormat value_format_;
+  PackedLayout layout_;
+  std::vector<int> bits_in_tile_[2];  // of keys and values: [tile_rows, head_dim]
+};
+
+}  // namespace kvpolicy::cuda

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// KIVI's flush on a device: keys are quantised when the host quantises them, to the same numbers, however the
+// text comes; values follow in blocks of 64.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <initializer_list>
+#include <tuple>
+#include <vector>
+
+#include <kvpolicy/kivi.hpp>
+
+#include "cuda/support/device_cache.hpp"
+#include "cuda/support/random_device.hpp"
+
+using kvpolicy::ModelShape;
+using test::DeviceCache;
+using test::DeviceChunk;
+
+namespace {
+
+// Every kind of head that has the flush, under several rollbacks and page sizes.
+template <kvpolicy::Element E, class Backend>
+void random_flushes(std::uint64_t seed) {
+  std::vector<test::HeadSpec> heads;
+  for (const test::HeadSpec& head : test::device_heads()) {
+    if (head.kivi) heads.push_back(head);
+  }
+  const ModelShape shape{1, 2 * heads.size(), heads.size(), 64};
+  for (const auto& [rollback, append, page_rows] : {std::tuple{0, 1, 64}, {5, 9, 64}, {70, 70, 128}}) {
+    kvpolicy::cuda::CacheOptions options;
+    options.max_rollback = static_cast<std::size_t>(rollback);
+    options.max_append = static_cast<std::size_t>(append);
+    options.page_rows = static_cast<std::size_t>(page_rows);
+    options.latest_rows = 0;
+    test::random_operations<E, E, Backend>(++seed, shape, heads, options, {}, 40);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("KIVI on a device: the keys that are quantised are the host's, bit for bit") {
+  const test::SmallDevice device;
+  const ModelShape shape{1, 4, 2, 64};
+  for (const std::size_t residual : std::initializer_list<std::size_t>{32, 128}) {
+    for (const std::size_t bits : std::initializer_list<std::size_t>{2, 8}) {
+      CAPTURE(residual);
+      CAPTURE(bits);
+      const auto plan = kvpolicy::kivi_plan<kvpolicy::half>(shape, {.bits = bits, .residual = residual});
+      DeviceCache cache{plan};
+      kvpolicy::KvCache<kvpolicy::half> host{plan};
+      test::Random random{residual + bits};
+      for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 31, 95, 1, 1, 64, 130, 7, 53, 1}) {
+        const DeviceChunk<> chunk{random, shape, tokens};
+        chunk.step(cache, 0);
+        const auto q = chunk.q.download(), k = chunk.k.download(), v = chunk.v.download();
+        std::vector<float> out(tokens * shape.q_heads * shape.head_dim);
+        const auto rows = [&](const std::vector<kvpolicy::half>& numbers, std::size_t heads) {
+          return kvpolicy::TensorView{numbers.data(), tokens, heads, shape.head_dim};
+        };
+        host.step(0, rows(q, shape.q_heads), rows(k, shape.kv_heads), rows(v, shape.kv_heads),
+                  kvpolicy::TensorView{out.data(), tokens, shape.q_heads, shape.head_dim});
+        for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+          const auto cached = cache.rows(0, head);
+          std::size_t row = 0;
+          std::size_t exact = 0;
+          bool same = true;
+          std::vector<float> key(shape.head_dim);
+          for (const kvpolicy::Segment& segment : host.segments(0, head)) {
+            for (std::size_t i = 0; i < segment.rows; ++i, ++row) {
+              const bool quantized = kvpolicy::is_quantized(segment.keys.format.encoding);
+              kvpolicy::load_row(segment.keys, i, key);
+              const auto first = cached.keys.begin() + static_cast<std::ptrdiff_t>(row * shape.head_dim);
+              same = same && cached.quantized[row] == quantized &&
+                     test::same_bits(key, std::vector<float>(first, first + static_cast<std::ptrdiff_t>(shape.head_dim)));
+              exact += quantized ? 0 : 1;
+            }
+          }
+          CHECK(row == cached.positions.size());
+          CHECK(exact == host.tokens() % residual);
+          CHECK(same);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("KIVI on a device: a captured step flushes when it is time, and the bytes are foretold") {
+  const test::SmallDevice small;
+  const ModelShape shape{1, 4, 2, 64};
+  const auto plan = kvpolicy::kivi_plan<kvpolicy::half>(shape, {.bits = 4, .residual = 64});
+  const test::Stream stream;
+  DeviceCache captured{plan, {}, stream};
+  DeviceCache twin{plan, {}, stream};
+  for (DeviceCache* cache : {&captured, &twin}) {
+    cache->reserve(300, stream);
+    CHECK(cache->bytes() == kvpolicy::cuda::memory_of(plan, 300).total());
+    test::feed_device(*cache, 1, {50}, {}, stream);
+  }
+  test::Random random{2};
+  const DeviceChunk<> chunk{random, shape, 1, stream};
+  const test::Graph graph{stream, [&] { chunk.step(captured, 0, {}, stream); }};
+  bool same = true;
+  for (std::size_t i = 0; i < 200; ++i) {
+    chunk.randomize(random, stream);
+    captured.replayed();
+    graph.launch(stream);
+    const auto said = chunk.results(stream);
+    chunk.step(twin, 0, {}, stream);
+    same = same && test::same_bits(said, chunk.results(stream));
+  }
+  CHECK(same);
+  CHECK(test::dump_device(captured, true, stream) == test::dump_device(twin, true, stream));
+}
+
+TEST_CASE("KIVI on a device: random operations") {
+  random_flushes<kvpolicy::half, test::DeviceBackend<kvpolicy::half>>(test::more_seeds(1));
+  random_flushes<kvpolicy::half, test::SlowDeviceBackend<kvpolicy::half>>(test::more_seeds(2));
+  random_flushes<kvpolicy::bfloat16, test::DeviceBackend<kvpolicy::bfloat16>>(test::more_seeds(3));
+}
