@@ -4,6 +4,7 @@
 // window.
 #pragma once
 
+#include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
 namespace kvpolicy::cuda {
