@@ -6,6 +6,8 @@
 //   kvpolicy::cuda::KvCache cache{plan, {.max_rollback = 8}, stream};
 //   cache.reserve(longest_text, stream);
 //   cache.step(layer, q, k, v, out, {}, stream);
+//
+// cuda/saved_cache.hpp adds files, cuda/host_copy.hpp copies of a cache on the host.
 #pragma once
 
 #include <kvpolicy/cuda/engine.hpp>

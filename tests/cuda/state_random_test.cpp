@@ -67,6 +67,8 @@ TEST_CASE("random operations on host caches that go through a device") {
   for (test::HeadSpec head : test::device_heads()) {
     // What a compression has quantised of the latest rows comes back as numbers.
     if (head.compress_every > 0 || (head.kind == test::Kind::budget && head.bits > 0)) continue;
+    // A chunk that is not full is summarised from its keys as they are by then.
+    if (head.kind == test::Kind::retrieval && head.bits > 0 && head.residual < head.chunk) continue;
     head.flush_rows = 1;
     head.returns_rows = false;
     heads.push_back(head);

@@ -123,6 +123,7 @@ struct HeadAppend {
   KVPOLICY_DEVICE void flush() const {
     if constexpr (can_quantize<HeadDim>) {
       const RowRange<int> keys = flushed();
+      if (keys.rows() == 0) return;
       int row = head.sinks + (keys.begin - head.sinks) / block_rows * block_rows;
       for (; row < keys.end; row += block_rows) {
         quantize_keys<E, HeadDim>(head, params.page_rows, row, larger(row, keys.begin),
