@@ -476,7 +476,7 @@ class Sequence {
         for (const auto& [p, row] : rows[h]) {
           if (p <= static_cast<std::int64_t>(before + token)) visible.push_back(&row);
         }
-        const auto shares = oracle::probabilities(q.row_of_doubles(token, q_head), visible, oracle_options(q_head));
+        const auto shares = oracle::probabilities(q.row_of_doubles(token, q_head), visible, oracle_options(layer, q_head));
         for (std::size_t r = 0; r < shares.size(); ++r) {
           model.pay(visible[r]->position, shares[r] / static_cast<double>(group));
         }
