@@ -11,6 +11,9 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND CMAKE_SYSTEM_PROCESSOR MATCHES 
 endif()
 
 set(sources "${folder}/engine.cpp" "${folder}/baseline.cpp")
+foreach(element float half bfloat16)
+  list(APPEND sources "${folder}/policies_${element}.cpp")
+endforeach()
 if(KVPOLICY_COMPILED_X86)
   list(APPEND sources "${folder}/sse4.cpp" "${folder}/avx2.cpp" "${folder}/avx512.cpp")
 endif()

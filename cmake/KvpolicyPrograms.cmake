@@ -42,6 +42,18 @@ if(KVPOLICY_BUILD_FUZZERS)
   target_compile_options(kvpolicy_program_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# The shipped policies once for all tests and tools that link this, with the flags of our own programs:
+# every file that names policies would compile them again, which was half of a build.
+add_library(kvpolicy_program_policies STATIC)
+foreach(element float half bfloat16)
+  target_sources(kvpolicy_program_policies
+                 PRIVATE "${PROJECT_SOURCE_DIR}/compiled/policies_${element}.cpp")
+endforeach()
+target_link_libraries(kvpolicy_program_policies PUBLIC kvpolicy::kvpolicy
+                      PRIVATE kvpolicy_program_flags)
+target_compile_options(kvpolicy_program_policies INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include kvpolicy/compiled/policies.hpp>")
+
 # OpenMP is the tools' choice; the library takes any parallel_for.
 find_package(OpenMP QUIET COMPONENTS CXX)
 add_library(kvpolicy_openmp INTERFACE)

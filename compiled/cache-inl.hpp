@@ -5,6 +5,7 @@
 #pragma once
 
 #include <kvpolicy/compiled/cache.hpp>
+#include <kvpolicy/compiled/policies.hpp>
 #include <kvpolicy/io/plan_json.hpp>
 
 namespace kvpolicy::compiled {

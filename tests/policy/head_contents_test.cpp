@@ -35,7 +35,7 @@ std::string saved_head(const kvpolicy::Head& head, std::size_t committed) {
 test::Rows rows_of(const kvpolicy::Head& head, kvpolicy::Read read) {
   kvpolicy::SegmentList shown;
   head.show({.read = read}, shown);
-  return test::rows_of_segments(shown, 64);
+  return test::rows_of_segments(shown, {.head_dim = 64, .value_dim = 64});
 }
 // Positions and numbers of all rows, then of those that a selected read finds.
 std::vector<double> rows_of(const kvpolicy::Head& head) {

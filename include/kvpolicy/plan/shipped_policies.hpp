@@ -14,31 +14,35 @@
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 #include <kvpolicy/policy/tova_scorer.hpp>
 
+/// The shipped policies over rows of type `E`, in one list: DO(E, policy) for each. Scorers other than
+/// SnapKV's stand over dense rows alone.
+#define KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)              \
+  DO(E, FullCache<DenseStorage<E>>)                       \
+  DO(E, FullCache<PerTokenStorage<E>>)                    \
+  DO(E, FullCache<PerChannelStorage<E>>)                  \
+  DO(E, SinkRecentCache<DenseStorage<E>>)                 \
+  DO(E, SinkRecentCache<PerTokenStorage<E>>)              \
+  DO(E, HeadBudgetCache<DenseStorage<E>>)                 \
+  DO(E, HeadBudgetCache<PerTokenStorage<E>>)              \
+  DO(E, HeadBudgetCache<DenseStorage<E>, TovaScorer>)     \
+  DO(E, HeadBudgetCache<DenseStorage<E>, H2oScorer>)      \
+  DO(E, HeadBudgetCache<DenseStorage<E>, KeyNormScorer>)  \
+  DO(E, ChunkRetrievalCache<DenseStorage<E>>)             \
+  DO(E, ChunkRetrievalCache<PerTokenStorage<E>>)          \
+  DO(E, ChunkRetrievalCache<PerChannelStorage<E>>)        \
+  DO(E, ChunkRetrievalCache<DenseStorage<E>, MinMaxKey>)  \
+  DO(E, ChunkRetrievalCache<PerTokenStorage<E>, MinMaxKey>) \
+  DO(E, ChunkRetrievalCache<PerChannelStorage<E>, MinMaxKey>)
+
 namespace kvpolicy {
 
-/// The shipped policies; scorers other than SnapKV's over dense rows alone.
+/// A registry of the shipped policies.
 template <Element E = float>
 [[nodiscard]] PolicyRegistry<E> shipped_policies() {
-  using Dense = DenseStorage<E>;
-  using PerToken = PerTokenStorage<E>;
-  using PerChannel = PerChannelStorage<E>;
   PolicyRegistry<E> policies;
-  policies.template add<FullCache<Dense>>();
-  policies.template add<FullCache<PerToken>>();
-  policies.template add<FullCache<PerChannel>>();
-  policies.template add<SinkRecentCache<Dense>>();
-  policies.template add<SinkRecentCache<PerToken>>();
-  policies.template add<HeadBudgetCache<Dense>>();
-  policies.template add<HeadBudgetCache<PerToken>>();
-  policies.template add<HeadBudgetCache<Dense, TovaScorer>>();
-  policies.template add<HeadBudgetCache<Dense, H2oScorer>>();
-  policies.template add<HeadBudgetCache<Dense, KeyNormScorer>>();
-  policies.template add<ChunkRetrievalCache<Dense>>();
-  policies.template add<ChunkRetrievalCache<PerToken>>();
-  policies.template add<ChunkRetrievalCache<PerChannel>>();
-  policies.template add<ChunkRetrievalCache<Dense, MinMaxKey>>();
-  policies.template add<ChunkRetrievalCache<PerToken, MinMaxKey>>();
-  policies.template add<ChunkRetrievalCache<PerChannel, MinMaxKey>>();
+#define KVPOLICY_ADD(E, ...) policies.template add<__VA_ARGS__>();
+  KVPOLICY_FOR_SHIPPED_POLICIES(KVPOLICY_ADD, E)
+#undef KVPOLICY_ADD
   return policies;
 }
 
