@@ -439,7 +439,8 @@ class KvCache {
   // The call's options with what the layer itself says of its logits.
   [[nodiscard]] AttendOptions completed(const AttendOptions& options, std::size_t number) const {
     AttendOptions own = options;
-    if (own.softcap == 0.0F) own.softcap = plan_.shape().layer(number).softcap;
+    // Under -ffast-math a NaN may compare equal to 0; it is refused later.
+    if (is_finite(own.softcap) && own.softcap == 0.0F) own.softcap = plan_.shape().layer(number).softcap;
     return own;
   }
 

@@ -14,6 +14,7 @@
   SPEC class PolicyHead<__VA_ARGS__>;                      \
   SPEC class detail::PolicySettings<__VA_ARGS__>;
 
+/// Declares one policy, and is undefined again below.
 #define KVPOLICY_DECLARE_POLICY(E, ...) KVPOLICY_POLICY_INSTANCE(extern template, __VA_ARGS__)
 
 namespace kvpolicy {

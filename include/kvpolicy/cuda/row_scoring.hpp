@@ -45,6 +45,7 @@ class RowScoring {
     ranks_keys_ = ranks_keys_ || how_[head].ranking == Ranking::keys;
   }
 
+  /// Scratch memory of one layer's scoring, on the device.
   struct Memory {
     Compression* how = nullptr;  ///< [kv_heads]
     float* scores = nullptr;     ///< [kv_heads, pitch]

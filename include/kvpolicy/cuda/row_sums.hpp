@@ -21,6 +21,7 @@ class RowSums {
   [[nodiscard]] std::size_t rows() const { return rows_; }
   [[nodiscard]] std::size_t bytes() const { return rows_ * sizeof(double); }
 
+  /// Memory that was obtained and is not in use yet.
   struct Growth {
     Block sums;
     std::size_t rows = 0;

@@ -36,14 +36,17 @@
 
 namespace kvpolicy {
 
+/// Adds one policy to the registry `policies`, and is undefined again below.
+#define KVPOLICY_ADD_POLICY(E, ...) policies.template add<__VA_ARGS__>();
+
 /// A registry of the shipped policies.
 template <Element E = float>
 [[nodiscard]] PolicyRegistry<E> shipped_policies() {
   PolicyRegistry<E> policies;
-#define KVPOLICY_ADD(E, ...) policies.template add<__VA_ARGS__>();
-  KVPOLICY_FOR_SHIPPED_POLICIES(KVPOLICY_ADD, E)
-#undef KVPOLICY_ADD
+  KVPOLICY_FOR_SHIPPED_POLICIES(KVPOLICY_ADD_POLICY, E)
   return policies;
 }
+
+#undef KVPOLICY_ADD_POLICY
 
 }  // namespace kvpolicy
