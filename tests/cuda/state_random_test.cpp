@@ -79,8 +79,10 @@ TEST_CASE("random operations on host caches that go through a device") {
     options.max_rollback = max_rollback;
     options.max_append = 1 + max_rollback;
     options.page_rows = 32;
-    const test::ModelShape shape{1, 2 * heads.size(), heads.size(), 64};
-    test::random_operations<E, E, ThroughDevice<E>>(++seed, shape, heads, options, {}, 25);
+    std::vector<test::HeadSpec> returning = heads;
+    if (max_rollback > 0) std::erase_if(returning, &test::HeadSpec::cannot_return);
+    const test::ModelShape shape{1, 2 * returning.size(), returning.size(), 64};
+    test::random_operations<E, E, ThroughDevice<E>>(++seed, shape, returning, options, {}, 25);
   }
 }
 
