@@ -137,7 +137,7 @@ void append_part(std::string& text, const Part& part) {
 
 /// The parts one after another: text, single characters, numbers and addresses. They look as a stream prints
 /// them in the "C" locale: a float has six significant digits, a bool is 0 or 1. (A stream itself would
-/// have every header of the library read <sstream>.)
+/// have every header of the library read the headers of streams.)
 template <class... Parts>
 [[nodiscard]] std::string message(const Parts&... parts) {
   std::string text;
