@@ -31,7 +31,10 @@ extern "C" {
 
 /* ---- errors */
 
-typedef enum kvp_status {
+/* Integers of 32 bits, whatever width a compiler gives an enum: a value of no name can be passed, and
+ * is refused. */
+typedef int32_t kvp_status;
+enum {
   KVP_OK = 0,
   KVP_CONFIG_ERROR = 1,   /* settings that do not work, alone or together */
   KVP_SHAPE_ERROR = 2,    /* a tensor, a layer or a token that does not fit */
@@ -42,7 +45,7 @@ typedef enum kvp_status {
   KVP_DEVICE_ERROR = 7,   /* a device or a call of its runtime */
   KVP_OUT_OF_MEMORY = 8,
   KVP_OTHER_ERROR = 9
-} kvp_status;
+};
 
 /* What the latest failed call of this thread said. Valid until the thread's next failed call. */
 const char* kvp_error(void);
@@ -54,7 +57,8 @@ const char* kvp_version(void);
 /* ---- plans */
 
 /* The type of the rows that a cache keeps exact, and of tensors. */
-typedef enum kvp_dtype { KVP_FLOAT32 = 0, KVP_FLOAT16 = 1, KVP_BFLOAT16 = 2 } kvp_dtype;
+typedef int32_t kvp_dtype;
+enum { KVP_FLOAT32 = 0, KVP_FLOAT16 = 1, KVP_BFLOAT16 = 2 };
 
 typedef struct kvp_shape {
   size_t layers, q_heads, kv_heads, head_dim;

@@ -213,7 +213,7 @@ static void test_refusals(const kvp_plan* plan) {
   CHECK(kvp_plan_from_json("{}", 2, KVP_FLOAT32, &none) == KVP_FORMAT_ERROR && none == NULL);
   CHECK(strstr(kvp_error(), "format") != NULL);
   CHECK(kvp_plan_from_json(NULL, 0, KVP_FLOAT32, &none) == KVP_CONFIG_ERROR);
-  CHECK(kvp_plan_from_json(plan_text, strlen(plan_text), (kvp_dtype)7, &none) == KVP_CONFIG_ERROR);
+  CHECK(kvp_plan_from_json(plan_text, strlen(plan_text), 7, &none) == KVP_CONFIG_ERROR);
   CHECK(kvp_cache_new(NULL, NULL, NULL) == KVP_CONFIG_ERROR);
   CHECK(kvp_cache_truncate(NULL, 0) == KVP_CONFIG_ERROR);
   kvp_cache_free(NULL);
