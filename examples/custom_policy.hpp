@@ -29,7 +29,7 @@ class OpeningAndLatest {
     kvpolicy::HeadRule rule;
     rule.sinks = static_cast<std::size_t>(static_cast<double>(config.rows) * config.opening_share);
     rule.recent = config.rows - std::min(rule.sinks, config.rows);
-    rule.chunk_mask = true;  // a call's queries see all rows of their call
+    rule.prefill_chunk_mask = true;  // a call's queries see all rows of their call
     return rule;
   }
 
@@ -38,9 +38,9 @@ class OpeningAndLatest {
     opening_.reserve(opening);
     latest_.reserve(rows - opening, window_.recent);
   }
-  void release_spare() noexcept {
-    opening_.release_spare();
-    latest_.release_spare();
+  void release_unused() noexcept {
+    opening_.release_unused();
+    latest_.release_unused();
   }
   void commit(const kvpolicy::Segment& rows) {
     const std::size_t opening = std::min(rows.rows, window_.sinks - opening_.end());

@@ -168,7 +168,7 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
   const auto [least, most] = std::ranges::minmax(made.values());
   if (a.json) {
     OrderedJson json = {{"capacity", config.capacity},
-                        {"window", config.window},
+                        {"window", config.observation_window},
                         {"beta", config.beta},
                         {"published", a.published},
                         {"sum", sum},
@@ -191,7 +191,7 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
   }
   fmt::print("\n  {} rows for {} {} heads besides the window of {}: {} to {}, {:.2f} on average\n",
              thousands(sum), thousands(made.values().size()), a.published ? "query" : "KV",
-             config.window, thousands(least), thousands(most),
+             config.observation_window, thousands(least), thousands(most),
              static_cast<double>(sum) / static_cast<double>(made.values().size()));
 }
 
@@ -374,9 +374,9 @@ HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
       scores(layer, head * same.queries_per_kv() + i) = static_cast<double>(rule.budget);
     }
     sum += rule.budget;
-    config.window = rule.window;
+    config.observation_window = rule.observation_window;
   });
-  config.capacity = sum / shape.kv_head_count() + config.window;
+  config.capacity = sum / shape.kv_head_count() + config.observation_window;
   return scores;
 }
 
@@ -399,7 +399,7 @@ void convert(const Arguments& a) {
   HeadKvConfig config;
   io::save_head_scores(output, scores_of(plan, config));
   fmt::print("wrote the head scores {}; read them with --capacity {} --window {} --beta 1\n",
-             a.output, config.capacity, config.window);
+             a.output, config.capacity, config.observation_window);
 }
 
 // ---- the command line
@@ -461,7 +461,7 @@ int main(int argc, char** argv) {
                    "Rows per head on average, window included")
       ->check(whole_number(1, most_tokens))
       ->capture_default_str();
-  budgets_command->add_option("--window", a.plan.headkv.window, "Latest rows, always kept")
+  budgets_command->add_option("--window", a.plan.headkv.observation_window, "Latest rows, always kept")
       ->check(whole_number(0, most_tokens))
       ->capture_default_str();
   budgets_command->add_option("--beta", a.plan.headkv.beta, "1 / beta of the rows go by score")

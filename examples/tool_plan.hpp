@@ -27,7 +27,7 @@ namespace kvpolicy::tools {
 struct PlanArguments {
   std::string plan = "full";  ///< see `plan_help`
   double sparsity = 0.5;      ///< DuoAttention patterns: share of streaming heads
-  DuoRule rule = DuoRule::exact_count;
+  GateCut gate_cut = GateCut::exact_count;
   std::optional<std::size_t> sinks;  ///< default: what the pattern says
   std::optional<std::size_t> recent;
   HeadKvConfig headkv;  ///< HeadKV scores

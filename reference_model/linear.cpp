@@ -74,7 +74,7 @@ MatrixView rows_of(const float* x, std::size_t rows, std::size_t width) {
   return {.data = x, .rows = rows, .columns = width, .stride = width};
 }
 
-MatrixView weight_of(const Linear& layer, bool transposed) {
+MatrixView cost_of(const Linear& layer, bool transposed) {
   MatrixView view = rows_of(layer.weight.data(), layer.outputs, layer.inputs);
   view.transposed = transposed;
   return view;
@@ -83,14 +83,14 @@ MatrixView weight_of(const Linear& layer, bool transposed) {
 /// y [rows, outputs] = x [rows, inputs] Wᵀ + keep * y.
 void forward_product(const float* x, std::size_t rows, const Linear& layer, float keep, float* y) {
   const OneThreadIfSmall guard{layer.weight.size()};
-  library_product(rows_of(x, rows, layer.inputs), weight_of(layer, true), 1.0F, keep, y,
+  library_product(rows_of(x, rows, layer.inputs), cost_of(layer, true), 1.0F, keep, y,
                   layer.outputs);
 }
 
 /// dx [rows, inputs] = dy [rows, outputs] W + keep * dx.
 void back_product(const float* dy, std::size_t rows, const Linear& layer, float keep, float* dx) {
   const OneThreadIfSmall guard{layer.weight.size()};
-  library_product(rows_of(dy, rows, layer.outputs), weight_of(layer, false), 1.0F, keep, dx,
+  library_product(rows_of(dy, rows, layer.outputs), cost_of(layer, false), 1.0F, keep, dx,
                   layer.inputs);
 }
 

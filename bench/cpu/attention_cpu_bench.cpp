@@ -128,7 +128,7 @@ class Cases {
                                                              std::size_t capacity) const {
     const HeadScores scores = scores_for(scores_, scaled(heads).kv);
     const HeadBudgets budgets =
-        headkv_budgets(scores, scaled(heads).kv, {.capacity = capacity, .window = 8});
+        headkv_budgets(scores, scaled(heads).kv, {.capacity = capacity, .observation_window = 8});
     return [own = shape(heads), budgets](std::size_t layers) {
       ModelShape all = own;
       all.layers = layers;

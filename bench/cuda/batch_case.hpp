@@ -133,8 +133,8 @@ class BatchRig {
   Tensor16 keys_;     // of the queries' own tokens
   Tensor16 values_;
   Tensor16 out_;
-  cuda::Block heads_;   // [sequences, kv_heads]
-  cuda::Block states_;  // [sequences]
+  cuda::DeviceBuffer heads_;   // [sequences, kv_heads]
+  cuda::DeviceBuffer states_;  // [sequences]
   double error_ = 0.0;
   reference::Graph graph_;
 };

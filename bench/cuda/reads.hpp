@@ -56,7 +56,7 @@ struct HeadReads {
   }
   if (head.is_quantized()) {
     const std::size_t beyond = committed - std::min(committed, head.residual);
-    const std::size_t packed = beyond / cuda::block_rows * cuda::block_rows;
+    const std::size_t packed = beyond / cuda::quantized_together * cuda::quantized_together;
     return {.exact_rows = tokens - packed, .packed_rows = packed};
   }
   return {.exact_rows = tokens};

@@ -51,7 +51,7 @@ class Timer {
  private:
   cudaStream_t stream_;
   std::size_t bytes_;
-  cuda::Block flushed_;
+  cuda::DeviceBuffer flushed_;
   int round_ = 0;
   cudaEvent_t begin_ = nullptr;
   cudaEvent_t end_ = nullptr;
@@ -77,8 +77,8 @@ class Samples {
 
 /// Bytes per second, read plus written, of a plain copy inside the device's memory.
 [[nodiscard]] inline double copy_bandwidth(Timer& timer, std::size_t bytes, cudaStream_t stream) {
-  const cuda::Block from = cuda::allocate(cuda::default_memory(), bytes, stream);
-  const cuda::Block to = cuda::allocate(cuda::default_memory(), bytes, stream);
+  const cuda::DeviceBuffer from = cuda::allocate(cuda::default_memory(), bytes, stream);
+  const cuda::DeviceBuffer to = cuda::allocate(cuda::default_memory(), bytes, stream);
   cuda::check(cudaMemsetAsync(from.get(), 1, bytes, stream), "cudaMemsetAsync");
   Samples samples;
   for (int i = 0; i < 12; ++i) {

@@ -95,7 +95,7 @@ class Tensor16 {
 
  private:
   std::size_t count_;
-  cuda::Block memory_;
+  cuda::DeviceBuffer memory_;
 };
 
 /// Rows of one `append`.

@@ -28,7 +28,7 @@ std::string ranked_rows(const HeadRule& rule) {
   if (rule.scorer == H2oScorer::name) {
     return fmt::format("the latest {} rows and those that got most attention", rule.kept_rows);
   }
-  return fmt::format("the rows that the latest {} look at most", rule.window);
+  return fmt::format("the rows that the latest {} look at most", rule.observation_window);
 }
 
 // What one head keeps; budgets differ from head to head and are told apart from it.
@@ -36,7 +36,7 @@ std::string describe_head(const HeadSettings<bfloat16>& settings, std::size_t he
   const HeadRule rule = settings.rule(head_dim);
   if (!rule.compresses) return describe(settings);
   std::string text = ranked_rows(rule);
-  if (rule.share_in_layer) text += " among all heads of the layer";
+  if (rule.adaptive_in_layer) text += " among all heads of the layer";
   if (rule.is_quantized()) text += fmt::format(" in {}", describe_precision(settings.rule(0)));
   return text;
 }
@@ -50,7 +50,7 @@ FastGenConfig fastgen_config(PlanName& name) {
   config.local_share = name.number("local", config.local_share);
   config.frequent_share = name.number("frequent", config.frequent_share);
   config.sinks = name.count("sinks", config.sinks);
-  config.window = name.count("window", config.window);
+  config.observation_window = name.count("window", config.observation_window);
   name.refuse_others();
   return named_by("--plan " + name.text, [&] {
     config.validate();

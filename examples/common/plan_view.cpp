@@ -144,7 +144,7 @@ UnusedBudgets unused_budgets(const HeadPlan<E>& plan, std::size_t tokens) {
     const HeadRule rule = settings.rule(plan.shape().layer(layer).head_dim);
     const std::size_t capacity = rule.budget + rule.kept_rows;
     // Heads that share hand their rows on.
-    if (!rule.compresses || rule.share_in_layer || capacity <= tokens) return;
+    if (!rule.compresses || rule.adaptive_in_layer || capacity <= tokens) return;
     ++unused.heads;
     unused.rows += capacity - tokens;
   });

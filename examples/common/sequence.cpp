@@ -62,7 +62,7 @@ class PlanSequence final : public Sequence {
   void compress() override {
     if (fastgen_) {
       if constexpr (std::same_as<E, bfloat16>) {
-        const AttentionProfile profile = profile_attention(cache_, fastgen_->window);
+        const AttentionProfile profile = profile_attention(cache_, fastgen_->observation_window);
         auto plan = fastgen_plan<E>(cache_.plan().shape(), profile, *fastgen_);
         reference::limit_windows(plan, model_->config());
         cache_ = cache_.fork_as(std::move(plan));

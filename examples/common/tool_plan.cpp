@@ -182,10 +182,10 @@ class Maker {
         .sinks = spec_.count("sinks", arguments_.sinks.value_or(pattern.sinks)),
         .recent = spec_.count("recent", arguments_.recent.value_or(pattern.recent)),
         .mask = spec_.choice("mask", Mask::exact),
-        .rule = spec_.choice("rule", arguments_.rule)};
+        .gate_cut = spec_.choice("rule", arguments_.gate_cut)};
     require(config.sparsity >= 0 && config.sparsity <= 1, "the sparsity is ", config.sparsity,
             ", must be a share of the heads, 0 to 1");
-    if (config.rule == DuoRule::exact_count) {
+    if (config.gate_cut == GateCut::exact_count) {
       const Highest kept =
           named_by(folder.string(), [&] { return highest_gates(pattern.gates, config.sparsity); });
       if (kept.tied > 0) {
@@ -206,7 +206,7 @@ class Maker {
   [[nodiscard]] Plan headkv(const fs::path& scores) {
     HeadKvConfig config = arguments_.headkv;
     config.capacity = spec_.count("capacity", config.capacity);
-    config.window = spec_.count("window", config.window);
+    config.observation_window = spec_.count("window", config.observation_window);
     config.beta = spec_.number("beta", config.beta);
     config.score_power = spec_.number("score_power", config.score_power);
     config.keep_short_prompts =
@@ -234,11 +234,11 @@ class Maker {
     const auto make = [&]<class Storage>(std::type_identity<Storage>, const auto& storage) {
       typename HeadBudgetCache<Storage, Scorer>::Config config;
       config.storage = storage;
-      config.share_in_layer = share;
+      config.adaptive_in_layer = share;
       if (share) config.safeguard = spec_.number("safeguard", config.safeguard);
       if constexpr (votes) {
         config.scorer = arguments_.headkv.scorer();
-        config.scorer.window = spec_.count("window", config.scorer.window);
+        config.scorer.observation_window = spec_.count("window", config.scorer.observation_window);
         config.scorer = scorer(config.scorer);
       }
       if constexpr (std::same_as<Scorer, H2oScorer>) config.scorer.recent = capacity / 2;
@@ -268,7 +268,7 @@ class Maker {
     spec_.require_exact_rows();
     PyramidKvConfig config;
     config.capacity = spec_.count("capacity", arguments_.headkv.capacity);
-    config.window = spec_.count("window", arguments_.headkv.window);
+    config.observation_window = spec_.count("window", arguments_.headkv.observation_window);
     config.beta = spec_.number("beta", config.beta);
     config.keep_short_prompts =
         spec_.flag("keep_short_prompts", config.keep_short_prompts);
@@ -399,7 +399,7 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments) {
       ->check(number_from(0, 1))
       ->capture_default_str();
   app.add_flag_callback(
-      "--threshold", [&arguments] { arguments.rule = DuoRule::threshold; },
+      "--threshold", [&arguments] { arguments.gate_cut = GateCut::threshold; },
       "DuoAttention: keep every gate from the quantile on, not an exact count: the published "
       "arithmetic "
       "without the noise that the published code adds to the gates first, so that ties stay whole "
@@ -414,7 +414,7 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments) {
                  "HeadKV: rows per head on average, window included")
       ->check(whole_number(1, most))
       ->capture_default_str();
-  app.add_option("--window", arguments.headkv.window, "HeadKV: latest rows, whose queries vote")
+  app.add_option("--window", arguments.headkv.observation_window, "HeadKV: latest rows, whose queries vote")
       ->check(whole_number(1, most))
       ->capture_default_str();
   app.add_option("--beta", arguments.headkv.beta, "HeadKV: 1 / beta of the rows go by score")

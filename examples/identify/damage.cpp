@@ -80,7 +80,7 @@ std::vector<RetrievalText> draw_texts(const DamageArguments& a) {
 std::vector<HeadSettings<bfloat16>> menu_of(const DamageArguments& a, const ModelShape& shape) {
   const SearchMenuConfig config{.min_rows = a.min_rows,
                                 .group = shape.head_dim % 32 == 0 ? std::size_t{32} : 16,
-                                .scorer = {.window = a.window, .kernel = a.kernel}};
+                                .scorer = {.observation_window = a.window, .kernel = a.kernel}};
   const HeadGates none{shape.layers, shape.kv_heads};
   std::vector<HeadSettings<bfloat16>> menu;
   for (auto& choice : choices_by_importance<bfloat16>(shape, none, a.length, config)) {

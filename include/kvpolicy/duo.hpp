@@ -36,7 +36,7 @@ struct DuoConfig {
   std::size_t sinks = 128;   ///< Opening rows that a streaming head keeps.
   std::size_t recent = 256;  ///< Latest rows kept besides; both as the published gates were trained.
   Mask mask = Mask::exact;
-  DuoRule rule = DuoRule::exact_count;
+  GateCut gate_cut = GateCut::exact_count;
 };
 
 /// A plan with `retrieval` for the retrieval heads and `streaming` for the others.
@@ -64,7 +64,7 @@ template <Element E = float>
   using Dense = DenseStorage<E>;
   detail::require_fits(gates, shape, "duo_plan");
   return plan_of_kinds<E>(
-      shape, head_kinds(gates, config.sparsity, config.rule), typename FullCache<Dense>::Config{},
+      shape, head_kinds(gates, config.sparsity, config.gate_cut), typename FullCache<Dense>::Config{},
       typename SinkRecentCache<Dense>::Config{
           .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
 }
@@ -76,7 +76,7 @@ template <Element E = float>
     const ResidualConfig& quantized = {}) {
   detail::require_fits(gates, shape, "quantized_duo_plan");
   return plan_of_kinds<E>(
-      shape, head_kinds(gates, config.sparsity, config.rule),
+      shape, head_kinds(gates, config.sparsity, config.gate_cut),
       typename QuantizedResidualCache<E>::Config{.storage = quantized},
       typename SinkRecentCache<DenseStorage<E>>::Config{
           .sinks = config.sinks, .recent = config.recent, .mask = config.mask});

@@ -82,7 +82,7 @@ struct FastGenConfig {
   double local_share = 0.3;     ///< Latest rows, as a share of the prompt's.
   double frequent_share = 0.3;  ///< Most attended rows, as a share of the prompt's.
   std::size_t sinks = 4;        ///< Opening rows that `locality` keeps besides.
-  std::size_t window = 8;       ///< Latest rows that are always kept, and latest queries that vote.
+  std::size_t observation_window = 8;       ///< Latest rows that are always kept, and latest queries that vote.
   std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
 
   /// @throws ConfigError
@@ -98,13 +98,13 @@ struct FastGenConfig {
   }
   /// Rows are ranked one by one.
   [[nodiscard]] SnapKvScorer::Config scorer() const {
-    return {.window = window, .pooling = Pooling::max, .kernel = 1};
+    return {.observation_window = observation_window, .pooling = Pooling::max, .kernel = 1};
   }
   [[nodiscard]] std::size_t recent(std::size_t rows) const { return part(local_share, rows); }
   /// Rows of a head that ranks them, latest ones included.
   [[nodiscard]] std::size_t ranked(FastGenChoice choice, std::size_t rows) const {
     const std::size_t both = choice == FastGenChoice::frequency ? 0 : part(local_share, rows);
-    return std::max(window, part(frequent_share, rows) + both);
+    return std::max(observation_window, part(frequent_share, rows) + both);
   }
 
  private:
@@ -129,10 +129,10 @@ namespace detail {
     }
     return kept;
   }
-  const std::size_t candidates = rows - std::min(rows, config.window);
+  const std::size_t candidates = rows - std::min(rows, config.observation_window);
   std::vector<float> scores(candidates);
   SnapKvScorer::score(config.scorer(), sums, group, queries, scores);
-  kept = top_rows(scores, config.ranked(choice, rows) - config.window);
+  kept = top_rows(scores, config.ranked(choice, rows) - config.observation_window);
   for (std::size_t row = candidates; row < rows; ++row) kept.push_back(row);
   return kept;
 }
@@ -205,7 +205,7 @@ template <Element E = float>
                                   .sinks = config.sinks, .recent = config.recent(rows)});
       } else {
         plan.set(layer, head, typename HeadBudgetCache<Dense>::Config{
-                                  .budget = config.ranked(choice, rows) - config.window,
+                                  .budget = config.ranked(choice, rows) - config.observation_window,
                                   .compress_every = config.compress_every,
                                   .scorer = config.scorer()});
       }

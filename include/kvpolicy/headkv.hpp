@@ -31,8 +31,8 @@ namespace kvpolicy {
 /// Settings of `headkv_plan`: how many rows there are, how they are shared out, and how a head
 /// ranks its own. A *capacity* counts the window, a *budget* (HeadBudgets, HeadBudgetCache) does not.
 struct HeadKvConfig {
-  std::size_t capacity = 128;  ///< Rows per KV head on average, window included.
-  std::size_t window = 8;      ///< Latest rows, whose queries vote.
+  std::size_t capacity = 128;  ///< Rows per KV head on average, observation window included.
+  std::size_t observation_window = 8;      ///< Latest rows, whose queries vote.
   double beta = 1.005;         ///< 1 / beta of the rows are shared out by score.
   double score_power = 1.0;    ///< Scores are raised to this power first.
   Pooling pooling = Pooling::max;
@@ -43,8 +43,8 @@ struct HeadKvConfig {
   bool keep_short_prompts = true;
 
   [[nodiscard]] std::size_t compress_from() const { return keep_short_prompts ? capacity : 0; }
-  [[nodiscard]] HeadKvBudgetConfig budgets() const { return {capacity, window, beta, score_power}; }
-  [[nodiscard]] SnapKvScorer::Config scorer() const { return {window, pooling, kernel}; }
+  [[nodiscard]] HeadKvBudgetConfig budgets() const { return {capacity, observation_window, beta, score_power}; }
+  [[nodiscard]] SnapKvScorer::Config scorer() const { return {observation_window, pooling, kernel}; }
 };
 
 /// Every head gets `budgets(layer, head)` rows besides the window; all else is as in `settings`.

@@ -22,8 +22,8 @@ namespace kvpolicy {
 /// Settings of `pyramidkv_plan`: how many rows there are, how they fall with the layers, and how a
 /// head ranks its own.
 struct PyramidKvConfig {
-  std::size_t capacity = 128;  ///< Rows per head on average, window included.
-  std::size_t window = 8;      ///< Latest rows, whose queries vote.
+  std::size_t capacity = 128;  ///< Rows per head on average, observation window included.
+  std::size_t observation_window = 8;      ///< Latest rows, whose queries vote.
   double beta = 20.0;          ///< The last layer keeps 1 / beta of the average besides the window.
   std::size_t tokens = 0;      ///< Of the prompt, where they are known (plan/pyramid_budgets.hpp).
   Pooling pooling = Pooling::max;
@@ -34,8 +34,8 @@ struct PyramidKvConfig {
   bool keep_short_prompts = true;
 
   [[nodiscard]] std::size_t compress_from() const { return keep_short_prompts ? capacity : 0; }
-  [[nodiscard]] PyramidBudgetConfig budgets() const { return {capacity, window, beta, tokens}; }
-  [[nodiscard]] SnapKvScorer::Config scorer() const { return {window, pooling, kernel}; }
+  [[nodiscard]] PyramidBudgetConfig budgets() const { return {capacity, observation_window, beta, tokens}; }
+  [[nodiscard]] SnapKvScorer::Config scorer() const { return {observation_window, pooling, kernel}; }
 };
 
 /// The plan whose budgets fall from layer to layer.

@@ -154,7 +154,7 @@ class Product {
   }
 
   Handle handle_;
-  cuda::Block workspace_;
+  cuda::DeviceBuffer workspace_;
   Plans plans_;
   Plans int8_plans_;
 };

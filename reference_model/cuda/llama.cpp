@@ -27,9 +27,9 @@ using cuda::launch;
 // as the residual stream, stay small beside those of a long chunk.
 constexpr std::size_t most_mlp_rows = 4096;
 
-cuda::Block upload(std::span<const float> numbers, cuda::MemoryResource* memory,
+cuda::DeviceBuffer upload(std::span<const float> numbers, cuda::MemoryResource* memory,
                    cudaStream_t stream) {
-  cuda::Block block = allocate(memory, numbers.size_bytes(), stream);
+  cuda::DeviceBuffer block = allocate(memory, numbers.size_bytes(), stream);
   check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice,
                         stream),
         "cudaMemcpyAsync");
@@ -167,7 +167,7 @@ void CudaLlama::reserve(std::size_t rows, std::size_t logit_rows, cudaStream_t s
   }
   ++room_version_;
   room_ = {};  // first, so that the old and the new are never held at once
-  cuda::Block memory = allocate(options_.memory, lay_out(rows, logit_rows, nullptr).bytes, stream);
+  cuda::DeviceBuffer memory = allocate(options_.memory, lay_out(rows, logit_rows, nullptr).bytes, stream);
   room_ = lay_out(rows, logit_rows, memory.get());
   room_.memory = std::move(memory);
   branched_ = false;
@@ -245,7 +245,7 @@ void CudaLlama::embed(std::size_t rows, cudaStream_t stream) {
       "embed_kernel");
 }
 
-void CudaLlama::norm(const cuda::Block& weight, const float* x, std::size_t rows,
+void CudaLlama::norm(const cuda::DeviceBuffer& weight, const float* x, std::size_t rows,
                      cudaStream_t stream) {
   launch(kernels::norm_kernel<>,
          {.grid_x = static_cast<int>(rows),

@@ -102,9 +102,9 @@ class CudaLlama {
 
  private:
   struct Layer {
-    cuda::Block attention_norm;  // [hidden], float
+    cuda::DeviceBuffer attention_norm;  // [hidden], float
     DeviceLinear qkv, o;
-    cuda::Block mlp_norm;
+    cuda::DeviceBuffer mlp_norm;
     DeviceLinear gate_up, down;
   };
   // Room for the activations of a call; the MLP's of a block of rows, which are the widest.
@@ -113,7 +113,7 @@ class CudaLlama {
     std::size_t mlp_rows = 0;
     std::size_t logit_rows = 0;
     std::size_t bytes = 0;
-    cuda::Block memory = {};
+    cuda::DeviceBuffer memory = {};
     int* tokens = nullptr;     // [rows]
     int* offsets = nullptr;    // [rows], of their positions from the first one's
     float* cosines = nullptr;  // [rows, head_dim / 2]
@@ -147,18 +147,18 @@ class CudaLlama {
   void put_tokens(std::span<const int> tokens, std::size_t position, cudaStream_t stream);
   void count_offsets(cudaStream_t stream);
   void embed(std::size_t rows, cudaStream_t stream);
-  void norm(const cuda::Block& weight, const float* x, std::size_t rows, cudaStream_t stream);
+  void norm(const cuda::DeviceBuffer& weight, const float* x, std::size_t rows, cudaStream_t stream);
   void before_attention(const Layer& layer, std::size_t rows, cudaStream_t stream);
   void after_attention(const Layer& layer, std::size_t rows, cudaStream_t stream);
 
   LlamaConfig config_;
   CudaLlamaOptions options_;
   Matmul matmul_;
-  cuda::Block inverse_frequencies_;  // [head_dim / 2], float
-  cuda::Block progress_;             // Progress, then the choices
+  cuda::DeviceBuffer inverse_frequencies_;  // [head_dim / 2], float
+  cuda::DeviceBuffer progress_;             // Progress, then the choices
   DeviceLinear embedding_;           // its weight is gathered from, not multiplied
   std::vector<Layer> layers_;
-  cuda::Block norm_;
+  cuda::DeviceBuffer norm_;
   DeviceLinear head_;
   std::size_t weight_bytes_ = 0;
   Room room_;

@@ -51,7 +51,7 @@ struct Matmul::State {
   // Of 8-bit products: codes and scales of activations, sums.
   std::size_t codes_bytes = 0;
   std::size_t sums_bytes = 0;
-  cuda::Block codes, scales, sums;
+  cuda::DeviceBuffer codes, scales, sums;
 };
 
 Matmul::Matmul(cuda::MemoryResource* memory, cudaStream_t stream)
@@ -79,7 +79,7 @@ void Matmul::multiply(const Shape& shape, const bfloat16* weight, const void* bi
 void Matmul::reserve_int8(const Shape& shape, std::size_t rows, cudaStream_t stream) {
   State& s = *state_;
   const std::size_t most = padded(rows);
-  const auto grow = [&](cuda::Block& block, std::size_t& held, std::size_t bytes) {
+  const auto grow = [&](cuda::DeviceBuffer& block, std::size_t& held, std::size_t bytes) {
     if (bytes <= held) return;
     block = nullptr;
     held = 0;
@@ -144,9 +144,9 @@ void Matmul::multiply_int8(const Shape& shape, const std::int8_t* weight, const 
 namespace {
 
 template <class T>
-cuda::Block upload(const std::vector<T>& numbers, cuda::MemoryResource* memory,
+cuda::DeviceBuffer upload(const std::vector<T>& numbers, cuda::MemoryResource* memory,
                    cudaStream_t stream) {
-  cuda::Block block = allocate(memory, numbers.size() * sizeof(T), stream);
+  cuda::DeviceBuffer block = allocate(memory, numbers.size() * sizeof(T), stream);
   check(cudaMemcpyAsync(block.get(), numbers.data(), numbers.size() * sizeof(T),
                         cudaMemcpyHostToDevice, stream),
         "cudaMemcpyAsync");
@@ -191,7 +191,7 @@ DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output ou
   // Part by part, so that the host never holds a second copy of the whole.
   std::size_t first = 0;
   for (const Linear* part : parts) {
-    const auto copy = [&](const cuda::Block& to, const auto& numbers, std::size_t at) {
+    const auto copy = [&](const cuda::DeviceBuffer& to, const auto& numbers, std::size_t at) {
       const std::size_t size = sizeof numbers[0];
       check(cudaMemcpyAsync(to.get() + at * size, numbers.data(), numbers.size() * size,
                             cudaMemcpyHostToDevice, stream),

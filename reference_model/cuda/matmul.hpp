@@ -103,9 +103,9 @@ class DeviceLinear {
   Matmul::Shape shape_;
   WeightFormat format_ = WeightFormat::bfloat16;
   std::size_t bytes_ = 0;
-  cuda::Block weight_;
-  cuda::Block scales_;  // [outputs] of 8-bit weights
-  cuda::Block bias_;    // [outputs]
+  cuda::DeviceBuffer weight_;
+  cuda::DeviceBuffer scales_;  // [outputs] of 8-bit weights
+  cuda::DeviceBuffer bias_;    // [outputs]
 };
 
 }  // namespace kvpolicy::reference

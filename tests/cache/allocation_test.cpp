@@ -37,7 +37,7 @@ Plan mixed_plan(std::size_t compress_every) {
   for (std::size_t layer = 0; layer < 2; ++layer) {
     plan.set(layer, 1, Quantized::Config{.storage = {.bits = 4, .key_group = 16, .residual = 10}});
     plan.set(layer, 2, Window::Config{.sinks = 3, .recent = 20, .storage = {.bits = 8, .residual = 4}});
-    plan.set(layer, 3, Budget::Config{.budget = 10, .compress_every = compress_every, .scorer = {.window = 4}});
+    plan.set(layer, 3, Budget::Config{.budget = 10, .compress_every = compress_every, .scorer = {.observation_window = 4}});
     plan.set(layer, 4, Retrieval::Config{.chunk = 4, .budget = 8});
   }
   return plan;

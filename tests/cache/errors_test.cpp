@@ -337,7 +337,7 @@ TEST_CASE("compress needs the latest queries") {
   options.max_append = 8;
   options.max_rollback = 8;
   options.memory = &memory;
-  Plan plan{shape, Budget::Config{.budget = 4, .scorer = {.window = 3}}};
+  Plan plan{shape, Budget::Config{.budget = 4, .scorer = {.observation_window = 3}}};
   Cache cache{plan, options};
   test::Random random{1};
   test::feed(cache, random, {20});
@@ -354,7 +354,7 @@ TEST_CASE("compress needs the latest queries") {
 
   // A head that compresses by itself waits until it knows them.
   options.max_rollback = 0;
-  Cache own{Plan{shape, Budget::Config{.budget = 4, .compress_every = 5, .scorer = {.window = 3}}}, options};
+  Cache own{Plan{shape, Budget::Config{.budget = 4, .compress_every = 5, .scorer = {.observation_window = 3}}}, options};
   test::Chunk<>{random, shape, 8}.append(own, 0);
   test::Chunk<>{random, shape, 8}.append(own, 0);
   test::Chunk<>{random, shape, 1}.step(own, 0);
@@ -402,7 +402,7 @@ TEST_CASE("settings that cannot work") {
   CHECK(contains(plan_error(Window::Config{.rotary_in_cache = RotaryConfig{.theta = -1}}), "theta is -1"));
   CHECK(contains(plan_error(Window::Config{.sinks = std::size_t{1} << 60}), "sinks is"));
   CHECK(contains(plan_error(Budget::Config{.budget = std::size_t{1} << 60}), "budget is"));
-  CHECK(contains(plan_error(Budget::Config{.scorer = {.window = 0}}), "window is 0"));
+  CHECK(contains(plan_error(Budget::Config{.scorer = {.observation_window = 0}}), "window is 0"));
   CHECK(contains(plan_error(Budget::Config{.scorer = {.kernel = 4}}), "kernel is 4, must be odd"));
 
   // Groups of rows that fit the widest page may not fit this cache's.

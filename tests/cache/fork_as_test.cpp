@@ -244,7 +244,7 @@ TEST_CASE("fork_as: a compression by more queries than were kept says so, until 
   KvCache<E> source{Plan{shape}, {.kept_queries = 5}};  // and one, that of the tail
   Text text{5, 60};
   text.feed_in_pieces(source, 2);
-  auto forked = source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.window = 8}}});
+  auto forked = source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.observation_window = 8}}});
   CHECK(refusal([&] { forked.compress(); }).find("of the latest 8 tokens not all queries are known, 6") !=
         std::string::npos);
   Text more{6, 3};
@@ -252,7 +252,7 @@ TEST_CASE("fork_as: a compression by more queries than were kept says so, until 
   forked.compress();
   CHECK(forked.policy<Budget>(0, 0).rows() == 28);
   // A smaller window has what it needs at once, and no more than it would have.
-  auto small = source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.window = 2}}});
+  auto small = source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.observation_window = 2}}});
   small.compress();
   CHECK(small.policy<Budget>(0, 0).rows() == 22);
 }

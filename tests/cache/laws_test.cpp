@@ -40,9 +40,9 @@ Plan mixed_plan() {
   for (std::size_t l = 0; l < shape.layers; ++l) {
     plan.set(l, 1, Kivi::Config{.storage = {.bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}});
     plan.set(l, 2, Window::Config{.sinks = 4, .recent = 21});
-    plan.set(l, 3, Window::Config{.sinks = 20, .recent = 5, .mask = Mask::chunk, .rotary_in_cache = RotaryConfig{}});
+    plan.set(l, 3, Window::Config{.sinks = 20, .recent = 5, .mask = Mask::prefill_chunk, .rotary_in_cache = RotaryConfig{}});
     plan.set(l, 4, QuantizedWindow::Config{.sinks = 1, .recent = 30, .storage = {.bits = 4, .residual = 3}});
-    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.window = 5}, .storage = {.bits = 8, .residual = 6}});
+    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.observation_window = 5}, .storage = {.bits = 8, .residual = 6}});
     plan.set(l, 6, Retrieval::Config{.chunk = 6, .budget = 18});
   }
   return plan;

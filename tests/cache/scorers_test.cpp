@@ -55,10 +55,10 @@ HeadSettings<E> settings_of(const Spec& spec) {
     config.budget = spec.budget;
     config.compress_every = spec.every;
     config.after_first_compress = spec.waits;
-    config.share_in_layer = spec.safe.has_value();
+    config.adaptive_in_layer = spec.safe.has_value();
     config.safeguard = spec.safe.value_or(0.2);
     if constexpr (requires { config.scorer.recent; }) config.scorer.recent = spec.kept;
-    if constexpr (requires { config.scorer.kernel; }) config.scorer = {.window = spec.kept, .kernel = 1};
+    if constexpr (requires { config.scorer.kernel; }) config.scorer = {.observation_window = spec.kept, .kernel = 1};
     return HeadSettings<E>{config};
   };
   switch (spec.rank) {
@@ -426,13 +426,13 @@ TEST_CASE("scorers: what cannot be taken back is refused with a rollback, and wh
   CHECK(test::thrown<ConfigError>([&] {
           Cache{Plan{shape, Tova::Config{.budget = 3}}, {.max_rollback = 1}};
         }).empty());
-  Plan plan{shape, Snap::Config{.budget = 9, .share_in_layer = true}};
-  plan.set(0, 1, Snap::Config{.budget = 5, .share_in_layer = true});
+  Plan plan{shape, Snap::Config{.budget = 9, .adaptive_in_layer = true}};
+  plan.set(0, 1, Snap::Config{.budget = 5, .adaptive_in_layer = true});
   CHECK(test::thrown<ConfigError>([&] { Cache{plan}; }).empty());
   for (const HeadSettings<E>& other :
-       {HeadSettings<E>{Snap::Config{.budget = 9, .share_in_layer = true, .safeguard = 0.5}},
-        HeadSettings<E>{Snap::Config{.budget = 9, .share_in_layer = true, .scorer = {.window = 4}}},
-        HeadSettings<E>{KeyNorm::Config{.budget = 9, .share_in_layer = true}}}) {
+       {HeadSettings<E>{Snap::Config{.budget = 9, .adaptive_in_layer = true, .safeguard = 0.5}},
+        HeadSettings<E>{Snap::Config{.budget = 9, .adaptive_in_layer = true, .scorer = {.observation_window = 4}}},
+        HeadSettings<E>{KeyNorm::Config{.budget = 9, .adaptive_in_layer = true}}}) {
     plan.set(0, 1, other);
     CHECK(test::contains(test::thrown<ConfigError>([&] { Cache{plan}; }), "KV head 1 of layer 0 shares"));
   }

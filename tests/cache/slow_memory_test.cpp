@@ -46,7 +46,7 @@ std::size_t slow_rows(const Cache& cache, std::size_t layer, std::size_t head, R
   for (const Segment& segment : cache.segments(layer, head, read)) {
     segment.for_each_run([&](const RowRun& run) {
       for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
-        rows += slow.holds(segment.keys.place(i).page) || slow.holds(segment.values.place(i).page);
+        rows += slow.holds(segment.keys.address_of(i).page) || slow.holds(segment.values.address_of(i).page);
       }
     });
   }

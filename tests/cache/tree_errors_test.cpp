@@ -45,7 +45,7 @@ struct Fixture {
     Plan plan{shape};
     for (std::size_t l = 0; l < shape.layers; ++l) {
       plan.set(l, 0, Window::Config{.sinks = 2, .recent = 9});
-      plan.set(l, 1, Budget::Config{.budget = 6, .scorer = {.window = 2}});
+      plan.set(l, 1, Budget::Config{.budget = 6, .scorer = {.observation_window = 2}});
       plan.set(l, 2, Retrieval::Config{.chunk = 4, .budget = 8});
     }
     return plan;

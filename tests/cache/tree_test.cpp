@@ -46,9 +46,9 @@ Plan mixed_plan(bool linear) {
   for (std::size_t l = 0; l < shape.layers; ++l) {
     plan.set(l, 1, Kivi::Config{.storage = {.bits = 2, .key_group = 8, .residual = 16, .flush = l == 0 ? Flush::steady : Flush::kivi}});
     plan.set(l, 2, Window::Config{.sinks = 4, .recent = 5});
-    plan.set(l, 3, Window::Config{.sinks = 9, .recent = 3, .mask = linear ? Mask::exact : Mask::chunk, .rotary_in_cache = RotaryConfig{}});
+    plan.set(l, 3, Window::Config{.sinks = 9, .recent = 3, .mask = linear ? Mask::exact : Mask::prefill_chunk, .rotary_in_cache = RotaryConfig{}});
     plan.set(l, 4, QuantizedWindow::Config{.sinks = 1, .recent = 30, .storage = {.bits = 4, .residual = 3}});
-    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.window = 5}, .storage = {.bits = 8, .residual = 6}});
+    plan.set(l, 5, Budget::Config{.budget = 17, .scorer = {.observation_window = 5}, .storage = {.bits = 8, .residual = 6}});
     plan.set(l, 6, Retrieval::Config{.chunk = 6, .budget = 18, .storage = {.bits = 8, .residual = 2}});
   }
   return plan;
@@ -397,7 +397,7 @@ TEST_CASE("what a guess chose stays with it") {
 
 TEST_CASE("queries that were never shown are not known afterwards") {
   // The nodes 0 and 1 are only appended.
-  const HeadPlan<float> plan{{1, 1, 1, 64}, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 2, .scorer = {.window = 3}}};
+  const HeadPlan<float> plan{{1, 1, 1, 64}, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 2, .scorer = {.observation_window = 3}}};
   Random random{8};
   const TokenTree tree{std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 2, 4, 3}};
   using Path = std::vector<std::size_t>;

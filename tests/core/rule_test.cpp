@@ -77,12 +77,12 @@ HeadRule random_rule(Random& random, Kind kind) {
   if (kind == Kind::window) {
     rule.sinks = one_of(random, std::vector<std::size_t>{0, 1, 4, 33});
     rule.recent = one_of(random, std::vector<std::size_t>{1, 2, 17, 64});
-    rule.chunk_mask = below(random, 2) == 0;
+    rule.prefill_chunk_mask = below(random, 2) == 0;
   }
   if (kind == Kind::budget) {
     rule.compresses = true;
     rule.budget = one_of(random, std::vector<std::size_t>{0, 1, 13, 40});
-    rule.window = rule.kept_rows = 1 + below(random, 8);
+    rule.observation_window = rule.kept_rows = 1 + below(random, 8);
     rule.compress_from = one_of(random, std::vector<std::size_t>{0, 50, 101});
     rule.compress_every = one_of(random, std::vector<std::size_t>{0, 1, 20});
     rule.after_first_compress = below(random, 2) == 0;
@@ -103,8 +103,8 @@ HeadRule random_rule(Random& random, Kind kind) {
 }
 
 HeadSpec spec_of(const HeadRule& rule, Kind kind) {
-  HeadSpec spec{.kind = kind, .sinks = rule.sinks, .recent = rule.recent, .chunk_mask = rule.chunk_mask,
-                .budget = kind == Kind::budget ? rule.budget : rule.chosen_rows, .window = rule.window,
+  HeadSpec spec{.kind = kind, .sinks = rule.sinks, .recent = rule.recent, .prefill_chunk_mask = rule.prefill_chunk_mask,
+                .budget = kind == Kind::budget ? rule.budget : rule.chosen_rows, .window = rule.observation_window,
                 .compress_every = rule.compress_every, .compress_from = rule.compress_from,
                 .after_first = rule.after_first_compress,
                 .chunk = rule.chunk, .refresh_every = rule.refresh_every};
@@ -202,7 +202,7 @@ class TwoHeads {
     const std::size_t end = call + queries;
     const std::size_t cut = below(random_, end + 1);
     constexpr std::int64_t unlimited = std::int64_t{1} << 60;
-    const std::int64_t reach = part_.window.reach(unlimited);
+    const std::int64_t query_window = part_.window.query_window(unlimited);
     std::vector<RowRange<Int>> sinks, recent;
     for (const RowRange<Int> rows : {RowRange<Int>{0, number(cut)}, RowRange<Int>{number(cut), number(end)}}) {
       sinks.push_back(part_.window.sinks_among(rows));
@@ -222,7 +222,7 @@ class TwoHeads {
       const auto t = static_cast<std::int64_t>(query);
       std::set<std::int64_t> read, expected;
       for (std::int64_t p = 0; p <= t; ++p) {
-        const bool chosen = has(sinks, p) || (has(recent, p) && p > t - reach);
+        const bool chosen = has(sinks, p) || (has(recent, p) && p > t - query_window);
         if (chosen) read.insert(p);
         if (model_.reads(p, t, static_cast<std::int64_t>(call), false)) expected.insert(p);
       }
@@ -248,13 +248,13 @@ class TwoHeads {
       return;
     }
     std::vector<std::int64_t> ranked(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(size(part_.budget.candidates(rows))));
-    CHECK(ranked.size() + rule_.window == before.size());
+    CHECK(ranked.size() + rule_.observation_window == before.size());
     std::ranges::shuffle(ranked, random_);
     ranked.resize(size(part_.budget.chosen(rows)));
     std::set<std::int64_t> survivors(ranked.begin(), ranked.end());
     survivors.insert(before.end() - static_cast<std::ptrdiff_t>(rule_.kept_rows), before.end());
     CHECK(size(part_.budget.survivors(rows, progress_.committed)) == survivors.size());
-    CHECK(survivors.size() == rule_.budget + rule_.window);
+    CHECK(survivors.size() == rule_.budget + rule_.observation_window);
     model_.compress({survivors.begin(), survivors.end()});
   }
 
@@ -348,7 +348,7 @@ TEST_CASE("numbers at the ends of a text") {
   CHECK(window.kept_rows(8) == 7);
   CHECK(window.first_read(6) == 4);
   CHECK(window.first_read(7) == 5);
-  CHECK(WindowRule<std::size_t>{.sinks = 4, .recent = 3, .chunk_mask = true}.first_read(7) == 4);
+  CHECK(WindowRule<std::size_t>{.sinks = 4, .recent = 3, .prefill_chunk_mask = true}.first_read(7) == 4);
   CHECK(window.sinks_among({2, 3}) == RowRange<std::size_t>{2, 3});
   CHECK(window.sinks_among({9, 12}).rows() == 0);
   CHECK(window.recent_among({0, 2}, 7).rows() == 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scalar engine on segments that no policy would show: reach, positions, runs, pages, formats.
+// The scalar engine on segments that no policy would show: window, positions, runs, pages, formats.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -85,21 +85,21 @@ struct Work {
 
 }  // namespace
 
-TEST_CASE("a row at p is visible at t if p <= t and p > t - reach") {
+TEST_CASE("a row at p is visible at t if p <= t and p > t - window") {
   static_assert(is_visible(5, 5, 1) && !is_visible(4, 5, 1) && !is_visible(6, 5, 9));
-  static_assert(is_visible(0, 1'000'000, unlimited_reach));
+  static_assert(is_visible(0, 1'000'000, unlimited_window));
   Random random{1};
   Tensor<float> keys{9, 1, head_dim}, values{9, 1, head_dim};
   keys.randomize(random);
   values.randomize(random);
-  for (const std::int64_t reach : {std::int64_t{1}, std::int64_t{3}, std::int64_t{9}, unlimited_reach}) {
+  for (const std::int64_t window : {std::int64_t{1}, std::int64_t{3}, std::int64_t{9}, unlimited_window}) {
     for (const std::int64_t t : {9, 10, 14, 18, 19, 40}) {
       Work work{{segment_of(keys, values, 10)}};
-      work.segments[0].reach = reach;
+      work.segments[0].window = window;
       std::vector<oracle::Row> rows;
       for (std::size_t i = 0; i < 9; ++i) {
         const auto p = static_cast<std::int64_t>(10 + i);
-        if (p <= t && (reach == unlimited_reach || p > t - reach)) rows.push_back(row_of(keys, values, i, p));
+        if (p <= t && (window == unlimited_window || p > t - window)) rows.push_back(row_of(keys, values, i, p));
       }
       work.check(random, t, rows);
     }

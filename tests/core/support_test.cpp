@@ -119,7 +119,7 @@ TEST_CASE("the window model by hand") {
   CHECK(!model.reads(5, 8, 8, false));
   CHECK(!model.reads(9, 8, 8, false));
   CHECK(model.reads(1, 8, 8, false));
-  oracle::HeadModel chunk{{.kind = oracle::Kind::window, .sinks = 0, .recent = 3, .chunk_mask = true}};
+  oracle::HeadModel chunk{{.kind = oracle::Kind::window, .sinks = 0, .recent = 3, .prefill_chunk_mask = true}};
   CHECK(chunk.reads(5, 20, 8, false));
   CHECK(!chunk.reads(4, 20, 8, false));
 }

@@ -44,7 +44,7 @@ HeadSettings<typename P::element_type> random_settings(Random& random, std::size
   if constexpr (requires { own.mask; }) {
     own.sinks = below(random, 20);
     own.recent = 1 + below(random, 90);
-    own.mask = below(random, 2) == 0 ? Mask::exact : Mask::chunk;
+    own.mask = below(random, 2) == 0 ? Mask::exact : Mask::prefill_chunk;
     if (below(random, 2) == 0) own.rotary_in_cache = RotaryConfig{};
   }
   if constexpr (requires {
@@ -230,7 +230,7 @@ TEST_CASE("compressing chooses the same rows") {
   const ModelShape shape{.layers = 1, .q_heads = 8, .kv_heads = 2, .head_dim = 64};
   HeadBudgetCache<DenseStorage<float>>::Config config;
   config.budget = 40;
-  config.scorer.window = 8;
+  config.scorer.observation_window = 8;
   KvCache scalar{HeadPlan{shape, config}};
   cpu::KvCache<float> fast{HeadPlan{shape, config}};
   for (const std::size_t tokens : std::initializer_list<std::size_t>{300, 1, 40, 1, 1}) {

@@ -213,7 +213,7 @@ TEST_CASE("nothing to see gives zeros and a log-sum-exp of -infinity") {
     call.heads.clear();
     call.heads.emplace_back(64);  // no segment at all
     auto& later = call.heads.emplace_back(64);
-    later.add(random, {}, {}, 40, 10000, 0, {.runs = false, .positions = false, .reach = false,
+    later.add(random, {}, {}, 40, 10000, 0, {.runs = false, .positions = false, .window = false,
                                               .rotation = false});
     call.bind();
     Tensor<float> out{tokens, 8, 64};
@@ -237,7 +237,7 @@ TEST_CASE("nothing to see gives zeros and a log-sum-exp of -infinity") {
 
 // Dense rows one position after another, in one segment, with the first query at row `at`.
 template <class Change>
-void compare_special(std::size_t tokens, std::int64_t at, std::int64_t reach, Change change,
+void compare_special(std::size_t tokens, std::int64_t at, std::int64_t window, Change change,
                      double bound = tolerance) {
   Random random{19};
   test::RandomCall<float> call{random, 1, 4, 64, tokens};
@@ -246,9 +246,9 @@ void compare_special(std::size_t tokens, std::int64_t at, std::int64_t reach, Ch
   call.first_position = at;
   call.heads.clear();
   auto& head = call.heads.emplace_back(64);
-  head.add(random, {}, {}, 150, 0, 0, {.runs = false, .positions = false, .reach = false,
+  head.add(random, {}, {}, 150, 0, 0, {.runs = false, .positions = false, .window = false,
                                        .rotation = false});
-  head.segment(0).reach = reach;
+  head.segment(0).window = window;
   change(call, head);
   call.bind();
   Tensor<float> out{tokens, 4, 64};
@@ -277,29 +277,29 @@ TEST_CASE("NaN and infinity reach the queries that see them, and no other") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 3, 30}) {
-    for (const std::int64_t reach : {kvpolicy::unlimited_reach, std::int64_t{10}, std::int64_t{70}}) {
+    for (const std::int64_t window : {kvpolicy::unlimited_window, std::int64_t{10}, std::int64_t{70}}) {
       CAPTURE(tokens);
-      CAPTURE(reach);
+      CAPTURE(window);
       for (const std::size_t row : std::initializer_list<std::size_t>{0, 97, 100, 110, 149}) {
         CAPTURE(row);
         for (const float number : {nan, infinity, -infinity}) {
-          compare_special(tokens, 100, reach, [&](auto&, auto& head) {
+          compare_special(tokens, 100, window, [&](auto&, auto& head) {
             head.values(0).overwrite(row, 64, number);
           });
         }
-        compare_special(tokens, 100, reach,
+        compare_special(tokens, 100, window,
                         [&](auto&, auto& head) { head.keys(0).overwrite(row, 64, nan); });
         // Logits of +infinity or -infinity, by the sign of a query's sum.
-        compare_special(tokens, 100, reach, [&](auto& call, auto& head) {
+        compare_special(tokens, 100, window, [&](auto& call, auto& head) {
           call.queries.fill([](std::size_t token, std::size_t q_head, std::size_t) {
             return (token + q_head) % 2 == 0 ? 0.5F : -0.5F;
           });
           head.keys(0).overwrite(row, 64, infinity);
         });
       }
-      compare_special(tokens, 100, reach, [&](auto& call, auto&) { call.queries.at(0, 1, 5) = nan; });
+      compare_special(tokens, 100, window, [&](auto& call, auto&) { call.queries.at(0, 1, 5) = nan; });
       for (const float sink : {nan, infinity, -infinity}) {
-        compare_special(tokens, 100, reach,
+        compare_special(tokens, 100, window,
                         [&](auto& call, auto&) { call.attention_sink_bias.assign(4, sink); });
       }
     }
@@ -311,7 +311,7 @@ TEST_CASE("logits far apart") {
   // logit's own rounding is 1e-4, and so is that of its weight.
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 30}) {
     compare_special(
-        tokens, 149, kvpolicy::unlimited_reach,
+        tokens, 149, kvpolicy::unlimited_window,
         [&](auto& call, auto&) { call.options.scale = 40.0F; }, 2e-3);
   }
 }

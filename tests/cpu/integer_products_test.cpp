@@ -48,7 +48,7 @@ struct Block {
     const kvpolicy::Plane& source = plane.plane();
     const kvpolicy::PageLayout layout{format, head_dim, source.page_rows};
     for (std::size_t i = 0; i < count; ++i) {
-      const auto place = source.place(i * stride);
+      const auto place = source.address_of(i * stride);
       const bool per_token = format.granularity == Granularity::per_token;
       const std::size_t at =
           (per_token ? place.row : place.row / format.group) * layout.params_per_row;

@@ -280,7 +280,7 @@ TEST_CASE("a call whose numbers allow it is made in bfloat16, any other is not")
     call.first_position = 100;
     call.heads.clear();
     call.heads.emplace_back(64).add(random, keys, values, 100, 0, 100,
-                                    {.runs = false, .positions = false, .reach = false, .rotation = false});
+                                    {.runs = false, .positions = false, .window = false, .rotation = false});
     call.bind();
     test::EmulatedTiles::products = 0;
     (void)attend<Tuning, Out>(call, 64);
@@ -330,7 +330,7 @@ TEST_CASE("which unit is in use") {
 
 // bfloat16 rows one position after another, some numbers of which are special.
 template <class Tuning, class Change>
-void compare_special(std::size_t tokens, std::int64_t reach, Change change) {
+void compare_special(std::size_t tokens, std::int64_t window, Change change) {
   Random random{64};
   test::RandomCall<float> call{random, 1, 4, 64, tokens};
   call.attention_sink_bias.clear();
@@ -339,8 +339,8 @@ void compare_special(std::size_t tokens, std::int64_t reach, Change change) {
   call.heads.clear();
   auto& head = call.heads.emplace_back(64);
   head.add(random, bfloat16_rows, bfloat16_rows, 150, 0, 0,
-           {.runs = false, .positions = false, .reach = false, .rotation = false});
-  head.segment(0).reach = reach;
+           {.runs = false, .positions = false, .window = false, .rotation = false});
+  head.segment(0).window = window;
   change(call, head);
   call.bind();
   const Result result = attend<Tuning, float>(call, 64);
@@ -371,10 +371,10 @@ TEST_CASE("NaN and infinity among bfloat16 rows reach the queries that see them,
   for_each_unit([&]<class Tuning>() {
     CAPTURE(cpu::name_of(Tuning::matrix_unit()));
     for (const std::size_t tokens : std::initializer_list<std::size_t>{3, 30}) {
-      for (const std::int64_t reach : {unlimited_reach, std::int64_t{10}, std::int64_t{70}}) {
+      for (const std::int64_t window : {unlimited_window, std::int64_t{10}, std::int64_t{70}}) {
         CAPTURE(tokens);
-        CAPTURE(reach);
-        const auto compare = [&](auto change) { compare_special<Tuning>(tokens, reach, change); };
+        CAPTURE(window);
+        const auto compare = [&](auto change) { compare_special<Tuning>(tokens, window, change); };
         for (const std::size_t row : std::initializer_list<std::size_t>{0, 97, 100, 101, 149}) {
           CAPTURE(row);
           for (const float number : {nan, infinity, -infinity}) {
@@ -404,7 +404,7 @@ TEST_CASE("what an engine met before leaves no trace") {
     call.first_position = 100;
     call.heads.clear();
     call.heads.emplace_back(head_dim).add(random, bfloat16_rows, bfloat16_rows, 100, 0, 0,
-                                          {.runs = false, .positions = false, .reach = false,
+                                          {.runs = false, .positions = false, .window = false,
                                            .rotation = false});
     return call;
   };
@@ -443,7 +443,7 @@ TEST_CASE("a query that only rounding makes infinite stays finite") {
   call.heads.clear();
   auto& head = call.heads.emplace_back(32);
   head.add(random, bfloat16_rows, bfloat16_rows, 100, 0, 0,
-           {.runs = false, .positions = false, .reach = false, .rotation = false});
+           {.runs = false, .positions = false, .window = false, .rotation = false});
   for (std::size_t row = 0; row < 100; ++row) head.keys(0).overwrite(row, 32, 0.0F);
   call.queries.at(3, 1, 7) = std::numeric_limits<float>::max();
   call.bind();

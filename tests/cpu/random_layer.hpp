@@ -111,7 +111,7 @@ class RandomPlane {
 
   /// Row `row` of a dense plane becomes `number` in every channel.
   void overwrite(std::size_t row, std::size_t head_dim, float number) {
-    const auto place = plane_.place(row);
+    const auto place = plane_.address_of(row);
     const std::vector<float> numbers(head_dim, number);
     const std::size_t row_bytes = head_dim * kvpolicy::bits_of(plane_.format.encoding) / 8;
     kvpolicy::store_dense(plane_.format.encoding, numbers,
@@ -148,7 +148,7 @@ inline constexpr double integer_tolerance = 2.5e-4;
 struct Traits {
   bool runs = true;
   bool positions = true;
-  bool reach = true;
+  bool window = true;
   bool rotation = true;
 };
 
@@ -188,8 +188,8 @@ class RandomHead {
       if (runs.empty()) runs.push_back({rows - 1, 1});
       segment.runs = runs;
     }
-    if (traits.reach && below(random, 3) == 0) {
-      segment.reach = static_cast<std::int64_t>(1 + below(random, rows + 20));
+    if (traits.window && below(random, 3) == 0) {
+      segment.window = static_cast<std::int64_t>(1 + below(random, rows + 20));
     }
     if (traits.rotation && below(random, 4) == 0) {
       segment.rotation = {frequencies_->data(),
@@ -237,8 +237,8 @@ class RandomHead {
           const std::int64_t position =
               segment.positions != nullptr ? segment.positions[i]
                                            : segment.position + static_cast<std::int64_t>(i);
-          const bool reached = segment.reach == kvpolicy::unlimited_reach ||
-                               position > t - segment.reach;
+          const bool reached = segment.window == kvpolicy::unlimited_window ||
+                               position > t - segment.window;
           if (position > t || !reached) continue;
           oracle::Row& seen = rows.emplace_back();
           kvpolicy::load_row(segment.keys, i, row);

@@ -121,7 +121,7 @@ struct TreeCall {
         for (std::size_t i = run.first; i < run.first + run.rows; ++i) {
           const std::int64_t p = segment.positions != nullptr ? segment.positions[i]
                                                               : segment.position + static_cast<std::int64_t>(i);
-          if (p > t || (segment.reach != unlimited_reach && p <= t - segment.reach)) continue;
+          if (p > t || (segment.window != unlimited_window && p <= t - segment.window)) continue;
           if (segment.node != no_node && !path.contains(segment.node + i)) continue;
           oracle::Row& seen = rows.emplace_back();
           load_row(segment.keys, i, row);
@@ -241,7 +241,7 @@ TEST_CASE("NaN and infinity of a node reach its own query and its descendants', 
         TreeCall call{random, 1, 4, 64, nodes, nodes};
         auto& head = call.call.heads[0];
         const std::size_t s = call.text_segments[0] + below(random, head.segments().size() - call.text_segments[0]);
-        head.segment(s).reach = unlimited_reach;
+        head.segment(s).window = unlimited_window;
         const std::size_t row = below(random, head.segment(s).rows);
         const std::size_t node = head.segment(s).node + row;
         (of_keys ? head.keys(s) : head.values(s)).overwrite(row, 64, number);

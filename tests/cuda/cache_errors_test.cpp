@@ -302,7 +302,7 @@ TEST_CASE_FIXTURE(Fixture, "on a device, too, no tokens at all are nothing") {
 
 TEST_CASE("compressing on a device needs the latest queries") {
   const test::SmallDevice device;
-  Plan plan{shape, Budget::Config{.budget = 4, .scorer = {.window = 3}}};
+  Plan plan{shape, Budget::Config{.budget = 4, .scorer = {.observation_window = 3}}};
   Cache cache{plan, {.max_rollback = 8, .max_append = 8}};
   test::feed_device(cache, 1, {20});
   test::Random random{1};
@@ -361,10 +361,10 @@ TEST_CASE("settings that no device cache can serve") {
   CHECK(plan_error(one, Retrieval::Config{.chunk = 16, .budget = 16}).empty());
 
   // Compression.
-  CHECK(contains(plan_error(one, Budget::Config{.scorer = {.window = 65}}), "window is 65 queries, must be 1 to 64"));
-  CHECK(plan_error(one, Budget::Config{.scorer = {.window = 64}}).empty());
+  CHECK(contains(plan_error(one, Budget::Config{.scorer = {.observation_window = 65}}), "window is 65 queries, must be 1 to 64"));
+  CHECK(plan_error(one, Budget::Config{.scorer = {.observation_window = 64}}).empty());
   CHECK(contains(plan_error(one, Budget::Config{.scorer = {.kernel = 67}}), "pooling kernel is 67"));
-  CHECK(plan_error(one, Budget::Config{.share_in_layer = true}).empty());
+  CHECK(plan_error(one, Budget::Config{.adaptive_in_layer = true}).empty());
   CHECK(plan_error(one, Budget::Config{.compress_every = 1, .after_first_compress = true}).empty());
   using H2o = HeadBudgetCache<DenseStorage<E>, H2oScorer>;
   CHECK(plan_error(one, H2o::Config{}).empty());

@@ -34,7 +34,7 @@ Plan mixed_plan(std::size_t compress_every) {
   Plan plan{ModelShape{2, 8, 4, 64}};
   for (std::size_t layer = 0; layer < 2; ++layer) {
     plan.set(layer, 1, Window::Config{.sinks = 3, .recent = 20, .rotary_in_cache = RotaryConfig{}, .storage = {.bits = 8, .residual = 4}});
-    plan.set(layer, 2, Budget::Config{.budget = 70, .compress_every = compress_every, .scorer = {.window = 4}, .storage = {.bits = 4, .residual = 2}});
+    plan.set(layer, 2, Budget::Config{.budget = 70, .compress_every = compress_every, .scorer = {.observation_window = 4}, .storage = {.bits = 4, .residual = 2}});
     plan.set(layer, 3, Retrieval::Config{.chunk = 16, .budget = 32, .storage = {.bits = 2, .key_group = 16, .residual = 10}});
   }
   return plan;

@@ -301,7 +301,7 @@ TEST_CASE("within the reserve nothing is allocated and nothing waits") {
 TEST_CASE("a head that compresses by itself is not captured") {
   using Budget = HeadBudgetCache<DenseStorage<E>>;
   test::DevicePlan plan{ModelShape{1, 2, 1, 64}};
-  plan.set(0, 0, Budget::Config{.budget = 8, .compress_every = 4, .scorer = {.window = 2}});
+  plan.set(0, 0, Budget::Config{.budget = 8, .compress_every = 4, .scorer = {.observation_window = 2}});
   const test::Stream stream;
   DeviceCache cache{plan, {}, stream};
   cache.reserve(200, stream);

@@ -97,7 +97,7 @@ struct Observed {
         const std::int64_t p = rows[i].position;
         const bool sink = p < static_cast<std::int64_t>(spec.sinks);
         if (p > t) continue;
-        if (spec.kind == Kind::window && !spec.chunk_mask && !sink && p <= t - static_cast<std::int64_t>(spec.recent)) continue;
+        if (spec.kind == Kind::window && !spec.prefill_chunk_mask && !sink && p <= t - static_cast<std::int64_t>(spec.recent)) continue;
         numbers.push_back(i);
         seen.push_back(rows[i]);
         if (spec.in_cache && sink && t > latest) {

@@ -52,7 +52,7 @@ HeadSpec budget(Rank rank, std::size_t rows, std::size_t kept, std::size_t every
 HeadSpec quantized(HeadSpec spec, std::size_t bits, std::size_t residual) {
   spec.bits = bits;
   spec.residual = residual;
-  spec.flush_rows = cuda::block_rows;
+  spec.flush_rows = cuda::quantized_together;
   return spec;
 }
 HeadSpec after_first(HeadSpec spec) {

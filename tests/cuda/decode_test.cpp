@@ -95,7 +95,7 @@ TEST_CASE_TEMPLATE("decode: quantised windows, rings gone round twice", E, bfloa
       ring.view.exact_ring = 192;
       ring.view.packed_ring = 256;
       HeadCase chunk = ring;
-      chunk.view.chunk_mask = true;
+      chunk.view.prefill_chunk_mask = true;
       const test::DecodeLayer<E> layer(64, 4, 2, 64, {ring, chunk}, {.queries = 3}, seed);
       check<64>(layer, grids[seed++ % 4], grouped_lse);
     }
@@ -150,7 +150,7 @@ TEST_CASE_TEMPLATE("decode: sinks that seem to stand right before the window", E
     head.view.rotation_limit = 63;
     head.turns_sinks = true;
     HeadCase chunk = head;
-    chunk.view.chunk_mask = true;
+    chunk.view.prefill_chunk_mask = true;
     for (const int queries : {1, 4}) {
       const test::DecodeLayer<E> layer(queries == 1 ? 128 : 96, 4, 2, 64, {head, chunk},
                                        {.queries = queries}, seed);

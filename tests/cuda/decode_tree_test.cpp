@@ -29,8 +29,8 @@ std::vector<HeadCase> with_nodes(std::vector<HeadCase> heads, const CallCase& ca
   for (HeadCase& head : heads) head = with_nodes(head, call);
   return heads;
 }
-HeadCase turned(int tokens, int sinks, int recent, int ring, bool chunk_mask = false) {
-  HeadCase head = window(tokens, sinks, recent, ring, chunk_mask);
+HeadCase turned(int tokens, int sinks, int recent, int ring, bool prefill_chunk_mask = false) {
+  HeadCase head = window(tokens, sinks, recent, ring, prefill_chunk_mask);
   head.view.rotation_limit = sinks + recent - 1;
   head.turns_sinks = true;
   return head;

@@ -184,8 +184,8 @@ TEST_CASE("fork_as on a device: a pending tree comes along") {
 
 TEST_CASE("fork_as on a device: a compression begins where the plan's is due, once its queries are known") {
   const test::SmallDevice device;
-  const DevicePlan often{shape, Budget::Config{.budget = 10, .compress_every = 5, .scorer = {.window = 4}}};
-  DevicePlan wide{shape, Budget::Config{.budget = 200, .compress_every = 5, .scorer = {.window = 4}}};
+  const DevicePlan often{shape, Budget::Config{.budget = 10, .compress_every = 5, .scorer = {.observation_window = 4}}};
+  DevicePlan wide{shape, Budget::Config{.budget = 200, .compress_every = 5, .scorer = {.observation_window = 4}}};
   const Text text{5, 60};
   DeviceCache source{wide};
   text.feed_in_pieces(source, 2);
@@ -197,7 +197,7 @@ TEST_CASE("fork_as on a device: a compression begins where the plan's is due, on
 
   DeviceCache without{DevicePlan{shape}};
   text.feed_in_pieces(without, 2);
-  DeviceCache later = without.fork_as(DevicePlan{shape, Budget::Config{.budget = 20, .scorer = {.window = 8}}});
+  DeviceCache later = without.fork_as(DevicePlan{shape, Budget::Config{.budget = 20, .scorer = {.observation_window = 8}}});
   CHECK(refusal([&] { later.compress(); }).find("of the latest 8 tokens not all queries are known, 0") !=
         std::string::npos);
 }

@@ -33,7 +33,7 @@ constexpr float untouched = -12345.0F;
 struct Head {
   int rows = 200;     // stored
   int survivors = 0;  // of them, from an earlier compression: positions not those of the rows
-  Compression how;    // ranked by nothing: left alone
+  CompressionSettings how;    // ranked by nothing: left alone
   Encoding encoding = Encoding::float32;
   int key_group = 0;
 };
@@ -99,7 +99,7 @@ double check(const Case& c) {
   test::Random random{static_cast<std::uint64_t>(tokens * 8 + c.group)};
 
   int window = 1, most_rows = 1;
-  std::vector<Compression> compressions;
+  std::vector<CompressionSettings> compressions;
   std::vector<std::unique_ptr<test::DeviceHead<E>>> device;
   std::vector<HeadView> views;
   std::vector<std::vector<oracle::Row>> rows;
@@ -230,7 +230,7 @@ double check(const Case& c) {
     }
     // The oracle's pooling is the host's.
     std::vector<float> of_host(static_cast<std::size_t>(candidates));
-    SnapKvScorer::score({.window = static_cast<std::size_t>(head.how.queries),
+    SnapKvScorer::score({.observation_window = static_cast<std::size_t>(head.how.queries),
                          .pooling = head.how.average ? Pooling::average : Pooling::max,
                          .kernel = static_cast<std::size_t>(head.how.kernel)},
                         sums, static_cast<std::size_t>(c.group), static_cast<std::size_t>(count),
@@ -289,7 +289,7 @@ double check(const Case& c) {
   return worst;
 }
 
-Compression how(int window, int kernel = 7, bool average = false, int budget = 40) {
+CompressionSettings how(int window, int kernel = 7, bool average = false, int budget = 40) {
   return {.ranking = Ranking::attention, .average = average, .queries = window, .kept_rows = window,
           .budget = budget, .kernel = kernel};
 }
@@ -366,7 +366,7 @@ TEST_CASE("groups; query heads that do not fit into shared memory together") {
 
 TEST_CASE("TOVA: the last query ranks all rows, its own among them") {
   const auto last = [](int kept_rows) {
-    return Compression{.ranking = Ranking::attention, .queries = 1, .kept_rows = kept_rows, .budget = 40};
+    return CompressionSettings{.ranking = Ranking::attention, .queries = 1, .kept_rows = kept_rows, .budget = 40};
   };
   for (const int rows : {1, 31, 32, 33, 64, 511, 512, 513}) {
     check<half, 64>({.heads = {{.rows = rows, .survivors = 0, .how = last(0)}}, .group = 3, .blocks = 2});

@@ -19,7 +19,7 @@ void check_places(int head_dim, Place place, At at) {
   std::vector<int> taken(static_cast<std::size_t>(tile_rows * head_dim), 0);
   for (int row = 0; row < tile_rows; ++row) {
     for (int channel = 0; channel < head_dim; ++channel) {
-      const TilePlace there = place(row, channel, head_dim);
+      const TileOffset there = place(row, channel, head_dim);
       REQUIRE(there.lane >= 0);
       REQUIRE(there.lane < warp_lanes);
       REQUIRE(there.step < head_dim / 16);
@@ -27,7 +27,7 @@ void check_places(int head_dim, Place place, At at) {
       REQUIRE(there.high < 2);
       ++taken.at(static_cast<std::size_t>(
           ((there.step * warp_lanes + there.lane) * 4 + there.reg) * 2 + there.high));
-      const RowPlace back = at(there, head_dim);
+      const RowOffset back = at(there, head_dim);
       CHECK(back.row == row);
       CHECK(back.channel == channel);
     }
@@ -40,8 +40,8 @@ void check_places(int head_dim, Place place, At at) {
 TEST_CASE("every key and value of a tile has a place of its own, and is found there") {
   for (const int head_dim : {64, 80, 96, 128, 256}) {
     CAPTURE(head_dim);
-    check_places(head_dim, place_of_key, key_at);
-    check_places(head_dim, place_of_value, value_at);
+    check_places(head_dim, offset_of_key, key_at);
+    check_places(head_dim, offset_of_value, value_at);
   }
 }
 
@@ -54,11 +54,11 @@ TEST_CASE("codes fill a tile without gap or overlap, and a bit names its code") 
       std::vector<int> taken(static_cast<std::size_t>(tile_bits), 0);
       for (int row = 0; row < tile_rows; ++row) {
         for (int channel = 0; channel < head_dim; ++channel) {
-          const TilePlace there = place_of_key(row, channel, head_dim);
+          const TileOffset there = offset_of_key(row, channel, head_dim);
           const int address = bit_of_code(there, bits, head_dim);
           REQUIRE(address % bits == 0);
           for (int b = 0; b < bits; ++b) ++taken.at(static_cast<std::size_t>(address + b));
-          const TilePlace back = place_of_bit(address, bits, head_dim);
+          const TileOffset back = offset_of_bit(address, bits, head_dim);
           CHECK(back.lane == there.lane);
           CHECK(back.step == there.step);
           CHECK(back.reg == there.reg);

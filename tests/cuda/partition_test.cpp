@@ -30,7 +30,7 @@ TEST_CASE("partition: pieces join, are equal, and know their blocks") {
           const long long length = line.begin(b + 1) - line.begin(b);
           CHECK(length >= total / line.blocks);
           CHECK(length <= total / line.blocks + 1);
-          if (line.blocks > 1) CHECK(length >= warps * least_weight_of_warp);
+          if (line.blocks > 1) CHECK(length >= warps * least_cost_of_warp);
           CHECK(line.block_of(line.begin(b)) == b);
           CHECK(line.block_of(line.begin(b + 1) - 1) == b);
         }
@@ -40,18 +40,18 @@ TEST_CASE("partition: pieces join, are equal, and know their blocks") {
 }
 
 TEST_CASE("partition: a short line leaves blocks idle, a long one none") {
-  CHECK(Partition(12 * least_weight_of_warp * 5, 132, 12).blocks == 5);
-  CHECK(Partition(12 * least_weight_of_warp * 5 - 1, 132, 12).blocks == 4);
+  CHECK(Partition(12 * least_cost_of_warp * 5, 132, 12).blocks == 5);
+  CHECK(Partition(12 * least_cost_of_warp * 5 - 1, 132, 12).blocks == 4);
   CHECK(Partition(1, 132, 12).blocks == 1);
   CHECK(Partition(1LL << 31, 132, 12).blocks == 132);
 }
 
 TEST_CASE("partition: units of a segment") {
   HeadView head{.sinks = 4, .encoding = Encoding::uint4};
-  const auto count = [&](Segment::Source source, int first, int rows) {
-    return units_of(head, Segment{.source = source, .rows = rows, .first = first}).count;
+  const auto count = [&](DeviceSegment::Source source, int first, int rows) {
+    return units_of(head, DeviceSegment{.source = source, .rows = rows, .first = first}).count;
   };
-  using enum Segment::Source;
+  using enum DeviceSegment::Source;
   CHECK(count(exact, 0, 1) == 1);
   CHECK(count(exact, 3, 16) == 1);  // exact units begin with the segment
   CHECK(count(exact, 3, 17) == 2);
@@ -96,15 +96,15 @@ TEST_CASE("partition: every unit has one block") {
     }
     std::vector<long long> line{0};
     for (std::size_t h = 0; h < heads.size(); ++h) {
-      line.push_back(line.back() + weight_of(heads[h], states[h], request));
+      line.push_back(line.back() + cost_of(heads[h], states[h], request));
     }
     if (line.back() == 0) continue;
     const Partition partition(line.back(), 1 + up_to(40), 8);
 
     for (std::size_t h = 0; h < heads.size(); ++h) {
-      const SegmentList list = segments_of(heads[h], states[h], request);
+      const DeviceSegmentList list = segments_of(heads[h], states[h], request);
       REQUIRE(list.count <= most_segments);
-      long long place = line[h] + weight_of_head;
+      long long place = line[h] + cost_of_head;
       for (int s = 0; s < list.count; ++s) {
         const Units units = units_of(heads[h], list.segment[s]);
         std::vector<int> taken(static_cast<std::size_t>(units.count), 0);
@@ -120,7 +120,7 @@ TEST_CASE("partition: every unit has one block") {
         for (const int times : taken) REQUIRE(times == 1);
         place += static_cast<long long>(units.count) * units.weight;
       }
-      REQUIRE(place == (list.count == 0 ? line[h] + weight_of_head : line[h + 1]));
+      REQUIRE(place == (list.count == 0 ? line[h] + cost_of_head : line[h + 1]));
       REQUIRE((list.count == 0) == (line[h] == line[h + 1]));
     }
   }

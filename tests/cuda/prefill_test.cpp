@@ -33,12 +33,12 @@ void check(const Case& c) {
 }
 
 Head full() { return {}; }
-Head window(int sinks, int recent, int ring, bool chunk_mask = false) {
+Head window(int sinks, int recent, int ring, bool prefill_chunk_mask = false) {
   Head head;
   head.view.sinks = sinks;
   head.view.recent = recent;
   head.view.exact_ring = ring;
-  head.view.chunk_mask = chunk_mask;
+  head.view.prefill_chunk_mask = prefill_chunk_mask;
   return head;
 }
 Head packed(Encoding encoding, int residual, int key_group, int value_group,
@@ -184,7 +184,7 @@ TEST_CASE("prefill: quantised windows and chunks") {
     Head a = packed(encoding, 10, 64, 64), b = packed(encoding, 64, 32, 64, true);
     a.view.sinks = 5, a.view.recent = 150, a.view.packed_ring = 256, a.view.exact_ring = 192;
     b.view.recent = 100, b.view.packed_ring = 192, b.view.exact_ring = 192;
-    b.view.chunk_mask = true;
+    b.view.prefill_chunk_mask = true;
     check<half, 64>({.heads = {a, b, full()}, .queries = 70, .histories = {700, 90, 0}});
 
     for (const int rows : {8, 16, 64}) {

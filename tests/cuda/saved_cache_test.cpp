@@ -241,7 +241,7 @@ TEST_CASE("a file of the host's is the device's own, byte for byte") {
   constexpr ModelShape wide{1, 32, 16, 64};
   const DevicePlan plan = ::test::plan_of<half>(wide, std::vector<HeadSpec>{{},
                                      {.kind = Kind::window, .sinks = 4, .recent = 37},
-                                     {.kind = Kind::window, .sinks = 300, .recent = 1, .chunk_mask = true},
+                                     {.kind = Kind::window, .sinks = 300, .recent = 1, .prefill_chunk_mask = true},
                                      {.kind = Kind::retrieval, .budget = 32, .chunk = 8},
                                      {.kind = Kind::retrieval, .budget = 15, .chunk = 5, .min_max = true},
                                      {.kind = Kind::budget, .budget = 30, .window = 8},

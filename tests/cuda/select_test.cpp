@@ -50,7 +50,7 @@ Rows keep(const std::vector<float>& scores, const std::vector<float>& second, in
   const int rows = static_cast<int>(scores.size()) + window;
   const std::vector<HeadView> heads{{.evicted = 17}};
   const std::vector<LayerState> states{{rows + 17, rows + 17}};
-  const std::vector<Compression> how{{.ranking = Ranking::attention, .kept_rows = window, .budget = k}};
+  const std::vector<CompressionSettings> how{{.ranking = Ranking::attention, .kept_rows = window, .budget = k}};
   const auto exact = std::make_unique<float[]>(scores.size());
   std::copy(scores.begin(), scores.end(), exact.get());
   const auto unpooled = std::make_unique<float[]>(scores.size());
@@ -157,7 +157,7 @@ TEST_CASE("keep_select puts the window behind the choice and leaves other heads 
   // Fewer rows than the window: all of them.
   const std::vector<HeadView> heads(2);
   const std::vector<LayerState> states{{5, 5}};
-  const std::vector<Compression> how{{.ranking = Ranking::attention, .kept_rows = 8, .budget = 4}, {}};
+  const std::vector<CompressionSettings> how{{.ranking = Ranking::attention, .kept_rows = 8, .budget = 4}, {}};
   Rows kept(13, -1);
   const std::vector<int*> places{kept.data(), nullptr};
   std::vector<int> counts(2, -1);

@@ -86,7 +86,7 @@ void check_kernels(const std::vector<Competitor>& heads) {
   for (const Competitor& head : heads) pitch = std::max(pitch, head.scores.size());
   std::vector<float> scores(kv_heads * pitch, inf), votes(kv_heads * pitch, inf);
   std::vector<cuda::HeadView> views(kv_heads);
-  std::vector<cuda::Compression> how(kv_heads);
+  std::vector<cuda::CompressionSettings> how(kv_heads);
   std::vector<cuda::SharedHead> shared;
   int candidates = 0, budget = 0, kept = 0;
   for (std::size_t h = 0; h < heads.size(); ++h) {
@@ -185,10 +185,10 @@ typename HeadBudgetCache<DenseStorage<E>, Scorer>::Config sharing(std::size_t bu
   typename HeadBudgetCache<DenseStorage<E>, Scorer>::Config config;
   config.budget = budget;
   config.compress_every = every;
-  config.share_in_layer = true;
+  config.adaptive_in_layer = true;
   config.safeguard = safe;
   if constexpr (requires { config.scorer.recent; }) config.scorer.recent = 4;
-  if constexpr (requires { config.scorer.kernel; }) config.scorer = {.window = 4, .kernel = 1};
+  if constexpr (requires { config.scorer.kernel; }) config.scorer = {.observation_window = 4, .kernel = 1};
   return config;
 }
 
@@ -283,7 +283,7 @@ TEST_CASE("heads that share keep the host's rows exactly, where both rank them b
           const std::vector<std::size_t> budgets{20, 0, 7, 20, 60};
           for (std::size_t h = 0; h < 5; ++h) plan.set(l, h, sharing<KeyNormScorer>(budgets[h], safe, every));
           auto alone = sharing<KeyNormScorer>(11, 0.2, every);
-          alone.share_in_layer = false;
+          alone.adaptive_in_layer = false;
           plan.set(l, 6, alone);
         }
         Pair pair{plan, 9, memory};
@@ -361,7 +361,7 @@ TEST_CASE("heads that share by attention keep what the queries look at most") {
 TEST_CASE("quantised heads that share: what is held becomes quantised though nobody drops a row") {
   const test::SmallDevice device;
   using Policy = HeadBudgetCache<PerTokenStorage<E>>;
-  Policy::Config config{.budget = 300, .share_in_layer = true, .scorer = {.window = 4}};
+  Policy::Config config{.budget = 300, .adaptive_in_layer = true, .scorer = {.observation_window = 4}};
   config.storage.bits = 4;
   config.storage.residual = 8;
   const ModelShape shape{1, 4, 2, 64};

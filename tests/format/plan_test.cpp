@@ -71,7 +71,7 @@ TEST_CASE("settings of policies") {
   CHECK(fmt::format("{}", SinkRecentCache<Dense>::Config{.sinks = 16, .recent = 4096}) ==
         "the first 16 rows and the latest 4,096");
   CHECK(fmt::format(
-            "{}", SinkRecentCache<Dense>::Config{.sinks = 0, .recent = 64, .mask = Mask::chunk}) ==
+            "{}", SinkRecentCache<Dense>::Config{.sinks = 0, .recent = 64, .mask = Mask::prefill_chunk}) ==
         "the latest 64 rows, masked by chunk");
   CHECK(fmt::format("{}", SinkRecentCache<Codes>::Config{.rotary_in_cache = RotaryConfig{},
                                                          .storage = {.residual = 8}}) ==
@@ -83,7 +83,7 @@ TEST_CASE("settings of policies") {
         "12 rows after a compression, and the latest 8, all of a text of fewer than 1,280");
   CHECK(fmt::format("{}", HeadBudgetCache<Dense, TovaScorer>::Config{.compress_every = 64}) ==
         "120 rows after a compression, ranked by tova, compressed every 64");
-  CHECK(fmt::format("{}", HeadBudgetCache<Codes>::Config{.share_in_layer = true,
+  CHECK(fmt::format("{}", HeadBudgetCache<Codes>::Config{.adaptive_in_layer = true,
                                                          .storage = {.residual = 0}}) ==
         "120 rows after a compression, and the latest 8 in 4 bits, shared by the heads of the "
         "layer");

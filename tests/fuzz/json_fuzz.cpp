@@ -28,7 +28,7 @@ void read_scores(std::string_view text) {
   }
   if (io::parse_head_scores(io::format_head_scores(scores)) != scores) std::abort();
   try {
-    const HeadBudgets budgets = headkv_budgets(scores, 1, {.capacity = 64, .window = 8});
+    const HeadBudgets budgets = headkv_budgets(scores, 1, {.capacity = 64, .observation_window = 8});
     std::size_t sum = 0;
     for (const std::size_t budget : budgets.values()) sum += budget;
     if (sum != 56 * scores.layers()) std::abort();

@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text{reinterpret_cast<const char*>(data), size};
   try {
     const HeadGates gates = io::parse_duo_gates(text);
-    for (const DuoRule rule : {DuoRule::exact_count, DuoRule::threshold}) {
+    for (const GateCut rule : {GateCut::exact_count, GateCut::threshold}) {
       for (const double sparsity : {0.0, 0.25, 0.5, 1.0}) {
         const HeadKinds kinds = head_kinds(gates, sparsity, rule);
         if (sparsity == 0.0 && kinds.values().front() != HeadKind::retrieval) std::abort();

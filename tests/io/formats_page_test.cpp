@@ -105,7 +105,7 @@ TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults ar
   const io::Json rotary = io::parse_json(members + "}", "rotary");
   CHECK(rotary.size() == 6);
   for (const auto& [key, value] : rotary.items()) says("`" + key + "`");
-  for (const char* words : {"`compress_from` 0", "`after_first_compress` false", "`share_in_layer` false", "`safeguard` 0.2"}) says(words);
+  for (const char* words : {"`compress_from` 0", "`after_first_compress` false", "`adaptive_in_layer` false", "`safeguard` 0.2"}) says(words);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ TEST_CASE("DuoAttention patterns: threshold and every head as published") {
     CHECK(pattern.sinks == 128);
     CHECK(pattern.recent == 256);
     CHECK(gate_threshold(pattern.gates, sparsity) == item.value()["threshold"].get<double>());
-    const HeadKinds kinds = head_kinds(pattern.gates, sparsity, DuoRule::threshold);
+    const HeadKinds kinds = head_kinds(pattern.gates, sparsity, GateCut::threshold);
     CHECK(kinds.values().size() == item.value()["heads"].get<std::size_t>());
     std::size_t kept = 0;
     for (std::size_t layer = 0; layer < kinds.layers(); ++layer) {
@@ -109,7 +109,7 @@ TEST_CASE("HeadKV scores: budgets as published") {
       scores = io::load_head_scores(shared_data() / "headkv_scores" / (loaded + ".json"));
     }
     const HeadKvBudgetConfig config{.capacity = static_cast<std::size_t>(std::stoul(parts.at(1))),
-                                    .window = 8,
+                                    .observation_window = 8,
                                     .beta = std::stod(parts.at(2))};
     const HeadBudgets budgets = published_headkv_budgets(scores, config);
     REQUIRE(budgets.layers() == 32);

@@ -32,7 +32,7 @@ TEST_CASE("the shipped sample is read: a head's score is the mean of its list") 
   const HeadScores scores = io::load_head_scores(sample_data() / "head_scores.json");
   CHECK(scores.layers() == 4);
   CHECK(scores.heads() == 8);
-  const HeadBudgets budgets = headkv_budgets(scores, 4, {.capacity = 64, .window = 8});
+  const HeadBudgets budgets = headkv_budgets(scores, 4, {.capacity = 64, .observation_window = 8});
   std::size_t sum = 0;
   for (const std::size_t budget : budgets.values()) sum += budget;
   CHECK(sum == 56 * 16);

@@ -62,7 +62,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   const HeadBudgetCache<Dense, KeyNormScorer>::Config key_norm{.budget = 4, .scorer = {.recent = 6}};
   const HeadBudgetCache<Dense, TovaScorer>::Config tova{.budget = 7, .compress_from = 77, .compress_every = 2};
   const HeadBudgetCache<PerTokenStorage<float>>::Config shared{
-      .share_in_layer = true, .safeguard = 0.1, .scorer = {.window = 3}};
+      .adaptive_in_layer = true, .safeguard = 0.1, .scorer = {.observation_window = 3}};
   HeadPlan<float> plan{shape, h2o};
   plan.set(0, 1, key_norm);
   plan.set(1, 0, tova);
@@ -70,7 +70,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   const std::string text = io::format_plan(plan);
   CHECK(io::parse_plan(text) == plan);
   for (const char* part : {R"("scorer":"h2o")", R"("scorer":"key_norm")", R"("scorer":"tova")",
-                           R"("after_first_compress":true)", R"("compress_from":77)", R"("share_in_layer":true)", R"("safeguard":0.1)"}) {
+                           R"("after_first_compress":true)", R"("compress_from":77)", R"("adaptive_in_layer":true)", R"("safeguard":0.1)"}) {
     CAPTURE(part);
     CHECK(text.find(part) != std::string::npos);
   }
@@ -79,8 +79,8 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   wrong.replace(wrong.find("\"recent\""), 8, "\"window\"");
   CHECK_THROWS_AS((void)io::parse_plan(wrong), FormatError);
   wrong = text;
-  wrong.replace(wrong.find("\"share_in_layer\":true"), 21, "\"share_in_layer\":1");
-  CHECK(refusal(wrong) == Says{"share_in_layer: must be true or false, is 1"});
+  wrong.replace(wrong.find("\"adaptive_in_layer\":true"), 21, "\"adaptive_in_layer\":1");
+  CHECK(refusal(wrong) == Says{"adaptive_in_layer: must be true or false, is 1"});
 }
 
 TEST_CASE("the quantised cache of transformers, as the page of its policy writes it") {

@@ -19,7 +19,7 @@ const HeadGates gates{2, 2, {0.9, 0.1, 0.4, 0.6}};
 
 TEST_CASE("a duo plan gives each head what its gate asks for") {
   const auto plan = duo_plan<half>(
-      shape, gates, {.sparsity = 0.5, .sinks = 5, .recent = 70, .mask = Mask::chunk});
+      shape, gates, {.sparsity = 0.5, .sinks = 5, .recent = 70, .mask = Mask::prefill_chunk});
   using Full = FullCache<DenseStorage<half>>;
   using Window = SinkRecentCache<DenseStorage<half>>;
   CHECK(plan.has<Full>(0, 0));
@@ -27,7 +27,7 @@ TEST_CASE("a duo plan gives each head what its gate asks for") {
   CHECK(plan.has<Window>(1, 0));
   CHECK(plan.has<Full>(1, 1));
   const auto& window = plan.at(0, 1).get<Window>();
-  CHECK(window == Window::Config{.sinks = 5, .recent = 70, .mask = Mask::chunk});
+  CHECK(window == Window::Config{.sinks = 5, .recent = 70, .mask = Mask::prefill_chunk});
 }
 
 TEST_CASE("a quantised duo plan quantises the retrieval heads alone") {

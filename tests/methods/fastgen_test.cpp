@@ -27,7 +27,7 @@ namespace {
 constexpr ModelShape one_head{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
 // Of 20 rows: 2 sinks and 5 latest, 4 most attended, or 9 most attended, 2 of them the latest.
 constexpr FastGenConfig small{
-    .recovery = 0.9, .local_share = 0.25, .frequent_share = 0.2, .sinks = 2, .window = 2};
+    .recovery = 0.9, .local_share = 0.25, .frequent_share = 0.2, .sinks = 2, .observation_window = 2};
 
 FastGenChoice choice_of(std::vector<float> sums, const FastGenConfig& config = small) {
   sums.resize(20, 0.0F);
@@ -55,7 +55,7 @@ Sets slow_rows(FastGenChoice choice, const std::vector<double>& mean, const Fast
   if (choice == FastGenChoice::full || choice == FastGenChoice::locality) return kept;
   std::size_t wanted = part(config.frequent_share);
   if (choice == FastGenChoice::locality_and_frequency) wanted += part(config.local_share);
-  for (std::size_t i = 1; i <= std::min(config.window, rows); ++i) kept.insert(rows - i);
+  for (std::size_t i = 1; i <= std::min(config.observation_window, rows); ++i) kept.insert(rows - i);
   while (kept.size() < std::min(wanted, rows)) {
     std::size_t best = rows;
     for (std::size_t row = 0; row < rows; ++row) {
@@ -105,7 +105,7 @@ TEST_CASE("the cheapest policy that keeps enough") {
   CHECK(choice_of(std::vector<float>(20, 1.0F)) == full);
   // Just enough, in numbers that have no rounding.
   CHECK(choice_of({0, 0, 0.5F, 0.25F, 0.125F, 0.125F}, {.recovery = 0.5, .frequent_share = 0.15,
-                                                        .window = 2}) == frequency);
+                                                        .observation_window = 2}) == frequency);
   FastGenConfig any = small;
   any.recovery = 0.0;
   CHECK(choice_of(std::vector<float>(20, 1.0F), any) == frequency);
@@ -141,7 +141,7 @@ TEST_CASE("random attention, any settings") {
     profile.sums(0, 0) = sums;
     const auto share = [&] { return static_cast<double>(1 + random() % 16) / 16; };
     const FastGenConfig config{.recovery = share(), .local_share = share(), .frequent_share = share(),
-                               .sinks = random() % 5, .window = 1 + random() % 6};
+                               .sinks = random() % 5, .observation_window = 1 + random() % 6};
     const FastGenChoice choice = fastgen_choices(shape, profile, config)(0, 0);
     CHECK(choice == slow_choice(sums, group, config));
     met.insert(choice);
@@ -249,7 +249,7 @@ TEST_CASE("each choice is a policy") {
   FastGenConfig config = small;
   config.compress_every = 16;
   const auto plan = fastgen_plan<half>(shape, profile, config);
-  const SnapKvScorer::Config scorer{.window = 2, .pooling = Pooling::max, .kernel = 1};
+  const SnapKvScorer::Config scorer{.observation_window = 2, .pooling = Pooling::max, .kernel = 1};
   CHECK(plan.at(0, 0).get<Budget>() ==
         Budget::Config{.budget = 2, .compress_every = 16, .scorer = scorer});
   CHECK(plan.at(0, 1).get<Window>() == Window::Config{.sinks = 2, .recent = 5});
@@ -270,7 +270,7 @@ TEST_CASE("what does not work is refused") {
   refused({.local_share = 0.0});
   refused({.local_share = nan});
   refused({.frequent_share = -1.0});
-  refused({.window = 0});
+  refused({.observation_window = 0});
   const auto refused_profile = [&](auto change) {
     AttentionProfile broken = profile;
     change(broken);

@@ -22,7 +22,7 @@ const HeadScores scores{2, 4, {0.5, 1.5, 3.0, 3.0, 2.0, 2.0, 0.0, 4.0}};
 TEST_CASE("each KV head gets the budget of its group's score") {
   const auto plan = headkv_plan<half>(shape, scores,
                                       {.capacity = 40,
-                                       .window = 8,
+                                       .observation_window = 8,
                                        .beta = 1.0,
                                        .pooling = Pooling::average,
                                        .kernel = 5,
@@ -34,7 +34,7 @@ TEST_CASE("each KV head gets the budget of its group's score") {
     CHECK(config == Policy::Config{.budget = expected[i],
                                    .compress_from = 40,
                                    .compress_every = 16,
-                                   .scorer = {.window = 8, .pooling = Pooling::average, .kernel = 5}});
+                                   .scorer = {.observation_window = 8, .pooling = Pooling::average, .kernel = 5}});
   }
 }
 
@@ -44,7 +44,7 @@ TEST_CASE("quantised survivors, and settings that do not work") {
   CHECK(plan.at(1, 1).get<Policy>().storage.bits == 8);
   CHECK_THROWS_WITH_AS((void)headkv_plan<float>(shape, HeadScores{2, 2, 1.0}),
                        doctest::Contains("2 layers x 2 query heads do not fit"), ConfigError);
-  CHECK_THROWS_AS((void)headkv_plan<float>(shape, scores, {.window = 0}), ConfigError);
+  CHECK_THROWS_AS((void)headkv_plan<float>(shape, scores, {.observation_window = 0}), ConfigError);
   CHECK_THROWS_AS((void)headkv_plan<float>(shape, scores, {.kernel = 4}), ConfigError);
   CHECK_THROWS_AS((void)headkv_plan<float>(shape, scores, {.beta = 0.5}), ConfigError);
 }
@@ -75,7 +75,7 @@ std::vector<std::size_t> rows_of(const KvCache<float>& cache) {
 
 TEST_CASE("after a compression each head has its budget and the window") {
   constexpr std::size_t tokens = 100;
-  KvCache<float> cache{headkv_plan<float>(shape, scores, {.capacity = 40, .window = 8})};
+  KvCache<float> cache{headkv_plan<float>(shape, scores, {.capacity = 40, .observation_window = 8})};
   feed(cache, tokens);
   cache.compress();
   const auto rows = rows_of(cache);

@@ -15,7 +15,7 @@ constexpr ModelShape shape{.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim =
 
 TEST_CASE("lower layers get more") {
   const auto plan = pyramidkv_plan<half>(
-      shape, {.capacity = 48, .window = 8, .beta = 4.0, .pooling = Pooling::average, .kernel = 5,
+      shape, {.capacity = 48, .observation_window = 8, .beta = 4.0, .pooling = Pooling::average, .kernel = 5,
               .compress_every = 16});
   using Policy = HeadBudgetCache<DenseStorage<half>>;
   const std::size_t expected[]{70, 40, 10};  // 2 * 40 - 10 down to 40 / 4
@@ -24,9 +24,9 @@ TEST_CASE("lower layers get more") {
           Policy::Config{.budget = expected[i / 2],
                          .compress_from = 48,
                          .compress_every = 16,
-                         .scorer = {.window = 8, .pooling = Pooling::average, .kernel = 5}});
+                         .scorer = {.observation_window = 8, .pooling = Pooling::average, .kernel = 5}});
   }
-  CHECK_THROWS_AS((void)pyramidkv_plan<half>(shape, {.window = 0}), ConfigError);
+  CHECK_THROWS_AS((void)pyramidkv_plan<half>(shape, {.observation_window = 0}), ConfigError);
   CHECK_THROWS_AS((void)pyramidkv_plan<half>(shape, {.beta = 0.0}), ConfigError);
   CHECK_THROWS_AS((void)pyramidkv_plan<half>(shape, {.kernel = 4}), ConfigError);
 }

@@ -109,14 +109,14 @@ TEST_CASE("of equal scores at the cut, heads spread over the layers") {
 TEST_CASE("the others keep the opening and the latest rows") {
   using Full = FullCache<DenseStorage<half>>;
   using Window = SinkRecentCache<DenseStorage<half>>;
-  const auto plan = razor_attention_plan<half>(shape, echo, induction, {.mask = Mask::chunk});
+  const auto plan = razor_attention_plan<half>(shape, echo, induction, {.mask = Mask::prefill_chunk});
   for (std::size_t head = 0; head < 4; ++head) {
     const auto& settings = plan.at(head / 2, head % 2);
     if (head == 1 || head == 2) {
       CHECK(settings.is<Full>());
     } else {
       CHECK(settings.get<Window>() ==
-            Window::Config{.sinks = 4, .recent = 4000, .mask = Mask::chunk});
+            Window::Config{.sinks = 4, .recent = 4000, .mask = Mask::prefill_chunk});
     }
   }
   CHECK(RazorAttentionConfig{.tokens = 20'000}.recent() == 4000);

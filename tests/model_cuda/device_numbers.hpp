@@ -40,7 +40,7 @@ class DeviceNumbers {
 
  private:
   std::size_t count_;
-  cuda::Block block_;
+  cuda::DeviceBuffer block_;
 };
 
 [[nodiscard]] inline std::vector<float> random_floats(std::size_t count, unsigned seed,

@@ -151,7 +151,7 @@ TEST_CASE("offload: the next layer's rows are asked for while a layer is attende
     for (std::size_t head = 0; head < 2; ++head) {
       for (const auto& segment : s.cache.segments(layer, head)) {
         for (std::size_t row = 0; row < segment.rows; row += 64) {
-          const std::byte* page = segment.keys.place(row).page;
+          const std::byte* page = segment.keys.address_of(row).page;
           if (s.file.holds(page)) pages.insert(static_cast<std::size_t>(page - s.calls.mapping));
         }
       }

@@ -46,12 +46,12 @@ TEST_CASE("threshold is numpy's linear quantile of the clipped gates") {
   for (const Case& c : cases) {
     CAPTURE(c.sparsity);
     CHECK(gate_threshold(gates, c.sparsity) == doctest::Approx(c.threshold).epsilon(1e-15));
-    CHECK(text_of(head_kinds(gates, c.sparsity, DuoRule::threshold)) == c.kept);
+    CHECK(text_of(head_kinds(gates, c.sparsity, GateCut::threshold)) == c.kept);
   }
 }
 
 TEST_CASE("a sparsity at or beyond its ends keeps all heads or none") {
-  for (const DuoRule rule : {DuoRule::exact_count, DuoRule::threshold}) {
+  for (const GateCut rule : {GateCut::exact_count, GateCut::threshold}) {
     for (const double sparsity : {0.0, -0.5, -std::numeric_limits<double>::infinity()}) {
       CHECK(text_of(head_kinds(gates, sparsity, rule)) == "1111 1111 1111 ");
     }
@@ -146,7 +146,7 @@ TEST_CASE("the exact count never depends on how many gates are equal") {
 TEST_CASE("what is not a number is refused by name") {
   CHECK_THROWS_WITH_AS((void)head_kinds(gates, not_a_number), doctest::Contains("sparsity is NaN"),
                        ConfigError);
-  CHECK_THROWS_AS((void)head_kinds(gates, not_a_number, DuoRule::threshold), ConfigError);
+  CHECK_THROWS_AS((void)head_kinds(gates, not_a_number, GateCut::threshold), ConfigError);
   CHECK_THROWS_AS((void)gate_threshold(gates, not_a_number), ConfigError);
   HeadGates broken = gates;
   broken(1, 2) = not_a_number;

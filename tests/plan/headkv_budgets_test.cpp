@@ -85,11 +85,11 @@ TEST_CASE("plan budgets sum to the capacity exactly, whatever the scores") {
     HeadKvBudgetConfig config{.capacity = 1 + random() % 3000,
                               .beta = 1.0 + static_cast<double>(random() % 500) / 100.0,
                               .score_power = static_cast<double>(random() % 30) / 10.0};
-    config.window = random() % (config.capacity + 1);
+    config.observation_window = random() % (config.capacity + 1);
     const HeadBudgets budgets = headkv_budgets(drawn, kv_heads, config);
     CHECK(budgets.layers() == layers);
     CHECK(budgets.heads() == kv_heads);
-    REQUIRE(sum_of(budgets) == (config.capacity - config.window) * layers * kv_heads);
+    REQUIRE(sum_of(budgets) == (config.capacity - config.observation_window) * layers * kv_heads);
     // A head with a larger score never has fewer rows.
     const HeadScores means = group_scores(drawn, kv_heads);
     for (std::size_t a = 0; a < means.values().size(); ++a) {
@@ -113,8 +113,8 @@ TEST_CASE("what does not work is refused by name") {
   make(scores, {.score_power = not_a_number});
   make(scores, {.score_power = -1.0});
   make(scores, {.score_power = infinity});
-  make(scores, {.capacity = 0, .window = 0});
-  make(scores, {.capacity = 8, .window = 9});
+  make(scores, {.capacity = 0, .observation_window = 0});
+  make(scores, {.capacity = 8, .observation_window = 9});
   make(HeadScores{2, 4, 0.0});
   make(HeadScores{});
   for (const double bad : {not_a_number, infinity, -0.5}) {

@@ -140,7 +140,7 @@ TEST_CASE("the parts of an estimate are what they say") {
   CHECK(estimate.total() == estimate.heads + estimate.tail);
 
   HeadBudgetCache<DenseStorage<half>>::Config budget{.budget = 20};
-  budget.scorer.window = 4;
+  budget.scorer.observation_window = 4;
   Plan mixed = plan;
   mixed.set(1, 0, budget);
   CHECK(mixed.memory(100, options).queries == (4 + 10) * 4 * row);  // one layer observes

@@ -54,7 +54,7 @@ TEST_CASE("the paper's pyramid") {
 TEST_CASE("a short prompt lays the line flatter, as published") {
   const auto rows = [](std::size_t tokens) {
     return of_layers(
-        pyramid_budgets(shape_of(3, 2), {.capacity = 128, .window = 8, .tokens = tokens}));
+        pyramid_budgets(shape_of(3, 2), {.capacity = 128, .observation_window = 8, .tokens = tokens}));
   };
   CHECK(rows(0) == Rows{234, 120, 6});
   CHECK(rows(242) == Rows{234, 120, 6});
@@ -75,7 +75,7 @@ TEST_CASE("budgets lie on the line, fall and sum to what was given") {
     const std::size_t beta = 1 + random() % 40;
     const HeadBudgets budgets =
         pyramid_budgets(shape_of(layers, heads), {.capacity = mean + window + (mean + window == 0),
-                                                  .window = window,
+                                                  .observation_window = window,
                                                   .beta = static_cast<double>(beta)});
     const auto given = static_cast<std::int64_t>(mean + (mean + window == 0));
     const Rows rows = of_layers(budgets);
@@ -106,8 +106,8 @@ TEST_CASE("settings that do not work") {
   };
   refused({.beta = 0.5});
   refused({.beta = std::numeric_limits<double>::quiet_NaN()});
-  refused({.capacity = 0, .window = 0});
-  refused({.capacity = 8, .window = 9});
+  refused({.capacity = 0, .observation_window = 0});
+  refused({.capacity = 8, .observation_window = 9});
   CHECK_THROWS_AS((void)pyramid_budgets({.layers = 0, .q_heads = 1, .kv_heads = 1, .head_dim = 64}),
                   ConfigError);
 }

@@ -32,7 +32,7 @@ void randomize(Config& config, Random& random) {
   if constexpr (requires { config.sinks; }) {
     config.sinks = pick(random, 0, 40);
     config.recent = pick(random, 1, 150);
-    config.mask = pick(random, 0, 1) == 0 ? Mask::exact : Mask::chunk;
+    config.mask = pick(random, 0, 1) == 0 ? Mask::exact : Mask::prefill_chunk;
     if (pick(random, 0, 2) == 0) {
       config.rotary_in_cache = RotaryConfig{.theta = 500000.0,
                                      .scaling = RotaryConfig::Scaling::llama3,
@@ -46,7 +46,7 @@ void randomize(Config& config, Random& random) {
     config.budget = pick(random, 0, 120);
     if (pick(random, 0, 2) == 0) config.compress_from = pick(random, 0, 200);
     if constexpr (requires { config.scorer.kernel; }) {
-      config.scorer = {.window = pick(random, 1, 20),
+      config.scorer = {.observation_window = pick(random, 1, 20),
                        .pooling = pick(random, 0, 1) == 0 ? Pooling::max : Pooling::average,
                        .kernel = 2 * pick(random, 0, 4) + 1};
     } else if constexpr (requires { config.scorer.recent; }) {

@@ -46,7 +46,7 @@ Choices random_choices(const ModelShape& shape, Random& random, std::size_t coun
       case 0: settings = Window{.sinks = pick(random, 0, 40), .recent = pick(random, 1, 400)}; break;
       case 1: settings = Codes{.storage = {.bits = 4, .residual = pick(random, 0, 200)}}; break;
       case 2: break;
-      default: settings = Budget{.budget = pick(random, 0, 300), .scorer = {.window = 4}};
+      default: settings = Budget{.budget = pick(random, 0, 300), .scorer = {.observation_window = 4}};
     }
     choices.push_back({settings, random_damage(shape, random)});
   }

@@ -67,7 +67,7 @@ void alone(const HeadSpec& spec, std::uint64_t seed) {
       std::set<std::int64_t> shown;
       for (const Segment& segment : list) {
         for (std::size_t i = 0; i < segment.rows; ++i) {
-          if (!is_visible(segment.position_of(i), t, segment.reach)) continue;
+          if (!is_visible(segment.position_of(i), t, segment.window)) continue;
           shown.insert(segment.position_of(i));
           rows.push_back({segment.position_of(i), {}, {}});
           load_row(segment.keys, i, row);
@@ -144,7 +144,7 @@ TEST_CASE("retrieval, alone") {
 
 TEST_CASE("a budget, alone") {
   using Budget = HeadBudgetCache<DenseStorage<float>>;
-  const Budget::Config config{.budget = 2, .scorer = {.window = 2, .kernel = 1}};
+  const Budget::Config config{.budget = 2, .scorer = {.observation_window = 2, .kernel = 1}};
   Budget policy{config, {head_dim, 16}};
   std::vector<float> numbers(8 * head_dim, 1.0F);
   policy.commit(level_rows(numbers, 0, 4));
@@ -185,7 +185,7 @@ TEST_CASE(
   using Budget = HeadBudgetCache<DenseStorage<float>>;
   const auto survivors = [](std::size_t budget, const std::vector<float>& sums, std::size_t group) {
     const std::size_t rows = sums.size() / group;
-    Budget policy{{.budget = budget, .scorer = {.window = 1, .kernel = 7}}, {head_dim, 16}};
+    Budget policy{{.budget = budget, .scorer = {.observation_window = 1, .kernel = 7}}, {head_dim, 16}};
     std::vector<float> numbers(rows * head_dim, 1.0F);
     policy.commit(level_rows(numbers, 0, rows));
     REQUIRE(policy.is_compressible());

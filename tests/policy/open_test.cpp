@@ -36,7 +36,7 @@ class EveryNth {
     storage_.reserve(rows);
     positions_.reserve(positions_.size() + rows);
   }
-  void release_spare() noexcept { storage_.release_spare(); }
+  void release_unused() noexcept { storage_.release_unused(); }
   void commit(const Segment& rows) {
     for (std::size_t i = 0; i < rows.rows; ++i) {
       if (rows.position_of(i) % static_cast<std::int64_t>(config_.n) != 0) continue;
@@ -72,7 +72,7 @@ class FlatStorage {
   void reserve(std::size_t rows, std::size_t = 0) {
     for (auto& side : sides_) side.reserve((end_ + rows) * head_dim_);
   }
-  void release_spare() noexcept {}
+  void release_unused() noexcept {}
   void append(const Segment& rows, std::size_t window = unlimited_rows) {
     const std::array<const Plane*, 2> planes{&rows.keys, &rows.values};
     for (std::size_t s = 0; s < 2; ++s) {

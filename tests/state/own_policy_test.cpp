@@ -31,7 +31,7 @@ class EvenRows {
   EvenRows(const Config& config, const kvpolicy::StorageContext& context)
       : config_{config}, head_dim_{context.head_dim} {}
   void reserve(std::size_t) {}
-  void release_spare() noexcept {}
+  void release_unused() noexcept {}
   void commit(const Segment& rows) {
     for (std::size_t i = 0; i < rows.rows; ++i) {
       if (static_cast<std::size_t>(rows.position_of(i)) % config_.every != 0) continue;

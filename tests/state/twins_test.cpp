@@ -52,7 +52,7 @@ TEST_CASE("heads that share their layer's budget go on sharing") {
     for (std::size_t head = 0; head < 8; ++head) {
       plan.set(head / 4, head % 4,
                HeadBudgetCache<DenseStorage<float>>::Config{
-                   .budget = 10 + 7 * head, .compress_every = every, .share_in_layer = true});
+                   .budget = 10 + 7 * head, .compress_every = every, .adaptive_in_layer = true});
     }
     test::random_twins(40 + every, plan, run, 60);
   }

@@ -63,7 +63,7 @@ void check(const typename Storage::Config& config, std::size_t window, std::uint
       if (test::below(random, 2) == 0) offloaded.reserve(rows, window);
       fast.append(chunk, window);
       offloaded.append(chunk, window);
-      offloaded.release_spare();
+      offloaded.release_unused();
       REQUIRE(offloaded.begin() == fast.begin());
       REQUIRE(test::same_bits(shown(offloaded, fast.begin()), shown(fast, fast.begin())));
       CHECK(offloaded.bytes() == fast.bytes());

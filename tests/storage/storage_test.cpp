@@ -93,7 +93,7 @@ void reserved_pieces(const typename Storage::Config& config, std::size_t window,
         done += count;
       }
       memory.fail_after(test::never);
-      pieces.release_spare();
+      pieces.release_unused();
       CHECK(pieces.end() == whole.end());
       CHECK(pieces.begin() == whole.begin());
       CHECK(test::same_bits(shown(pieces), shown(whole)));

@@ -70,7 +70,7 @@ void check_engine_memory(EngineLayout kind, std::uint64_t seed) {
     HeadPlan<E> plan{shape, typename FullCache<Storage>::Config{}};
     for (std::size_t layer = 0; layer < 2; ++layer) {
       plan.set(layer, 1, typename SinkRecentCache<Storage>::Config{.sinks = 5, .recent = 37});
-      plan.set(layer, 2, typename HeadBudgetCache<Storage>::Config{.budget = 30, .scorer = {.window = 4}});
+      plan.set(layer, 2, typename HeadBudgetCache<Storage>::Config{.budget = 30, .scorer = {.observation_window = 4}});
     }
     return plan;
   };

@@ -46,7 +46,7 @@ typename P::Config policy_config(const HeadSpec& spec) {
   if constexpr (requires { config.recent; }) {
     config.sinks = spec.sinks;
     config.recent = spec.recent;
-    config.mask = spec.chunk_mask ? kvpolicy::Mask::chunk : kvpolicy::Mask::exact;
+    config.mask = spec.prefill_chunk_mask ? kvpolicy::Mask::prefill_chunk : kvpolicy::Mask::exact;
     if (spec.in_cache) config.rotary_in_cache = kvpolicy::RotaryConfig{.theta = rotary_theta};
   }
   if constexpr (requires { config.scorer; }) {

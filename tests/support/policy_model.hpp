@@ -24,7 +24,7 @@ struct HeadSpec {
   Kind kind = Kind::full;
   // window
   std::size_t sinks = 0, recent = 0;
-  bool chunk_mask = false;
+  bool prefill_chunk_mask = false;
   bool in_cache = false;
   // budget; `window` is how many latest rows always stay: of TOVA none
   Rank rank = Rank::snapkv;
@@ -100,7 +100,7 @@ class HeadModel {
       case Kind::window: {
         const auto recent = static_cast<std::int64_t>(spec_.recent);
         if (p < static_cast<std::int64_t>(spec_.sinks)) return true;
-        return spec_.chunk_mask ? p >= call - recent : p > t - recent;
+        return spec_.prefill_chunk_mask ? p >= call - recent : p > t - recent;
       }
       case Kind::budget:
         return p >= static_cast<std::int64_t>(committed_) || std::ranges::binary_search(kept_, p);

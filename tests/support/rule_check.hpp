@@ -35,7 +35,7 @@ struct RuleOf {
     const auto w = rule.window_rule();
     const auto c = rule.chunk_rule();
     const auto b = rule.budget_rule();
-    window = {number(w.sinks), number(w.recent), w.chunk_mask};
+    window = {number(w.sinks), number(w.recent), w.prefill_chunk_mask};
     keys = residual(rule.key_residual());
     values = residual(rule.value_residual());
     chunks = {number(c.chunk), number(c.budget), number(c.refresh_every)};
@@ -84,7 +84,7 @@ void check_rule(const kvpolicy::HeadRule& rule, const oracle::HeadModel& model, 
   std::set<std::int64_t> read, expected;
   for (const auto& range : {part.window.sinks_among(all), part.window.recent_among(all, all.end)}) {
     for (Int row = range.begin; row < range.end; ++row) {
-      if (row < part.window.sinks || static_cast<std::int64_t>(row) > next - part.window.reach(next + 1)) {
+      if (row < part.window.sinks || static_cast<std::int64_t>(row) > next - part.window.query_window(next + 1)) {
         read.insert(static_cast<std::int64_t>(row));
       }
     }

@@ -35,10 +35,10 @@ inline SmallPlan small_plan() {
   window.rotary_in_cache = RotaryConfig{};
   window.storage.residual = 2;
   plan.set(0, 2, window);
-  plan.set(0, 3, HeadBudgetCache<DenseStorage<half>>::Config{.budget = 2, .scorer = {.window = 2}});
+  plan.set(0, 3, HeadBudgetCache<DenseStorage<half>>::Config{.budget = 2, .scorer = {.observation_window = 2}});
   HeadBudgetCache<PerTokenStorage<half>>::Config budget;
   budget.budget = 3;
-  budget.scorer.window = 1;
+  budget.scorer.observation_window = 1;
   budget.storage.bits = 8;
   budget.storage.residual = 2;
   plan.set(0, 4, budget);

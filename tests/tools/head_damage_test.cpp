@@ -139,7 +139,7 @@ TEST_CASE("damage is the rise of the loss of one head, choice by choice, whateve
   const ModelShape shape = shipped().config().shape();
   const auto drawn = texts(2);
   const std::vector<HeadSettings<bfloat16>> choices{Full{}, Window{.sinks = 4, .recent = 28},
-                                          Budget{.budget = 24, .scorer = {.window = 8}}};
+                                          Budget{.budget = 24, .scorer = {.observation_window = 8}}};
   double reported = 0;
   const std::size_t before = threads();
   set_threads(2);

@@ -48,9 +48,9 @@ TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the nam
   };
   CHECK(same("snapkv:100", HeadBudgetCache<Dense>::Config{.budget = 92}));
   CHECK(same("snapkv:100,20",
-             HeadBudgetCache<Dense>::Config{.budget = 80, .scorer = {.window = 20}}));
+             HeadBudgetCache<Dense>::Config{.budget = 80, .scorer = {.observation_window = 20}}));
   CHECK(same("snapkv:8", HeadBudgetCache<Dense>::Config{.budget = 0}));
-  CHECK(same("adakv:64", HeadBudgetCache<Dense>::Config{.budget = 56, .share_in_layer = true}));
+  CHECK(same("adakv:64", HeadBudgetCache<Dense>::Config{.budget = 56, .adaptive_in_layer = true}));
   CHECK(same("tova:64", HeadBudgetCache<Dense, TovaScorer>::Config{
                             .budget = 64, .compress_every = 1, .after_first_compress = true}));
   CHECK(same("h2o:65", HeadBudgetCache<Dense, H2oScorer>::Config{.budget = 33,
@@ -61,7 +61,7 @@ TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the nam
   const auto quantized = plan_named("adakv+int4:64");
   using Codes = HeadBudgetCache<PerTokenStorage<float>>;
   CHECK(quantized.at(1, 1).get<Codes>().storage.bits == 4);
-  CHECK(quantized.at(1, 1).get<Codes>().share_in_layer);
+  CHECK(quantized.at(1, 1).get<Codes>().adaptive_in_layer);
   CHECK(refusal("snapkv:7")
             .find("a capacity of 7 rows, must be at least 1 and at least the 8 latest") !=
         std::string::npos);
@@ -109,13 +109,13 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
   const ExamPlan published = make_exam_plan("headkv:128", own, weights);
   const auto scorer = published.plan.at(1, 0).get<Budget>().scorer;
   CHECK(scorer.kernel == 7);
-  CHECK(scorer.window == 8);
+  CHECK(scorer.observation_window == 8);
   CHECK(published.settings.dump() ==
         R"({"capacity":128,"window":8,"beta":1.005,"score_power":1.0,"keep_short_prompts":true,"pooling":"max","kernel":7})");
   const ExamPlan tuned =
       make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
   CHECK(tuned.plan.at(1, 0).get<Budget>().scorer ==
-        SnapKvScorer::Config{.window = 8, .pooling = Pooling::average, .kernel = 29});
+        SnapKvScorer::Config{.observation_window = 8, .pooling = Pooling::average, .kernel = 29});
   // beta = 2 leaves a head of no score half of an equal share; 1.005 next to nothing.
   std::size_t least = 128;
   std::size_t least_published = 128;
@@ -150,7 +150,7 @@ TEST_CASE("--plan: settings of storages, windows and rules stand in the name") {
   CHECK(int4.storage.residual == 128);
   const auto chunk =
       plan_named("sink_recent:4,8,mask=chunk").at(0, 0).get<SinkRecentCache<Dense>>();
-  CHECK(chunk.mask == Mask::chunk);
+  CHECK(chunk.mask == Mask::prefill_chunk);
   CHECK(plan_named("adakv:64,safeguard=0.5") != plan_named("adakv:64"));
   CHECK(plan_named("pyramid:64,beta=10") != plan_named("pyramid:64"));
 
@@ -166,7 +166,7 @@ TEST_CASE("--plan: settings of storages, windows and rules stand in the name") {
   CHECK(duo("duo@" + gates + ":0.5,sinks=2,recent=3") != duo("duo@" + gates + ":0.5"));
   PlanArguments threshold;
   threshold.plan = "duo@" + gates + ":0.6";
-  threshold.rule = DuoRule::threshold;
+  threshold.rule = GateCut::threshold;
   CHECK(duo("duo@" + gates + ":0.6,rule=threshold") == make_plan<float>(threshold, own));
 }
 

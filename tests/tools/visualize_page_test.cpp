@@ -41,7 +41,7 @@ Plan mixed_plan() {
   window.storage = {.bits = 8, .key_group = 32, .value_group = 32, .residual = 16};
   plan.set(0, 0, window);
   plan.set(0, 1, ChunkRetrievalCache<Dense>::Config{.chunk = 8, .budget = 24});
-  plan.set(1, 0, HeadBudgetCache<Dense>::Config{.budget = 20, .scorer = {.window = 4}});
+  plan.set(1, 0, HeadBudgetCache<Dense>::Config{.budget = 20, .scorer = {.observation_window = 4}});
   return plan;
 }
 

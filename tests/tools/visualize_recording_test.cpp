@@ -241,7 +241,7 @@ TEST_CASE("quantised rows: the latest are exact, all are read, at fewer bytes") 
 
 TEST_CASE("a budget keeps everything until it is told to compress, and what comes after") {
   const Recording recording = record_all(
-      HeadBudgetCache<Dense>::Config{.budget = 24, .scorer = {.window = 8, .kernel = 3}});
+      HeadBudgetCache<Dense>::Config{.budget = 24, .scorer = {.observation_window = 8, .kernel = 3}});
   REQUIRE(recording.steps.size() == 16 + 1 + 9);
   CHECK(recording.steps[16].kind == StepKind::compress);
   CHECK(recording.steps[16].tokens == prompt_tokens);

@@ -70,10 +70,10 @@ class Compression {
       const Head& head = *layer.heads[i];
       if (!head.roles().compresses) continue;
       active[i] = !only_due || layer.is_due(head);
-      one_shares = one_shares || (active[i] && head.shares_in_layer());
+      one_shares = one_shares || (active[i] && head.is_adaptive_in_layer());
     }
     for (std::size_t i = 0; i < count; ++i) {
-      if (layer.heads[i]->shares_in_layer()) active[i] = one_shares;
+      if (layer.heads[i]->is_adaptive_in_layer()) active[i] = one_shares;
     }
     return active;
   }
@@ -86,13 +86,13 @@ class Compression {
     for (std::size_t i = 0; i < count; ++i) {
       const Head& head = *layer.heads[i];
       ranked[i] = active[i] && head.is_compressible(0);
-      one_shares = one_shares || (ranked[i] && head.shares_in_layer());
+      one_shares = one_shares || (ranked[i] && head.is_adaptive_in_layer());
     }
     std::set<std::size_t, std::greater<>> windows;
     sums_.resize(count);
     for (std::size_t i = 0; i < count; ++i) {
       const Head& head = *layer.heads[i];
-      if (head.shares_in_layer()) ranked[i] = one_shares;
+      if (head.is_adaptive_in_layer()) ranked[i] = one_shares;
       sums_[i].clear();
       if (ranked[i]) windows.insert(head.observed_queries());
     }
@@ -106,7 +106,7 @@ class Compression {
       for (std::size_t i = 0; i < count; ++i) {
         if (!asked[i]) continue;
         Head& head = *layer.heads[i];
-        if (head.shares_in_layer()) {
+        if (head.is_adaptive_in_layer()) {
           sharing_.push_back(head.compete(sums_[i], layer.shape.queries_per_kv(), seen));
         } else {
           head.prepare_compress(sums_[i], layer.shape.queries_per_kv(), seen);
@@ -118,7 +118,7 @@ class Compression {
     auto chosen = share_rows(sharing_);
     auto next = chosen.begin();
     for (const HeadPtr& head : layer.heads) {
-      if (head->shares_in_layer()) head->prepare_survivors(std::move(*next++));
+      if (head->is_adaptive_in_layer()) head->prepare_survivors(std::move(*next++));
     }
   }
 

@@ -178,7 +178,7 @@ class KvCache {
     refuse_tree("commit");
     for (Layer& layer : layers_) reserve(layer, layer.uncommitted(), layers_);
     for (Layer& layer : layers_) layer.commit_tail(layer.uncommitted());
-    for (Layer& layer : layers_) layer.release_spare();
+    for (Layer& layer : layers_) layer.release_unused();
   }
 
   /// Commits, then lets every head with a budget drop the rows that it ranks lowest: of most scorers
@@ -527,7 +527,7 @@ class KvCache {
     reserve(layer, leaving, {&layer, 1});
     layer.commit_tail(leaving);
     layer.tail.write(k, v, 0, tokens, layer.tokens);
-    layer.release_spare();
+    layer.release_unused();
     layer.tokens += tokens;
     if (tree != nullptr) layer.tree.keep(*tree);
   }
@@ -565,7 +565,7 @@ class KvCache {
       layer.commit_tail(layer.uncommitted());
       layer.accumulate(sums_.of_heads, shape.queries_per_kv());
     }
-    layer.release_spare();
+    layer.release_unused();
     finish_call(layer, q, options);
   }
 
@@ -584,7 +584,7 @@ class KvCache {
     }
     KVPOLICY_CATCH_ALL {
       layer.end_refresh(false);
-      layer.release_spare();
+      layer.release_unused();
       KVPOLICY_RETHROW;
     }
     layer.end_refresh(true);
@@ -604,7 +604,7 @@ class KvCache {
       for (const HeadPtr& head : layer.heads) head->reserve(rows);
     }
     KVPOLICY_CATCH_ALL {
-      for (Layer& other : reserving) other.release_spare();
+      for (Layer& other : reserving) other.release_unused();
       KVPOLICY_RETHROW;
     }
   }
@@ -612,7 +612,7 @@ class KvCache {
   void commit_layer(Layer& layer) {
     reserve(layer, layer.uncommitted(), {&layer, 1});
     layer.commit_tail(layer.uncommitted());
-    layer.release_spare();
+    layer.release_unused();
   }
 
   // ---- attention

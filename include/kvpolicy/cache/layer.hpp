@@ -58,8 +58,8 @@ struct CacheLayer : TextProgress<std::size_t> {
     return total;
   }
 
-  void release_spare() noexcept {
-    for (const HeadPtr& head : heads) head->release_spare();
+  void release_unused() noexcept {
+    for (const HeadPtr& head : heads) head->release_unused();
   }
 
   /// visit(segment) for one head's rows that no policy has seen: first the text's, then the tree's.

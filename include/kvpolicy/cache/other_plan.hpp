@@ -66,7 +66,7 @@ inline void commit_all(Head& head, const SegmentList& list, std::size_t count) {
   each([&](const Segment& rows) { head.check(rows); });
   head.reserve(count);
   each([&](const Segment& rows) { head.commit(rows); });
-  head.release_spare();
+  head.release_unused();
 }
 
 /// The new layer `to` takes over what `from` holds. `is_same(head)`: whether a head has the same

@@ -31,7 +31,7 @@ void check_sharing(std::string_view cache, const HeadPlan<T...>& plan, std::size
   const HeadSettings<typename HeadPlan<T...>::element_type>* first = nullptr;
   for (std::size_t head = 0; head < plan.shape().layer(layer).kv_heads; ++head) {
     const auto& own = plan.at(layer, head);
-    if (!own.shares_in_layer()) continue;
+    if (!own.is_adaptive_in_layer()) continue;
     if (first == nullptr) first = &own;
     require(own.may_share(*first), cache, ": KV head ", head, " of layer ", layer,
             " shares the layer's budget with heads that have another policy or other settings; ",

@@ -251,7 +251,7 @@ class SavedCache {
       if constexpr (Archive::loading) {
         own.load(archive);
         own.reserve(0);  // full pages go to slow memory
-        own.release_spare();
+        own.release_unused();
       } else {
         own.save(archive);
       }

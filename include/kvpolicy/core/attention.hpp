@@ -65,7 +65,7 @@ struct LayerAttention {
   }
   /// Whether query row `token` sees row `row` of the segment.
   [[nodiscard]] bool sees(std::size_t token, const Segment& segment, std::size_t row) const {
-    return is_visible(segment.position_of(row), position(token), segment.reach) &&
+    return is_visible(segment.position_of(row), position(token), segment.window) &&
            (segment.node == no_node || options.tree->sees(node(token), segment.node_of(row)));
   }
 };

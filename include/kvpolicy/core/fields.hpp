@@ -81,6 +81,18 @@ class FieldVisitor {
   void brief(std::string_view name, T& value, const std::type_identity_t<T>& usual) {
     if (!is_brief() || value != usual) (*this)(name, value);
   }
+  /// A setting that had another name before: files with the old name can still be read, and all that is
+  /// written has the new one.
+  template <class T>
+  void renamed(std::string_view name, std::string_view before, T& value) {
+    (*this)(name_in_use(name, before), value);
+  }
+  /// Both of these.
+  template <class T>
+  void brief_renamed(std::string_view name, std::string_view before, T& value,
+                     const std::type_identity_t<T>& usual) {
+    brief(name_in_use(name, before), value, usual);
+  }
   /// A setting that joined its type after caches were saved without it. All that is written leaves
   /// it out where it has this value, which must never change.
   template <class T>
@@ -103,6 +115,11 @@ class FieldVisitor {
   virtual void end() = 0;
   /// Whether the visitor writes settings down; otherwise it fills them.
   [[nodiscard]] virtual bool is_writing() const = 0;
+  /// The name by which the visitor knows a setting that was renamed.
+  [[nodiscard]] virtual std::string_view name_in_use(std::string_view name,
+                                                     std::string_view /*before*/) {
+    return name;
+  }
   /// Whether it leaves out what `brief` names.
   [[nodiscard]] virtual bool is_brief() const { return false; }
 };

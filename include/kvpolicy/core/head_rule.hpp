@@ -30,7 +30,7 @@ struct HeadRule {
   // Retention: all rows live, or the first `sinks` and the latest `recent`.
   std::size_t sinks = 0;
   std::size_t recent = 0;   ///< 0: all rows live
-  bool chunk_mask = false;  ///< a window belongs to a call's first query and not to each query
+  bool prefill_chunk_mask = false;  ///< a window belongs to a call's first query and not to each query
   std::optional<RotaryConfig> rotary_in_cache = {};  ///< sinks seem to stand right before the window
 
   // Storage: how a row lies once it has left the residual.
@@ -48,10 +48,10 @@ struct HeadRule {
   std::size_t compress_from = 0;     ///< a text of fewer tokens stays whole
   std::size_t compress_every = 0;    ///< the head compresses by itself at so many rows more; 0: never
   bool after_first_compress = false; ///< that begins with the first compression it is told to make
-  bool share_in_layer = false;       ///< budgets of the layer's heads are one
+  bool adaptive_in_layer = false;       ///< budgets of the layer's heads are one
   double safeguard = 0.0;            ///< share of its budget that such a head keeps whatever the others have
   std::string_view scorer = {};      ///< the name of what ranks the rows
-  std::size_t window = 0;            ///< latest queries that vote
+  std::size_t observation_window = 0;            ///< latest queries that vote
   Pooling pooling = Pooling::max;
   std::size_t pooled_rows = 1;
 
@@ -67,7 +67,7 @@ struct HeadRule {
 
   // The parts of the rule that say which rows.
   [[nodiscard]] constexpr WindowRule<std::size_t> window_rule() const {
-    return {sinks, recent, chunk_mask};
+    return {sinks, recent, prefill_chunk_mask};
   }
   /// Counts rows besides the sinks, which are never quantised.
   [[nodiscard]] constexpr ResidualRule<std::size_t> key_residual() const {

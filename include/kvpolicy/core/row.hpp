@@ -83,7 +83,7 @@ inline void load_codes(Encoding encoding, const std::byte* codes, const half* sc
 
 /// Loads row `row` of a plane as float [head_dim], dequantised if the plane is quantised.
 inline void load_row(const Plane& plane, std::size_t row, std::span<float> out) {
-  const auto place = plane.place(row);
+  const auto place = plane.address_of(row);
   const Encoding encoding = plane.format.encoding;
   const std::size_t head_dim = out.size();
   if (!is_quantized(encoding)) {

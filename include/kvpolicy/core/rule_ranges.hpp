@@ -30,7 +30,7 @@ template <class Int>
 struct WindowRule {
   Int sinks = 0;            ///< the text's first rows, which always live
   Int recent = 0;           ///< latest rows that live besides; 0: all
-  bool chunk_mask = false;  ///< `recent` counts from the call's first query, not from each query
+  bool prefill_chunk_mask = false;  ///< `recent` counts from the call's first query, not from each query
 
   /// The oldest row besides the sinks that lives in a text of `tokens` tokens.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int first_kept(Int tokens) const {
@@ -42,16 +42,16 @@ struct WindowRule {
   }
 
   /// The oldest row besides the sinks that any query of a call reads; the call's lowest query is at
-  /// `first_position`. With `chunk_mask` that query reads the `recent` rows before it, else they include
+  /// `first_position`. With `prefill_chunk_mask` that query reads the `recent` rows before it, else they include
   /// its own.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int first_read(Int first_position) const {
-    return first_kept(first_position + (chunk_mask ? 0 : 1));
+    return first_kept(first_position + (prefill_chunk_mask ? 0 : 1));
   }
-  /// A query at t reads a row at p besides the sinks only if p > t - reach. `unlimited`: what stands for
+  /// A query at t reads a row at p besides the sinks only if p > t - query_window. `unlimited`: what stands for
   /// no such limit.
-  template <class Reach>
-  [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Reach reach(Reach unlimited) const {
-    return recent > 0 && !chunk_mask ? static_cast<Reach>(recent) : unlimited;
+  template <class Window>
+  [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Window query_window(Window unlimited) const {
+    return recent > 0 && !prefill_chunk_mask ? static_cast<Window>(recent) : unlimited;
   }
 
   /// The sinks among the rows `rows`.
@@ -59,7 +59,7 @@ struct WindowRule {
     return {rows.begin, detail::smaller(detail::larger(sinks, rows.begin), rows.end)};
   }
   /// What the queries of a call read of the rows `rows` besides the sinks: each of them as far as its
-  /// `reach` goes.
+  /// `query_window` goes.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr RowRange<Int> recent_among(RowRange<Int> rows,
                                                                          Int first_position) const {
     return {detail::smaller(detail::larger(first_read(first_position), rows.begin), rows.end),

@@ -67,7 +67,7 @@ class ScalarEngine {
         if (!work.options.attention_sink_bias.empty()) state = {work.options.attention_sink_bias[head], 1.0F};
         const auto t = work.first_position + static_cast<std::int64_t>(token);
         const auto sees = [&](const Segment& segment, std::size_t index) {
-          return is_visible(segment.position_of(index), t, segment.reach);
+          return is_visible(segment.position_of(index), t, segment.window);
         };
         for_each_logit(segments, query, t, work.scale(), work.options.softcap, sees,
                        [&](const Segment&, std::size_t, std::size_t ordinal, float logit) {

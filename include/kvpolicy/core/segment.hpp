@@ -58,6 +58,13 @@ struct PageLayout {
   }
 };
 
+/// Where a row of a plane is in memory.
+struct RowAddress {
+  const std::byte* page;       ///< start of the page; with a row_stride the row itself
+  std::size_t row;             ///< row inside the page; with a row_stride 0
+  std::size_t contiguous_rows; ///< rows that follow in this page, this one included
+};
+
 /// One side of a run of rows. Either paged (`pages` is the page table) or, for dense formats,
 /// rows `row_stride` bytes apart from `base`. Row 0 of the plane is row `first_row` of the table:
 /// groups, packed bits and blocks may begin in the middle of a page. The rows of a page follow each
@@ -72,14 +79,7 @@ struct Plane {
   std::size_t first_row = 0;
   std::size_t page_offset = 0;  // in bytes; 0 unless row_stride says how the rows of pages lie
 
-  /// Where a row lies.
-  struct Place {
-    const std::byte* page;       ///< start of the page; with a row_stride the row itself
-    std::size_t row;             ///< row inside the page; with a row_stride 0
-    std::size_t contiguous_rows; ///< rows that follow in this page, this one included
-  };
-
-  [[nodiscard]] Place place(std::size_t row) const {
+  [[nodiscard]] RowAddress address_of(std::size_t row) const {
     const std::size_t at = first_row + row;
     if (pages == nullptr) {
       return {base + at * row_stride, 0, std::numeric_limits<std::size_t>::max()};
@@ -112,18 +112,18 @@ struct RowRun {
 /// Instead of a node's number: the row is one of the text.
 inline constexpr std::size_t no_node = std::numeric_limits<std::size_t>::max();
 
-/// A reach that hides no row.
-inline constexpr std::int64_t unlimited_reach = std::numeric_limits<std::int64_t>::max();
+/// A window that hides no row.
+inline constexpr std::int64_t unlimited_window = std::numeric_limits<std::int64_t>::max();
 
 /// Turns the query before it meets a segment, so that the segment's rows look as if they lay
 /// closer: a query at position t is read as one at position min(t, latest_position).
 struct QueryRotation {
   const float* inverse_frequencies = nullptr;  ///< [head_dim / 2]; null: leave the query alone
-  std::int64_t latest_position = unlimited_reach;
+  std::int64_t latest_position = unlimited_window;
 };
 
 /// Cached rows of one KV head. The row at position p is visible to the query at position t if
-/// `p <= t` and `p > t - reach`, and, if it is a node of a tree of guesses, the query is that node's
+/// `p <= t` and `p > t - window`, and, if it is a node of a tree of guesses, the query is that node's
 /// or a descendant's (core/token_tree.hpp). Pointers stay valid until the owner next changes.
 struct Segment {
   Plane keys = {};
@@ -133,7 +133,7 @@ struct Segment {
   const std::int64_t* positions = nullptr;    ///< of each plane row, where they are not consecutive
   std::size_t node = no_node;                 ///< of plane row 0; the next rows are the next nodes
   std::span<const RowRun> runs = {};          ///< the plane rows that count, ascending; empty: [0, rows)
-  std::int64_t reach = unlimited_reach;
+  std::int64_t window = unlimited_window;
   QueryRotation rotation = {};
 
   [[nodiscard]] std::int64_t position_of(std::size_t row) const {
@@ -173,8 +173,8 @@ struct Segment {
 using SegmentList = std::vector<Segment>;
 
 /// Whether the query at text position `query` sees the row at position `row`.
-[[nodiscard]] constexpr bool is_visible(std::int64_t row, std::int64_t query, std::int64_t reach) {
-  return row <= query && (reach == unlimited_reach || row > query - reach);
+[[nodiscard]] constexpr bool is_visible(std::int64_t row, std::int64_t query, std::int64_t window) {
+  return row <= query && (window == unlimited_window || row > query - window);
 }
 
 }  // namespace kvpolicy

@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include <kvpolicy/cpu/prefetch-inl.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/x86/integer_pairs-inl.hpp>
 
 #if KVPOLICY_CPU_PAIR_PRODUCTS

@@ -23,7 +23,7 @@
 
 #include <kvpolicy/cpu/packed_codes-inl.hpp>
 #include <kvpolicy/cpu/prefetch-inl.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
 #if KVPOLICY_CPU_PAIR_PRODUCTS  // elsewhere integer_rows-inl.hpp has the names, for nothing

@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include <kvpolicy/core/dtype.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 #include <kvpolicy/cpu/x86/integer_pairs-inl.hpp>
 

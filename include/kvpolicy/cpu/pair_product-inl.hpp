@@ -18,7 +18,7 @@
 #include <kvpolicy/cpu/decode_rows-inl.hpp>
 #include <kvpolicy/cpu/matrix_unit.hpp>
 #include <kvpolicy/cpu/product-inl.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 #include <kvpolicy/cpu/x86/tile_product.hpp>
 

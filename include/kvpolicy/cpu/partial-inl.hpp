@@ -14,7 +14,7 @@
 #include <kvpolicy/core/attention_state.hpp>
 #include <kvpolicy/cpu/highway.hpp>
 #include <kvpolicy/cpu/query_tile-inl.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
@@ -84,7 +84,7 @@ struct Partial {
 /// values += weights x rows of the block, row by row, for the queries that see the row. For blocks
 /// with infinite values or NaN: a weight of zero does not hide them, so no weight may meet a row
 /// that its query does not see. `rows` is [block.rows, width of values].
-inline void add_seen_values(const QueryTile& tile, const RowBlock& block, const float* rows,
+inline void add_seen_values(const QueryTile& tile, const RowTile& block, const float* rows,
                             const float* weights, std::size_t query_stride,
                             std::size_t row_stride, float* values) {
   const std::size_t width = tile.width().values;

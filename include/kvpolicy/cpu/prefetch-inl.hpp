@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include <kvpolicy/cpu/highway.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
 namespace kvpolicy::cpu {

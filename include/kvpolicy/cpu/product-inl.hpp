@@ -8,7 +8,7 @@
 #include <cstddef>
 
 #include <kvpolicy/cpu/prefetch-inl.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
 namespace kvpolicy::cpu {

@@ -76,12 +76,12 @@ struct QueryTile {
   };
   /// visit(Range) for neighbouring queries that see a row, in order; a range may be empty.
   template <class Visit>
-  void for_each_seeing(std::int64_t row_position, std::int64_t reach, std::size_t node,
+  void for_each_seeing(std::int64_t row_position, std::int64_t window, std::size_t node,
                        Visit visit) const {
-    if (tree == nullptr) return visit(seeing(row_position, reach));
+    if (tree == nullptr) return visit(seeing(row_position, window));
     for (std::size_t m = 0; m < rows;) {
       const std::size_t next = behind_token(m);
-      if (is_visible(row_position, position(m), reach) && tree->sees(token(m), node)) {
+      if (is_visible(row_position, position(m), window) && tree->sees(token(m), node)) {
         visit(Range{m, next});
       }
       m = next;
@@ -89,28 +89,28 @@ struct QueryTile {
   }
   /// The same for queries that do not see it.
   template <class Visit>
-  void for_each_not_seeing(std::int64_t row_position, std::int64_t reach, std::size_t node,
+  void for_each_not_seeing(std::int64_t row_position, std::int64_t window, std::size_t node,
                            Visit visit) const {
     std::size_t from = 0;
-    for_each_seeing(row_position, reach, node, [&](Range seeing) {
+    for_each_seeing(row_position, window, node, [&](Range seeing) {
       if (from < seeing.begin) visit(Range{from, seeing.begin});
       from = seeing.end;
     });
     if (from < rows) visit(Range{from, rows});
   }
-  [[nodiscard]] bool is_seen(std::int64_t row_position, std::int64_t reach, std::size_t node) const {
-    bool seen = node == no_node && all_see(row_position, row_position, reach);
+  [[nodiscard]] bool is_seen(std::int64_t row_position, std::int64_t window, std::size_t node) const {
+    bool seen = node == no_node && all_see(row_position, row_position, window);
     if (seen) return true;
-    for_each_seeing(row_position, reach, node,
+    for_each_seeing(row_position, window, node,
                     [&](Range range) { seen = seen || range.begin < range.end; });
     return seen;
   }
   /// The queries that see a row of the text at `row_position`, where positions ascend: neighbours.
-  [[nodiscard]] Range seeing(std::int64_t row_position, std::int64_t reach) const {
+  [[nodiscard]] Range seeing(std::int64_t row_position, std::int64_t window) const {
     const auto tokens = latest() - earliest() + 1;
     const std::int64_t from = row_position - earliest();
     const std::int64_t to =
-        reach >= unlimited_reach - std::max<std::int64_t>(from, 0) ? tokens : from + reach;
+        window >= unlimited_window - std::max<std::int64_t>(from, 0) ? tokens : from + window;
     const auto row_of = [&](std::int64_t tile_token) {
       const auto at = static_cast<std::size_t>(std::clamp<std::int64_t>(tile_token, 0, tokens)) * group;
       return std::min(rows, at - std::min(at, first % group));
@@ -118,8 +118,8 @@ struct QueryTile {
     return {row_of(from), row_of(to)};
   }
   /// Whether every query of the tile sees every row of the text at the positions [oldest, newest].
-  [[nodiscard]] bool all_see(std::int64_t oldest, std::int64_t newest, std::int64_t reach) const {
-    return newest <= earliest() && (reach == unlimited_reach || oldest > latest() - reach);
+  [[nodiscard]] bool all_see(std::int64_t oldest, std::int64_t newest, std::int64_t window) const {
+    return newest <= earliest() && (window == unlimited_window || oldest > latest() - window);
   }
 
   /// The first query of the token behind m's.

@@ -15,7 +15,7 @@
 #include <kvpolicy/cpu/integer_rows-inl.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
 #include <kvpolicy/cpu/prefetch-inl.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
 namespace kvpolicy::cpu {
@@ -179,7 +179,7 @@ class StreamPass {
   }
 
   /// `next` is the block that comes then, to be fetched.
-  void add(const RowBlock& block, const RowBlock& next) {
+  void add(const RowTile& block, const RowTile& next) {
     fetch_params(next.keys, next.rows, tile_.key_dim());
     fetch_params(next.values, next.rows, tile_.value_dim);
     compute_logits(block, prefetch_of(block.values, block.rows, tile_.value_dim));
@@ -193,7 +193,7 @@ class StreamPass {
   void finish() { integer_values_.flush(partial_.values); }
 
   /// Of each query with each row: [queries, stride]; `ahead` is what comes then, to be fetched.
-  const float* compute_logits(const RowBlock& block, const Prefetch& ahead) {
+  const float* compute_logits(const RowTile& block, const Prefetch& ahead) {
     const bool whole = width_.keys == tile_.key_dim();
     if (whole && integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
     const auto keys = readable_rows(block.keys, block.rows, tile_.key_dim(), true);
@@ -260,7 +260,7 @@ class StreamPass {
     return result;
   }
 
-  void hide_unseen(const RowBlock& block) {
+  void hide_unseen(const RowTile& block) {
     for (std::size_t row = 0; row < block.rows; ++row) {
       block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
         for (std::size_t m = unseeing.begin; m < unseeing.end; ++m) {
@@ -303,7 +303,7 @@ class StreamPass {
     partial_.sum[m] = partial_.sum[m] * factors_[m] + sum;
   }
 
-  void add_values(const RowBlock& block, const RowBlock& next) {
+  void add_values(const RowTile& block, const RowTile& next) {
     const Prefetch ahead = prefetch_of(next.keys, next.rows, tile_.key_dim());
     const std::size_t width = width_.values;
     if (width == tile_.value_dim && integer_values_.add(block.values, block.rows, logits_, stride, factors_,

@@ -18,7 +18,7 @@
 #include <kvpolicy/cpu/pair_product-inl.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
 #include <kvpolicy/cpu/product-inl.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/stream-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
@@ -68,19 +68,19 @@ class TilePass {
   }
 
   /// `next` is the block that comes then, to be fetched; perhaps one without rows.
-  void add(const RowBlock& block, const RowBlock& next) {
+  void add(const RowTile& block, const RowTile& next) {
     compute_logits(block, {block.values, block.rows, tile_.value_dim});
     update_softmax(block.rows);
     add_values(block, {next.keys, next.rows, tile_.key_dim()});
   }
   /// Only the softmax's state: for sums of exponentials without values.
-  void add_keys(const RowBlock& block, const RowBlock& next) {
+  void add_keys(const RowTile& block, const RowTile& next) {
     compute_logits(block, {next.keys, next.rows, tile_.key_dim()});
     update_softmax(block.rows);
   }
 
   /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
-  const float* compute_probabilities(const RowBlock& block, const RowBlock& next,
+  const float* compute_probabilities(const RowTile& block, const RowTile& next,
                                      const float* log_sum_exp) {
     compute_logits(block, {next.keys, next.rows, tile_.key_dim()});
     for (std::size_t m = 0; m < width_; m += lanes) {
@@ -118,7 +118,7 @@ class TilePass {
   }
 
   // Of each row with each query: [block.rows, width()], -infinity where unseen.
-  void compute_logits(const RowBlock& block, FetchAhead ahead) {
+  void compute_logits(const RowTile& block, FetchAhead ahead) {
     const bool whole = head_.keys == tile_.key_dim();
     if (!whole || !pairs_.compute_logits(block.keys, block.rows, tile_.scale, logits_, ahead)) {
       set_float_queries();
@@ -190,7 +190,7 @@ class TilePass {
     return hn::Load(floats, sums);
   }
 
-  void add_values(const RowBlock& block, FetchAhead ahead) {
+  void add_values(const RowTile& block, FetchAhead ahead) {
     const std::size_t width = head_.values;
     if (width == tile_.value_dim && pairs_.add_values(block.values, block.rows, logits_, factors_,
                                                       partial_.values, tile_.rows, ahead)) {

@@ -17,7 +17,7 @@
 #include <kvpolicy/cpu/matrix_unit.hpp>
 #include <kvpolicy/cpu/partial-inl.hpp>
 #include <kvpolicy/cpu/query_tile-inl.hpp>
-#include <kvpolicy/cpu/row_block-inl.hpp>
+#include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/stream-inl.hpp>
 #include <kvpolicy/cpu/tile-inl.hpp>
 
@@ -65,7 +65,7 @@ class Worker {
     products_ = products;
     queries_ = floats_.data() + partial;
     scratch_ = queries_ + queries * width.keys;
-    if (blocks_ == nullptr) blocks_ = std::make_unique<std::array<RowBlock, 2>>();
+    if (blocks_ == nullptr) blocks_ = std::make_unique<std::array<RowTile, 2>>();
   }
 
   /// A partial state in the worker's own memory, overwritten by its next task.
@@ -77,12 +77,12 @@ class Worker {
   void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
               std::size_t to, const Partial& partial) {
     partial.clear(padded_queries(tile.rows), tile.width().values);
-    BlockReader reader{segments, tile, from, to};
+    RowTileReader reader{segments, tile, from, to};
     if (tile.rows <= Tuning::stream_queries) {
       Queries queries{tile, tile.scale, queries_};
       StreamPass pass{tile, partial, scratch_};
-      RowBlock* block = blocks_->data();
-      RowBlock* next = block + 1;
+      RowTile* block = blocks_->data();
+      RowTile* next = block + 1;
       for (reader.read(*block, stream_limit); block->rows > 0; std::swap(block, next)) {
         reader.read(*next, stream_limit);
         if (queries.load_for(*block->segment)) pass.set_queries(queries_);
@@ -92,7 +92,7 @@ class Worker {
     } else {
       Queries queries{tile, 1.0F, queries_};
       Pass pass{tile, partial, products_, scratch_, words_.data()};
-      for_each_block(reader, queries, pass, [&](const RowBlock& block, const RowBlock& next) {
+      for_each_block(reader, queries, pass, [&](const RowTile& block, const RowTile& next) {
         pass.add(block, next);
       });
     }
@@ -108,9 +108,9 @@ class Worker {
     partial.clear(padded_queries(tile.rows), 0);
     Pass pass{tile, partial, products_, scratch_, words_.data()};
     {
-      BlockReader reader{segments, tile, 0, weight};
+      RowTileReader reader{segments, tile, 0, weight};
       Queries queries{tile, 1.0F, queries_};
-      for_each_block(reader, queries, pass, [&](const RowBlock& block, const RowBlock& next) {
+      for_each_block(reader, queries, pass, [&](const RowTile& block, const RowTile& next) {
         pass.add_keys(block, next);
       });
     }
@@ -120,9 +120,9 @@ class Worker {
       if (!attention_sink_bias.empty()) merge(total, {}, {attention_sink_bias[tile.head(m)], 1.0F}, {});
       log_sum_exp[m] = total.log_sum_exp();
     }
-    BlockReader reader{segments, tile, 0, weight};
+    RowTileReader reader{segments, tile, 0, weight};
     Queries queries{tile, 1.0F, queries_};
-    for_each_block(reader, queries, pass, [&](const RowBlock& block, const RowBlock& next) {
+    for_each_block(reader, queries, pass, [&](const RowTile& block, const RowTile& next) {
       const float* probabilities = pass.compute_probabilities(block, next, log_sum_exp);
       for (std::size_t row = 0; row < block.rows; ++row) {
         for (std::size_t m = 0; m < tile.rows; ++m) {
@@ -136,12 +136,12 @@ class Worker {
   /// out[i] = query . row i, for the rows whose cumulated weight begins in [from, to).
   void score(const Segment& rows, const QueryTile& tile, std::span<const float> query,
              std::size_t from, std::size_t to, std::span<float> out) {
-    BlockReader reader{{&rows, 1}, tile, from, to};
+    RowTileReader reader{{&rows, 1}, tile, from, to};
     StreamPass pass{tile, own_partial(tile), scratch_};
     std::fill(std::copy(query.begin(), query.end(), queries_), queries_ + tile.width().keys, 0.0F);
     pass.set_queries(queries_);
-    RowBlock* block = blocks_->data();
-    RowBlock* next = block + 1;
+    RowTile* block = blocks_->data();
+    RowTile* next = block + 1;
     for (reader.read(*block, stream_limit); block->rows > 0; std::swap(block, next)) {
       reader.read(*next, stream_limit);
       const float* scores =
@@ -183,9 +183,9 @@ class Worker {
   };
 
   template <class Visit>
-  void for_each_block(BlockReader& reader, Queries& queries, Pass& pass, Visit visit) {
-    RowBlock* block = blocks_->data();
-    RowBlock* next = block + 1;
+  void for_each_block(RowTileReader& reader, Queries& queries, Pass& pass, Visit visit) {
+    RowTile* block = blocks_->data();
+    RowTile* next = block + 1;
     for (reader.read(*block, tile_limit); block->rows > 0; std::swap(block, next)) {
       reader.read(*next, tile_limit);
       if (queries.load_for(*block->segment)) pass.set_queries(queries_, queries.turned());
@@ -198,7 +198,7 @@ class Worker {
   ProductPlan products_;
   float* queries_ = nullptr;
   float* scratch_ = nullptr;
-  std::unique_ptr<std::array<RowBlock, 2>> blocks_;
+  std::unique_ptr<std::array<RowTile, 2>> blocks_;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -124,7 +124,7 @@ class LayerCompression {
  private:
   // Whether the head's rows compete with those of others.
   [[nodiscard]] bool competes(std::size_t head) const {
-    return layer_->heads[head].settings().share_in_layer && layer_->sharing_drops();
+    return layer_->heads[head].settings().adaptive_in_layer && layer_->sharing_drops();
   }
   [[nodiscard]] std::size_t longest() const { return *std::ranges::max_element(survivors_); }
   [[nodiscard]] CompressionMemory memory_in(Places& places) const {

@@ -66,7 +66,7 @@ class DeviceState {
       float number[2];
     };
     const std::vector<float> numbers = inverse_frequencies(*head.rotary_in_cache, shape_.head_dim);
-    const Block table = allocate(memory_, table_bytes(), writes.stream());
+    const DeviceBuffer table = allocate(memory_, table_bytes(), writes.stream());
     for (std::size_t i = 0; i < numbers.size(); i += 2) {
       writes.write(reinterpret_cast<Pair*>(table.get()) + i / 2, Pair{{numbers[i], numbers[i + 1]}});
     }
@@ -93,8 +93,8 @@ class DeviceState {
   ModelShape shape_;
   bool slow_ = false;
   MemoryResource* memory_ = nullptr;
-  Block block_;
-  std::vector<std::pair<RotaryConfig, Block>> frequencies_;
+  DeviceBuffer block_;
+  std::vector<std::pair<RotaryConfig, DeviceBuffer>> frequencies_;
 };
 
 }  // namespace kvpolicy::cuda

@@ -30,7 +30,7 @@ class DeviceTree {
     bool is_new = false;  ///< else it is there already, and the rest is empty
     TokenTree tree;
     std::vector<std::uint64_t> words;
-    Block block;  ///< null: there is room
+    DeviceBuffer block;  ///< null: there is room
     std::size_t bytes = 0;
   };
   /// For a call whose queries are the last `queries` nodes. @throws std::bad_alloc
@@ -116,7 +116,7 @@ class DeviceTree {
   MemoryResource* memory_;
   TokenTree tree_;
   std::size_t queries_ = 0;  // 0: there is none
-  Block block_;
+  DeviceBuffer block_;
   std::size_t bytes_ = 0;
 };
 

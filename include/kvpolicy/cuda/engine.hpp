@@ -320,7 +320,7 @@ class Engine {
   /// and caches; its place never changes, so that graphs stay valid. @throws std::bad_alloc, DeviceError
   void prepare_accumulation(cudaStream_t stream) {
     if (accumulation_ != nullptr) return;
-    Block memory = allocate(memory_, observe_bytes(), stream);
+    DeviceBuffer memory = allocate(memory_, observe_bytes(), stream);
     check(cudaMemsetAsync(memory.get(), 0, shape_.kv_heads * sizeof(std::uint32_t), stream),
           "cudaMemsetAsync");
     accumulation_ = std::move(memory);
@@ -448,8 +448,8 @@ class Engine {
   std::size_t tickets_ = 0;
   std::size_t states_ = 0;
   std::size_t values_ = 0;
-  Block workspace_;  // tickets, then states, then values
-  Block accumulation_;  // tickets, partial states and log-sum-exps, or null
+  DeviceBuffer workspace_;  // tickets, then states, then values
+  DeviceBuffer accumulation_;  // tickets, partial states and log-sum-exps, or null
   std::unique_ptr<Staging> staging_;
 };
 

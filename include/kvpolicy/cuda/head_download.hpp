@@ -44,7 +44,7 @@ class HeadDownload {
   [[nodiscard]] HeadContents contents(std::size_t committed, const HeadChoices& made) {
     const HeadView& view = store_->view();
     HeadContents all{.committed = committed};
-    all.quantization_deferred = store_->is_held();
+    all.quantization_deferred = store_->is_quantization_deferred();
     all.told_to_compress = store_->told_to_compress();
     const std::size_t stored = committed - store_->evicted();
     all.unshared_rows = committed - store_->evicted_alone();

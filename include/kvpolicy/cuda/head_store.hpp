@@ -35,10 +35,10 @@ struct StoreContext {
 class HeadGeometry {
  public:
   /// `held`: rows stay exact until the first compression.
-  HeadGeometry(const HeadRule& settings, const StoreContext& context, bool held)
-      : settings_{settings}, context_{context}, held_{held} {}
+  HeadGeometry(const HeadRule& settings, const StoreContext& context, bool quantization_deferred)
+      : settings_{settings}, context_{context}, quantization_deferred_{quantization_deferred} {}
 
-  [[nodiscard]] bool packs() const { return settings_.is_quantized() && !held_; }
+  [[nodiscard]] bool packs() const { return settings_.is_quantized() && !quantization_deferred_; }
   /// Whether the rows are in slow memory: where every row is kept.
   [[nodiscard]] bool is_slow() const {
     return context_.slow_memory != nullptr && settings_.recent == 0 && settings_.sinks == 0 &&
@@ -47,11 +47,11 @@ class HeadGeometry {
   [[nodiscard]] std::size_t exact_origin() const { return up(settings_.sinks); }
   /// Slots of the ring of exact rows; 0 where they lie in a line.
   [[nodiscard]] std::size_t exact_ring() const {
-    if (packs()) return up(settings_.residual + block_rows + context_.tail_rows);
+    if (packs()) return up(settings_.residual + quantized_together + context_.tail_rows);
     return settings_.recent > 0 ? up(settings_.recent + context_.tail_rows) : 0;
   }
   [[nodiscard]] std::size_t packed_ring() const {
-    return settings_.recent > 0 ? up(settings_.recent + context_.tail_rows + block_rows) : 0;
+    return settings_.recent > 0 ? up(settings_.recent + context_.tail_rows + quantized_together) : 0;
   }
 
   [[nodiscard]] std::size_t exact_pages(std::size_t rows) const {
@@ -63,7 +63,7 @@ class HeadGeometry {
   [[nodiscard]] std::size_t packed_pages(std::size_t rows) const {
     if (!packs()) return 0;
     // The kernels quantise a block of rows at a time, keys and values together.
-    const ResidualRule<std::size_t> rule{settings_.residual, block_rows};
+    const ResidualRule<std::size_t> rule{settings_.residual, quantized_together};
     const std::size_t besides = rows - std::min(rows, settings_.sinks);
     const ResidualRule<std::size_t> flush{settings_.residual, 1, true};
     const std::size_t main =
@@ -127,7 +127,7 @@ class HeadGeometry {
   }
   /// Rows whose keys go to packed pages some time before their values.
   [[nodiscard]] std::size_t rows_written_twice() const {
-    return packs() && settings_.kivi_flush ? settings_.residual + block_rows : 0;
+    return packs() && settings_.kivi_flush ? settings_.residual + quantized_together : 0;
   }
 
  private:
@@ -137,7 +137,7 @@ class HeadGeometry {
 
   HeadRule settings_;
   StoreContext context_;
-  bool held_;
+  bool quantization_deferred_;
 };
 
 /// Rows of one head. Not synchronised; every member puts its work on the stream of `writes`.
@@ -156,7 +156,7 @@ class HeadStore {
   [[nodiscard]] const HeadRule& settings() const { return settings_; }
   [[nodiscard]] const HeadView& view() const { return view_; }
   /// Whether rows stay exact until the first compression.
-  [[nodiscard]] bool is_held() const { return held_; }
+  [[nodiscard]] bool is_quantization_deferred() const { return quantization_deferred_; }
   [[nodiscard]] std::size_t evicted() const { return static_cast<std::size_t>(view_.evicted); }
   /// Tokens whose rows the head would have dropped if it shared its budget with none.
   [[nodiscard]] std::size_t evicted_alone() const { return evicted_alone_; }
@@ -185,7 +185,7 @@ class HeadStore {
   }
   /// Room that a text of `tokens` takes where rows are staged.
   [[nodiscard]] std::size_t staged_pages(std::size_t tokens) const {
-    return slow_ ? HeadGeometry{settings_, context_, held_}.slow_pages(tokens) : 0;
+    return slow_ ? HeadGeometry{settings_, context_, quantization_deferred_}.slow_pages(tokens) : 0;
   }
   [[nodiscard]] std::size_t slow_page_bytes() const { return slow_ ? slow_->geometry().page_bytes : 0; }
   void set_stage_place(const StagePlace& place) { slow_->set_stage_place(place); }
@@ -207,7 +207,7 @@ class HeadStore {
     return static_cast<std::size_t>(std::max({view_.coded_keys, view_.coded_values, view_.sinks}) - view_.sinks);
   }
   /// Text positions of the rows that survived the last compression, [survivors]; null before.
-  [[nodiscard]] const Block& positions() const { return positions_; }
+  [[nodiscard]] const DeviceBuffer& positions() const { return positions_; }
   [[nodiscard]] std::size_t survivors() const { return survivors_; }
   /// The attention that was added up for each row; empty where the head does not rank by it.
   [[nodiscard]] const RowSums& sums() const { return sums_; }
@@ -234,13 +234,13 @@ class HeadStore {
     Pages::Growth summaries;
     SlowStore::Growth slow;
     RowSums::Growth sums;
-    Block scores;
+    DeviceBuffer scores;
     std::size_t scored_chunks = 0;
   };
   /// For a text of `tokens`. @throws std::bad_alloc
   [[nodiscard]] Growth prepare(std::size_t tokens, cudaStream_t stream) {
     const std::size_t rows = tokens - std::min(tokens, evicted());
-    const HeadGeometry geometry{settings_, context_, held_};
+    const HeadGeometry geometry{settings_, context_, quantization_deferred_};
     Growth growth;
     growth.exact = exact_.prepare(geometry.exact_pages(rows), stream);
     growth.packed = packed_.prepare(geometry.packed_pages(rows), stream);
@@ -274,7 +274,7 @@ class HeadStore {
     for (Pages* pages : {&exact_, &packed_, &summaries_}) pages->give_back_on(stream);
     if (slow_) slow_->give_back_on(stream);
     sums_.give_back_on(stream);
-    for (const Block* block : {&selections_, &scores_, &positions_}) {
+    for (const DeviceBuffer* block : {&selections_, &scores_, &positions_}) {
       cuda::give_back_on(*block, stream);
     }
   }
@@ -283,11 +283,11 @@ class HeadStore {
   /// most tokens that the text ever had.
   [[nodiscard]] HeadStore fork(std::size_t tokens, std::size_t committed, std::size_t reached,
                                const float* frequencies, DeviceWrites& writes) const {
-    const HeadGeometry geometry{settings_, context_, held_};
+    const HeadGeometry geometry{settings_, context_, quantization_deferred_};
     const std::size_t rows = tokens - evicted();
     const std::size_t firm = committed - std::min(committed, evicted());
     const std::size_t page_rows = context_.page_rows;
-    HeadStore other{settings_, context_, frequencies, held_, evicted(), writes};
+    HeadStore other{settings_, context_, frequencies, quantization_deferred_, evicted(), writes};
     other.told_to_compress_ = told_to_compress_;
     // A ring is written in place, so nothing of it can be shared.
     const std::size_t sinks = std::min(firm, settings_.sinks) / page_rows;
@@ -364,16 +364,16 @@ class HeadStore {
 
  private:
   HeadStore(const HeadRule& settings, const StoreContext& context, const float* frequencies,
-            bool held, std::size_t evicted, DeviceWrites& writes)
-      : settings_{settings}, context_{context}, held_{held}, evicted_alone_{evicted},
-        exact_{memory_for(false), HeadGeometry{settings, context, held}.exact_page_bytes(), context.memory},
-        packed_{memory_for(true), HeadGeometry{settings, context, held}.packed_page_bytes(), context.memory},
-        summaries_{context.memory, HeadGeometry{settings, context, held}.summary_page_bytes()} {
-    const HeadGeometry geometry{settings, context, held};
+            bool quantization_deferred, std::size_t evicted, DeviceWrites& writes)
+      : settings_{settings}, context_{context}, quantization_deferred_{quantization_deferred}, evicted_alone_{evicted},
+        exact_{memory_for(false), HeadGeometry{settings, context, quantization_deferred}.exact_page_bytes(), context.memory},
+        packed_{memory_for(true), HeadGeometry{settings, context, quantization_deferred}.packed_page_bytes(), context.memory},
+        summaries_{context.memory, HeadGeometry{settings, context, quantization_deferred}.summary_page_bytes()} {
+    const HeadGeometry geometry{settings, context, quantization_deferred};
     const auto number = [](std::size_t n) { return static_cast<int>(std::min<std::size_t>(n, INT_MAX)); };
     view_.sinks = number(settings.sinks);
     view_.recent = number(settings.recent);
-    view_.chunk_mask = settings.chunk_mask;
+    view_.prefill_chunk_mask = settings.prefill_chunk_mask;
     view_.evicted = number(evicted);
     view_.exact_origin = number(geometry.exact_origin());
     view_.exact_ring = number(geometry.exact_ring());
@@ -397,7 +397,7 @@ class HeadStore {
 
   // Of exact pages, or of packed ones.
   [[nodiscard]] MemoryResource* memory_for(bool packed) const {
-    const HeadGeometry geometry{settings_, context_, held_};
+    const HeadGeometry geometry{settings_, context_, quantization_deferred_};
     return geometry.is_slow() && geometry.packs() == packed ? context_.slow_memory : context_.memory;
   }
   // Slow pages that a text which came so far has entered (as kernels/slow_rows.cuh counts them).
@@ -434,18 +434,18 @@ class HeadStore {
 
   HeadRule settings_;
   StoreContext context_;
-  bool held_;
+  bool quantization_deferred_;
   std::size_t evicted_alone_;
   bool told_to_compress_ = false;
   Pages exact_;
   Pages packed_;
   Pages summaries_;
   std::optional<SlowStore> slow_;
-  Block selections_;
-  Block scores_;
+  DeviceBuffer selections_;
+  DeviceBuffer scores_;
   std::size_t scored_chunks_ = 0;
   RowSums sums_;
-  Block positions_;
+  DeviceBuffer positions_;
   std::size_t survivors_ = 0;
   HeadView view_;
 };

@@ -37,7 +37,7 @@ class HeadUpload {
   /// The head's store, if it is not one that has never compressed. @throws std::bad_alloc, DeviceError
   void begin(HeadStore& store, DeviceWrites& writes) {
     const bool compressed =
-        evicted_ > 0 || (store.is_held() && !contents_->quantization_deferred);
+        evicted_ > 0 || (store.is_quantization_deferred() && !contents_->quantization_deferred);
     if (compressed) {
       for (const kvpolicy::Segment& rows : contents_->rows) {
         for (std::size_t i = 0; i < rows.rows; ++i) positions_.push_back(rows.position_of(i));
@@ -120,7 +120,7 @@ class HeadUpload {
   }
 
  private:
-  static constexpr std::size_t quantized_rows = block_rows;  // together
+  static constexpr std::size_t quantized_rows = quantized_together;  // together
 
   template <class T>
   void send(std::byte* to, const std::vector<T>& numbers, cudaStream_t stream) {
@@ -149,7 +149,7 @@ class HeadUpload {
   // none is.
   [[nodiscard]] std::size_t quantized_end(const HeadStore& store, bool key) const {
     const std::size_t stored = contents_->committed - evicted_;
-    if (!store.settings().is_quantized() || store.is_held()) return 0;
+    if (!store.settings().is_quantized() || store.is_quantization_deferred()) return 0;
     const PackedPages pages{store.settings(), context_.head_dim, context_.page_rows};
     const std::size_t first = std::max(store.settings().window_rule().first_kept(stored),
                                        std::min<std::size_t>(store.settings().sinks, tokens_));
@@ -175,7 +175,7 @@ class HeadUpload {
                                [](float x) { return E{x}; });
       }
     });
-    const Block& block =
+    const DeviceBuffer& block =
         blocks_.emplace_back(allocate(context_.memory, std::max<std::size_t>(numbers.size(), 8) * sizeof(E), stream));
     send(block.get(), numbers, stream);
     DeviceWrites writes{stream};
@@ -196,7 +196,7 @@ class HeadUpload {
   // The codes of the rows from `first` on, as far as they have any, in the pages of the device.
   void send_packed(const HeadStore& store, std::size_t first, cudaStream_t stream) {
     const std::size_t last = std::max(coded_[0], coded_[1]);
-    if (!store.settings().is_quantized() || store.is_held() || first >= last) return;
+    if (!store.settings().is_quantized() || store.is_quantization_deferred() || first >= last) return;
     const PackedPages pages{store.settings(), context_.head_dim, context_.page_rows};
     std::vector<std::byte>& images = images_.emplace_back(store.packed().count() * pages.page_bytes());
     for_each_row(first, last, [&](const kvpolicy::Segment& segment, std::size_t i, std::size_t row) {
@@ -251,7 +251,7 @@ class HeadUpload {
   std::vector<std::vector<E>> exact_;
   std::vector<std::vector<std::byte>> images_;
   std::vector<int> numbers_, counters_;
-  std::vector<Block> blocks_;
+  std::vector<DeviceBuffer> blocks_;
 };
 
 }  // namespace kvpolicy::cuda

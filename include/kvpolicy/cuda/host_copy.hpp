@@ -122,7 +122,7 @@ class HostCopies {
     writes.flush();
     // The block that is not full may have codes, and then needs its page.
     const bool coded = std::ranges::any_of(to.heads, [](const HeadStore& head) { return head.coded_rows() > 0; });
-    cache.grow(l, 1, from.tokens + (coded ? static_cast<std::size_t>(block_rows) : 0), stream);
+    cache.grow(l, 1, from.tokens + (coded ? static_cast<std::size_t>(quantized_together) : 0), stream);
     for (std::size_t head = 0; head < count; ++head) {
       uploads[head].run(to.heads[head], *cache.engine_, cache.device_.heads(l) + head, cache.device_.counters(l),
                         stream);

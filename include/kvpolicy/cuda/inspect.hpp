@@ -41,8 +41,8 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
     return static_cast<float>(number);
   };
   for (int channel = 0; channel < head_dim; ++channel) {
-    const TilePlace at = key ? place_of_key(row % tile_rows, channel, head_dim)
-                             : place_of_value(row % tile_rows, channel, head_dim);
+    const TileOffset at = key ? offset_of_key(row % tile_rows, channel, head_dim)
+                             : offset_of_value(row % tile_rows, channel, head_dim);
     const int bit = bit_of_code(at, bits, head_dim);
     const auto code = (static_cast<unsigned>(tile[bit / 8]) >> (bit % 8)) & ((1U << bits) - 1U);
     const int index = key ? key_param(row, channel, head_dim, page_rows, head.key_per_channel,
@@ -106,16 +106,16 @@ template <Element E>
   };
 
   CachedRows rows;
-  const SegmentList list = segments_of(view, state, request);
+  const DeviceSegmentList list = segments_of(view, state, request);
   const auto dim = static_cast<int>(head_dim);
   const auto rows_of_page = static_cast<int>(page_rows);
   const HeadGeometry geometry{store.settings(), {.head_dim = head_dim, .page_rows = page_rows},
-                              store.is_held()};
+                              store.is_quantization_deferred()};
   std::vector<float> row(head_dim);
   for (int s = 0; s < list.count; ++s) {
-    const Segment& segment = list.segment[s];
-    if (segment.source == Segment::Source::call) continue;
-    const bool packed = segment.source == Segment::Source::packed;
+    const DeviceSegment& segment = list.segment[s];
+    if (segment.source == DeviceSegment::Source::call) continue;
+    const bool packed = segment.source == DeviceSegment::Source::packed;
     for (int i = 0; i < segment.rows; ++i) {
       if (segment.node >= 0) {
         const int depth = depths[static_cast<std::size_t>(segment.node + i)];

@@ -831,7 +831,7 @@ class KvCache {
       places.push_back(l);
       scratch_bytes = std::max(scratch_bytes, compressions.back().scratch_bytes());
     }
-    Block scratch;
+    DeviceBuffer scratch;
     if (scratch_bytes > 0) scratch = allocate(options_.memory, scratch_bytes, stream);
     for (std::size_t l = first; l < first + count; ++l) commit_layer(l, stream);
     for (std::size_t i = 0; i < compressions.size(); ++i) {

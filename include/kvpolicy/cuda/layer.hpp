@@ -122,7 +122,7 @@ class Layer : public TextProgress<std::size_t> {
     const std::size_t more = rows + tokens - committed;
     std::size_t most = 0;
     for (const HeadStore& head : heads) {
-      std::size_t jobs = head.settings().is_quantized() ? more / block_rows + 1 : 0;
+      std::size_t jobs = head.settings().is_quantized() ? more / quantized_together + 1 : 0;
       if (head.settings().chunk > 0) jobs += more / head.settings().chunk + 1;
       most = std::max(most, jobs);
     }
@@ -250,9 +250,9 @@ class Layer : public TextProgress<std::size_t> {
     std::vector<bool> wanted(heads.size());
     for (std::size_t head = 0; head < heads.size(); ++head) {
       const HeadRule& rule = heads[head].settings();
-      const bool shares = rule.share_in_layer;
+      const bool shares = rule.adaptive_in_layer;
       const bool drops = shares ? sharing_drops() : has_rows_to_drop(head);
-      wanted[head] = rule.compresses && (drops || heads[head].is_held()) &&
+      wanted[head] = rule.compresses && (drops || heads[head].is_quantization_deferred()) &&
                      (shares ? sharing_due : !only_due || is_due(head));
     }
     return wanted;
@@ -263,7 +263,7 @@ class Layer : public TextProgress<std::size_t> {
   }
   [[nodiscard]] bool is_due(std::size_t head) const {
     const HeadRule& settings = heads[head].settings();
-    return knows_latest(queries, settings.window, tokens) &&
+    return knows_latest(queries, settings.observation_window, tokens) &&
            settings.budget_rule().is_due(committed - heads[head].evicted_alone(), committed,
                                          heads[head].told_to_compress());
   }
@@ -285,7 +285,7 @@ class Layer : public TextProgress<std::size_t> {
   /// @throws ShapeError if a head that would drop rows lacks queries to choose by.
   void check_queries(std::string_view call) const {
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      kvpolicy::check_queries("cuda::KvCache", call, queries, heads[head].settings().window, tokens,
+      kvpolicy::check_queries("cuda::KvCache", call, queries, heads[head].settings().observation_window, tokens,
                               has_rows_to_drop(head));
     }
   }
@@ -401,7 +401,7 @@ class Layer : public TextProgress<std::size_t> {
   template <class Predicate>
   [[nodiscard]] bool any_sharing(Predicate predicate) const {
     for (std::size_t head = 0; head < heads.size(); ++head) {
-      if (heads[head].settings().share_in_layer && predicate(head)) return true;
+      if (heads[head].settings().adaptive_in_layer && predicate(head)) return true;
     }
     return false;
   }
@@ -422,7 +422,7 @@ class Layer : public TextProgress<std::size_t> {
   std::size_t q_heads_;
   MemoryResource* memory_;
   std::vector<HeadChoices> choices_;  // of each head
-  Block sink_logits_;
+  DeviceBuffer sink_logits_;
   bool has_sink_logits_ = false;
   std::size_t staged_tokens_ = 0;  // that the places of staged pages are laid out for
   std::uint64_t stage_id_ = next_stage_id();

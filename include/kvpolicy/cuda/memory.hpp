@@ -43,7 +43,7 @@ class StreamOrderedMemory final : public MemoryResource {
 }
 
 /// Device memory with an owner count.
-using Block = std::shared_ptr<std::byte>;
+using DeviceBuffer = std::shared_ptr<std::byte>;
 
 /// Gives a block back, on the stream that used it last.
 struct GiveBack {
@@ -56,12 +56,12 @@ struct GiveBack {
 };
 
 /// A block of `bytes` bytes. @throws std::bad_alloc, DeviceError
-[[nodiscard]] inline Block allocate(MemoryResource* memory, std::size_t bytes, cudaStream_t stream) {
+[[nodiscard]] inline DeviceBuffer allocate(MemoryResource* memory, std::size_t bytes, cudaStream_t stream) {
   auto* start = static_cast<std::byte*>(memory->allocate(bytes, stream));
   return {start, GiveBack{memory, bytes, stream}};
 }
 /// Memory goes back on the stream it was asked for on, unless this says that another one uses it now.
-inline void give_back_on(const Block& block, cudaStream_t stream) noexcept {
+inline void give_back_on(const DeviceBuffer& block, cudaStream_t stream) noexcept {
   if (auto* how = std::get_deleter<GiveBack>(block)) {
     std::atomic_ref{how->stream}.store(stream);  // forks on two threads may share the block
   }

@@ -52,10 +52,10 @@ void download_observation(const Engine<E>& engine, const Layer& layer, const Hea
   std::vector<std::size_t> rows(heads, 0);
   std::size_t pitch = 0;
   for (std::size_t head = 0; head < heads; ++head) {
-    const SegmentList shown = segments_of(layer.heads[head].view(), layer.state(), Request{});
+    const DeviceSegmentList shown = segments_of(layer.heads[head].view(), layer.state(), Request{});
     for (int s = 0; s < shown.count; ++s) {
-      const Segment& segment = shown.segment[s];
-      if (segment.source != Segment::Source::call) rows[head] += static_cast<std::size_t>(segment.rows);
+      const DeviceSegment& segment = shown.segment[s];
+      if (segment.source != DeviceSegment::Source::call) rows[head] += static_cast<std::size_t>(segment.rows);
     }
     sums[head].assign(group * rows[head], 0.0F);
     pitch = std::max(pitch, rows[head]);
@@ -78,7 +78,7 @@ void download_observation(const Engine<E>& engine, const Layer& layer, const Hea
   };
   Places counted;
   static_cast<void>(take(counted));
-  const Block block = allocate(resource, counted.bytes(), stream);
+  const DeviceBuffer block = allocate(resource, counted.bytes(), stream);
   Places places{block.get()};
   const Memory memory = take(places);
 

@@ -33,8 +33,8 @@ class PackedPages {
       bit.resize(static_cast<std::size_t>(tile_rows * head_dim_));
       for (int row = 0; row < tile_rows; ++row) {
         for (int channel = 0; channel < head_dim_; ++channel) {
-          const TilePlace at =
-              key ? place_of_key(row, channel, head_dim_) : place_of_value(row, channel, head_dim_);
+          const TileOffset at =
+              key ? offset_of_key(row, channel, head_dim_) : offset_of_value(row, channel, head_dim_);
           bit[static_cast<std::size_t>(row * head_dim_ + channel)] = bit_of_code(at, bits_, head_dim_);
         }
       }
@@ -65,7 +65,7 @@ class PackedPages {
 
   /// The row `row` of a device page becomes what row `from` of a plane is, which has this side's format.
   void row_to_device(const Plane& plane, std::size_t from, bool key, int row, std::byte* device) const {
-    const auto at = plane.place(from);
+    const auto at = plane.address_of(from);
     const PageLayout layout{plane.format, static_cast<std::size_t>(head_dim_), plane.page_rows};
     std::byte* codes = device + codes_offset(key);
     const std::byte* in = at.page + at.row * layout.row_bytes;

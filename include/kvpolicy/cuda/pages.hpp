@@ -59,8 +59,8 @@ class Pages {
   /// Memory for more pages, obtained before anything changes.
   struct Growth {
     std::size_t count = 0;  ///< pages afterwards; 0: as many as now
-    Block slab;
-    Block table;  ///< null: the old one has places for all
+    DeviceBuffer slab;
+    DeviceBuffer table;  ///< null: the old one has places for all
     std::size_t places = 0;
   };
   /// For at least `count` pages. @throws std::bad_alloc
@@ -135,7 +135,7 @@ class Pages {
 
  private:
   struct Slab {
-    Block memory;
+    DeviceBuffer memory;
     std::size_t pages;
     std::size_t used;  // the first of them; a fork may have pages of its own instead of the others
   };
@@ -150,7 +150,7 @@ class Pages {
   std::size_t page_bytes_;
   std::vector<Slab> slabs_;         // in the order of their pages
   std::vector<std::byte*> pages_;
-  Block table_;
+  DeviceBuffer table_;
   std::size_t table_places_ = 0;
 };
 

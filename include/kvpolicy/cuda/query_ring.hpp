@@ -147,7 +147,7 @@ class QueryRing {
   std::size_t q_heads_;
   std::size_t head_dim_;
   MemoryResource* memory_;
-  Block queries_;
+  DeviceBuffer queries_;
 };
 
 }  // namespace kvpolicy::cuda

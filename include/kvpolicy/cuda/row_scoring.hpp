@@ -39,21 +39,21 @@ class RowScoring {
                   .kept_rows = static_cast<int>(rule.kept_rows),
                   .budget = static_cast<int>(rule.budget_rule().candidates(survivors)),
                   .kernel = static_cast<int>(rule.pooled_rows)};
-    if (survivors == rows && !rule.share_in_layer) return;  // no row is compared with another
-    how_[head].queries = static_cast<int>(rule.window);
-    queries_ = std::max(queries_, static_cast<int>(rule.window));
+    if (survivors == rows && !rule.adaptive_in_layer) return;  // no row is compared with another
+    how_[head].queries = static_cast<int>(rule.observation_window);
+    queries_ = std::max(queries_, static_cast<int>(rule.observation_window));
     ranks_keys_ = ranks_keys_ || how_[head].ranking == Ranking::keys;
   }
 
   /// Scratch memory of one layer's scoring, on the device.
   struct Memory {
-    Compression* how = nullptr;  ///< [kv_heads]
+    CompressionSettings* how = nullptr;  ///< [kv_heads]
     float* scores = nullptr;     ///< [kv_heads, pitch]
     float* unpooled = nullptr;   ///< the same
     typename Engine<E>::ObserveMemory observe = {};
   };
   [[nodiscard]] Memory take(Places& places) const {
-    Memory memory{.how = places.take<Compression>(how_.size()),
+    Memory memory{.how = places.take<CompressionSettings>(how_.size()),
                   .scores = places.take<float>(how_.size() * rows_),
                   .unpooled = places.take<float>(how_.size() * rows_)};
     if (queries_ > 0) memory.observe = engine_->observe_memory(places, queries_);
@@ -90,7 +90,7 @@ class RowScoring {
   const Engine<E>* engine_;
   const Layer* layer_;
   int page_rows_;
-  std::vector<Compression> how_;  // of each head
+  std::vector<CompressionSettings> how_;  // of each head
   std::size_t rows_ = 0;          // rows of a head
   int queries_ = 0;               // latest queries that a head asks to compare its rows
   bool ranks_keys_ = false;

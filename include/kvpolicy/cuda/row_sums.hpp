@@ -23,7 +23,7 @@ class RowSums {
 
   /// Memory that was obtained and is not in use yet.
   struct Growth {
-    Block sums;
+    DeviceBuffer sums;
     std::size_t rows = 0;
   };
   /// Memory for `rows` rows, if there is not enough; at least half as many again as there were, because
@@ -59,7 +59,7 @@ class RowSums {
     check(cudaMemcpyAsync(to, sums_.get(), bytes(), cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
   }
 
-  Block sums_;
+  DeviceBuffer sums_;
   std::size_t rows_ = 0;
 };
 

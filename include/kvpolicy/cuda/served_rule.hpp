@@ -55,7 +55,7 @@ inline void check_compressing(const HeadRule& rule) {
   require(asks_queries || accumulates(rule) || ranks_keys(rule), "cuda: heads whose rows are ranked by ",
           rule.scorer, " have no kernel; rank by ", SnapKvScorer::name, ", ", TovaScorer::name, ", ",
           H2oScorer::name, " or ", KeyNormScorer::name, ", or run the plan on the host");
-  require(!asks_queries || (rule.window >= 1 && rule.window <= 64), "cuda: window is ", rule.window,
+  require(!asks_queries || (rule.observation_window >= 1 && rule.observation_window <= 64), "cuda: observation_window is ", rule.observation_window,
           " queries, must be 1 to 64");
   require(rule.pooled_rows <= 65, "cuda: the pooling kernel is ", rule.pooled_rows,
           " rows, must be at most 65");

@@ -39,7 +39,7 @@ class SharedBudget {
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
       const HeadStore& store = layer.heads[head];
       const HeadRule& rule = store.settings();
-      if (!rule.share_in_layer) continue;
+      if (!rule.adaptive_in_layer) continue;
       const std::size_t rows = layer.tokens - store.evicted();
       const std::size_t ranked = rule.budget_rule().candidates(rows);
       const std::size_t own = rule.budget_rule().chosen(layer.rows_alone(head));
@@ -106,7 +106,7 @@ class SharedBudget {
   [[nodiscard]] const List& list(std::size_t head) const { return lists_[head]; }
 
  private:
-  Block memory_;
+  DeviceBuffer memory_;
   std::vector<List> lists_;  // of each head
 };
 

@@ -89,7 +89,7 @@ class SlowStore {
 
   /// A table for more pages, obtained before anything changes.
   struct Growth {
-    Block table;  ///< null: the old one has places for all
+    DeviceBuffer table;  ///< null: the old one has places for all
     std::size_t places = 0;
   };
   /// For at least `count` pages. @throws std::bad_alloc
@@ -135,7 +135,7 @@ class SlowStore {
   }
   /// Where the memory goes back.
   void give_back_on(cudaStream_t stream) noexcept {
-    for (const Block* block : {&rows_, &notes_, &table_}) cuda::give_back_on(*block, stream);
+    for (const DeviceBuffer* block : {&rows_, &notes_, &table_}) cuda::give_back_on(*block, stream);
   }
 
  private:
@@ -153,9 +153,9 @@ class SlowStore {
 
   SlowGeometry geometry_;
   MemoryResource* memory_;
-  Block rows_;   // the latest pages, then the chosen rows
-  Block notes_;  // SlowRows, SlowState, what is chosen
-  Block table_;
+  DeviceBuffer rows_;   // the latest pages, then the chosen rows
+  DeviceBuffer notes_;  // SlowRows, SlowState, what is chosen
+  DeviceBuffer table_;
   std::size_t places_ = 0;  // of the table, behind the chosen rows
   StagePlace stage_;
 };

@@ -68,7 +68,7 @@ class Staging {
 
   /// Memory for larger layers, obtained before anything changes.
   struct Growth {
-    Block block;  ///< null: there is room
+    DeviceBuffer block;  ///< null: there is room
     StageExtent extent;
   };
   /// @throws std::bad_alloc
@@ -178,7 +178,7 @@ class Staging {
   std::array<Buffer, 2> buffers_;
   std::uint64_t latest_ = 0;
   StageExtent extent_;
-  Block block_;  // the buffers, then a page table, then views
+  DeviceBuffer block_;  // the buffers, then a page table, then views
 };
 
 }  // namespace kvpolicy::cuda

@@ -52,7 +52,7 @@ struct PolicyText {
                                          with_commas(rule.sinks), with_commas(rule.recent));
     text += precision;
     if (rule.rotary_in_cache) text += ", at positions in the cache";
-    if (rule.chunk_mask) text += ", masked by chunk";
+    if (rule.prefill_chunk_mask) text += ", masked by chunk";
     return text;
   }
 
@@ -64,7 +64,7 @@ struct PolicyText {
       text += ", ranked by ";
       text += rule.scorer.empty() ? "a scorer without a name" : rule.scorer;
     }
-    if (rule.share_in_layer) text += ", shared by the heads of the layer";
+    if (rule.adaptive_in_layer) text += ", shared by the heads of the layer";
     if (rule.compress_from > 0) {
       text += fmt::format(", all of a text of fewer than {}", with_commas(rule.compress_from));
     }

@@ -113,6 +113,9 @@ class JsonFieldReader final : public FieldVisitor {
     inner_.pop_back();
   }
   [[nodiscard]] bool is_writing() const override { return false; }
+  [[nodiscard]] std::string_view name_in_use(std::string_view name, std::string_view before) override {
+    return now().find(key(name)) == nullptr && now().find(key(before)) != nullptr ? before : name;
+  }
 
   [[nodiscard]] JsonObject& now() { return inner_.empty() ? *object_ : inner_.back(); }
   [[nodiscard]] const char* key(std::string_view name) {

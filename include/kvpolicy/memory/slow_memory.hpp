@@ -44,7 +44,7 @@ inline void list_ranges(const PageProvider& memory, const Plane& plane, std::siz
   if (plane.pages == nullptr) return;
   const PageLayout layout{plane.format, head_dim, plane.page_rows};
   for (std::size_t done = 0; done < rows;) {
-    const Plane::Place place = plane.place(first + done);
+    const RowAddress place = plane.address_of(first + done);
     const std::size_t count = std::min(rows - done, place.contiguous_rows);
     done += count;
     if (!memory.holds(place.page)) continue;

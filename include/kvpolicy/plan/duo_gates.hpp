@@ -4,9 +4,9 @@
 // arXiv:2410.10819), one number for each KV head, to retrieval heads and streaming heads.
 //
 // Published gates are full of ties (94 distinct numbers for 256 heads), which the published code
-// breaks with random noise. `DuoRule::exact_count` spreads them evenly over the layers, as the
+// breaks with random noise. `GateCut::exact_count` spreads them evenly over the layers, as the
 // noise does on average, so that a sparsity always gives the same heads and the same number of
-// them; `DuoRule::threshold` is the published arithmetic without the noise, which keeps every head
+// them; `GateCut::threshold` is the published arithmetic without the noise, which keeps every head
 // of a tie.
 #pragma once
 
@@ -38,7 +38,7 @@ enum class HeadKind : std::uint8_t {
 using HeadKinds = HeadTable<HeadKind>;  ///< [layers, kv_heads]
 
 /// How gates become kinds of heads.
-enum class DuoRule : std::uint8_t {
+enum class GateCut : std::uint8_t {
   /// The round((1 - sparsity) * heads) largest gates, halves to even; of a tie that the cut falls
   /// into, heads spread evenly over its layers (`highest_gates` says how many tie).
   exact_count,
@@ -47,7 +47,7 @@ enum class DuoRule : std::uint8_t {
 };
 
 /// The names of the enumerators in files.
-[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(DuoRule) {
+[[nodiscard]] constexpr std::array<std::string_view, 2> names_of(GateCut) {
   return {"exact_count", "threshold"};
 }
 
@@ -90,7 +90,7 @@ inline void check_gates(const HeadGates& gates) {
   return round_half_even((1.0 - std::clamp(sparsity, 0.0, 1.0)) * static_cast<double>(heads));
 }
 
-/// The heads that `DuoRule::exact_count` keeps at a sparsity, numbered layer by layer, and the tie
+/// The heads that `GateCut::exact_count` keeps at a sparsity, numbered layer by layer, and the tie
 /// that its cut falls into.
 /// @throws ConfigError for a sparsity or a gate that is not a number.
 [[nodiscard]] inline Highest highest_gates(const HeadGates& gates, double sparsity) {
@@ -103,10 +103,10 @@ inline void check_gates(const HeadGates& gates) {
 /// Which heads must see the whole text, at a sparsity.
 /// @throws ConfigError for a sparsity or a gate that is not a number.
 [[nodiscard]] inline HeadKinds head_kinds(const HeadGates& gates, double sparsity,
-                                          DuoRule rule = DuoRule::exact_count) {
+                                          GateCut cut = GateCut::exact_count) {
   check_gates(gates);
   HeadKinds kinds{gates.layers(), gates.heads(), HeadKind::streaming};
-  if (rule == DuoRule::threshold) {
+  if (cut == GateCut::threshold) {
     const double threshold = gate_threshold(gates, sparsity);
     for (std::size_t i = 0; i < gates.values().size(); ++i) {
       if (std::clamp(gates.values()[i], 0.0, 1.0) >= threshold)

@@ -3,7 +3,7 @@
 // How many rows each head may keep: from HeadKV's head scores (Fu et al., arXiv:2410.19258) to
 // budgets. Every head gets a little, and what is left is shared out by score:
 //
-//     budget(h) = (b - b / beta) + score(h) * (b / beta) * heads        b = capacity - window
+//     budget(h) = (b - b / beta) + score(h) * (b / beta) * heads        b = capacity - observation_window
 //
 // The published code gives budgets to query heads, after expanding the cache to them.
 // `headkv_budgets` gives them to KV heads, the heads that are stored: a group's score is the mean
@@ -27,12 +27,12 @@
 namespace kvpolicy {
 
 using HeadScores = HeadTable<double>;        ///< [layers, q_heads], not negative, any scale
-using HeadBudgets = HeadTable<std::size_t>;  ///< rows besides the window
+using HeadBudgets = HeadTable<std::size_t>;  ///< rows besides the observation window
 
 /// How many rows there are, and how they are shared out.
 struct HeadKvBudgetConfig {
-  std::size_t capacity = 128;  ///< Rows per head that budgets are for on average, window included.
-  std::size_t window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
+  std::size_t capacity = 128;  ///< Rows per head that budgets are for on average, observation window included.
+  std::size_t observation_window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
   double beta = 1.005;         ///< b / beta is shared out by score: 1 all of it, infinity nothing.
   double score_power = 1.0;    ///< Scores are raised to this power first; 0 makes all heads equal.
 
@@ -40,7 +40,7 @@ struct HeadKvBudgetConfig {
     constexpr std::size_t most = std::size_t{1} << 40;
     require(capacity >= 1 && capacity <= most, "HeadKvBudgetConfig: capacity is ", capacity,
             ", must be 1 to 2^40");
-    require(window <= capacity, "HeadKvBudgetConfig: window is ", window,
+    require(window <= capacity, "HeadKvBudgetConfig: observation_window is ", window,
             ", must be at most capacity = ", capacity);
     // Written so that NaN fails.
     require(beta >= 1.0, "HeadKvBudgetConfig: beta is ", beta, ", must be at least 1");
@@ -118,7 +118,7 @@ namespace detail {
                                                           const HeadKvBudgetConfig& config = {}) {
   config.validate();
   const HeadScores shares = normalized_scores(scores, config.score_power);
-  const auto rows = static_cast<double>(config.capacity - config.window);
+  const auto rows = static_cast<double>(config.capacity - config.observation_window);
   // By the remainder, not the quotient: 110 / 1.1 rounds to 100, but 1.1 is held as a little more.
   const double remainder = std::isinf(config.beta) ? rows : std::fmod(rows, config.beta);
   const double per_head = std::round((rows - remainder) / config.beta);
@@ -130,7 +130,7 @@ namespace detail {
   return budgets;
 }
 
-/// Budgets [layers, kv_heads] that sum to exactly (capacity - window) x layers x kv_heads: each is
+/// Budgets [layers, kv_heads] that sum to exactly (capacity - observation_window) x layers x kv_heads: each is
 /// rounded down, then the largest remainders are rounded up, those of a tie spread over the layers.
 /// @throws ConfigError
 [[nodiscard]] inline HeadBudgets headkv_budgets(const HeadScores& scores, std::size_t kv_heads,
@@ -138,7 +138,7 @@ namespace detail {
   config.validate();
   const HeadScores shares = normalized_scores(group_scores(scores, kv_heads), config.score_power);
   const std::size_t heads = shares.values().size();
-  const std::size_t mean = config.capacity - config.window;
+  const std::size_t mean = config.capacity - config.observation_window;
   const auto rows = static_cast<double>(mean);
   const double shared = rows / config.beta;
   std::vector<double> budgets(heads);

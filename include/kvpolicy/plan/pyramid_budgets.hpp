@@ -3,7 +3,7 @@
 // How many rows each layer may keep: PyramidKV (Cai et al., arXiv:2406.02069) gives much to the
 // lower layers, whose attention is spread out, and little to the upper ones, on a straight line:
 //
-//     first layer   2 b - b / beta            b = capacity - window
+//     first layer   2 b - b / beta            b = capacity - observation_window
 //     last layer    b / beta
 //
 // All heads of a layer get the same. Where we differ: budgets are those of KV heads, the heads
@@ -25,8 +25,8 @@ namespace kvpolicy {
 
 /// How many rows there are, and how steeply they fall from layer to layer.
 struct PyramidBudgetConfig {
-  std::size_t capacity = 128;  ///< Rows per head on average, window included.
-  std::size_t window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
+  std::size_t capacity = 128;  ///< Rows per head on average, observation window included.
+  std::size_t observation_window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
   double beta = 20.0;          ///< The last layer keeps b / beta rows: 1 makes all layers equal.
   /// Tokens of the prompt, where they are known. A short prompt has no room for the first layer's
   /// budget: as published, the line is then laid flatter, so that it begins with all of the prompt.
@@ -36,24 +36,24 @@ struct PyramidBudgetConfig {
     constexpr std::size_t most = std::size_t{1} << 40;
     require(capacity >= 1 && capacity <= most, "PyramidBudgetConfig: capacity is ", capacity,
             ", must be 1 to 2^40");
-    require(window <= capacity, "PyramidBudgetConfig: window is ", window,
+    require(window <= capacity, "PyramidBudgetConfig: observation_window is ", window,
             ", must be at most capacity = ", capacity);
     // Written so that NaN fails.
     require(beta >= 1.0, "PyramidBudgetConfig: beta is ", beta, ", must be at least 1");
   }
 };
 
-/// Budgets [layers, kv_heads] besides the window, which never rise from a layer to the next and sum
-/// to (capacity - window) x layers x kv_heads. @throws ConfigError
+/// Budgets [layers, kv_heads] besides the observation window, which never rise from a layer to the next and sum
+/// to (capacity - observation_window) x layers x kv_heads. @throws ConfigError
 [[nodiscard]] inline HeadBudgets pyramid_budgets(const ModelShape& shape,
                                                  const PyramidBudgetConfig& config = {}) {
   const std::size_t kv_heads = same_heads(shape, "pyramid_budgets").kv_heads;
   config.validate();
-  const std::size_t mean = config.capacity - config.window;
+  const std::size_t mean = config.capacity - config.observation_window;
   const auto rows = static_cast<double>(mean);
   double first = 2.0 * rows - rows / config.beta;
   if (config.tokens > 0) {
-    const std::size_t room = config.tokens - std::min(config.tokens, config.window);
+    const std::size_t room = config.tokens - std::min(config.tokens, config.observation_window);
     first = std::clamp(static_cast<double>(room), rows, std::max(first, rows));
   }
   std::vector<double> line(shape.layers, rows);

@@ -43,9 +43,9 @@ struct SearchMenuConfig {
 
   void validate() const {
     SnapKvScorer::validate(scorer);
-    require(min_rows > sinks && min_rows > scorer.window, "SearchMenuConfig: min_rows is ",
+    require(min_rows > sinks && min_rows > scorer.observation_window, "SearchMenuConfig: min_rows is ",
             min_rows, ", must be more than sinks = ", sinks, " and the scorer's window = ",
-            scorer.window);
+            scorer.observation_window);
   }
 };
 
@@ -86,7 +86,7 @@ class Menu {
     for (std::size_t rows = config_.min_rows; rows < context_; rows *= 2) {
       const double lost = 1.0 - static_cast<double>(rows) / static_cast<double>(context_);
       const std::size_t recent = rows - config_.sinks;
-      const std::size_t budget = rows - config_.scorer.window;
+      const std::size_t budget = rows - config_.scorer.observation_window;
       add<SinkRecentCache<Dense>>({.sinks = config_.sinks, .recent = recent}, lost, exact);
       add<HeadBudgetCache<Dense>>({.budget = budget, .scorer = config_.scorer}, lost / 4, exact);
       add<HeadBudgetCache<Codes>>(

@@ -113,9 +113,9 @@ class ChunkRetrievalCache {
     storage_.reserve(rows);
     reserve_summaries(rows);
   }
-  void release_spare() noexcept {
-    storage_.release_spare();
-    for (PlaneStore& side : summaries_) side.release_spare();
+  void release_unused() noexcept {
+    storage_.release_unused();
+    for (PlaneStore& side : summaries_) side.release_unused();
   }
 
   void commit(const Segment& rows) {
@@ -124,7 +124,7 @@ class ChunkRetrievalCache {
       storage_.append(rows);
     }
     KVPOLICY_CATCH_ALL {
-      release_spare();
+      release_unused();
       KVPOLICY_RETHROW;
     }
     const std::size_t first = storage_.end() - rows.rows;

@@ -47,7 +47,7 @@ class FullCache {
 
   void check(const Segment& rows) const { storage_.check(rows); }
   void reserve(std::size_t rows) { storage_.reserve(rows); }
-  void release_spare() noexcept { storage_.release_spare(); }
+  void release_unused() noexcept { storage_.release_unused(); }
 
   void commit(const Segment& rows) { storage_.append(rows); }
 

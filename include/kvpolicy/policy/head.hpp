@@ -66,7 +66,7 @@ class Head {
 
   /// Before the attention of a call: checks the call's rows, obtains memory for the rows that leave,
   /// and adds what the call's queries read to `shown`.
-  /// @throws ShapeError, std::bad_alloc, StorageError; `release_spare` then gives back what it obtained
+  /// @throws ShapeError, std::bad_alloc, StorageError; `release_unused` then gives back what it obtained
   virtual void begin_call(const HeadCall& call, SegmentList& shown) = 0;
   /// After it: the policy is given these rows, for which memory was obtained, and spare memory goes.
   virtual void end_call(std::span<const Segment> leaving) noexcept = 0;
@@ -75,7 +75,7 @@ class Head {
 
   virtual void check(const Segment& rows) const = 0;
   virtual void reserve(std::size_t rows) = 0;
-  virtual void release_spare() noexcept = 0;
+  virtual void release_unused() noexcept = 0;
   virtual void commit(const Segment& rows) = 0;
   virtual void show(const ReadRequest& request, SegmentList& shown) const = 0;
   virtual void show_uncommitted(const Segment& rows, const ReadRequest& request,
@@ -99,7 +99,7 @@ class Head {
   virtual void undo_refresh(std::size_t tokens) noexcept = 0;
   virtual void forget_selection() noexcept = 0;
 
-  // ---- heads that compress (CompressingPolicy, AccumulatingPolicy, SharingPolicy)
+  // ---- heads that compress (CompressingPolicy, AccumulatingPolicy, AdaptiveBudgetPolicy)
 
   [[nodiscard]] virtual std::size_t observed_queries() const = 0;
   [[nodiscard]] virtual bool wants_compress() const = 0;
@@ -111,7 +111,7 @@ class Head {
   [[nodiscard]] virtual std::span<const double> accumulated() const = 0;
   virtual void inherit(std::span<const double> accumulated) = 0;
   /// Whether the settings ask for it, too.
-  [[nodiscard]] virtual bool shares_in_layer() const = 0;
+  [[nodiscard]] virtual bool is_adaptive_in_layer() const = 0;
   [[nodiscard]] virtual SharingHead compete(std::span<const float> sums, std::size_t group,
                                             std::size_t queries) const = 0;
   virtual void prepare_survivors(std::vector<std::size_t> rows) = 0;

@@ -61,7 +61,7 @@ class HeadBudgetCache {
     bool after_first_compress = false;
     /// The rows of all heads of the layer that share compete for the sum of their budgets (Ada-KV).
     /// Such heads must agree in all but the budget.
-    bool share_in_layer = false;
+    bool adaptive_in_layer = false;
     /// Share of its budget that a head keeps whatever the others have, where heads share (Ada-KV's alpha).
     double safeguard = 0.2;
     typename Scorer::Config scorer = {};
@@ -73,7 +73,7 @@ class HeadBudgetCache {
       visit("budget", budget);
       visit("compress_every", compress_every);
       visit.brief("after_first_compress", after_first_compress, false);
-      visit.brief("share_in_layer", share_in_layer, false);
+      visit.brief_renamed("adaptive_in_layer", "share_in_layer", adaptive_in_layer, false);
       visit.brief("safeguard", safeguard, 0.2);
       scorer.fields(visit);
       visit("storage", storage);
@@ -89,7 +89,7 @@ class HeadBudgetCache {
       : config_{config}, head_dim_{static_cast<std::uint32_t>(context.head_dim)},
         storage_{config->storage, context.fast()} {
     validate(*config, context);
-    hold(storage_, true);  // survivors first, then bits
+    defer_quantization(storage_, true);  // survivors first, then bits
   }
 
   static void validate(const Config& config, const StorageContext& context) {
@@ -115,9 +115,9 @@ class HeadBudgetCache {
     rule.compress_from = config.compress_from;
     rule.compress_every = config.compress_every;
     rule.after_first_compress = config.after_first_compress;
-    rule.share_in_layer = config.share_in_layer;
-    if (config.share_in_layer) rule.safeguard = config.safeguard;
-    rule.window = observed_queries(config);
+    rule.adaptive_in_layer = config.adaptive_in_layer;
+    if (config.adaptive_in_layer) rule.safeguard = config.safeguard;
+    rule.observation_window = observed_queries(config);
     if constexpr (requires { Scorer::name; }) rule.scorer = Scorer::name;
     if constexpr (requires { config.scorer.describe(rule); }) config.scorer.describe(rule);
     config.storage.describe(rule, head_dim);
@@ -128,7 +128,7 @@ class HeadBudgetCache {
     b.budget = a.budget;
     return a == b;
   }
-  [[nodiscard]] static bool shares_in_layer(const Config& config) { return config.share_in_layer; }
+  [[nodiscard]] static bool is_adaptive_in_layer(const Config& config) { return config.adaptive_in_layer; }
 
   void check(const Segment& rows) const { storage_.check(rows); }
   void reserve(std::size_t rows) {
@@ -136,7 +136,7 @@ class HeadBudgetCache {
     if (evicted_) reserve_more(positions_, rows);
     if (accumulates) reserve_more(sums_, rows);
   }
-  void release_spare() noexcept { storage_.release_spare(); }
+  void release_unused() noexcept { storage_.release_unused(); }
 
   void commit(const Segment& rows) {
     storage_.append(rows);
@@ -173,7 +173,7 @@ class HeadBudgetCache {
   [[nodiscard]] static bool compresses_by_itself(const Config& config) {
     return config.compress_every > 0;
   }
-  [[nodiscard]] bool shares_in_layer() const { return config_->share_in_layer; }
+  [[nodiscard]] bool is_adaptive_in_layer() const { return config_->adaptive_in_layer; }
 
   /// Adds what the queries of a call paid, once its rows are committed: `sums` [group, rows()], each
   /// row's probability summed over the queries.
@@ -237,14 +237,14 @@ class HeadBudgetCache {
       pending_.reset();
       evicted_ = true;
     } else {
-      hold(storage_, false);  // everything survived, and is quantised as other rows come
+      defer_quantization(storage_, false);  // everything survived, and is quantised as other rows come
     }
   }
   void abandon_compress() noexcept { pending_.reset(); }
 
   /// What a copy of the head elsewhere has to know besides the rows.
   void add_to(HeadContents& contents) const {
-    if constexpr (requires { storage_.is_held(); }) contents.quantization_deferred = storage_.is_held();
+    if constexpr (requires { storage_.is_quantization_deferred(); }) contents.quantization_deferred = storage_.is_quantization_deferred();
     contents.told_to_compress = told_;
     contents.unshared_rows = alone_;
     contents.accumulated = sums_;
@@ -257,7 +257,7 @@ class HeadBudgetCache {
       storage_.take(rows, storage_.end());
       for (std::size_t i = 0; i < rows.rows; ++i) positions_.push_back(rows.position_of(i));
     }
-    hold(storage_, contents.quantization_deferred);
+    defer_quantization(storage_, contents.quantization_deferred);
     alone_ = contents.unshared_rows;
     sums_ = contents.accumulated;
     evicted_ = storage_.end() < contents.committed;
@@ -309,7 +309,7 @@ class HeadBudgetCache {
     const std::size_t rows = storage_.end();
     archive.check(storage_.begin() == 0 && (evicted_ || rows == archive.rows()), "all ",
                   archive.rows(), " rows of a head that dropped none");
-    archive.check(alone_ <= archive.rows() && (config_->share_in_layer || alone_ == rows), rows,
+    archive.check(alone_ <= archive.rows() && (config_->adaptive_in_layer || alone_ == rows), rows,
                   " rows that count, not ", alone_);
     archive.check(sums_.size() == (accumulates ? rows : 0), "a sum for each row that needs one");
     archive.check(positions_.size() == (evicted_ ? rows : 0) &&
@@ -351,8 +351,10 @@ class HeadBudgetCache {
     return ExactStorage<Storage>::bytes_of_rows({}, context, 0, rows);
   }
 
-  static void hold(Storage& storage, bool held) {
-    if constexpr (requires { storage.hold(held); }) storage.hold(held);
+  static void defer_quantization(Storage& storage, bool deferred) {
+    if constexpr (requires { storage.defer_quantization(deferred); }) {
+      storage.defer_quantization(deferred);
+    }
   }
 
   template <class T>

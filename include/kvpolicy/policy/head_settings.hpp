@@ -52,7 +52,7 @@ class AnySettings {
   [[nodiscard]] virtual HeadRoles roles() const = 0;
   [[nodiscard]] virtual std::size_t observed_queries() const = 0;
   [[nodiscard]] virtual bool compresses_by_itself() const = 0;
-  [[nodiscard]] virtual bool shares_in_layer() const = 0;
+  [[nodiscard]] virtual bool is_adaptive_in_layer() const = 0;
   [[nodiscard]] virtual bool commit_changes_rows() const = 0;
   [[nodiscard]] virtual bool has_rule() const = 0;
   [[nodiscard]] virtual HeadRule rule(std::size_t head_dim) const = 0;
@@ -125,7 +125,7 @@ class PolicySettings final : public AnySettings {
   [[nodiscard]] bool compresses_by_itself() const override {
     return Traits::compresses_by_itself(config_);
   }
-  [[nodiscard]] bool shares_in_layer() const override { return Traits::shares_in_layer(config_); }
+  [[nodiscard]] bool is_adaptive_in_layer() const override { return Traits::is_adaptive_in_layer(config_); }
   [[nodiscard]] bool commit_changes_rows() const override { return Traits::commit_changes_rows; }
   [[nodiscard]] bool has_rule() const override { return Traits::has_rule; }
   [[nodiscard]] HeadRule rule([[maybe_unused]] std::size_t head_dim) const override {
@@ -230,7 +230,7 @@ class HeadSettings {
   [[nodiscard]] std::size_t observed_queries() const { return own_->observed_queries(); }
   [[nodiscard]] bool compresses_by_itself() const { return own_->compresses_by_itself(); }
   [[nodiscard]] bool commit_changes_rows() const { return own_->commit_changes_rows(); }
-  [[nodiscard]] bool shares_in_layer() const { return own_->shares_in_layer(); }
+  [[nodiscard]] bool is_adaptive_in_layer() const { return own_->is_adaptive_in_layer(); }
   /// Whether heads of the two settings may share a layer's budget.
   [[nodiscard]] bool may_share(const HeadSettings& other) const {
     return own_->may_share(*other.own_);

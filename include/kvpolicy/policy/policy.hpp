@@ -36,7 +36,7 @@ struct ReadRequest {
 ///     struct Config { using policy_type = …; … };        // a type of its own, equality comparable
 ///     Policy(const Config&, const StorageContext&);      // throws ConfigError
 ///     void reserve(std::size_t rows);                    // may throw; all memory for `commit`
-///     void release_spare() noexcept;                     // gives back what `reserve` obtained
+///     void release_unused() noexcept;                     // gives back what `reserve` obtained
 ///     void commit(const Segment& rows);                  // the next rows of the text
 ///     void segments(const ReadRequest&, SegmentList& out) const;
 ///     std::size_t rows() const, bytes() const, shared_bytes() const;
@@ -51,7 +51,7 @@ concept KvPolicy = std::copyable<P> && Element<typename P::element_type> &&
                    requires(P policy, const P& seen, std::size_t n, const Segment& rows,
                             const ReadRequest& request, SegmentList& out) {
                      policy.reserve(n);
-                     policy.release_spare();
+                     policy.release_unused();
                      policy.commit(rows);
                      seen.segments(request, out);
                      { seen.rows() } -> std::convertible_to<std::size_t>;
@@ -119,12 +119,12 @@ concept AccumulatingPolicy =
 
 /// One of them that may compete with the other heads of its layer for rows.
 template <class P>
-concept SharingPolicy =
+concept AdaptiveBudgetPolicy =
     CompressingPolicy<P> &&
     requires(P& policy, const P& seen, const typename P::Config& config,
              std::span<const float> sums, std::size_t n, std::vector<std::size_t> rows) {
-      { seen.shares_in_layer() } -> std::convertible_to<bool>;
-      { P::shares_in_layer(config) } -> std::convertible_to<bool>;
+      { seen.is_adaptive_in_layer() } -> std::convertible_to<bool>;
+      { P::is_adaptive_in_layer(config) } -> std::convertible_to<bool>;
       // Whether heads of these two settings may share: they agree in all but the budget.
       { P::may_share(config, config) } -> std::convertible_to<bool>;
       { seen.compete(sums, n, n) } -> std::same_as<SharingHead>;

@@ -51,12 +51,12 @@ class PolicyHead final : public Head {
   }
   void end_call(std::span<const Segment> leaving) noexcept override {
     for (const Segment& rows : leaving) policy_.commit(rows);
-    policy_.release_spare();
+    policy_.release_unused();
   }
 
   void check(const Segment& rows) const override { Traits::check(policy_, rows); }
   void reserve(std::size_t rows) override { policy_.reserve(rows); }
-  void release_spare() noexcept override { policy_.release_spare(); }
+  void release_unused() noexcept override { policy_.release_unused(); }
   void commit(const Segment& rows) override { policy_.commit(rows); }
   void show(const ReadRequest& request, SegmentList& shown) const override {
     policy_.segments(request, shown);
@@ -124,8 +124,8 @@ class PolicyHead final : public Head {
   void inherit([[maybe_unused]] std::span<const double> accumulated) override {
     if constexpr (Traits::accumulates) policy_.inherit(accumulated);
   }
-  [[nodiscard]] bool shares_in_layer() const override {
-    if constexpr (Traits::shares) return policy_.shares_in_layer();
+  [[nodiscard]] bool is_adaptive_in_layer() const override {
+    if constexpr (Traits::shares) return policy_.is_adaptive_in_layer();
     return false;
   }
   [[nodiscard]] SharingHead compete([[maybe_unused]] std::span<const float> sums,

@@ -60,7 +60,7 @@ struct policy_defaults {
   static constexpr bool selects = SelectingPolicy<P>;
   static constexpr bool compresses = CompressingPolicy<P>;
   static constexpr bool accumulates = AccumulatingPolicy<P>;
-  static constexpr bool shares = SharingPolicy<P>;
+  static constexpr bool shares = AdaptiveBudgetPolicy<P>;
 
   static constexpr bool has_name = requires { std::string_view{P::name}; };
   [[nodiscard]] static PolicyNames names() {
@@ -115,7 +115,7 @@ struct policy_defaults {
       }
       commit(detail::zero_rows(zero, encoding, all.committed - next, next));
     }
-    policy.release_spare();
+    policy.release_unused();
   }
 
   /// Whether rows of a head read otherwise after a commit than before: its storage quantises them, or
@@ -198,8 +198,8 @@ struct policy_defaults {
     return false;
   }
 
-  [[nodiscard]] static bool shares_in_layer([[maybe_unused]] const Config& config) {
-    if constexpr (shares) return P::shares_in_layer(config);
+  [[nodiscard]] static bool is_adaptive_in_layer([[maybe_unused]] const Config& config) {
+    if constexpr (shares) return P::is_adaptive_in_layer(config);
     return false;
   }
 
@@ -271,10 +271,10 @@ constexpr void check_roles() {
   static_assert(!adds_up || AccumulatingPolicy<P>,
                 "kvpolicy: a policy that adds up attention (it has accumulate) must compress, and needs "
                 "std::span<const double> accumulated() const and void inherit(std::span<const double>)");
-  constexpr bool competes = requires(const P& p) { p.shares_in_layer(); };
-  static_assert(!competes || SharingPolicy<P>,
-                "kvpolicy: a policy that shares a layer's budget (it has shares_in_layer) must compress, "
-                "and needs static bool shares_in_layer(const Config&), static bool may_share(const Config&, const Config&), SharingHead "
+  constexpr bool competes = requires(const P& p) { p.is_adaptive_in_layer(); };
+  static_assert(!competes || AdaptiveBudgetPolicy<P>,
+                "kvpolicy: a policy that shares a layer's budget (it has is_adaptive_in_layer) must compress, "
+                "and needs static bool is_adaptive_in_layer(const Config&), static bool may_share(const Config&, const Config&), SharingHead "
                 "compete(std::span<const float>, std::size_t group, std::size_t queries) const and void "
                 "prepare_survivors(std::vector<std::size_t>)");
 }

@@ -6,7 +6,7 @@
 // Method: StreamingLLM, arXiv:2309.17453, and the streaming heads of DuoAttention,
 // arXiv:2410.10819. Rows keep their position in the text, as in DuoAttention; with `rotary_in_cache` the
 // sinks look as near as StreamingLLM's renumbering makes them, by turning the query instead of the
-// keys. The published DuoAttention code lets a whole prefill chunk see itself (Mask::chunk); the
+// keys. The published DuoAttention code lets a whole prefill chunk see itself (Mask::prefill_chunk); the
 // default gives every query its own window, so results do not depend on how a prompt is cut.
 #pragma once
 
@@ -29,8 +29,8 @@ namespace kvpolicy {
 
 /// Whose window it is: each query's own, or its chunk's.
 enum class Mask : std::uint8_t {
-  exact,  ///< a query reads the sinks and the `recent` rows up to and including its own
-  chunk   ///< a query reads the sinks, the `recent` rows before its chunk, and its chunk causally
+  exact,         ///< a query reads the sinks and the `recent` rows up to and including its own
+  prefill_chunk  ///< a query reads the sinks, the `recent` rows before its call, and the call's rows causally
 };
 
 /// The names of the enumerators in files.
@@ -98,7 +98,7 @@ class SinkRecentCache {
     HeadRule rule;
     rule.sinks = config.sinks;
     rule.recent = config.recent;
-    rule.chunk_mask = config.mask == Mask::chunk;
+    rule.prefill_chunk_mask = config.mask == Mask::prefill_chunk;
     rule.rotary_in_cache = config.rotary_in_cache;
     config.storage.describe(rule, head_dim);
     return rule;
@@ -111,9 +111,9 @@ class SinkRecentCache {
     sinks_.reserve(sinks);
     recent_.reserve(rows - sinks, config_->recent);
   }
-  void release_spare() noexcept {
-    sinks_.release_spare();
-    recent_.release_spare();
+  void release_unused() noexcept {
+    sinks_.release_unused();
+    recent_.release_unused();
   }
 
   void commit(const Segment& rows) {
@@ -128,7 +128,7 @@ class SinkRecentCache {
     const Rows shown = window_rule(*config_).recent_among(
         {sinks + recent_.begin(), sinks + recent_.end()}, first_position(request));
     recent_.show(shown.begin - sinks, shown.rows(),
-                 {.position = static_cast<std::int64_t>(shown.begin), .reach = reach()}, out);
+                 {.position = static_cast<std::int64_t>(shown.begin), .window = query_window()}, out);
   }
 
   void uncommitted(const Segment& rows, const ReadRequest& request, SegmentList& out) const {
@@ -143,7 +143,7 @@ class SinkRecentCache {
     }
     if (const Rows recent = rule.recent_among(all, first_position(request)); recent.rows() > 0) {
       Segment segment = rows.part(recent.begin - position, recent.rows());
-      segment.reach = reach();
+      segment.window = query_window();
       out.push_back(segment);
     }
   }
@@ -212,13 +212,13 @@ class SinkRecentCache {
   using Rows = RowRange<std::size_t>;
 
   [[nodiscard]] static WindowRule<std::size_t> window_rule(const Config& config) {
-    return {config.sinks, config.recent, config.mask == Mask::chunk};
+    return {config.sinks, config.recent, config.mask == Mask::prefill_chunk};
   }
   // Rows of `recent_` are numbered from 0 after the sinks: the oldest one that stays of `end`.
   [[nodiscard]] static std::size_t first_recent(const Config& config, std::size_t end) {
     return window_rule(config).first_kept(config.sinks + end) - config.sinks;
   }
-  [[nodiscard]] std::int64_t reach() const { return window_rule(*config_).reach(unlimited_reach); }
+  [[nodiscard]] std::int64_t query_window() const { return window_rule(*config_).query_window(unlimited_window); }
   [[nodiscard]] static std::size_t first_position(const ReadRequest& request) {
     return static_cast<std::size_t>(request.first_position);
   }
@@ -239,7 +239,7 @@ class SinkRecentCache {
       if (kind == Seen::never) continue;
       Segment segment = rows.part(first, end - first);
       if (kind == Seen::as_sink) segment.rotation = sink_prototype().rotation;
-      if (kind == Seen::in_window) segment.reach = reach();
+      if (kind == Seen::in_window) segment.window = query_window();
       out.push_back(segment);
     }
   }

@@ -28,12 +28,12 @@ namespace kvpolicy {
 struct SnapKvScorer {
   /// Whose votes count, and how they are smoothed.
   struct Config {
-    std::size_t window = 8;  ///< Latest queries that vote; their own rows are always kept.
+    std::size_t observation_window = 8;  ///< Latest queries that vote; their own rows are always kept.
     Pooling pooling = Pooling::max;
     std::size_t kernel = 7;  ///< Rows pooled together; odd.
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor& visit) {
-      visit("window", window);
+      visit.renamed("observation_window", "window", observation_window);
       visit("pooling", pooling);
       visit("kernel", kernel);
     }
@@ -47,14 +47,14 @@ struct SnapKvScorer {
 
   static void validate(const Config& config) {
     constexpr std::size_t most = std::size_t{1} << 20;
-    require(config.window >= 1 && config.window <= most, "SnapKvScorer: window is ", config.window,
+    require(config.observation_window >= 1 && config.observation_window <= most, "SnapKvScorer: observation_window is ", config.observation_window,
             ", must be 1 to ", most);
     require(config.kernel % 2 == 1 && config.kernel <= most, "SnapKvScorer: kernel is ",
             config.kernel, ", must be odd and at most ", most);
   }
 
-  [[nodiscard]] static std::size_t kept_rows(const Config& config) { return config.window; }
-  [[nodiscard]] static std::size_t observed_queries(const Config& config) { return config.window; }
+  [[nodiscard]] static std::size_t kept_rows(const Config& config) { return config.observation_window; }
+  [[nodiscard]] static std::size_t observed_queries(const Config& config) { return config.observation_window; }
 
   static void score(const Config& config, std::span<const float> sums, std::size_t group,
                     std::size_t queries, std::span<float> out) {

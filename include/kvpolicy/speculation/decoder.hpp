@@ -25,7 +25,7 @@
 #include <kvpolicy/speculation/language_model.hpp>
 #include <kvpolicy/speculation/pending_call.hpp>
 #include <kvpolicy/speculation/statistics.hpp>
-#include <kvpolicy/speculation/verdict.hpp>
+#include <kvpolicy/speculation/verification.hpp>
 
 namespace kvpolicy {
 
@@ -247,29 +247,29 @@ class SpeculativeDecoder {
   /// step is then abandoned
   DecodedStep conclude(std::span<const float> logits) {
     require<ShapeError>(begun_, "SpeculativeDecoder: conclude without begin, expected a begun step");
-    Verdict verdict;
+    Verification verification;
     DecodedStep result;
     KVPOLICY_TRY {
       const auto rows = pending_.last_rows(logits, model_->vocabulary());
-      verdict = judge<Rule>(guesses_, rows, options_.sampling, random_);
-      for (const std::size_t guess : verdict.path) {
+      verification = verify<Rule>(guesses_, rows, options_.sampling, random_);
+      for (const std::size_t guess : verification.path) {
         result.tokens.push_back({guesses_[guess].token, guesses_[guess].level + 1});
       }
-      result.tokens.push_back({verdict.next, 0});
+      result.tokens.push_back({verification.next, 0});
       const auto stop = std::ranges::find_if(result.tokens, [&](const NewToken& token) {
         return std::ranges::find(options_.stop_tokens, token.token) != options_.stop_tokens.end();
       });
       if (stop != result.tokens.end()) {
         const auto before = static_cast<std::size_t>(stop - result.tokens.begin());
-        if (before < verdict.path.size()) verdict.places = before;  // not verified after it
+        if (before < verification.path.size()) verification.places = before;  // not verified after it
         result.tokens.erase(stop + 1, result.tokens.end());
         result.ending = Ending::stop_token;
       }
       text_.reserve(text_.size() + result.tokens.size());
       // The cache has read the new text except its last token.
-      verdict.path.resize(result.tokens.size() - 1);
-      observe(verdict);
-      pending_.keep(*cache_, seen_, verdict.path);
+      verification.path.resize(result.tokens.size() - 1);
+      observe(verification);
+      pending_.keep(*cache_, seen_, verification.path);
     }
     KVPOLICY_CATCH_ALL {
       abandon();
@@ -278,7 +278,7 @@ class SpeculativeDecoder {
     begun_ = false;
     for (const NewToken& token : result.tokens) text_.push_back(token.token);
     ending_ = result.ending;
-    note(verdict, result.tokens.size());
+    note(verification, result.tokens.size());
     return result;
   }
   /// Undoes `begin`, if the call could not be read. Does nothing if no step has begun.
@@ -370,19 +370,19 @@ class SpeculativeDecoder {
   }
 
   // May run out of memory, so it is called before the text changes.
-  void observe(const Verdict& verdict) {
+  void observe(const Verification& verification) {
     verify_seconds_ = seconds_since(verify_start_);
     // The cost model describes chains, not trees.
     if (!is_chain(guesses_)) return;
-    length_.observe({.drafted = guesses_.size(), .accepted = verdict.path.size(),
+    length_.observe({.drafted = guesses_.size(), .accepted = verification.path.size(),
                      .draft_seconds = draft_seconds_, .verify_seconds = verify_seconds_});
   }
 
-  void note(const Verdict& verdict, std::size_t tokens) {
+  void note(const Verification& verification, std::size_t tokens) {
     ++statistics_.verifications;
     statistics_.guessed += guesses_.size();
-    statistics_.places += verdict.places;
-    statistics_.accepted += verdict.path.size();
+    statistics_.places += verification.places;
+    statistics_.accepted += verification.path.size();
     statistics_.tokens += tokens;
     statistics_.draft_seconds += draft_seconds_;
     statistics_.verify_seconds += verify_seconds_;
@@ -394,8 +394,8 @@ class SpeculativeDecoder {
       recent_places_ = recent_accepted_ = 0.0;
     }
     // An exponential average over about the last ten steps.
-    recent_places_ = 0.9 * recent_places_ + static_cast<double>(verdict.places);
-    recent_accepted_ = 0.9 * recent_accepted_ + static_cast<double>(verdict.path.size());
+    recent_places_ = 0.9 * recent_places_ + static_cast<double>(verification.places);
+    recent_accepted_ = 0.9 * recent_accepted_ + static_cast<double>(verification.path.size());
     const std::size_t since = text_.size() - chosen_at_;
     const RefreshRule& rule = options_.refresh_selection;
     const bool poor = since >= rule.min_tokens && recent_places_ > 0.0 &&

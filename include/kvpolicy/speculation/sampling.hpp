@@ -199,7 +199,7 @@ class Distribution {
 /// exactness for speed (typical acceptance, say), or be wrong on purpose for tests.
 struct SpeculativeSampling {
   /// Refuses a guess that cannot have been drawn from q, because the rule would divide by 0 and
-  /// always accept it. `judge` checks all guesses before it verifies any. Optional in a rule.
+  /// always accept it. `verify` checks all guesses before it verifies any. Optional in a rule.
   /// @throws ShapeError if q(guess) is 0
   static void check(const Distribution& q, int guess) {
     require<ShapeError>(q(guess) > 0.0, "SpeculativeSampling: token ", guess,

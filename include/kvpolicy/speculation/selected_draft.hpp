@@ -23,7 +23,7 @@
 #include <kvpolicy/speculation/language_model.hpp>
 #include <kvpolicy/speculation/pending_call.hpp>
 #include <kvpolicy/speculation/statistics.hpp>
-#include <kvpolicy/speculation/verdict.hpp>
+#include <kvpolicy/speculation/verification.hpp>
 
 namespace kvpolicy {
 
@@ -73,13 +73,13 @@ class SelectedDraft {
     while (guesses.size() < max_guesses) {
       const std::size_t wanted = max_guesses - guesses.size();
       // The pass adds one token of the model's own, so one guess fewer is needed.
-      const Verdict verdict = ask(std::min(length_.length(), wanted - 1), sampling, random);
-      for (std::size_t i = 0; i <= verdict.path.size(); ++i) {
-        const bool own = i == verdict.path.size();
+      const Verification verification = ask(std::min(length_.length(), wanted - 1), sampling, random);
+      for (std::size_t i = 0; i <= verification.path.size(); ++i) {
+        const bool own = i == verification.path.size();
         const std::size_t parent = guesses.empty() ? TokenTree::text : guesses.size() - 1;
-        const int token = own ? verdict.next : judged_[verdict.path[i]].token;
-        const unsigned level = own ? 0 : judged_[verdict.path[i]].level + 1;
-        guesses.push_back({token, verdict.distributions[i], parent, level});
+        const int token = own ? verification.next : judged_[verification.path[i]].token;
+        const unsigned level = own ? 0 : judged_[verification.path[i]].level + 1;
+        guesses.push_back({token, verification.distributions[i], parent, level});
         text_.push_back(token);
         ++statistics_.tokens;
       }
@@ -100,7 +100,7 @@ class SelectedDraft {
 
   // One pass over the selected rows, with at most `max_guesses` guesses. The cache keeps the rows
   // of the accepted ones.
-  Verdict ask(std::size_t max_guesses, const SamplingOptions& sampling, Random& random) {
+  Verification ask(std::size_t max_guesses, const SamplingOptions& sampling, Random& random) {
     const auto start = Clock::now();
     inner_.propose(text_, max_guesses, sampling, random, judged_);
     detail::check_guesses(judged_, max_guesses, vocabulary());
@@ -109,23 +109,23 @@ class SelectedDraft {
     PendingCall pending{std::span{text_}.subspan(seen), judged_};
     const auto logits = model_->read(*cache_, pending.call({.read = Read::selected, .refresh_selection = anew_}));
     anew_ = false;
-    Verdict verdict =
-        judge<Rule>(judged_, pending.last_rows(logits, vocabulary()), sampling, random);
-    pending.keep(*cache_, seen, verdict.path);
-    note(verdict, std::chrono::duration<double>(drafted - start).count(),
+    Verification verification =
+        verify<Rule>(judged_, pending.last_rows(logits, vocabulary()), sampling, random);
+    pending.keep(*cache_, seen, verification.path);
+    note(verification, std::chrono::duration<double>(drafted - start).count(),
          std::chrono::duration<double>(Clock::now() - drafted).count());
-    return verdict;
+    return verification;
   }
 
-  void note(const Verdict& verdict, double draft_seconds, double verify_seconds) {
+  void note(const Verification& verification, double draft_seconds, double verify_seconds) {
     ++statistics_.verifications;
     statistics_.guessed += judged_.size();
-    statistics_.places += verdict.places;
-    statistics_.accepted += verdict.path.size();
+    statistics_.places += verification.places;
+    statistics_.accepted += verification.path.size();
     statistics_.draft_seconds += draft_seconds;
     statistics_.verify_seconds += verify_seconds;
     if (!is_chain(judged_)) return;  // the cost model describes chains only
-    length_.observe({.drafted = judged_.size(), .accepted = verdict.path.size(),
+    length_.observe({.drafted = judged_.size(), .accepted = verification.path.size(),
                      .draft_seconds = draft_seconds, .verify_seconds = verify_seconds});
   }
 

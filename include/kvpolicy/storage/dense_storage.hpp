@@ -44,7 +44,7 @@ concept KvStorage =
       S::validate(config, context);     // throws ConfigError
       seen.check(rows);                 // throws ShapeError for numbers that it cannot hold
       storage.reserve(n, n);            // (rows, window): pages for the append that follows
-      storage.release_spare();
+      storage.release_unused();
       storage.append(rows, n);          // (rows, window): keeps the latest `window` rows
       storage.show(n, n, rows, out);    // (first row, count, prototype, out)
       { seen.begin() } -> std::convertible_to<std::size_t>;
@@ -104,14 +104,14 @@ class ScopedReserve {
       storage.reserve(rows, window);
     }
     KVPOLICY_CATCH_ALL {
-      storage.release_spare();
+      storage.release_unused();
       KVPOLICY_RETHROW;
     }
   }
   ScopedReserve(const ScopedReserve&) = delete;
   ScopedReserve& operator=(const ScopedReserve&) = delete;
   ~ScopedReserve() {
-    if (own_ != nullptr) own_->release_spare();
+    if (own_ != nullptr) own_->release_unused();
   }
 
  private:
@@ -209,9 +209,9 @@ class DenseStorage {
     keys_.reserve(end(), end() + rows, window);
     values_.reserve(end(), end() + rows, window);
   }
-  void release_spare() noexcept {
-    keys_.release_spare();
-    values_.release_spare();
+  void release_unused() noexcept {
+    keys_.release_unused();
+    values_.release_unused();
     reserved_ = false;
   }
 

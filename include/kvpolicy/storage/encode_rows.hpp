@@ -75,7 +75,7 @@ class RowEncoder {
   /// as many of `count` as neither page ends before. Returns their number.
   std::size_t copy(const Plane& source, std::size_t from, std::size_t count, std::byte* page,
                    std::size_t at) const {
-    const auto place = source.place(from);
+    const auto place = source.address_of(from);
     const bool strided = source.step(layout_.row_bytes) != layout_.row_bytes;
     const std::size_t rows =
         strided ? 1 : std::min({count, place.contiguous_rows, page_rows_ - at});

@@ -120,7 +120,7 @@ class EnginePageStorage {
     reserved_ = true;
     rows_.reserve(end(), end() + rows, window, page_bytes());
   }
-  void release_spare() noexcept {
+  void release_unused() noexcept {
     rows_.release_reserved();
     reserved_ = false;
   }
@@ -214,7 +214,7 @@ class EnginePageStorage {
   }
   void write(const Plane& source, std::size_t row, std::byte* to) const {
     if (source.format == format()) {
-      const Plane::Place place = source.place(row);
+      const RowAddress place = source.address_of(row);
       std::memcpy(to, place.page + place.row * row_bytes(), row_bytes());
       return;
     }

@@ -108,10 +108,10 @@ class PlaneStore {
 
   /// Obtains the pages for rows that come in any number of pieces and are numbered [from, to), `from`
   /// at or after `end()`, if no more than `live` of them are held at any time. Until
-  /// `release_spare`, pages that fall out at the front serve again.
+  /// `release_unused`, pages that fall out at the front serve again.
   /// With a slow tier, full pages that are still in fast memory leave it first, as far as they may.
   /// @throws std::bad_alloc, StorageError, or what the pool throws; pages obtained so far stay
-  /// reserved until `release_spare`.
+  /// reserved until `release_unused`.
   void reserve(std::size_t from, std::size_t to,
                std::size_t live = std::numeric_limits<std::size_t>::max()) {
     if (slow_) move_full_pages();
@@ -122,7 +122,7 @@ class PlaneStore {
   }
   /// Full pages go to the slow pages that were reserved for them. Where these fail to take them they
   /// stay, and the next `reserve` tries again and says why.
-  void release_spare() noexcept {
+  void release_unused() noexcept {
     if (slow_) {
       KVPOLICY_TRY {
         slow_->move(pages_.table(), std::min(slow_->reserved(), movable()), layout().page_bytes);
@@ -157,7 +157,7 @@ class PlaneStore {
       provider.fetch(ranges);
     }
     for (const RowRun& run : runs) copies.append(all.from(run.first - begin()), run.rows);
-    copies.release_spare();
+    copies.release_unused();
     return copies;
   }
 

@@ -235,8 +235,8 @@ class ResidualStorage {
   }
 
   /// While held, no row leaves the residual: for policies that choose survivors first.
-  void hold(bool held) { held_ = held; }
-  [[nodiscard]] bool is_held() const { return held_; }
+  void defer_quantization(bool deferred) { quantization_deferred_ = deferred; }
+  [[nodiscard]] bool is_quantization_deferred() const { return quantization_deferred_; }
 
   /// Appends rows as another storage of these settings keeps them, the first as row number `first`:
   /// quantised rows as they are, and exact rows stay exact until others are appended. Parts of one plane
@@ -253,14 +253,14 @@ class ResidualStorage {
     keep_unsettled_fast(step.to);
     const std::size_t unit = key_rows(config());
     // Most exact rows at a time, however the rows come in pieces.
-    const std::size_t live = held_ ? window : std::min(window, residual_ + unit);
+    const std::size_t live = quantization_deferred_ ? window : std::min(window, residual_ + unit);
     keys_.reserve(step.to, step.keys, window, live);
     values_.reserve(step.to, step.values, window, live);
   }
-  void release_spare() noexcept {
+  void release_unused() noexcept {
     keep_unsettled_fast(end());
-    keys_.release_spare();
-    values_.release_spare();
+    keys_.release_unused();
+    values_.release_unused();
     reserved_ = false;
   }
 
@@ -298,14 +298,14 @@ class ResidualStorage {
     ResidualStorage kept{config(), context()};
     keys_.select(numbers, kept.keys_);
     values_.select(numbers, kept.values_);
-    kept.release_spare();
+    kept.release_unused();
     kept.append({}, unlimited_rows);  // what no longer fits into the residual leaves it
     return kept;
   }
 
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(held_, keys_, values_);
+    archive(quantization_deferred_, keys_, values_);
     archive.check(keys_.begin() == values_.begin() && keys_.end() == values_.end(),
                   "as many values as keys");
   }
@@ -365,9 +365,9 @@ class ResidualStorage {
       quantized_.reserve(boundary(), new_boundary, window);
       exact_.reserve(end(), to, exact_rows);
     }
-    void release_spare() noexcept {
-      quantized_.release_spare();
-      exact_.release_spare();
+    void release_unused() noexcept {
+      quantized_.release_unused();
+      exact_.release_unused();
     }
 
     // `rows` begins at row number end(); afterwards the side holds [front, to). Rows go before
@@ -455,7 +455,7 @@ class ResidualStorage {
   [[nodiscard]] Step plan(std::size_t rows, std::size_t window) const {
     const std::size_t to = end() + rows;
     const std::size_t front = std::max(begin(), to - std::min(to, window));
-    if (held_) return {to, front, keys_.boundary(), values_.boundary()};
+    if (quantization_deferred_) return {to, front, keys_.boundary(), values_.boundary()};
     const auto [keys, values] = quantized_rows(config(), to);
     return {to, front, std::max(keys, keys_.boundary()), std::max(values, values_.boundary())};
   }
@@ -492,7 +492,7 @@ class ResidualStorage {
   std::size_t fast_from_ = unlimited_rows;  // see keep_fast_from
   Flush flush_;
   bool offloads_;                           // whether full pages may leave fast memory
-  bool held_ = false;
+  bool quantization_deferred_ = false;
   bool reserved_ = false;
 };
 

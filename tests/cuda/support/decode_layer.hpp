@@ -222,7 +222,7 @@ class DecodeLayer {
     const auto within = [&](int token) {
       if (token > position) return false;
       if (recent == 0) return true;
-      return head.view.chunk_mask ? token >= lowest - recent : token > position - recent;
+      return head.view.prefill_chunk_mask ? token >= lowest - recent : token > position - recent;
     };
     const auto show_stored = [&](bool sink, int row) {
       const auto at = static_cast<std::size_t>(row) * static_cast<std::size_t>(head_dim_);

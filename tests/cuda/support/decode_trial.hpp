@@ -146,8 +146,8 @@ void check(const test::DecodeLayer<E>& layer, int grid, double lse_bound = exact
 }
 
 inline HeadCase full(int tokens) { return {.view = {}, .tokens = tokens, .committed = tokens}; }
-inline HeadCase window(int tokens, int sinks, int recent, int ring, bool chunk_mask = false) {
-  return {.view = {.sinks = sinks, .recent = recent, .chunk_mask = chunk_mask, .exact_ring = ring},
+inline HeadCase window(int tokens, int sinks, int recent, int ring, bool prefill_chunk_mask = false) {
+  return {.view = {.sinks = sinks, .recent = recent, .prefill_chunk_mask = prefill_chunk_mask, .exact_ring = ring},
           .tokens = tokens,
           .committed = tokens};
 }

@@ -104,7 +104,7 @@ class WaitingCache : public kvpolicy::cuda::KvCache<E> {
   }
 
  private:
-  static kvpolicy::cuda::Block move_sinks(kvpolicy::AttendOptions& options) {
+  static kvpolicy::cuda::DeviceBuffer move_sinks(kvpolicy::AttendOptions& options) {
     const std::size_t bytes = options.attention_sink_bias.size_bytes();
     if (bytes == 0) return nullptr;
     auto block = kvpolicy::cuda::allocate(kvpolicy::cuda::default_memory(), bytes, nullptr);
@@ -131,7 +131,7 @@ struct DeviceBackend {
   static constexpr double mean_error = std::same_as<E, kvpolicy::half> ? 0.05 : 0.2;
   static constexpr double bound_error = 1e-3;
   static constexpr Layout odd_layout = Layout::aligned;
-  static constexpr std::size_t flush_rows = kvpolicy::cuda::block_rows;
+  static constexpr std::size_t flush_rows = kvpolicy::cuda::quantized_together;
   static constexpr bool trees = true;
 
   /// Rows of the text; the model knows the nodes of a pending tree.
@@ -185,7 +185,7 @@ struct SlowDeviceBackend : DeviceBackend<E> {
 
 /// Every kind of head that the kernels serve.
 inline std::vector<HeadSpec> device_heads() {
-  constexpr std::size_t block = kvpolicy::cuda::block_rows;
+  constexpr std::size_t block = kvpolicy::cuda::quantized_together;
   std::vector<HeadSpec> heads{
       {},
       {.bits = 4, .residual = 20},
@@ -194,10 +194,10 @@ inline std::vector<HeadSpec> device_heads() {
       {.bits = 4, .key_group = 32, .residual = 64, .per_channel = true},
       {.kind = Kind::window, .sinks = 4, .recent = 37},
       {.kind = Kind::window, .sinks = 0, .recent = 1},
-      {.kind = Kind::window, .sinks = 33, .recent = 16, .chunk_mask = true},
+      {.kind = Kind::window, .sinks = 33, .recent = 16, .prefill_chunk_mask = true},
       {.kind = Kind::window, .sinks = 5, .recent = 64, .in_cache = true},
       {.kind = Kind::window, .sinks = 3, .recent = 140, .bits = 8, .residual = 9},
-      {.kind = Kind::window, .sinks = 1, .recent = 17, .chunk_mask = true, .bits = 4, .residual = 50},
+      {.kind = Kind::window, .sinks = 1, .recent = 17, .prefill_chunk_mask = true, .bits = 4, .residual = 50},
       {.kind = Kind::budget, .budget = 30, .window = 8},
       {.kind = Kind::budget, .budget = 0, .window = 5, .kernel = 5, .average = true},
       {.kind = Kind::budget, .budget = 24, .window = 3, .kernel = 1, .compress_every = 40},

@@ -177,9 +177,9 @@ class DeviceHead {
   [[nodiscard]] CodePlace code_place(Side side, int row, int channel) const {
     const int slot = view_.packed_slot(row);
     const int tile_row = slot % kvpolicy::cuda::tile_rows;
-    const kvpolicy::cuda::TilePlace at =
-        side == Side::keys ? kvpolicy::cuda::place_of_key(tile_row, channel, head_dim_)
-                           : kvpolicy::cuda::place_of_value(tile_row, channel, head_dim_);
+    const kvpolicy::cuda::TileOffset at =
+        side == Side::keys ? kvpolicy::cuda::offset_of_key(tile_row, channel, head_dim_)
+                           : kvpolicy::cuda::offset_of_value(tile_row, channel, head_dim_);
     const int bit =
         kvpolicy::cuda::bit_of_code(at, kvpolicy::cuda::code_bits(view_.encoding), head_dim_);
     std::byte* tile = packed_.table.at(static_cast<std::size_t>(slot / page_rows_)) +

@@ -271,7 +271,7 @@ class Trial {
         continue;
       }
       // The oldest rows of the window are seen by no query where the mask is exact.
-      if (!sink && view.recent > 0 && !view.chunk_mask && position <= first - view.recent) continue;
+      if (!sink && view.recent > 0 && !view.prefill_chunk_mask && position <= first - view.recent) continue;
       Row r;
       for (int i = 0; i < HeadDim; ++i) {
         r.key.push_back(static_cast<double>(stored.number(Side::keys, row, i, state)));
@@ -322,7 +322,7 @@ class Trial {
                                                static_cast<std::size_t>(older() + token))) {
         continue;
       }
-      const bool windowed = view.recent > 0 && !view.chunk_mask && !at.sink;
+      const bool windowed = view.recent > 0 && !view.prefill_chunk_mask && !at.sink;
       if (windowed && at.position <= position - view.recent) continue;
       const auto& q = at.row.rotated ? turned : query;
       double dot = 0, size = 0;

@@ -13,7 +13,7 @@ class Own {
   };
   Own(const Config&, const kvpolicy::StorageContext&) {}
   void reserve(std::size_t) {}
-  void release_spare() noexcept {}
+  void release_unused() noexcept {}
   void commit(const kvpolicy::Segment&) {}
   void segments(const kvpolicy::ReadRequest&, kvpolicy::SegmentList&) const {}
   std::size_t bytes() const { return 0; }

@@ -94,9 +94,9 @@ struct HeadAppend {
       int begin = head.packed_end(before.committed);
       // Skips rows that the ring of packed rows would overwrite within this call.
       if (head.packed_ring > 0) begin = larger(begin, end - head.packed_ring);
-      blocks = (end - begin) / block_rows;
+      blocks = (end - begin) / quantized_together;
       for (; first < blocks; first += stride) {
-        const int row = begin + first * block_rows;
+        const int row = begin + first * quantized_together;
         quantize_block<E, HeadDim>(
             head, params.page_rows, row, [&](int i) { return exact(i, true); },
             [&](int i) { return exact(i, false); }, shared_memory(), params.out_of_range, entered,
@@ -124,10 +124,10 @@ struct HeadAppend {
     if constexpr (can_quantize<HeadDim>) {
       const RowRange<int> keys = flushed();
       if (keys.rows() == 0) return;
-      int row = head.sinks + (keys.begin - head.sinks) / block_rows * block_rows;
-      for (; row < keys.end; row += block_rows) {
+      int row = head.sinks + (keys.begin - head.sinks) / quantized_together * quantized_together;
+      for (; row < keys.end; row += quantized_together) {
         quantize_keys<E, HeadDim>(head, params.page_rows, row, larger(row, keys.begin),
-                                  smaller(row + block_rows, keys.end), [&](int i) { return exact(i, true); },
+                                  smaller(row + quantized_together, keys.end), [&](int i) { return exact(i, true); },
                                   shared_memory(), params.out_of_range, entered);
       }
     }

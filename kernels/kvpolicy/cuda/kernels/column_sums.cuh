@@ -53,7 +53,7 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
   const HeadView& head = p.heads[kv_head];
   const Observation seen = observation_of(p, kv_head);
   if (seen.queries == 0) return;
-  const SegmentList& list = list_observed(p, head);
+  const DeviceSegmentList& list = list_observed(p, head);
   const int at_once = observe_heads_at_once<HeadDim>(p.group, p.queries);
   const int columns = seen.tiles * tile_columns;
   // Rows of the call follow those that are stored.
@@ -70,7 +70,7 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
     }
     int shown = 0;  // rows of the segments before
     for (int s = 0; s < list.count; ++s) {
-      const Segment& segment = list.segment[s];
+      const DeviceSegment& segment = list.segment[s];
       if (s == 0 || segment.rotated != list.segment[s - 1].rotated) {
         sync_block();  // the previous segment is read
         load_observing<E, HeadDim>(p, head, seen, kv_head * p.group + from, heads,
@@ -79,7 +79,7 @@ column_sums_kernel(const KVPOLICY_GRID_CONSTANT ColumnSumsParams params) {
       }
       const ObservedRows rows{p, seen, segment, kv_head};
       const KeyRows keys_from = keys_of(p, head, kv_head, segment);
-      const bool own = segment.source == Segment::Source::call;
+      const bool own = segment.source == DeviceSegment::Source::call;
       const int origin = keys_from.origin(rows.first);
       const int before = (rows.first - origin) / Keys::rows;
       const int units = quotient_up(rows.last + 1 - origin, Keys::rows) - before;

@@ -42,7 +42,7 @@ constexpr std::size_t compact_shared_bytes() {
 /// Number of tiles of 64 rows for the grid. The `sinks` rows shift the blocks that are quantised
 /// together.
 KVPOLICY_HOST_DEVICE constexpr int compact_tiles(int rows, int sinks) {
-  return quotient_up(rows + (block_rows - sinks % block_rows) % block_rows, block_rows);
+  return quotient_up(rows + (quantized_together - sinks % quantized_together) % quantized_together, quantized_together);
 }
 
 /// Eight neighbouring channels of a packed row.
@@ -59,8 +59,8 @@ struct PackedVector {
     const auto* words = reinterpret_cast<const std::uint32_t*>(block.codes(key));
     KVPOLICY_UNROLL
     for (int j = 0; j < 8; ++j) {
-      const TilePlace at = key ? place_of_key(in_tile, channel + j, HeadDim)
-                               : place_of_value(in_tile, channel + j, HeadDim);
+      const TileOffset at = key ? offset_of_key(in_tile, channel + j, HeadDim)
+                               : offset_of_value(in_tile, channel + j, HeadDim);
       const int bit = bit_of_code(at, bits, HeadDim);
       code[j] = words[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
     }
@@ -119,8 +119,8 @@ KVPOLICY_DEVICE void compact_side(const HeadView& from, const HeadView& to, int 
   // Survivors are in the order of the text: apart from the sinks, packed rows come before exact
   // ones.
   int packed = 0;
-  for (int step = block_rows; step > 0; step /= 2) {
-    if (packed + step <= block_rows && kept[first + packed + step - 1] < from_packed_end) {
+  for (int step = quantized_together; step > 0; step /= 2) {
+    if (packed + step <= quantized_together && kept[first + packed + step - 1] < from_packed_end) {
       packed += step;
     }
   }
@@ -137,7 +137,7 @@ KVPOLICY_DEVICE void compact_side(const HeadView& from, const HeadView& to, int 
       memory.numbers[row * memory.pitch + channel + j] = static_cast<std::uint16_t>(vector.code[j]);
     }
     if (channel % group == 0) {
-      memory.grids[value_param(row, channel, block_rows, group)] = vector.grid;
+      memory.grids[value_param(row, channel, quantized_together, group)] = vector.grid;
     }
   }
   cp_async_wait<0>();
@@ -161,10 +161,10 @@ compact_kernel(const KVPOLICY_GRID_CONSTANT CompactParams params) {
   const int tokens = to.evicted + count;
   const int from_packed_end = from.packed_end(tokens);
   const int to_packed_end = to.packed_end(tokens);
-  const int shift = (block_rows - to.sinks % block_rows) % block_rows;
-  for (int tile = block_x(); tile * block_rows - shift < count; tile += grid_x()) {
-    const int first = larger(tile * block_rows - shift, 0);
-    const int last = smaller((tile + 1) * block_rows - shift, count);
+  const int shift = (quantized_together - to.sinks % quantized_together) % quantized_together;
+  for (int tile = block_x(); tile * quantized_together - shift < count; tile += grid_x()) {
+    const int first = larger(tile * quantized_together - shift, 0);
+    const int last = smaller((tile + 1) * quantized_together - shift, count);
     if (first >= to.sinks && first < to_packed_end) {
       if constexpr (can_quantize<HeadDim>) {
         int refused = 0;

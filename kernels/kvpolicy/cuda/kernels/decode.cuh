@@ -22,7 +22,7 @@
 #include <kvpolicy/cuda/kernels/decode_queries.cuh>
 #include <kvpolicy/cuda/kernels/merge.cuh>
 #include <kvpolicy/cuda/kernels/partition.cuh>
-#include <kvpolicy/cuda/kernels/share.cuh>
+#include <kvpolicy/cuda/kernels/block_slice.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -56,8 +56,8 @@ struct DecodeLayout {
 
   static constexpr int aligned(int bytes) { return (bytes + 15) / 16 * 16; }
   // Queries and the warps' values are never needed at the same time.
-  static constexpr int share_at = aligned(std::max(Queries::bytes, Merge::bytes));
-  static constexpr int states_at = share_at + aligned(sizeof(Share));
+  static constexpr int slice_at = aligned(std::max(Queries::bytes, Merge::bytes));
+  static constexpr int states_at = slice_at + aligned(sizeof(BlockSlice));
   static constexpr int finished_at = states_at + (warps + 1) * columns * sizeof(PartialState);
   static constexpr int code_columns_at = finished_at + columns * sizeof(FinishedRow);
   static constexpr int sums_at = code_columns_at + columns * sizeof(CodeColumn);
@@ -84,8 +84,8 @@ class DecodeBlock {
         used_columns{params.request.queries * params.group} {}
 
   KVPOLICY_DEVICE void run() {
-    lay_line();
-    const long long* const place = line();
+    scan_work();
+    const long long* const place = work_prefix();
     for (int head = block_x(); head < heads; head += grid_x()) {
       if (place[head] == place[head + 1]) write_nothing(head);
     }
@@ -101,27 +101,27 @@ class DecodeBlock {
   }
 
  private:
-  KVPOLICY_DEVICE long long* line() const {
+  KVPOLICY_DEVICE long long* work_prefix() const {
     return reinterpret_cast<long long*>(shared + Layout::line_at);
   }
-  KVPOLICY_DEVICE Share& share() const {
-    return *reinterpret_cast<Share*>(shared + Layout::share_at);
+  KVPOLICY_DEVICE BlockSlice& slice() const {
+    return *reinterpret_cast<BlockSlice*>(shared + Layout::slice_at);
   }
   KVPOLICY_DEVICE FinishedRow* finished() const {
     return reinterpret_cast<FinishedRow*>(shared + Layout::finished_at);
   }
 
-  /// Fills line() with the prefix sum of the heads' weights: line()[head] is where a head begins,
-  /// and line()[heads] is the total.
-  KVPOLICY_DEVICE void lay_line() const {
-    long long* const place = line();
+  /// Fills work_prefix() with the prefix sum of the heads' weights: work_prefix()[head] is where a head begins,
+  /// and work_prefix()[heads] is the total.
+  KVPOLICY_DEVICE void scan_work() const {
+    long long* const place = work_prefix();
     auto* const sums = reinterpret_cast<long long*>(shared + Layout::sums_at);
     const int share_of_thread = quotient_up(heads, Layout::threads);
     const int first = smaller(thread_index() * share_of_thread, heads);
     const int last = smaller(first + share_of_thread, heads);
     long long mine = 0;
     for (int head = first; head < last; ++head) {
-      place[head] = weight_of(p.heads[head], p.states[head / p.kv_heads], p.request);
+      place[head] = cost_of(p.heads[head], p.states[head / p.kv_heads], p.request);
       mine += place[head];
     }
     long long before = mine;
@@ -146,7 +146,7 @@ class DecodeBlock {
   /// Computes this block's share of a head.
   KVPOLICY_DEVICE void attend(int head, const Partition& partition, long long from,
                               long long to) const {
-    if (line()[head] == line()[head + 1]) return;
+    if (work_prefix()[head] == work_prefix()[head + 1]) return;
     using Queries = typename Layout::Queries;
     const Queries queries{
         .plain = shared,
@@ -154,33 +154,33 @@ class DecodeBlock {
     const int sequence = head / p.kv_heads;
     const int kv_head = head % p.kv_heads;
     sync_block();  // the previous head no longer uses shared memory
-    if (thread_index() == 0) share().describe(p, head, line()[head], from, to);
+    if (thread_index() == 0) slice().describe(p, head, work_prefix()[head], from, to);
     queries.load(p, sequence, kv_head);
     sync_block();
-    if (share().units[0] + share().units[1] == 0) return;
-    const bool packed = Packed && share().units[1] > 0;
-    if (share().rotated) queries.turn(p, share());
+    if (slice().units[0] + slice().units[1] == 0) return;
+    const bool packed = Packed && slice().units[1] > 0;
+    if (slice().rotated) queries.turn(p, slice());
     if constexpr (Packed) {
       if (packed) queries.convert(p);
     }
-    if (share().rotated || packed) sync_block();
+    if (slice().rotated || packed) sync_block();
 
     OnlineSoftmax<HeadDim, ColumnTiles> softmax;
     softmax.clear();
     if constexpr (Packed) {
       if (packed) {
-        attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, share(), queries.halves(),
+        attend_packed<HeadDim, ColumnTiles, Layout::warps>(p, slice(), queries.halves(),
                                                            queries.code_columns, softmax);
       }
     }
-    attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, share(), head, queries.plain,
+    attend_exact<E, HeadDim, ColumnTiles, Layout::warps>(p, slice(), head, queries.plain,
                                                          queries.turned(), softmax);
     const typename Layout::Merge warps{
         .values = reinterpret_cast<float*>(shared),
         .states = reinterpret_cast<PartialState*>(shared + Layout::states_at)};
     warps.merge(softmax, used_columns);
 
-    if (share().begins && share().ends) {
+    if (slice().begins && slice().ends) {
       if (thread_index() < used_columns) finish(head, thread_index(), warps.state(thread_index()));
       sync_block();
       for (int i = thread_index(); i < used_columns * HeadDim; i += thread_count()) {
@@ -190,32 +190,32 @@ class DecodeBlock {
       }
       return;
     }
-    const long long slot = Parts::slot(block_x(), share().begins);
+    const long long slot = Partials::slot(block_x(), slice().begins);
     for (int i = thread_index(); i < used_columns * HeadDim; i += thread_count()) {
       p.workspace.values[slot * columns * HeadDim + i] = warps.value(i / HeadDim, i % HeadDim);
     }
     if (thread_index() < used_columns) {
       p.workspace.states[slot * columns + thread_index()] = warps.state(thread_index());
     }
-    const long long begin = line()[head] + weight_of_head;
+    const long long begin = work_prefix()[head] + cost_of_head;
     merge_if_last(head, partition.block_of(begin),
-                  partition.block_of(line()[head + 1] - share().last_weight));
+                  partition.block_of(work_prefix()[head + 1] - slice().last_weight));
   }
 
   /// The blocks first_block .. last_block share a head; the last one to get here merges their
   /// results.
   KVPOLICY_DEVICE void merge_if_last(int head, int first_block, int last_block) const {
-    const Parts parts{p.workspace, first_block, last_block - first_block + 1};
+    const Partials partials{p.workspace, first_block, last_block - first_block + 1};
     auto* const arrived = reinterpret_cast<std::uint32_t*>(shared);
     fence_device();
     sync_block();
     if (thread_index() == 0) *arrived = atomic_add(&p.workspace.tickets[head], 1) + 1;
     sync_block();
-    if (*arrived != static_cast<std::uint32_t>(parts.count)) return;
+    if (*arrived != static_cast<std::uint32_t>(partials.count)) return;
     fence_device();
     auto* const maxima = reinterpret_cast<float*>(shared + 16);
     for (int column = warp_index(); column < used_columns; column += Layout::warps) {
-      const PartialState state = state_of_parts<columns>(parts, column);
+      const PartialState state = state_of_partials<columns>(partials, column);
       if (lane_index() == 0) {
         maxima[column] = state.max;
         finish(head, column, state);
@@ -225,7 +225,7 @@ class DecodeBlock {
     for (int i = thread_index(); i < used_columns * HeadDim / 4; i += thread_count()) {
       const int column = i / (HeadDim / 4);
       const int channel = i % (HeadDim / 4) * 4;
-      const Words4 sum = values_of_parts<columns, HeadDim>(parts, column, channel, maxima[column]);
+      const Words4 sum = values_of_partials<columns, HeadDim>(partials, column, channel, maxima[column]);
       const float factor = finished()[column].factor;
       KVPOLICY_UNROLL
       for (int c = 0; c < 4; ++c) {

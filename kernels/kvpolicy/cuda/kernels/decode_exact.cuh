@@ -6,7 +6,7 @@
 
 #include <kvpolicy/cuda/kernels/fragments.cuh>
 #include <kvpolicy/cuda/kernels/online_softmax.cuh>
-#include <kvpolicy/cuda/kernels/share.cuh>
+#include <kvpolicy/cuda/kernels/block_slice.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -19,21 +19,21 @@ struct RowAddress {
 };
 
 template <int HeadDim>
-KVPOLICY_DEVICE RowAddress address_of_row(const AttendParams& p, const Share& share, int index,
+KVPOLICY_DEVICE RowAddress address_of_row(const AttendParams& p, const BlockSlice& slice, int index,
                                           const UnitCursor& at) {
-  const Segment& segment = share.list.segment[at.segment];
+  const DeviceSegment& segment = slice.list.segment[at.segment];
   // Rows beyond the end repeat the last row, which some query sees, so its numbers are finite.
   const int i = smaller(at.unit * tile_rows + lane_index() % tile_rows, segment.rows - 1);
   const int row = segment.row(i);
-  if (segment.source == Segment::Source::call) {
+  if (segment.source == DeviceSegment::Source::call) {
     const int sequence = index / p.kv_heads;
     const int kv_head = index % p.kv_heads;
     return {reinterpret_cast<unsigned long long>(p.k.row(sequence, row, kv_head)),
             reinterpret_cast<unsigned long long>(p.v.row(sequence, row, kv_head))};
   }
-  const int slot = share.head.exact_slot(row);
+  const int slot = slice.head.exact_slot(row);
   const auto page =
-      reinterpret_cast<unsigned long long>(share.head.exact_pages[page_of(slot, p.page_rows)]);
+      reinterpret_cast<unsigned long long>(slice.head.exact_pages[page_of(slot, p.page_rows)]);
   const auto key = page + static_cast<unsigned>((slot & (p.page_rows - 1)) * HeadDim * 2);
   return {key, key + static_cast<unsigned>(p.page_rows * HeadDim * 2)};
 }
@@ -63,14 +63,14 @@ KVPOLICY_DEVICE void load_values(ValueTile<HeadDim>& values, const RowAddress& a
 /// halves of the keys and then the values are loaded one after another, and only other warps' loads
 /// are in flight meanwhile.
 template <Element E, int HeadDim, int ColumnTiles, int Warps>
-KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const Share& share, int index,
+KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const BlockSlice& slice, int index,
                                   const std::byte* plain, const std::byte* turned,
                                   OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
   constexpr bool overlaps = HeadDim * (1 + ColumnTiles) < 768;
-  UnitCursor at = UnitCursor::first(share);
-  bool more = at.skip(share, false, warp_index());
+  UnitCursor at = UnitCursor::first(slice);
+  bool more = at.skip(slice, false, warp_index());
   if (!more) return;
-  RowAddress address = address_of_row<HeadDim>(p, share, index, at);
+  RowAddress address = address_of_row<HeadDim>(p, slice, index, at);
   constexpr int key_channels = overlaps ? HeadDim : HeadDim / 2;
   constexpr int key_step = QueryOperands<key_channels, ColumnTiles>::bytes;
   KeyTile<key_channels> keys;
@@ -81,11 +81,11 @@ KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const Share& share, int
   }
   while (more) {
     const UnitCursor now = at;
-    more = at.skip(share, false, Warps);
-    if (overlaps && more) address = address_of_row<HeadDim>(p, share, index, at);
+    more = at.skip(slice, false, Warps);
+    if (overlaps && more) address = address_of_row<HeadDim>(p, slice, index, at);
 
     float logits[1][ColumnTiles][4] = {};
-    const std::byte* queries = share.list.segment[now.segment].rotated ? turned : plain;
+    const std::byte* queries = slice.list.segment[now.segment].rotated ? turned : plain;
     if constexpr (overlaps) {
       keys.template multiply<E>(logits[0], queries);
       if (more) load_keys(keys, address);
@@ -100,13 +100,13 @@ KVPOLICY_DEVICE void attend_exact(const AttendParams& p, const Share& share, int
       KVPOLICY_UNROLL
       for (int i = 0; i < 4; ++i) logits[0][n][i] *= p.scale_log2;
     }
-    cap_and_mask(logits, p, share, now.segment, now.unit * tile_rows);
+    cap_and_mask(logits, p, slice, now.segment, now.unit * tile_rows);
     softmax.weigh(logits);
     std::uint32_t weights[ColumnTiles][2];
     weight_operands<E>(weights, logits[0]);
     if constexpr (!overlaps) {
       load_values(values, address);
-      if (more) address = address_of_row<HeadDim>(p, share, index, at);
+      if (more) address = address_of_row<HeadDim>(p, slice, index, at);
     }
     KVPOLICY_UNROLL
     for (int step = 0; step < HeadDim / 16; ++step) {

@@ -10,7 +10,7 @@
 #include <kvpolicy/cuda/kernels/decode_queries.cuh>
 #include <kvpolicy/cuda/kernels/fragments.cuh>
 #include <kvpolicy/cuda/kernels/online_softmax.cuh>
-#include <kvpolicy/cuda/kernels/share.cuh>
+#include <kvpolicy/cuda/kernels/block_slice.cuh>
 
 namespace kvpolicy::cuda {
 
@@ -31,14 +31,14 @@ struct TileAddress {
 /// All rows of a tile are written together, so a tile can be read whole even if a call needs only
 /// some of its rows. Chunks are whole tiles; beyond the end of a list its last tile is repeated.
 template <int Tiles>
-KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const Share& share,
+KVPOLICY_DEVICE TileAddress address_of_tile(const AttendParams& p, const BlockSlice& slice,
                                             const UnitCursor& at) {
-  const Segment& segment = share.list.segment[at.segment];
+  const DeviceSegment& segment = slice.list.segment[at.segment];
   const int i = (at.unit * Tiles + lane_index() % Tiles) * tile_rows;
-  const int row = segment.chunks == nullptr ? segment.first - share.skipped[at.segment] + i
+  const int row = segment.chunks == nullptr ? segment.first - slice.skipped[at.segment] + i
                                             : segment.row(smaller(i, segment.rows - tile_rows));
-  const int slot = share.head.packed_slot(row);
-  return {reinterpret_cast<unsigned long long>(share.head.packed_pages[page_of(slot, p.page_rows)]),
+  const int slot = slice.head.packed_slot(row);
+  return {reinterpret_cast<unsigned long long>(slice.head.packed_pages[page_of(slot, p.page_rows)]),
           slot & (p.page_rows - 1)};
 }
 
@@ -133,14 +133,14 @@ struct GroupGrids {
 };
 
 template <int Bits, int HeadDim, int ColumnTiles, int Warps, bool OneGroup>
-KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
+KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice,
                                    const std::byte* queries, const CodeColumn* columns,
                                    OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
   using Queries = QueryOperands<HeadDim, ColumnTiles>;
   constexpr int unit_rows = Bits == 8 ? 32 : 64;
   constexpr int tiles = unit_rows / tile_rows;
   const int t = lane_index() % 4;
-  const HeadView& head = share.head;
+  const HeadView& head = slice.head;
   const GroupGrids<HeadDim> groups{
       .layout{Bits, HeadDim, p.page_rows, !OneGroup && head.key_per_channel,
               OneGroup ? HeadDim : head.key_group, OneGroup ? HeadDim : head.value_group},
@@ -173,17 +173,17 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
 
   // The order of loads is that of decode_exact.cuh.
   constexpr bool overlaps = HeadDim * (1 + ColumnTiles) < 384;
-  UnitCursor at = UnitCursor::first(share);
-  bool more = at.skip(share, true, warp_index());
+  UnitCursor at = UnitCursor::first(slice);
+  bool more = at.skip(slice, true, warp_index());
   if (!more) return;
-  TileAddress address = address_of_tile<tiles>(p, share, at);
+  TileAddress address = address_of_tile<tiles>(p, slice, at);
   load_keys(address);
   if constexpr (overlaps) load_values(address);
   while (more) {
     const UnitCursor now = at;
     const TileAddress here = address;
-    more = at.skip(share, true, Warps);
-    if (more) address = address_of_tile<tiles>(p, share, at);
+    more = at.skip(slice, true, Warps);
+    if (more) address = address_of_tile<tiles>(p, slice, at);
 
     float logits[tiles][ColumnTiles][4] = {};
     KVPOLICY_UNROLL
@@ -235,7 +235,7 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
       }
     }
     if (overlaps && more) load_keys(address);
-    cap_and_mask(logits, p, share, now.segment, now.unit * unit_rows - share.skipped[now.segment]);
+    cap_and_mask(logits, p, slice, now.segment, now.unit * unit_rows - slice.skipped[now.segment]);
     softmax.weigh(logits);
     if constexpr (!overlaps) load_values(here);
 
@@ -278,18 +278,18 @@ KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
 
 /// Dispatches by the head's encoding and groups.
 template <int HeadDim, int ColumnTiles, int Warps>
-KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const Share& share,
+KVPOLICY_DEVICE void attend_packed(const AttendParams& p, const BlockSlice& slice,
                                    const std::byte* queries, const CodeColumn* columns,
                                    OnlineSoftmax<HeadDim, ColumnTiles>& softmax) {
-  const HeadView& head = share.head;
+  const HeadView& head = slice.head;
   const bool one_group =
       !head.key_per_channel && head.key_group == HeadDim && head.value_group == HeadDim;
   const auto run = [&](auto bits) {
     constexpr int Bits = decltype(bits)::value;
     if (one_group) {
-      attend_packed<Bits, HeadDim, ColumnTiles, Warps, true>(p, share, queries, columns, softmax);
+      attend_packed<Bits, HeadDim, ColumnTiles, Warps, true>(p, slice, queries, columns, softmax);
     } else {
-      attend_packed<Bits, HeadDim, ColumnTiles, Warps, false>(p, share, queries, columns, softmax);
+      attend_packed<Bits, HeadDim, ColumnTiles, Warps, false>(p, slice, queries, columns, softmax);
     }
   };
   if (head.encoding == Encoding::uint8) {

@@ -7,7 +7,7 @@
 
 #include <kvpolicy/cuda/kernels/fragments.cuh>
 #include <kvpolicy/cuda/kernels/rotate.cuh>
-#include <kvpolicy/cuda/kernels/share.cuh>
+#include <kvpolicy/cuda/kernels/block_slice.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 
 namespace kvpolicy::cuda {
@@ -49,16 +49,16 @@ struct DecodeQueries {
   }
 
   /// Rotates the loaded queries; each thread rotates 8 channels and their partners.
-  KVPOLICY_DEVICE void turn(const AttendParams& p, const Share& share) const {
+  KVPOLICY_DEVICE void turn(const AttendParams& p, const BlockSlice& slice) const {
     for (int i = thread_index(); i < columns * vectors / 2; i += thread_count()) {
       const int column = i / (vectors / 2);
       const int channel = i % (vectors / 2) * 8;
       const int query = smaller(column / p.group, p.request.queries - 1);
-      const int position = share.list.first_position + p.request.place_of(query);
-      const int steps = smaller(share.head.rotation_limit - position, 0);
+      const int position = slice.list.first_position + p.request.place_of(query);
+      const int steps = smaller(slice.head.rotation_limit - position, 0);
       Words4 low = *Operands::place(plain, column, channel);
       Words4 high = *Operands::place(plain, column, channel + HeadDim / 2);
-      rotate_channels<E>(low, high, steps, share.head.inverse_frequencies + channel);
+      rotate_channels<E>(low, high, steps, slice.head.inverse_frequencies + channel);
       *Operands::place(turned(), column, channel) = low;
       *Operands::place(turned(), column, channel + HeadDim / 2) = high;
     }

@@ -3,7 +3,7 @@
 // Operands of matrix products loaded directly from memory. Rows of the cache are the first operand
 // (16 rows of keys as 16 matrix rows, 16 channels of values as 16 matrix rows), and queries are the
 // second: S^T = K q^T and O^T = V^T P^T. So a warp needs no shared memory to reorder its rows:
-// place_of_key and place_of_value (packing.cuh) say which lane loads what, for exact and for
+// offset_of_key and offset_of_value (packing.cuh) say which lane loads what, for exact and for
 // quantised rows.
 //
 // In this file g = lane / 4 and t = lane % 4.

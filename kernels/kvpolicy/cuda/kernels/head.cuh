@@ -6,7 +6,7 @@
 //
 // Rows of a head are numbered in the order in which they were added. Row r is token r + evicted;
 // the first `sinks` rows are never dropped. The other rows are in exact pages (in order or as a
-// ring) or, in whole blocks of block_rows, in packed pages. A tentative row is already in its final
+// ring) or, in whole blocks of quantized_together, in packed pages. A tentative row is already in its final
 // slot; a rollback only decreases the counter.
 //
 // A row whose block is not full is read from its exact slot, but its key or value may be quantised
@@ -56,7 +56,7 @@ struct HeadView {
   // Which rows live.
   int sinks = 0;
   int recent = 0;          ///< Latest rows that a query reads besides the sinks; 0: all.
-  bool chunk_mask = false; ///< `recent` counts from the call's first query, not from each query.
+  bool prefill_chunk_mask = false; ///< `recent` counts from the call's first query, not from each query.
   int evicted = 0;         ///< Tokens whose rows were dropped by compression.
   // Exact rows: sinks begin at slot 0, the others at slot `exact_origin`, a multiple of page_rows.
   std::byte* const* exact_pages = nullptr;
@@ -88,7 +88,7 @@ struct HeadView {
   double* sums = nullptr;
 
   KVPOLICY_HOST_DEVICE bool is_packed() const { return encoding >= Encoding::uint8; }
-  KVPOLICY_HOST_DEVICE WindowRule<int> window_rule() const { return {sinks, recent, chunk_mask}; }
+  KVPOLICY_HOST_DEVICE WindowRule<int> window_rule() const { return {sinks, recent, prefill_chunk_mask}; }
   KVPOLICY_HOST_DEVICE ChunkRule<int> chunk_rule() const { return {chunk_rows, budget_chunks}; }
 
   /// The slot of row `row` among the exact slots.
@@ -104,7 +104,7 @@ struct HeadView {
   /// The first row that is not packed once `committed` tokens are.
   KVPOLICY_HOST_DEVICE int packed_end(int committed) const {
     if (!is_packed()) return sinks;
-    const ResidualRule<int> rule{residual, block_rows};
+    const ResidualRule<int> rule{residual, quantized_together};
     return sinks + rule.quantized(committed - evicted - sinks);
   }
   /// The first row whose key has no code once `committed` tokens are; not before `packed_end`.
@@ -124,15 +124,15 @@ struct HeadView {
 };
 
 /// Consecutive rows of a head that a call reads, or, if `chunks` is set, the rows of those chunks.
-/// A row at text position p is visible to a query at t if p <= t and p > t - reach.
-struct Segment {
+/// A row at text position p is visible to a query at t if p <= t and p > t - window.
+struct DeviceSegment {
   enum class Source : std::uint8_t { exact, packed, call };
   Source source = Source::exact;
   bool rotated = false;  ///< the query is read at min(its position, HeadView::rotation_limit)
   int rows = 0;
   int first = 0;         ///< row number; for the call's own rows, their index in the call
   int position = 0;      ///< text position of row `first` (with `chunks`: of row 0 of the head)
-  int reach = unlimited;
+  int window = unlimited;
   const int* chunks = nullptr;
   int chunk_rows = 0;
   // Rows of tree nodes: a query sees those that CallTree says and that are inside its window.
@@ -159,11 +159,11 @@ struct Request {
 
   /// Nodes of earlier calls.
   KVPOLICY_HOST_DEVICE int older_nodes() const { return tree.nodes > 0 ? tree.nodes - queries : 0; }
-  /// A query's position minus SegmentList::first_position.
+  /// A query's position minus DeviceSegmentList::first_position.
   KVPOLICY_HOST_DEVICE int place_of(int query) const {
     return tree.nodes > 0 ? tree.depths[older_nodes() + query] : query;
   }
-  /// The last query's position minus SegmentList::first_position.
+  /// The last query's position minus DeviceSegmentList::first_position.
   KVPOLICY_HOST_DEVICE int span() const { return tree.nodes > 0 ? tree.highest : queries - 1; }
 };
 
@@ -179,7 +179,7 @@ struct TreeQuery {
         seen{tree.seen + query * tree.words} {}
 
   /// Whether it sees the segment's i-th row; i may be outside the segment. Depth 0 is at `root`.
-  KVPOLICY_HOST_DEVICE bool sees(const Segment& segment, int root, int i) const {
+  KVPOLICY_HOST_DEVICE bool sees(const DeviceSegment& segment, int root, int i) const {
     if (i < 0 || i >= segment.rows) return false;
     int behind = i;  // distance from the segment's position
     if (segment.node >= 0) {
@@ -188,18 +188,18 @@ struct TreeQuery {
       behind = tree.depths[segment.node + i];
       if (behind < segment.depth_begin || behind >= segment.depth_end) return false;
     }
-    return segment.reach == unlimited || segment.position + behind > root + depth - segment.reach;
+    return segment.window == unlimited || segment.position + behind > root + depth - segment.window;
   }
 };
 
 inline constexpr int most_segments = 7;
 
-struct SegmentList {
+struct DeviceSegmentList {
   int count = 0;
   int first_position = 0;  ///< position of the first query; with a tree, of depth 0
-  Segment segment[most_segments];
+  DeviceSegment segment[most_segments];
 
-  KVPOLICY_HOST_DEVICE void add(const Segment& next) {
+  KVPOLICY_HOST_DEVICE void add(const DeviceSegment& next) {
     if (next.rows > 0) segment[count++] = next;
   }
 };
@@ -220,34 +220,34 @@ KVPOLICY_HOST_DEVICE int chunks_before(const int* chunks, int count, int chunk_r
 /// by their position; these get further segments over the same rows.
 template <class List>
 KVPOLICY_HOST_DEVICE void list_nodes(const HeadView& head, const Request& request, int root, int row,
-                                     int oldest, int reach, List& list) {
+                                     int oldest, int query_window, List& list) {
   const int older = request.older_nodes();
   for (int own = 0; own < 2; ++own) {
-    Segment nodes{.rows = own == 0 ? older : request.queries, .position = root,
+    DeviceSegment nodes{.rows = own == 0 ? older : request.queries, .position = root,
                   .node = own == 0 ? 0 : older};
     if (own == 1 && request.own_rows) {
-      nodes.source = Segment::Source::call;
+      nodes.source = DeviceSegment::Source::call;
     } else {
       nodes.first = row + nodes.node;
     }
     if (head.sinks > root) {
-      Segment sinks = nodes;
+      DeviceSegment sinks = nodes;
       sinks.rotated = head.inverse_frequencies != nullptr;
       sinks.depth_end = head.sinks - root;
       list.add(sinks);
     }
-    nodes.reach = reach;
+    nodes.window = query_window;
     nodes.depth_begin = larger(oldest - root, 0);
     list.add(nodes);
   }
 }
 
 /// Adds the segments of a head that a call reads, in the order of the text, to a list: a
-/// SegmentList or any other type with `first_position` and `add`.
+/// DeviceSegmentList or any other type with `first_position` and `add`.
 template <class List>
 KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& state,
                                         const Request& request, List& list) {
-  using Source = Segment::Source;
+  using Source = DeviceSegment::Source;
   // With a tree, the cached nodes come between the text and the call's rows.
   const bool tree = request.tree.nodes > 0;
   const int first =
@@ -255,7 +255,7 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
   list.first_position = first;
   const int stored = (tree ? first : state.tokens) - head.evicted;
   const WindowRule<int> window = head.window_rule();
-  const int reach = window.reach(unlimited);
+  const int query_window = window.query_window(unlimited);
   const bool rotated = head.inverse_frequencies != nullptr;
   list.add({.rotated = rotated, .rows = smaller(head.sinks, stored)});
 
@@ -276,22 +276,22 @@ KVPOLICY_HOST_DEVICE void list_segments(const HeadView& head, const LayerState& 
     from = choice.ends[choice.latest];
   }
   list.add({.source = Source::packed, .rows = packed_end - from, .first = from,
-            .position = from + head.evicted, .reach = reach});
+            .position = from + head.evicted, .window = query_window});
   const int exact_from = larger(from, packed_end);
   list.add({.rows = stored - exact_from, .first = exact_from,
-            .position = exact_from + head.evicted, .reach = reach});
+            .position = exact_from + head.evicted, .window = query_window});
   if (tree) {
-    list_nodes(head, request, first, stored, oldest, reach, list);
+    list_nodes(head, request, first, stored, oldest, query_window, list);
   } else if (request.own_rows) {
     const int sinks = window.sinks_among({first, first + request.queries}).rows();
     list.add({.source = Source::call, .rotated = rotated, .rows = sinks, .position = first});
     list.add({.source = Source::call, .rows = request.queries - sinks, .first = sinks,
-              .position = first + sinks, .reach = reach});
+              .position = first + sinks, .window = query_window});
   }
 }
-KVPOLICY_HOST_DEVICE SegmentList segments_of(const HeadView& head, const LayerState& state,
+KVPOLICY_HOST_DEVICE DeviceSegmentList segments_of(const HeadView& head, const LayerState& state,
                                              const Request& request) {
-  SegmentList list;
+  DeviceSegmentList list;
   list_segments(head, state, request, list);
   return list;
 }

@@ -55,10 +55,10 @@ struct HeldKeys {
         float key[2];
         KVPOLICY_UNROLL
         for (int high = 0; high < 2; ++high) {
-          const TilePlace place{.lane = lane_index(), .step = step, .reg = reg, .high = high};
+          const TileOffset place{.lane = lane_index(), .step = step, .reg = reg, .high = high};
           const int bit = bit_of_code(place, bits, HeadDim);
           const std::uint32_t code = codes[bit / 32] >> bit % 32 & ((1U << bits) - 1U);
-          const RowPlace at = key_at(place, HeadDim);
+          const RowOffset at = key_at(place, HeadDim);
           const int grid = key_param(first + at.row, at.channel, HeadDim, page_rows,
                                      head.key_per_channel, head.key_group);
           key[high] =
@@ -120,13 +120,13 @@ struct HeldKeys {
 struct KeyRows {
   const HeadView& head;
   int page_rows;
-  Segment::Source source;
+  DeviceSegment::Source source;
   const std::byte* call = nullptr;  ///< row 0 of a call that brings the rows
   long long call_stride = 0;        ///< in bytes
 
   /// Row numbers of HeldKeys are this plus a multiple of HeldKeys::rows.
   KVPOLICY_DEVICE int origin(int row) const {
-    return source == Segment::Source::call || row < head.sinks ? 0 : head.sinks;
+    return source == DeviceSegment::Source::call || row < head.sinks ? 0 : head.sinks;
   }
 };
 
@@ -138,7 +138,7 @@ KVPOLICY_DEVICE void for_keys(const KeyRows& from, int row, int low, int high, c
   const HeadView& head = from.head;
   HeldKeys<E, HeadDim> keys;
   if constexpr (Packed) {
-    if (from.source == Segment::Source::packed) {
+    if (from.source == DeviceSegment::Source::packed) {
       KVPOLICY_NO_UNROLL
       for (int at = row; at < row + keys.rows; at += tile_rows) {
         if (at + tile_rows <= low || at > high) continue;
@@ -148,7 +148,7 @@ KVPOLICY_DEVICE void for_keys(const KeyRows& from, int row, int low, int high, c
       return;
     }
   }
-  if (from.source == Segment::Source::call) {
+  if (from.source == DeviceSegment::Source::call) {
     keys.load_exact(from.call + row * from.call_stride, from.call_stride, row, low, high);
   } else {
     const int slot = head.exact_slot(row);

@@ -18,7 +18,7 @@ namespace kvpolicy::cuda {
 struct KeyNormParams {
   const HeadView* heads = nullptr;  ///< [kv_heads]
   const LayerState* state = nullptr;
-  const Compression* compressions = nullptr;  ///< [kv_heads]
+  const CompressionSettings* compressions = nullptr;  ///< [kv_heads]
   int page_rows = 64;
   float* scores = nullptr;  ///< [kv_heads, pitch]
   long long pitch = 0;
@@ -30,7 +30,7 @@ inline constexpr int key_norm_threads = 128;
 template <Element E, int HeadDim>
 KVPOLICY_KERNEL(key_norm_threads, 4)
 key_norm_kernel(const KVPOLICY_GRID_CONSTANT KeyNormParams p) {
-  const Compression how = p.compressions[block_y()];
+  const CompressionSettings how = p.compressions[block_y()];
   if (how.ranking != Ranking::keys) return;
   const HeadView& head = p.heads[block_y()];
   const int candidates = how.rule().candidates(p.state->tokens - head.evicted);

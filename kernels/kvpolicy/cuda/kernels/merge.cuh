@@ -94,14 +94,14 @@ struct WarpMerge {
       }
     }
   }
-  /// The channel of this lane's matrix row g (odd: g + 8) of a step: packing.cuh, place_of_value.
+  /// The channel of this lane's matrix row g (odd: g + 8) of a step: packing.cuh, offset_of_value.
   KVPOLICY_DEVICE static int channel_of_value(int step, int odd) {
     return value_at({.lane = lane_index(), .step = step, .reg = odd, .high = 0}, HeadDim).channel;
   }
 };
 
 /// The partial results of the blocks that share a head.
-struct Parts {
+struct Partials {
   Workspace workspace;
   int first_block;
   int count;
@@ -112,15 +112,15 @@ struct Parts {
   KVPOLICY_DEVICE int slot_of(int part) const { return slot(first_block + part, part == 0); }
 };
 
-/// The state of a column over all parts; called by all lanes of a warp.
+/// The state of a column over all partials; called by all lanes of a warp.
 template <int Columns>
-KVPOLICY_DEVICE PartialState state_of_parts(const Parts& parts, int column) {
+KVPOLICY_DEVICE PartialState state_of_partials(const Partials& partials, int column) {
   const auto load = [&](int part) -> PartialState {
-    const float* state = &parts.workspace.states[parts.slot_of(part) * Columns + column].max;
+    const float* state = &partials.workspace.states[partials.slot_of(part) * Columns + column].max;
     return {load_shared_by_blocks(state), load_shared_by_blocks(state + 1)};
   };
   PartialState all{minus_infinity(), 0.0F};
-  for (int part = lane_index(); part < parts.count; part += warp_lanes) {
+  for (int part = lane_index(); part < partials.count; part += warp_lanes) {
     const PartialState one = load(part);
     const float max = one.max > all.max ? one.max : all.max;
     all.sum = all.sum * rescale_factor(all.max, max) + one.sum * rescale_factor(one.max, max);
@@ -136,25 +136,25 @@ KVPOLICY_DEVICE PartialState state_of_parts(const Parts& parts, int column) {
   return all;
 }
 
-/// Four neighbouring values of a column, summed over all parts; `max` is the column's overall
+/// Four neighbouring values of a column, summed over all partials; `max` is the column's overall
 /// maximum.
 template <int Columns, int HeadDim>
-KVPOLICY_DEVICE Words4 values_of_parts(const Parts& parts, int column, int channel, float max) {
+KVPOLICY_DEVICE Words4 values_of_partials(const Partials& partials, int column, int channel, float max) {
   constexpr int at_once = 8;  // loads in flight, because each part is an access to L2
   float sum[4] = {0.0F, 0.0F, 0.0F, 0.0F};
-  for (int first = 0; first < parts.count; first += at_once) {
+  for (int first = 0; first < partials.count; first += at_once) {
     Words4 values[at_once];
     float maxima[at_once];
     KVPOLICY_UNROLL
     for (int i = 0; i < at_once; ++i) {
-      const int row = parts.slot_of(first + i < parts.count ? first + i : 0) * Columns + column;
-      maxima[i] = load_shared_by_blocks(&parts.workspace.states[row].max);
+      const int row = partials.slot_of(first + i < partials.count ? first + i : 0) * Columns + column;
+      maxima[i] = load_shared_by_blocks(&partials.workspace.states[row].max);
       values[i] = load_shared_by_blocks(reinterpret_cast<const Words4*>(
-          parts.workspace.values + static_cast<long long>(row) * HeadDim + channel));
+          partials.workspace.values + static_cast<long long>(row) * HeadDim + channel));
     }
     KVPOLICY_UNROLL
     for (int i = 0; i < at_once; ++i) {
-      if (first + i >= parts.count) break;
+      if (first + i >= partials.count) break;
       const float factor = rescale_factor(maxima[i], max);
       KVPOLICY_UNROLL
       for (int c = 0; c < 4; ++c) sum[c] += float_of_bits(values[i].word[c]) * factor;

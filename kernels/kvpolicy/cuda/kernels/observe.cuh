@@ -25,7 +25,7 @@ struct ObserveParams {
   const LayerState* state = nullptr;
   /// For a compression, [kv_heads]: each head is observed by its own number of latest queries. Null:
   /// every head by `queries` queries, the first of which comes `ahead` tokens before the end.
-  const Compression* compressions = nullptr;
+  const CompressionSettings* compressions = nullptr;
   bool accumulates = false;  ///< only heads with HeadView::sums are observed
   int kv_heads = 0;
   int group = 1;
@@ -98,7 +98,7 @@ inline constexpr int votes_rows = 512;  ///< Rows that a block of votes.cuh pool
 
 // Shared memory has the segments and the queries, and then either lane states [tiles, warps, lanes], or
 // the columns' log-sum-exps and votes [heads, votes_rows].
-inline constexpr int observed_list_bytes = (static_cast<int>(sizeof(SegmentList)) + 15) / 16 * 16;
+inline constexpr int observed_list_bytes = (static_cast<int>(sizeof(DeviceSegmentList)) + 15) / 16 * 16;
 
 template <int HeadDim>
 KVPOLICY_HOST_DEVICE constexpr int observe_bytes_of_head(int queries) {
@@ -133,7 +133,7 @@ struct Observation {
 KVPOLICY_DEVICE Observation observation_of(const ObserveParams& p, int kv_head) {
   const int tokens = p.state->tokens;
   if (p.compressions != nullptr) {
-    const Compression how = p.compressions[kv_head];
+    const CompressionSettings how = p.compressions[kv_head];
     const int queries =
         how.ranking == Ranking::attention ? smaller(how.queries, tokens - p.first_query) : 0;
     return {queries, tokens - queries, observe_tiles(queries)};
@@ -144,14 +144,14 @@ KVPOLICY_DEVICE Observation observation_of(const ObserveParams& p, int kv_head) 
 }
 
 /// Writes the segments that the queries look at to shared memory. Called by all threads.
-KVPOLICY_DEVICE const SegmentList& list_observed(const ObserveParams& p, const HeadView& head) {
-  auto* list = reinterpret_cast<SegmentList*>(shared_memory());
+KVPOLICY_DEVICE const DeviceSegmentList& list_observed(const ObserveParams& p, const HeadView& head) {
+  auto* list = reinterpret_cast<DeviceSegmentList*>(shared_memory());
   if (thread_index() == 0) {
     list->count = 0;
     list_segments(head, *p.state, p.request, *list);
     // The call's own rows come last.
     while (p.k.data == nullptr && list->count > 0 &&
-           list->segment[list->count - 1].source == Segment::Source::call) {
+           list->segment[list->count - 1].source == DeviceSegment::Source::call) {
       --list->count;
     }
   }
@@ -160,9 +160,9 @@ KVPOLICY_DEVICE const SegmentList& list_observed(const ObserveParams& p, const H
 }
 
 KVPOLICY_DEVICE KeyRows keys_of(const ObserveParams& p, const HeadView& head, int kv_head,
-                                const Segment& segment) {
+                                const DeviceSegment& segment) {
   KeyRows rows{.head = head, .page_rows = p.page_rows, .source = segment.source};
-  if (segment.source == Segment::Source::call) {
+  if (segment.source == DeviceSegment::Source::call) {
     rows.call = reinterpret_cast<const std::byte*>(p.k.row(0, 0, kv_head));
     rows.call_stride = p.k.token_stride * 2;
   }
@@ -181,13 +181,13 @@ struct ObservedRows {
   const long long* survivor_positions = nullptr;
 
   KVPOLICY_DEVICE ObservedRows(const ObserveParams& p, const Observation& seen,
-                               const Segment& segment, int kv_head)
+                               const DeviceSegment& segment, int kv_head)
       : first{segment.first},
         last{segment.first + segment.rows - 1},
         offset{segment.position - segment.first},
         position{seen.position},
         last_position{seen.position + seen.queries - 1} {
-    if (p.survivors != nullptr && segment.source != Segment::Source::call) {
+    if (p.survivors != nullptr && segment.source != DeviceSegment::Source::call) {
       survivors = p.survivor_counts[kv_head];
       survivor_positions = p.survivors[kv_head];
     }
@@ -276,7 +276,7 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
   const HeadView& head = p.heads[kv_head];
   const Observation seen = observation_of(p, kv_head);
   if (seen.queries == 0) return;
-  const SegmentList& list = list_observed(p, head);
+  const DeviceSegmentList& list = list_observed(p, head);
   const int at_once = observe_heads_at_once<HeadDim>(p.group, p.queries);
   PartialState* partial = p.partial + (static_cast<long long>(kv_head) * grid_x() + block_x()) *
                                           observe_columns(p.group, p.queries);
@@ -292,7 +292,7 @@ observe_lse_kernel(const KVPOLICY_GRID_CONSTANT ObserveParams p) {
       states[tile * observe_threads + thread_index()] = {{nothing, nothing}};
     }
     for (int s = 0; s < list.count; ++s) {
-      const Segment& segment = list.segment[s];
+      const DeviceSegment& segment = list.segment[s];
       if (s == 0 || segment.rotated != list.segment[s - 1].rotated) {
         sync_block();  // the previous segment is read
         load_observing<E, HeadDim>(p, head, seen, kv_head * p.group + from, heads,

@@ -22,7 +22,7 @@
 namespace kvpolicy::cuda {
 
 inline constexpr int tile_rows = 16;   ///< Rows of a matrix tile.
-inline constexpr int block_rows = 64;  ///< Rows that are quantised together; divides page_rows.
+inline constexpr int quantized_together = 64;  ///< Rows that are quantised together; divides page_rows.
 
 KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {
   return encoding == Encoding::uint8 ? 8 : encoding == Encoding::uint4 ? 4 : 2;
@@ -31,7 +31,7 @@ KVPOLICY_HOST_DEVICE constexpr int code_bits(Encoding encoding) {
 /// Identifies one number of a tile in a lane: the low or high half of register `reg` (of
 /// multiply_add's a) of step `step`. A step is one product: for keys along the channels (head_dim /
 /// 16 steps), for values one for each 16 channels of output.
-struct TilePlace {
+struct TileOffset {
   int lane;
   int step;
   int reg;
@@ -40,7 +40,7 @@ struct TilePlace {
 
 /// Where a tile has a key of rows 0..15. A lane's 8 neighbouring channels serve two steps. If 32
 /// does not divide head_dim, the last 16 channels serve one step, with 4 channels a lane.
-KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_key(int row, int channel, int head_dim) {
+KVPOLICY_HOST_DEVICE constexpr TileOffset offset_of_key(int row, int channel, int head_dim) {
   const bool tail = channel >= head_dim / 32 * 32;
   const int lane_channels = tail ? 4 : 8;
   const int in_block = channel % 32;
@@ -53,7 +53,7 @@ KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_key(int row, int channel, int 
 
 /// Where a tile has a value of rows 0..15. A lane has 8 neighbouring channels of each 64 (4 of the
 /// last 32, 2 of the last 16), two for each step.
-KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_value(int row, int channel, int head_dim) {
+KVPOLICY_HOST_DEVICE constexpr TileOffset offset_of_value(int row, int channel, int head_dim) {
   const int left = head_dim - channel / 64 * 64;
   const int lane_channels = left >= 64 ? 8 : left / 8;
   const int in_block = channel % 64;
@@ -70,7 +70,7 @@ KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_value(int row, int channel, in
 /// In a word, the two numbers of a register are 16 bits apart, so that a mask leaves both at the
 /// position of half's mantissa. 8-bit codes are adjacent instead, because a byte permutation widens
 /// them.
-KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TilePlace& at, int bits, int head_dim) {
+KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TileOffset& at, int bits, int head_dim) {
   const int lane_words = head_dim * bits / 64;
   const int vector_words = lane_words < 4 ? lane_words : 4;
   int word = 0, bit = 0;
@@ -89,13 +89,13 @@ KVPOLICY_HOST_DEVICE constexpr int bit_of_code(const TilePlace& at, int bits, in
 }
 
 /// The inverse of bit_of_code.
-KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_bit(int address, int bits, int head_dim) {
+KVPOLICY_HOST_DEVICE constexpr TileOffset offset_of_bit(int address, int bits, int head_dim) {
   const int lane_words = head_dim * bits / 64;
   const int vector_words = lane_words < 4 ? lane_words : 4;
   const int vector = address / 32 / vector_words;  // index among all lanes' vectors
   const int word = vector / warp_lanes * vector_words + address / 32 % vector_words;
   const int bit = address % 32;
-  TilePlace at{.lane = vector % warp_lanes, .step = word, .reg = bit % 16 / 4, .high = bit / 16};
+  TileOffset at{.lane = vector % warp_lanes, .step = word, .reg = bit % 16 / 4, .high = bit / 16};
   if (bits == 8) {
     at.step = word / 2;
     at.reg = word % 2 * 2 + bit / 16;
@@ -108,13 +108,13 @@ KVPOLICY_HOST_DEVICE constexpr TilePlace place_of_bit(int address, int bits, int
 }
 
 /// A row and a channel of a tile.
-struct RowPlace {
+struct RowOffset {
   int row;
   int channel;
 };
 
-/// The inverse of place_of_key.
-KVPOLICY_HOST_DEVICE constexpr RowPlace key_at(const TilePlace& at, int head_dim) {
+/// The inverse of offset_of_key.
+KVPOLICY_HOST_DEVICE constexpr RowOffset key_at(const TileOffset& at, int head_dim) {
   const int block = at.step / 2 * 32;
   const int lane_channels = block >= head_dim / 32 * 32 ? 4 : 8;
   return {.row = at.lane / 4 + at.reg % 2 * 8,
@@ -122,8 +122,8 @@ KVPOLICY_HOST_DEVICE constexpr RowPlace key_at(const TilePlace& at, int head_dim
               block + at.lane % 4 * lane_channels + at.step % 2 * 4 + at.reg / 2 * 2 + at.high};
 }
 
-/// The inverse of place_of_value.
-KVPOLICY_HOST_DEVICE constexpr RowPlace value_at(const TilePlace& at, int head_dim) {
+/// The inverse of offset_of_value.
+KVPOLICY_HOST_DEVICE constexpr RowOffset value_at(const TileOffset& at, int head_dim) {
   const int block = at.step / 4 * 64;
   const int left = head_dim - block;
   const int lane_channels = left >= 64 ? 8 : left / 8;

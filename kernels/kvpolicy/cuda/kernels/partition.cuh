@@ -25,13 +25,13 @@ KVPOLICY_HOST_DEVICE constexpr int rows_of_unit(Encoding encoding) {
                                                                       : tile_rows;
 }
 /// The cost of a unit, measured by the bytes that it reads: 1 is 16 rows of 8-bit numbers.
-KVPOLICY_HOST_DEVICE constexpr int weight_of_unit(Encoding encoding) {
+KVPOLICY_HOST_DEVICE constexpr int cost_of_unit(Encoding encoding) {
   return encoding == Encoding::uint2 ? 1 : 2;
 }
 /// The cost of starting a head (queries, first loads, merge), in the same measure.
-inline constexpr int weight_of_head = 16;
+inline constexpr int cost_of_head = 16;
 /// The least work for which a warp is started.
-inline constexpr int least_weight_of_warp = 4;
+inline constexpr int least_cost_of_warp = 4;
 
 /// The work units of a segment.
 struct Units {
@@ -40,10 +40,10 @@ struct Units {
   int skipped = 0;  ///< rows of unit 0 before the segment's first row
   int count = 0;
 };
-KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const Segment& segment) {
-  const bool packed = segment.source == Segment::Source::packed;
+KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const DeviceSegment& segment) {
+  const bool packed = segment.source == DeviceSegment::Source::packed;
   const Encoding encoding = packed ? head.encoding : Encoding::float16;
-  Units units{.rows = rows_of_unit(encoding), .weight = weight_of_unit(encoding)};
+  Units units{.rows = rows_of_unit(encoding), .weight = cost_of_unit(encoding)};
   if (packed && segment.chunks == nullptr) {
     units.skipped = (segment.first - head.sinks) % units.rows;
   }
@@ -52,20 +52,20 @@ KVPOLICY_HOST_DEVICE Units units_of(const HeadView& head, const Segment& segment
 }
 
 /// A list for `list_segments` that only sums a head's weight.
-struct HeadWeight {
+struct HeadCost {
   const HeadView* head = nullptr;
   int first_position = 0;
   int weight = 0;  ///< 0: there is nothing to read
 
-  KVPOLICY_HOST_DEVICE void add(const Segment& segment) {
+  KVPOLICY_HOST_DEVICE void add(const DeviceSegment& segment) {
     if (segment.rows <= 0) return;
     const Units units = units_of(*head, segment);
-    weight += (weight == 0 ? weight_of_head : 0) + units.count * units.weight;
+    weight += (weight == 0 ? cost_of_head : 0) + units.count * units.weight;
   }
 };
-KVPOLICY_HOST_DEVICE int weight_of(const HeadView& head, const LayerState& state,
+KVPOLICY_HOST_DEVICE int cost_of(const HeadView& head, const LayerState& state,
                                    const Request& request) {
-  HeadWeight list{.head = &head};
+  HeadCost list{.head = &head};
   list_segments(head, state, request, list);
   return list.weight;
 }
@@ -77,7 +77,7 @@ struct Partition {
 
   /// For a launch of `grid` blocks of `warps` warps; a short line leaves some blocks idle.
   KVPOLICY_HOST_DEVICE Partition(long long length, int grid, int warps) : total{length} {
-    const long long worth = length / (warps * least_weight_of_warp);
+    const long long worth = length / (warps * least_cost_of_warp);
     blocks = worth < 1 ? 1 : worth < grid ? static_cast<int>(worth) : grid;
   }
   KVPOLICY_HOST_DEVICE long long begin(int block) const { return block * total / blocks; }

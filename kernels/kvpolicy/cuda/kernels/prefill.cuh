@@ -92,8 +92,8 @@ KVPOLICY_DEVICE void multiply_keys(LogitTile<HeadDim>& logits, int queries, int 
   // spill.
   constexpr int channels = Shape::swizzled ? 64 : HeadDim;
   const int lane = lane_index();
-  ChunkPlace<HeadDim> query{queries, warp_index() * Shape::warp_rows + lane % 16, lane / 16};
-  ChunkPlace<HeadDim> key{keys, lane / 16 * 8 + lane % 8, lane / 8 % 2};
+  ChunkRow<HeadDim> query{queries, warp_index() * Shape::warp_rows + lane % 16, lane / 16};
+  ChunkRow<HeadDim> key{keys, lane / 16 * 8 + lane % 8, lane / 8 % 2};
   logits.clear();
   KVPOLICY_NO_UNROLL
   for (int channel = 0; channel < HeadDim; channel += channels) {
@@ -124,7 +124,7 @@ KVPOLICY_DEVICE void multiply_values(OutputTile<HeadDim>& output,
                                      const WeightTile<HeadDim>& weights, int values) {
   using Shape = PrefillShape<HeadDim>;
   const int lane = lane_index();
-  const ChunkPlace<HeadDim> value{values, lane % 16, lane / 16};
+  const ChunkRow<HeadDim> value{values, lane % 16, lane / 16};
   KVPOLICY_UNROLL
   for (int step = 0; step < Shape::key_rows / 16; ++step) {
     KVPOLICY_UNROLL

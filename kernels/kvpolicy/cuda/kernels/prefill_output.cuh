@@ -47,7 +47,7 @@ KVPOLICY_DEVICE void write_rows(const OutputTile<HeadDim>& output, const RowStat
       if (params.log_sum_exp != nullptr && lane_index() % 4 == 0 && row < queries.rows) {
         target.write_log_sum_exp(params, item.sequence, finished.log_sum_exp);
       }
-      const ChunkPlace<HeadDim> place{staging, row, 0};
+      const ChunkRow<HeadDim> place{staging, row, 0};
       KVPOLICY_UNROLL
       for (int n = 0; n < HeadDim / 8; ++n) {
         auto* chunk = reinterpret_cast<std::uint32_t*>(place.plus(0, n));

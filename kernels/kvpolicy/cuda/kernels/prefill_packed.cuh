@@ -22,7 +22,7 @@ template <int Bits, int HeadDim, bool Values>
 KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, float (&code)[8]) {
   constexpr auto bit_of = [](int r, int channel) {
     return bit_of_code(
-        Values ? place_of_value(r, channel, HeadDim) : place_of_key(r, channel, HeadDim), Bits,
+        Values ? offset_of_value(r, channel, HeadDim) : offset_of_key(r, channel, HeadDim), Bits,
         HeadDim);
   };
   const int first = bit_of(row, chunk * 8);
@@ -39,7 +39,7 @@ KVPOLICY_DEVICE void unpack_chunk(const std::byte* tile, int row, int chunk, flo
 template <Element E, int HeadDim, bool Values>
 struct PackedLoader {
   using Shape = PrefillShape<HeadDim>;
-  static_assert(Shape::key_rows == block_rows);
+  static_assert(Shape::key_rows == quantized_together);
 
   const HeadView& head;
   int page_rows;
@@ -76,7 +76,7 @@ struct PackedLoader {
         chunk = step / 2 * 4 + lane % 4;
       }
       // Only the last tile of a list can have missing rows.
-      const int column = tile * block_rows + row;
+      const int column = tile * quantized_together + row;
       const int slot =
           live.segment.chunks == nullptr
               ? head.packed_slot(live.segment.first - live.lead + column)
@@ -155,7 +155,7 @@ struct TileLoader {
 
  private:
   KVPOLICY_DEVICE bool is_packed(const TileCursor& at) const {
-    return Packed && live.segment[at.segment].segment.source == Segment::Source::packed;
+    return Packed && live.segment[at.segment].segment.source == DeviceSegment::Source::packed;
   }
   template <bool Values>
   KVPOLICY_DEVICE void widen(int tile_memory, const TileCursor& at) const {

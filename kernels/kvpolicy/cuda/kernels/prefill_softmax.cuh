@@ -118,7 +118,7 @@ template <int HeadDim>
 KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, int tile,
                           const QueryTile& queries) {
   using Shape = PrefillShape<HeadDim>;
-  const Segment& segment = live.segment;
+  const DeviceSegment& segment = live.segment;
   const int begin = tile * Shape::key_rows - live.lead;
   KVPOLICY_UNROLL
   for (int m = 0; m < Shape::row_tiles; ++m) {
@@ -130,8 +130,8 @@ KVPOLICY_DEVICE void hide(LogitTile<HeadDim>& logits, const LiveSegment& live, i
       int to = segment.rows;
       if (segment.chunks == nullptr) {
         to = smaller(to, position - segment.position + 1);
-        if (segment.reach != unlimited) {
-          from = larger(from, position - segment.reach + 1 - segment.position);
+        if (segment.window != unlimited) {
+          from = larger(from, position - segment.window + 1 - segment.position);
         }
       }
       from -= begin + lane_index() % 4 * 2;

@@ -46,12 +46,12 @@ inline constexpr int prefill_tile_rows = PrefillShape<HeadDim>::query_rows;
 /// rows and chunks must not carry into or out of the lowest three bits of the first ones, so that
 /// swizzling stays one XOR and a kernel needs few registers for addresses.
 template <int HeadDim>
-struct ChunkPlace {
+struct ChunkRow {
   using Shape = PrefillShape<HeadDim>;
   int offset;
 
   /// `tile` is the offset of the tile, a multiple of 128.
-  KVPOLICY_DEVICE ChunkPlace(int tile, int row, int chunk)
+  KVPOLICY_DEVICE ChunkRow(int tile, int row, int chunk)
       : offset{tile + (row * Shape::pitch + (Shape::swizzled ? chunk ^ (row % 8) : chunk)) * 16} {}
 
   KVPOLICY_DEVICE std::byte* plus(int rows, int chunks) const {
@@ -64,7 +64,7 @@ struct ChunkPlace {
 /// Address of chunk `chunk` of row `row` of the tile at offset `tile`.
 template <int HeadDim>
 KVPOLICY_DEVICE std::byte* tile_chunk(int tile, int row, int chunk) {
-  return ChunkPlace<HeadDim>{tile, row, chunk}.plus(0, 0);
+  return ChunkRow<HeadDim>{tile, row, chunk}.plus(0, 0);
 }
 
 /// A tile of query rows. The query rows of a KV head are its (token, query head) pairs, token by
@@ -99,7 +99,7 @@ struct QueryTile {
 /// A segment divided into tiles of consecutive rows. Column c of tile j is the segment's row
 /// j * key_rows + c - lead.
 struct LiveSegment {
-  Segment segment;
+  DeviceSegment segment;
   int lead = 0;
   int begin = 0;  ///< Tiles of which some query sees a row.
   int end = 0;
@@ -113,7 +113,7 @@ struct LiveSegment {
 /// their blocks of 64 rows, so that a tile never crosses a page. A chunk list is visible as a
 /// whole: its rows come before the call, unless they were selected in a call for the same tokens.
 template <int KeyRows>
-KVPOLICY_DEVICE LiveSegment live_part(const HeadView& head, const Segment& segment,
+KVPOLICY_DEVICE LiveSegment live_part(const HeadView& head, const DeviceSegment& segment,
                                       const QueryTile& queries) {
   LiveSegment live{.segment = segment};
   if (segment.rows <= 0) return live;
@@ -128,14 +128,14 @@ KVPOLICY_DEVICE LiveSegment live_part(const HeadView& head, const Segment& segme
   } else if (segment.chunks != nullptr) {
     if (segment.position_of(segment.rows - 1) > first) whole_end = 0;
   } else {
-    if (segment.source == Segment::Source::packed) {
-      live.lead = (segment.first - head.sinks) % block_rows;
+    if (segment.source == DeviceSegment::Source::packed) {
+      live.lead = (segment.first - head.sinks) % quantized_together;
     }
     end = smaller(end, last - segment.position + 1);
     whole_end = larger(0, smaller(whole_end, first - segment.position + 1));
-    if (segment.reach != unlimited) {
-      begin = larger(begin, first - segment.reach + 1 - segment.position);
-      whole_begin = larger(whole_begin, last - segment.reach + 1 - segment.position);
+    if (segment.window != unlimited) {
+      begin = larger(begin, first - segment.window + 1 - segment.position);
+      whole_begin = larger(whole_begin, last - segment.window + 1 - segment.position);
     }
   }
   if (begin < end) {
@@ -153,7 +153,7 @@ struct TileCount : QueryTile {
   const HeadView& head;
   int tiles = 0;
 
-  KVPOLICY_DEVICE void add(const Segment& segment) {
+  KVPOLICY_DEVICE void add(const DeviceSegment& segment) {
     const LiveSegment live = live_part<KeyRows>(head, segment, *this);
     tiles += live.end - live.begin;
   }
@@ -172,7 +172,7 @@ struct TileList : QueryTile {
   const HeadView& head;
   LiveTiles& live;
 
-  KVPOLICY_DEVICE void add(const Segment& segment) {
+  KVPOLICY_DEVICE void add(const DeviceSegment& segment) {
     const LiveSegment part = live_part<KeyRows>(head, segment, *this);
     if (part.begin == part.end) return;
     live.segment[live.segments++] = part;
@@ -260,7 +260,7 @@ struct RowLoader {
 
   KVPOLICY_DEVICE void find(const LiveSegment& live, int tile) {
     const int row = row_of_lane(live, tile);
-    if (live.segment.source == Segment::Source::call) {
+    if (live.segment.source == DeviceSegment::Source::call) {
       key = reinterpret_cast<const std::byte*>(params.k.row(item.sequence, row, item.kv_head));
     } else {
       const HeadView& head = item.head(params);
@@ -274,7 +274,7 @@ struct RowLoader {
 
   KVPOLICY_DEVICE void load_values(int tile_memory, const LiveSegment& live, int tile) const {
     const std::byte* value = key + static_cast<long long>(params.page_rows) * HeadDim * 2;
-    if (live.segment.source == Segment::Source::call) {
+    if (live.segment.source == DeviceSegment::Source::call) {
       value = reinterpret_cast<const std::byte*>(
           params.v.row(item.sequence, row_of_lane(live, tile), item.kv_head));
     }
@@ -287,7 +287,7 @@ struct RowLoader {
     if constexpr (whole_passes) {
       const int row = lane_index() / Shape::chunks;
       const int chunk = lane_index() % Shape::chunks;
-      const ChunkPlace<HeadDim> to{tile_memory, warp_index() * rows + row, chunk};
+      const ChunkRow<HeadDim> to{tile_memory, warp_index() * rows + row, chunk};
       KVPOLICY_UNROLL
       for (int pass = 0; pass < passes; ++pass) {
         cp_async_16(to.plus(pass * pass_rows, 0),

@@ -30,15 +30,15 @@ template <int HeadDim>
 struct QuantizerMemory {
   /// In 16-bit numbers. 16 bytes more than a row avoid bank conflicts when values are gathered.
   static constexpr int pitch = HeadDim + 8;
-  static constexpr int most_grids = block_rows * HeadDim / 8;
+  static constexpr int most_grids = quantized_together * HeadDim / 8;
   static constexpr std::size_t bytes =
-      sizeof(std::uint16_t) * block_rows * pitch + sizeof(std::uint32_t) * most_grids;
+      sizeof(std::uint16_t) * quantized_together * pitch + sizeof(std::uint32_t) * most_grids;
 
   KVPOLICY_DEVICE explicit QuantizerMemory(std::byte* memory)
       : numbers{reinterpret_cast<std::uint16_t*>(memory)},
-        grids{reinterpret_cast<std::uint32_t*>(numbers + block_rows * pitch)} {}
+        grids{reinterpret_cast<std::uint32_t*>(numbers + quantized_together * pitch)} {}
 
-  std::uint16_t* numbers;  ///< [block_rows, pitch]: numbers of type E first, then codes
+  std::uint16_t* numbers;  ///< [quantized_together, pitch]: numbers of type E first, then codes
   std::uint32_t* grids;  ///< scale in the low half, zero in the high; as in a 64-row page
 };
 
@@ -84,7 +84,7 @@ KVPOLICY_DEVICE float quantizable(float x, int& refused) {
 template <int HeadDim, class Row>
 KVPOLICY_DEVICE void stage_rows(const QuantizerMemory<HeadDim>& memory, int first, Row row) {
   constexpr int vectors = HeadDim / 8;
-  for (int i = first * vectors + thread_index(); i < block_rows * vectors; i += thread_count()) {
+  for (int i = first * vectors + thread_index(); i < quantized_together * vectors; i += thread_count()) {
     cp_async_16(memory.numbers + i / vectors * memory.pitch + i % vectors * 8,
                 row(i / vectors) + i % vectors * 8, true);
   }
@@ -96,9 +96,9 @@ template <Element E, int HeadDim>
 KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, int first,
                                         int group, float levels, int& refused) {
   constexpr int vectors = HeadDim / 8;
-  static_assert(block_rows * vectors % write_threads == 0 && warp_lanes % vectors == 0);
+  static_assert(quantized_together * vectors % write_threads == 0 && warp_lanes % vectors == 0);
   KVPOLICY_NO_UNROLL
-  for (int i = thread_index(); i < block_rows * vectors; i += thread_count()) {
+  for (int i = thread_index(); i < quantized_together * vectors; i += thread_count()) {
     const int row = i / vectors;
     const int channel = i % vectors * 8;
     auto* place = reinterpret_cast<Words4*>(memory.numbers + row * memory.pitch + channel);
@@ -128,7 +128,7 @@ KVPOLICY_DEVICE void quantize_per_token(const QuantizerMemory<HeadDim>& memory, 
     if (row < first) continue;
     refused += unrepresentable;
     const std::uint32_t grid = grid_covering(min, max, levels);
-    if (channel % group == 0) memory.grids[value_param(row, channel, block_rows, group)] = grid;
+    if (channel % group == 0) memory.grids[value_param(row, channel, quantized_together, group)] = grid;
     Words4 codes;
     KVPOLICY_UNROLL
     for (int j = 0; j < 4; ++j) {
@@ -143,7 +143,7 @@ template <Element E, int HeadDim>
 KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory, int group,
                                           float levels, int& refused) {
   constexpr int pairs = HeadDim / 2;
-  for (int i = thread_index(); i < block_rows / group * pairs; i += thread_count()) {
+  for (int i = thread_index(); i < quantized_together / group * pairs; i += thread_count()) {
     const int row = i / pairs * group;
     const int channel = i % pairs * 2;
     auto* column = reinterpret_cast<std::uint32_t*>(memory.numbers + row * memory.pitch + channel);
@@ -166,7 +166,7 @@ KVPOLICY_DEVICE void quantize_per_channel(const QuantizerMemory<HeadDim>& memory
     }
     const std::uint32_t low_grid = grid_covering(low_min, low_max, levels);
     const std::uint32_t high_grid = grid_covering(high_min, high_max, levels);
-    std::uint32_t* grids = memory.grids + key_param(row, channel, HeadDim, block_rows, true, group);
+    std::uint32_t* grids = memory.grids + key_param(row, channel, HeadDim, quantized_together, true, group);
     grids[0] = low_grid;
     grids[1] = high_grid;
     int counted = 0;
@@ -184,12 +184,12 @@ template <int HeadDim, int Bits, bool Keys>
 KVPOLICY_DEVICE void write_codes(const QuantizerMemory<HeadDim>& memory, std::uint32_t* out) {
   constexpr int tile_words = tile_rows * HeadDim * Bits / 32;
   KVPOLICY_NO_UNROLL
-  for (int i = thread_index(); i < block_rows / tile_rows * tile_words; i += thread_count()) {
+  for (int i = thread_index(); i < quantized_together / tile_rows * tile_words; i += thread_count()) {
     std::uint32_t word = 0;
     KVPOLICY_UNROLL
     for (int bit = 0; bit < 32; bit += Bits) {
-      const TilePlace at = place_of_bit(i % tile_words * 32 + bit, Bits, HeadDim);
-      const RowPlace from = Keys ? key_at(at, HeadDim) : value_at(at, HeadDim);
+      const TileOffset at = offset_of_bit(i % tile_words * 32 + bit, Bits, HeadDim);
+      const RowOffset from = Keys ? key_at(at, HeadDim) : value_at(at, HeadDim);
       const int row = i / tile_words * tile_rows + from.row;
       word |= static_cast<std::uint32_t>(memory.numbers[row * memory.pitch + from.channel]) << bit;
     }
@@ -214,10 +214,10 @@ template <int HeadDim>
 KVPOLICY_DEVICE void write_grids(const QuantizerMemory<HeadDim>& memory, bool per_channel,
                                  int group, int row, int page_rows, std::uint16_t* scales,
                                  std::uint16_t* zeros) {
-  const int count = block_rows * HeadDim / group;
+  const int count = quantized_together * HeadDim / group;
   for (int i = thread_index(); i < count; i += thread_count()) {
     const int to =
-        per_channel ? row / group * HeadDim + i : i / block_rows * page_rows + row + i % block_rows;
+        per_channel ? row / group * HeadDim + i : i / quantized_together * page_rows + row + i % quantized_together;
     scales[to] = static_cast<std::uint16_t>(memory.grids[i] & 0xffffU);
     zeros[to] = static_cast<std::uint16_t>(memory.grids[i] >> 16);
   }
@@ -287,19 +287,19 @@ KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const He
   for (int i = thread_index(); i < rows * HeadDim; i += thread_count()) {
     const int row = i / HeadDim;
     const int channel = i % HeadDim;
-    const TilePlace at = Keys ? place_of_key(row % tile_rows, channel, HeadDim)
-                              : place_of_value(row % tile_rows, channel, HeadDim);
+    const TileOffset at = Keys ? offset_of_key(row % tile_rows, channel, HeadDim)
+                              : offset_of_value(row % tile_rows, channel, HeadDim);
     const int bit = row / tile_rows * from.layout.tile_bytes * 8 + bit_of_code(at, bits, HeadDim);
     memory.numbers[row * memory.pitch + channel] =
         static_cast<std::uint16_t>(words[bit / 32] >> bit % 32 & ((1U << bits) - 1U));
   }
   const bool per_channel = Keys && head.key_per_channel;
   const int group = Keys ? head.key_group : head.value_group;
-  for (int i = thread_index(); i < block_rows * HeadDim / group; i += thread_count()) {
-    const int row = per_channel ? i / HeadDim * group : i % block_rows;
+  for (int i = thread_index(); i < quantized_together * HeadDim / group; i += thread_count()) {
+    const int row = per_channel ? i / HeadDim * group : i % quantized_together;
     if (row >= rows) continue;
     const int at = per_channel ? from.row / group * HeadDim + i
-                               : i / block_rows * page_rows + from.row + i % block_rows;
+                               : i / quantized_together * page_rows + from.row + i % quantized_together;
     memory.grids[i] = from.scales(Keys)[at] | static_cast<std::uint32_t>(from.zeros(Keys)[at]) << 16;
   }
 }
@@ -324,7 +324,7 @@ KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int firs
   cp_async_wait<0>();
   sync_block();
   // Rows beyond `to` may be taken back or are not there: nothing of them is to be counted.
-  for (int i = thread_index(); i < block_rows * HeadDim; i += thread_count()) {
+  for (int i = thread_index(); i < quantized_together * HeadDim; i += thread_count()) {
     const int row = i / HeadDim;
     if (first + row < from || first + row >= to) memory.numbers[row * memory.pitch + i % HeadDim] = 0;
   }
@@ -338,7 +338,7 @@ KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int firs
   for (int i = thread_index(); i < (to - from) * HeadDim; i += thread_count()) {
     const int row = from - first + i / HeadDim;
     const int channel = i % HeadDim;
-    const std::uint32_t grid = memory.grids[key_param(row, channel, HeadDim, block_rows, head.key_per_channel,
+    const std::uint32_t grid = memory.grids[key_param(row, channel, HeadDim, quantized_together, head.key_per_channel,
                                                       head.key_group)];
     const float code = static_cast<float>(memory.numbers[row * memory.pitch + channel]);
     exact_row<HeadDim>(head, page_rows, first + row, true)[channel] =
@@ -373,7 +373,7 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
   }
   sync_block();
   if (coded_keys > 0) {
-    load_codes<HeadDim, true>(memory, head, to, page_rows, smaller(coded_keys, block_rows));
+    load_codes<HeadDim, true>(memory, head, to, page_rows, smaller(coded_keys, quantized_together));
     sync_block();
   }
   write_side<HeadDim, true>(memory, head, to, page_rows);
@@ -384,7 +384,7 @@ KVPOLICY_DEVICE void quantize_block(const HeadView& head, int page_rows, int fir
   quantize_per_token<E>(memory, 0, head.value_group, levels, refused);
   sync_block();
   if (coded_values > 0) {
-    load_codes<HeadDim, false>(memory, head, to, page_rows, smaller(coded_values, block_rows));
+    load_codes<HeadDim, false>(memory, head, to, page_rows, smaller(coded_values, quantized_together));
     sync_block();
   }
   write_side<HeadDim, false>(memory, head, to, page_rows);

@@ -51,7 +51,7 @@ KVPOLICY_DEVICE void score_chunks(const HeadView& head, int chunks, int page_row
   // About eight loads are in flight in each lane. A tile never crosses a page.
   constexpr int steps = parts * Sides < 8 ? 8 / (parts * Sides) : 1;
   constexpr int tile = rows * steps;
-  static_assert(block_rows % tile == 0);
+  static_assert(quantized_together % tile == 0);
 
   const int part = lane_index() % lanes;
   float q[Sides][parts][8];

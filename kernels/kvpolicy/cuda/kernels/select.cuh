@@ -241,7 +241,7 @@ enum class Ranking : std::uint8_t {
 
 /// Settings of a compression: what a head keeps, and how its candidates are scored.
 /// Such a head has no sinks and no sliding window, and all its rows are committed.
-struct alignas(8) Compression {
+struct alignas(8) CompressionSettings {
   Ranking ranking = Ranking::none;
   bool average = false;  ///< pools by the mean instead of the maximum
   int queries = 0;    ///< Latest queries that vote; at most one more than `kept_rows`.
@@ -284,7 +284,7 @@ struct RowRanks {
 struct KeepParams {
   const HeadView* heads = nullptr;  ///< [kv_heads]
   const LayerState* state = nullptr;
-  const Compression* compressions = nullptr;  ///< [kv_heads]
+  const CompressionSettings* compressions = nullptr;  ///< [kv_heads]
   RowScores scores = {};
   int* const* kept = nullptr;  ///< [kv_heads] of [budget + kept_rows]: row numbers, ascending
   int* counts = nullptr;       ///< [kv_heads]; not written for other heads
@@ -294,7 +294,7 @@ struct KeepParams {
 template <int Threads = select_threads>
 KVPOLICY_KERNEL(Threads, 1)
 keep_select_kernel(const KVPOLICY_GRID_CONSTANT KeepParams p) {
-  const Compression how = p.compressions[block_x()];
+  const CompressionSettings how = p.compressions[block_x()];
   if (how.ranking == Ranking::none) return;
   const HeadView& head = p.heads[block_x()];
   const int rows = p.state->tokens - head.evicted;

@@ -27,7 +27,7 @@ struct alignas(8) SharedHead {
 
 struct SharedBudgetParams {
   const HeadView* heads = nullptr;            ///< [kv_heads]
-  const Compression* compressions = nullptr;  ///< [kv_heads]
+  const CompressionSettings* compressions = nullptr;  ///< [kv_heads]
   RowScores scores = {};
   const SharedHead* shared = nullptr;  ///< [count]
   int count = 0;

@@ -13,9 +13,9 @@
 
 namespace kvpolicy::cuda {
 
-/// Largest Compression::kernel, with which a block still pools at least 64 rows. The number of queries
+/// Largest CompressionSettings::kernel, with which a block still pools at least 64 rows. The number of queries
 /// may be any for which observe_shared_bytes fit into a block (at head_dim 256 more than 200).
-inline constexpr int most_pooled = votes_rows - block_rows + 1;
+inline constexpr int most_pooled = votes_rows - quantized_together + 1;
 
 struct VotesParams {
   ObserveParams observed;
@@ -26,7 +26,7 @@ struct VotesParams {
 
 /// For each of the rows [first, first + count), sums the pooled votes of `heads` query heads and
 /// also the row's own votes; `votes` begin at row `votes_first`.
-KVPOLICY_DEVICE void pool_votes(const Compression& how, const float* votes, int votes_first,
+KVPOLICY_DEVICE void pool_votes(const CompressionSettings& how, const float* votes, int votes_first,
                                 int heads, int first, int count, int candidates, float weight,
                                 bool add, float* scores, float* unpooled) {
   for (int row = first + thread_index(); row < first + count; row += thread_count()) {
@@ -58,7 +58,7 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
   constexpr int warps = observe_threads / warp_lanes;
   const int kv_head = block_y();
   const HeadView& head = p.heads[kv_head];
-  const Compression how = p.compressions[kv_head];
+  const CompressionSettings how = p.compressions[kv_head];
   const Observation seen = observation_of(p, kv_head);
   if (seen.queries == 0) return;
   const int at_once = observe_heads_at_once<HeadDim>(p.group, p.queries);
@@ -99,8 +99,8 @@ votes_kernel(const KVPOLICY_GRID_CONSTANT VotesParams params) {
         if (unit_row + Keys::rows <= low || unit_row > high) continue;
         const KeyRows keys_from{.head = head,
                                 .page_rows = p.page_rows,
-                                .source = unit_row < packed_end ? Segment::Source::packed
-                                                                : Segment::Source::exact};
+                                .source = unit_row < packed_end ? DeviceSegment::Source::packed
+                                                                : DeviceSegment::Source::exact};
         for_keys<E, HeadDim, Packed>(
             keys_from, unit_row, low, high,
             [&](const Keys& keys, int row, auto split) {

@@ -15,9 +15,9 @@ KVPOLICY_DEVICE int page_of(int slot, int page_rows) {
   return slot >> count_bits(static_cast<std::uint32_t>(page_rows - 1));
 }
 
-struct Share {
+struct BlockSlice {
   HeadView head;
-  SegmentList list;
+  DeviceSegmentList list;
   UnitRange range[most_segments];
   int skipped[most_segments];         ///< rows of unit 0 before the segment's first
   bool may_be_unseen[most_segments];  ///< a chunk list with rows that some queries do not see
@@ -37,10 +37,10 @@ struct Share {
     last_position = list.first_position + p.request.span();
     units[0] = units[1] = 0;
     rotated = false;
-    place += weight_of_head;
+    place += cost_of_head;
     begins = place >= from;
     for (int s = 0; s < list.count; ++s) {
-      const Segment& segment = list.segment[s];
+      const DeviceSegment& segment = list.segment[s];
       const Units all = units_of(head, segment);
       range[s] = units_within(all, place, from, to);
       skipped[s] = all.skipped;
@@ -54,7 +54,7 @@ struct Share {
     }
   }
   KVPOLICY_DEVICE bool is_packed(int s) const {
-    return list.segment[s].source == Segment::Source::packed;
+    return list.segment[s].source == DeviceSegment::Source::packed;
   }
 };
 
@@ -63,16 +63,16 @@ struct UnitCursor {
   int segment = 0;
   int unit = 0;
 
-  KVPOLICY_DEVICE static UnitCursor first(const Share& share) { return {0, share.range[0].begin}; }
+  KVPOLICY_DEVICE static UnitCursor first(const BlockSlice& slice) { return {0, slice.range[0].begin}; }
   /// Moves `units` units on; returns whether there is such a unit.
-  KVPOLICY_DEVICE bool skip(const Share& share, bool packed, int units) {
+  KVPOLICY_DEVICE bool skip(const BlockSlice& slice, bool packed, int units) {
     unit += units;
-    while (segment < share.list.count) {
-      const UnitRange range = share.range[segment];
-      const int end = share.is_packed(segment) == packed ? range.end : range.begin;
+    while (segment < slice.list.count) {
+      const UnitRange range = slice.range[segment];
+      const int end = slice.is_packed(segment) == packed ? range.end : range.begin;
       if (unit < end) return true;
       unit -= end;
-      if (++segment < share.list.count) unit += share.range[segment].begin;
+      if (++segment < slice.list.count) unit += slice.range[segment].begin;
     }
     return false;
   }
@@ -81,7 +81,7 @@ struct UnitCursor {
 /// The mask of a call with a tree, in the layout of cap_and_mask's logits.
 template <int Tiles, int ColumnTiles>
 KVPOLICY_DEVICE void mask_tree(float (&logits)[Tiles][ColumnTiles][4], const AttendParams& p,
-                               const Share& share, const Segment& segment, int first) {
+                               const BlockSlice& slice, const DeviceSegment& segment, int first) {
   // Computes mask bits one after another, because the kernel has no spare registers.
   constexpr int rows = 2 * Tiles;  // rows of a lane
   static_assert(2 * ColumnTiles * rows <= 32);
@@ -91,7 +91,7 @@ KVPOLICY_DEVICE void mask_tree(float (&logits)[Tiles][ColumnTiles][4], const Att
     const int column = i / rows / 2 * tile_columns + lane_index() % 4 * 2 + i / rows % 2;
     const int row = first + i % rows * 8 + lane_index() / 4;
     const bool sees = column < p.request.queries * p.group &&
-                      TreeQuery{p.request, column / p.group}.sees(segment, share.list.first_position, row);
+                      TreeQuery{p.request, column / p.group}.sees(segment, slice.list.first_position, row);
     seen = seen * 2 + (sees ? 1U : 0U);
   }
   KVPOLICY_UNROLL
@@ -111,7 +111,7 @@ KVPOLICY_DEVICE void mask_tree(float (&logits)[Tiles][ColumnTiles][4], const Att
 /// `first` of the segment; if `first` is negative, rows before the segment come first.
 template <int Tiles, int ColumnTiles>
 KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const AttendParams& p,
-                                  const Share& share, int s, int first) {
+                                  const BlockSlice& slice, int s, int first) {
   if (p.softcap != 0.0F) {
     KVPOLICY_UNROLL
     for (int tile = 0; tile < Tiles; ++tile) {
@@ -122,20 +122,20 @@ KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const 
       }
     }
   }
-  const Segment& segment = share.list.segment[s];
-  const int query = share.list.first_position;
+  const DeviceSegment& segment = slice.list.segment[s];
+  const int query = slice.list.first_position;
   const int last = first + Tiles * tile_rows - 1;
   bool cut = first < 0 || last >= segment.rows;
   if (segment.chunks != nullptr) {
-    cut = cut || share.may_be_unseen[s];
+    cut = cut || slice.may_be_unseen[s];
   } else {
     cut = cut || segment.position + last > query ||
-          segment.position + first <= share.last_position - segment.reach;
+          segment.position + first <= slice.last_position - segment.window;
   }
   if (!cut) return;
   // Rows of nodes always need the mask, because their segment begins at the first query's position.
   if (p.request.tree.nodes > 0) {
-    mask_tree(logits, p, share, segment, first);
+    mask_tree(logits, p, slice, segment, first);
     return;
   }
   const int g = lane_index() / 4;
@@ -150,8 +150,8 @@ KVPOLICY_DEVICE void cap_and_mask(float (&logits)[Tiles][ColumnTiles][4], const 
       if (i >= 0 && i < segment.rows) {
         const int ahead = segment.position_of(i) - query;  // relative to the call's first query
         begin = larger(ahead, 0) * p.group;
-        if (segment.reach < p.request.queries - ahead) {
-          end = larger(ahead + segment.reach, 0) * p.group;
+        if (segment.window < p.request.queries - ahead) {
+          end = larger(ahead + segment.window, 0) * p.group;
         }
       }
       KVPOLICY_UNROLL

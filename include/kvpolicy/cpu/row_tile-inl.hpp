@@ -30,7 +30,7 @@ struct BlockSide {
 
 /// Rows of one segment, in its order, each seen by at least one query of the tile, as far as the
 /// positions of its run say.
-struct RowBlock {
+struct RowTile {
   const Segment* segment = nullptr;
   std::size_t rows = 0;
   bool cut = false;  // some query does not see some row
@@ -46,11 +46,11 @@ struct RowBlock {
   /// visit(Range) for neighbouring queries of the tile that see a row, and that do not.
   template <class Visit>
   void for_each_seeing(const QueryTile& tile, std::size_t row, Visit visit) const {
-    tile.for_each_seeing(positions[row], segment->reach, node(row), visit);
+    tile.for_each_seeing(positions[row], segment->window, node(row), visit);
   }
   template <class Visit>
   void for_each_not_seeing(const QueryTile& tile, std::size_t row, Visit visit) const {
-    tile.for_each_not_seeing(positions[row], segment->reach, node(row), visit);
+    tile.for_each_not_seeing(positions[row], segment->window, node(row), visit);
   }
 };
 
@@ -68,9 +68,9 @@ struct RowBlock {
   if (segment.positions != nullptr) return run;  // in any order: judged row by row
   const auto first = static_cast<std::int64_t>(run.first);
   const auto last = static_cast<std::int64_t>(run.first + run.rows);
-  const std::int64_t oldest = segment.reach >= unlimited_reach - segment.position - tile.earliest()
+  const std::int64_t oldest = segment.window >= unlimited_window - segment.position - tile.earliest()
                                   ? first
-                                  : tile.earliest() - segment.reach + 1 - segment.position;
+                                  : tile.earliest() - segment.window + 1 - segment.position;
   const std::int64_t from = std::clamp(oldest, first, last);
   const std::int64_t to = std::clamp(tile.latest() + 1 - segment.position, from, last);
   return {static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)};
@@ -100,16 +100,16 @@ struct BlockLimit {
 
 /// Walks the rows that a tile sees, of those whose cumulated weight begins in [from, to): any cut
 /// of the weights is a cut of the rows.
-class BlockReader {
+class RowTileReader {
  public:
-  BlockReader(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
+  RowTileReader(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
               std::size_t to)
       : segments_{segments}, tile_{tile}, from_{from}, to_{to} {
     if (!segments_.empty()) enter_segment();
   }
 
   /// Fills `block` with the next rows, as many as `limit` allows; with none when there are no more.
-  void read(RowBlock& block, const BlockLimit& limit) {
+  void read(RowTile& block, const BlockLimit& limit) {
     block.rows = 0;
     block.cut = false;
     while (block.rows == 0 || block.rows < limit.of(*block.segment)) {
@@ -122,7 +122,7 @@ class BlockReader {
     }
     if (block.rows == 0) return;
     block.cut = block.segment->node != no_node ||
-                !tile_.all_see(oldest_, newest_, block.segment->reach);
+                !tile_.all_see(oldest_, newest_, block.segment->window);
   }
 
  private:
@@ -154,7 +154,7 @@ class BlockReader {
   }
 
   // As many rows as lie one behind the other in both planes.
-  void take(RowBlock& block, std::size_t limit) {
+  void take(RowTile& block, std::size_t limit) {
     const Segment& segment = segments_[segment_];
     if (block.rows == 0) {
       block.segment = &segment;
@@ -163,8 +163,8 @@ class BlockReader {
       oldest_ = std::numeric_limits<std::int64_t>::max();
       newest_ = std::numeric_limits<std::int64_t>::min();
     }
-    const auto keys = segment.keys.place(row_);
-    const auto values = segment.values.place(row_);
+    const auto keys = segment.keys.address_of(row_);
+    const auto values = segment.values.address_of(row_);
     const std::size_t count = std::min({limit - block.rows, end_ - row_, keys.contiguous_rows,
                                         values.contiguous_rows});
     const std::size_t first = block.rows;
@@ -179,7 +179,7 @@ class BlockReader {
         oldest = std::min(oldest, position);
         newest = std::max(newest, position);
       }
-      in_one_go = in_one_go && tile_.all_see(oldest, newest, segment.reach);
+      in_one_go = in_one_go && tile_.all_see(oldest, newest, segment.window);
     }
     if (in_one_go) {
       place_rows(segment.keys, keys, count, key_layout_, block.keys, first);
@@ -196,9 +196,9 @@ class BlockReader {
     } else {
       for (std::size_t i = 0; i < count; ++i) {
         const std::int64_t position = segment.position_of(row_ + i);
-        if (!tile_.is_seen(position, segment.reach, segment.node_of(row_ + i))) continue;
-        place_rows(segment.keys, segment.keys.place(row_ + i), 1, key_layout_, block.keys, block.rows);
-        place_rows(segment.values, segment.values.place(row_ + i), 1, value_layout_, block.values,
+        if (!tile_.is_seen(position, segment.window, segment.node_of(row_ + i))) continue;
+        place_rows(segment.keys, segment.keys.address_of(row_ + i), 1, key_layout_, block.keys, block.rows);
+        place_rows(segment.values, segment.values.address_of(row_ + i), 1, value_layout_, block.values,
                    block.rows);
         block.positions[block.rows] = position;
         block.nodes[block.rows] = segment.node_of(row_ + i);
@@ -213,7 +213,7 @@ class BlockReader {
   }
 
   // Places of `count` rows that lie one behind the other, from row `first` of the block on.
-  static void place_rows(const Plane& plane, const Plane::Place& place, std::size_t count,
+  static void place_rows(const Plane& plane, const RowAddress& place, std::size_t count,
                          const PageLayout& layout, BlockSide& side, std::size_t first) {
     const std::size_t step = plane.step(layout.row_bytes);
     const std::byte* codes = place.page + place.row * step;

@@ -23,7 +23,7 @@
 namespace kvpolicy {
 
 /// The result of a verification.
-struct Verdict {
+struct Verification {
   std::vector<std::size_t> path;  ///< the accepted guesses, in the order of the text
   int next = 0;                   ///< the model's own token after them
   /// The model's distribution for each token of the path and for `next`: [path + 1]. The token at a
@@ -37,10 +37,10 @@ struct Verdict {
 /// @throws ShapeError for logits of another size, a NaN among those that are used, or a guess that
 /// the rule refuses
 template <class Rule = SpeculativeSampling>
-[[nodiscard]] Verdict judge(std::span<const DraftToken> guesses, std::span<const float> logits,
+[[nodiscard]] Verification verify(std::span<const DraftToken> guesses, std::span<const float> logits,
                             const SamplingOptions& sampling, Random& random) {
   const std::size_t places = guesses.size() + 1;
-  require<ShapeError>(!logits.empty() && logits.size() % places == 0, "judge: ", logits.size(),
+  require<ShapeError>(!logits.empty() && logits.size() % places == 0, "verify: ", logits.size(),
                       " logits for ", places, " places, must be vocabulary numbers for each");
   const std::size_t vocabulary = logits.size() / places;
   // Checks all guesses, including those that would not be tried: an error that depended on which
@@ -48,11 +48,11 @@ template <class Rule = SpeculativeSampling>
   if constexpr (requires(const DraftToken& guess) { Rule::check(guess.from, guess.token); }) {
     for (const DraftToken& guess : guesses) Rule::check(guess.from, guess.token);
   }
-  Verdict verdict;
+  Verification verification;
   std::size_t place = TokenTree::text;
   for (;;) {
     const std::size_t row = place == TokenTree::text ? 0 : place + 1;
-    const Distribution& p = verdict.distributions.emplace_back(
+    const Distribution& p = verification.distributions.emplace_back(
         distribution_of(logits.subspan(row * vocabulary, vocabulary), sampling));
     Distribution left = p;
     bool tried = false;
@@ -67,12 +67,12 @@ template <class Rule = SpeculativeSampling>
         left = Rule::after_refusal(left, guesses[i].from);
       }
     }
-    if (tried) ++verdict.places;
+    if (tried) ++verification.places;
     if (stayed == TokenTree::text) {
-      verdict.next = left.draw(random.uniform());
-      return verdict;
+      verification.next = left.draw(random.uniform());
+      return verification;
     }
-    verdict.path.push_back(stayed);
+    verification.path.push_back(stayed);
     place = stayed;
   }
 }

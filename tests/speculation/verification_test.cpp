@@ -11,7 +11,7 @@
 #include <doctest/doctest.h>
 #include <kvpolicy/speculation/pending_call.hpp>
 #include <kvpolicy/speculation/statistics.hpp>
-#include <kvpolicy/speculation/verdict.hpp>
+#include <kvpolicy/speculation/verification.hpp>
 
 #include "table_cache.hpp"
 
@@ -32,9 +32,9 @@ std::vector<float> sure_of(std::initializer_list<int> tokens) {
 DraftToken certain(int token, std::size_t parent) {
   return {token, Distribution::certain(token), parent};
 }
-Verdict greedy(const DraftTokens& guesses, const std::vector<float>& logits) {
+Verification greedy(const DraftTokens& guesses, const std::vector<float>& logits) {
   Random random{1};
-  return judge(guesses, logits, {}, random);
+  return verify(guesses, logits, {}, random);
 }
 using Path = std::vector<std::size_t>;
 
@@ -42,48 +42,48 @@ using Path = std::vector<std::size_t>;
 
 TEST_CASE("greedy: guesses stay as long as the target agrees, then its own token comes") {
   const DraftTokens chain{certain(1, text), certain(2, 0), certain(3, 1)};
-  Verdict verdict = greedy(chain, sure_of({1, 2, 3, 0}));
-  CHECK(verdict.path == Path{0, 1, 2});
-  CHECK(verdict.next == 0);
-  CHECK(verdict.places == 3);
-  REQUIRE(verdict.distributions.size() == 4);
-  CHECK(verdict.distributions[3] == Distribution::certain(0));
+  Verification verification = greedy(chain, sure_of({1, 2, 3, 0}));
+  CHECK(verification.path == Path{0, 1, 2});
+  CHECK(verification.next == 0);
+  CHECK(verification.places == 3);
+  REQUIRE(verification.distributions.size() == 4);
+  CHECK(verification.distributions[3] == Distribution::certain(0));
 
-  verdict = greedy(chain, sure_of({1, 0, 3, 0}));
-  CHECK(verdict.path == Path{0});
-  CHECK(verdict.next == 0);
-  CHECK(verdict.places == 2);
-  CHECK(verdict.distributions.size() == 2);
+  verification = greedy(chain, sure_of({1, 0, 3, 0}));
+  CHECK(verification.path == Path{0});
+  CHECK(verification.next == 0);
+  CHECK(verification.places == 2);
+  CHECK(verification.distributions.size() == 2);
 
-  verdict = greedy(chain, sure_of({2, 2, 3, 0}));
-  CHECK(verdict.path.empty());
-  CHECK(verdict.next == 2);
-  CHECK(verdict.places == 1);
+  verification = greedy(chain, sure_of({2, 2, 3, 0}));
+  CHECK(verification.path.empty());
+  CHECK(verification.next == 2);
+  CHECK(verification.places == 1);
 
-  verdict = greedy({}, sure_of({3}));
-  CHECK(verdict.path.empty());
-  CHECK(verdict.next == 3);
-  CHECK(verdict.places == 0);
+  verification = greedy({}, sure_of({3}));
+  CHECK(verification.path.empty());
+  CHECK(verification.next == 3);
+  CHECK(verification.places == 0);
 }
 
 TEST_CASE("greedy: of siblings the one that the target names leads on, at every depth") {
   // 0 and 1 follow the text, 2 and 3 follow 1, 4 follows 3.
   const DraftTokens tree{certain(0, text), certain(1, text), certain(2, 1), certain(3, 1),
                      certain(2, 3)};
-  Verdict verdict = greedy(tree, sure_of({1, 0, 3, 0, 2, 1}));
-  CHECK(verdict.path == Path{1, 3, 4});
-  CHECK(verdict.next == 1);
-  CHECK(verdict.places == 3);
+  Verification verification = greedy(tree, sure_of({1, 0, 3, 0, 2, 1}));
+  CHECK(verification.path == Path{1, 3, 4});
+  CHECK(verification.next == 1);
+  CHECK(verification.places == 3);
   // None of the two at the second place: the target's own.
-  verdict = greedy(tree, sure_of({1, 0, 0, 3, 3, 3}));
-  CHECK(verdict.path == Path{1});
-  CHECK(verdict.next == 0);
-  CHECK(verdict.places == 2);
+  verification = greedy(tree, sure_of({1, 0, 0, 3, 3, 3}));
+  CHECK(verification.path == Path{1});
+  CHECK(verification.next == 0);
+  CHECK(verification.places == 2);
   // A leaf that stays has no place behind it.
-  verdict = greedy(tree, sure_of({0, 2, 3, 0, 2, 1}));
-  CHECK(verdict.path == Path{0});
-  CHECK(verdict.next == 2);
-  CHECK(verdict.places == 1);
+  verification = greedy(tree, sure_of({0, 2, 3, 0, 2, 1}));
+  CHECK(verification.path == Path{0});
+  CHECK(verification.next == 2);
+  CHECK(verification.places == 1);
 }
 
 TEST_CASE("a guess of the target's own distribution always stays") {
@@ -98,9 +98,9 @@ TEST_CASE("a guess of the target's own distribution always stays") {
     for (std::size_t i = 0; i < 3; ++i) {
       guesses.push_back({p.draw(random.uniform()), p, i == 0 ? text : i - 1});
     }
-    const Verdict verdict = judge(guesses, logits, sampling, random);
-    CHECK(verdict.path == Path{0, 1, 2});
-    for (const Distribution& said : verdict.distributions) CHECK(said == p);
+    const Verification verification = verify(guesses, logits, sampling, random);
+    CHECK(verification.path == Path{0, 1, 2});
+    for (const Distribution& said : verification.distributions) CHECK(said == p);
   }
 }
 
@@ -111,25 +111,25 @@ TEST_CASE("a token that cannot be the target's never comes") {
   const Distribution q{{{0, 0.1}, {1, 0.8}, {3, 0.1}}};
   for (int round = 0; round < 2000; ++round) {
     const DraftTokens guesses{{q.draw(random.uniform()), q, text}};
-    const Verdict verdict = judge(guesses, logits, {.temperature = 1.0F}, random);
-    const int token = verdict.path.empty() ? verdict.next : guesses[0].token;
+    const Verification verification = verify(guesses, logits, {.temperature = 1.0F}, random);
+    const int token = verification.path.empty() ? verification.next : guesses[0].token;
     CHECK((token == 0 || token == 2));
   }
 }
 
-TEST_CASE("judge refuses logits of another size, and NaN where it decides") {
+TEST_CASE("verify refuses logits of another size, and NaN where it decides") {
   Random random{1};
   const DraftTokens guesses{certain(1, text)};
   std::vector<float> logits = sure_of({1, 2});
-  CHECK_NOTHROW((void)judge(guesses, logits, {}, random));
-  CHECK_THROWS_AS((void)judge(guesses, std::vector<float>{}, {}, random), ShapeError);
-  CHECK_THROWS_AS((void)judge(guesses, std::vector<float>(7), {}, random), ShapeError);
+  CHECK_NOTHROW((void)verify(guesses, logits, {}, random));
+  CHECK_THROWS_AS((void)verify(guesses, std::vector<float>{}, {}, random), ShapeError);
+  CHECK_THROWS_AS((void)verify(guesses, std::vector<float>(7), {}, random), ShapeError);
   logits[5] = std::nanf("");
-  CHECK_THROWS_AS((void)judge(guesses, logits, {}, random), ShapeError);
+  CHECK_THROWS_AS((void)verify(guesses, logits, {}, random), ShapeError);
   // Behind a refused guess nobody looks.
   std::vector<float> behind = sure_of({0, 2});
   behind[5] = std::nanf("");
-  CHECK(judge(guesses, behind, {}, random).next == 0);
+  CHECK(verify(guesses, behind, {}, random).next == 0);
 }
 
 TEST_CASE(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A policy that shares its layer's budget, but does not say with which heads it may.
-// expect: a policy that shares a layer's budget (it has shares_in_layer) must compress, and needs static bool shares_in_layer(const Config&), static bool may_share(
+// expect: a policy that shares a layer's budget (it has is_adaptive_in_layer) must compress, and needs static bool is_adaptive_in_layer(const Config&), static bool may_share(
 #include <vector>
 
 #include <kvpolicy/kvpolicy.hpp>
@@ -16,8 +16,8 @@ struct Own : kvpolicy::FullCache<kvpolicy::DenseStorage<float>> {
   void prepare_compress(std::span<const float>, std::size_t, std::size_t) {}
   void finish_compress() noexcept {}
   void abandon_compress() noexcept {}
-  bool shares_in_layer() const { return false; }
-  static bool shares_in_layer(const Config&) { return false; }
+  bool is_adaptive_in_layer() const { return false; }
+  static bool is_adaptive_in_layer(const Config&) { return false; }
   kvpolicy::SharingHead compete(std::span<const float>, std::size_t, std::size_t) const { return {}; }
   void prepare_survivors(std::vector<std::size_t>) {}
 };
