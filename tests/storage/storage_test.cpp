@@ -71,9 +71,9 @@ void reserved_pieces(const typename Storage::Config& config, std::size_t window,
     const StorageContext context{head_dim, 16, &pool};
     Storage pieces{config, context};
     Storage whole{config, {head_dim, 16, &whole_pool}};
-    if constexpr (requires { pieces.hold(true); }) {
-      pieces.hold(held);
-      whole.hold(held);
+    if constexpr (requires { pieces.defer_quantization(true); }) {
+      pieces.defer_quantization(held);
+      whole.defer_quantization(held);
     }
     std::vector<Storage> forks;
     for (int round = 0; round < 25; ++round) {

@@ -166,7 +166,7 @@ TEST_CASE("--plan: settings of storages, windows and rules stand in the name") {
   CHECK(duo("duo@" + gates + ":0.5,sinks=2,recent=3") != duo("duo@" + gates + ":0.5"));
   PlanArguments threshold;
   threshold.plan = "duo@" + gates + ":0.6";
-  threshold.rule = GateCut::threshold;
+  threshold.gate_cut = GateCut::threshold;
   CHECK(duo("duo@" + gates + ":0.6,rule=threshold") == make_plan<float>(threshold, own));
 }
 

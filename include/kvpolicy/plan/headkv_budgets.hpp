@@ -40,7 +40,7 @@ struct HeadKvBudgetConfig {
     constexpr std::size_t most = std::size_t{1} << 40;
     require(capacity >= 1 && capacity <= most, "HeadKvBudgetConfig: capacity is ", capacity,
             ", must be 1 to 2^40");
-    require(window <= capacity, "HeadKvBudgetConfig: observation_window is ", window,
+    require(observation_window <= capacity, "HeadKvBudgetConfig: observation_window is ", observation_window,
             ", must be at most capacity = ", capacity);
     // Written so that NaN fails.
     require(beta >= 1.0, "HeadKvBudgetConfig: beta is ", beta, ", must be at least 1");

@@ -36,7 +36,7 @@ struct PyramidBudgetConfig {
     constexpr std::size_t most = std::size_t{1} << 40;
     require(capacity >= 1 && capacity <= most, "PyramidBudgetConfig: capacity is ", capacity,
             ", must be 1 to 2^40");
-    require(window <= capacity, "PyramidBudgetConfig: observation_window is ", window,
+    require(observation_window <= capacity, "PyramidBudgetConfig: observation_window is ", observation_window,
             ", must be at most capacity = ", capacity);
     // Written so that NaN fails.
     require(beta >= 1.0, "PyramidBudgetConfig: beta is ", beta, ", must be at least 1");
