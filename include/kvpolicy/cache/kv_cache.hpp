@@ -18,14 +18,13 @@
 
 #include <kvpolicy/cache/cache_pool.hpp>
 #include <kvpolicy/cache/call_checks.hpp>
-#include <kvpolicy/cache/compression.hpp>
 #include <kvpolicy/cache/layer.hpp>
+#include <kvpolicy/cache/layer_calls.hpp>
 #include <kvpolicy/cache/other_plan.hpp>
 #include <kvpolicy/cache/plan_checks.hpp>
 #include <kvpolicy/cache/progress_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/scalar_engine.hpp>
-#include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/plan/cache_options.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
@@ -94,7 +93,7 @@ class KvCache {
   [[nodiscard]] KvCache fork_as(Plan plan) const {
     check_same_shape(name, plan_.shape(), plan.shape());
     static_cast<void>(held(layers_));
-    KvCache other{std::move(plan), options_, engine_, pool_};
+    KvCache other{std::move(plan), options_, calls_.engine(), pool_};
     other.take(*this);
     return other;
   }
@@ -106,7 +105,7 @@ class KvCache {
   void clear() {
     static_cast<void>(held(layers_));
     layers_ = new_layers();
-    observed_rows_ = 0;
+    calls_.set_observed_rows(0);
   }
 
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
@@ -118,13 +117,14 @@ class KvCache {
   template <class Q, class K, class V, class Out>
   void step(std::size_t layer, const TensorView<Q>& q, const TensorView<K>& k,
             const TensorView<V>& v, const TensorView<Out>& out, const AttendOptions& options = {}) {
-    step_any(layer, ConstTensor{q}, ConstTensor{k}, ConstTensor{v}, MutableTensor{out}, options);
+    step(layer, ConstTensor{q}, ConstTensor{k}, ConstTensor{v}, MutableTensor{out}, options);
   }
 
   /// The same for tensors whose element types are known only at run time.
   void step(std::size_t layer, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
             const MutableTensor& out, const AttendOptions& options = {}) {
-    step_any(layer, q, k, v, out, options);
+    Layer& own = own_layer(layer);
+    calls_.step(own, q, k, v, out, completed(options, layer), options_);
   }
 
   /// The two halves of `step`, for engines that fuse work in between: `append` adds at most
@@ -134,20 +134,21 @@ class KvCache {
   template <class K, class V>
   void append(std::size_t layer, const TensorView<K>& k, const TensorView<V>& v,
               const AttendOptions& options = {}) {
-    append_any(layer, ConstTensor{k}, ConstTensor{v}, options.tree);
+    append(layer, ConstTensor{k}, ConstTensor{v}, options);
   }
   template <class Q, class Out>
   void attend(std::size_t layer, const TensorView<Q>& q, const TensorView<Out>& out,
               const AttendOptions& options = {}) {
-    attend_any(layer, ConstTensor{q}, MutableTensor{out}, options);
+    attend(layer, ConstTensor{q}, MutableTensor{out}, options);
   }
   void append(std::size_t layer, const ConstTensor& k, const ConstTensor& v,
               const AttendOptions& options = {}) {
-    append_any(layer, k, v, options.tree);
+    calls_.append(own_layer(layer), k, v, options.tree, options_);
   }
   void attend(std::size_t layer, const ConstTensor& q, const MutableTensor& out,
               const AttendOptions& options = {}) {
-    attend_any(layer, q, out, options);
+    Layer& rows_of = read_by(layer);
+    calls_.attend(rows_of, layer, plan_.shape().layer(layer).q_heads, q, out, completed(options, layer));
   }
 
   /// Takes back the rows from text position `tokens` on, in every layer; also after a step that
@@ -176,9 +177,7 @@ class KvCache {
   /// @throws RollbackError if a tree is pending, std::bad_alloc, StorageError
   void commit() {
     refuse_tree("commit");
-    for (Layer& layer : layers_) reserve(layer, layer.uncommitted(), layers_);
-    for (Layer& layer : layers_) layer.commit_tail(layer.uncommitted());
-    for (Layer& layer : layers_) layer.release_unused();
+    calls_.commit(layers_);
   }
 
   /// Commits, then lets every head with a budget drop the rows that it ranks lowest: of most scorers
@@ -190,15 +189,15 @@ class KvCache {
     refuse_tree("compress");
     for (const Layer& layer : layers_) layer.check_queries("compress");
     commit();
-    compress_layers(layers_);
+    calls_.compress(layers_);
   }
   /// The same for one layer, for engines that prefill layer by layer.
   void compress(std::size_t layer) {
     Layer& own = own_layer(layer);
     own.tree.refuse("compress");
     own.check_queries("compress");
-    commit_layer(own);
-    compress_layers({&own, 1});
+    calls_.commit({&own, 1});
+    calls_.compress({&own, 1});
   }
 
   /// Tokens that every layer has seen, nodes of a pending tree included; `tokens(layer)` differs only
@@ -238,11 +237,11 @@ class KvCache {
   /// Keys that were read besides those of attention itself: one for each row of a head that was
   /// looked at for a compression, or at a call because the head adds up its attention. Forks go on
   /// counting.
-  [[nodiscard]] std::size_t observed_rows() const { return observed_rows_; }
+  [[nodiscard]] std::size_t observed_rows() const { return calls_.observed_rows(); }
 
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] const CacheOptions& options() const { return options_; }
-  [[nodiscard]] Engine& engine() { return engine_; }
+  [[nodiscard]] Engine& engine() { return calls_.engine(); }
   /// One head, whatever its policy.
   [[nodiscard]] const Head& head(std::size_t layer, std::size_t head) const {
     const Layer& own = read_by(layer);
@@ -269,30 +268,7 @@ class KvCache {
                       std::vector<std::vector<float>>& sums) {
     const Layer& own = own_layer(layer);
     const std::size_t known = check_observe(name, own, queries);
-    const LayerShape& shape = own.shape;
-    std::vector<SegmentList> shown(shape.kv_heads);
-    std::vector<std::span<const Segment>> heads(shape.kv_heads);
-    std::vector<std::span<float>> views(shape.kv_heads);
-    sums.resize(shape.kv_heads);
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      shown[head] = segments(layer, head);
-      std::size_t rows = 0;
-      for (const Segment& segment : shown[head]) {
-        segment.for_each_run([&](const RowRun& run) { rows += run.rows; });
-      }
-      sums[head].assign(shape.queries_per_kv() * rows, 0.0F);
-      heads[head] = shown[head];
-      views[head] = sums[head];
-    }
-    std::vector<element_type> latest(known * shape.q_heads * shape.head_dim);
-    const std::size_t count = own.queries.copy_latest(known, latest.data());
-    const TensorView<const element_type> view{latest.data(), count, shape.q_heads, shape.head_dim};
-    engine_.observe(LayerObservation{ConstTensor{view},
-                                     static_cast<std::int64_t>(own.tokens - count), heads, views,
-                                     AttendOptions{.scale = own.scale,
-                                                   .softcap = own.softcap,
-                                                   .attention_sink_bias = own.attention_sink_bias}});
-    return count;
+    return calls_.observe(own, known, sums);
   }
 
   /// The cached rows that the next query of a head would read, for engines with attention of
@@ -300,14 +276,8 @@ class KvCache {
   /// all nodes. Valid until the cache next changes.
   [[nodiscard]] SegmentList segments(std::size_t layer, std::size_t head,
                                      Read read = Read::all) const {
-    SegmentList list;
-    const Head& own = this->head(layer, head);
-    const Layer& rows_of = read_by(layer);
-    const ReadRequest request{static_cast<std::int64_t>(rows_of.text()), 1, read};
-    own.show(request, list);
-    rows_of.for_each_uncommitted(
-        head, [&](const Segment& rows) { own.show_uncommitted(rows, request, list); });
-    return list;
+    static_cast<void>(this->head(layer, head));  // refuses numbers of no head
+    return read_by(layer).segments(head, read);
   }
 
  private:
@@ -320,8 +290,8 @@ class KvCache {
 
   KvCache(const KvCache&) = default;
   KvCache(Plan plan, const CacheOptions& options, Engine engine, CachePool pool)
-      : plan_{std::move(plan)}, options_{options}, engine_{std::move(engine)},
-        pool_{std::move(pool)} {
+      : plan_{std::move(plan)}, options_{options}, pool_{std::move(pool)},
+        calls_{std::move(engine)} {
     layers_ = new_layers();
   }
 
@@ -329,14 +299,6 @@ class KvCache {
     options.validate();
     return options;
   }
-  // The engine's scores, for a policy that does not know the engine's type.
-  struct Scorer final : ChunkScorer {
-    explicit Scorer(Engine& engine_) : engine{engine_} {}
-    void score(const Plane& rows, std::span<const float> query, std::span<float> out) override {
-      engine.score(rows, query, out);
-    }
-    Engine& engine;
-  };
 
   [[nodiscard]] std::size_t sum(std::size_t (Head::*count)() const) const {
     std::size_t total = 0;
@@ -348,13 +310,13 @@ class KvCache {
 
   // This cache is new, and may be thrown away half-way.
   void take(const KvCache& other) {
-    observed_rows_ = other.observed_rows_;
+    calls_.set_observed_rows(other.observed_rows());
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       Layer& own = layers_[l];
       take_layer(own, other.layers_[l], context_of(own.shape), [&](std::size_t head) {
         return plan_.at(own.number, head) == other.plan_.at(own.number, head);
       });
-      compress_due(own);
+      calls_.compress_due(own);
     }
   }
 
@@ -448,274 +410,11 @@ class KvCache {
     for (const Layer& layer : held(layers_)) layer.tree.refuse(call);
   }
 
-  // ---- what a caller hands in
-
-  // `tokens` tokens are about to be added.
-  void check_tree(const char* call, const Layer& layer, std::size_t tokens,
-                  const TokenTree* tree) const {
-    if (tree == nullptr) return layer.tree.refuse(call);
-    layer.tree.check_grows_to(*tree, tokens, options_.max_rollback);
-  }
-
-  // ---- the three calls
-
-  void step_any(std::size_t l, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
-                const MutableTensor& out, const AttendOptions& given) {
-    Layer& layer = own_layer(l);
-    const AttendOptions options = completed(given, l);
-    const LayerShape& shape = layer.shape;
-    const std::size_t tokens = q.tokens;
-    check_tensor("q", q, tokens, shape.q_heads, shape.head_dim);
-    check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
-    check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
-    check_tensor("out", out, tokens, shape.q_heads, shape.value_dim);
-    check_written_once(out);
-    check_options(options, tokens, shape.q_heads);
-    check_tree("step", layer, tokens, options.tree);
-    check_room(name, layer, tokens, options_.max_tokens);
-    if (tokens == 0) return;
-    check_range<E>("k", k);
-    check_range<E>("v", v);
-    if (options.tree != nullptr) layer.tree.prepare(*options.tree, layer.text());
-    const std::size_t leaving = layer.leaving(tokens, options_.max_rollback);
-    attend_uncounted(layer, q, out, layer.tokens, options, &k, &v, leaving);
-    keep_rows(layer, k, v, leaving);
-    layer.tokens += tokens;
-    if (options.tree != nullptr) layer.tree.keep(*options.tree);
-    if (layer.roles.accumulates) layer.accumulate(sums_.of_heads, shape.queries_per_kv());
-    finish_call(layer, q, options);
-  }
-
-  // The oldest `leaving` rows of tail and chunk go to the policies, the others of the chunk to the tail.
-  void keep_rows(Layer& layer, const ConstTensor& k, const ConstTensor& v, std::size_t leaving) {
-    const std::size_t from_tail = std::min(leaving, layer.uncommitted());
-    const std::size_t from_chunk = leaving - from_tail;
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      rows_.clear();
-      if (from_tail > 0) {
-        layer.tail.for_each_segment(head, layer.committed, layer.committed + from_tail,
-                                    [&](const Segment& rows) { rows_.push_back(rows); });
-      }
-      if (from_chunk > 0) {
-        rows_.push_back(call_segment(k, v, head, layer.tokens).part(0, from_chunk));
-      }
-      layer.heads[head]->end_call(rows_);
-    }
-    layer.committed += leaving;
-    layer.tail.write(k, v, from_chunk, k.tokens, layer.tokens + from_chunk);
-  }
-
-  void append_any(std::size_t l, const ConstTensor& k, const ConstTensor& v, const TokenTree* tree) {
-    Layer& layer = own_layer(l);
-    const LayerShape& shape = layer.shape;
-    const std::size_t tokens = k.tokens;
-    check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
-    check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
-    check_append(name, tokens, options_.max_append);
-    check_tree("append", layer, tokens, tree);
-    check_room(name, layer, tokens, options_.max_tokens);
-    if (tokens == 0) return;
-    check_range<E>("k", k);
-    check_range<E>("v", v);
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      layer.heads[head]->check(call_segment(k, v, head, layer.tokens));
-    }
-    if (tree != nullptr) layer.tree.prepare(*tree, layer.text());
-    // The new rows stay in the tail until the next call, so that `attend` finds the policies as
-    // they were before them: a window must not have moved on, a row not be quantised yet.
-    const std::size_t leaving = layer.leaving(0, options_.max_rollback);
-    reserve(layer, leaving, {&layer, 1});
-    layer.commit_tail(leaving);
-    layer.tail.write(k, v, 0, tokens, layer.tokens);
-    layer.release_unused();
-    layer.tokens += tokens;
-    if (tree != nullptr) layer.tree.keep(*tree);
-  }
-
-  void attend_any(std::size_t l, const ConstTensor& q, const MutableTensor& out,
-                  const AttendOptions& given) {
-    Layer& layer = read_by(l);
-    const AttendOptions options = completed(given, l);
-    const LayerShape& shape = layer.shape;
-    const std::size_t q_heads = plan_.shape().layer(l).q_heads;
-    check_tensor("q", q, q.tokens, q_heads, shape.head_dim);
-    check_tensor("out", out, q.tokens, q_heads, shape.value_dim);
-    check_written_once(out);
-    check_options(options, q.tokens, q_heads);
-    require<ShapeError>(q.tokens <= layer.uncommitted(), "KvCache::attend: ", q.tokens,
-                        " queries, but only the latest ", layer.uncommitted(),
-                        " rows of layer ", layer.number, " have not been committed");
-    if (options.tree == nullptr) {
-      layer.tree.refuse("attend");
-    } else {
-      layer.tree.check_is(*options.tree, q.tokens);
-    }
-    if (q.tokens == 0) return;
-    if (layer.number != l) {
-      require<ShapeError>(!options.refresh_selection,
-                          "KvCache::attend: refresh_selection for layer ", l, ", but layer ",
-                          layer.number, ", whose cache it reads, selects for both");
-      return run_attention(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr, 0);
-    }
-    // What is added up cannot be taken back, so the rows it belongs to may not be either.
-    const bool accumulates = layer.roles.accumulates;
-    attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr,
-                     accumulates ? layer.uncommitted() : 0);
-    if (accumulates) {
-      layer.commit_tail(layer.uncommitted());
-      layer.accumulate(sums_.of_heads, shape.queries_per_kv());
-    }
-    layer.release_unused();
-    finish_call(layer, q, options);
-  }
-
-  // The attention of a call whose first query is that of row `position`, over the chunk too if there
-  // is one. Obtains memory for the `leaving` rows that policies are given after it. Changes nothing if
-  // it throws.
-  void attend_uncounted(Layer& layer, const ConstTensor& q, const MutableTensor& out,
-                        std::size_t position, const AttendOptions& options, const ConstTensor* k,
-                        const ConstTensor* v, std::size_t leaving) {
-    KVPOLICY_TRY {
-      layer.attention_sink_bias.reserve(options.attention_sink_bias.size());
-      if (options.read == Read::selected) {
-        prepare_refresh(layer, q, position, options.selection_query, options.refresh_selection);
-      }
-      run_attention(layer, q, out, position, options, k, v, leaving);
-    }
-    KVPOLICY_CATCH_ALL {
-      layer.end_refresh(false);
-      layer.release_unused();
-      KVPOLICY_RETHROW;
-    }
-    layer.end_refresh(true);
-    layer.scale = options.scale;
-    layer.softcap = options.softcap;
-    layer.attention_sink_bias.assign(options.attention_sink_bias.begin(), options.attention_sink_bias.end());
-    layer.queries.push(q, position);
-  }
-
-  // ---- rows
-
-  // Pages for committing `rows` rows in every head, or none at all: on failure the spare pages of
-  // all `reserving` layers go back.
-  void reserve(Layer& layer, std::size_t rows, std::span<Layer> reserving) {
-    if (rows == 0) return;
-    KVPOLICY_TRY {
-      for (const HeadPtr& head : layer.heads) head->reserve(rows);
-    }
-    KVPOLICY_CATCH_ALL {
-      for (Layer& other : reserving) other.release_unused();
-      KVPOLICY_RETHROW;
-    }
-  }
-
-  void commit_layer(Layer& layer) {
-    reserve(layer, layer.uncommitted(), {&layer, 1});
-    layer.commit_tail(layer.uncommitted());
-    layer.release_unused();
-  }
-
-  // ---- attention
-
-  void run_attention(const Layer& layer, const ConstTensor& q, const MutableTensor& out,
-                     std::size_t position, const AttendOptions& options, const ConstTensor* k,
-                     const ConstTensor* v, std::size_t leaving) {
-    const TokenTree* tree = options.tree;
-    const std::size_t node = tree == nullptr ? 0 : tree->size() - q.tokens;  // of the first query
-    const ReadRequest request =
-        tree == nullptr ? ReadRequest{static_cast<std::int64_t>(position), q.tokens, options.read}
-                        : layer.tree.request(node, tree->size(), options.read);
-    shown_.resize(layer.heads.size());
-    heads_.clear();
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      rows_.clear();
-      layer.for_each_uncommitted(head, [&](const Segment& rows) { rows_.push_back(rows); });
-      Segment chunk;
-      if (k != nullptr) {
-        chunk = call_segment(*k, *v, head, position);
-        if (tree != nullptr) chunk = layer.tree.place(chunk, node);
-      }
-      SegmentList& list = shown_[head];
-      list.clear();
-      layer.heads[head]->begin_call({rows_, chunk, leaving, request}, list);
-      heads_.emplace_back(list);
-    }
-    const LayerAttention call{q, out, static_cast<std::int64_t>(position - node), heads_, options};
-    engine_.attend(call);
-    if (layer.roles.accumulates) observe_call(layer, engine_, call, sums_, observed_rows_);
-  }
-
-  // Selecting heads choose by one query of a call that begins at `position`.
-  void prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t position,
-                       std::optional<std::size_t> chooser, bool wanted) {
-    const std::size_t token = chooser.value_or(q.tokens - 1);
-    const std::size_t group = layer.shape.queries_per_kv();
-    const std::size_t head_dim = layer.shape.head_dim;
-    if (!layer.roles.selects) return;
-    Scorer scorer{engine_};
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      Head& own = *layer.heads[head];
-      if (!own.roles().selects || (!wanted && !own.selection_is_stale())) continue;
-      const std::span<float> queries = queries_.take(group * head_dim);
-      for (std::size_t i = 0; i < group; ++i) {
-        load_dense(q.encoding, q.row(token, head * group + i),
-                   queries.subspan(i * head_dim, head_dim));
-      }
-      own.prepare_refresh(queries, scorer, position + token + 1);
-    }
-  }
-
-  // What follows once the rows are kept: it must not fail any more.
-  void finish_call(Layer& layer, const ConstTensor& q, const AttendOptions& options) {
-    // A read of all rows that asks for a refresh chooses for the reads that follow: after the
-    // call, so that its own rows can be chosen.
-    if (options.read == Read::all && options.refresh_selection) {
-      KVPOLICY_TRY {
-        prepare_refresh(layer, q, layer.tokens - q.tokens, options.selection_query, true);
-        layer.end_refresh(true);
-      }
-      KVPOLICY_CATCH_ALL {
-        // No memory, or slow memory that cannot be read: the next selected read chooses instead.
-        layer.end_refresh(false);
-        layer.forget_selection();
-      }
-    }
-    KVPOLICY_TRY {
-      compress_due(layer);
-    }
-    KVPOLICY_CATCH_ALL {
-      // The step itself is done and its rows are kept; the next one tries again.
-    }
-  }
-
-  // ---- compression
-
-  // Heads that compress by themselves, where it is time.
-  void compress_due(Layer& layer) {
-    if (!layer.roles.compresses) return;
-    const bool due = std::ranges::any_of(
-        layer.heads, [&](const HeadPtr& head) { return layer.is_due(*head); });
-    if (!due) return;
-    commit_layer(layer);
-    compress_layers({&layer, 1}, /*only_due=*/true);
-  }
-
-  void compress_layers(std::span<Layer> layers, bool only_due = false) {
-    Compression<Layer, Engine>{engine_, observed_rows_}.run(layers, only_due);
-  }
-
   Plan plan_;
   CacheOptions options_;
-  Engine engine_;
   CachePool pool_;  // outlives the layers, whose pages go back to it
   std::vector<Layer> layers_;
-  std::size_t observed_rows_ = 0;
-  // Scratch of a call.
-  std::vector<SegmentList> shown_;
-  std::vector<std::span<const Segment>> heads_;
-  SegmentList rows_;
-  detail::Scratch<float> queries_;
-  CallSums sums_;
+  detail::LayerCalls<E, Engine> calls_;
 };
 
 /// `KvCache cache{plan}` and `KvCache cache{plan, options, engine}`, of any plan.

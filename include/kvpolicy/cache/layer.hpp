@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -49,6 +50,16 @@ struct CacheLayer : TextProgress<std::size_t> {
 
   /// Tokens of the text, on which a pending tree hangs.
   [[nodiscard]] std::size_t text() const { return tokens - tree.size(); }
+
+  /// What a query right after the text would read of a head, and all nodes of a pending tree.
+  [[nodiscard]] SegmentList segments(std::size_t head, Read read) const {
+    SegmentList list;
+    const ReadRequest request{static_cast<std::int64_t>(text()), 1, read};
+    heads[head]->show(request, list);
+    for_each_uncommitted(
+        head, [&](const Segment& rows) { heads[head]->show_uncommitted(rows, request, list); });
+    return list;
+  }
 
   /// Bookkeeping besides the rows: this object, its heads and their page tables.
   [[nodiscard]] std::size_t overhead_bytes() const {

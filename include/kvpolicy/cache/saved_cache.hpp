@@ -79,7 +79,7 @@ class SavedCache {
     SavingArchive<RecordWriter> archive{blocks};
     write_text(archive, tag);
     describe(archive, cache.plan_);
-    archive(tokens, cache.observed_rows_);
+    archive(tokens, cache.calls_.observed_rows());
     for (std::size_t l = 0; l < cache.layers_.size(); ++l) {
       // A saving archive changes nothing.
       transfer(archive, const_cast<typename KvCache<E, Engine>::Layer&>(cache.layers_[l]), tokens, cache);
@@ -110,7 +110,7 @@ class SavedCache {
     for (auto& layer : layers) transfer(archive, layer, tokens, cache);
     blocks.finish(alone);
     cache.layers_ = std::move(layers);
-    cache.observed_rows_ = observed_rows;
+    cache.calls_.set_observed_rows(observed_rows);
   }
 
  private:

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a call does once its layer is found: it checks the tensors, attends, and hands rows to the policies
+// and to the tail; afterwards selections are refreshed and heads compressed where it is time.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <kvpolicy/cache/call_checks.hpp>
+#include <kvpolicy/cache/compression.hpp>
+#include <kvpolicy/cache/layer.hpp>
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/scratch.hpp>
+#include <kvpolicy/plan/cache_options.hpp>
+
+namespace kvpolicy::detail {
+
+/// The engine of a cache and the memory that its calls work in. Each call throws what KvCache's call of
+/// that name throws, and leaves the layer as it was then.
+template <Element E, AttentionEngine Engine>
+class LayerCalls {
+ public:
+  using Layer = CacheLayer<E>;
+
+  explicit LayerCalls(Engine engine) : engine_{std::move(engine)} {}
+
+  [[nodiscard]] Engine& engine() { return engine_; }
+  [[nodiscard]] const Engine& engine() const { return engine_; }
+  /// Keys that were read for compressions and for heads that add up attention.
+  [[nodiscard]] std::size_t observed_rows() const { return observed_rows_; }
+  void set_observed_rows(std::size_t rows) { observed_rows_ = rows; }
+
+  /// Attends to the cached rows and to the call's, which then join the cache.
+  void step(Layer& layer, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+            const MutableTensor& out, const AttendOptions& options, const CacheOptions& limits) {
+    const LayerShape& shape = layer.shape;
+    const std::size_t tokens = q.tokens;
+    check_tensor("q", q, tokens, shape.q_heads, shape.head_dim);
+    check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
+    check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
+    check_tensor("out", out, tokens, shape.q_heads, shape.value_dim);
+    check_written_once(out);
+    check_options(options, tokens, shape.q_heads);
+    check_tree("step", layer, tokens, options.tree, limits);
+    check_room(cache_name, layer, tokens, limits.max_tokens);
+    if (tokens == 0) return;
+    check_range<E>("k", k);
+    check_range<E>("v", v);
+    if (options.tree != nullptr) layer.tree.prepare(*options.tree, layer.text());
+    const std::size_t leaving = layer.leaving(tokens, limits.max_rollback);
+    attend_uncounted(layer, q, out, layer.tokens, options, &k, &v, leaving);
+    keep_rows(layer, k, v, leaving);
+    layer.tokens += tokens;
+    if (options.tree != nullptr) layer.tree.keep(*options.tree);
+    if (layer.roles.accumulates) layer.accumulate(sums_.of_heads, shape.queries_per_kv());
+    finish_call(layer, q, options);
+  }
+
+  /// Adds rows, which stay tentative until the next call.
+  void append(Layer& layer, const ConstTensor& k, const ConstTensor& v, const TokenTree* tree,
+              const CacheOptions& limits) {
+    const LayerShape& shape = layer.shape;
+    const std::size_t tokens = k.tokens;
+    check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
+    check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
+    check_append(cache_name, tokens, limits.max_append);
+    check_tree("append", layer, tokens, tree, limits);
+    check_room(cache_name, layer, tokens, limits.max_tokens);
+    if (tokens == 0) return;
+    check_range<E>("k", k);
+    check_range<E>("v", v);
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      layer.heads[head]->check(call_segment(k, v, head, layer.tokens));
+    }
+    if (tree != nullptr) layer.tree.prepare(*tree, layer.text());
+    // The new rows stay in the tail until the next call, so that `attend` finds the policies as
+    // they were before them: a window must not have moved on, a row not be quantised yet.
+    const std::size_t leaving = layer.leaving(0, limits.max_rollback);
+    reserve(layer, leaving, {&layer, 1});
+    layer.commit_tail(leaving);
+    layer.tail.write(k, v, 0, tokens, layer.tokens);
+    layer.release_unused();
+    layer.tokens += tokens;
+    if (tree != nullptr) layer.tree.keep(*tree);
+  }
+
+  /// Reads with the queries of the latest rows; `reader` is the model's number of the layer that asks,
+  /// which has `q_heads` query heads: `layer` itself or one that reads its rows.
+  void attend(Layer& layer, std::size_t reader, std::size_t q_heads, const ConstTensor& q,
+              const MutableTensor& out, const AttendOptions& options) {
+    const LayerShape& shape = layer.shape;
+    check_tensor("q", q, q.tokens, q_heads, shape.head_dim);
+    check_tensor("out", out, q.tokens, q_heads, shape.value_dim);
+    check_written_once(out);
+    check_options(options, q.tokens, q_heads);
+    require<ShapeError>(q.tokens <= layer.uncommitted(), "KvCache::attend: ", q.tokens,
+                        " queries, but only the latest ", layer.uncommitted(),
+                        " rows of layer ", layer.number, " have not been committed");
+    if (options.tree == nullptr) {
+      layer.tree.refuse("attend");
+    } else {
+      layer.tree.check_is(*options.tree, q.tokens);
+    }
+    if (q.tokens == 0) return;
+    if (layer.number != reader) {
+      require<ShapeError>(!options.refresh_selection,
+                          "KvCache::attend: refresh_selection for layer ", reader, ", but layer ",
+                          layer.number, ", whose cache it reads, selects for both");
+      return run_attention(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr, 0);
+    }
+    // What is added up cannot be taken back, so the rows it belongs to may not be either.
+    const bool accumulates = layer.roles.accumulates;
+    attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr,
+                     accumulates ? layer.uncommitted() : 0);
+    if (accumulates) {
+      layer.commit_tail(layer.uncommitted());
+      layer.accumulate(sums_.of_heads, shape.queries_per_kv());
+    }
+    layer.release_unused();
+    finish_call(layer, q, options);
+  }
+
+  /// Hands all tentative rows of these layers to the policies, or of none if memory runs out.
+  void commit(std::span<Layer> layers) {
+    for (Layer& layer : layers) reserve(layer, layer.uncommitted(), layers);
+    for (Layer& layer : layers) layer.commit_tail(layer.uncommitted());
+    for (Layer& layer : layers) layer.release_unused();
+  }
+
+  /// Heads that compress by themselves, where it is time.
+  void compress_due(Layer& layer) {
+    if (!layer.roles.compresses) return;
+    const bool due = std::ranges::any_of(
+        layer.heads, [&](const HeadPtr& head) { return layer.is_due(*head); });
+    if (!due) return;
+    commit({&layer, 1});
+    compress({&layer, 1}, /*only_due=*/true);
+  }
+
+  /// Heads with a budget drop what they rank lowest; `only_due`: those that compress by themselves, where
+  /// it is time.
+  void compress(std::span<Layer> layers, bool only_due = false) {
+    Compression<Layer, Engine>{engine_, observed_rows_}.run(layers, only_due);
+  }
+
+  /// For each KV head [group, rows]: the probability of each row summed over the latest `known` queries that
+  /// the cache has kept, as its last call's options make them. Returns their number.
+  std::size_t observe(const Layer& layer, std::size_t known, std::vector<std::vector<float>>& sums) {
+    const LayerShape& shape = layer.shape;
+    std::vector<SegmentList> shown(shape.kv_heads);
+    std::vector<std::span<const Segment>> heads(shape.kv_heads);
+    std::vector<std::span<float>> views(shape.kv_heads);
+    sums.resize(shape.kv_heads);
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      shown[head] = layer.segments(head, Read::all);
+      sums[head].assign(shape.queries_per_kv() * count_rows(shown[head]), 0.0F);
+      heads[head] = shown[head];
+      views[head] = sums[head];
+    }
+    std::vector<E> latest(known * shape.q_heads * shape.head_dim);
+    const std::size_t count = layer.queries.copy_latest(known, latest.data());
+    const TensorView<const E> view{latest.data(), count, shape.q_heads, shape.head_dim};
+    engine_.observe(LayerObservation{ConstTensor{view},
+                                     static_cast<std::int64_t>(layer.tokens - count), heads, views,
+                                     AttendOptions{.scale = layer.scale,
+                                                   .softcap = layer.softcap,
+                                                   .attention_sink_bias = layer.attention_sink_bias}});
+    return count;
+  }
+
+ private:
+  static constexpr std::string_view cache_name = "KvCache";  // in messages
+
+  // The engine's scores, for a policy that does not know the engine's type.
+  struct Scorer final : ChunkScorer {
+    explicit Scorer(Engine& engine_) : engine{engine_} {}
+    void score(const Plane& rows, std::span<const float> query, std::span<float> out) override {
+      engine.score(rows, query, out);
+    }
+    Engine& engine;
+  };
+
+  // `tokens` tokens are about to be added.
+  static void check_tree(const char* call, const Layer& layer, std::size_t tokens,
+                         const TokenTree* tree, const CacheOptions& limits) {
+    if (tree == nullptr) return layer.tree.refuse(call);
+    layer.tree.check_grows_to(*tree, tokens, limits.max_rollback);
+  }
+
+  // The oldest `leaving` rows of tail and chunk go to the policies, the others of the chunk to the tail.
+  void keep_rows(Layer& layer, const ConstTensor& k, const ConstTensor& v, std::size_t leaving) {
+    const std::size_t from_tail = std::min(leaving, layer.uncommitted());
+    const std::size_t from_chunk = leaving - from_tail;
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      rows_.clear();
+      if (from_tail > 0) {
+        layer.tail.for_each_segment(head, layer.committed, layer.committed + from_tail,
+                                    [&](const Segment& rows) { rows_.push_back(rows); });
+      }
+      if (from_chunk > 0) {
+        rows_.push_back(call_segment(k, v, head, layer.tokens).part(0, from_chunk));
+      }
+      layer.heads[head]->end_call(rows_);
+    }
+    layer.committed += leaving;
+    layer.tail.write(k, v, from_chunk, k.tokens, layer.tokens + from_chunk);
+  }
+
+  // The attention of a call whose first query is that of row `position`, over the chunk too if there
+  // is one. Obtains memory for the `leaving` rows that policies are given after it. Changes nothing if
+  // it throws.
+  void attend_uncounted(Layer& layer, const ConstTensor& q, const MutableTensor& out,
+                        std::size_t position, const AttendOptions& options, const ConstTensor* k,
+                        const ConstTensor* v, std::size_t leaving) {
+    KVPOLICY_TRY {
+      layer.attention_sink_bias.reserve(options.attention_sink_bias.size());
+      if (options.read == Read::selected) {
+        prepare_refresh(layer, q, position, options.selection_query, options.refresh_selection);
+      }
+      run_attention(layer, q, out, position, options, k, v, leaving);
+    }
+    KVPOLICY_CATCH_ALL {
+      layer.end_refresh(false);
+      layer.release_unused();
+      KVPOLICY_RETHROW;
+    }
+    layer.end_refresh(true);
+    layer.scale = options.scale;
+    layer.softcap = options.softcap;
+    layer.attention_sink_bias.assign(options.attention_sink_bias.begin(), options.attention_sink_bias.end());
+    layer.queries.push(q, position);
+  }
+
+  // Pages for committing `rows` rows in every head, or none at all: on failure the spare pages of
+  // all `reserving` layers go back.
+  void reserve(Layer& layer, std::size_t rows, std::span<Layer> reserving) {
+    if (rows == 0) return;
+    KVPOLICY_TRY {
+      for (const HeadPtr& head : layer.heads) head->reserve(rows);
+    }
+    KVPOLICY_CATCH_ALL {
+      for (Layer& other : reserving) other.release_unused();
+      KVPOLICY_RETHROW;
+    }
+  }
+
+  void run_attention(const Layer& layer, const ConstTensor& q, const MutableTensor& out,
+                     std::size_t position, const AttendOptions& options, const ConstTensor* k,
+                     const ConstTensor* v, std::size_t leaving) {
+    const TokenTree* tree = options.tree;
+    const std::size_t node = tree == nullptr ? 0 : tree->size() - q.tokens;  // of the first query
+    const ReadRequest request =
+        tree == nullptr ? ReadRequest{static_cast<std::int64_t>(position), q.tokens, options.read}
+                        : layer.tree.request(node, tree->size(), options.read);
+    shown_.resize(layer.heads.size());
+    heads_.clear();
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      rows_.clear();
+      layer.for_each_uncommitted(head, [&](const Segment& rows) { rows_.push_back(rows); });
+      Segment chunk;
+      if (k != nullptr) {
+        chunk = call_segment(*k, *v, head, position);
+        if (tree != nullptr) chunk = layer.tree.place(chunk, node);
+      }
+      SegmentList& list = shown_[head];
+      list.clear();
+      layer.heads[head]->begin_call({rows_, chunk, leaving, request}, list);
+      heads_.emplace_back(list);
+    }
+    const LayerAttention call{q, out, static_cast<std::int64_t>(position - node), heads_, options};
+    engine_.attend(call);
+    if (layer.roles.accumulates) observe_call(layer, engine_, call, sums_, observed_rows_);
+  }
+
+  // Selecting heads choose by one query of a call that begins at `position`.
+  void prepare_refresh(Layer& layer, const ConstTensor& q, std::size_t position,
+                       std::optional<std::size_t> chooser, bool wanted) {
+    const std::size_t token = chooser.value_or(q.tokens - 1);
+    const std::size_t group = layer.shape.queries_per_kv();
+    const std::size_t head_dim = layer.shape.head_dim;
+    if (!layer.roles.selects) return;
+    Scorer scorer{engine_};
+    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+      Head& own = *layer.heads[head];
+      if (!own.roles().selects || (!wanted && !own.selection_is_stale())) continue;
+      const std::span<float> queries = queries_.take(group * head_dim);
+      for (std::size_t i = 0; i < group; ++i) {
+        load_dense(q.encoding, q.row(token, head * group + i),
+                   queries.subspan(i * head_dim, head_dim));
+      }
+      own.prepare_refresh(queries, scorer, position + token + 1);
+    }
+  }
+
+  // What follows once the rows are kept: it must not fail any more.
+  void finish_call(Layer& layer, const ConstTensor& q, const AttendOptions& options) {
+    // A read of all rows that asks for a refresh chooses for the reads that follow: after the
+    // call, so that its own rows can be chosen.
+    if (options.read == Read::all && options.refresh_selection) {
+      KVPOLICY_TRY {
+        prepare_refresh(layer, q, layer.tokens - q.tokens, options.selection_query, true);
+        layer.end_refresh(true);
+      }
+      KVPOLICY_CATCH_ALL {
+        // No memory, or slow memory that cannot be read: the next selected read chooses instead.
+        layer.end_refresh(false);
+        layer.forget_selection();
+      }
+    }
+    KVPOLICY_TRY {
+      compress_due(layer);
+    }
+    KVPOLICY_CATCH_ALL {
+      // The step itself is done and its rows are kept; the next one tries again.
+    }
+  }
+
+  Engine engine_;
+  std::size_t observed_rows_ = 0;
+  // Scratch of a call.
+  std::vector<SegmentList> shown_;
+  std::vector<std::span<const Segment>> heads_;
+  SegmentList rows_;
+  Scratch<float> queries_;
+  CallSums sums_;
+};
+
+}  // namespace kvpolicy::detail
