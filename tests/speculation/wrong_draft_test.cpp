@@ -84,10 +84,10 @@ TEST_CASE("judge refuses such a guess before it tries any, also one that would n
   const std::vector<float> logits{5.0F, 0.0F, 0.0F, 0.0F, 0.0F, 5.0F, 0.0F, 0.0F, 0.0F};
   DraftTokens guesses = chain({2, 1});  // the target says 0: the second is never tried
   Random random{1};
-  CHECK(judge(guesses, logits, {}, random).next == 0);
+  CHECK(verify(guesses, logits, {}, random).next == 0);
   guesses[1].from = Distribution::certain(0);
   Random before = random;
-  CHECK_THROWS_AS((void)judge(guesses, logits, {}, random), ShapeError);
+  CHECK_THROWS_AS((void)verify(guesses, logits, {}, random), ShapeError);
   CHECK(before.uniform() == random.uniform());  // nothing was left to chance
 }
 
