@@ -80,7 +80,7 @@ TEST_CASE("the rule refuses a guess that its distribution lacks, whatever the ta
                        doctest::Contains("token 1"), ShapeError);
 }
 
-TEST_CASE("judge refuses such a guess before it tries any, also one that would not be reached") {
+TEST_CASE("verify refuses such a guess before it tries any, also one that would not be reached") {
   const std::vector<float> logits{5.0F, 0.0F, 0.0F, 0.0F, 0.0F, 5.0F, 0.0F, 0.0F, 0.0F};
   DraftTokens guesses = chain({2, 1});  // the target says 0: the second is never tried
   Random random{1};
