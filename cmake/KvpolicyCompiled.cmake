@@ -35,6 +35,14 @@ if(OpenMP_CXX_FOUND)
   list(APPEND libs OpenMP::OpenMP_CXX)
 endif()
 kvpolicy_add_component(compiled SOURCES ${sources} PRIVATE_LIBS ${libs})
+# The C interface grows from version to version; before 1.0 a minor version may break it.
+set_target_properties(kvpolicy_compiled PROPERTIES
+  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+# An engine without optimisation is of no use to anyone, and projects often name no build type.
+get_property(several_configurations GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
+if(NOT CMAKE_BUILD_TYPE AND NOT several_configurations AND NOT MSVC)
+  target_compile_options(kvpolicy_compiled PRIVATE -O2)
+endif()
 target_include_directories(kvpolicy_compiled PRIVATE "${folder}")
 if(KVPOLICY_COMPILED_X86)
   target_compile_definitions(kvpolicy_compiled PRIVATE KVPOLICY_COMPILED_X86)

@@ -81,7 +81,49 @@ constexpr KnownModel models[]{
     {"deepseek-v3", 61, {128, 1, 576, 512}},
 };
 
-// The four numbers that a config.json of transformers has, whatever else the model computes.
+// Which layers of a config.json attend to a window only, and which keep no keys and values: `layer_types`
+// names each layer, older files give a period: the last layer of each attends to all rows.
+// @throws FormatError for a kind of layer that is not known
+void limit_layers(ModelShape& shape, const io::Json& config, std::size_t window, const std::string& file) {
+  const auto types = config.find("layer_types");
+  if (types != config.end() && types->is_array()) {
+    require<FormatError>(types->size() == shape.layers, file, ": layer_types has ", types->size(),
+                         " entries, num_hidden_layers is ", shape.layers);
+    for (std::size_t l = 0; l < shape.layers; ++l) {
+      const std::string type = (*types)[l].is_string() ? (*types)[l].get<std::string>() : "";
+      if (type == "sliding_attention") {
+        require<FormatError>(window > 0, file, ": layer ", l, " slides, but sliding_window is missing");
+        shape.change(l).window = window;
+      } else if (type == "linear_attention") {
+        shape.change(l) = {};
+      } else {
+        require<FormatError>(type == "full_attention", file, ": layer_types, layer ", l, ": is ",
+                             io::shown((*types)[l]), ", must be full_attention, sliding_attention or "
+                             "linear_attention");
+      }
+    }
+    return;
+  }
+  const auto count = [&](const char* key) -> std::size_t {
+    const auto found = config.find(key);
+    if (found == config.end() || found->is_null()) return 0;
+    return io::JsonObject::as_count(*found, message(file, ", ", key), std::size_t{1} << 20);
+  };
+  const std::size_t linear_period = count("full_attention_interval");
+  for (std::size_t l = 0; linear_period > 0 && l < shape.layers; ++l) {
+    if ((l + 1) % linear_period != 0) shape.change(l) = {};
+  }
+  // Qwen2 and Qwen3 write down a window that they do not use.
+  const auto used = config.find("use_sliding_window");
+  if (window == 0 || (used != config.end() && *used == false)) return;
+  const std::size_t first = used == config.end() ? 0 : count("max_window_layers");
+  const std::size_t period = count("sliding_window_pattern");
+  for (std::size_t l = first; l < shape.layers; ++l) {
+    if (period == 0 || (l + 1) % period != 0) shape.change(l).window = window;
+  }
+}
+
+// What a config.json of transformers says of the cache, whatever else the model computes.
 ModelShape shape_in(const std::filesystem::path& folder) {
   const std::filesystem::path file = folder / "config.json";
   const io::Json json = io::parse_json(io::read_text_file(file, max_config_bytes), file.string());
@@ -99,6 +141,9 @@ ModelShape shape_in(const std::filesystem::path& folder) {
     return io::JsonObject::as_count(*found, message(file.string(), ", ", key),
                                     std::size_t{1} << 20);
   };
+  const auto number_or_0 = [&](const char* key) -> std::size_t {
+    return config.contains(key) && !config[key].is_null() ? number(key, 0) : 0;
+  };
   ModelShape shape;
   shape.layers = number("num_hidden_layers", 0);
   shape.q_heads = number("num_attention_heads", 0);
@@ -106,6 +151,10 @@ ModelShape shape_in(const std::filesystem::path& folder) {
   shape.kv_heads = number("num_key_value_heads", shape.q_heads);
   const bool own = config.contains("head_dim") && !config["head_dim"].is_null();
   shape.head_dim = own ? number("head_dim", 0) : number("hidden_size", 0) / shape.q_heads;
+  require<FormatError>(!config.contains("kv_lora_rank") || config["kv_lora_rank"].is_null(), file.string(),
+                       ": the model caches one latent row for all heads (kv_lora_rank), which its numbers of "
+                       "heads do not describe; of these the tools know deepseek-v3 by name");
+  limit_layers(shape, config, number_or_0("sliding_window"), file.string());
   return named_by(file.string(), [&] { return (shape.validate(), shape); });
 }
 

@@ -10,9 +10,9 @@
 
 namespace kvpolicy::tools {
 
-/// A known model's name, four numbers "layers,q_heads,kv_heads,head_dim", or a model folder, of
-/// whose config.json it reads these four alone: a plan needs no more of a model that the tools
-/// cannot run.
+/// A known model's name, four numbers "layers,q_heads,kv_heads,head_dim", or a model folder, of whose
+/// config.json it reads these four and which layers have a window or no cache: a plan needs no more of a
+/// model that the tools cannot run. A latent cache (kv_lora_rank) is refused.
 /// @throws ConfigError, FormatError
 [[nodiscard]] ModelShape parse_shape(const std::string& text);
 

@@ -39,6 +39,16 @@ struct DuoConfig {
   GateCut gate_cut = GateCut::exact_count;
 };
 
+namespace detail {
+
+// A percentage would make every head stream.
+inline void check_sparsity(double sparsity, std::string_view what) {
+  require(sparsity >= 0.0 && sparsity <= 1.0, what, ": sparsity is ", sparsity,
+          ", must be the share of streaming heads, 0 to 1");
+}
+
+}  // namespace detail
+
 /// A plan with `retrieval` for the retrieval heads and `streaming` for the others.
 /// @throws ConfigError if `kinds` does not fit the shape, or a setting does not work.
 template <Element E>
@@ -56,13 +66,14 @@ template <Element E>
 }
 
 /// The plan that DuoAttention's gates ask for.
-/// @throws ConfigError if the gates do not fit the shape, a gate or the sparsity is not a number,
-/// or `recent` is 0.
+/// @throws ConfigError if the gates do not fit the shape, a gate is not a number, the sparsity is not one
+/// from 0 to 1, or `recent` is 0.
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> duo_plan(const ModelShape& shape, const HeadGates& gates,
     const DuoConfig& config = {}) {
   using Dense = DenseStorage<E>;
   detail::require_fits(gates, shape, "duo_plan");
+  detail::check_sparsity(config.sparsity, "duo_plan");
   return plan_of_kinds<E>(
       shape, head_kinds(gates, config.sparsity, config.gate_cut), typename FullCache<Dense>::Config{},
       typename SinkRecentCache<Dense>::Config{
@@ -75,6 +86,7 @@ template <Element E = float>
     const ModelShape& shape, const HeadGates& gates, const DuoConfig& config = {},
     const ResidualConfig& quantized = {}) {
   detail::require_fits(gates, shape, "quantized_duo_plan");
+  detail::check_sparsity(config.sparsity, "quantized_duo_plan");
   return plan_of_kinds<E>(
       shape, head_kinds(gates, config.sparsity, config.gate_cut),
       typename QuantizedResidualCache<E>::Config{.storage = quantized},

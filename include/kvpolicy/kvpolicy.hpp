@@ -15,6 +15,7 @@
 #include <kvpolicy/plan/search_menu.hpp>
 #include <kvpolicy/pyramidkv.hpp>
 #include <kvpolicy/razor_attention.hpp>
+#include <kvpolicy/storage/engine_page_storage.hpp>
 #include <kvpolicy/streaming_llm.hpp>
 #include <kvpolicy/triforce.hpp>
 #include <kvpolicy/version.hpp>

@@ -79,7 +79,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
   wrong.replace(wrong.find("\"recent\""), 8, "\"window\"");
   CHECK_THROWS_AS((void)io::parse_plan(wrong), FormatError);
   wrong = text;
-  wrong.replace(wrong.find("\"adaptive_in_layer\":true"), 21, "\"adaptive_in_layer\":1");
+  wrong.replace(wrong.find("\"adaptive_in_layer\":true"), 24, "\"adaptive_in_layer\":1");
   CHECK(refusal(wrong) == Says{"adaptive_in_layer: must be true or false, is 1"});
 }
 
@@ -133,8 +133,7 @@ TEST_CASE("a method's plan comes back, and policies that a registry does not kno
   kivi_alone.add<QuantizedResidualCache<float, Granularity::per_channel>>();
   CHECK(io::parse_plan<float>(io::format_plan(kivi), "plan", kivi_alone) == kivi);
   CHECK(refusal(io::format_plan(duo), kivi_alone) ==
-        Says{"there is no policy 'sink_recent over dense'; this plan can have: full "
-             "over residual_per_channel"});
+        Says{"settings[0]: policy is 'sink_recent', must be full"});
 }
 
 TEST_CASE("the shipped sample is read, defaults filled in") {
@@ -192,7 +191,7 @@ TEST_CASE("settings that do not work are refused with their place") {
   CHECK(setting("3") == Says{"settings[0]: must be an object, is 3"});
   CHECK(setting("{}") == Says{"settings[0]: the key 'policy' is missing"});
   CHECK(setting(R"({"policy": 7})") == Says{"settings[0], policy: must be a string, is 7"});
-  CHECK(setting(R"({"policy": "foul"})") == Says{"there is no policy 'foul over dense'"});
+  CHECK(setting(R"({"policy": "foul"})") == Says{"settings[0]: policy is 'foul', must be full, sink_recent, head_budget or chunk_retrieval"});
   CHECK(setting(R"({"policy": "full"}, {"policy": "full", "sinks": 4})") ==
         Says{"settings[1]: unknown key 'sinks'"});
   CHECK(setting(R"({"policy": "sink_recent", "recent": 0})") ==
@@ -221,9 +220,16 @@ TEST_CASE("settings that do not work are refused with their place") {
         Says{"key_group is 48, must divide head_dim = 64"});
   // A window over per-channel groups does not exist in any plan.
   CHECK(setting(R"({"policy": "sink_recent", "storage": {"type": "residual_per_channel"}})") ==
-        Says{"there is no policy 'sink_recent over residual_per_channel'"});
+        Says{"settings[0]: storage.type is 'residual_per_channel', must be dense or residual_per_token"});
+  CHECK(setting(R"({"policy": "head_budget", "scorer": "h2o", "storage": {"type": "residual_per_token"}})") ==
+        Says{"settings[0]: there is no policy 'head_budget over residual_per_token (scorer h2o)'; there are "
+             "head_budget over dense, head_budget over residual_per_token"});
+  CHECK(setting(R"({"policy": "sink_recent", "scorer": "snapkv"})") ==
+        Says{"scorer: is 'snapkv', but sink_recent has no scorer"});
+  CHECK(setting(R"({"policy": "head_budget", "summary": "mean"})") ==
+        Says{"summary: is 'mean', but head_budget has no summary"});
   CHECK(setting(R"({"policy": "chunk_retrieval", "summary": "median"})") ==
-        Says{"chunk_retrieval over dense (summary median)"});
+        Says{"settings[0]: summary is 'median', must be mean or minmax"});
   CHECK(setting(R"({"policy": "head_budget", "kernel": 4})") == Says{"kernel is 4, must be odd"});
   CHECK(setting(R"({"policy": "chunk_retrieval", "chunk": 8, "budget": 12})") ==
         Says{"must be a positive multiple of chunk = 8"});

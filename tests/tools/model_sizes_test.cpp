@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 
 #include <common/model_sizes.hpp>
 #include "support/compare.hpp"
+#include "support/temporary_folder.hpp"
 
 using namespace kvpolicy;
 using kvpolicy::tools::parse_shape;
@@ -83,16 +85,49 @@ TEST_CASE("which layers differ") {
   CHECK(HeadPlan<bfloat16>{gpt}.memory(tokens).total() == 3'224'420'352);
 }
 
+TEST_CASE("a model folder says which layers have a window or no cache") {
+  const kvpolicy::test::TemporaryFolder folder;
+  const auto shape = [&](const std::string& heads, const std::string& rest) {
+    std::ofstream{folder.path() / "config.json"}
+        << "{\"num_attention_heads\": " << heads << ", \"hidden_size\": 256" << rest << "}";
+    return parse_shape(folder.path().string());
+  };
+  const auto gemma = shape("16, \"num_key_value_heads\": 8, \"head_dim\": 256, \"num_hidden_layers\": 48",
+                           ", \"sliding_window\": 1024, \"sliding_window_pattern\": 6");
+  CHECK(HeadPlan<bfloat16>{gemma}.memory(tokens).total() ==
+        HeadPlan<bfloat16>{parse_shape("gemma-3-12b")}.memory(tokens).total());
+  const auto listed = shape("4, \"num_hidden_layers\": 3", R"(, "sliding_window": 128,
+      "layer_types": ["sliding_attention", "full_attention", "linear_attention"])");
+  CHECK(listed.layer(0).window == 128);
+  CHECK(listed.layer(1) == (LayerShape{4, 4, 64, 64}));
+  CHECK(listed.layer(2).kv_heads == 0);
+  const auto qwen = shape("4, \"num_hidden_layers\": 2", R"(, "sliding_window": 128, "use_sliding_window": false)");
+  CHECK(qwen == (ModelShape{2, 4, 4, 64}));
+  const auto later = shape("4, \"num_hidden_layers\": 4",
+                           R"(, "sliding_window": 9, "use_sliding_window": true, "max_window_layers": 3)");
+  CHECK(later.layer(2).window == 0);
+  CHECK(later.layer(3).window == 9);
+  CHECK(shape("4, \"num_hidden_layers\": 4", R"(, "full_attention_interval": 4)").kv_head_count() == 4);
+  const auto refused = [&](const std::string& rest) {
+    return ::test::thrown<FormatError>(
+        [&] { static_cast<void>(shape("4, \"num_hidden_layers\": 2", rest)); });
+  };
+  CHECK(::test::contains(refused(R"(, "kv_lora_rank": 512)"), "kv_lora_rank"));
+  CHECK(::test::contains(refused(R"(, "layer_types": ["full_attention"])"), "layer_types has 1 entries"));
+  CHECK(::test::contains(refused(R"(, "layer_types": ["full_attention", "mamba"])"), "must be full_attention"));
+  CHECK(::test::contains(refused(R"(, "layer_types": ["full_attention", "sliding_attention"])"), "sliding_window is missing"));
+}
+
 TEST_CASE("a name that nobody knows is refused with those that are known") {
   const std::string error =
-      test::thrown<ConfigError>([] { static_cast<void>(parse_shape("gpt-5")); });
-  CHECK(test::contains(error, "--shape gpt-5"));
+      ::test::thrown<ConfigError>([] { static_cast<void>(parse_shape("gpt-5")); });
+  CHECK(::test::contains(error, "--shape gpt-5"));
   for (const char* known : {"llama-3.1-8b", "gemma-3-12b", "40 layers with a window of 1024",
                             "36 layers without a cache", "values of 512"}) {
-    CHECK(test::contains(error, known));
+    CHECK(::test::contains(error, known));
   }
   CHECK(
-      test::contains(test::thrown<ConfigError>([] { static_cast<void>(parse_shape("2,4,2,12")); }),
+      ::test::contains(::test::thrown<ConfigError>([] { static_cast<void>(parse_shape("2,4,2,12")); }),
                      "head_dim is 12, must be a multiple of 8 from 8 to 576"));
   CHECK(parse_shape("2,4,2,8").head_dim == 8);
 }

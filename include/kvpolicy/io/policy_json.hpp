@@ -5,6 +5,7 @@
 // Config and by a registry that knows it (plan/policy_registry.hpp).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -157,6 +158,50 @@ template <Element E>
   return names;
 }
 
+/// What is wrong with one part of a policy's names, if no policy among `known` has that part.
+[[nodiscard]] inline std::string unknown_part(const char* key, std::string_view name,
+                                              std::span<const PolicyNames> known,
+                                              std::string_view PolicyNames::*part) {
+  std::vector<std::string_view> choices;
+  for (const PolicyNames& own : known) {
+    if (own.*part == name) return {};
+    const bool listed = std::ranges::find(choices, own.*part) != choices.end();
+    if (!(own.*part).empty() && !listed) choices.push_back(own.*part);
+  }
+  if (name.empty()) return {};
+  std::string text = message(key, " is ", in_quotes(name), ", must be ");
+  if (choices.empty()) return text.append("left out: the policy has none");
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    if (i > 0) text += i + 1 == choices.size() ? " or " : ", ";
+    text += choices[i];
+  }
+  return text;
+}
+
+/// Why no policy has these names: the first name that is not known with what it may be, or else which
+/// combinations there are of the policy.
+[[nodiscard]] inline std::string unknown_policy(const PolicyNames& names, std::vector<PolicyNames> known) {
+  std::string text = unknown_part("policy", names.policy, known, &PolicyNames::policy);
+  std::erase_if(known, [&](const PolicyNames& own) { return own.policy != names.policy; });
+  if (text.empty()) text = unknown_part("storage.type", names.storage, known, &PolicyNames::storage);
+  if (text.empty()) text = unknown_part("scorer", names.scorer, known, &PolicyNames::scorer);
+  if (text.empty()) text = unknown_part("summary", names.summary, known, &PolicyNames::summary);
+  if (!text.empty()) return text;
+  text = message("there is no policy ", in_quotes(names.shown()), "; there are ");
+  for (std::size_t i = 0; i < known.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += known[i].shown();
+  }
+  return text;
+}
+
+/// A policy without a scorer or a summary must not be given one.
+inline void refuse_name(const JsonObject& setting, const char* key, std::string_view given,
+                        std::string_view own, std::string_view policy) {
+  require<FormatError>(given.empty() || !own.empty(), setting.where(key), ": is ", in_quotes(given),
+                       ", but ", policy, " has no ", key);
+}
+
 /// The settings of one entry of the table.
 /// @throws FormatError for a policy that is not known, or a setting that it does not have
 template <Element E>
@@ -164,8 +209,10 @@ template <Element E>
   const PolicyNames names = read_names(setting);
   JsonFieldReader reader{setting};
   std::optional<HeadSettings<E>> settings = policies.read(names, reader);
-  require<FormatError>(settings.has_value(), setting.where(), ": there is no policy ",
-                       in_quotes(names.shown()), "; this plan can have: ", policies.shown());
+  require<FormatError>(settings.has_value(), setting.where(), ": ", unknown_policy(names, policies.names()));
+  const PolicyNames own = settings->names();
+  refuse_name(setting, "scorer", names.scorer, own.scorer, own.policy);
+  refuse_name(setting, "summary", names.summary, own.summary, own.policy);
   setting.refuse_others();
   return *std::move(settings);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -29,6 +30,10 @@ class HeadTable {
     require<ShapeError>(values_.size() == layers * heads, "HeadTable: ", values_.size(),
                         " values, must be ", layers, " layers x ", heads, " heads");
   }
+
+  /// A list in braces names each value, also where there is one.
+  HeadTable(std::size_t layers, std::size_t heads, std::initializer_list<T> values)
+      : HeadTable{layers, heads, std::vector<T>(values)} {}
 
   [[nodiscard]] std::size_t layers() const { return layers_; }
   [[nodiscard]] std::size_t heads() const { return heads_; }  ///< of one layer

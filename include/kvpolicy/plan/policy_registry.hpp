@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include <kvpolicy/core/fields.hpp>
@@ -24,7 +23,7 @@ namespace kvpolicy {
 template <Element E>
 class PolicyRegistry {
  public:
-  /// Makes the policy known; one of the same names that is known already goes.
+  /// Adds the policy; it replaces a policy of the same names.
   /// @throws std::bad_alloc
   template <KvPolicy P>
   PolicyRegistry& add() {
@@ -53,14 +52,11 @@ class PolicyRegistry {
     return std::nullopt;
   }
 
-  /// The names of all policies, for messages.
-  [[nodiscard]] std::string shown() const {
-    std::string list;
-    for (const Entry& entry : entries_) {
-      if (!list.empty()) list += ", ";
-      list += entry.names.shown();
-    }
-    return list;
+  /// The names of all policies, in the order in which they were added.
+  [[nodiscard]] std::vector<PolicyNames> names() const {
+    std::vector<PolicyNames> all;
+    for (const Entry& entry : entries_) all.push_back(entry.names);
+    return all;
   }
 
  private:

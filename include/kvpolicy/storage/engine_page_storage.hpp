@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A head's rows as plain numbers in pages of an inference engine's own memory, where vLLM's and
-// FlashInfer's kernels find them as well: keys and values of a row lie on one page, as the engine's
-// layout says (memory/engine_pages.hpp). Attention reads the rows where they are.
+// A head's rows as plain numbers in pages of an inference engine's own memory, in the layout of vLLM or
+// FlashInfer: keys and values of a row lie on one page (memory/engine_pages.hpp). Attention reads the rows
+// where they are. Heads keep different numbers of rows, so each has pages of its own, which may be those of
+// any block, layer and head of the tensor: kernels that find all heads of a sequence by one block table
+// cannot read them.
 //
 //     PagePool pool{vllm_nhd(tensor, {.blocks = …, .block_size = 16, .kv_heads = 8, .row_bytes = 256})};
 //     HeadPlan plan{shape, FullCache<EnginePageStorage<bfloat16>>::Config{}};
