@@ -38,6 +38,47 @@ void random_flushes(std::uint64_t seed) {
   }
 }
 
+// The same step on both.
+void step_both(test::Random& random, DeviceCache& cache, kvpolicy::KvCache<kvpolicy::half>& host, std::size_t tokens) {
+  const ModelShape& shape = cache.plan().shape();
+  const DeviceChunk<> chunk{random, shape, tokens};
+  chunk.step(cache, 0);
+  const auto q = chunk.q.download(), k = chunk.k.download(), v = chunk.v.download();
+  std::vector<float> out(tokens * shape.q_heads * shape.head_dim);
+  const auto rows = [&](const std::vector<kvpolicy::half>& numbers, std::size_t heads) {
+    return kvpolicy::TensorView{numbers.data(), tokens, heads, shape.head_dim};
+  };
+  host.step(0, rows(q, shape.q_heads), rows(k, shape.kv_heads), rows(v, shape.kv_heads),
+            kvpolicy::TensorView{out.data(), tokens, shape.q_heads, shape.head_dim});
+}
+
+// How many keys of a head are exact on the device, once it is checked that both hold the same keys, bit for bit.
+// `returned`: keys may be exact there that the host has quantised.
+std::size_t exact_keys(const DeviceCache& cache, const kvpolicy::KvCache<kvpolicy::half>& host, std::size_t head,
+                       bool returned = false) {
+  const std::size_t dim = cache.plan().shape().head_dim;
+  const auto cached = cache.rows(0, head);
+  std::size_t row = 0;
+  std::size_t exact = 0;
+  bool same = true;
+  std::vector<float> key(dim);
+  for (const kvpolicy::Segment& segment : host.segments(0, head)) {
+    for (std::size_t i = 0; i < segment.rows; ++i, ++row) {
+      const bool quantized = kvpolicy::is_quantized(segment.keys.format.encoding);
+      kvpolicy::load_row(segment.keys, i, key);
+      const auto first = cached.keys.begin() + static_cast<std::ptrdiff_t>(row * dim);
+      same = same && cached.positions[row] == segment.position_of(i);
+      exact += cached.quantized[row] ? 0 : 1;
+      if (returned && quantized && !cached.quantized[row]) continue;
+      same = same && cached.quantized[row] == quantized &&
+             test::same_bits(key, std::vector<float>(first, first + static_cast<std::ptrdiff_t>(dim)));
+    }
+  }
+  CHECK(row == cached.positions.size());
+  CHECK(same);
+  return exact;
+}
+
 }  // namespace
 
 TEST_CASE("KIVI on a device: the keys that are quantised are the host's, bit for bit") {
@@ -52,36 +93,41 @@ TEST_CASE("KIVI on a device: the keys that are quantised are the host's, bit for
       kvpolicy::KvCache<kvpolicy::half> host{plan};
       test::Random random{residual + bits};
       for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 31, 95, 1, 1, 64, 130, 7, 53, 1}) {
-        const DeviceChunk<> chunk{random, shape, tokens};
-        chunk.step(cache, 0);
-        const auto q = chunk.q.download(), k = chunk.k.download(), v = chunk.v.download();
-        std::vector<float> out(tokens * shape.q_heads * shape.head_dim);
-        const auto rows = [&](const std::vector<kvpolicy::half>& numbers, std::size_t heads) {
-          return kvpolicy::TensorView{numbers.data(), tokens, heads, shape.head_dim};
-        };
-        host.step(0, rows(q, shape.q_heads), rows(k, shape.kv_heads), rows(v, shape.kv_heads),
-                  kvpolicy::TensorView{out.data(), tokens, shape.q_heads, shape.head_dim});
+        step_both(random, cache, host, tokens);
         for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-          const auto cached = cache.rows(0, head);
-          std::size_t row = 0;
-          std::size_t exact = 0;
-          bool same = true;
-          std::vector<float> key(shape.head_dim);
-          for (const kvpolicy::Segment& segment : host.segments(0, head)) {
-            for (std::size_t i = 0; i < segment.rows; ++i, ++row) {
-              const bool quantized = kvpolicy::is_quantized(segment.keys.format.encoding);
-              kvpolicy::load_row(segment.keys, i, key);
-              const auto first = cached.keys.begin() + static_cast<std::ptrdiff_t>(row * shape.head_dim);
-              same = same && cached.quantized[row] == quantized &&
-                     test::same_bits(key, std::vector<float>(first, first + static_cast<std::ptrdiff_t>(shape.head_dim)));
-              exact += quantized ? 0 : 1;
-            }
-          }
-          CHECK(row == cached.positions.size());
-          CHECK(exact == host.tokens() % residual);
-          CHECK(same);
+          CHECK(exact_keys(cache, host, head) == host.tokens() % residual);
         }
       }
+    }
+  }
+}
+
+TEST_CASE("KIVI with a budget on a device: survivors and later keys are quantised as on the host, bit for bit") {
+  const test::SmallDevice small;
+  const ModelShape shape{1, 4, 2, 64};
+  using Budget = kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<kvpolicy::half>>;
+  for (const std::size_t residual : std::initializer_list<std::size_t>{10, 64, 150}) {
+    CAPTURE(residual);
+    const kvpolicy::HeadPlan<kvpolicy::half> plan{
+        shape, Budget::Config{.budget = 93, .storage = {.bits = 4, .residual = residual, .flush = kvpolicy::Flush::kivi}}};
+    DeviceCache cache{plan};
+    kvpolicy::KvCache<kvpolicy::half> host{plan};
+    test::Random random{residual};
+    step_both(random, cache, host, 300);
+    cache.compress();
+    host.compress();
+    std::size_t rows = 101;  // the budget and the window of the scorer
+    for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 20, 70, 1, 130}) {
+      step_both(random, cache, host, tokens);
+      rows += tokens;
+      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+        CHECK(exact_keys(cache, host, head) == rows % residual);
+      }
+    }
+    cache.compress();  // keys that have codes keep them
+    host.compress();
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      CHECK(exact_keys(cache, host, head, true) == 101 % residual);
     }
   }
 }

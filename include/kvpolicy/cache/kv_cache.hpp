@@ -38,6 +38,10 @@ struct CacheLayers {
   [[nodiscard]] static auto& of(Cache& cache) {
     return cache.layers_;
   }
+  template <class Cache>
+  [[nodiscard]] static auto& observed_rows_of(Cache& cache) {
+    return cache.observed_rows_;
+  }
 };
 
 /// One sequence: the rows of all layers, every KV head under the policy that the plan gives it.

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/ranking.hpp>
 #include <kvpolicy/core/rotary.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
 
@@ -51,6 +52,8 @@ struct HeadRule {
   bool adaptive_in_layer = false;       ///< budgets of the layer's heads are one
   double safeguard = 0.0;            ///< share of its budget that such a head keeps whatever the others have
   std::string_view scorer = {};      ///< the name of what ranks the rows
+  Ranking ranking = Ranking::none;   ///< what it looks at
+  KeyNumbers key_numbers = {};       ///< its settings, where that is the key
   std::size_t observation_window = 0;            ///< latest queries that vote
   Pooling pooling = Pooling::max;
   std::size_t pooled_rows = 1;
@@ -60,6 +63,7 @@ struct HeadRule {
   std::size_t chosen_rows = 0;
   std::size_t refresh_every = 0;  ///< a choice stands for so many rows; 0: until told otherwise
   std::string_view summary = {};  ///< the name of what stands for a chunk's keys
+  std::size_t summary_vectors = 0;  ///< how many vectors that is
 
   friend bool operator==(const HeadRule&, const HeadRule&) = default;
 

@@ -11,12 +11,14 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/model_shape.hpp>
+#include <kvpolicy/cuda/dispatch.hpp>
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/kernels/accept.cuh>
 #include <kvpolicy/cuda/kernels/append.cuh>
@@ -24,7 +26,6 @@
 #include <kvpolicy/cuda/kernels/compact.cuh>
 #include <kvpolicy/cuda/kernels/decode.cuh>
 #include <kvpolicy/cuda/kernels/gather.cuh>
-#include <kvpolicy/cuda/kernels/key_norm.cuh>
 #include <kvpolicy/cuda/kernels/observe.cuh>
 #include <kvpolicy/cuda/kernels/prefill.cuh>
 #include <kvpolicy/cuda/kernels/score.cuh>
@@ -34,32 +35,13 @@
 #include <kvpolicy/cuda/kernels/stage.cuh>
 #include <kvpolicy/cuda/kernels/votes.cuh>
 #include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/own_kernels.hpp>
 #include <kvpolicy/cuda/places.hpp>
 #include <kvpolicy/cuda/runtime.hpp>
 #include <kvpolicy/cuda/staging.hpp>
-
-/// The head dimensions that kernels are compiled for: fewer compile faster. Define it alike in
-/// every translation unit of a program.
-#ifndef KVPOLICY_CUDA_HEAD_DIMS
-#define KVPOLICY_CUDA_HEAD_DIMS 64, 80, 96, 128, 256
-#endif
+#include <kvpolicy/policy/key_norm_scorer.hpp>
 
 namespace kvpolicy::cuda {
-
-/// Calls `f.template operator()<HeadDim>()`. @throws ConfigError for one that is not compiled.
-template <class F>
-void dispatch_head_dim(std::size_t head_dim, F f) {
-  const auto among = [&]<int... Dims>(std::integer_sequence<int, Dims...>) {
-    const bool found =
-        ((head_dim == static_cast<std::size_t>(Dims) && (f.template operator()<Dims>(), true)) || ...);
-    if (found) return;
-    std::string known;
-    ((known += (known.empty() ? "" : ", ") + std::to_string(Dims)), ...);
-    fail<ConfigError>("cuda::Engine: head_dim is ", head_dim, ", kernels were compiled for ", known,
-                      " (KVPOLICY_CUDA_HEAD_DIMS)");
-  };
-  among(std::integer_sequence<int, KVPOLICY_CUDA_HEAD_DIMS>{});
-}
 
 /// The same call for the heads [first, first + count) of one sequence.
 [[nodiscard]] inline AttendParams heads_of(AttendParams params, std::size_t first,
@@ -103,6 +85,7 @@ class Engine {
     require(shape.kv_heads <= max_heads, "cuda::Engine: kv_heads is ", shape.kv_heads,
             ", must be at most ", max_heads);
     dispatch_head_dim(shape.head_dim, [&]<int D>() { lay_out<D>(); });
+    serve<KeyNormScorer>();
     require<CapacityError>(!is_capturing(stream), "cuda::Engine: memory cannot be asked for inside a "
                            "graph, but the stream captures");
     workspace_ = allocate(memory_, own_bytes(), stream);
@@ -125,6 +108,15 @@ class Engine {
     cuda::give_back_on(accumulation_, stream);
     if (staging_ != nullptr) staging_->give_back_on(stream);
   }
+
+  /// Serves heads that rank their rows by a key scorer of the caller's own (GatheringKeyScorer), or whose chunks
+  /// have a ChannelSummary of the caller's own: compiles the kernels here. To be called before caches with such
+  /// heads are made.
+  template <class S>
+  void serve() {
+    own_kernels_.template add<S>();
+  }
+  [[nodiscard]] const OwnKernels<E>& own_kernels() const { return own_kernels_; }
 
   // ---- rows in slow memory
 
@@ -185,11 +177,17 @@ class Engine {
   }
 
   /// New rows and what they commit. `jobs`: about how many blocks and chunks are committed at most.
-  /// `slow`: some head is in slow memory; `flushes`: some head has KIVI's flush. @throws DeviceError
+  /// `slow`: some head is in slow memory; `flushes`: some head has KIVI's flush; `own_summaries`: names of
+  /// summaries of the caller's own that some head has. @throws DeviceError
   void append(AppendParams params, std::size_t jobs, cudaStream_t stream, bool slow = false,
-              bool flushes = false) const {
+              bool flushes = false, std::span<const std::string_view> own_summaries = {}) const {
     check_heads(params.sequences, params.kv_heads);
     params.tickets = tickets();
+    for (const std::string_view name : own_summaries) {
+      const int heads = params.kv_heads * params.sequences;
+      const int blocks = std::clamp(static_cast<int>(jobs), 1, quotient_up(4 * device_.multiprocessors, heads));
+      own_kernels_.close_chunks(name, params, {shape_.head_dim, blocks, heads, stream});
+    }
     dispatch_head_dim(shape_.head_dim, [&]<int D>() {
       if (params.rows <= most_rows_at_once && jobs <= most_jobs_at_once) {
         launch(append_kernel<E, D>,
@@ -250,7 +248,8 @@ class Engine {
   /// queries. `call_rows`: how far its token stands behind what the counters say, or before, if negative.
   /// @throws DeviceError
   void refresh(const HeadView* heads, const LayerState* states, std::size_t count, const Tensor& q,
-               int queries, int call_rows, std::size_t page_rows, cudaStream_t stream) const {
+               int queries, int call_rows, std::size_t page_rows, cudaStream_t stream,
+               std::span<const std::string_view> own_summaries = {}) const {
     const int kv_heads = static_cast<int>(count);
     const ScoreParams scoring{.heads = heads, .states = states, .kv_heads = kv_heads,
                               .group = static_cast<int>(shape_.queries_per_kv()),
@@ -261,6 +260,10 @@ class Engine {
               .threads = score_threads, .shared_bytes = score_shared_bytes<D>()},
              stream, scoring, "score_kernel");
     });
+    for (const std::string_view name : own_summaries) {
+      own_kernels_.score_chunks(
+          name, scoring, {shape_.head_dim, quotient_up(4 * device_.multiprocessors, kv_heads), kv_heads, stream});
+    }
     const RefreshParams choosing{.heads = heads, .states = states, .kv_heads = kv_heads,
                                  .call_rows = call_rows};
     launch(refresh_select_kernel<>,
@@ -279,14 +282,10 @@ class Engine {
       launch(votes_kernel<E, D, Packed>, shape, stream, params, "votes_kernel");
     });
   }
-  /// The same by their keys. @throws DeviceError
-  void score_keys(const KeyNormParams& params, cudaStream_t stream) const {
-    dispatch_head_dim(shape_.head_dim, [&]<int D>() {
-      launch(key_norm_kernel<E, D>,
-             {.grid_x = observe_blocks(), .grid_y = static_cast<int>(shape_.kv_heads),
-              .threads = key_norm_threads},
-             stream, params, "key_norm_kernel");
-    });
+  /// The same by their keys, of the heads whose scorer `params` names. @throws DeviceError
+  void score_keys(const KeyScoresParams& params, cudaStream_t stream) const {
+    own_kernels_.score_keys(params,
+                            {shape_.head_dim, observe_blocks(), static_cast<int>(shape_.kv_heads), stream});
   }
   /// Adds up what `queries` queries pay each row, so many at a time as there is scratch memory for; the
   /// first of them comes `queries` tokens before the end. @throws DeviceError
@@ -451,6 +450,7 @@ class Engine {
   DeviceBuffer workspace_;  // tickets, then states, then values
   DeviceBuffer accumulation_;  // tickets, partial states and log-sum-exps, or null
   std::unique_ptr<Staging> staging_;
+  OwnKernels<E> own_kernels_;
 };
 
 }  // namespace kvpolicy::cuda

@@ -10,38 +10,36 @@
 #include <utility>
 
 #include <kvpolicy/cache/other_plan_checks.hpp>
-#include <kvpolicy/cuda/device_state.hpp>
-#include <kvpolicy/cuda/engine.hpp>
-#include <kvpolicy/cuda/layer.hpp>
-#include <kvpolicy/cuda/writes.hpp>
+#include <kvpolicy/cuda/cached_layers.hpp>
+#include <kvpolicy/cuda/commit.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 
 namespace kvpolicy::cuda {
 
-template <Element E>
-class KvCache;
-
 /// What stands behind KvCache::fork and KvCache::fork_as, which are what to call.
 template <Element E>
 class CacheForks {
-  using Cache = KvCache<E>;
+  using Cache = CachedLayers<E>;
 
  public:
   [[nodiscard]] static Cache fork(const Cache& from, cudaStream_t stream,
                                   std::shared_ptr<Engine<E>> engine) {
     begin(from, "fork", stream);
-    Cache to{from.plan_, from.options_, engine == nullptr ? from.engine_ : std::move(engine), stream};
-    to.require_own_shape();
-    const bool slow = from.options_.slow_memory != nullptr;
-    to.device_ = DeviceState{from.plan_.shape(), slow, from.options_.memory, stream};
-    if (to.engine_ != from.engine_ && slow) to.make_staging(from.stage_extent(), stream);
-    if (from.accumulates_any()) to.engine_->prepare_accumulation(stream);
+    Cache to{from.plan, from.options, stream, engine == nullptr ? from.engine : std::move(engine)};
+    for (const Layer& layer : from.layers) {
+      for (const HeadStore& head : layer.heads) to.engine->own_kernels().check_has(head.settings());
+    }
+    const bool slow = from.options.slow_memory != nullptr;
+    to.device = DeviceState{from.plan.shape(), slow, from.options.memory, stream};
+    if (to.engine != from.engine && slow) to.make_staging(from.stage_extent(), stream);
+    if (from.accumulates()) to.engine->prepare_accumulation(stream);
+    to.observed_rows = from.observed_rows;
     DeviceWrites writes{stream};
-    for (std::size_t l = 0; l < from.layers_.size(); ++l) {
-      to.layers_.push_back(from.layers_[l].fork(
-          writes, [&](const HeadRule& head) { return to.device_.frequencies(head, writes); }));
-      to.device_.describe(l, to.layers_[l], writes);
-      writes.write(to.device_.counters(l), from.layers_[l].state());
+    for (std::size_t l = 0; l < from.layers.size(); ++l) {
+      to.layers.push_back(from.layers[l].fork(
+          writes, [&](const HeadRule& head) { return to.device.frequencies(head, writes); }));
+      to.device.describe(l, to.layers[l], writes);
+      writes.write(to.device.counters(l), from.layers[l].state());
     }
     writes.flush();
     return to;
@@ -49,27 +47,29 @@ class CacheForks {
 
   [[nodiscard]] static Cache fork_as(const Cache& from, HeadPlan<E> plan, cudaStream_t stream,
                                      std::shared_ptr<Engine<E>> engine) {
-    check_same_shape(Cache::name, from.plan_.shape(), plan.shape());
+    check_same_shape(Cache::name, from.plan.shape(), plan.shape());
     begin(from, "fork_as", stream);
-    Cache to{std::move(plan), from.options_, stream,
-             engine == nullptr ? from.engine_ : std::move(engine)};
-    for (std::size_t l = 0; l < from.layers_.size(); ++l) take_layer(to, from, l, stream);
+    Cache to{std::move(plan), from.options, stream,
+             engine == nullptr ? from.engine : std::move(engine)};
+    to.make_layers(stream);
+    to.observed_rows = from.observed_rows;
+    for (std::size_t l = 0; l < from.layers.size(); ++l) take_layer(to, from, l, stream);
     return to;
   }
 
  private:
   static void begin(const Cache& from, const char* call, cudaStream_t stream) {
-    Cache::refuse_capture(stream, call);
-    static_cast<void>(held(from.layers_));
-    from.latest_ = stream;
+    refuse_capture(stream, call);
+    static_cast<void>(held(from.layers));
+    from.latest = stream;
   }
 
   // `to` is new: whatever throws leaves it to be thrown away.
   static void take_layer(Cache& to, const Cache& from, std::size_t l, cudaStream_t stream) {
-    const Layer& old = from.layers_[l];
-    Layer& layer = to.layers_[l];
+    const Layer& old = from.layers[l];
+    Layer& layer = to.layers[l];
     if (old.tokens == 0) return;
-    const auto is_same = [&](std::size_t head) { return to.plan_.at(l, head) == from.plan_.at(l, head); };
+    const auto is_same = [&](std::size_t head) { return to.plan.at(l, head) == from.plan.at(l, head); };
     DeviceWrites writes{stream};
     for (std::size_t head = 0; head < layer.heads.size(); ++head) {
       const HeadStore& own = old.heads[head];
@@ -81,7 +81,7 @@ class CacheForks {
       }
       layer.heads[head].give_back_on(stream);
       layer.heads[head] = own.fork(old.tokens, old.committed, old.reached,
-                                   to.device_.frequencies(own.settings(), writes), writes);
+                                   to.device.frequencies(own.settings(), writes), writes);
     }
     writes.flush();
     to.grow(l, 1, old.tokens, stream);
@@ -95,11 +95,11 @@ class CacheForks {
       }
     }
     layer.take_text(old, is_same, stream);
-    writes.write(to.device_.counters(l), layer.state());
+    writes.write(to.device.counters(l), layer.state());
     writes.flush();
     if (!layer.wants_compress()) return;
-    to.commit_layer(l, stream);
-    to.compress_layers(l, 1, /*only_due=*/true, stream);
+    commit_layer(to, l, stream);
+    compress_layers(to, l, 1, /*only_due=*/true, stream);
   }
 
   static void check_rows(const HeadStore& own, const Layer& layer, std::size_t l, std::size_t head) {
@@ -114,10 +114,10 @@ class CacheForks {
   static void give_rows(Cache& to, const Layer& old, std::size_t l, std::size_t head,
                         cudaStream_t stream) {
     const HeadStore& from = old.heads[head];
-    const std::size_t page_rows = to.options_.page_rows;
-    const std::size_t head_dim = to.plan_.shape().head_dim;
+    const std::size_t page_rows = to.options.page_rows;
+    const std::size_t head_dim = to.plan.shape().head_dim;
     DeviceWrites writes{stream};
-    writes.write(to.device_.counters(l), LayerState{});
+    writes.write(to.device.counters(l), LayerState{});
     writes.flush();
     for (std::size_t row = 0; row < old.tokens;) {
       const auto slot = static_cast<std::size_t>(from.view().exact_slot(static_cast<int>(row)));
@@ -126,16 +126,16 @@ class CacheForks {
       const std::size_t rows = std::min(end - row, page_rows - slot % page_rows);
       std::byte* key = from.exact().page(slot / page_rows) + slot % page_rows * head_dim * sizeof(E);
       const std::size_t last = row + rows;
-      AppendParams params{.heads = to.device_.heads(l) + head, .states = to.device_.counters(l),
+      AppendParams params{.heads = to.device.heads(l) + head, .states = to.device.counters(l),
                           .sequences = 1, .kv_heads = 1, .page_rows = static_cast<int>(page_rows),
                           .rows = static_cast<int>(rows), .commit_rows = static_cast<int>(rows),
                           .max_rollback = static_cast<int>(last - std::min(last, old.committed))};
       params.k = {.data = key, .token_stride = static_cast<long long>(head_dim)};
       params.v = {.data = key + page_rows * head_dim * sizeof(E),
                   .token_stride = static_cast<long long>(head_dim)};
-      params.out_of_range = to.device_.out_of_range();
-      to.engine_->append(params, to.layers_[l].most_commit_jobs(rows), stream,
-                         to.layers_[l].heads[head].is_slow(), to.layers_[l].flushes());
+      params.out_of_range = to.device.out_of_range();
+      to.engine->append(params, to.layers[l].most_commit_jobs(rows), stream,
+                         to.layers[l].heads[head].is_slow(), to.layers[l].flushes(), to.layers[l].own_summaries);
       row = last;
     }
   }

@@ -155,7 +155,7 @@ class HeadDownload {
     const HeadRule& rule = store_->settings();
     if (rule.chunk == 0) return;
     const std::size_t side = context_.page_rows * context_.head_dim * sizeof(E);
-    const std::size_t vectors = has_min_max_summary(rule) ? 2 : 1;
+    const std::size_t vectors = rule.summary_vectors;
     for (std::size_t v = 0; v < vectors; ++v) {
       all.summaries.push_back(plane_of({.encoding = encoding_of<E>}, 0, rule.chunk_rule().closed(stored), 0,
                                        [&](std::size_t row) {

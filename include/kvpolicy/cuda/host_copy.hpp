@@ -37,13 +37,15 @@ class HostCopies {
     return own;
   }
 
-  [[nodiscard]] static Host to_host(const Device& from, const char* call, cudaStream_t stream) {
-    Device::refuse_capture(stream, call);
-    check_between_steps<Layer>(call, held(from.layers_), from.tokens());
-    from.latest_ = stream;
-    Host to{from.plan_, host_options(from.options_)};
-    for (std::size_t l = 0; l < from.layers_.size(); ++l) {
-      download(from, from.layers_[l], CacheLayers::of(to)[l], stream);
+  [[nodiscard]] static Host to_host(const Device& device, const char* call, cudaStream_t stream) {
+    const CachedLayers<E>& from = device.cache_;
+    refuse_capture(stream, call);
+    check_between_steps<Layer>(call, held(from.layers), device.tokens());
+    from.latest = stream;
+    Host to{from.plan, host_options(from.options)};
+    CacheLayers::observed_rows_of(to) = from.observed_rows;
+    for (std::size_t l = 0; l < from.layers.size(); ++l) {
+      download(from, from.layers[l], CacheLayers::of(to)[l], stream);
     }
     return to;
   }
@@ -52,13 +54,14 @@ class HostCopies {
   static void to_device(const kvpolicy::KvCache<E, Engine>& from, Device& to, cudaStream_t stream) {
     const auto& layers = CacheLayers::of(from);
     check_between_steps<CacheLayer<E>>("to_device", held(layers), from.tokens());
-    for (std::size_t l = 0; l < layers.size(); ++l) upload(layers[l], to, l, stream);
+    to.cache_.observed_rows = from.observed_rows();
+    for (std::size_t l = 0; l < layers.size(); ++l) upload(layers[l], to.cache_, l, stream);
   }
 
  private:
   static void wait(cudaStream_t stream) { check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
 
-  static void download(const Device& cache, const Layer& from, CacheLayer<E>& to, cudaStream_t stream) {
+  static void download(const CachedLayers<E>& cache, const Layer& from, CacheLayer<E>& to, cudaStream_t stream) {
     const StoreContext context = cache.store_context();
     std::vector<HeadDownload<E>> heads;
     heads.reserve(from.heads.size());
@@ -66,7 +69,7 @@ class HostCopies {
     std::vector<E> queries(from.queries.held().size() * from.queries.query_numbers());
     from.queries.download(reinterpret_cast<std::uint16_t*>(queries.data()), stream);
     if (from.attention_sink_bias() != nullptr) {
-      to.attention_sink_bias.resize(cache.plan_.shape().q_heads);
+      to.attention_sink_bias.resize(cache.plan.shape().q_heads);
       check(cudaMemcpyAsync(to.attention_sink_bias.data(), from.attention_sink_bias(),
                             to.attention_sink_bias.size() * sizeof(float), cudaMemcpyDeviceToHost, stream),
             "cudaMemcpyAsync");
@@ -76,7 +79,7 @@ class HostCopies {
       to.heads[head]->take(heads[head].contents(from.committed, from.choices(head)), context.head_dim);
     }
     write_tail(heads, from, to, context.head_dim);
-    const ModelShape& shape = cache.plan_.shape();
+    const ModelShape& shape = cache.plan.shape();
     to.queries.push(ConstTensor{TensorView<const E>{queries.data(), from.queries.held().size(), shape.q_heads,
                                                     shape.head_dim}},
                     from.queries.held().begin());
@@ -103,8 +106,8 @@ class HostCopies {
     to.tail.write(tensor(sides[0]), tensor(sides[1]), 0, rows, from.committed);
   }
 
-  static void upload(const CacheLayer<E>& from, Device& cache, std::size_t l, cudaStream_t stream) {
-    Layer& to = cache.layers_[l];
+  static void upload(const CacheLayer<E>& from, CachedLayers<E>& cache, std::size_t l, cudaStream_t stream) {
+    Layer& to = cache.layers[l];
     if (from.tokens == 0) return;
     const StoreContext context = cache.store_context();
     const std::size_t count = to.heads.size();
@@ -124,7 +127,7 @@ class HostCopies {
     const bool coded = std::ranges::any_of(to.heads, [](const HeadStore& head) { return head.coded_rows() > 0; });
     cache.grow(l, 1, from.tokens + (coded ? static_cast<std::size_t>(quantized_together) : 0), stream);
     for (std::size_t head = 0; head < count; ++head) {
-      uploads[head].run(to.heads[head], *cache.engine_, cache.device_.heads(l) + head, cache.device_.counters(l),
+      uploads[head].run(to.heads[head], *cache.engine, cache.device.heads(l) + head, cache.device.counters(l),
                         stream);
       uploads[head].choose(to.heads[head], to.choices(head), stream);
     }
@@ -136,7 +139,7 @@ class HostCopies {
     std::vector<E> queries(from.queries.held().size() * to.queries.query_numbers());
     from.queries.copy_held(queries.data());
     to.queries.upload(reinterpret_cast<const std::uint16_t*>(queries.data()), from.queries.held(), stream);
-    writes.write(cache.device_.counters(l), to.state());
+    writes.write(cache.device.counters(l), to.state());
     writes.flush();
     wait(stream);  // what was copied lies in this function
   }

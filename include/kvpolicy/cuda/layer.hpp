@@ -61,6 +61,7 @@ class Layer : public TextProgress<std::size_t> {
 
   std::vector<HeadStore> heads;
   QueryRing queries;
+  std::vector<std::string_view> own_summaries = {};  ///< of heads whose summaries are of the caller's own
   std::size_t reached = 0;  ///< the most tokens that it ever had
   std::size_t reserved = 0;
   PendingTree tree = {};  ///< what the latest rows are, where they are guesses that branch
@@ -223,6 +224,14 @@ class Layer : public TextProgress<std::size_t> {
     }
   }
 
+  /// To be called once all heads are there.
+  void list_own_summaries() {
+    for (const HeadStore& head : heads) {
+      const HeadRule& rule = head.settings();
+      if (!has_own_summary(rule) || std::ranges::count(own_summaries, rule.summary) > 0) continue;
+      own_summaries.push_back(rule.summary);
+    }
+  }
   /// The choices of one head, to be read or filled in.
   [[nodiscard]] HeadChoices& choices(std::size_t head) {
     choices_.resize(heads.size());
@@ -266,6 +275,24 @@ class Layer : public TextProgress<std::size_t> {
     return knows_latest(queries, settings.observation_window, tokens) &&
            settings.budget_rule().is_due(committed - heads[head].evicted_alone(), committed,
                                          heads[head].told_to_compress());
+  }
+  /// Rows whose keys a compression of the `wanted` heads reads for the attention of their latest queries.
+  [[nodiscard]] std::size_t observed_rows(const std::vector<bool>& wanted) const {
+    std::size_t rows = 0;
+    for (std::size_t head = 0; head < heads.size(); ++head) {
+      const HeadRule& rule = heads[head].settings();
+      const bool drops = rule.adaptive_in_layer ? sharing_drops() : has_rows_to_drop(head);
+      if (wanted[head] && rule.observation_window > 0 && drops) rows += tokens - heads[head].evicted();
+    }
+    return rows;
+  }
+  /// The same of a call for the heads that add up its attention; `text`: tokens, with those of the call.
+  [[nodiscard]] std::size_t accumulated_rows(std::size_t text) const {
+    std::size_t rows = 0;
+    for (const HeadStore& head : heads) {
+      if (cuda::accumulates(head.settings())) rows += text - head.evicted();
+    }
+    return rows;
   }
   /// Whether a head adds up the attention of every call.
   [[nodiscard]] bool accumulates() const {
@@ -366,7 +393,7 @@ class Layer : public TextProgress<std::size_t> {
  private:
   // Everything but heads and sink logits.
   Layer(const Layer& other, QueryRing own_queries)
-      : TextProgress{other}, queries{std::move(own_queries)}, reached{other.reached},
+      : TextProgress{other}, queries{std::move(own_queries)}, own_summaries{other.own_summaries}, reached{other.reached},
         tree{other.tree}, scale{other.scale}, softcap{other.softcap},
         q_heads_{other.q_heads_},
         memory_{other.memory_}, choices_{other.choices_},

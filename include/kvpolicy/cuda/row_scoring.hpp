@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
 #include <vector>
 
 #include <kvpolicy/cuda/engine.hpp>
@@ -32,17 +33,20 @@ class RowScoring {
     rows_ = std::max(rows_, rows);
     packs_ = packs_ || rule.is_quantized();
     // Where the text stays whole, the budget is all rows but those that are always kept.
-    how_[head] = {.ranking = accumulates(rule)  ? Ranking::sums
-                             : ranks_keys(rule) ? Ranking::keys
-                                                : Ranking::attention,
+    const bool by_keys = rule.ranking == Ranking::keys;
+    how_[head] = {.ranking = rule.ranking,
                   .average = rule.pooling == Pooling::average,
                   .kept_rows = static_cast<int>(rule.kept_rows),
                   .budget = static_cast<int>(rule.budget_rule().candidates(survivors)),
                   .kernel = static_cast<int>(rule.pooled_rows)};
+    if (by_keys) {
+      how_[head].scorer = engine_->own_kernels().number_of(rule.scorer);
+      how_[head].key_numbers = rule.key_numbers;
+    }
     if (survivors == rows && !rule.adaptive_in_layer) return;  // no row is compared with another
     how_[head].queries = static_cast<int>(rule.observation_window);
     queries_ = std::max(queries_, static_cast<int>(rule.observation_window));
-    ranks_keys_ = ranks_keys_ || how_[head].ranking == Ranking::keys;
+    if (by_keys) key_scorers_.insert(how_[head].scorer);
   }
 
   /// Scratch memory of one layer's scoring, on the device.
@@ -69,8 +73,8 @@ class RowScoring {
     DeviceWrites writes{stream};
     for (std::size_t head = 0; head < how_.size(); ++head) writes.write(memory.how + head, how_[head]);
     writes.flush();
-    if (ranks_keys_) {
-      engine_->score_keys({.heads = views, .state = state, .compressions = memory.how,
+    for (const int scorer : key_scorers_) {
+      engine_->score_keys({.heads = views, .state = state, .compressions = memory.how, .scorer = scorer,
                            .page_rows = page_rows_, .scores = memory.scores, .pitch = pitch()},
                           stream);
     }
@@ -93,7 +97,7 @@ class RowScoring {
   std::vector<CompressionSettings> how_;  // of each head
   std::size_t rows_ = 0;          // rows of a head
   int queries_ = 0;               // latest queries that a head asks to compare its rows
-  bool ranks_keys_ = false;
+  std::set<int> key_scorers_;     // whose functions of the key are asked
   bool packs_ = false;
 };
 

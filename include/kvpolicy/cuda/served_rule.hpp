@@ -11,10 +11,6 @@
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
-#include <kvpolicy/policy/h2o_scorer.hpp>
-#include <kvpolicy/policy/key_norm_scorer.hpp>
-#include <kvpolicy/policy/snapkv_scorer.hpp>
-#include <kvpolicy/policy/tova_scorer.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -23,10 +19,13 @@ namespace kvpolicy::cuda {
   return rule.summary == MinMaxKey::name;
 }
 
+/// Whether the head's chunks have a summary for which the engine must have been given kernels.
+[[nodiscard]] inline bool has_own_summary(const HeadRule& rule) {
+  return rule.chunk > 0 && rule.summary != MeanKey::name && !has_min_max_summary(rule);
+}
+
 /// Whether the head ranks its rows by the attention of all queries so far, which is added up.
-[[nodiscard]] inline bool accumulates(const HeadRule& rule) { return rule.scorer == H2oScorer::name; }
-/// Whether the head ranks its rows by their keys.
-[[nodiscard]] inline bool ranks_keys(const HeadRule& rule) { return rule.scorer == KeyNormScorer::name; }
+[[nodiscard]] inline bool accumulates(const HeadRule& rule) { return rule.ranking == Ranking::accumulated; }
 
 namespace detail {
 
@@ -42,8 +41,6 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
               : ", must be a multiple of 8 channels that divides head_dim");
   require(fits(rule.value_group), "cuda: value_group is ", rule.value_group,
           ", must be a multiple of 8 channels that divides head_dim = ", head_dim);
-  require(!rule.kivi_flush || !rule.compresses, "cuda: kivi's flush has no kernel for heads with a budget; "
-          "use Flush::steady, which keeps at least as many rows exact");
   require(!rule.kivi_flush || rule.chunk == 0 || rule.residual % rule.chunk == 0, "cuda: kivi's flush over chunks "
           "of ", rule.chunk, " rows needs a residual that is a multiple of them, not ", rule.residual);
   require(rule.chunk == 0 || rule.chunk == 16 || rule.chunk == 32 || rule.chunk == 64,
@@ -51,12 +48,17 @@ inline void check_quantized(const HeadRule& rule, std::size_t head_dim) {
 }
 
 inline void check_compressing(const HeadRule& rule) {
-  const bool asks_queries = rule.scorer == SnapKvScorer::name || rule.scorer == TovaScorer::name;
-  require(asks_queries || accumulates(rule) || ranks_keys(rule), "cuda: heads whose rows are ranked by ",
-          rule.scorer, " have no kernel; rank by ", SnapKvScorer::name, ", ", TovaScorer::name, ", ",
-          H2oScorer::name, " or ", KeyNormScorer::name, ", or run the plan on the host");
-  require(!asks_queries || (rule.observation_window >= 1 && rule.observation_window <= 64), "cuda: observation_window is ", rule.observation_window,
-          " queries, must be 1 to 64");
+  require(rule.ranking != Ranking::none, "cuda: heads whose rows are ranked by ",
+          rule.scorer.empty() ? "a scorer without a name" : rule.scorer, " have no kernel, because the scorer's `describe` states no ranking (core/ranking.hpp); state one, or "
+          "run the plan on the host");
+  if (rule.ranking == Ranking::attention) {
+    const std::size_t most = std::min<std::size_t>(rule.kept_rows + 1, 64);
+    require(rule.observation_window >= 1 && rule.observation_window <= most, "cuda: observation_window is ", rule.observation_window, " queries, must be 1 to ",
+            most, rule.kept_rows < 63 ? ": at most one more than the rows that are always kept" : "");
+  } else {
+    require(rule.observation_window == 0, "cuda: ", rule.scorer, " asks ", rule.observation_window,
+            " queries, but states a ranking that asks none");
+  }
   require(rule.pooled_rows <= 65, "cuda: the pooling kernel is ", rule.pooled_rows,
           " rows, must be at most 65");
 }
@@ -85,9 +87,9 @@ inline void check_served(const ModelShape& shape) {
 inline void check_served(const HeadRule& rule, std::size_t head_dim) {
   if (rule.is_quantized()) detail::check_quantized(rule, head_dim);
   if (rule.compresses) detail::check_compressing(rule);
-  require(rule.chunk == 0 || rule.summary == MeanKey::name || has_min_max_summary(rule),
-          "cuda: chunks are summarised by ", rule.summary, " keys, must be by ", MeanKey::name, " or ",
-          MinMaxKey::name, " keys");
+  require(rule.chunk == 0 || (!rule.summary.empty() && rule.summary_vectors >= 1 && rule.summary_vectors <= 2),
+          "cuda: chunks are summarised by ", rule.summary.empty() ? "a summary without a name" : rule.summary, " in ",
+          rule.summary_vectors, " vectors; a summary on a device has a name, and 1 or 2 vectors");
   constexpr std::size_t most = std::size_t{1} << 30;
   const auto largest = std::max({rule.sinks, rule.recent, rule.residual, rule.budget, rule.kept_rows,
                                  rule.chunk, rule.chosen_rows});

@@ -103,6 +103,7 @@ class ChunkRetrievalCache {
     rule.chosen_rows = config.budget;
     rule.refresh_every = config.refresh_every;
     if constexpr (requires { Summary::name; }) rule.summary = Summary::name;
+    rule.summary_vectors = Summary::vectors;
     config.storage.describe(rule, head_dim);
     return rule;
   }

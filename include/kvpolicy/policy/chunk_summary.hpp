@@ -16,6 +16,7 @@
 #include <limits>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace kvpolicy {
@@ -107,5 +108,50 @@ class MinMaxKey {
 };
 
 static_assert(ChunkSummary<MeanKey> && ChunkSummary<MinMaxKey>);
+
+/// A summary that treats each channel by itself, written once for the host and for kernels: `C` sees the
+/// numbers of one channel of a chunk's keys, row by row, and then says its `vectors` numbers. `split` says with
+/// what the query's number of that channel is multiplied. These members are marked KVPOLICY_HOST_DEVICE;
+/// besides, `serialize(archive)` lists what a saved cache has to keep of a chunk that is not full.
+template <class C>
+concept SummaryChannel = std::is_trivially_copyable_v<C> && std::default_initializable<C> &&
+                         requires(C channel, const C& seen, int n, float number) {
+                           { C::name } -> std::convertible_to<std::string_view>;
+                           { C::vectors } -> std::convertible_to<std::size_t>;
+                           channel.add(number);
+                           { seen.finish(n) } -> std::convertible_to<float>;       // (which vector)
+                           { C::split(n, number) } -> std::convertible_to<float>;  // (which vector, query)
+                         };
+
+/// The ChunkSummary of a SummaryChannel. A device cache serves it once its engine was told to
+/// (`cuda::Engine::serve`).
+template <SummaryChannel C>
+class ChannelSummary {
+ public:
+  using Channel = C;
+  static constexpr std::string_view name = C::name;
+  static constexpr std::size_t vectors = C::vectors;
+
+  explicit ChannelSummary(std::size_t head_dim) : channels_(head_dim) {}
+
+  void add(std::span<const float> key) {
+    for (std::size_t i = 0; i < channels_.size(); ++i) channels_[i].add(key[i]);
+  }
+  void finish(std::size_t which, std::span<float> out) const {
+    for (std::size_t i = 0; i < channels_.size(); ++i) out[i] = channels_[i].finish(static_cast<int>(which));
+  }
+  void clear() { std::ranges::fill(channels_, C{}); }
+  static void split(std::size_t which, std::span<const float> query, std::span<float> out) {
+    for (std::size_t i = 0; i < query.size(); ++i) out[i] += C::split(static_cast<int>(which), query[i]);
+  }
+
+  template <class Archive>
+  void serialize(Archive& archive) {
+    for (C& channel : channels_) archive(channel);
+  }
+
+ private:
+  std::vector<C> channels_;
+};
 
 }  // namespace kvpolicy

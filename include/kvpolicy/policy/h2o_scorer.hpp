@@ -20,6 +20,7 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/fields.hpp>
+#include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 
 namespace kvpolicy {
@@ -32,6 +33,8 @@ struct H2oScorer {
     std::size_t recent = 64;
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor& visit) { visit("recent", recent); }
+    /// Adds how rows are ranked to a head's rule.
+    void describe(HeadRule& rule) const { rule.ranking = Ranking::accumulated; }
   };
   static constexpr std::string_view name = "h2o";
 

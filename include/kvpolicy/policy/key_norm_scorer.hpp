@@ -16,17 +16,21 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/fields.hpp>
+#include <kvpolicy/core/head_rule.hpp>
+#include <kvpolicy/core/host_device.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 
 namespace kvpolicy {
 
-/// A KeyScorer.
+/// A GatheringKeyScorer.
 struct KeyNormScorer {
   /// What is kept besides the short keys.
   struct Config {
     std::size_t recent = 0;  ///< Latest rows that are always kept, besides the budget.
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor& visit) { visit("recent", recent); }
+    /// Adds how rows are ranked to a head's rule.
+    void describe(HeadRule& rule) const { rule.ranking = Ranking::keys; }
   };
   static constexpr std::string_view name = "key_norm";
 
@@ -37,15 +41,21 @@ struct KeyNormScorer {
   }
   [[nodiscard]] static std::size_t kept_rows(const Config& config) { return config.recent; }
 
-  [[nodiscard]] static float score_key(const Config&, std::span<const float> key) {
+  /// Sums in double and in the order of the channels, so that host and device rank rows alike.
+  struct Gather {
     double squares = 0.0;
-    for (const float number : key) {
+
+    KVPOLICY_HOST_DEVICE explicit Gather(const KeyNumbers&) {}
+    KVPOLICY_HOST_DEVICE void add(float number) {
       squares += static_cast<double>(number) * static_cast<double>(number);
     }
-    return -static_cast<float>(std::sqrt(squares));
+    KVPOLICY_HOST_DEVICE float score() const { return -static_cast<float>(std::sqrt(squares)); }
+  };
+  [[nodiscard]] static float score_key(const Config&, std::span<const float> key) {
+    return gather_key<Gather>({}, key);
   }
 };
 
-static_assert(RowScorer<KeyNormScorer>);
+static_assert(RowScorer<KeyNormScorer> && GatheringKeyScorer<KeyNormScorer>);
 
 }  // namespace kvpolicy

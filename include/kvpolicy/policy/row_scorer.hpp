@@ -7,6 +7,9 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
+#include <type_traits>
+
+#include <kvpolicy/core/ranking.hpp>
 
 namespace kvpolicy {
 
@@ -45,6 +48,28 @@ concept KeyScorer =
     AnyScorer<S> && requires(const typename S::Config& config, std::span<const float> key) {
       { S::score_key(config, key) } -> std::convertible_to<float>;
     };
+
+/// A KeyScorer whose function of the key is written once, for the host and for kernels: `Gather` is made from
+/// the settings in the head's rule, sees the key's numbers channel by channel, and then says the score. Its
+/// members are marked KVPOLICY_HOST_DEVICE. A device cache serves such a scorer once its engine was told to
+/// (`cuda::Engine::serve`).
+template <class S>
+concept GatheringKeyScorer =
+    KeyScorer<S> && std::is_trivially_copyable_v<typename S::Gather> &&
+    requires(typename S::Gather gather, const KeyNumbers& numbers, float number) {
+      { S::name };
+      { typename S::Gather{numbers} };
+      { gather.add(number) };
+      { gather.score() } -> std::convertible_to<float>;
+    };
+
+/// The score of a key: for the `score_key` of a GatheringKeyScorer.
+template <class Gather>
+[[nodiscard]] float gather_key(const KeyNumbers& numbers, std::span<const float> key) {
+  Gather gather{numbers};
+  for (const float number : key) gather.add(number);
+  return gather.score();
+}
 
 /// Just one of the three.
 template <class S>

@@ -39,6 +39,7 @@ struct SnapKvScorer {
     }
     /// Adds how rows are ranked to a head's rule.
     void describe(HeadRule& rule) const {
+      rule.ranking = Ranking::attention;
       rule.pooling = pooling;
       rule.pooled_rows = kernel;
     }

@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include <kvpolicy/core/fields.hpp>
+#include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/policy/row_scorer.hpp>
 
 namespace kvpolicy {
@@ -24,6 +25,8 @@ struct TovaScorer {
   struct Config {
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor&) {}
+    /// Adds how rows are ranked to a head's rule.
+    void describe(HeadRule& rule) const { rule.ranking = Ranking::attention; }
   };
   static constexpr std::string_view name = "tova";
 

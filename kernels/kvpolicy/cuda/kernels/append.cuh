@@ -103,7 +103,7 @@ struct HeadAppend {
             head.keys_end(before.committed) - row, head.values_end(before.committed) - row);
       }
     }
-    if (head.chunk_rows == 0) return;
+    if (head.chunk_rows == 0 || head.own_summary != 0) return;
     const int at_a_time = chunks_at_a_time<HeadDim>(write_threads);
     const int end = head.closed_chunks(after.committed);
     int chunk = head.closed_chunks(before.committed) + (first - blocks) * at_a_time;

@@ -109,26 +109,26 @@ KVPOLICY_DEVICE void compact_to_exact(const HeadView& from, const HeadView& to, 
   }
 }
 
-/// Copies one side of the 64 rows from `first` on, which are a whole block of packed rows there.
+/// Copies one side of the `rows` rows from `first` on to their block of packed rows. Rows of `from` before
+/// `from_coded_end` have codes already, which stay as they are. `flushed`: KIVI's flush quantises these keys
+/// before their block is packed, so they are read from their exact slots, which get the numbers that the codes
+/// stand for.
 template <Element E, int HeadDim, bool Keys>
-KVPOLICY_DEVICE void compact_side(const HeadView& from, const HeadView& to, int page_rows,
-                                  const int* kept, int from_packed_end, int first, int& refused) {
+KVPOLICY_DEVICE void compact_side(const HeadView& from, const HeadView& to, int page_rows, const int* kept,
+                                  int from_coded_end, int first, int rows, bool flushed, int& refused) {
   constexpr int vectors = HeadDim / 8;
   const QuantizerMemory<HeadDim> memory{shared_memory()};
   const int group = Keys ? to.key_group : to.value_group;
-  // Survivors are in the order of the text: apart from the sinks, packed rows come before exact
-  // ones.
-  int packed = 0;
+  // Survivors are in the order of the text: apart from the sinks, rows with codes come before the others.
+  int coded = 0;
   for (int step = quantized_together; step > 0; step /= 2) {
-    if (packed + step <= quantized_together && kept[first + packed + step - 1] < from_packed_end) {
-      packed += step;
-    }
+    if (coded + step <= rows && kept[first + coded + step - 1] < from_coded_end) coded += step;
   }
   sync_block();
-  stage_rows(memory, packed, [&](int i) -> const std::uint16_t* {
-    return exact_row<HeadDim>(from, page_rows, kept[first + i], Keys);
+  stage_rows(memory, coded, [&](int i) -> const std::uint16_t* {
+    return exact_row<HeadDim>(from, page_rows, kept[first + smaller(i, rows - 1)], Keys);
   });
-  for (int i = thread_index(); i < packed * vectors; i += thread_count()) {
+  for (int i = thread_index(); i < coded * vectors; i += thread_count()) {
     const int row = i / vectors;
     const int channel = i % vectors * 8;
     const PackedVector<HeadDim> vector{from, page_rows, kept[first + row], channel, Keys};
@@ -142,9 +142,17 @@ KVPOLICY_DEVICE void compact_side(const HeadView& from, const HeadView& to, int 
   }
   cp_async_wait<0>();
   sync_block();
+  if (rows < quantized_together) {
+    // What the block lacks is not quantised, and nothing of it is to be counted.
+    for (int i = rows * HeadDim + thread_index(); i < quantized_together * HeadDim; i += thread_count()) {
+      memory.numbers[i / HeadDim * memory.pitch + i % HeadDim] = 0;
+    }
+    sync_block();
+  }
   const auto levels = static_cast<float>((1 << code_bits(to.encoding)) - 1);
-  quantize_per_token<E>(memory, packed, group, levels, refused);
+  quantize_per_token<E>(memory, coded, group, levels, refused);
   sync_block();
+  if (flushed) write_coded_numbers<E, HeadDim, Keys>(memory, to, page_rows, first, 0, rows);
   write_side<HeadDim, Keys>(memory, to, PackedBlock{to, HeadDim, page_rows, first}, page_rows);
 }
 
@@ -160,25 +168,27 @@ compact_kernel(const KVPOLICY_GRID_CONSTANT CompactParams params) {
   const int count = params.counts[head];
   const int tokens = to.evicted + count;
   const int from_packed_end = from.packed_end(tokens);
+  const int from_keys_end = from.keys_end(tokens);
   const int to_packed_end = to.packed_end(tokens);
+  const int to_keys_end = smaller(to.keys_end(tokens), count);
   const int shift = (quantized_together - to.sinks % quantized_together) % quantized_together;
   for (int tile = block_x(); tile * quantized_together - shift < count; tile += grid_x()) {
     const int first = larger(tile * quantized_together - shift, 0);
     const int last = smaller((tile + 1) * quantized_together - shift, count);
-    if (first >= to.sinks && first < to_packed_end) {
-      if constexpr (can_quantize<HeadDim>) {
-        int refused = 0;
-        compact_side<E, HeadDim, true>(from, to, params.page_rows, kept, from_packed_end, first,
-                                       refused);
-        compact_side<E, HeadDim, false>(from, to, params.page_rows, kept, from_packed_end, first,
-                                        refused);
-        if (refused > 0 && params.out_of_range != nullptr) {
-          atomic_add(reinterpret_cast<std::uint32_t*>(params.out_of_range),
-                     static_cast<std::uint32_t>(refused));
-        }
+    const bool packed = first >= to.sinks && first < to_packed_end;
+    if (!packed) compact_to_exact<E, HeadDim>(from, to, params.page_rows, kept, from_packed_end, first, last);
+    if constexpr (can_quantize<HeadDim>) {
+      int refused = 0;
+      if (packed) {
+        compact_side<E, HeadDim, true>(from, to, params.page_rows, kept, from_keys_end, first, quantized_together,
+                                        false, refused);
+        compact_side<E, HeadDim, false>(from, to, params.page_rows, kept, from.values_end(tokens), first,
+                                        quantized_together, false, refused);
+      } else if (first >= to.sinks && first < to_keys_end) {
+        compact_side<E, HeadDim, true>(from, to, params.page_rows, kept, from_keys_end, first,
+                                       smaller(last, to_keys_end) - first, true, refused);
       }
-    } else {
-      compact_to_exact<E, HeadDim>(from, to, params.page_rows, kept, from_packed_end, first, last);
+      count_out_of_range(refused, params.out_of_range);
     }
     if (to.sums != nullptr) {
       for (int i = first + thread_index(); i < last; i += thread_count()) {

@@ -15,6 +15,8 @@
 #pragma once
 
 #include <climits>
+#include <cstdint>
+#include <string_view>
 
 #include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/dtype.hpp>
@@ -48,6 +50,13 @@ struct Selections {
   KVPOLICY_HOST_DEVICE ChoiceRing<int> ring() const { return {latest, valid, slots}; }
 };
 
+/// How kernels tell one summary from another: FNV-1a of its name, and never 0.
+[[nodiscard]] constexpr std::uint64_t summary_tag(std::string_view name) {
+  std::uint64_t hash = 14695981039346656037ULL;
+  for (const char letter : name) hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211ULL;
+  return hash | 1U;
+}
+
 struct SlowRows;  // slow_rows.cuh
 
 /// One KV head of one sequence, in device memory. It has only numbers and addresses: its rule
@@ -80,6 +89,8 @@ struct HeadView {
   int chunk_rows = 0;  ///< 0: the head reads all its rows.
   int budget_chunks = 0;
   bool min_max = false;                         ///< summaries are min and max keys, not means
+  /// The tag of a summary of the caller's own, which has kernels of its own (own_summary.cuh); else 0.
+  std::uint64_t own_summary = 0;
   std::byte* const* summary_pages = nullptr;    ///< page_rows summaries each, [vectors, rows, dim]
   Selections* selections = nullptr;
   float* scores = nullptr;  ///< scores of full chunks, from score.cuh to select.cuh

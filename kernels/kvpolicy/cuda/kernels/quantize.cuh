@@ -304,6 +304,23 @@ KVPOLICY_DEVICE void load_codes(const QuantizerMemory<HeadDim>& memory, const He
   }
 }
 
+/// Writes the numbers that the codes of a block's rows [begin, end) stand for to the exact slots of these rows.
+template <Element E, int HeadDim, bool Keys>
+KVPOLICY_DEVICE void write_coded_numbers(const QuantizerMemory<HeadDim>& memory, const HeadView& head, int page_rows,
+                                         int first, int begin, int end) {
+  for (int i = begin * HeadDim + thread_index(); i < end * HeadDim; i += thread_count()) {
+    const int row = i / HeadDim;
+    const int channel = i % HeadDim;
+    const std::uint32_t grid =
+        memory.grids[Keys ? key_param(row, channel, HeadDim, quantized_together, head.key_per_channel, head.key_group)
+                          : value_param(row, channel, quantized_together, head.value_group)];
+    const float code = static_cast<float>(memory.numbers[row * memory.pitch + channel]);
+    exact_row<HeadDim>(head, page_rows, first + row, Keys)[channel] =
+        from_float<E>(to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU)) * code +
+                      to_float<half>(static_cast<std::uint16_t>(grid >> 16)));
+  }
+}
+
 KVPOLICY_DEVICE void count_out_of_range(int refused, int* out_of_range) {
   if (refused == 0 || out_of_range == nullptr) return;
   atomic_add(reinterpret_cast<std::uint32_t*>(out_of_range), static_cast<std::uint32_t>(refused));
@@ -335,16 +352,7 @@ KVPOLICY_DEVICE void quantize_keys(const HeadView& head, int page_rows, int firs
     quantize_per_token<E>(memory, 0, head.key_group, levels, refused);
   }
   sync_block();
-  for (int i = thread_index(); i < (to - from) * HeadDim; i += thread_count()) {
-    const int row = from - first + i / HeadDim;
-    const int channel = i % HeadDim;
-    const std::uint32_t grid = memory.grids[key_param(row, channel, HeadDim, quantized_together, head.key_per_channel,
-                                                      head.key_group)];
-    const float code = static_cast<float>(memory.numbers[row * memory.pitch + channel]);
-    exact_row<HeadDim>(head, page_rows, first + row, true)[channel] =
-        from_float<E>(to_float<half>(static_cast<std::uint16_t>(grid & 0xffffU)) * code +
-                      to_float<half>(static_cast<std::uint16_t>(grid >> 16)));
-  }
+  write_coded_numbers<E, HeadDim, true>(memory, head, page_rows, first, from - first, to - first);
   load_codes<HeadDim, true>(memory, head, block, page_rows, from - first);
   sync_block();
   write_side<HeadDim, true>(memory, head, block, page_rows);

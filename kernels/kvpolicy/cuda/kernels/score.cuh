@@ -113,7 +113,7 @@ template <Element E, int HeadDim>
 KVPOLICY_KERNEL(score_threads, 3)
 score_kernel(const KVPOLICY_GRID_CONSTANT ScoreParams p) {
   const HeadView& head = p.heads[block_y()];
-  if (head.chunk_rows == 0) return;
+  if (head.chunk_rows == 0 || head.own_summary != 0) return;
   const int sequence = block_y() / p.kv_heads;
   const int chunks = head.closed_chunks(p.states[sequence].committed);
   if (chunks <= head.budget_chunks) return;

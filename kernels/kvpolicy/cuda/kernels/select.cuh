@@ -10,6 +10,7 @@
 // times, those of a compression seven times; they were just written, so they come from the caches.
 #pragma once
 
+#include <kvpolicy/core/ranking.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/simt.cuh>
 #include <kvpolicy/cuda/kernels/slow_rows.cuh>
@@ -231,23 +232,19 @@ refresh_select_kernel(const KVPOLICY_GRID_CONSTANT RefreshParams p) {
 
 // ---- rows ------------------------------------------------------------------------------------
 
-/// What ranks the rows of a head that is compressed.
-enum class Ranking : std::uint8_t {
-  none,       ///< the head is not compressed
-  attention,  ///< the attention of the latest queries (votes.cuh)
-  sums,       ///< the attention of all queries so far (HeadView::sums, column_sums.cuh)
-  keys        ///< the length of the key (key_norm.cuh)
-};
+using kvpolicy::Ranking;
 
 /// Settings of a compression: what a head keeps, and how its candidates are scored.
 /// Such a head has no sinks and no sliding window, and all its rows are committed.
 struct alignas(8) CompressionSettings {
-  Ranking ranking = Ranking::none;
+  Ranking ranking = Ranking::none;  ///< none: the head is not compressed
   bool average = false;  ///< pools by the mean instead of the maximum
+  int scorer = 0;     ///< Whose function of the key it is (key_scores.cuh).
   int queries = 0;    ///< Latest queries that vote; at most one more than `kept_rows`.
   int kept_rows = 0;  ///< Latest rows that are always kept.
   int budget = 0;     ///< Rows kept besides these.
   int kernel = 1;     ///< Width of the pooling, in rows; odd.
+  KeyNumbers key_numbers = {};
 
   KVPOLICY_HOST_DEVICE BudgetRule<int> rule() const { return {budget, kept_rows}; }
 };
@@ -273,7 +270,7 @@ struct RowRanks {
         sums{head.sums} {}
 
   KVPOLICY_DEVICE std::uint64_t operator()(long long row) const {
-    const float score = ranking == Ranking::sums ? static_cast<float>(sums[row]) : scores[row];
+    const float score = ranking == Ranking::accumulated ? static_cast<float>(sums[row]) : scores[row];
     // Only queries that vote can decide between equal scores.
     const float own = ranking == Ranking::attention ? unpooled[row] : 0.0F;
     return std::uint64_t{rank_of(score)} << 32 | rank_of(own);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scores the rows of heads that are compressed by the length of their keys, as
-// policy/key_norm_scorer.hpp defines it (arXiv:2406.11430): the shorter the key, the higher the score.
+// Scores the rows of heads that are compressed by a function of their keys: the length of the key, as
+// policy/key_norm_scorer.hpp defines it (arXiv:2406.11430), or a function of the caller's own.
 //
-// A thread sums the squares of one row in the order of the channels and in double, as the host does, so
-// that both rank rows alike. Each key is read once.
+// A thread gathers one row in the order of the channels, as the host does, so that both rank rows alike.
+// Each key is read once.
 #pragma once
 
+#include <kvpolicy/core/ranking.hpp>
 #include <kvpolicy/cuda/kernels/compact.cuh>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/select.cuh>
@@ -15,37 +16,35 @@
 namespace kvpolicy::cuda {
 
 /// One layer of one sequence, whose rows are all committed.
-struct KeyNormParams {
+struct KeyScoresParams {
   const HeadView* heads = nullptr;  ///< [kv_heads]
   const LayerState* state = nullptr;
   const CompressionSettings* compressions = nullptr;  ///< [kv_heads]
+  int scorer = 0;  ///< of the heads that this launch scores
   int page_rows = 64;
   float* scores = nullptr;  ///< [kv_heads, pitch]
   long long pitch = 0;
 };
 
-inline constexpr int key_norm_threads = 128;
+inline constexpr int key_scores_threads = 128;
 
-/// Grid: any number of blocks, then kv_heads.
-template <Element E, int HeadDim>
-KVPOLICY_KERNEL(key_norm_threads, 4)
-key_norm_kernel(const KVPOLICY_GRID_CONSTANT KeyNormParams p) {
+/// `Gather` is that of a GatheringKeyScorer (policy/row_scorer.hpp). Grid: any number of blocks, then kv_heads.
+template <Element E, int HeadDim, class Gather>
+KVPOLICY_KERNEL(key_scores_threads, 4)
+key_scores_kernel(const KVPOLICY_GRID_CONSTANT KeyScoresParams p) {
   const CompressionSettings how = p.compressions[block_y()];
-  if (how.ranking != Ranking::keys) return;
+  if (how.ranking != Ranking::keys || how.scorer != p.scorer) return;
   const HeadView& head = p.heads[block_y()];
   const int candidates = how.rule().candidates(p.state->tokens - head.evicted);
   const int packed_end = head.packed_end(p.state->committed);
   for (int row = block_x() * thread_count() + thread_index(); row < candidates;
        row += grid_x() * thread_count()) {
-    double squares = 0.0;
-    const auto add = [&](float number) {
-      squares += static_cast<double>(number) * static_cast<double>(number);
-    };
+    Gather gather{how.key_numbers};
     if (can_quantize<HeadDim> && row < packed_end) {
       if constexpr (can_quantize<HeadDim>) {
         for (int channel = 0; channel < HeadDim; channel += 8) {
           const PackedVector<HeadDim> key{head, p.page_rows, row, channel, true};
-          for (int i = 0; i < 8; ++i) add(key.number(i));
+          for (int i = 0; i < 8; ++i) gather.add(key.number(i));
         }
       }
     } else {
@@ -54,11 +53,11 @@ key_norm_kernel(const KVPOLICY_GRID_CONSTANT KeyNormParams p) {
         const Words4 words = *reinterpret_cast<const Words4*>(key + channel);
         KVPOLICY_UNROLL
         for (int i = 0; i < 8; ++i) {
-          add(to_float<E>(static_cast<std::uint16_t>(words.word[i / 2] >> 16 * (i % 2))));
+          gather.add(to_float<E>(static_cast<std::uint16_t>(words.word[i / 2] >> 16 * (i % 2))));
         }
       }
     }
-    p.scores[block_y() * p.pitch + row] = -static_cast<float>(square_root(squares));
+    p.scores[block_y() * p.pitch + row] = gather.score();
   }
 }
 

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What ranks the rows of a head with a budget, as every backend can compute it. A scorer states its ranking in
+// its head's rule (`describe`), and a device cache goes by that: a scorer of your own runs there without a
+// kernel of its own, unless it ranks rows by a function of their keys (policy/row_scorer.hpp).
+#pragma once
+
+#include <cstdint>
+
+namespace kvpolicy {
+
+enum class Ranking : std::uint8_t {
+  none,         ///< the head drops no rows, or the host alone can rank them
+  attention,    ///< the attention of the latest `window` queries, pooled over neighbouring rows
+  accumulated,  ///< the attention of all queries since the row came
+  keys,         ///< a function of the row's key, which the scorer's name says
+};
+
+/// What a function of a key has to know besides the key: settings of its scorer.
+struct KeyNumbers {
+  float number[4] = {};
+
+  friend bool operator==(const KeyNumbers&, const KeyNumbers&) = default;
+};
+
+}  // namespace kvpolicy

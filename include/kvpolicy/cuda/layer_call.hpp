@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One call for one layer of a device cache: what it checks, what it launches, in which order. `step`,
+// `append` and `attend` of KvCache are such calls.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <new>
+
+#include <kvpolicy/core/attention.hpp>
+#include <kvpolicy/core/tensor_view.hpp>
+#include <kvpolicy/core/try.hpp>
+#include <kvpolicy/cuda/cached_layers.hpp>
+#include <kvpolicy/cuda/call_checks.hpp>
+#include <kvpolicy/cuda/commit.hpp>
+
+namespace kvpolicy::cuda {
+
+/// Lives as long as the call. Everything is checked, and all memory obtained, before the first launch.
+template <Element E>
+class LayerCall {
+ public:
+  using Rows = TensorView<const E>;
+  using Out = TensorView<E>;
+
+  LayerCall(CachedLayers<E>& cache, std::size_t layer, const AttendOptions& options, cudaStream_t stream)
+      : cache_{&cache}, l_{cache.checked(layer)}, layer_{&cache.layers[l_]}, options_{&options},
+        stream_{stream}, capturing_{is_capturing(stream)} {}
+
+  void step(const Rows& q, const Rows& k, const Rows& v, const Out& out) {
+    const ModelShape& shape = cache_->plan.shape();
+    check_rows("q", q, q.tokens, shape.q_heads, shape.head_dim);
+    check_rows("k", k, q.tokens, shape.kv_heads, shape.head_dim);
+    check_rows("v", v, q.tokens, shape.kv_heads, shape.head_dim);
+    check_attending(q, out);
+    refuse_staging();
+    check_growth("step", q.tokens);
+    DeviceTree::Next next = prepare_tree(q.tokens);
+    cache_->make_room(l_, q.tokens, capturing_, stream_);
+    if (q.tokens == 0) return;
+    fetch_rows();
+    attend_layer(request(next, q.tokens, /*own_rows=*/true), q, &k, &v, out);
+    write_rows(*cache_, l_, &k, &v, q.tokens, q.tokens, stream_);
+    if (!capturing_) {
+      layer_->queries.push(layer_->tokens, q.tokens);
+      layer_->advance(q.tokens, q.tokens, cache_->options.max_rollback);
+      if (options_->tree != nullptr) layer_->tree.keep(*options_->tree);
+    }
+    finish(q);
+  }
+
+  void append(const Rows& k, const Rows& v) {
+    const ModelShape& shape = cache_->plan.shape();
+    check_rows("k", k, k.tokens, shape.kv_heads, shape.head_dim);
+    check_rows("v", v, k.tokens, shape.kv_heads, shape.head_dim);
+    check_append(cache_->name, k.tokens, cache_->options.max_append);
+    note_stream();
+    check_growth("append", k.tokens);
+    cache_->make_room(l_, k.tokens, capturing_, stream_);
+    if (k.tokens == 0) return;
+    // The new rows stay tentative until the next call, so that `attend` finds every head as it was
+    // before them: a row must not be quantised yet.
+    write_rows(*cache_, l_, &k, &v, k.tokens, 0, stream_);
+    if (!capturing_) layer_->advance(k.tokens, 0, cache_->options.max_rollback);
+    if (options_->tree != nullptr) layer_->tree.keep(*options_->tree);
+  }
+
+  void attend(const Rows& q, const Out& out) {
+    check_rows("q", q, q.tokens, cache_->plan.shape().q_heads, cache_->plan.shape().head_dim);
+    check_attending(q, out);
+    // While a graph is captured, the `append` before this call was only recorded.
+    require<ShapeError>(capturing_ ? q.tokens <= cache_->options.tail_rows()
+                                   : q.tokens <= layer_->uncommitted(),
+                        "cuda::KvCache::attend: ", q.tokens, " queries, but only the latest ",
+                        layer_->uncommitted(), " rows have not been committed");
+    refuse_staging();
+    if (options_->tree == nullptr) {
+      layer_->tree.refuse("attend");
+    } else {
+      refuse_captured_tree();
+      layer_->tree.check_is(*options_->tree, q.tokens);
+    }
+    if (q.tokens == 0) return;
+    DeviceTree::Next next = prepare_tree(q.tokens);
+    fetch_rows();
+    attend_layer(request(next, q.tokens, /*own_rows=*/false), q, nullptr, nullptr, out);
+    if (!capturing_) layer_->queries.push(layer_->tokens - q.tokens, q.tokens);
+    // What is added up cannot be taken back, so the rows that it belongs to may not be either.
+    if (layer_->accumulates()) {
+      write_commit(*cache_, l_, stream_);
+      if (!capturing_) layer_->advance(0, 0, 0);
+    }
+    finish(q);
+  }
+
+ private:
+  [[nodiscard]] bool reads_selected() const { return options_->read == Read::selected; }
+  void note_stream() const {
+    if (!capturing_) cache_->latest = stream_;
+  }
+  // The rest of what `step` and `attend` check alike.
+  void check_attending(const Rows& q, const Out& out) const {
+    const ModelShape& shape = cache_->plan.shape();
+    check_rows("out", Rows{out}, q.tokens, shape.q_heads, shape.head_dim);
+    check_written_once(MutableTensor{out});
+    check_spans(*options_, q.tokens, shape.q_heads);
+    // `replayed` takes it that a call chooses by its last query.
+    require<CapacityError>(!capturing_ || options_->selection_query.value_or(q.tokens - 1) + 1 == q.tokens,
+                           "cuda::KvCache: selection_query is ", options_->selection_query.value_or(0),
+                           ", in a graph only the last of a call's ", q.tokens, " queries chooses");
+    note_stream();
+    require<CapacityError>(!capturing_ || !layer_->compresses_by_itself(), "cuda::KvCache: layer ", l_,
+                           " compresses by itself, for which it asks for memory: not in a graph");
+  }
+  [[nodiscard]] Request request(DeviceTree::Next& next, std::size_t queries, bool own_rows) {
+    return {.queries = static_cast<int>(queries), .own_rows = own_rows, .selected = reads_selected(),
+            .tree = write_tree(next, queries)};
+  }
+
+  void attend_layer(const Request& request, const Rows& q, const Rows* k, const Rows* v, const Out& out) {
+    if (request.selected) {
+      // A recorded refresh_selection is one of all heads, for that is what `replayed` takes it for.
+      const bool all = options_->refresh_selection || (capturing_ && layer_->is_stale());
+      layer_->for_each_stale(all, [&](std::size_t first, std::size_t count) {
+        refresh(first, count, q, request.own_rows ? q.tokens : 0);
+      });
+    }
+    AttendParams params{.heads = near_heads(request), .states = cache_->device.counters(l_),
+                        .kv_heads = static_cast<int>(layer_->heads.size()),
+                        .group = static_cast<int>(cache_->plan.shape().queries_per_kv()),
+                        .page_rows = static_cast<int>(cache_->options.page_rows), .request = request,
+                        .q = tensor_of(q), .out = tensor_of(Rows{out})};
+    if (k != nullptr) params.k = tensor_of(*k);
+    if (v != nullptr) params.v = tensor_of(*v);
+    params.log_sum_exp = options_->log_sum_exp.empty() ? nullptr : options_->log_sum_exp.data();
+    params.attention_sink_bias =
+        options_->attention_sink_bias.empty() ? nullptr : options_->attention_sink_bias.data();
+    params.scale_log2 =
+        options_->scale.value_or(1.0F / std::sqrt(static_cast<float>(q.head_dim))) * log2_e;
+    params.softcap = options_->softcap;
+    const std::size_t longest = layer_->longest_read(request);
+    if (cache_->options.launches == Launches::joint) {
+      cache_->engine->attend(params, layer_->packs(), longest, stream_);
+    } else {
+      layer_->for_each_kind([&](std::size_t first, std::size_t count, bool packs) {
+        cache_->engine->attend(heads_of(params, first, count), packs, longest, stream_);
+      });
+    }
+    if (layer_->accumulates()) {
+      accumulate(params);
+      if (!capturing_) {
+        cache_->observed_rows += layer_->accumulated_rows(layer_->tokens + (request.own_rows ? q.tokens : 0));
+      }
+    }
+    layer_->queries.copy(params.states, request, params.q, stream_);
+    if (!capturing_) layer_->remember_logits(*options_, stream_);
+  }
+
+  // Adds what a call's queries pay to the sums of heads that rank their rows by it. The rows are those
+  // that the call has just read.
+  void accumulate(const AttendParams& call) const {
+    const auto memory = cache_->engine->accumulation_memory();
+    cache_->engine->add_columns(
+        {.observed = {.heads = call.heads, .state = call.states, .accumulates = true,
+                      .kv_heads = call.kv_heads, .group = call.group, .page_rows = call.page_rows,
+                      .request = call.request, .q = call.q, .k = call.k,
+                      .attention_sink_bias = call.attention_sink_bias, .scale_log2 = call.scale_log2,
+                      .softcap = call.softcap, .partial = memory.partial, .tickets = memory.tickets,
+                      .log_sum_exp = memory.log_sum_exp}},
+        call.request.queries, layer_->packs(), stream_);
+  }
+
+  void finish(const Rows& q) {
+    // A read of all rows that asks for a refresh chooses for the reads that follow: after the call has
+    // attended, so that its own rows can be chosen.
+    if (options_->read == Read::all && options_->refresh_selection && layer_->selects()) {
+      refresh(0, layer_->heads.size(), q, 0);
+    }
+    if (capturing_ || !layer_->wants_compress()) return;
+    KVPOLICY_TRY {
+      commit_layer(*cache_, l_, stream_);
+      compress_layers(*cache_, l_, 1, /*only_due=*/true, stream_);
+    }
+    KVPOLICY_CATCH(const std::bad_alloc&) {
+      // The step itself is done and its rows are kept; the next one tries again.
+    }
+  }
+
+  // Of these heads, those that select choose by one of the call's queries. `own_rows`: rows of the call
+  // that the counters lack.
+  void refresh(std::size_t first, std::size_t count, const Rows& q, std::size_t own_rows) {
+    const std::size_t queries = options_->selection_query.value_or(q.tokens - 1) + 1;
+    const std::size_t later = q.tokens - queries;  // rows after the query that chooses
+    Tensor rows = tensor_of(q);
+    rows.data += static_cast<long long>(first * cache_->plan.shape().queries_per_kv() * q.head_stride * sizeof(E));
+    cache_->engine->refresh(cache_->device.heads(l_) + first, cache_->device.counters(l_), count, rows,
+                            static_cast<int>(queries), static_cast<int>(own_rows) - static_cast<int>(later),
+                            cache_->options.page_rows, stream_, layer_->own_summaries);
+    if (capturing_) return;
+    layer_->note_refresh(first, count, layer_->tokens + own_rows - later, cache_->options.max_rollback);
+  }
+
+  // ---- trees
+
+  void refuse_captured_tree() const {
+    require<CapacityError>(!capturing_, "cuda::KvCache: a tree of guesses cannot be part of a graph, but "
+                           "the stream captures");
+  }
+  // `tokens` tokens are about to be added. After this check the layer can note the tree without failing.
+  void check_growth(const char* call, std::size_t tokens) {
+    const TokenTree* tree = options_->tree;
+    if (tree == nullptr) return layer_->tree.refuse(call);
+    refuse_captured_tree();
+    layer_->tree.check_grows_to(*tree, tokens, cache_->options.max_rollback);
+    layer_->tree.prepare(*tree, layer_->text());
+  }
+  // A chain is read like any chunk, which needs no mask.
+  [[nodiscard]] bool branches() const {
+    const TokenTree* tree = options_->tree;
+    return tree != nullptr && !tree->empty() && tree->depth(tree->size() - 1) + 1 < tree->size();
+  }
+  [[nodiscard]] DeviceTree::Next prepare_tree(std::size_t queries) const {
+    return branches() && queries > 0 ? cache_->tree.prepare(*options_->tree, queries, stream_)
+                                     : DeviceTree::Next{};
+  }
+  // What the kernels are told of the tree that is prepared in `next`.
+  [[nodiscard]] CallTree write_tree(DeviceTree::Next& next, std::size_t queries) {
+    if (!branches()) return {};
+    cache_->tree.write(next, queries, stream_);
+    return cache_->tree.view();
+  }
+
+  // ---- rows in slow memory
+
+  void refuse_staging() const {
+    require<CapacityError>(!capturing_ || !layer_->stages(reads_selected()),
+                           "cuda::KvCache: layer ", l_, " has heads in slow memory that read all their "
+                           "rows, which are brought page by page as the text grows: not in a graph");
+  }
+  // Before anything is launched: the layer's rows, if they are not there or on the way, and the next
+  // layer's, so that they come while this one is attended.
+  void fetch_rows() {
+    if (!layer_->stages(reads_selected())) return;
+    Staging& staging = cache_->engine->staging();
+    const StagedLayer now = layer_->staged(reads_selected());
+    staging.fetch(now, 0, stream_);
+    const Layer& next = cache_->layers[(l_ + 1) % cache_->layers.size()];
+    if (&next != layer_ && next.stages(reads_selected())) {
+      staging.fetch(next.staged(reads_selected()), now.id, stream_);
+    }
+  }
+  // The heads of a layer with all that a call reads on the device.
+  [[nodiscard]] const HeadView* near_heads(const Request& request) {
+    const DeviceState& device = cache_->device;
+    const std::size_t page_rows = cache_->options.page_rows;
+    if (request.selected && layer_->gathers()) {
+      cache_->engine->gather(device.heads(l_), device.counters(l_), page_rows, stream_);
+    }
+    const HeadView* heads = request.selected ? device.selected_heads(l_) : device.heads(l_);
+    if (!layer_->stages(request.selected)) return heads;
+    std::byte* rows = cache_->engine->staging().rows_of(layer_->stage_id(), stream_);
+    return cache_->engine->describe_staged(heads, device.counters(l_), request.selected, rows, page_rows,
+                                           stream_);
+  }
+
+  CachedLayers<E>* cache_;
+  std::size_t l_;
+  Layer* layer_;
+  const AttendOptions* options_;
+  cudaStream_t stream_;
+  bool capturing_;
+};
+
+}  // namespace kvpolicy::cuda
