@@ -32,7 +32,7 @@ class CacheForks {
     begin(from, "fork", stream);
     Cache to{from.plan_, from.options_, engine == nullptr ? from.engine_ : std::move(engine), stream};
     to.require_own_shape();
-    const bool slow = from.options_.slow_memory != nullptr;
+    const bool slow = from.options_.has_slow_memory();
     to.device_ = DeviceState{from.plan_.shape(), slow, from.options_.memory, stream};
     if (to.engine_ != from.engine_ && slow) to.make_staging(from.stage_extent(), stream);
     if (from.accumulates_any()) to.engine_->prepare_accumulation(stream);
@@ -115,7 +115,6 @@ class CacheForks {
                         cudaStream_t stream) {
     const HeadStore& from = old.heads[head];
     const std::size_t page_rows = to.options_.page_rows;
-    const std::size_t head_dim = to.plan_.shape().head_dim;
     DeviceWrites writes{stream};
     writes.write(to.device_.counters(l), LayerState{});
     writes.flush();
@@ -124,15 +123,16 @@ class CacheForks {
       const std::size_t sinks = from.settings().sinks;
       const std::size_t end = row < sinks ? std::min(sinks, old.tokens) : old.tokens;
       const std::size_t rows = std::min(end - row, page_rows - slot % page_rows);
-      std::byte* key = from.exact().page(slot / page_rows) + slot % page_rows * head_dim * sizeof(E);
+      std::byte* page = from.exact().page(slot / page_rows);
+      const auto in_page = static_cast<int>(slot % page_rows);
       const std::size_t last = row + rows;
       AppendParams params{.heads = to.device_.heads(l) + head, .states = to.device_.counters(l),
                           .sequences = 1, .kv_heads = 1, .page_rows = static_cast<int>(page_rows),
                           .rows = static_cast<int>(rows), .commit_rows = static_cast<int>(rows),
                           .max_rollback = static_cast<int>(last - std::min(last, old.committed))};
-      params.k = {.data = key, .token_stride = static_cast<long long>(head_dim)};
-      params.v = {.data = key + page_rows * head_dim * sizeof(E),
-                  .token_stride = static_cast<long long>(head_dim)};
+      const auto stride = static_cast<long long>(from.view().exact_row_stride / sizeof(E));
+      params.k = {.data = from.view().exact_place(page, in_page, true), .token_stride = stride};
+      params.v = {.data = from.view().exact_place(page, in_page, false), .token_stride = stride};
       params.out_of_range = to.device_.out_of_range();
       to.engine_->append(params, to.layers_[l].most_commit_jobs(rows), stream,
                          to.layers_[l].heads[head].is_slow(), to.layers_[l].flushes());

@@ -368,6 +368,15 @@ class KvCache {
     return device_.counters(checked(layer));
   }
 
+  /// The pages of a head's exact rows, as CacheOptions::pool numbers them; empty if they do not come from it.
+  /// An engine's own kernels need them for heads over EnginePageStorage: row r of a head that keeps all rows lies
+  /// on page r / page_rows. Valid until the next call that changes the cache.
+  [[nodiscard]] std::span<const PageId> page_ids(std::size_t layer, std::size_t head) const {
+    require<ShapeError>(head < plan_.shape().kv_heads, "cuda::KvCache: there is no KV head ", head,
+                        ", the shape has ", plan_.shape().kv_heads);
+    return layers_[checked(layer)].heads[head].exact().ids();
+  }
+
   /// Numbers that could not be quantised (core/quantizable.hpp) when their rows were: they were
   /// clamped, NaN to 0. kvpolicy::KvCache refuses a call with such a number. Waits for the stream.
   [[nodiscard]] std::size_t clamped_numbers(cudaStream_t stream = nullptr) const {
@@ -403,7 +412,7 @@ class KvCache {
   }
   // What has gone back to others already was moved out.
   void give_back() noexcept {
-    if (engine_ != nullptr && options_.slow_memory != nullptr) engine_->join_copies(latest_);
+    if (engine_ != nullptr && options_.has_slow_memory()) engine_->join_copies(latest_);
     for (Layer& layer : layers_) layer.give_back_on(latest_);
     tree_.give_back_on(latest_);
     device_.give_back_on(latest_);
@@ -421,11 +430,12 @@ class KvCache {
       for (std::size_t head = 0; head < shape.kv_heads; ++head) {
         settings[l].push_back(served_rule(plan_, l, head));
         const HeadRule& head_rule = settings[l].back();
+        check_pages(head_rule, options_, shape.head_dim * sizeof(E));
         check_rollback(name, l, head, head_rule.compress_every > 0, accumulates(head_rule),
                        options_.max_rollback);
       }
     }
-    device_ = DeviceState{shape, options_.slow_memory != nullptr, options_.memory, stream};
+    device_ = DeviceState{shape, options_.has_slow_memory(), options_.memory, stream};
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < shape.layers; ++l) {
       const std::size_t queries = std::max(plan_.observed_queries(l), options_.kept_queries);
@@ -445,7 +455,8 @@ class KvCache {
     return {.head_dim = plan_.shape().head_dim, .page_rows = options_.page_rows,
             .tail_rows = options_.tail_rows(),
             .selection_slots = Layer::selection_slots(options_.max_rollback),
-            .memory = options_.memory, .slow_memory = options_.slow_memory,
+            .memory = options_.memory, .pool = options_.pool, .has_slow_memory = options_.has_slow_memory(),
+            .slow_memory = options_.slow_memory,
             .latest_rows = options_.latest_rows, .max_tokens = options_.max_tokens};
   }
 
