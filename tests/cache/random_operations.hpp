@@ -138,6 +138,7 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
   typename Backend::Memory memory;
   options.memory = &memory;
   if constexpr (requires { memory.slow; }) options.slow_memory = &memory.slow;
+  if constexpr (requires { memory.pool; }) options.pool = &memory.pool;
   {
     std::vector<Sequence<E, Backend>> sequences;
     sequences.emplace_back(shape, heads, options, logits);

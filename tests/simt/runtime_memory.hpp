@@ -229,6 +229,19 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
     return error;
   });
 }
+/// As one copy of each row.
+inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                                     std::size_t width, std::size_t height, cudaMemcpyKind kind,
+                                     cudaStream_t stream = nullptr) {
+  if (to_pitch < width || from_pitch < width) return cudaErrorInvalidValue;
+  for (std::size_t row = 0; row < height; ++row) {
+    const cudaError_t error =
+        cudaMemcpyAsync(static_cast<std::byte*>(to) + row * to_pitch,
+                        static_cast<const std::byte*>(from) + row * from_pitch, width, kind, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
 inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   return kvpolicy::cuda::simt::call_outside_capture([=](auto& d) {
     if (!kvpolicy::cuda::simt::sides_are_right(d, to, from, bytes, kind)) {

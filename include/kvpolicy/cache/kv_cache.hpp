@@ -40,7 +40,7 @@ struct CacheLayers {
   }
   template <class Cache>
   [[nodiscard]] static auto& observed_rows_of(Cache& cache) {
-    return cache.observed_rows_;
+    return cache.calls_.observed_rows();
   }
 };
 
@@ -109,7 +109,7 @@ class KvCache {
   void clear() {
     static_cast<void>(held(layers_));
     layers_ = new_layers();
-    calls_.set_observed_rows(0);
+    calls_.observed_rows() = 0;
   }
 
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
@@ -314,7 +314,7 @@ class KvCache {
 
   // This cache is new, and may be thrown away half-way.
   void take(const KvCache& other) {
-    calls_.set_observed_rows(other.observed_rows());
+    calls_.observed_rows() = other.observed_rows();
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       Layer& own = layers_[l];
       take_layer(own, other.layers_[l], context_of(own.shape), [&](std::size_t head) {

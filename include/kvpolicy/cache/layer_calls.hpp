@@ -35,7 +35,7 @@ class LayerCalls {
   [[nodiscard]] const Engine& engine() const { return engine_; }
   /// Keys that were read for compressions and for heads that add up attention.
   [[nodiscard]] std::size_t observed_rows() const { return observed_rows_; }
-  void set_observed_rows(std::size_t rows) { observed_rows_ = rows; }
+  [[nodiscard]] std::size_t& observed_rows() { return observed_rows_; }
 
   /// Attends to the cached rows and to the call's, which then join the cache.
   void step(Layer& layer, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,

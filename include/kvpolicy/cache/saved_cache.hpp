@@ -110,7 +110,7 @@ class SavedCache {
     for (auto& layer : layers) transfer(archive, layer, tokens, cache);
     blocks.finish(alone);
     cache.layers_ = std::move(layers);
-    cache.calls_.set_observed_rows(observed_rows);
+    cache.calls_.observed_rows() = observed_rows;
   }
 
  private:

@@ -34,7 +34,8 @@ struct HeadRule {
   bool prefill_chunk_mask = false;  ///< a window belongs to a call's first query and not to each query
   std::optional<RotaryConfig> rotary_in_cache = {};  ///< sinks seem to stand right before the window
 
-  // Storage: how a row lies once it has left the residual.
+  // Storage: where rows lie, and how a row lies once it has left the residual.
+  bool engine_pages = false;  ///< in pages of an inference engine's own tensor
   Encoding encoding = Encoding::float32;  ///< float32: as the row came
   bool key_per_channel = false;           ///< keys share a scale along the text
   std::size_t key_group = 0;              ///< channels, or rows where `key_per_channel`

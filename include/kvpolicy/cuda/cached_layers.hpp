@@ -84,11 +84,12 @@ class CachedLayers {
         settings[l].push_back(served_rule(plan, l, head));
         const HeadRule& head_rule = settings[l].back();
         engine->own_kernels().check_has(head_rule);
+        check_pages(head_rule, options, shape.head_dim * sizeof(E));
         check_rollback(name, l, head, head_rule.compress_every > 0, cuda::accumulates(head_rule),
                        options.max_rollback);
       }
     }
-    device = DeviceState{shape, options.slow_memory != nullptr, options.memory, stream};
+    device = DeviceState{shape, options.has_slow_memory(), options.memory, stream};
     DeviceWrites writes{stream};
     for (std::size_t l = 0; l < shape.layers; ++l) {
       const std::size_t queries = std::max(plan.observed_queries(l), options.kept_queries);
@@ -110,7 +111,8 @@ class CachedLayers {
     return {.head_dim = plan.shape().head_dim, .page_rows = options.page_rows,
             .tail_rows = options.tail_rows(),
             .selection_slots = Layer::selection_slots(options.max_rollback),
-            .memory = options.memory, .slow_memory = options.slow_memory,
+            .memory = options.memory, .pool = options.pool, .has_slow_memory = options.has_slow_memory(),
+            .slow_memory = options.slow_memory,
             .latest_rows = options.latest_rows, .max_tokens = options.max_tokens};
   }
   /// A layer's number, if there is such a layer. @throws ShapeError
@@ -185,7 +187,7 @@ class CachedLayers {
  private:
   // A cache that was moved from has nothing to give back.
   void give_back() noexcept {
-    if (engine != nullptr && options.slow_memory != nullptr) engine->join_copies(latest);
+    if (engine != nullptr && options.has_slow_memory()) engine->join_copies(latest);
     for (Layer& layer : layers) layer.give_back_on(latest);
     tree.give_back_on(latest);
     device.give_back_on(latest);

@@ -29,7 +29,7 @@ class CacheForks {
     for (const Layer& layer : from.layers) {
       for (const HeadStore& head : layer.heads) to.engine->own_kernels().check_has(head.settings());
     }
-    const bool slow = from.options.slow_memory != nullptr;
+    const bool slow = from.options.has_slow_memory();
     to.device = DeviceState{from.plan.shape(), slow, from.options.memory, stream};
     if (to.engine != from.engine && slow) to.make_staging(from.stage_extent(), stream);
     if (from.accumulates()) to.engine->prepare_accumulation(stream);
@@ -115,7 +115,6 @@ class CacheForks {
                         cudaStream_t stream) {
     const HeadStore& from = old.heads[head];
     const std::size_t page_rows = to.options.page_rows;
-    const std::size_t head_dim = to.plan.shape().head_dim;
     DeviceWrites writes{stream};
     writes.write(to.device.counters(l), LayerState{});
     writes.flush();
@@ -124,15 +123,16 @@ class CacheForks {
       const std::size_t sinks = from.settings().sinks;
       const std::size_t end = row < sinks ? std::min(sinks, old.tokens) : old.tokens;
       const std::size_t rows = std::min(end - row, page_rows - slot % page_rows);
-      std::byte* key = from.exact().page(slot / page_rows) + slot % page_rows * head_dim * sizeof(E);
+      std::byte* page = from.exact().page(slot / page_rows);
+      const auto in_page = static_cast<int>(slot % page_rows);
       const std::size_t last = row + rows;
       AppendParams params{.heads = to.device.heads(l) + head, .states = to.device.counters(l),
                           .sequences = 1, .kv_heads = 1, .page_rows = static_cast<int>(page_rows),
                           .rows = static_cast<int>(rows), .commit_rows = static_cast<int>(rows),
                           .max_rollback = static_cast<int>(last - std::min(last, old.committed))};
-      params.k = {.data = key, .token_stride = static_cast<long long>(head_dim)};
-      params.v = {.data = key + page_rows * head_dim * sizeof(E),
-                  .token_stride = static_cast<long long>(head_dim)};
+      const auto stride = static_cast<long long>(from.view().exact_row_stride / sizeof(E));
+      params.k = {.data = from.view().exact_place(page, in_page, true), .token_stride = stride};
+      params.v = {.data = from.view().exact_place(page, in_page, false), .token_stride = stride};
       params.out_of_range = to.device.out_of_range();
       to.engine->append(params, to.layers[l].most_commit_jobs(rows), stream,
                          to.layers[l].heads[head].is_slow(), to.layers[l].flushes(), to.layers[l].own_summaries);

@@ -11,6 +11,7 @@
 #include <kvpolicy/cuda/memory.hpp>
 #include <kvpolicy/cuda/served_rule.hpp>
 #include <kvpolicy/cuda/slow_store.hpp>
+#include <kvpolicy/memory/page_pool.hpp>
 
 namespace kvpolicy::cuda {
 
@@ -21,7 +22,9 @@ struct StoreContext {
   std::size_t tail_rows = 1;  ///< rows that may be taken back or wait for their `attend`
   std::size_t selection_slots = 2;
   MemoryResource* memory = nullptr;
-  MemoryResource* slow_memory = nullptr;  ///< or null: all rows are on the device
+  PagePool* pool = nullptr;  ///< or null: pages are asked of `memory` and `slow_memory`
+  bool has_slow_memory = false;  ///< else all rows are on the device
+  MemoryResource* slow_memory = nullptr;
   std::size_t latest_rows = 0;
   std::size_t max_tokens = 0;
 };
@@ -29,14 +32,14 @@ struct StoreContext {
 /// How many pages of each kind a head needs, and how its slots are laid out.
 class HeadGeometry {
  public:
-  /// `held`: rows stay exact until the first compression.
-  HeadGeometry(const HeadRule& settings, const StoreContext& context, bool held)
-      : settings_{settings}, context_{context}, held_{held} {}
+  /// `quantization_deferred`: rows stay exact until the first compression.
+  HeadGeometry(const HeadRule& settings, const StoreContext& context, bool quantization_deferred)
+      : settings_{settings}, context_{context}, quantization_deferred_{quantization_deferred} {}
 
-  [[nodiscard]] bool packs() const { return settings_.is_quantized() && !held_; }
+  [[nodiscard]] bool packs() const { return settings_.is_quantized() && !quantization_deferred_; }
   /// Whether the rows are in slow memory: where every row is kept.
   [[nodiscard]] bool is_slow() const {
-    return context_.slow_memory != nullptr && settings_.recent == 0 && settings_.sinks == 0 &&
+    return context_.has_slow_memory && settings_.recent == 0 && settings_.sinks == 0 &&
            !settings_.compresses;
   }
   [[nodiscard]] std::size_t exact_origin() const { return up(settings_.sinks); }
@@ -132,7 +135,7 @@ class HeadGeometry {
 
   HeadRule settings_;
   StoreContext context_;
-  bool held_;
+  bool quantization_deferred_;
 };
 
 }  // namespace kvpolicy::cuda

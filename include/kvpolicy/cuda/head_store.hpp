@@ -246,9 +246,8 @@ class HeadStore {
   HeadStore(const HeadRule& settings, const StoreContext& context, const float* frequencies,
             bool quantization_deferred, std::size_t evicted, DeviceWrites& writes)
       : settings_{settings}, context_{context}, quantization_deferred_{quantization_deferred}, evicted_alone_{evicted},
-        exact_{memory_for(false), HeadGeometry{settings, context, quantization_deferred}.exact_page_bytes(), context.memory},
-        packed_{memory_for(true), HeadGeometry{settings, context, quantization_deferred}.packed_page_bytes(), context.memory},
-        summaries_{context.memory, HeadGeometry{settings, context, quantization_deferred}.summary_page_bytes()} {
+        exact_{pages_of(PageKind::exact)}, packed_{pages_of(PageKind::packed)},
+        summaries_{pages_of(PageKind::summary)} {
     const HeadGeometry geometry{settings, context, quantization_deferred};
     const auto number = [](std::size_t n) { return static_cast<int>(std::min<std::size_t>(n, INT_MAX)); };
     view_.sinks = number(settings.sinks);
@@ -257,6 +256,7 @@ class HeadStore {
     view_.evicted = number(evicted);
     view_.exact_origin = number(geometry.exact_origin());
     view_.exact_ring = number(geometry.exact_ring());
+    view_.set_contiguous_rows(static_cast<int>(context.head_dim), static_cast<int>(context.page_rows));
     view_.packed_ring = number(geometry.packed_ring());
     view_.encoding = settings.encoding;
     view_.key_per_channel = settings.key_per_channel;
@@ -270,16 +270,31 @@ class HeadStore {
     view_.budget_chunks = number(settings.chunk_rule().budget);
     view_.min_max = has_min_max_summary(settings);
     if (has_own_summary(settings)) view_.own_summary = summary_tag(settings.summary);
+    if (settings.engine_pages) {
+      view_.exact_row_stride = number(context.pool->engine_rows().row_stride);
+      view_.exact_values_offset = static_cast<long long>(context.pool->engine_rows().values_offset);
+    }
     make_selections(writes);
     if (!geometry.is_slow()) return;
     slow_.emplace(geometry.slow(), context.memory, writes.stream());
     view_.slow = slow_->device();
   }
 
-  // Of exact pages, or of packed ones.
-  [[nodiscard]] MemoryResource* memory_for(bool packed) const {
+  enum class PageKind : std::uint8_t { exact, packed, summary };
+
+  // None yet, of one kind.
+  [[nodiscard]] Pages pages_of(PageKind kind) const {
     const HeadGeometry geometry{settings_, context_, quantization_deferred_};
-    return geometry.is_slow() && geometry.packs() == packed ? context_.slow_memory : context_.memory;
+    const std::size_t bytes = kind == PageKind::exact    ? geometry.exact_page_bytes()
+                              : kind == PageKind::packed ? geometry.packed_page_bytes()
+                                                         : geometry.summary_page_bytes();
+    const bool slow = geometry.is_slow() && kind == (geometry.packs() ? PageKind::packed : PageKind::exact);
+    // An engine's tensor has room for exact rows alone, and for those of heads that are to be there.
+    const bool in_engine = kind == PageKind::exact && settings_.engine_pages;
+    if (context_.pool != nullptr && (in_engine || context_.pool->engine_rows().page_rows == 0)) {
+      return {*context_.pool, slow ? std::size_t{1} : 0, bytes, context_.memory};
+    }
+    return {slow ? context_.slow_memory : context_.memory, bytes, context_.memory};
   }
   // Slow pages that a text which came so far has entered (as kernels/slow_rows.cuh counts them).
   [[nodiscard]] std::size_t entered_pages(const LayerState& furthest) const {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,35 @@
 
 namespace kvpolicy::cuda {
 
+namespace detail {
+
+/// Pages of the host for the rows that a cache has in an engine's tensor, while they are on their way to or from
+/// a file.
+class HostPages {
+ public:
+  /// `device`: the engine's pages on the device; null: the cache has no rows there, and needs no pages here.
+  /// Where they take `bytes` on the device, `heads` heads find room here. @throws std::bad_alloc
+  HostPages(const PagePool* device, std::size_t bytes, std::size_t heads) {
+    if (device == nullptr) return;
+    const PageRows& rows = device->engine_rows();
+    const std::size_t page_bytes = 2 * rows.page_rows * rows.row_bytes;
+    // A window is a ring on the device. Here it may begin and end within a page.
+    const std::size_t pages = bytes / page_bytes + 2 * heads;
+    memory_ = std::make_unique_for_overwrite<std::byte[]>(pages * page_bytes);
+    pool_.emplace(EnginePages{.arenas = {{memory_.get(), pages * page_bytes}}, .blocks = pages,
+                              .block_stride = page_bytes, .page_rows = rows.page_rows,
+                              .row_stride = rows.row_bytes, .row_bytes = rows.row_bytes,
+                              .values_offset = page_bytes / 2});
+  }
+  [[nodiscard]] PagePool* pool() { return pool_ ? &*pool_ : nullptr; }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  std::optional<PagePool> pool_;
+};
+
+}  // namespace detail
+
 /// What stands behind `to_host` and `to_device`, which are what to call.
 template <Element E>
 class HostCopies {
@@ -27,22 +57,32 @@ class HostCopies {
  public:
   using Host = kvpolicy::KvCache<E>;
 
+  /// The pool of an engine's pages that heads of the cache lie in; null if none does.
+  [[nodiscard]] static const PagePool* pool_of(const Device& cache) {
+    for (const Layer& layer : held(cache.cache_.layers)) {
+      for (const HeadStore& head : layer.heads) {
+        if (head.settings().engine_pages) return cache.cache_.options.pool;
+      }
+    }
+    return nullptr;
+  }
   /// Options of a host cache that takes what a device cache of these options takes.
-  [[nodiscard]] static kvpolicy::CacheOptions host_options(const CacheOptions& options) {
+  [[nodiscard]] static kvpolicy::CacheOptions host_options(const CacheOptions& options, PagePool* pool) {
     kvpolicy::CacheOptions own;
     own.max_rollback = options.max_rollback;
     own.max_append = options.max_append;
     own.max_tokens = options.max_tokens;
     own.page_rows = options.page_rows;
+    own.pool = pool;
     return own;
   }
 
-  [[nodiscard]] static Host to_host(const Device& device, const char* call, cudaStream_t stream) {
+  [[nodiscard]] static Host to_host(const Device& device, const char* call, cudaStream_t stream, PagePool* pool) {
     const CachedLayers<E>& from = device.cache_;
     refuse_capture(stream, call);
     check_between_steps<Layer>(call, held(from.layers), device.tokens());
     from.latest = stream;
-    Host to{from.plan, host_options(from.options)};
+    Host to{from.plan, host_options(from.options, pool)};
     CacheLayers::observed_rows_of(to) = from.observed_rows;
     for (std::size_t l = 0; l < from.layers.size(); ++l) {
       download(from, from.layers[l], CacheLayers::of(to)[l], stream);
@@ -149,10 +189,12 @@ class HostCopies {
 /// two engines: same tokens, commit points, rows, selections and kept queries. Takes as much host memory as
 /// the cache holds, and waits for the stream.
 /// @throws RollbackError inside a step or while a tree is pending, CapacityError inside a capture,
-/// std::bad_alloc, DeviceError
+/// std::bad_alloc, DeviceError; ConfigError or CapacityError where heads lie in an engine's pages and `pool`,
+/// which must then be one of an engine's pages in the host's memory, has none for them
 template <Element E>
-[[nodiscard]] kvpolicy::KvCache<E> to_host(const KvCache<E>& cache, cudaStream_t stream = nullptr) {
-  return HostCopies<E>::to_host(cache, "to_host", stream);
+[[nodiscard]] kvpolicy::KvCache<E> to_host(const KvCache<E>& cache, cudaStream_t stream = nullptr,
+                                           PagePool* pool = nullptr) {
+  return HostCopies<E>::to_host(cache, "to_host", stream, pool);
 }
 
 /// The way back, to a device cache that has `options`. Rows that the host has quantised keep their codes. Those

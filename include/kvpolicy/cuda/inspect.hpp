@@ -96,11 +96,12 @@ template <Element E>
     fetch(survivors.data(), store.positions().get(), survivors.size() * sizeof(long long));
   }
   std::map<const std::byte*, std::vector<std::byte>> fetched;
-  const auto page = [&](const Pages& pages, std::size_t index, std::size_t bytes) -> const std::byte* {
+  const auto page = [&](const Pages& pages, std::size_t index) -> const std::byte* {
     auto& copy = fetched[pages.page(index)];
     if (copy.empty()) {
-      copy.resize(bytes);
-      fetch(copy.data(), pages.page(index), bytes);
+      copy.resize(pages.page_bytes());
+      pages.copy_page(index, copy.data(), stream);
+      check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     }
     return copy.data();
   };
@@ -109,8 +110,6 @@ template <Element E>
   const DeviceSegmentList list = segments_of(view, state, request);
   const auto dim = static_cast<int>(head_dim);
   const auto rows_of_page = static_cast<int>(page_rows);
-  const HeadGeometry geometry{store.settings(), {.head_dim = head_dim, .page_rows = page_rows},
-                              store.is_quantization_deferred()};
   std::vector<float> row(head_dim);
   for (int s = 0; s < list.count; ++s) {
     const DeviceSegment& segment = list.segment[s];
@@ -139,8 +138,8 @@ template <Element E>
         const bool coded = has_codes(key);
         const int slot = coded ? view.packed_slot(number) : view.exact_slot(number);
         const auto index = static_cast<std::size_t>(slot / rows_of_page);
-        const std::byte* start = coded ? page(store.packed(), index, geometry.packed_page_bytes())
-                                       : page(store.exact(), index, geometry.exact_page_bytes());
+        const std::byte* start = coded ? page(store.packed(), index)
+                                       : page(store.exact(), index);
         if (coded) {
           load_packed_row(start, view, dim, rows_of_page, slot % rows_of_page, key, row.data());
         } else {

@@ -352,6 +352,15 @@ class KvCache {
     return cache_.device.counters(cache_.checked(layer));
   }
 
+  /// The pages of a head's exact rows, as CacheOptions::pool numbers them; empty if they do not come from it.
+  /// An engine's own kernels need them for heads over EnginePageStorage: row r of a head that keeps all rows lies
+  /// on page r / page_rows. Valid until the next call that changes the cache.
+  [[nodiscard]] std::span<const PageId> page_ids(std::size_t layer, std::size_t head) const {
+    const std::size_t kv_heads = cache_.plan.shape().kv_heads;
+    require<ShapeError>(head < kv_heads, "cuda::KvCache: there is no KV head ", head, ", the shape has ", kv_heads);
+    return cache_.layers[cache_.checked(layer)].heads[head].exact().ids();
+  }
+
   /// Numbers that could not be quantised (core/quantizable.hpp) when their rows were: they were
   /// clamped, NaN to 0. kvpolicy::KvCache refuses a call with such a number. Waits for the stream.
   [[nodiscard]] std::size_t clamped_numbers(cudaStream_t stream = nullptr) const {

@@ -31,12 +31,13 @@ template <class... T>
   const ModelShape& shape = plan.shape();
   check_served(shape);
   const StoreContext context{.head_dim = shape.head_dim, .page_rows = options.page_rows,
-                             .tail_rows = options.tail_rows(), .slow_memory = options.slow_memory,
+                             .tail_rows = options.tail_rows(), .has_slow_memory = options.has_slow_memory(),
                              .latest_rows = options.latest_rows, .max_tokens = options.max_tokens};
   MemoryEstimate estimate;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
       const HeadRule settings = served_rule(plan, layer, head);
+      check_pages(settings, options, shape.head_dim * 2);
       const bool held = settings.compresses && settings.is_quantized();
       const HeadGeometry geometry{settings, context, held};
       estimate.heads += geometry.bytes(tokens);

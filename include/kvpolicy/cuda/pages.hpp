@@ -5,15 +5,18 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include <kvpolicy/cuda/memory.hpp>
+#include <kvpolicy/cuda/pool_pages.hpp>
 #include <kvpolicy/cuda/writes.hpp>
 
 namespace kvpolicy::cuda {
 
-/// Grows at its end, many pages to an allocation (a slab). Forks share slabs.
+/// Grows at its end, many pages to an allocation (a slab), or by pages of a pool. Forks share slabs, and a
+/// pool's pages one by one.
 class Pages {
  public:
   /// `table_memory`: where the table lies, if the pages lie in memory that is slower to look into.
@@ -21,17 +24,23 @@ class Pages {
       : memory_{memory}, table_memory_{table_memory == nullptr ? memory : table_memory},
         page_bytes_{page_bytes} {}
 
+  /// Pages of a tier of `pool`; the table lies in `table_memory`.
+  Pages(PagePool& pool, std::size_t tier, std::size_t page_bytes, MemoryResource* table_memory)
+      : memory_{table_memory}, table_memory_{table_memory}, page_bytes_{page_bytes}, of_pool_{&pool, tier} {}
+
   [[nodiscard]] std::size_t count() const { return pages_.size(); }
+  /// In the pool; empty without one.
+  [[nodiscard]] std::span<const PageId> ids() const { return of_pool_.ids(); }
   [[nodiscard]] std::size_t page_bytes() const { return page_bytes_; }
   /// Of all slabs that live because of these pages.
   [[nodiscard]] std::size_t bytes() const {
-    std::size_t total = 0;
+    std::size_t total = ids().size() * page_bytes_;
     for (const Slab& slab : slabs_) total += slab.pages * page_bytes_;
     return total;
   }
   /// Of them, bytes that a fork holds too.
   [[nodiscard]] std::size_t shared_bytes() const {
-    std::size_t total = 0;
+    std::size_t total = of_pool_.shared_pages() * page_bytes_;
     for (const Slab& slab : slabs_) total += slab.memory.use_count() > 1 ? slab.pages * page_bytes_ : 0;
     return total;
   }
@@ -40,19 +49,25 @@ class Pages {
     return reinterpret_cast<std::byte* const*>(table_.get());
   }
   [[nodiscard]] std::byte* page(std::size_t index) const { return pages_[index]; }
+  /// Puts a copy of a page on the stream, in which rows are contiguous. @throws DeviceError
+  void copy_page(std::size_t index, std::byte* to, cudaStream_t stream) const {
+    if (in_engine()) return copy_page_rows(to, contiguous(), pages_[index], engine_rows(), stream);
+    check(cudaMemcpyAsync(to, pages_[index], page_bytes_, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+  }
   /// Puts copies of the pages [first, last) on the stream, page i to i pages behind `to`.
-  /// @throws DeviceError
+  /// Rows are contiguous there. @throws DeviceError
   void copy(std::size_t first, std::size_t last, std::byte* to, cudaStream_t stream) const {
-    std::size_t begin = 0;  // page that lies first in a slab
-    for (const Slab& slab : slabs_) {
-      const std::size_t from = std::max(first, begin);
-      const std::size_t end = std::min(last, begin + slab.used);
-      if (from < end) {
-        check(cudaMemcpyAsync(to + from * page_bytes_, pages_[from],
-                              (end - from) * page_bytes_, cudaMemcpyDefault, stream),
-              "cudaMemcpyAsync");
-      }
-      begin += slab.used;
+    if (in_engine()) {
+      for (std::size_t i = first; i < last; ++i) copy_page(i, to + i * page_bytes_, stream);
+      return;
+    }
+    while (first < last) {
+      std::size_t end = first + 1;  // pages up to here follow each other in memory
+      while (end < last && pages_[end] == pages_[end - 1] + page_bytes_) ++end;
+      check(cudaMemcpyAsync(to + first * page_bytes_, pages_[first], (end - first) * page_bytes_,
+                            cudaMemcpyDefault, stream),
+            "cudaMemcpyAsync");
+      first = end;
     }
   }
 
@@ -60,6 +75,7 @@ class Pages {
   struct Growth {
     std::size_t count = 0;  ///< pages afterwards; 0: as many as now
     DeviceBuffer slab;
+    PoolPages of_pool = PoolPages{};
     DeviceBuffer table;  ///< null: the old one has places for all
     std::size_t places = 0;
   };
@@ -73,6 +89,12 @@ class Pages {
       growth.table = allocate(table_memory_, growth.places * sizeof(std::byte*), stream);
     }
     pages_.reserve(count);
+    if (of_pool_.pool() != nullptr) {
+      of_pool_.reserve(count);
+      growth.of_pool = of_pool_.empty();
+      growth.of_pool.allocate(page_bytes_, count - pages_.size());
+      return growth;
+    }
     slabs_.reserve(slabs_.size() + 1);
     growth.slab = allocate(memory_, (count - pages_.size()) * page_bytes_, stream);
     return growth;
@@ -82,10 +104,15 @@ class Pages {
   void grow(Growth& growth, DeviceWrites& writes) {
     if (growth.count == 0) return;
     const std::size_t first = pages_.size();
-    for (std::size_t i = first; i < growth.count; ++i) {
-      pages_.push_back(growth.slab.get() + (i - first) * page_bytes_);
+    if (of_pool_.pool() != nullptr) {
+      for (const PageId page : growth.of_pool.ids()) pages_.push_back(of_pool_.pool()->address(page));
+      of_pool_.take(growth.of_pool);
+    } else {
+      for (std::size_t i = first; i < growth.count; ++i) {
+        pages_.push_back(growth.slab.get() + (i - first) * page_bytes_);
+      }
+      slabs_.push_back({std::move(growth.slab), growth.count - first, growth.count - first});
     }
-    slabs_.push_back({std::move(growth.slab), growth.count - first, growth.count - first});
     if (growth.places > 0) {
       std::swap(table_, growth.table);
       table_places_ = growth.places;
@@ -107,6 +134,7 @@ class Pages {
   [[nodiscard]] Pages fork(std::size_t shared, std::size_t count, DeviceWrites& writes,
                            Source source) const {
     Pages other{memory_, page_bytes_, table_memory_};
+    other.of_pool_ = of_pool_.empty();
     count = std::min(count, pages_.size());
     shared = std::min(shared, count);
     if (count == 0) return other;
@@ -118,6 +146,10 @@ class Pages {
       first += slab.used;
     }
     other.pages_.assign(pages_.begin(), pages_.begin() + static_cast<std::ptrdiff_t>(shared));
+    if (of_pool_.pool() != nullptr) {
+      other.of_pool_.reserve(count);
+      for (const PageId page : ids().first(shared)) other.of_pool_.share(page);
+    }
     Growth growth = other.prepare(count, writes.stream());
     if (growth.count == 0) {  // all are shared
       other.table_places_ = std::max<std::size_t>(count, 16);
@@ -126,6 +158,10 @@ class Pages {
     }
     other.grow(growth, writes);
     for (std::size_t i = shared; i < count; ++i) {
+      if (in_engine()) {
+        copy_page_rows(other.pages_[i], engine_rows(), source(i), engine_rows(), writes.stream());
+        continue;
+      }
       check(cudaMemcpyAsync(other.pages_[i], source(i), page_bytes_, cudaMemcpyDefault,
                             writes.stream()),
             "cudaMemcpyAsync");
@@ -140,6 +176,12 @@ class Pages {
     std::size_t used;  // the first of them; a fork may have pages of its own instead of the others
   };
 
+  // Whether rows lie as an engine's layout says.
+  [[nodiscard]] bool in_engine() const { return of_pool_.pool() != nullptr && engine_rows().page_rows > 0; }
+  [[nodiscard]] const PageRows& engine_rows() const { return of_pool_.pool()->engine_rows(); }
+  [[nodiscard]] PageRows contiguous() const {
+    return contiguous_rows(engine_rows().page_rows, engine_rows().row_bytes);
+  }
   void write_entry(std::size_t index, DeviceWrites& writes) {
     auto* entries = reinterpret_cast<std::byte**>(table_.get());
     writes.write(entries + index, pages_[index]);
@@ -149,6 +191,7 @@ class Pages {
   MemoryResource* table_memory_;
   std::size_t page_bytes_;
   std::vector<Slab> slabs_;         // in the order of their pages
+  PoolPages of_pool_ = PoolPages{};  // there are no slabs then
   std::vector<std::byte*> pages_;
   DeviceBuffer table_;
   std::size_t table_places_ = 0;

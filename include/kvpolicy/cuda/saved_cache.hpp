@@ -15,29 +15,40 @@
 
 namespace kvpolicy::cuda {
 
-/// Writes all that a cache holds, as kvpolicy::save does. Waits for the stream.
-/// @throws as kvpolicy::save; CapacityError inside a capture, std::bad_alloc, DeviceError
-template <Element E>
-void save(const KvCache<E>& cache, std::ostream& out, std::string_view tag = {}, cudaStream_t stream = nullptr) {
-  kvpolicy::save(HostCopies<E>::to_host(cache, "save", stream), out, tag);
-}
-/// The same to a file, which is replaced as a whole.
-template <Element E>
-void save(const KvCache<E>& cache, const std::filesystem::path& path, std::string_view tag = {},
-          cudaStream_t stream = nullptr) {
-  kvpolicy::save(HostCopies<E>::to_host(cache, "save", stream), path, tag);
-}
-
 namespace detail {
+
+template <Element E, class Target>
+void save_to(const KvCache<E>& cache, Target& target, std::string_view tag, cudaStream_t stream) {
+  HostPages pages{HostCopies<E>::pool_of(cache), cache.bytes(), cache.plan().shape().kv_head_count()};
+  kvpolicy::save(HostCopies<E>::to_host(cache, "save", stream, pages.pool()), target, tag);
+}
 
 template <Element E, class Source>
 void load_from(KvCache<E>& cache, Source& source, std::string_view tag, cudaStream_t stream) {
-  kvpolicy::KvCache<E> host{cache.plan(), HostCopies<E>::host_options(cache.options())};
+  // A text that fits the device takes pages that are free there.
+  const PagePool* pool = HostCopies<E>::pool_of(cache);
+  const std::size_t free = pool == nullptr ? 0 : pool->obtained_bytes() - pool->live_bytes();
+  HostPages pages{pool, free, cache.plan().shape().kv_head_count()};
+  kvpolicy::KvCache<E> host{cache.plan(), HostCopies<E>::host_options(cache.options(), pages.pool())};
   kvpolicy::load(host, source, tag);
   cache = to_device(host, cache.options(), stream, cache.engine());
 }
 
 }  // namespace detail
+
+/// Writes all that a cache holds, as kvpolicy::save does. Where heads lie in an engine's pages, all must, and
+/// none may choose chunks, as on the host. Waits for the stream.
+/// @throws as kvpolicy::save; CapacityError inside a capture, std::bad_alloc, DeviceError
+template <Element E>
+void save(const KvCache<E>& cache, std::ostream& out, std::string_view tag = {}, cudaStream_t stream = nullptr) {
+  detail::save_to(cache, out, tag, stream);
+}
+/// The same to a file, which is replaced as a whole.
+template <Element E>
+void save(const KvCache<E>& cache, const std::filesystem::path& path, std::string_view tag = {},
+          cudaStream_t stream = nullptr) {
+  detail::save_to(cache, path, tag, stream);
+}
 
 /// The cache becomes what was saved, on the host or on a device, as kvpolicy::load has it: same tokens, rows,
 /// selections, commit points. Graphs that were captured before must be captured again. The quantised rows of

@@ -9,6 +9,8 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/head_rule.hpp>
+#include <kvpolicy/cuda/options.hpp>
+#include <kvpolicy/cuda/pool_pages.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
 
@@ -94,6 +96,18 @@ inline void check_served(const HeadRule& rule, std::size_t head_dim) {
   const auto largest = std::max({rule.sinks, rule.recent, rule.residual, rule.budget, rule.kept_rows,
                                  rule.chunk, rule.chosen_rows});
   require(largest <= most, "cuda: a head keeps or reads ", largest, " rows, must be at most 2^30");
+}
+
+/// Refuses a rule whose rows cannot lie in the pages that a cache has. `row_bytes` are those of one head's key.
+/// @throws ConfigError
+inline void check_pages(const HeadRule& rule, const CacheOptions& options, std::size_t row_bytes) {
+  require(options.page_rows >= 64 || (!rule.is_quantized() && !rule.compresses && rule.chunk == 0),
+          "cuda::CacheOptions: page_rows is ", options.page_rows,
+          ", must be at least 64 where a head quantises, compresses or chooses chunks");
+  if (!rule.engine_pages) return;
+  require(options.pool != nullptr, "cuda::CacheOptions: pool is null, but the plan has heads over "
+          "EnginePageStorage; it must be a pool of the engine's pages");
+  check_pool(*options.pool, options.page_rows, row_bytes);
 }
 
 /// The rule of one head of a plan.

@@ -41,7 +41,7 @@ class EnginePageStorage {
     friend bool operator==(const Config&, const Config&) = default;
     void fields(FieldVisitor&) {}
     /// Adds how rows lie to a head's rule.
-    void describe(HeadRule&, std::size_t /*head_dim*/) const {}
+    void describe(HeadRule& rule, std::size_t /*head_dim*/) const { rule.engine_pages = true; }
   };
   /// What keeps the exact rows of a policy whose other rows are in such a storage.
   using exact_storage_type = EnginePageStorage;

@@ -13,6 +13,8 @@
 #include <span>
 #include <vector>
 
+#include <doctest/doctest.h>
+
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/cuda/kernels/head.cuh>
 #include <kvpolicy/cuda/kernels/packing.cuh>
@@ -33,7 +35,7 @@ class DeviceHead {
     view_.exact_origin = whole_pages(view.sinks);
     const int line = std::max(0, capacity - view.sinks);
     exact_.allocate(view_.exact_origin + whole_pages(view.exact_ring > 0 ? view.exact_ring : line),
-                    page_rows, std::size_t{4} * head_dim * page_rows);
+                    page_rows, lay_out_rows());
     view_.exact_pages = exact_.table.data();
     if (view.is_packed()) {
       layout_ = {kvpolicy::cuda::code_bits(view.encoding),
@@ -62,6 +64,17 @@ class DeviceHead {
   }
   DeviceHead(const DeviceHead&) = delete;
   DeviceHead& operator=(const DeviceHead&) = delete;
+  /// Nothing but rows may have been written.
+  ~DeviceHead() {
+    const auto row_bytes = static_cast<std::size_t>(head_dim_) * 2;
+    for (const auto& page : exact_.owned) {
+      for (int row = 0; row < page_rows_; ++row) {
+        std::memset(view_.exact_place(page.get(), row, true), 0xff, row_bytes);
+        std::memset(view_.exact_place(page.get(), row, false), 0xff, row_bytes);
+      }
+      CHECK(std::all_of(page.get(), page.get() + lay_out_rows(), [](std::byte b) { return b == std::byte{0xff}; }));
+    }
+  }
 
   [[nodiscard]] const kvpolicy::cuda::HeadView& view() const { return view_; }
   [[nodiscard]] kvpolicy::cuda::HeadView& view() { return view_; }
@@ -71,8 +84,8 @@ class DeviceHead {
   /// The 16-bit numbers of the exact slot of a row.
   [[nodiscard]] std::uint16_t* exact(Side side, int row) const {
     const int slot = view_.exact_slot(row);
-    return numbers(exact_.table.at(static_cast<std::size_t>(slot / page_rows_))) +
-           ((side == Side::values ? page_rows_ : 0) + slot % page_rows_) * head_dim_;
+    return numbers(view_.exact_place(exact_.table.at(static_cast<std::size_t>(slot / page_rows_)),
+                                     slot % page_rows_, side == Side::keys));
   }
 
   // ---- quantised rows ------------------------------------------------------------------------
@@ -158,6 +171,20 @@ class DeviceHead {
     }
   };
 
+  // Rows lie as in pages of a cache's own, or apart, as in a tensor that an engine shares among heads.
+  // Which of these differs from head to head. Returns the bytes of a page.
+  [[nodiscard]] std::size_t lay_out_rows() {
+    if (layout_of_rows_ == 0) {
+      static int heads = 0;
+      layout_of_rows_ = 1 + heads++ % 3;
+    }
+    view_.set_contiguous_rows(head_dim_, page_rows_);
+    if (layout_of_rows_ == 2) view_.exact_row_stride *= 3;
+    view_.exact_values_offset *= layout_of_rows_ == 2 ? 3 : 1;
+    if (layout_of_rows_ == 3) view_.exact_values_offset += 48;
+    return static_cast<std::size_t>(view_.exact_values_offset) +
+           static_cast<std::size_t>(view_.exact_row_stride) * page_rows_;
+  }
   [[nodiscard]] int whole_pages(int rows) const {
     return (rows + page_rows_ - 1) / page_rows_ * page_rows_;
   }
@@ -229,6 +256,7 @@ class DeviceHead {
   int page_rows_;
   kvpolicy::cuda::PackedLayout layout_;
   Pages exact_, packed_, summaries_;
+  int layout_of_rows_ = 0;
   std::vector<int> choices_;
   std::unique_ptr<kvpolicy::cuda::Selections> chosen_ =
       std::make_unique<kvpolicy::cuda::Selections>();

@@ -47,9 +47,9 @@ accept_rows_kernel(const KVPOLICY_GRID_CONSTANT AcceptRowsParams p) {
   const int vector = thread_index() % vectors;
   const auto place = [&](std::byte* const* pages, int row) {
     const int slot = head.exact_slot(row);
-    auto* page = reinterpret_cast<Words4*>(pages[slot / p.page_rows]);
-    return page + slot % p.page_rows * side_vectors + vector % side_vectors +
-           vector / side_vectors * p.page_rows * side_vectors;
+    std::byte* const side =
+        head.exact_place(pages[slot / p.page_rows], slot % p.page_rows, vector < side_vectors);
+    return reinterpret_cast<Words4*>(side) + vector % side_vectors;
   };
   for (int first = 0; first < p.path.count; first += rows) {
     const int i = first + mine;

@@ -151,9 +151,12 @@ struct HeadAppend {
         if (side == 0 && row >= keys.begin && row < keys.end) continue;
         const Words4 numbers = *reinterpret_cast<const Words4*>(
             (side == 0 ? params.k : params.v).row(sequence, own, kv_head) + channel);
-        const int at = ((side * params.page_rows + slot % params.page_rows) * HeadDim + channel) * 2;
-        *reinterpret_cast<Words4*>(page.place + at) = numbers;
-        if (page.second != nullptr) *reinterpret_cast<Words4*>(page.second + at) = numbers;
+        const auto write_to = [&](std::byte* to) {
+          std::byte* row_place = head.exact_place(to, slot % params.page_rows, side == 0);
+          *reinterpret_cast<Words4*>(row_place + channel * 2) = numbers;
+        };
+        write_to(page.place);
+        if (page.second != nullptr) write_to(page.second);
       }
     }
   }

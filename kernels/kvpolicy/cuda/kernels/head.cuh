@@ -71,6 +71,9 @@ struct HeadView {
   std::byte* const* exact_pages = nullptr;
   int exact_origin = 0;
   int exact_ring = 0;  ///< Slots from the origin on, in whole pages; 0: not a ring.
+  // How exact rows lie in a page, in bytes, multiples of 16. An engine's pages are not contiguous.
+  int exact_row_stride = 0;              ///< from a row to the next one
+  long long exact_values_offset = 0;     ///< from a row's key to its value
   // Quantised rows, which begin at slot 0.
   std::byte* const* packed_pages = nullptr;
   int packed_ring = 0;
@@ -107,6 +110,15 @@ struct HeadView {
     if (row < sinks) return row;
     const int at = row - sinks;
     return exact_origin + (exact_ring > 0 ? at % exact_ring : at);
+  }
+  /// The key or value at a slot, in the page that has the slot.
+  KVPOLICY_HOST_DEVICE std::byte* exact_place(std::byte* page, int slot_in_page, bool key) const {
+    return page + slot_in_page * exact_row_stride + (key ? 0 : exact_values_offset);
+  }
+  /// Exact pages are the cache's own: all keys of a page lie before all its values, with no gap.
+  void set_contiguous_rows(int head_dim, int page_rows) {
+    exact_row_stride = head_dim * 2;
+    exact_values_offset = static_cast<long long>(page_rows) * exact_row_stride;
   }
   KVPOLICY_HOST_DEVICE int packed_slot(int row) const {
     const int at = row - sinks;

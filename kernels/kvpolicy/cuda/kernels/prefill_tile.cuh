@@ -265,19 +265,18 @@ struct RowLoader {
     } else {
       const HeadView& head = item.head(params);
       const int slot = head.exact_slot(row);
-      key = head.exact_pages[slot / params.page_rows] +
-            static_cast<long long>(slot % params.page_rows) * HeadDim * 2;
+      key = head.exact_place(head.exact_pages[slot / params.page_rows], slot % params.page_rows, true);
     }
   }
 
   KVPOLICY_DEVICE void load_keys(int tile_memory) const { copy(tile_memory, key); }
 
   KVPOLICY_DEVICE void load_values(int tile_memory, const LiveSegment& live, int tile) const {
-    const std::byte* value = key + static_cast<long long>(params.page_rows) * HeadDim * 2;
-    if (live.segment.source == DeviceSegment::Source::call) {
-      value = reinterpret_cast<const std::byte*>(
-          params.v.row(item.sequence, row_of_lane(live, tile), item.kv_head));
-    }
+    const std::byte* value =
+        live.segment.source == DeviceSegment::Source::call
+            ? reinterpret_cast<const std::byte*>(
+                  params.v.row(item.sequence, row_of_lane(live, tile), item.kv_head))
+            : key + item.head(params).exact_values_offset;
     copy(tile_memory, value);
   }
 

@@ -227,8 +227,8 @@ KVPOLICY_DEVICE void write_grids(const QuantizerMemory<HeadDim>& memory, bool pe
 template <int HeadDim>
 KVPOLICY_DEVICE std::uint16_t* exact_row(const HeadView& head, int page_rows, int row, bool key) {
   const int slot = head.exact_slot(row);
-  return reinterpret_cast<std::uint16_t*>(head.exact_pages[slot / page_rows]) +
-         ((key ? 0 : page_rows) + slot % page_rows) * HeadDim;
+  return reinterpret_cast<std::uint16_t*>(
+      head.exact_place(head.exact_pages[slot / page_rows], slot % page_rows, key));
 }
 
 /// The address of a block of a head's packed rows.
