@@ -45,7 +45,9 @@ TEST_CASE("page tables: random operations on tables and forks of them") {
     CAPTURE(seed);
     test::Random random{seed};
     test::CountingResource memory;
-    PagePool pool{&memory, {.max_slab_bytes = seed % 2 == 0 ? std::size_t{0} : std::size_t{4096}}};
+    ResourceProvider provider{&memory};
+    const std::vector<PageProvider*> tiers{&provider, &provider};
+    PagePool pool{tiers, {.max_slab_bytes = seed % 2 == 0 ? std::size_t{0} : std::size_t{4096}}};
     std::uint32_t next_mark = 0;
     {
       std::vector<Model> models;
@@ -71,13 +73,13 @@ TEST_CASE("page tables: random operations on tables and forks of them") {
             break;
           case 3: {
             const std::size_t count = test::below(random, own.table.size() + 1);
-            const std::size_t first_reusable = test::below(random, 3);
             const std::size_t wanted = test::below(random, 5);
             std::size_t reserved = own.table.reserved();
-            for (std::size_t p = first_reusable; p < count; ++p) {
-              if (reserved < wanted && !own.table.is_shared(p)) ++reserved;
+            for (std::size_t p = 0; p < count; ++p) {
+              const bool is_fast = pool.tier(own.table.pages()[p]) == 0;
+              if (reserved < wanted && is_fast && !own.table.is_shared(p)) ++reserved;
             }
-            own.table.drop_front(count, first_reusable, wanted);
+            own.table.drop_front(count, wanted);
             CHECK(own.table.reserved() == reserved);
             own.marks.erase(own.marks.begin(), own.marks.begin() + static_cast<std::ptrdiff_t>(count));
             break;
@@ -88,7 +90,7 @@ TEST_CASE("page tables: random operations on tables and forks of them") {
               CHECK(own.table.reserved() == 0);
             } else if (own.table.size() > 0) {
               const std::size_t at = test::below(random, own.table.size());
-              const PageId page = pool.allocate(page_bytes);
+              const PageId page = pool.allocate(page_bytes, test::below(random, 2));
               own.marks[at] = ++next_mark;
               std::memcpy(pool.address(page), &next_mark, sizeof(next_mark));
               own.table.replace(at, page);
@@ -110,10 +112,10 @@ TEST_CASE("page tables: random operations on tables and forks of them") {
           pages.insert(model.table.pages().begin(), model.table.pages().end());
           reserved += model.table.reserved();
         }
-        CHECK(pool.live_bytes() == (pages.size() + reserved) * page_bytes);
+        CHECK(pool.live_bytes(0) + pool.live_bytes(1) == (pages.size() + reserved) * page_bytes);
       }
     }
-    CHECK(pool.live_bytes() == 0);
+    CHECK(pool.live_bytes(0) + pool.live_bytes(1) == 0);
     CHECK(memory.live_blocks() == 0);
     CHECK(memory.faults() == 0);
   }

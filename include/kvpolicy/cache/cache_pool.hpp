@@ -43,8 +43,12 @@ class CachePool {
   }
 
  private:
-  // Each page is asked of its resource by itself and goes back at once: a cache then holds as many
-  // bytes as its plan predicts, and nothing is idle.
+  // Each page is asked of its resource by itself and goes back at once. Slabs would need fewer calls, but
+  // a slab goes back only once all of its pages are free. What the resource has given would then depend
+  // on the order in which windows, forks and moves to slow memory gave pages back, while a plan predicts
+  // it from the number of rows (HeadPlan::memory, max_context), and users hold a resource to `bytes()`.
+  // A page costs one call of the resource for 64 rows, and nothing else on the heap. Who wants fewer calls
+  // gives a pool of their own (CacheOptions::pool), whose idle memory that pool counts.
   struct Own {
     explicit Own(const CacheOptions& options)
         : fast{options.memory}, slow{slow_provider(options)},

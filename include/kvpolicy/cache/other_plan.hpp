@@ -44,10 +44,7 @@ inline void fetch_rows(const StorageContext& context, const SegmentList& list) {
   PageProvider& slow = *context.pages().provider(context.slow_tier);
   std::vector<PageProvider::Range> ranges;
   for (const Segment& rows : list) {
-    rows.for_each_run([&](const RowRun& run) {
-      list_ranges(slow, rows.keys, context.head_dim, run.first, run.rows, ranges);
-      list_ranges(slow, rows.values, context.value_channels(), run.first, run.rows, ranges);
-    });
+    list_ranges(slow, rows, context.head_dim, context.value_channels(), ranges);
   }
   slow.fetch(ranges);
 }

@@ -69,6 +69,8 @@ struct HeadRule {
   friend bool operator==(const HeadRule&, const HeadRule&) = default;
 
   [[nodiscard]] bool is_quantized() const { return kvpolicy::is_quantized(encoding); }
+  /// Whether the head grows with the text. Only such heads have rows in slow memory.
+  [[nodiscard]] bool keeps_every_row() const { return recent == 0 && !compresses; }
 
   // The parts of the rule that say which rows.
   [[nodiscard]] constexpr WindowRule<std::size_t> window_rule() const {

@@ -57,4 +57,14 @@ inline void list_ranges(const PageProvider& memory, const Plane& plane, std::siz
   }
 }
 
+/// The same for the rows that count of a segment: keys of `head_dim` channels, and values of `value_dim`,
+/// none for 0.
+inline void list_ranges(const PageProvider& memory, const Segment& segment, std::size_t head_dim,
+                        std::size_t value_dim, std::vector<PageProvider::Range>& out) {
+  segment.for_each_run([&](const RowRun& run) {
+    list_ranges(memory, segment.keys, head_dim, run.first, run.rows, out);
+    if (value_dim > 0) list_ranges(memory, segment.values, value_dim, run.first, run.rows, out);
+  });
+}
+
 }  // namespace kvpolicy

@@ -60,11 +60,7 @@ class FetchingEngine {
     ranges_.clear();
     for (const auto segments : heads) {
       for (const Segment& segment : segments) {
-        segment.for_each_run([&](const RowRun& run) {
-          list_ranges(*memory_, segment.keys, head_dim, run.first, run.rows, ranges_);
-          if (value_dim == 0) return;
-          list_ranges(*memory_, segment.values, value_dim, run.first, run.rows, ranges_);
-        });
+        list_ranges(*memory_, segment, head_dim, value_dim, ranges_);
       }
     }
     if (ranges_.empty()) return;

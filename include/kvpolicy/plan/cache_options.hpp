@@ -40,7 +40,8 @@ struct CacheOptions {
   /// Row memory is asked of this resource, page by page; it must outlive the cache and its forks.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
   /// Where rows go that only reads of all rows need: full pages of heads that keep every row (Full,
-  /// QuantizedResidual, ChunkRetrieval). Null: nowhere, all rows stay in `memory`. Heads of bounded
+  /// QuantizedResidual, ChunkRetrieval, and a policy of your own that states such a rule and has a
+  /// `storage()`). Null: nowhere, all rows stay in `memory`. Heads of bounded
   /// size, residuals, tails, summaries, and copies of the rows that ChunkRetrieval chose stay there
   /// too, so that a `selected` read touches nothing slow. A call's own rows pass through `memory`:
   /// a long prompt is best fed in pieces. A file: offload/file_resource.hpp.

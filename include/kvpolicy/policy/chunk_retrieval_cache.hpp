@@ -10,19 +10,11 @@
 // alone; rows appended since the selection are read on top of the budget instead of over its end.
 // Quest's code leaves the first two layers dense; here a plan says which heads select, and
 // `uniform_plan` makes all of them do so: `plan.set` gives the first layers a FullCache.
-//
-// With slow memory (StorageContext), full pages go there, and a selection takes along copies of the
-// chosen rows that are or will be there, in the format in which they are stored. Rows behind them
-// stay in fast memory until the next selection, so that a selected read touches nothing slow and
-// reads the very same numbers as without.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -32,7 +24,9 @@
 #include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
+#include <kvpolicy/core/try.hpp>
 #include <kvpolicy/policy/chunk_selection.hpp>
+#include <kvpolicy/policy/chunk_summaries.hpp>
 #include <kvpolicy/policy/chunk_summary.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/shared_config.hpp>
@@ -72,12 +66,8 @@ class ChunkRetrievalCache {
   ChunkRetrievalCache(const Config& config, const StorageContext& context)
       : ChunkRetrievalCache{SharedConfig{config}, context} {}
   ChunkRetrievalCache(const SharedConfig<Config>& config, const StorageContext& context)
-      : config_{config}, slow_tier_{context.slow_tier}, storage_{config->storage, context} {
+      : config_{config}, storage_{config->storage, context}, summaries_{context} {
     validate(*config, context);
-    summaries_.reserve(Summary::vectors);
-    for (std::size_t v = 0; v < Summary::vectors; ++v) {
-      summaries_.emplace_back(summary_format(), context.fast());
-    }
   }
 
   static void validate(const Config& config, const StorageContext& context) {
@@ -112,16 +102,16 @@ class ChunkRetrievalCache {
 
   void reserve(std::size_t rows) {
     storage_.reserve(rows);
-    reserve_summaries(rows);
+    if (rows > 0) summaries_.reserve(chunk_rule(*config_).closed(storage_.end() + rows));
   }
   void release_unused() noexcept {
     storage_.release_unused();
-    for (PlaneStore& side : summaries_) side.release_unused();
+    summaries_.release_unused();
   }
 
   void commit(const Segment& rows) {
     KVPOLICY_TRY {
-      reserve_summaries(rows.rows);
+      if (rows.rows > 0) summaries_.reserve(chunk_rule(*config_).closed(storage_.end() + rows.rows));
       storage_.append(rows);
     }
     KVPOLICY_CATCH_ALL {
@@ -130,8 +120,8 @@ class ChunkRetrievalCache {
     }
     const std::size_t first = storage_.end() - rows.rows;
     for (std::size_t i = 0; i < rows.rows; ++i) {
-      summarize(rows.keys, i);
-      if ((first + i + 1) % config_->chunk == 0) close_chunk();
+      summaries_.add(rows.keys, i);
+      if ((first + i + 1) % config_->chunk == 0) summaries_.close_chunk();
     }
     drop_old_selections();
   }
@@ -155,20 +145,10 @@ class ChunkRetrievalCache {
   /// @throws std::bad_alloc, StorageError, with the choice as it was
   template <class Engine>
   void prepare_refresh(std::span<const float> queries, Engine& engine, std::size_t tokens) {
-    const std::size_t chunks = summaries_.front().end();
+    const std::size_t chunks = summaries_.chunks();
     detail::RefreshScratch& scratch = detail::refresh_scratch();
     const std::span<float> scores = scratch.scores.take(chunks);
-    const std::span<float> part = scratch.part.take(chunks);
-    const std::span<float> split = scratch.split.take(head_dim());
-    std::ranges::fill(scores, 0.0F);
-    for (std::size_t v = 0; v < Summary::vectors && chunks > 0; ++v) {
-      std::ranges::fill(split, 0.0F);
-      for (std::size_t at = 0; at < queries.size(); at += head_dim()) {
-        Summary::split(v, queries.subspan(at, head_dim()), split);
-      }
-      engine.score(summaries_[v].plane(0), split, part);
-      for (std::size_t i = 0; i < chunks; ++i) scores[i] += part[i];
-    }
+    summaries_.score(queries, engine, scores);
     // Chunk 0 holds the attention sinks: always read, whatever its keys say.
     if (chunks > 0) scores.front() = std::numeric_limits<float>::infinity();
     const ChunkRule<std::size_t> rule = chunk_rule(*config_);
@@ -176,7 +156,7 @@ class ChunkRetrievalCache {
     const std::span<std::size_t> chosen = scratch.chosen.take(rule.chosen(rows));
     top_rows(scores, scratch.ranks.take(chunks), chosen);
     if (!choice_) choice_.emplace();
-    Selection selection{std::move(choice_->spare_runs), rule.closed_rows(rows), rows, tokens, 0, {}};
+    Selection selection{std::move(choice_->spare_runs), rule.closed_rows(rows), rows, tokens};
     selection.runs.clear();
     for (const std::size_t chunk : chosen) {
       const std::size_t first = chunk * config_->chunk;
@@ -187,7 +167,6 @@ class ChunkRetrievalCache {
         runs.push_back({first, config_->chunk});
       }
     }
-    copy_settled(selection);
     choice_->selections.reserve(choice_->selections.size() + 1);
     choice_->pending = std::move(selection);
   }
@@ -208,12 +187,10 @@ class ChunkRetrievalCache {
     while (!selections().empty() && is_taken_back(selections().back().tokens, tokens)) {
       choice_->selections.pop_back();
     }
-    update_fast_rows();
   }
   /// The next selected read chooses first.
   void forget_selection() noexcept {
     if (choice_) choice_->selections.clear();
-    update_fast_rows();
   }
 
   void segments(const ReadRequest& request, SegmentList& out) const {
@@ -221,10 +198,8 @@ class ChunkRetrievalCache {
     if (request.read == Read::all || selected == nullptr) {
       return storage_.show(0, storage_.end(), Segment{}, out);
     }
-    if (selected->copies != nullptr) out.push_back(selected->copies->segment());
     const std::size_t first_shown = out.size();
-    const std::size_t first = selected->copied_until;
-    storage_.show(first, storage_.end() - first, {.position = static_cast<std::int64_t>(first)}, out);
+    storage_.show(0, storage_.end(), Segment{}, out);
     // What the selection leaves of each segment, which may begin and end inside a chunk.
     std::vector<std::vector<RowRun>>& shown_runs = choice_->shown_runs;
     shown_runs.resize(std::max(shown_runs.size(), out.size() - first_shown));
@@ -252,7 +227,7 @@ class ChunkRetrievalCache {
 
   /// What a copy of the head elsewhere has to know besides the rows.
   void add_to(HeadContents& contents) const {
-    for (const PlaneStore& side : summaries_) contents.summaries.push_back(side.plane(0));
+    summaries_.add_to(contents.summaries);
     for (const Selection& selection : selections()) {
       contents.choices.push_back({selection.runs, selection.rows, selection.tokens});
     }
@@ -263,119 +238,77 @@ class ChunkRetrievalCache {
   {
     for (const Segment& rows : contents.rows) storage_.take(rows, static_cast<std::size_t>(rows.position));
     const ChunkRule<std::size_t> rule = chunk_rule(*config_);
-    for (std::size_t v = 0; v < Summary::vectors; ++v) {
-      summaries_[v].append(contents.summaries[v], rule.closed(storage_.end()));
-    }
-    if (storage_.end() > 0) open_.emplace(head_dim());
+    if (storage_.end() > 0) summaries_.take(contents.summaries, rule.closed(storage_.end()));
     for (const Segment& rows : contents.rows) {
       const auto first = static_cast<std::size_t>(rows.position);
       const std::size_t closed = rule.closed_rows(storage_.end());
       for (std::size_t i = closed - std::min(closed, first); i < rows.rows; ++i) {
-        summarize(rows.keys, i);
+        summaries_.add(rows.keys, i);
       }
     }
     if (!contents.choices.empty()) choice_.emplace();
     for (const ChosenChunks& choice : contents.choices) {
       choice_->selections.push_back({choice.runs, rule.closed_rows(choice.committed),
-                                     choice.committed, choice.tokens, 0, {}});
-      copy_settled(choice_->selections.back());
+                                     choice.committed, choice.tokens});
     }
     drop_old_selections();
   }
 
+  /// What keeps the rows.
+  [[nodiscard]] const Storage& storage() const { return storage_; }
+  [[nodiscard]] Storage& storage() { return storage_; }
+
   [[nodiscard]] std::size_t rows() const { return storage_.end(); }
-  [[nodiscard]] std::size_t bytes() const {
-    std::size_t total = storage_.bytes();
-    for (const PlaneStore& side : summaries_) total += side.bytes();
-    for_each_copies([&](const Copies& copies, bool) { total += copies.rows.bytes(); });
-    return total;
-  }
+  [[nodiscard]] std::size_t bytes() const { return storage_.bytes() + summaries_.bytes(); }
   /// Page tables, the sums of the open chunk, and what was chosen: bookkeeping besides the object.
   [[nodiscard]] std::size_t overhead_bytes() const {
-    std::size_t total = overhead_of(storage_) + summaries_.capacity() * sizeof(PlaneStore);
-    for (const PlaneStore& side : summaries_) total += side.overhead_bytes();
-    if (open_) total += sizeof(Summary) + Summary::vectors * head_dim() * sizeof(float);
-    if (choice_) total += choice_->bytes();
-    return total;
-  }
-  [[nodiscard]] std::size_t slow_bytes() const
-    requires OffloadingStorage<Storage>
-  {
-    return storage_.slow_bytes();
+    return overhead_of(storage_) + summaries_.overhead_bytes() + (choice_ ? choice_->bytes() : 0);
   }
   [[nodiscard]] std::size_t shared_bytes() const {
-    std::size_t total = storage_.shared_bytes();
-    for (const PlaneStore& side : summaries_) total += side.shared_bytes();
-    for_each_copies([&](const Copies& copies, bool shared) {
-      if (shared) total += copies.rows.bytes();
-    });
-    return total;
+    return storage_.shared_bytes() + summaries_.shared_bytes();
   }
 
-  /// With slow memory a bound for a head that holds one selection: what a rollback may bring back
-  /// comes on top.
   [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
                                                    const StorageContext& context,
                                                    std::size_t tokens) {
     return Storage::bytes_of_rows(config.storage, context, 0, tokens) +
-           bytes_of_summaries(config, context, tokens) +
-           max_bytes_of_copies(config, context, tokens);
-  }
-  /// Right after a selection, or without one; rows that came since are not among them yet.
-  [[nodiscard]] static std::size_t slow_bytes_of_tokens(const Config& config,
-                                                        const StorageContext& context,
-                                                        std::size_t tokens)
-    requires OffloadingStorage<Storage>
-  {
-    return Storage::slow_bytes_of_rows(config.storage, context, tokens);
+           bytes_of_summaries(config, context, tokens);
   }
   [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
                                                  const StorageContext& context,
                                                  std::size_t tokens) {
     return Storage::bytes_of_step(config.storage, context, unlimited_rows, tokens) +
-           bytes_of_summaries(config, context, tokens) +
-           2 * max_bytes_of_copies(config, context, tokens);  // of the old choice and the new
+           bytes_of_summaries(config, context, tokens);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
     return Storage::max_bytes(config.storage, context, unlimited_rows, tokens) +
-           bytes_of_summaries(config, context, tokens) +
-           2 * max_bytes_of_copies(config, context, tokens);
+           bytes_of_summaries(config, context, tokens);
   }
 
-  /// Copies of chosen rows are made anew, where there is slow memory.
   template <class Archive>
   void serialize(Archive& archive) {
-    archive(storage_);
-    for (PlaneStore& side : summaries_) archive(side);
-    Summary open = open_ ? *open_ : Summary{head_dim()};
     std::vector<Selection> selections{this->selections().begin(), this->selections().end()};
-    archive(open, selections);
-    const std::size_t chunks = chunk_rule(*config_).closed(archive.rows());
+    archive(storage_, summaries_, selections);
     archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(),
                   " rows");
-    for (const PlaneStore& side : summaries_) {
-      archive.check(side.begin() == 0 && side.end() == chunks, "summaries of ", chunks, " chunks");
-    }
+    summaries_.check(archive, chunk_rule(*config_).closed(archive.rows()));
     std::size_t tokens = 0;
     for (Selection& selection : selections) {
       archive.check(is_choice(selection), "selections of whole chunks, ascending, within ",
                     config_->budget, " rows");
       archive.check(tokens <= selection.tokens, "selections in their order");
       tokens = selection.tokens;
-      if constexpr (Archive::loading) copy_settled(selection);
     }
     if constexpr (Archive::loading) {
-      open_.emplace(std::move(open));
       choice_.reset();
       if (!selections.empty()) choice_.emplace().selections = std::move(selections);
-      update_fast_rows();
     }
   }
 
  private:
-  using Copies = detail::SelectedCopies;
   using Selection = detail::ChunkSelection;
+  using Summaries = detail::ChunkSummaries<element_type, Summary>;
 
   [[nodiscard]] static ChunkRule<std::size_t> chunk_rule(const Config& config) {
     return {config.chunk, config.budget / config.chunk, config.refresh_every};
@@ -398,37 +331,6 @@ class ChunkRetrievalCache {
     return selections().empty() ? nullptr : &selections().back();
   }
 
-  [[nodiscard]] std::size_t head_dim() const { return summaries_.front().context().head_dim; }
-  // Memory for the summaries of `rows` more rows.
-  void reserve_summaries(std::size_t rows) {
-    if (!open_ && rows > 0) open_.emplace(head_dim());
-    const std::size_t chunks = chunk_rule(*config_).closed(storage_.end() + rows);
-    for (PlaneStore& side : summaries_) side.reserve(side.end(), chunks);
-  }
-
-  // Copies the rows to read that slow memory may have when they are chosen or, once this selection is the oldest one,
-  // may get.
-  void copy_settled(Selection& selection) const {
-    if constexpr (OffloadingStorage<Storage>) {
-      if (slow_tier_ == 0) return;
-      StorageContext context = summaries_.front().context();
-      context.slow_tier = slow_tier_;
-      const std::size_t settled = Storage::settled_rows(config_->storage, context, selection.rows);
-      std::vector<RowRun> runs;
-      const std::size_t rows = selection.clip(0, settled, runs);
-      selection.copied_until = settled;
-      if (rows == 0) return;
-      std::vector<std::int64_t> positions;
-      positions.reserve(rows);
-      for (const RowRun& run : runs) {
-        for (std::size_t i = 0; i < run.rows; ++i) {
-          positions.push_back(static_cast<std::int64_t>(run.first + i));
-        }
-      }
-      selection.copies =
-          std::make_shared<const Copies>(Copies{storage_.gather(runs), std::move(positions)});
-    }
-  }
   // A rollback never goes behind the committed rows: of the choices up to there one is enough.
   void drop_old_selections() noexcept {
     if (!choice_) return;
@@ -439,73 +341,17 @@ class ChunkRetrievalCache {
       choice_->spare_runs = std::move(selections.front().runs);
       selections.erase(selections.begin(), first_later - 1);
     }
-    update_fast_rows();
-  }
-  // Rows behind those that the oldest selection has copies of stay in fast memory.
-  void update_fast_rows() noexcept {
-    if constexpr (OffloadingStorage<Storage>) {
-      storage_.keep_fast_from(selections().empty() ? unlimited_rows
-                                                   : selections().front().copied_until);
-    }
-  }
-
-  // visit(copies, whether a fork holds them too)
-  template <class Visit>
-  void for_each_copies(Visit visit) const {
-    const auto look = [&](const Selection& selection) {
-      if (selection.copies != nullptr) visit(*selection.copies, selection.copies.use_count() > 1);
-    };
-    for (const Selection& selection : selections()) look(selection);
-    if (choice_ && choice_->pending) look(*choice_->pending);
-  }
-
-  [[nodiscard]] static std::size_t max_bytes_of_copies(const Config& config,
-                                                        const StorageContext& context,
-                                                        std::size_t tokens) {
-    if constexpr (OffloadingStorage<Storage>) {
-      if (context.slow_tier == 0) return 0;
-      // The budget, and what the last, open chunk may have in full pages.
-      const std::size_t rows = std::min(Storage::settled_rows(config.storage, context, tokens),
-                                        config.budget + config.chunk - 1);
-      return Storage::bytes_of_copies(config.storage, context, rows);
-    }
-    return 0;
   }
 
   [[nodiscard]] static std::size_t bytes_of_summaries(const Config& config,
                                                       const StorageContext& context,
                                                       std::size_t tokens) {
-    return Summary::vectors *
-           PlaneStore::bytes_of_rows(summary_format(), context, 0, chunk_rule(config).closed(tokens));
-  }
-  [[nodiscard]] static RowFormat summary_format() { return {.encoding = encoding_of<element_type>}; }
-
-  // Row `i` of `keys` joins the chunk that is not full.
-  void summarize(const Plane& keys, std::size_t i) {
-    std::array<float, max_head_dim> numbers;
-    const std::span<float> row = std::span{numbers}.first(head_dim());
-    load_row(keys, i, row);
-    round_dense(encoding_of<element_type>, row);  // as it is kept
-    open_->add(row);
-  }
-
-  void close_chunk() {
-    std::array<float, max_head_dim> numbers;
-    const std::span<float> summary = std::span{numbers}.first(head_dim());
-    for (std::size_t v = 0; v < Summary::vectors; ++v) {
-      open_->finish(v, summary);
-      const Plane plane{.base = reinterpret_cast<const std::byte*>(summary.data()),
-                        .row_stride = summary.size_bytes()};
-      summaries_[v].append(plane, 1);
-    }
-    open_->clear();
+    return Summaries::bytes_of_chunks(context, chunk_rule(config).closed(tokens));
   }
 
   SharedConfig<Config> config_;
-  std::size_t slow_tier_;
   Storage storage_;
-  std::vector<PlaneStore> summaries_;  // one per summary vector: [chunks, head_dim]
-  detail::Boxed<Summary> open_;        // of the rows of the chunk that is not full
+  Summaries summaries_;
   detail::Boxed<detail::ChunkChoice> choice_;  // once the head has chosen
 };
 

@@ -1,37 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which chunks a head that retrieves has chosen (policy/chunk_retrieval_cache.hpp), and copies of
-// their rows where slow memory may have the rows themselves.
+// Which chunks a head that retrieves has chosen (policy/chunk_retrieval_cache.hpp).
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include <kvpolicy/core/scratch.hpp>
 #include <kvpolicy/core/segment.hpp>
-#include <kvpolicy/storage/dense_storage.hpp>
 
 namespace kvpolicy::detail {
-
-/// Chosen rows taken out of the storage. They never change, so forks share them.
-struct SelectedCopies {
-  RowCopies rows;
-  std::vector<std::int64_t> positions;
-
-  [[nodiscard]] Segment segment() const {
-    return {.keys = rows.keys.plane(0), .values = rows.values.plane(0), .rows = positions.size(),
-            .positions = positions.data()};
-  }
-  [[nodiscard]] std::size_t overhead_bytes() const {
-    return sizeof(SelectedCopies) + rows.overhead_bytes() +
-           positions.capacity() * sizeof(std::int64_t);
-  }
-};
 
 /// What one query chose.
 struct ChunkSelection {
@@ -39,8 +21,6 @@ struct ChunkSelection {
   std::size_t chunks_end;     // rows from here on are read on top
   std::size_t rows;           // committed when it was chosen
   std::size_t tokens;         // the text with the query that chose
-  std::size_t copied_until;   // of the rows before this one, those to read are in `copies`
-  std::shared_ptr<const SelectedCopies> copies;  // null if there are none
 
   template <class Archive>
   void serialize(Archive& archive) {
@@ -78,11 +58,10 @@ struct ChunkChoice {
 
   [[nodiscard]] std::size_t bytes() const {
     std::size_t runs = spare_runs.capacity();
-    std::size_t total = sizeof(ChunkChoice) + selections.capacity() * sizeof(ChunkSelection) +
+    const std::size_t total = sizeof(ChunkChoice) + selections.capacity() * sizeof(ChunkSelection) +
                         shown_runs.capacity() * sizeof(std::vector<RowRun>);
     for (const ChunkSelection& selection : selections) {
       runs += selection.runs.capacity();
-      if (selection.copies != nullptr) total += selection.copies->overhead_bytes();
     }
     for (const std::vector<RowRun>& shown : shown_runs) runs += shown.capacity();
     return total + runs * sizeof(RowRun);
@@ -108,7 +87,7 @@ struct ChunkChoice {
 
 /// Scratch memory of a choice, which belongs to the thread that chooses.
 struct RefreshScratch {
-  Scratch<float> scores, part, split;
+  Scratch<float> scores;
   Scratch<std::uint32_t> ranks;
   Scratch<std::size_t> chosen;
 };

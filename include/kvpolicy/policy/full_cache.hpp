@@ -57,6 +57,7 @@ class FullCache {
 
   /// What keeps the rows.
   [[nodiscard]] const Storage& storage() const { return storage_; }
+  [[nodiscard]] Storage& storage() { return storage_; }
   /// A new head takes what another one of its settings holds.
   void take(const HeadContents& contents)
     requires TakingStorage<Storage>
@@ -68,23 +69,11 @@ class FullCache {
   [[nodiscard]] std::size_t bytes() const { return storage_.bytes(); }
   [[nodiscard]] std::size_t shared_bytes() const { return storage_.shared_bytes(); }
   [[nodiscard]] std::size_t overhead_bytes() const { return overhead_of(storage_); }
-  [[nodiscard]] std::size_t slow_bytes() const
-    requires OffloadingStorage<Storage>
-  {
-    return storage_.slow_bytes();
-  }
 
   [[nodiscard]] static std::size_t bytes_of_tokens(const Config& config,
                                                    const StorageContext& context,
                                                    std::size_t tokens) {
     return Storage::bytes_of_rows(config.storage, context, 0, tokens);
-  }
-  [[nodiscard]] static std::size_t slow_bytes_of_tokens(const Config& config,
-                                                        const StorageContext& context,
-                                                        std::size_t tokens)
-    requires OffloadingStorage<Storage>
-  {
-    return Storage::slow_bytes_of_rows(config.storage, context, tokens);
   }
   [[nodiscard]] static std::size_t bytes_of_step(const Config& config,
                                                  const StorageContext& context,

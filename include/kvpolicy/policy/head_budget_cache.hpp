@@ -87,7 +87,7 @@ class HeadBudgetCache {
       : HeadBudgetCache{SharedConfig{config}, context} {}
   HeadBudgetCache(const SharedConfig<Config>& config, const StorageContext& context)
       : config_{config}, head_dim_{static_cast<std::uint32_t>(context.head_dim)},
-        storage_{config->storage, context.fast()} {
+        storage_{config->storage, context} {
     validate(*config, context);
     defer_quantization(storage_, true);  // survivors first, then bits
   }

@@ -4,6 +4,7 @@
 // instantiated where its settings become HeadSettings, and nowhere else.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/fields.hpp>
 #include <kvpolicy/core/head_rule.hpp>
+#include <kvpolicy/offload/slow_rule.hpp>
 #include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/policy/policy_head.hpp>
 #include <kvpolicy/policy/policy_traits.hpp>
@@ -96,23 +98,28 @@ class PolicySettings final : public AnySettings {
   }
   [[nodiscard]] std::size_t bytes_of_tokens(const StorageContext& context,
                                             std::size_t tokens) const override {
-    return Traits::bytes_of_tokens(config_, context, tokens);
+    return Traits::bytes_of_tokens(config_, context, tokens) + slow(context).bytes_of_copies(tokens);
   }
   [[nodiscard]] std::size_t bytes_compressed(const StorageContext& context,
                                              std::size_t tokens) const override {
-    return Traits::bytes_compressed(config_, context, tokens);
+    return Traits::bytes_compressed(config_, context, tokens) + slow(context).bytes_of_copies(tokens);
   }
   [[nodiscard]] std::size_t bytes_of_step(const StorageContext& context,
                                           std::size_t tokens) const override {
-    return Traits::bytes_of_step(config_, context, tokens);
+    const Slow rule = slow(context);
+    return Traits::bytes_of_step(config_, context, tokens) + rule.bytes(tokens) -
+           rule.bytes(tokens - std::min<std::size_t>(tokens, 1)) +
+           2 * rule.bytes_of_copies(tokens);  // of the old choice and the new
   }
   [[nodiscard]] std::size_t max_bytes(const StorageContext& context,
                                       std::size_t tokens) const override {
-    return Traits::max_bytes(config_, context, tokens);
+    const Slow rule = slow(context);
+    return Traits::max_bytes(config_, context, tokens) + rule.max_bytes_of_move(tokens) +
+           2 * rule.bytes_of_copies(tokens);
   }
   [[nodiscard]] std::size_t slow_bytes_of_tokens(const StorageContext& context,
                                                  std::size_t tokens) const override {
-    return Traits::slow_bytes_of_tokens(config_, context, tokens);
+    return slow(context).bytes(tokens);
   }
   [[nodiscard]] bool predicts_memory() const override { return Traits::predicts_memory; }
   [[nodiscard]] bool predicts_compressed() const override { return Traits::predicts_compressed; }
@@ -138,6 +145,8 @@ class PolicySettings final : public AnySettings {
   }
 
  private:
+  using Slow = offload::SlowRule<P>;
+  [[nodiscard]] Slow slow(const StorageContext& context) const { return {config_, context}; }
   [[nodiscard]] static const Config& of(const AnySettings& other) {
     return *static_cast<const Config*>(other.config());
   }
@@ -203,7 +212,9 @@ class HeadSettings {
     return own_->make_head(own_, context);
   }
 
-  // ---- memory: policy_traits.hpp says what each of them means
+  // ---- memory: policy_traits.hpp says what each of them means. Where there is slow memory, pages on
+  // their way there and copies of chosen rows come on top (offload/slow_rule.hpp): a bound for a head
+  // that holds one choice, besides what a rollback may bring back
 
   [[nodiscard]] std::size_t bytes_of_tokens(const StorageContext& context, std::size_t tokens) const {
     return own_->bytes_of_tokens(context, tokens);
@@ -217,6 +228,8 @@ class HeadSettings {
   [[nodiscard]] std::size_t max_bytes(const StorageContext& context, std::size_t tokens) const {
     return own_->max_bytes(context, tokens);
   }
+  /// Of `bytes_of_tokens`, bytes in slow memory right after a choice, or without one; of rows that came
+  /// since, none are there yet.
   [[nodiscard]] std::size_t slow_bytes_of_tokens(const StorageContext& context,
                                                  std::size_t tokens) const {
     return own_->slow_bytes_of_tokens(context, tokens);

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A head whose policy is a P: the one implementation of Head. What P lacks its traits stand in for
-// (policy_traits.hpp).
+// (policy_traits.hpp). Where there is slow memory, the head keeps the rows of P there
+// (offload/slow_rows.hpp), and P does not know.
 #pragma once
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/core/boxed.hpp>
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/try.hpp>
+#include <kvpolicy/offload/slow_rows.hpp>
+#include <kvpolicy/offload/slow_rule.hpp>
 #include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/policy/policy_traits.hpp>
 #include <kvpolicy/policy/shared_config.hpp>
@@ -32,6 +38,10 @@ class PolicyHead final : public Head {
       : Head{{Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares}},
         policy_{make(config, context)} {
     detail::check_roles<P>();
+    if constexpr (may_be_slow) {
+      if (!offload::SlowRule<P>{*config, context}.is_slow()) return;
+      slow_.emplace(context.pages(), context.slow_tier, P::rule(*config, context.head_dim).chunk_rule());
+    }
   }
 
   [[nodiscard]] TypeTag policy_type() const noexcept override { return type_tag_of<P>(); }
@@ -42,8 +52,8 @@ class PolicyHead final : public Head {
 
   void begin_call(const HeadCall& call, SegmentList& shown) override {
     if (call.chunk.rows > 0) Traits::check(policy_, call.chunk);
-    if (call.leaving > 0) policy_.reserve(call.leaving);
-    std::as_const(policy_).segments(call.request, shown);
+    if (call.leaving > 0) reserve(call.leaving);
+    show(call.request, shown);
     for (const Segment& rows : call.uncommitted) {
       Traits::show_uncommitted(policy_, rows, call.request, shown);
     }
@@ -51,15 +61,34 @@ class PolicyHead final : public Head {
   }
   void end_call(std::span<const Segment> leaving) noexcept override {
     for (const Segment& rows : leaving) policy_.commit(rows);
-    policy_.release_unused();
+    release_unused();
   }
 
   void check(const Segment& rows) const override { Traits::check(policy_, rows); }
-  void reserve(std::size_t rows) override { policy_.reserve(rows); }
-  void release_unused() noexcept override { policy_.release_unused(); }
+  void reserve(std::size_t rows) override {
+    if constexpr (may_be_slow) {
+      if (slow_) {
+        slow_->reserve(policy_.storage().final_planes(), final_rows(policy_.rows()),
+                       final_rows(policy_.rows() + rows));
+      }
+    }
+    policy_.reserve(rows);
+  }
+  void release_unused() noexcept override {
+    if constexpr (may_be_slow) {
+      if (slow_) {
+        slow_->settle(policy_.storage().final_planes(), final_rows(policy_.rows()), policy_.rows());
+      }
+    }
+    policy_.release_unused();
+  }
   void commit(const Segment& rows) override { policy_.commit(rows); }
   void show(const ReadRequest& request, SegmentList& shown) const override {
+    const std::size_t first = shown.size();
     policy_.segments(request, shown);
+    if constexpr (may_be_slow && Traits::selects) {
+      if (slow_ && request.read == Read::selected) slow_->show(shown, first);
+    }
   }
   void show_uncommitted(const Segment& rows, const ReadRequest& request,
                         SegmentList& shown) const override {
@@ -67,11 +96,24 @@ class PolicyHead final : public Head {
   }
 
   [[nodiscard]] std::size_t rows() const override { return policy_.rows(); }
-  [[nodiscard]] std::size_t bytes() const override { return policy_.bytes(); }
-  [[nodiscard]] std::size_t shared_bytes() const override { return policy_.shared_bytes(); }
-  [[nodiscard]] std::size_t slow_bytes() const override { return Traits::slow_bytes(policy_); }
+  [[nodiscard]] std::size_t bytes() const override {
+    std::size_t total = policy_.bytes();
+    if constexpr (may_be_slow) {
+      if (slow_) total += slow_->bytes(policy_.storage().final_planes());
+    }
+    return total;
+  }
+  [[nodiscard]] std::size_t shared_bytes() const override {
+    return policy_.shared_bytes() + (slow_ ? slow_->shared_bytes() : 0);
+  }
+  [[nodiscard]] std::size_t slow_bytes() const override {
+    if constexpr (may_be_slow) {
+      if (slow_) return slow_->slow_bytes(policy_.storage().final_planes());
+    }
+    return 0;
+  }
   [[nodiscard]] std::size_t overhead_bytes() const override {
-    return sizeof(*this) + Traits::overhead_bytes(policy_);
+    return sizeof(*this) + Traits::overhead_bytes(policy_) + (slow_ ? slow_->overhead_bytes() : 0);
   }
 
   [[nodiscard]] bool selection_is_stale() const override {
@@ -82,15 +124,32 @@ class PolicyHead final : public Head {
                        [[maybe_unused]] ChunkScorer& scorer,
                        [[maybe_unused]] std::size_t tokens) override {
     if constexpr (Traits::selects) policy_.prepare_refresh(queries, scorer, tokens);
+    if constexpr (may_be_slow && Traits::selects) {
+      if (!slow_) return;
+      KVPOLICY_TRY {
+        SegmentList shown;
+        policy_.segments(
+            {.first_position = static_cast<std::int64_t>(tokens) - 1, .read = Read::selected}, shown);
+        slow_->prepare_choice(std::as_const(policy_).storage().final_planes(), shown,
+                              final_rows(policy_.rows()), tokens);
+      }
+      KVPOLICY_CATCH_ALL {
+        policy_.abandon_refresh();
+        KVPOLICY_RETHROW;
+      }
+    }
   }
   void end_refresh([[maybe_unused]] bool keep) noexcept override {
     if constexpr (Traits::selects) keep ? policy_.finish_refresh() : policy_.abandon_refresh();
+    if (slow_) slow_->end_choice(keep, policy_.rows());
   }
   void undo_refresh([[maybe_unused]] std::size_t tokens) noexcept override {
     if constexpr (Traits::selects) policy_.undo_refresh(tokens);
+    if (slow_) slow_->undo_choices(tokens);
   }
   void forget_selection() noexcept override {
     if constexpr (Traits::selects) policy_.forget_selection();
+    if (slow_) slow_->forget_choices();
   }
 
   [[nodiscard]] std::size_t observed_queries() const override {
@@ -143,6 +202,7 @@ class PolicyHead final : public Head {
   }
   void take(const HeadContents& contents, std::size_t head_dim) override {
     Traits::take(policy_, contents, head_dim);
+    take_choices();
   }
 
   void save([[maybe_unused]] SavingArchive<RecordWriter>& archive) const override {
@@ -152,9 +212,12 @@ class PolicyHead final : public Head {
   void load([[maybe_unused]] LoadingArchive& archive) override {
     KVPOLICY_ASSERT(is_savable);
     if constexpr (is_savable) archive(policy_);
+    take_choices();
   }
 
  private:
+  static constexpr bool may_be_slow = offload::OffloadablePolicy<P>;
+
   [[nodiscard]] static P make(const SharedConfig<typename P::Config>& config,
                               const StorageContext& context) {
     if constexpr (std::constructible_from<P, decltype(config), decltype(context)>) {
@@ -164,7 +227,25 @@ class PolicyHead final : public Head {
     }
   }
 
+  // How many rows are final once so many came.
+  [[nodiscard]] std::size_t final_rows(std::size_t rows) const {
+    return policy_.storage().final_rows(rows);
+  }
+  // Copies the rows of choices that a new policy has taken over, all of which count after a rollback.
+  void take_choices() {
+    if constexpr (may_be_slow && requires(HeadContents& all) { policy_.add_to(all); }) {
+      if (!slow_) return;
+      HeadContents all;
+      policy_.add_to(all);
+      for (const ChosenChunks& choice : all.choices) {
+        slow_->take_choice(std::as_const(policy_).storage().final_planes(), choice.runs, choice.committed,
+                           final_rows(choice.committed), choice.tokens);
+      }
+    }
+  }
+
   P policy_;
+  detail::Boxed<offload::SlowRows> slow_;  // only where there is slow memory, and the policy keeps every row
 };
 
 }  // namespace kvpolicy

@@ -35,7 +35,6 @@ struct policy_traits;
 ///     void uncommitted(const Segment& rows, const ReadRequest&, SegmentList& out) const;
 ///                                                        // how rows not yet committed are seen;
 ///                                                        // nodes of a tree come with `positions`
-///     std::size_t slow_bytes() const;                    // of bytes(), in slow memory
 ///     std::size_t overhead_bytes() const;                // bookkeeping besides the object itself
 ///     static constexpr bool commit_changes_rows;         // rows read otherwise after a commit
 ///     static std::size_t bytes_of_tokens(const Config&, const StorageContext&, std::size_t tokens);
@@ -47,8 +46,9 @@ struct policy_traits;
 ///                                                        // that which never falls; without them
 ///                                                        // bytes_of_tokens must never fall
 ///     static std::size_t bytes_compressed(const Config&, const StorageContext&, std::size_t tokens);
-///     static std::size_t slow_bytes_of_tokens(const Config&, const StorageContext&, std::size_t tokens);
 ///     static HeadRule rule(const Config&, std::size_t head_dim);      // to run on a device, to print
+///     Storage& storage();                                // with a rule that keeps every row: where there
+///                                                        // is slow memory, full pages go there
 ///     void add_to(HeadContents&) const;                  // what a copy elsewhere must know besides rows
 ///     void take(const HeadContents&);                    // a new policy becomes such a copy
 ///     template <class Archive> void serialize(Archive&);              // to be saved
@@ -127,10 +127,6 @@ struct policy_defaults {
     else return false;
   }();
 
-  [[nodiscard]] static std::size_t slow_bytes([[maybe_unused]] const P& policy) {
-    if constexpr (requires { policy.slow_bytes(); }) return policy.slow_bytes();
-    return 0;
-  }
   [[nodiscard]] static std::size_t overhead_bytes([[maybe_unused]] const P& policy) {
     if constexpr (requires { policy.overhead_bytes(); }) return policy.overhead_bytes();
     return 0;
@@ -179,14 +175,6 @@ struct policy_defaults {
       return std::max(policy_traits<P>::bytes_compressed(config, context, tokens - std::min<std::size_t>(tokens, 1)),
                       policy_traits<P>::bytes_compressed(config, context, tokens));
     }
-  }
-  [[nodiscard]] static std::size_t slow_bytes_of_tokens(const Config& config,
-                                                        const StorageContext& context,
-                                                        std::size_t tokens) {
-    if constexpr (requires { P::slow_bytes_of_tokens(config, context, tokens); }) {
-      return P::slow_bytes_of_tokens(config, context, tokens);
-    }
-    return 0;
   }
 
   [[nodiscard]] static std::size_t observed_queries([[maybe_unused]] const Config& config) {

@@ -75,7 +75,7 @@ class SinkRecentCache {
   SinkRecentCache(const Config& config, const StorageContext& context)
       : SinkRecentCache{SharedConfig{config}, context} {}
   SinkRecentCache(const SharedConfig<Config>& config, const StorageContext& context)
-      : config_{config}, sinks_{{}, context.fast()}, recent_{config->storage, context.fast()} {
+      : config_{config}, sinks_{{}, context}, recent_{config->storage, context} {
     validate(*config, context);
     if (config->rotary_in_cache) {
       frequencies_ = detail::shared_frequencies(*config->rotary_in_cache, context.head_dim);
@@ -187,13 +187,13 @@ class SinkRecentCache {
                                                  std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
-           Storage::bytes_of_step(config.storage, context.fast(), config.recent, tokens - sinks);
+           Storage::bytes_of_step(config.storage, context, config.recent, tokens - sinks);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
                                               std::size_t tokens) {
     const std::size_t sinks = std::min(tokens, config.sinks);
     return Sinks::bytes_of_rows({}, context, 0, sinks) +
-           Storage::max_bytes(config.storage, context.fast(), config.recent, tokens - sinks);
+           Storage::max_bytes(config.storage, context, config.recent, tokens - sinks);
   }
 
   template <class Archive>

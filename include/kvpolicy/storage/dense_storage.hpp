@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <limits>
@@ -20,16 +21,6 @@
 #include <kvpolicy/storage/plane_store.hpp>
 
 namespace kvpolicy {
-
-/// Rows that were taken out of a storage: row i of `keys` belongs to row i of `values`.
-struct RowCopies {
-  PlaneStore keys;
-  PlaneStore values;
-  [[nodiscard]] std::size_t bytes() const { return keys.bytes() + values.bytes(); }
-  [[nodiscard]] std::size_t overhead_bytes() const {
-    return keys.overhead_bytes() + values.overhead_bytes();
-  }
-};
 
 /// A window that drops no row.
 inline constexpr std::size_t unlimited_rows = std::numeric_limits<std::size_t>::max();
@@ -61,18 +52,20 @@ concept KvStorage =
       { S::movable_rows } -> std::convertible_to<bool>;
     };
 
-/// A storage whose full pages may lie in slow memory, and that can copy rows out of it.
+/// A storage that says which of its rows are final: they are kept in the form that they will have for
+/// good. Pages full of such rows never change, so they may lie in any tier of the pool.
 template <class S>
-concept OffloadingStorage =
-    KvStorage<S> &&
-    requires(S storage, const S& seen, const typename S::Config& config,
-             const StorageContext& context, std::span<const RowRun> runs, std::size_t n) {
-      storage.keep_fast_from(n);
-      { seen.gather(runs) } -> std::same_as<RowCopies>;
-      { seen.slow_bytes() } -> std::convertible_to<std::size_t>;
-      { S::slow_bytes_of_rows(config, context, n) } -> std::convertible_to<std::size_t>;
-      { S::settled_rows(config, context, n) } -> std::convertible_to<std::size_t>;
-      { S::bytes_of_copies(config, context, n) } -> std::convertible_to<std::size_t>;
+concept FinalRowsStorage =
+    KvStorage<S> && requires(S& storage, const S& seen, const typename S::Config& config,
+                             const StorageContext& context, std::size_t n) {
+      // The planes of the final rows: keys, then values.
+      { storage.final_planes() } -> std::same_as<std::array<PlaneStore*, 2>>;
+      { seen.final_planes() } -> std::same_as<std::array<const PlaneStore*, 2>>;
+      // How many rows, counted from row 0, are final once n rows came; of this storage, and by settings.
+      { seen.final_rows(n) } -> std::convertible_to<std::size_t>;
+      { S::final_rows(config, n) } -> std::convertible_to<std::size_t>;
+      // What the pages of the first n rows take, if these are final.
+      { S::bytes_of_final_rows(config, context, n) } -> std::convertible_to<std::size_t>;
     };
 
 /// What a storage takes besides its rows and the object itself, if it says so (`overhead_bytes`).
@@ -149,7 +142,6 @@ class DenseStorage {
   [[nodiscard]] std::size_t shared_bytes() const {
     return keys_.shared_bytes() + values_.shared_bytes();
   }
-  [[nodiscard]] std::size_t slow_bytes() const { return keys_.slow_bytes() + values_.slow_bytes(); }
   /// Page tables and the like: bookkeeping besides the object itself.
   [[nodiscard]] std::size_t overhead_bytes() const {
     return keys_.overhead_bytes() + values_.overhead_bytes();
@@ -163,45 +155,25 @@ class DenseStorage {
                                                  const StorageContext& context, std::size_t window,
                                                  std::size_t end) {
     const std::size_t before = end - std::min<std::size_t>(end, 1);
-    return bytes_of_rows(config, context, before - std::min(before, window), end) +
-           slow_bytes_of_rows(config, context, end) - slow_bytes_of_rows(config, context, before);
+    return bytes_of_rows(config, context, before - std::min(before, window), end);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config&, const StorageContext& context,
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
-    const std::size_t moving = context.slow_tier == 0 ? 0 : std::min<std::size_t>(end, 1);
-    const auto side = [&](const StorageContext& own) {
-      return PlaneStore::max_bytes(format(), own, rows) + PlaneStore::max_bytes(format(), own, moving);
-    };
-    return side(context) + side(context.of_values());
+    return PlaneStore::max_bytes(format(), context, rows) +
+           PlaneStore::max_bytes(format(), context.of_values(), rows);
   }
 
-  // ---- slow memory (StorageContext::slow_tier)
+  // ---- final rows (FinalRowsStorage): all of them
 
-  [[nodiscard]] static std::size_t slow_bytes_of_rows(const Config&, const StorageContext& context,
-                                                      std::size_t end) {
-    return PlaneStore::slow_bytes_of_rows(format(), context, end) +
-           PlaneStore::slow_bytes_of_rows(format(), context.of_values(), end);
-  }
-  /// Rows in front, all in full pages and of one format on each side: what slow memory may hold
-  /// once `end` rows came.
-  [[nodiscard]] static std::size_t settled_rows(const Config&, const StorageContext& context,
-                                                std::size_t end) {
-    return end - end % context.page_rows;
-  }
-  /// `gather` of so many rows.
-  [[nodiscard]] static std::size_t bytes_of_copies(const Config& config,
-                                                   const StorageContext& context,
-                                                   std::size_t rows) {
+  [[nodiscard]] std::array<PlaneStore*, 2> final_planes() { return {&keys_, &values_}; }
+  [[nodiscard]] std::array<const PlaneStore*, 2> final_planes() const { return {&keys_, &values_}; }
+  [[nodiscard]] std::size_t final_rows(std::size_t end) const { return end; }
+  [[nodiscard]] static std::size_t final_rows(const Config&, std::size_t end) { return end; }
+  [[nodiscard]] static std::size_t bytes_of_final_rows(const Config& config,
+                                                       const StorageContext& context,
+                                                       std::size_t rows) {
     return bytes_of_rows(config, context, 0, rows);
-  }
-  void keep_fast_from(std::size_t row) noexcept {
-    keys_.keep_fast_from(row);
-    values_.keep_fast_from(row);
-  }
-  /// Copies of settled rows, in fast memory.
-  [[nodiscard]] RowCopies gather(std::span<const RowRun> runs) const {
-    return {keys_.gather(runs), values_.gather(runs)};
   }
 
   void reserve(std::size_t rows, std::size_t window = unlimited_rows) {

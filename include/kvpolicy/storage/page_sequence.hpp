@@ -64,24 +64,19 @@ class PageSequence {
   }
 
   /// Forgets every row and goes on at number `row`, at or after `end()`. The open page stays where
-  /// `row` still lies in it, as `reserve` counts on. Pages before `first_reusable` do not serve
-  /// again. Returns how many pages left the table.
-  std::size_t skip_to(std::size_t row, std::size_t first_reusable = 0) noexcept {
+  /// `row` still lies in it, as `reserve` counts on.
+  void skip_to(std::size_t row) noexcept {
     KVPOLICY_ASSERT(row >= end_);
     const bool reused = table_.size() > 0 && row / page_rows_ < page_end();
-    const std::size_t pages = table_.size() - (reused ? 1 : 0);
-    table_.drop_front(pages, first_reusable, owed_);
+    table_.drop_front(table_.size() - (reused ? 1 : 0), owed_);
     begin_ = end_ = row;
-    return pages;
   }
   /// Gives up the rows before `row`, and the pages that hold none of the others. With no row left
-  /// the open page goes too: an empty sequence holds nothing. Returns as `skip_to`.
-  std::size_t drop_front(std::size_t row, std::size_t first_reusable = 0) noexcept {
+  /// the open page goes too: an empty sequence holds nothing.
+  void drop_front(std::size_t row) noexcept {
     KVPOLICY_ASSERT(row >= begin_ && row <= end_);
-    const std::size_t pages = row == end_ ? table_.size() : page_of(row);
-    table_.drop_front(pages, first_reusable, owed_);
+    table_.drop_front(row == end_ ? table_.size() : page_of(row), owed_);
     begin_ = row;
-    return pages;
   }
 
   /// The page that row `end()` goes to; takes a reserved page where the row begins one.

@@ -88,13 +88,13 @@ class PageTable {
     ++block_->size;
     --block_->reserved;
   }
-  /// Lets go of the first `count` pages in use. Those from `first_reusable` on that no fork shares
-  /// become reserved pages, as long as there are fewer than `wanted` of these.
-  void drop_front(std::size_t count, std::size_t first_reusable, std::size_t wanted) noexcept {
+  /// Lets go of the first `count` pages in use. Those in the pool's fast tier that no fork shares become
+  /// reserved pages, as long as there are fewer than `wanted` of these.
+  void drop_front(std::size_t count, std::size_t wanted) noexcept {
     if (count == 0) return;
     std::size_t reused = 0;  // pages at the front that stay
     for (std::size_t i = 0; i < count; ++i) {
-      if (i >= first_reusable && reserved() + reused < wanted && !is_shared(i)) {
+      if (reserved() + reused < wanted && !is_shared(i) && pool_->tier(ids()[i]) == 0) {
         ids()[reused] = ids()[i];
         starts()[reused++] = starts()[i];
       } else {

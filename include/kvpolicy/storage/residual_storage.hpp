@@ -28,6 +28,7 @@
 #include <kvpolicy/core/row.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/storage/dense_storage.hpp>
+#include <kvpolicy/storage/residual_side.hpp>
 
 namespace kvpolicy {
 
@@ -93,9 +94,9 @@ class ResidualStorage {
   static constexpr bool commit_changes_rows = true;
 
   ResidualStorage(const Config& config, const StorageContext& context)
-      : keys_{key_format(config, context), context},
-        values_{value_format(config, context), context.of_values()}, residual_{config.residual},
-        flush_{config.flush}, offloads_{context.slow_tier != 0} {
+      : keys_{key_format(config, context), encoding_of<E>, context},
+        values_{value_format(config, context), encoding_of<E>, context.of_values()},
+        residual_{config.residual}, flush_{config.flush} {
     validate(config, context);
   }
 
@@ -144,7 +145,6 @@ class ResidualStorage {
   [[nodiscard]] std::size_t shared_bytes() const {
     return keys_.shared_bytes() + values_.shared_bytes();
   }
-  [[nodiscard]] std::size_t slow_bytes() const { return keys_.slow_bytes() + values_.slow_bytes(); }
   /// As in DenseStorage.
   [[nodiscard]] std::size_t overhead_bytes() const {
     return keys_.overhead_bytes() + values_.overhead_bytes();
@@ -189,49 +189,37 @@ class ResidualStorage {
              PlaneStore::bytes_of_rows(dense_format(), own, std::max(front, old_boundary), end);
     };
     return side(key_format(config, context), context, old_keys, keys) +
-           side(value_format(config, context), context.of_values(), old_values, values) +
-           slow_bytes_of_rows(config, context, end) - slow_bytes_of_rows(config, context, before);
+           side(value_format(config, context), context.of_values(), old_values, values);
   }
   [[nodiscard]] static std::size_t max_bytes(const Config& config, const StorageContext& context,
                                               std::size_t window, std::size_t end) {
     const std::size_t rows = end > window ? window + 1 : end;
     const std::size_t exact = std::min(rows, config.residual + key_rows(config));
-    const std::size_t moving = context.slow_tier == 0 ? 0 : exact;
     const auto side = [&](const RowFormat& format, const StorageContext& own) {
-      return PlaneStore::max_bytes(format, own, rows) + PlaneStore::max_bytes(format, own, moving) +
-             PlaneStore::max_bytes(dense_format(), own, exact);
+      return PlaneStore::max_bytes(format, own, rows) + PlaneStore::max_bytes(dense_format(), own, exact);
     };
     return side(key_format(config, context), context) +
            side(value_format(config, context), context.of_values());
   }
 
-  // ---- slow memory (StorageContext::slow_tier): quantised rows go there, the residual stays
+  // ---- final rows (FinalRowsStorage): those of which key and value are quantised
 
-  [[nodiscard]] static std::size_t slow_bytes_of_rows(const Config& config,
-                                                      const StorageContext& context,
-                                                      std::size_t end) {
-    const std::size_t rows = settled_rows(config, context, end);
-    return PlaneStore::slow_bytes_of_rows(key_format(config, context), context, rows) +
-           PlaneStore::slow_bytes_of_rows(value_format(config, context), context.of_values(), rows);
+  [[nodiscard]] std::array<PlaneStore*, 2> final_planes() {
+    return {&keys_.quantized(), &values_.quantized()};
   }
-  /// As in DenseStorage. Keys and values of one row leave fast memory together, though they may be
-  /// quantised at different times.
-  [[nodiscard]] static std::size_t settled_rows(const Config& config,
-                                                const StorageContext& context, std::size_t end) {
+  [[nodiscard]] std::array<const PlaneStore*, 2> final_planes() const {
+    return {&keys_.quantized(), &values_.quantized()};
+  }
+  [[nodiscard]] std::size_t final_rows(std::size_t end) const { return final_rows(config(), end); }
+  [[nodiscard]] static std::size_t final_rows(const Config& config, std::size_t end) {
     const auto [keys, values] = quantized_rows(config, end);
-    const std::size_t both = std::min(keys, values);
-    return both - both % context.page_rows;
+    return std::min(keys, values);
   }
-  [[nodiscard]] static std::size_t bytes_of_copies(const Config& config,
-                                                   const StorageContext& context,
-                                                   std::size_t rows) {
+  [[nodiscard]] static std::size_t bytes_of_final_rows(const Config& config,
+                                                       const StorageContext& context,
+                                                       std::size_t rows) {
     return PlaneStore::bytes_of_rows(key_format(config, context), context, 0, rows) +
            PlaneStore::bytes_of_rows(value_format(config, context), context.of_values(), 0, rows);
-  }
-  void keep_fast_from(std::size_t row) noexcept { fast_from_ = row; }
-  /// Copies of settled rows, in fast memory, as they are stored: nothing is dequantised.
-  [[nodiscard]] RowCopies gather(std::span<const RowRun> runs) const {
-    return {keys_.gather(runs), values_.gather(runs)};
   }
 
   /// While held, no row leaves the residual: for policies that choose survivors first.
@@ -250,7 +238,6 @@ class ResidualStorage {
   void reserve(std::size_t rows, std::size_t window = unlimited_rows) {
     reserved_ = true;
     const Step step = plan(rows, window);
-    keep_unsettled_fast(step.to);
     const std::size_t unit = key_rows(config());
     // Most exact rows at a time, however the rows come in pieces.
     const std::size_t live = quantization_deferred_ ? window : std::min(window, residual_ + unit);
@@ -258,7 +245,6 @@ class ResidualStorage {
     values_.reserve(step.to, step.values, window, live);
   }
   void release_unused() noexcept {
-    keep_unsettled_fast(end());
     keys_.release_unused();
     values_.release_unused();
     reserved_ = false;
@@ -331,127 +317,6 @@ class ResidualStorage {
                      "; to be quantised it must be finite and at most ", largest_quantizable);
   }
 
-  // One side: quantised rows [begin, boundary), then exact rows [boundary, end).
-  class Side {
-   public:
-    Side(const RowFormat& format, const StorageContext& context)
-        : quantized_{format, context, encoding_of<E>}, exact_{dense_format(), context.fast()} {}
-
-    [[nodiscard]] std::size_t begin() const {
-      return quantized_.rows() > 0 ? quantized_.begin() : exact_.begin();
-    }
-    [[nodiscard]] std::size_t end() const { return exact_.end(); }
-    [[nodiscard]] std::size_t boundary() const { return exact_.begin(); }
-    [[nodiscard]] std::size_t bytes() const { return quantized_.bytes() + exact_.bytes(); }
-    [[nodiscard]] std::size_t shared_bytes() const {
-      return quantized_.shared_bytes() + exact_.shared_bytes();
-    }
-    [[nodiscard]] std::size_t slow_bytes() const { return quantized_.slow_bytes(); }
-    [[nodiscard]] std::size_t overhead_bytes() const {
-      return quantized_.overhead_bytes() + exact_.overhead_bytes();
-    }
-    [[nodiscard]] StorageContext context() const { return quantized_.context(); }
-    [[nodiscard]] RowFormat format() const { return quantized_.format(); }
-    void keep_fast_from(std::size_t row) noexcept { quantized_.keep_fast_from(row); }
-    [[nodiscard]] PlaneStore gather(std::span<const RowRun> runs) const {
-      return quantized_.gather(runs);
-    }
-    [[nodiscard]] Plane plane(std::size_t row) const {
-      return row < boundary() ? quantized_.plane(row) : exact_.plane(row);
-    }
-
-    void reserve(std::size_t to, std::size_t new_boundary, std::size_t window,
-                 std::size_t exact_rows) {
-      quantized_.reserve(boundary(), new_boundary, window);
-      exact_.reserve(end(), to, exact_rows);
-    }
-    void release_unused() noexcept {
-      quantized_.release_unused();
-      exact_.release_unused();
-    }
-
-    // `rows` begins at row number end(); afterwards the side holds [front, to). Rows go before
-    // others come, so that their pages can serve again.
-    void append(const Plane& rows, std::size_t to, std::size_t front, std::size_t new_boundary) {
-      const std::size_t old_end = end();
-      const std::size_t next = std::max(front, boundary());
-      if (front < quantized_.end()) {
-        quantized_.drop_front(std::max(front, quantized_.begin()));
-      } else {
-        quantized_.skip_to(new_boundary > next ? next : quantized_.end());
-      }
-      if (new_boundary > next) {
-        if (quantized_.rows() == 0) quantized_.skip_to(next);
-        // Rows that leave the residual, then rows that never enter it.
-        const std::size_t leaving = std::min(new_boundary, std::max(next, old_end)) - next;
-        const std::size_t passing = new_boundary - next - leaving;
-        quantized_.append(leaving > 0 ? exact_.plane(next) : Plane{}, leaving,
-                          passing > 0 ? rows.from(new_boundary - passing - old_end) : Plane{},
-                          passing);
-      }
-      if (quantized_.rows() == 0) quantized_.drop_front(quantized_.end());
-      const std::size_t first = std::max({front, new_boundary, exact_.begin()});
-      const std::size_t first_new = std::max(first, old_end);
-      first < old_end ? exact_.drop_front(first) : exact_.skip_to(first);
-      exact_.append(rows.from(first_new - old_end), to - first_new);
-      if (exact_.rows() == 0) exact_.drop_front(exact_.end());
-    }
-
-    void take(const Plane& rows, std::size_t count, std::size_t first) {
-      const RowFormat& format = quantized_.format();
-      const std::size_t unit = format.granularity == Granularity::per_channel ? format.group : 1;
-      if (quantized_.rows() == 0 && exact_.end() == 0) {
-        quantized_.skip_to(is_quantized(rows.format.encoding) ? first / unit * unit : 0);
-        exact_.skip_to(first / unit * unit);
-      }
-      if (!is_quantized(rows.format.encoding)) return exact_.append(rows, count);
-      KVPOLICY_ASSERT(rows.format == format && exact_.rows() == 0);
-      // A part may end inside a group of rows, because the other side's does: then the next one takes it.
-      const std::size_t open = first - quantized_.end();
-      Plane all = rows;
-      all.first_row -= open;
-      quantized_.append(all, (open + count) / unit * unit);
-      exact_.skip_to(quantized_.end());
-    }
-
-    void select(std::span<const std::size_t> numbers, Side& kept) const {
-      const auto exact = std::ranges::lower_bound(numbers, boundary());
-      const auto quantized_count = static_cast<std::size_t>(exact - numbers.begin());
-      for (const std::size_t number : numbers.first(quantized_count)) {
-        kept.quantized_.append(quantized_.plane(number), 1);
-      }
-      kept.exact_.skip_to(quantized_count);
-      for (const std::size_t number : numbers.subspan(quantized_count)) {
-        kept.exact_.append(exact_.plane(number), 1);
-      }
-    }
-
-    template <class Archive>
-    void serialize(Archive& archive) {
-      archive(quantized_, exact_);
-      const std::size_t unit =
-          Keys == Granularity::per_channel &&
-                  quantized_.format().granularity == Granularity::per_channel
-              ? quantized_.format().group
-              : 1;
-      archive.check(quantized_.rows() == 0 ? quantized_.end() <= exact_.begin()
-                                           : quantized_.end() == exact_.begin(),
-                    "exact rows right behind the quantised ones");
-      archive.check(exact_.begin() % unit == 0, "rows quantised in groups of ", unit);
-    }
-
-   private:
-    PlaneStore quantized_;
-    PlaneStore exact_;
-  };
-
-  void keep_unsettled_fast(std::size_t end) noexcept {
-    if (!offloads_) return;
-    const std::size_t row = std::min(fast_from_, settled_rows(config(), context(), end));
-    keys_.keep_fast_from(row);
-    values_.keep_fast_from(row);
-  }
-
   [[nodiscard]] Step plan(std::size_t rows, std::size_t window) const {
     const std::size_t to = end() + rows;
     const std::size_t front = std::max(begin(), to - std::min(to, window));
@@ -486,12 +351,10 @@ class ResidualStorage {
     return {bits_of(keys.encoding), keys.group, values_.format().group, residual_, flush_};
   }
 
-  Side keys_;
-  Side values_;
+  detail::ResidualSide keys_;
+  detail::ResidualSide values_;
   std::size_t residual_;
-  std::size_t fast_from_ = unlimited_rows;  // see keep_fast_from
   Flush flush_;
-  bool offloads_;                           // whether full pages may leave fast memory
   bool quantization_deferred_ = false;
   bool reserved_ = false;
 };
@@ -503,8 +366,8 @@ using PerTokenStorage = ResidualStorage<E, Granularity::per_token>;
 template <Element E>
 using PerChannelStorage = ResidualStorage<E, Granularity::per_channel>;
 
-static_assert(OffloadingStorage<DenseStorage<float>>);
-static_assert(OffloadingStorage<ResidualStorage<float, Granularity::per_token>>);
-static_assert(OffloadingStorage<ResidualStorage<float, Granularity::per_channel>>);
+static_assert(FinalRowsStorage<DenseStorage<float>>);
+static_assert(FinalRowsStorage<ResidualStorage<float, Granularity::per_token>>);
+static_assert(FinalRowsStorage<ResidualStorage<float, Granularity::per_channel>>);
 
 }  // namespace kvpolicy

@@ -28,18 +28,12 @@ struct StorageContext {
   std::size_t page_rows = 64;
   /// All pages come from this pool; it must outlive the storage and its forks. Null: `default_pool()`.
   PagePool* pool = nullptr;
-  /// The tier of the pool that full pages go to; 0: they stay in fast memory.
+  /// The tier of the pool that full pages of a head which keeps every row go to; 0: all stay in fast
+  /// memory. The head moves them (offload/slow_rows.hpp), not its policy or its storage.
   std::size_t slow_tier = 0;
   std::size_t value_dim = 0;  ///< Channels of a value; 0: as many as of a key.
 
   [[nodiscard]] PagePool& pages() const { return pool == nullptr ? default_pool() : *pool; }
-
-  /// The same for rows that stay where they can be read at once, because they are few or read often.
-  [[nodiscard]] StorageContext fast() const {
-    StorageContext own = *this;
-    own.slow_tier = 0;
-    return own;
-  }
 
   /// The same for the side that holds the values: its rows have `head_dim` channels there.
   [[nodiscard]] StorageContext of_values() const {

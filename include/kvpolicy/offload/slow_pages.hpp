@@ -6,50 +6,50 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include <kvpolicy/core/try.hpp>
 #include <kvpolicy/memory/page_pool.hpp>
 #include <kvpolicy/storage/page_table.hpp>
 
-namespace kvpolicy {
+namespace kvpolicy::offload {
 
-/// Which pages of a plane lie in a slower tier: the first `moved()` of its table. Pages for those
-/// that will follow are obtained before rows change. Copying makes a fork, without reserved pages.
-/// The pool must outlive it. Not synchronised.
+/// Pages of a slower tier for one page table, whose first pages lie there. They are obtained before
+/// rows change. Copying makes a fork, without reserved pages. The pool must outlive it. Not synchronised.
 class SlowPages {
  public:
   SlowPages(PagePool& pool, std::size_t tier) noexcept : pool_{&pool}, tier_{tier} {}
-  SlowPages(const SlowPages& other) noexcept
-      : pool_{other.pool_}, tier_{other.tier_}, moved_{other.moved_}, fast_from_{other.fast_from_} {}
+  SlowPages(const SlowPages& other) noexcept : pool_{other.pool_}, tier_{other.tier_} {}
   SlowPages(SlowPages&&) noexcept = default;
-  SlowPages& operator=(const SlowPages&) = delete;
-  SlowPages& operator=(SlowPages&&) = delete;
+  SlowPages& operator=(SlowPages other) noexcept {
+    std::swap(pool_, other.pool_);
+    std::swap(tier_, other.tier_);
+    std::swap(reserved_, other.reserved_);
+    return *this;
+  }
   ~SlowPages() { release_reserved(); }
 
-  [[nodiscard]] std::size_t tier() const noexcept { return tier_; }
-  [[nodiscard]] std::size_t moved() const noexcept { return moved_; }
+  /// How many pages of the table, from the first one on, lie in the tier.
+  [[nodiscard]] std::size_t moved(const PageTable& table) const noexcept {
+    const auto pages = table.pages();
+    const auto fast = std::ranges::partition_point(
+        pages, [&](PageId page) { return pool_->tier(page) == tier_; });
+    return static_cast<std::size_t>(fast - pages.begin());
+  }
   [[nodiscard]] std::size_t reserved() const noexcept { return reserved_.size(); }
-  /// Rows from this number on stay in fast memory, if they still are there.
-  [[nodiscard]] std::size_t fast_from() const noexcept { return fast_from_; }
-  void keep_fast_from(std::size_t row) noexcept { fast_from_ = row; }
   /// Bytes besides the object itself.
   [[nodiscard]] std::size_t overhead_bytes() const noexcept {
     return reserved_.capacity() * sizeof(PageId);
   }
 
-  /// The first `count` pages of the table are no longer in it.
-  void drop_front(std::size_t count) noexcept { moved_ -= std::min(moved_, count); }
-
-  /// Obtains slow pages for the first `pages` pages of the table, as far as these have not moved.
+  /// Obtains slow pages until `count` are reserved.
   /// @throws std::bad_alloc, or what the tier's provider throws
-  void reserve(std::size_t pages, std::size_t page_bytes) {
-    const std::size_t wanted = std::max(pages, moved_) - moved_;
+  void reserve(std::size_t count, std::size_t page_bytes) {
     const std::size_t had = reserved_.size();
-    if (wanted <= had) return;
-    reserved_.resize(wanted, no_page);
+    if (count <= had) return;
+    reserved_.resize(count, no_page);
     KVPOLICY_TRY {
       pool_->allocate(page_bytes, std::span{reserved_}.subspan(had), tier_);
     }
@@ -58,17 +58,19 @@ class SlowPages {
       KVPOLICY_RETHROW;
     }
   }
-  /// Moves the next `count` pages to reserved ones. Forks that share them keep the page they have.
+  /// Moves the next `count` pages of the table to reserved ones. Forks that share them keep the page
+  /// they have.
   /// @throws StorageError, std::bad_alloc: the pages stay in fast memory then
   void move(PageTable& table, std::size_t count, std::size_t page_bytes) {
     if (count == 0) return;
     thread_local std::vector<PageProvider::Copy> copies;
     copies.clear();
+    const std::size_t first = moved(table);
     for (std::size_t i = 0; i < count; ++i) {
-      copies.push_back({pool_->address(reserved_[i]), table.address(moved_ + i), page_bytes});
+      copies.push_back({pool_->address(reserved_[i]), table.address(first + i), page_bytes});
     }
     pool_->provider(tier_)->write(copies);
-    for (std::size_t i = 0; i < count; ++i) table.replace(moved_++, reserved_[i]);
+    for (std::size_t i = 0; i < count; ++i) table.replace(first + i, reserved_[i]);
     reserved_.erase(reserved_.begin(), reserved_.begin() + static_cast<std::ptrdiff_t>(count));
   }
   void release_reserved() noexcept {
@@ -79,9 +81,7 @@ class SlowPages {
  private:
   PagePool* pool_;
   std::size_t tier_;
-  std::size_t moved_ = 0;
-  std::size_t fast_from_ = std::numeric_limits<std::size_t>::max();
   std::vector<PageId> reserved_;
 };
 
-}  // namespace kvpolicy
+}  // namespace kvpolicy::offload
