@@ -21,9 +21,9 @@ namespace {
 
 constexpr std::uintmax_t max_config_bytes = 1 << 20;
 
-// A model as its config.json says: num_hidden_layers, num_attention_heads, num_key_value_heads,
-// head_dim (or hidden_size / num_attention_heads). Where layers differ, the last one of each
-// `every` layers is `layer` and those before it are `others`.
+// A model as described by its config.json: num_hidden_layers, num_attention_heads,
+// num_key_value_heads, head_dim (or hidden_size / num_attention_heads). Where layers differ, the
+// last one of each `every` layers is `layer` and those before it are `others`.
 struct KnownModel {
   std::string_view name;
   std::size_t layers;
@@ -61,31 +61,31 @@ constexpr KnownModel models[]{
     {"qwen3-8b", 36, {32, 8, 128}},
     {"phi-4", 40, {40, 10, 128}},
     {"smollm2-135m", 30, {9, 3, 64}},
-    // sliding_window 1024, sliding_window_pattern 6
+    // Gemma 3: sliding_window 1024, sliding_window_pattern 6
     {"gemma-3-12b",
      48,
      {16, 8, 256},
      6,
      {.q_heads = 16, .kv_heads = 8, .head_dim = 256, .window = 1024}},
-    // sliding_window 128, layer_types: even layers slide
+    // gpt-oss: sliding_window 128; layer_types: even layers use the window
     {"gpt-oss-20b",
      24,
      {64, 8, 64},
      2,
      {.q_heads = 64, .kv_heads = 8, .head_dim = 64, .window = 128}},
-    // full_attention_interval 4; the other layers are linear attention
+    // Qwen3-Next: full_attention_interval 4; the other layers are linear attention and keep no rows
     {"qwen3-next-80b-a3b", 48, {16, 2, 256}, 4},
-    // One latent row for all heads: kv_lora_rank 512 + qk_rope_head_dim 64 channels are keys, the
-    // first 512 are values too. A cache keeps these twice; an engine that keeps the latent once has
-    // keys alone.
+    // DeepSeek keeps one latent row for all heads: kv_lora_rank 512 + qk_rope_head_dim 64 channels
+    // are the key, and the first 512 of them the value. A cache of ours stores those twice; an
+    // engine that stores the latent once needs only the keys.
     {"deepseek-v3", 61, {128, 1, 576, 512}},
 };
 
-// The four numbers that a config.json of transformers has, whatever else the model computes.
+// Reads the four numbers that every config.json of transformers has.
 ModelShape shape_in(const std::filesystem::path& folder) {
   const std::filesystem::path file = folder / "config.json";
   const io::Json json = io::parse_json(io::read_text_file(file, max_config_bytes), file.string());
-  // Models with other parts have one config for each.
+  // Models with several parts (vision, text) have a config for each.
   const bool nested = json.is_object() && json.contains("text_config");
   const io::Json& config = nested ? json["text_config"] : json;
   require<FormatError>(config.is_object(), file.string(), ": must be an object, is ",
@@ -112,7 +112,7 @@ ModelShape shape_in(const std::filesystem::path& folder) {
 }  // namespace
 
 ModelShape parse_shape(const std::string& text) {
-  // As the models' authors write them, or in small letters.
+  // Names are accepted as the models' authors write them, or in lower case.
   std::string small = text;
   std::ranges::transform(small, small.begin(), [](char letter) {
     return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
@@ -174,7 +174,7 @@ std::size_t parse_bytes(const std::string& text) {
     if (known) scale = std::pow(rest == "iB" ? 1024.0 : 1000.0, static_cast<double>(power + 1));
   }
   const double bytes = number * scale;
-  // Written so that NaN fails.
+  // The condition is written so that NaN fails.
   require(error == std::errc{} && known && bytes >= 1.0 && bytes <= 0x1p62, "'", text,
           "' is not a size; write 80GB, 80GiB, 512MB or a number of bytes");
   return static_cast<std::size_t>(bytes);
