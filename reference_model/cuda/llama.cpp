@@ -23,8 +23,9 @@ using cuda::allocate;
 using cuda::check;
 using cuda::launch;
 
-// A block of the MLP: rows enough for full-sized products, and its activations, seven times as wide
-// as the residual stream, stay small beside those of a long chunk.
+// The MLP works on blocks of rows. A block has enough rows for full-sized products, and its
+// activations, which are seven times as wide as the residual stream, stay small beside those of a
+// long chunk.
 constexpr std::size_t most_mlp_rows = 4096;
 
 cuda::DeviceBuffer upload(std::span<const float> numbers, cuda::MemoryResource* memory,
@@ -36,7 +37,7 @@ cuda::DeviceBuffer upload(std::span<const float> numbers, cuda::MemoryResource* 
   return block;
 }
 
-// From pageable memory: the driver has taken the numbers when the call returns.
+// The source is pageable memory, so the driver has copied the numbers when the call returns.
 void upload(int* to, std::span<const int> numbers, cudaStream_t stream) {
   check(cudaMemcpyAsync(to, numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice, stream),
         "cudaMemcpyAsync");
@@ -134,7 +135,8 @@ CudaLlama::Room CudaLlama::lay_out(std::size_t rows, std::size_t logit_rows,
                                    std::byte* start) const {
   Room room{.rows = rows, .mlp_rows = std::min(rows, most_mlp_rows), .logit_rows = logit_rows};
   const auto place = [&]<class T>(T*& at, std::size_t count) {
-    constexpr std::size_t alignment = 256;  // what the products' algorithms are chosen for
+    constexpr std::size_t alignment = 256;  // alignment that the algorithms of products are chosen
+                                            // for
     at = start == nullptr ? nullptr : reinterpret_cast<T*>(start + room.bytes);
     room.bytes += (count * sizeof(T) + alignment - 1) / alignment * alignment;
   };
@@ -166,7 +168,7 @@ void CudaLlama::reserve(std::size_t rows, std::size_t logit_rows, cudaStream_t s
     layer.down.reserve(matmul_, std::min(rows, most_mlp_rows), stream);
   }
   ++room_version_;
-  room_ = {};  // first, so that the old and the new are never held at once
+  room_ = {};  // is freed first, so that old and new buffers never exist at once
   cuda::DeviceBuffer memory = allocate(options_.memory, lay_out(rows, logit_rows, nullptr).bytes, stream);
   room_ = lay_out(rows, logit_rows, memory.get());
   room_.memory = std::move(memory);
@@ -214,7 +216,7 @@ void CudaLlama::put_tokens(std::span<const int> tokens, std::size_t position, cu
   upload(&progress()->position, std::span{&first, 1}, stream);
 }
 
-// The ordinary case: each row stands behind the one before it.
+// The usual case: the positions of the rows are consecutive.
 void CudaLlama::count_offsets(cudaStream_t stream) {
   std::vector<int> offsets(room_.rows);
   std::iota(offsets.begin(), offsets.end(), 0);
@@ -342,7 +344,7 @@ void CudaLlama::choose_likeliest(cudaStream_t stream) {
          "likeliest_kernel");
 }
 
-// ---- for the host ----------------------------------------------------------------------------
+// ---- results for the host --------------------------------------------------------------------
 
 std::vector<int> CudaLlama::take_choices(cudaStream_t stream) {
   const auto fetch = [&](int* to, const int* from, std::size_t count) {

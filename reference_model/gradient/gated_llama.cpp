@@ -14,8 +14,9 @@ namespace kvpolicy::reference {
 
 AttentionMask limited(AttentionMask mask, const LlamaConfig& config, std::size_t layer) {
   const std::size_t window = config.windows[layer];
-  // A window hides sinks that lie before it, which a mask with sinks cannot say. As a plan does it
-  // (HeadPlan::limit_window): what is narrower in all stays, anything else becomes the window.
+  // A window hides sinks that are older than it, which a mask with sinks cannot express. The rule
+  // is that of HeadPlan::limit_window: a mask that shows no more rows in all stays, any other
+  // becomes the window.
   if (window == 0) return mask;
   const bool narrower = mask.recent <= window && mask.sinks <= window - mask.recent;
   return narrower ? mask : AttentionMask{.sinks = 0, .recent = window};
@@ -85,7 +86,8 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
   const std::size_t rows = tokens_.size();
   const std::size_t query_width = c.q_heads * c.head_dim;
   const std::size_t key_width = c.kv_heads * c.head_dim;
-  const std::size_t head_width = query_width / c.kv_heads;  // of a KV head's query heads together
+  const std::size_t head_width = query_width / c.kv_heads;  // channels of all query heads of one KV
+                                                            // head
   LayerRun& run = layers_[layer];
   run.x = x;
   run.q.resize(rows * query_width);
@@ -204,7 +206,7 @@ void GatedLlama::back_attention(std::size_t layer, const Rotation& rotation,
         static_cast<double>(dmixed[i]) *
         (static_cast<double>(run.full[i]) - static_cast<double>(run.streaming[i]));
   }
-  if (layer == 0) return;  // below are only embeddings
+  if (layer == 0) return;  // below are only embeddings, which get no gradient
 
   std::vector<float> dq(run.q.size());
   std::vector<float> dk(run.k.size());
