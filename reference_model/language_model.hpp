@@ -26,8 +26,8 @@ class LlamaReader {
   [[nodiscard]] std::size_t vocabulary() const { return model_->config().vocabulary; }
 
   /// In calls of at most the cache's `max_append` tokens, queries read the call's own rows as they
-  /// are stored; in longer calls, such as a prompt, they read them before quantisation. @throws as
-  /// reference::step
+  /// are stored; in longer calls, such as a prompt, they read them as computed, before rounding.
+  /// @throws as reference::step
   template <class Cache>
   [[nodiscard]] std::vector<float> read(Cache& cache, const ModelCall& call) const {
     require_ready(*model_, cache);
