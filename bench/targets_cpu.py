@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Compares a file of attention_cpu_bench's results, with all threads, with the goals of the CPU engine
-(bench/targets_cpu.json). bench/tables.py makes the table of docs/performance.md from the
-same goals and verdicts.
+(bench/targets_cpu.json). bench/tables.py makes the table of docs/performance.md from the same goals and
+verdicts.
 
   bench/targets_cpu.py bench/results/cpu_amd_epyc_2core.json
 
