@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plainest cache there is, for judging the model without the library: every row is kept as it
-// came, and attention is a loop in double over what a query may see.
+// The simplest cache, to test the model without the library: every row is kept unchanged, and attention is a
+// loop in double over the rows that a query may see.
 #pragma once
 
 #include <algorithm>

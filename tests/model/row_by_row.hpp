@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Llama's forward pass in plain loops, for tests that ask for equality to the last bit: no sum
-// depends on how many tokens a call reads, as it does with the products of a BLAS. Over ScalarEngine,
-// which is the same for attention, reading tokens together and one by one gives the same bits.
-// Shares nothing with the reference model but its weights.
+// A Llama's forward pass in plain loops, for tests of equality to the last bit: no sum depends on how many
+// tokens a call reads, unlike the products of a BLAS. The same holds for the attention of ScalarEngine, so
+// over that engine reading tokens together and one by one gives the same bits. It shares only the weights
+// with the reference model.
 #pragma once
 
 #include <cmath>
@@ -18,8 +18,8 @@
 
 namespace kvpolicy::reference {
 
-/// A LanguageModel without biases, windows and tied embeddings, for calls of at most the cache's
-/// `max_append` tokens or, as of a prompt, longer ones.
+/// A LanguageModel without biases, windows and tied embeddings, for calls of at most the cache's `max_append`
+/// tokens, or longer ones such as prompts.
 class RowByRow {
  public:
   explicit RowByRow(const Llama& model)

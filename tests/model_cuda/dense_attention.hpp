@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plainest cache for a model on a device: rows come to the host, wait there in bfloat16, and
-// attention is a loop in double over what a query may see.
+// The simplest cache for a model on a device: rows are copied to the host, kept in bfloat16, and attention is
+// a loop in double over the rows that a query may see.
 #pragma once
 
 #include <algorithm>
