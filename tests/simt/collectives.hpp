@@ -78,7 +78,8 @@ inline bool any(bool vote) {
   return found;
 }
 
-/// Before an atomic and behind a fence others may go first: who adds first must not matter.
+/// Other threads may run before an atomic and after a fence, because results must not depend on who adds
+/// first.
 inline std::uint32_t atomic_add(std::uint32_t* place, std::uint32_t value) {
   simt::require_alignment(place, sizeof *place, "atomic_add: address not a multiple of 4");
   simt::grid().step_aside();

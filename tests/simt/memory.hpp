@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loads and asynchronous copies of kernels/simt.cuh. A copy is done when its thread waits for it,
-// no sooner: until then its place holds NaN.
+// Loads and asynchronous copies of kernels/simt.cuh. A copy arrives only when its thread waits for it; until
+// then the destination holds NaN.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +43,7 @@ inline void cp_async_16(void* shared, const void* global, bool valid) {
   simt::require_shared(shared, "cp_async_16: destination outside shared memory");
   simt::poison(shared, 16);
   if (valid) {
-    // Touches the source now, so that a bad address is reported where it was asked for.
+    // Reads the source now, so that a bad address is reported at the copy and not at the wait.
     const auto* bytes = static_cast<const volatile std::byte*>(global);
     static_cast<void>(bytes[0]);
     static_cast<void>(bytes[15]);

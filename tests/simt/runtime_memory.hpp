@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of the CUDA runtime's stand-in: errors, the device, memory and copies.
+// Part of the stand-in for the CUDA runtime: errors, the device, memory and copies.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,13 @@ inline cudaError_t cudaGetLastError() {
 
 namespace kvpolicy::cuda::simt {
 
-/// A call of the runtime: what it may fail with from outside, then its body.
+/// A call of the runtime: fails if a test asks for it, otherwise runs its body.
 template <class Body>
 cudaError_t call(Body body) {
   if (const cudaError_t error = device().enter()) return error;
   return device().answer(body(device()));
 }
-/// The same for calls that a capture does not allow.
+/// The same for calls that are not allowed during a capture.
 template <class Body>
 cudaError_t call_outside_capture(Body body) {
   return call(
@@ -130,8 +130,8 @@ template <class T>
 cudaError_t cudaMalloc(T** place, std::size_t bytes) {
   return cudaMalloc(reinterpret_cast<void**>(place), bytes);
 }
-/// In a capture a device would make this a node of the graph; nothing of ours allocates there, so
-/// here it is refused.
+/// During a capture a device would record this as a node of the graph. Our code never allocates then, so it
+/// is refused here.
 inline cudaError_t cudaMallocAsync(void** place, std::size_t bytes, cudaStream_t) {
   return cudaMalloc(place, bytes);
 }
@@ -168,7 +168,7 @@ template <class T>
 cudaError_t cudaHostAlloc(T** place, std::size_t bytes, unsigned) {
   return cudaMallocHost(reinterpret_cast<void**>(place), bytes);
 }
-/// Does not wait: nothing says that a device's would, so work that still needs the memory shows.
+/// Does not wait. Nothing guarantees that a device waits, so this reveals work that still needs the memory.
 inline cudaError_t cudaFreeHost(void* place) {
   auto& d = kvpolicy::cuda::simt::device();
   d.note_wait();
@@ -190,8 +190,8 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, c
 
 namespace kvpolicy::cuda::simt {
 
-/// Whether the sides of a copy are what its kind says: a host address taken for a device's is the
-/// commonest slip that host memory would hide.
+/// Whether the addresses of a copy are what its kind says. Taking a host address for a device address is the
+/// most common mistake that the emulation's host memory would hide.
 inline bool sides_are_right(const Device& d, const void* to, const void* from, std::size_t bytes,
                             cudaMemcpyKind kind) {
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
@@ -213,7 +213,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
     CUstream_st* const where = d.stream_of(stream);
     const bool captured = d.knows(where) && where->capture != nullptr;
     if (!captured && !d.owns(from, bytes)) {
-      // From pageable memory: the driver takes the bytes before the call returns.
+      // From pageable memory the driver takes the bytes before the call returns.
       d.note_wait();
       const auto* first = static_cast<const std::byte*>(from);
       return d.submit(stream, [to, taken = std::vector<std::byte>(first, first + bytes)] {
@@ -221,7 +221,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
       });
     }
     const cudaError_t error = d.submit(stream, [=] { std::memmove(to, from, bytes); });
-    // To pageable memory: the call returns when the bytes are there.
+    // To pageable memory the call returns when the bytes have arrived.
     if (error == cudaSuccess && !captured && !d.owns(to, bytes)) {
       d.note_wait();
       d.finish(*where);

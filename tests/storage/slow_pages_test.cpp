@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Storages with slow memory, alone: windows, forks and copies of rows, beside the same storage
-// without it. Policies of the library keep bounded rows in fast memory; others need not.
+// Storages with slow memory, without a policy: windows, forks and copies of rows, compared with the same
+// storage without slow memory. The library's policies keep bounded rows in fast memory; other policies may
+// not.
 #include <doctest/doctest.h>
 
 #include <utility>
@@ -20,7 +21,7 @@ namespace {
 
 constexpr std::size_t head_dim = 32;
 
-// The numbers of the rows [first, end), keys and values, as the storage shows them.
+// The keys and values of the rows [first, end), as the storage shows them.
 template <class Storage>
 std::vector<float> shown(const Storage& storage, std::size_t first) {
   SegmentList list;
@@ -81,7 +82,7 @@ void check(const typename Storage::Config& config, std::size_t window, std::uint
       if (i == 30) pairs.push_back(pairs.front());  // a fork
       if (i == 50) pairs.erase(pairs.begin());
     }
-    // A window may be smaller than any full page of quantised rows.
+    // A window may be smaller than a full page of quantised rows.
     if (window > 64) CHECK(was_slow);
     const Storage& last = pairs.front().second;
     const std::size_t settled = Storage::settled_rows(config, context, last.end());
@@ -112,7 +113,7 @@ void check(const typename Storage::Config& config, std::size_t window, std::uint
 
 }  // namespace
 
-TEST_CASE("slow pages: a storage shows the same rows, whatever window it has") {
+TEST_CASE("slow pages: a storage shows the same rows with any window") {
   using PerToken = ResidualStorage<bfloat16, Granularity::per_token>;
   using PerChannel = ResidualStorage<float, Granularity::per_channel>;
   std::uint64_t seed = 0;
