@@ -69,7 +69,7 @@ Examples:
   generate --model path/to/Llama-3.2-1B --tokens 1,12,3 --plan kivi2 --json)";
 }
 
-// What is known of a plan, whatever its element type.
+// The properties of a plan that do not depend on its element type.
 struct MadePlan {
   PlanNeeds needs;
   io::OrderedJson settings;

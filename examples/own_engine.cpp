@@ -94,7 +94,7 @@ class Workers {
   bool stop_ = false;
 };
 
-// What kvpolicy needs to run loops (kvpolicy::cpu::ParallelFor): a handle that can be copied.
+// The interface through which kvpolicy runs loops (kvpolicy::cpu::ParallelFor); it can be copied.
 struct EngineFor {
   std::shared_ptr<Workers> workers;
   [[nodiscard]] std::size_t threads() const { return workers->count(); }

@@ -64,8 +64,8 @@ extern template HeadPlan<half> make_plan(const PlanArguments&, const ModelShape&
 extern template HeadPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&,
                                             const std::filesystem::path&, io::OrderedJson*);
 
-/// What a tool must do so that a plan takes effect: call `compress()` after the prompt, or read
-/// `Read::selected` while it decodes.
+/// The calls that a tool must make so that a plan takes effect: `compress()` after the prompt, or
+/// reads with `Read::selected` while it decodes.
 struct PlanNeeds {
   bool compress = false;
   bool selected_reads = false;

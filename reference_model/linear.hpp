@@ -53,7 +53,7 @@ void multiply(const MatrixView& a, const MatrixView& b, float scale, float keep,
 void for_each_row_block(std::size_t rows,
                         const std::function<void(std::size_t first, std::size_t count)>& work);
 
-/// The library behind the products: "oneDNN" or "BLAS".
+/// The library that computes the products: "oneDNN" or "BLAS".
 [[nodiscard]] std::string_view matmul_backend() noexcept;
 
 }  // namespace kvpolicy::reference

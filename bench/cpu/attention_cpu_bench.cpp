@@ -346,20 +346,21 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: attention_cpu_bench [options] [--benchmark_...]
 
-Attention of one layer on this machine's CPU, under every policy: verified, then timed with cold
-caches, with one thread and with all. A line for each case; numbers are medians of single calls.
+Times attention of one layer on this machine's CPU under every policy. Each case is verified, then
+timed with cold caches, with one thread and with all. Prints a line for each case; numbers are
+medians of single calls.
 
   --filter REGEX    only these cases (their names: --benchmark_list_tests)
   --quick           one length, all threads, few samples: under two minutes
-  --cached          decode the same rows again and again: what the arithmetic takes by itself, where
-                    they fit into the processor's caches (4Ki, say)
-  --json FILE       results for machines, for bench/compare.py and bench/plot_cpu.py
-  --seconds S       of samples for each case (default 1)
-  --threads N       instead of all threads
-  --memory GiB      that the rows of one case may take (default: a third of what is free, 6 at most)
+  --cached          always decode the same rows, which measures the arithmetic by itself where they
+                    fit into the processor's caches (4Ki, say)
+  --json FILE       results as JSON, for bench/compare.py and bench/plot_cpu.py
+  --seconds S       seconds of samples for each case (default 1)
+  --threads N       use N threads instead of all
+  --memory GiB      memory for the rows of one case (default: a third of the free memory, at most 6)
   --scores FILE     head scores for the headkv cases, in HeadKV's format, of 32 heads a layer
                     (default: those of the shipped model, built in)
-  --smoke           every case, tiny: does it run and verify?
+  --smoke           runs and verifies every case in a small size
 )";
 
 }  // namespace

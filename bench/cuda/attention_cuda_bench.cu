@@ -268,13 +268,13 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: attention_cuda_bench [options] [--benchmark_...]
 
-Attention kernels on this machine's GPU: verified, then timed with a cold cache.
+Verifies the attention kernels on this machine's GPU, then times them with a cold cache.
 
   --samples N       timed launches of each case (default 50)
   --pattern FILE    a DuoAttention full_attention_heads.tsv for the launches/ cases, instead of the
                     four published patterns; may be given several times
   --sparsity S      share of streaming heads in those files (default 0.5)
-  --smoke           every case, tiny: does it run and verify?
+  --smoke           runs and verifies every case in a small size
   --benchmark_filter=REGEX  only these cases (their names: --benchmark_list_tests)
   --benchmark_out=FILE --benchmark_out_format=json  results for bench/peers_torch.py --join
 )";

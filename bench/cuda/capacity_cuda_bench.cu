@@ -73,11 +73,11 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: capacity_cuda_bench [options] [--benchmark_...]
 
-The longest text on this card: Llama-3-8B's shape, 8-bit weights, half of the KV heads streaming,
-4-bit rows in the others. Fills the cache with random rows and times real decode steps.
+Measures the longest text on this card: Llama-3-8B's shape, 8-bit weights, half of the KV heads
+streaming, 4-bit rows in the others. Fills the cache with random rows and times real decode steps.
 
   --samples N   timed decode steps (default 50)
-  --smoke       tiny
+  --smoke       runs in a small size
   --benchmark_out=FILE --benchmark_out_format=json
 )";
 

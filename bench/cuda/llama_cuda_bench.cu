@@ -187,11 +187,11 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: llama_cuda_bench [options] [--benchmark_...]
 
-Decode steps and prefill of Llama-3-8B's and Llama-2-7B's shapes with random weights, full attention
-against DuoAttention's split (sinks 128, recent 256; half and a quarter of the heads see all).
+Times decode steps and prefill of Llama-3-8B's and Llama-2-7B's shapes with random weights, with full
+attention and with DuoAttention's split (sinks 128, recent 256; half or a quarter of the heads see all).
 
   --samples N   timed decode steps of each case (default 50)
-  --smoke       every case, tiny
+  --smoke       runs every case in a small size
   --benchmark_filter=REGEX  only these cases (their names: --benchmark_list_tests)
   --benchmark_out=FILE --benchmark_out_format=json  results for bench/plot_cuda.py
 )";

@@ -226,10 +226,10 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: triforce_cuda_bench [options] [--benchmark_...]
 
-TriForce's hierarchy on Llama-2-7B's shape with random weights behind 122,880 tokens, on the device
-and with the cache in pinned host memory; guesses stay by the dice at published rates.
+Times TriForce's hierarchy on Llama-2-7B's shape with random weights after 122,880 tokens, with the
+cache on the device and in pinned host memory. Draft tokens are accepted at random at published rates.
 
-  --smoke       every case, tiny
+  --smoke       runs every case in a small size
   --benchmark_filter=REGEX  only these cases (their names: --benchmark_list_tests)
   --benchmark_out=FILE --benchmark_out_format=json  results as JSON
 )";

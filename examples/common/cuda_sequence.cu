@@ -24,7 +24,7 @@ namespace {
 using Plan = HeadPlan<bfloat16>;
 using Cache = cuda::KvCache<bfloat16>;
 
-/// What all sequences of a model share. Members are destroyed in reverse order: device memory
+/// Shared by all sequences of a model. Members are destroyed in reverse order: device memory
 /// first, then the stream on which it is freed.
 struct Shared {
   explicit Shared(const reference::Llama& llama)

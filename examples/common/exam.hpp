@@ -42,9 +42,9 @@ using ExamReport = std::function<void(std::size_t done, std::size_t total)>;
 /// @throws ConfigError unless the model's tokens are bytes (a vocabulary of 256)
 void require_bytes(const reference::Llama& model);
 
-/// What threads share. `one_text`: texts are read one after another, each by all threads, so that
-/// times mean something. `texts`: each thread takes whole texts, which is faster where there are
-/// many.
+/// How threads share the work. `one_text`: texts are read one after another, each by all threads,
+/// so that times mean something. `texts`: each thread takes whole texts, which is faster where
+/// there are many.
 enum class Threads : std::uint8_t { one_text, texts };
 
 /// `make` creates the sequences; if empty, they run on the CPU. Any other `make` is only called by

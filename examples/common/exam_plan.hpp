@@ -49,7 +49,7 @@ struct ExamPlan {
                                       const std::string& model_folder,
                                       Compress compress = Compress::behind_question);
 
-/// What the heads keep, in one line: "8 heads every row, 8 heads the first 16 rows and latest 128".
+/// Describes what the heads keep: "8 heads every row, 8 heads the first 16 rows and latest 128".
 [[nodiscard]] std::string describe(const HeadPlan<bfloat16>& plan);
 
 /// The same, followed by the settings.

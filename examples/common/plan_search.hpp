@@ -14,8 +14,9 @@
 
 namespace kvpolicy::tools {
 
-/// What is known about the heads. At most one field is set. If none is, the files in `weights` are
-/// used: damage.json, else duo/, else headkv/retrieval_heads.json.
+/// The measurements of heads that a search uses. At most one of the last three fields is set. If
+/// none is, the files in `weights` are used: damage.json, else duo/, else
+/// headkv/retrieval_heads.json.
 struct HeadKnowledge {
   std::string weights = {};
   std::string damage = {};  ///< a file of `identify_heads damage`

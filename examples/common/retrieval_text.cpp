@@ -64,7 +64,7 @@ std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& ra
   return body;
 }
 
-// Where the part for finding heads ends: the first boundary at or after 30 % of the text.
+// The end of the part for finding heads: the first boundary at or after 30 % of the text.
 std::size_t share_for_identification(std::string_view text) {
   std::size_t end = text.size() * 3 / 10;
   while (end < text.size() && !is_sentence_start(text, end)) ++end;

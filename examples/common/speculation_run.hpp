@@ -54,8 +54,8 @@ struct SpeculationResult {
   /// NaN if nothing was decoded token by token.
   [[nodiscard]] double speedup() const;
   [[nodiscard]] double tokens_per_verification() const;
-  /// What speculation/cost_model.hpp predicts for the measured acceptance, assuming that draft
-  /// tokens are accepted independently of each other.
+  /// The prediction of speculation/cost_model.hpp for the measured acceptance, which assumes that
+  /// draft tokens are accepted independently of each other.
   [[nodiscard]] double predicted_tokens_per_verification() const;
   [[nodiscard]] double predicted_speedup() const;
 

@@ -33,7 +33,7 @@ constexpr std::array<NamedStructure, 7> all_structures{{
     {"streaming", Structure::streaming, "the target itself guesses, over sinks and latest rows"},
     {"ngram", Structure::ngram, "the text guesses: what followed these tokens before"},
     {"tree", Structure::tree, "a small model guesses several continuations at once"},
-    {"plain", Structure::plain, "nobody guesses: token by token"},
+    {"plain", Structure::plain, "no draft: token by token"},
 }};
 
 template <class Summary>

@@ -22,7 +22,7 @@
 
 namespace kvpolicy::tools {
 
-/// What proposes tokens to the target.
+/// The kinds of drafts that propose tokens to the target.
 enum class Structure : std::uint8_t {
   triforce,   ///< a small model over a streaming cache, verified by the target over selected rows
   self,       ///< the target over selected rows
@@ -64,7 +64,7 @@ struct SpeculationSetup {
 /// The plan of the target's cache.
 [[nodiscard]] HeadPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& setup);
 
-/// What one level did. Reports start with the target, followed by its draft, that one's draft, ...
+/// The work of one level. Reports start with the target, followed by its draft, that one's draft, ...
 struct LevelReport {
   std::string name;          ///< "target", "selected", "draft"
   std::size_t passes = 0;    ///< of its model, or calls of a draft that is no model

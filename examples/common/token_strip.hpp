@@ -19,7 +19,7 @@ class TokenStrip {
   /// otherwise they are shown by number.
   TokenStrip(std::vector<std::string> proposers, bool bytes, bool colour);
 
-  /// What the colours or marks mean, on one line.
+  /// Explains the colours or marks on one line.
   [[nodiscard]] std::string legend() const;
 
   /// One token in its colour, for a terminal; control characters except line ends become '?'.

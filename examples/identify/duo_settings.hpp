@@ -50,7 +50,7 @@ struct DuoSettings {
 /// @throws ConfigError for settings that contradict each other
 void settle(DuoSettings& a);
 
-/// What a streaming head sees during identification.
+/// The rows that a streaming head sees during identification.
 [[nodiscard]] reference::AttentionMask mask_of(const DuoSettings& a);
 
 [[nodiscard]] reference::GateObjective objective_of(const DuoSettings& a);

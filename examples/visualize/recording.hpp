@@ -66,7 +66,7 @@ struct Recording {
   float least_attention = 0;
   std::vector<Step> steps = {};
 
-  /// What a full cache would hold after a step.
+  /// Bytes that a full cache would hold after a step.
   [[nodiscard]] std::size_t full_bytes(const Step& step) const {
     return step.full_head_bytes * heads.shape().kv_head_count();
   }

@@ -22,7 +22,7 @@ namespace kvpolicy::tools {
 /// Sorts rows and joins neighbours to runs.
 [[nodiscard]] RowRuns runs_of(std::vector<std::size_t> rows);
 
-/// What the last query of a call read of one KV head.
+/// The rows of one KV head that the last query of a call read.
 struct WatchedHead {
   RowRuns read;
   std::size_t bytes_read = 0;  ///< of cached rows; the call's own rows are still in the caller's

@@ -21,7 +21,7 @@ namespace kvpolicy::reference {
 
 enum class WeightFormat : std::uint8_t { bfloat16, int8 };
 
-/// What a product does with its result.
+/// How a product stores its result.
 enum class Output : std::uint8_t {
   bfloat16,      ///< y = x Wᵀ + b
   float32,       ///< the same in float

@@ -28,7 +28,7 @@ struct AttentionMask {
   friend bool operator==(const AttentionMask&, const AttentionMask&) = default;
 };
 
-/// What the backward pass needs from the forward pass.
+/// The numbers of the forward pass that the backward pass needs.
 struct AttentionRecord {
   std::vector<float> log_sums;  ///< [q_heads, tokens]: log of the sum of exponentials
 };

@@ -68,7 +68,7 @@ class GatedLlama {
   [[nodiscard]] std::size_t tokens() const { return tokens_.size(); }
 
  private:
-  /// What the forward pass of one layer stores for the backward pass.
+  /// The numbers that the forward pass of one layer stores for the backward pass.
   struct LayerRun {
     std::vector<float> x, q, k, v;         // input of the layer; rotated rows
     std::vector<float> streaming;          // [tokens, q_heads, head_dim]

@@ -26,7 +26,7 @@
 
 namespace kvpolicy::reference {
 
-/// What a head is credited with for a token of the answer; N is the needle's number of tokens.
+/// The credit of a head for a token of the answer; N is the needle's number of tokens.
 enum class NeedleRule : std::uint8_t {
   /// 1 / N if the row that it attends to most is in the needle and holds the token that is written.
   retrieval,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a ring of queries reports to hold, against the slots that were written.
+// Compares the range that a ring of queries reports with the slots that were written.
 #include <doctest/doctest.h>
 
 #include <algorithm>

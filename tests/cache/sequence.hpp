@@ -72,7 +72,7 @@ struct Call {
   Layout layout = Layout::contiguous;
 };
 
-/// What a Sequence needs from a cache besides its interface, and the accepted errors.
+/// Functions on a cache that a Sequence needs besides its interface, and the accepted errors.
 template <kvpolicy::Element E>
 struct HostBackend {
   using Cache = kvpolicy::KvCache<E>;

@@ -144,7 +144,7 @@ struct Ledger {
     MESSAGE(what << ": " << runs << " runs, " << cut << " cut at a near tie, smallest margin "
                  << margin << ", largest deviation " << deviation << " in " << compared
                  << " rows of logits; " << verifications << " verifications kept " << accepted
-                 << " of " << places << " guesses; " << refreshes << " choices anew");
+                 << " of " << places << " draft tokens; " << refreshes << " refreshes");
   }
 };
 

@@ -237,7 +237,7 @@ void play(const Plan& plan, const Llama& model, std::size_t commit_every, std::u
   play.run(operations / runs_share);
   MESSAGE("kept " << play.accepted << ", refused " << play.refused << " guesses; " << play.forks
                   << " forks, " << play.taken_back << " tokens taken back, " << play.abandoned
-                  << " steps abandoned, " << play.refreshes << " choices anew");
+                  << " steps abandoned, " << play.refreshes << " refreshes");
   CHECK(play.accepted > 0);
   CHECK(play.refused > 0);
 }

@@ -40,8 +40,8 @@ inline const char* name_of(Collective kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Where the lanes of a warp store operands for each other. There are two, used alternately: a lane that is
-/// ahead writes to the other one while slower lanes still read.
+/// Memory in which the lanes of a warp store operands for each other. There are two, used alternately: a
+/// lane that is ahead writes to the other one while slower lanes still read.
 struct Exchange {
   struct alignas(16) Slot {
     std::byte bytes[16];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each policy promises, as slow sets of text positions: which rows live, which of them are exact, and
-// which rows a query reads. One model is one KV head. It shares no header with the library.
+// Slow models of the promises of each policy, as sets of text positions: which rows live, which of them are
+// exact, and which rows a query reads. One model is one KV head. It shares no header with the library.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace oracle {
 
 enum class Kind { full, window, budget, retrieval };
 
-/// What ranks the rows of a head with a budget.
+/// The scorers that rank the rows of a head with a budget.
 enum class Rank { snapkv, tova, h2o, key_norm };
 
 /// The settings of a head, with the meaning of the library's configs.
