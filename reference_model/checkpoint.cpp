@@ -50,12 +50,12 @@ void Checkpoint::open_shards(const std::string& folder, const std::string& index
     require<FormatError>(file.is_string() && is_plain_file_name(file.get<std::string>()), index,
                          ": tensor ", io::in_quotes(name), ": ", io::in_quotes(file.dump()),
                          " is not the name of a file in this folder");
-    const auto [place, is_new] = opened.try_emplace(file.get<std::string>(), files_.size());
-    if (is_new) files_.emplace_back(folder + "/" + place->first);
-    require<FormatError>(files_[place->second].contains(name), index, ": says that tensor ",
-                         io::in_quotes(name), " is in ", io::in_quotes(place->first),
+    const auto [shard, is_new] = opened.try_emplace(file.get<std::string>(), files_.size());
+    if (is_new) files_.emplace_back(folder + "/" + shard->first);
+    require<FormatError>(files_[shard->second].contains(name), index, ": says that tensor ",
+                         io::in_quotes(name), " is in ", io::in_quotes(shard->first),
                          ", which does not hold it");
-    where_.emplace(name, place->second);
+    where_.emplace(name, shard->second);
   }
 }
 

@@ -114,9 +114,9 @@ RotaryConfig rotary_of(const Fields& config) {
   const double theta = config.number("rope_theta", 10000.0);
   rotary.theta = scaling ? scaling->number("rope_theta", theta) : theta;
   const double share = config.number("partial_rotary_factor", 1.0);
-  const double turned = scaling ? scaling->number("partial_rotary_factor", share) : share;
-  require(turned == 1.0, config.origin(), ": partial_rotary_factor is ", turned,
-          ", expected 1: every channel is turned");
+  const double rotated_share = scaling ? scaling->number("partial_rotary_factor", share) : share;
+  require(rotated_share == 1.0, config.origin(), ": partial_rotary_factor is ", rotated_share,
+          ", expected 1: every channel is rotated");
   if (!scaling) return rotary;
   // Gemma-like models have one set of settings per type of layer. If these were read as one set,
   // theta would be missed.
@@ -215,7 +215,7 @@ void LlamaConfig::validate() const {
   require(q_heads % kv_heads == 0, "LlamaConfig: q_heads is ", q_heads,
           ", must be a multiple of kv_heads = ", kv_heads);
   require(head_dim % 2 == 0, "LlamaConfig: head_dim is ", head_dim,
-          ", must be even, for channels turn in pairs");
+          ", must be even, because channels are rotated in pairs");
   require(norm_eps > 0 && std::isfinite(norm_eps), "LlamaConfig: norm_eps is ", norm_eps,
           ", must be positive");
   require(windows.size() == layers, "LlamaConfig: has ", windows.size(), " windows for ", layers,

@@ -136,7 +136,7 @@ std::vector<float> Llama::run(std::span<const int> tokens, std::span<const std::
   // unchanged.
   for (std::size_t row = 0; row < rows; ++row) {
     require<ShapeError>(tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < c.vocabulary,
-                        "Llama: token ", tokens[row], " at place ", row,
+                        "Llama: token ", tokens[row], " at index ", row,
                         " is outside the vocabulary of ", c.vocabulary);
   }
 

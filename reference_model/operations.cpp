@@ -37,7 +37,7 @@ Rotation::Rotation(std::span<const std::size_t> positions, std::span<const float
   });
 }
 
-void Rotation::turn(float* x, std::size_t heads, std::size_t first, std::size_t count,
+void Rotation::rotate(float* x, std::size_t heads, std::size_t first, std::size_t count,
                     float direction) const {
   for (std::size_t token = first; token < first + count; ++token) {
     const float* c = cosine_.data() + token * pairs_;

@@ -28,16 +28,16 @@ class Rotation {
   /// Rotates the rows [first, first + count) of x [tokens, heads, head_dim]. Channel i is paired
   /// with channel i + head_dim / 2.
   void apply(float* x, std::size_t heads, std::size_t first, std::size_t count) const {
-    turn(x, heads, first, count, 1.0F);
+    rotate(x, heads, first, count, 1.0F);
   }
 
   /// Rotates back. Gradients go the same way, because the inverse of a rotation is its transpose.
   void undo(float* x, std::size_t heads, std::size_t first, std::size_t count) const {
-    turn(x, heads, first, count, -1.0F);
+    rotate(x, heads, first, count, -1.0F);
   }
 
  private:
-  void turn(float* x, std::size_t heads, std::size_t first, std::size_t count,
+  void rotate(float* x, std::size_t heads, std::size_t first, std::size_t count,
             float direction) const;
 
   std::size_t pairs_;

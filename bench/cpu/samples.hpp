@@ -36,8 +36,8 @@ class Samples {
   [[nodiscard]] double sum() const { return sum_; }
   /// The sample below which a `share` of all samples lie. There must be at least one sample.
   [[nodiscard]] double at(double share) const {
-    const double place = share * static_cast<double>(seconds_.size() - 1);
-    return seconds_[static_cast<std::size_t>(place + 0.5)];
+    const double rank = share * static_cast<double>(seconds_.size() - 1);
+    return seconds_[static_cast<std::size_t>(rank + 0.5)];
   }
   [[nodiscard]] double best() const { return at(0); }
   [[nodiscard]] double median() const { return at(0.5); }

@@ -26,37 +26,39 @@ std::size_t facts_in(std::size_t length) { return std::clamp<std::size_t>(length
 
 struct Hidden {
   std::string sentence;
-  double depth = -1;      // share of the slice; negative: anywhere
-  std::size_t place = 0;  // position in the plain slice
-  std::size_t end = 0;    // in the body, after the sentence
+  double depth = -1;         // share of the slice; negative: anywhere
+  std::size_t position = 0;  // in the plain slice
+  std::size_t end = 0;       // in the body, after the sentence
 };
 
-// The element of the ascending `places` that is closest to `wanted`.
-std::size_t nearest(const std::vector<std::size_t>& places, double wanted) {
-  return *std::ranges::min_element(
-      places, {}, [&](std::size_t place) { return std::abs(static_cast<double>(place) - wanted); });
+// The element of the ascending `positions` that is closest to `wanted`.
+std::size_t nearest(const std::vector<std::size_t>& positions, double wanted) {
+  return *std::ranges::min_element(positions, {}, [&](std::size_t position) {
+    return std::abs(static_cast<double>(position) - wanted);
+  });
 }
 
 // Returns the slice with the sentences inserted.
 std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& random) {
-  std::vector<std::size_t> places{0};
+  std::vector<std::size_t> positions{0};
   for (std::size_t at = 2; at <= slice.size(); ++at) {
-    if (is_sentence_start(slice, at)) places.push_back(at);
+    if (is_sentence_start(slice, at)) positions.push_back(at);
   }
   for (Hidden& one : hidden) {
-    one.place = one.depth < 0 ? places[random.below(places.size())]
-                              : nearest(places, one.depth * static_cast<double>(slice.size()));
+    one.position = one.depth < 0
+                       ? positions[random.below(positions.size())]
+                       : nearest(positions, one.depth * static_cast<double>(slice.size()));
   }
   std::vector<std::size_t> order(hidden.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   random.shuffle(order);  // so that the order of sentences at one position does not reveal which is
                           // asked for
-  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return hidden[i].place; });
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return hidden[i].position; });
   std::string body;
   std::size_t done = 0;
   for (const std::size_t i : order) {
-    body += slice.substr(done, hidden[i].place - done);
-    done = hidden[i].place;
+    body += slice.substr(done, hidden[i].position - done);
+    done = hidden[i].position;
     body += hidden[i].sentence;
     hidden[i].end = body.size();
   }

@@ -81,14 +81,14 @@ std::vector<Sentences> word_sentences(Random& random, std::size_t count) {
 
 /// Different depths out of `depths` evenly spaced ones, ascending, as shares of the text.
 std::vector<double> draw_depths(Random& random, std::size_t depths, std::size_t count) {
-  std::vector<std::size_t> places(depths);
-  std::iota(places.begin(), places.end(), std::size_t{0});
-  random.shuffle(places);
-  places.resize(count);
-  std::ranges::sort(places);
+  std::vector<std::size_t> indices(depths);
+  std::iota(indices.begin(), indices.end(), std::size_t{0});
+  random.shuffle(indices);
+  indices.resize(count);
+  std::ranges::sort(indices);
   std::vector<double> shares;
-  for (const std::size_t place : places) {
-    const double step = depths > 1 ? static_cast<double>(place) / static_cast<double>(depths - 1)
+  for (const std::size_t index : indices) {
+    const double step = depths > 1 ? static_cast<double>(index) / static_cast<double>(depths - 1)
                                    : 0.5;
     shares.push_back(least_depth + step * (most_depth - least_depth));
   }
@@ -102,9 +102,9 @@ std::size_t length_of(const PasskeyTextConfig& config, std::size_t number, std::
   std::iota(order.begin(), order.end(), std::size_t{0});
   Random random{config.seed, 1, number / config.lengths};
   random.shuffle(order);
-  const std::size_t place = order[number % config.lengths];
+  const std::size_t index = order[number % config.lengths];
   if (config.lengths == 1) return config.context;
-  return least + (config.context - least) * place / (config.lengths - 1);
+  return least + (config.context - least) * index / (config.lengths - 1);
 }
 
 /// A slice of `bytes` bytes that begins at a sentence.
@@ -142,13 +142,13 @@ reference::LabelledText passkey_text(std::string_view plain, const PasskeyTextCo
   std::size_t done = 0;
   reference::LabelledText result;
   for (std::size_t i = 0; i < sentences.size(); ++i) {
-    auto place = static_cast<std::size_t>(depths[i] * static_cast<double>(slice.size()));
+    auto position = static_cast<std::size_t>(depths[i] * static_cast<double>(slice.size()));
     if (config.kind == PasskeyKind::digits) {
-      while (place < slice.size() && !is_sentence_start(slice, place)) ++place;
+      while (position < slice.size() && !is_sentence_start(slice, position)) ++position;
     }
-    place = std::max(place, done);
-    text += slice.substr(done, place - done);
-    done = place;
+    position = std::max(position, done);
+    text += slice.substr(done, position - done);
+    done = position;
     result.passkeys.push_back({.hidden = text.size() + sentences[i].key_in_hidden, .answer = 0,
                                .tokens = sentences[i].key_size});
     text += sentences[i].hidden;

@@ -167,7 +167,7 @@ Json heads_json(const Recording& recording, std::vector<HeadKind>& kinds) {
     const auto& config = recording.heads.at(head / shape.kv_heads, head % shape.kv_heads);
     const HeadKind kind = kind_of(config);
     const auto known = std::ranges::find(kinds, kind);
-    const auto place = static_cast<std::size_t>(known - kinds.begin());
+    const auto index = static_cast<std::size_t>(known - kinds.begin());
     if (known == kinds.end()) kinds.push_back(kind);
     Json held = Json::array();
     Json read = Json::array();
@@ -175,7 +175,7 @@ Json heads_json(const Recording& recording, std::vector<HeadKind>& kinds) {
       held.push_back(step.heads[head].bytes);
       read.push_back(step.heads[head].bytes_read);
     }
-    heads.push_back({{"kind", place},
+    heads.push_back({{"kind", index},
                      {"setting", describe(config)},
                      {"bytes", std::move(held)},
                      {"bytesRead", std::move(read)}});

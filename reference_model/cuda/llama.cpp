@@ -134,24 +134,24 @@ std::size_t CudaLlama::activation_bytes() const { return room_.bytes + matmul_.b
 CudaLlama::Room CudaLlama::lay_out(std::size_t rows, std::size_t logit_rows,
                                    std::byte* start) const {
   Room room{.rows = rows, .mlp_rows = std::min(rows, most_mlp_rows), .logit_rows = logit_rows};
-  const auto place = [&]<class T>(T*& at, std::size_t count) {
+  const auto assign = [&]<class T>(T*& at, std::size_t count) {
     constexpr std::size_t alignment = 256;  // alignment that the algorithms of products are chosen
                                             // for
     at = start == nullptr ? nullptr : reinterpret_cast<T*>(start + room.bytes);
     room.bytes += (count * sizeof(T) + alignment - 1) / alignment * alignment;
   };
   const std::size_t pairs = config_.head_dim / 2;
-  place(room.tokens, rows);
-  place(room.offsets, rows);
-  place(room.cosines, rows * pairs);
-  place(room.sines, rows * pairs);
-  place(room.residual, rows * config_.hidden);
-  place(room.normed, rows * config_.hidden);
-  place(room.qkv, rows * qkv_width());
-  place(room.attended, rows * config_.q_heads * config_.head_dim);
-  place(room.gate_up, room.mlp_rows * 2 * config_.intermediate);
-  place(room.gated, room.mlp_rows * config_.intermediate);
-  place(room.logits, logit_rows * config_.vocabulary);
+  assign(room.tokens, rows);
+  assign(room.offsets, rows);
+  assign(room.cosines, rows * pairs);
+  assign(room.sines, rows * pairs);
+  assign(room.residual, rows * config_.hidden);
+  assign(room.normed, rows * config_.hidden);
+  assign(room.qkv, rows * qkv_width());
+  assign(room.attended, rows * config_.q_heads * config_.head_dim);
+  assign(room.gate_up, room.mlp_rows * 2 * config_.intermediate);
+  assign(room.gated, room.mlp_rows * config_.intermediate);
+  assign(room.logits, logit_rows * config_.vocabulary);
   return room;
 }
 
@@ -208,7 +208,7 @@ void CudaLlama::put_tokens(std::span<const int> tokens, std::size_t position, cu
   for (std::size_t row = 0; row < tokens.size(); ++row) {
     require<ShapeError>(
         tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < config_.vocabulary,
-        "CudaLlama: token ", tokens[row], " at place ", row, " is outside the vocabulary of ",
+        "CudaLlama: token ", tokens[row], " at index ", row, " is outside the vocabulary of ",
         config_.vocabulary);
   }
   upload(room_.tokens, tokens, stream);

@@ -85,8 +85,7 @@ struct DecodeOptions {
   std::size_t steps_before_graph = 1;
 };
 
-/// Decodes token by token. Model and cache must outlive it; other decoders may use the model
-/// between calls.
+/// Decodes token by token. Model and cache must outlive it; other code may use both between calls.
 template <class Cache>
 class Decoder {
  public:

@@ -156,8 +156,8 @@ const std::vector<float>& GatedLlama::mix(const HeadGates& gates) {
     std::copy_n(model_->weights().embedding.weight.data() + token * c.hidden, c.hidden,
                 x.data() + row * c.hidden);
   }
-  const Rotation turns = rotation();
-  for (std::size_t layer = 0; layer < c.layers; ++layer) forward_layer(layer, turns, x);
+  const Rotation angles = rotation();
+  for (std::size_t layer = 0; layer < c.layers; ++layer) forward_layer(layer, angles, x);
   hidden_.resize(x.size());
   for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
     const std::size_t at = first * c.hidden;
@@ -249,11 +249,11 @@ HeadGates GatedLlama::gradient(std::span<const float> dhidden) {
     normalise_back(last_.data() + at, count, model_->weights().norm, c.norm_eps,
                    dhidden.data() + at, dx.data() + at);
   });
-  const Rotation turns = rotation();
+  const Rotation angles = rotation();
   HeadGates dgates{c.layers, c.kv_heads, 0.0};
   for (std::size_t layer = c.layers; layer-- > 0;) {
     back_mlp(layer, dx);
-    back_attention(layer, turns, dx, dgates);
+    back_attention(layer, angles, dx, dgates);
   }
   return dgates;
 }

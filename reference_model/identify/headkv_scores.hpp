@@ -6,11 +6,11 @@
 //
 // Methods: retrieval heads, Wu et al., arXiv:2404.15574, and the enhanced estimation of HeadKV, Fu
 // et al., arXiv:2410.19258. HeadKV's reasoning scores are enhanced scores for needles with a
-// reasoning step. The published code differs in three points. It counts samples that are answered
+// reasoning step. The published code differs in two points. It counts samples that are answered
 // about right (a word overlap above 50 %); here answers must be right token for token. An older
 // commit of it (75016c0) also divides enhanced scores by the answer's length and multiplies them by
 // 10, which changes the weights of samples of other lengths but nothing among the heads of one
-// sample. Here ties between rows go to the lower position.
+// sample. Ties between rows go to the lower position.
 #pragma once
 
 #include <algorithm>

@@ -127,15 +127,15 @@ def make_sample(rng, text, length, facts, questions, pairs=0, earliest_only=None
     at = int(rng.integers(len(text) - plain - 2000))
     at = BOUNDARY.search(text, at).end()
     slice_ = text[at:at + plain]
-    places = [0] + [m.end() for m in BOUNDARY.finditer(slice_)]
+    boundaries = [0] + [m.end() for m in BOUNDARY.finditer(slice_)]
     wanted = {n for _, n, _ in asked}
     spots = []
     for _, n in hidden:
-        allowed = places
+        allowed = boundaries
         if earliest_only is not None and n in wanted:
-            allowed = [p for p in places if p < earliest_only * plain / length] or [0]
+            allowed = [p for p in boundaries if p < earliest_only * plain / length] or [0]
         spots.append(allowed[int(rng.integers(len(allowed)))])
-    # Ties are broken at random: if the fact asked for came first of those at one place, a model would
+    # Ties are broken at random: if the fact asked for came first of those at one position, a model would
     # learn that instead of reading names.
     ties = rng.permutation(len(hidden))
     hiding = sorted(range(len(hidden)), key=lambda i: (spots[i], ties[i]))
@@ -180,7 +180,7 @@ def make_sample(rng, text, length, facts, questions, pairs=0, earliest_only=None
 
 
 def stretched_positions(rng, length, body):
-    """Positions with gaps at one to three random places in the body (PoSE).
+    """Positions with gaps at one to three random positions in the body (PoSE).
 
     So the model sees every distance up to POSITIONS at the cost of a short text. The questions have
     no gaps, as in later use.

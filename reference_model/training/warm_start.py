@@ -60,9 +60,9 @@ def warm_start(model, seed=0):
         a.k_proj.weight[rows, 0] = key / constant
         a.v_proj.weight[rows] = values
     for h in range(s.query_heads):
-        turn = -(h + 1) * frequency[:fast]
+        angle = -(h + 1) * frequency[:fast]
         query = torch.zeros(s.head_dim)
-        query[:fast], query[half:half + fast] = strength * turn.cos(), strength * turn.sin()
+        query[:fast], query[half:half + fast] = strength * angle.cos(), strength * angle.sin()
         a.q_proj.weight[h * s.head_dim:(h + 1) * s.head_dim, 0] = query / constant
         block = slice(first + h * CODE, first + (h + 1) * CODE)
         columns = slice(h * s.head_dim, (h + 1) * s.head_dim)

@@ -306,8 +306,8 @@ class Sequence {
           exact = exact && (returned ? is_near(before->second, now) : same_bits(now, then));
           return;
         }
-        const auto [entry, first] = seen.emplace(position, now);
-        again = again && (returned ? is_near(entry->second, now) : same_bits(entry->second, now));
+        const auto [known, first] = seen.emplace(position, now);
+        again = again && (returned ? is_near(known->second, now) : same_bits(known->second, now));
         if (first) check_bound(layers_[l].shape, head, position, now, then, is_key);
       };
       side(head.model.key_is_quantized(position), row.key, original.key, head.quantized_keys, true);
@@ -528,17 +528,17 @@ class Sequence {
         for (const auto& [p, row] : rows[h]) candidates.push_back(&row);
         for (const std::size_t node : path) candidates.push_back(&nodes[h][node]);
         std::vector<const oracle::Row*> read_rows;
-        std::vector<oracle::Row> turned;
-        turned.reserve(model.spec().sinks);
+        std::vector<oracle::Row> rotated;
+        rotated.reserve(model.spec().sinks);
         for (const oracle::Row* candidate : candidates) {
           const oracle::Row& row = *candidate;
           const std::int64_t p = row.position;
           if (!model.reads(p, t, first, call.read == Read::selected)) continue;
           const auto latest = static_cast<std::int64_t>(model.spec().sinks + model.spec().recent) - 1;
           if (model.spec().in_cache && p < static_cast<std::int64_t>(model.spec().sinks) && t > latest) {
-            turned.push_back(row);
-            turned.back().key = oracle::turn(row.key, static_cast<double>(t - latest), rotary_theta);
-            read_rows.push_back(&turned.back());
+            rotated.push_back(row);
+            rotated.back().key = oracle::turn(row.key, static_cast<double>(t - latest), rotary_theta);
+            read_rows.push_back(&rotated.back());
           } else {
             read_rows.push_back(&row);
           }

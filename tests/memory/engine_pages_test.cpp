@@ -59,9 +59,9 @@ const std::vector<Layout>& layouts() {
   return all;
 }
 
-Number load(const std::byte* place) {
+Number load(const std::byte* address) {
   Number number;
-  std::memcpy(&number, place, sizeof number);
+  std::memcpy(&number, address, sizeof number);
   return number;
 }
 
@@ -106,7 +106,7 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
   CHECK(engine.page_bytes() == 2 * s.block_size * s.head_dim * sizeof(Number));
   CHECK(pool.obtained_bytes() == arenas * numbers * sizeof(Number));
 
-  const auto place = [&](PageId page, std::size_t side, std::size_t token, std::size_t channel) {
+  const auto address = [&](PageId page, std::size_t side, std::size_t token, std::size_t channel) {
     return pool.address(page) + side * engine.values_offset + token * engine.row_stride +
            channel * sizeof(Number);
   };
@@ -118,7 +118,7 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
       const PageId page = pool.engine_page(arena, head, block);
       ids.insert(page);
       read = read && page == pool.engine_page(arena, head, 0) + static_cast<PageId>(block);
-      read = read && load(place(page, side, token, d)) ==
+      read = read && load(address(page, side, token, d)) ==
                          tensors[arena][1 + layout.index(s, side, block, token, head, d)];
     });
   }
@@ -137,7 +137,7 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
                            std::size_t d) {
       const auto number =
           static_cast<Number>(arena * 31 + block * 29 + head * 23 + side * 19 + token * 5 + d + 1);
-      std::memcpy(place(pool.engine_page(arena, head, block), side, token, d), &number,
+      std::memcpy(address(pool.engine_page(arena, head, block), side, token, d), &number,
                   sizeof number);
       wanted[arena * numbers + layout.index(s, side, block, token, head, d)] = number;
     });

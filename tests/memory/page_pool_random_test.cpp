@@ -39,20 +39,20 @@ bool is_as_expected(const PagePool& pool, PageId page, const ModelPage& expected
 
 void compare(const PagePool& pool, const Model& model) {
   std::array<std::size_t, 2> live{};
-  std::map<const std::byte*, std::size_t> places;
+  std::map<const std::byte*, std::size_t> addresses;
   std::size_t wrong = 0;
   for (const auto& [page, expected] : model) {
     wrong += is_as_expected(pool, page, expected) ? 0 : 1;
     live[expected.tier] += expected.bytes;
-    places[pool.address(page)] = expected.bytes;
+    addresses[pool.address(page)] = expected.bytes;
   }
   const std::byte* end = nullptr;
-  for (const auto& [place, bytes] : places) {
-    wrong += place >= end ? 0 : 1;  // pages do not overlap
-    end = place + bytes;
+  for (const auto& [address, bytes] : addresses) {
+    wrong += address >= end ? 0 : 1;  // pages do not overlap
+    end = address + bytes;
   }
   REQUIRE(wrong == 0);
-  REQUIRE(places.size() == model.size());
+  REQUIRE(addresses.size() == model.size());
   REQUIRE(pool.live_bytes(0) == live[0]);
   REQUIRE(pool.live_bytes(1) == live[1]);
 }

@@ -45,8 +45,8 @@ class RowByRow {
       q.clear(), k.clear(), v.clear();
       for (std::size_t row = 0; row < rows; ++row) {
         const auto normed = normalised(x[row], layer.attention_norm);
-        join(q, turned(product(layer.q, normed), positions[row]));
-        join(k, turned(product(layer.k, normed), positions[row]));
+        join(q, rotated(product(layer.q, normed), positions[row]));
+        join(k, rotated(product(layer.k, normed), positions[row]));
         join(v, product(layer.v, normed));
       }
       attend(cache, l, {q.data(), rows, c.q_heads, c.head_dim}, {k.data(), rows, c.kv_heads, c.head_dim},
@@ -95,7 +95,7 @@ class RowByRow {
     }
     return result;
   }
-  [[nodiscard]] std::vector<float> turned(std::vector<float> x, std::size_t position) const {
+  [[nodiscard]] std::vector<float> rotated(std::vector<float> x, std::size_t position) const {
     const std::size_t pairs = frequencies_.size();
     for (std::size_t at = 0; at < x.size(); at += 2 * pairs) {
       for (std::size_t i = 0; i < pairs; ++i) {

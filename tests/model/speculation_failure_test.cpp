@@ -150,8 +150,8 @@ TEST_CASE("stop tokens end the text after themselves, and it can continue") {
   const Models models;
   const PlainText plain = models.plain(40);
   const auto check = [&](auto draft_over) {
-    for (const std::size_t place : {0, 3, 9, 17}) {
-      const int stop = plain.continuation()[place];
+    for (const std::size_t index : {0, 3, 9, 17}) {
+      const int stop = plain.continuation()[index];
       Running running{models, cache_options(), draft_over, {.stop_tokens = {stop}}};
       running.decoder.read_prompt(models.prompt);
       std::size_t ends = 0;

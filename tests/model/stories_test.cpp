@@ -110,10 +110,10 @@ Llama load_stories() {
     for (LlamaLayer& layer : w.layers) layer.*norm = file.floats(c.hidden);
   };
   const auto linears = [&](Linear LlamaLayer::*linear, std::size_t inputs, std::size_t outputs,
-                           bool turned) {
+                           bool rotated) {
     for (LlamaLayer& layer : w.layers) {
       std::vector<float> weight = file.floats(inputs * outputs);
-      if (turned) weight = halves_apart(weight, c.head_dim, inputs);
+      if (rotated) weight = halves_apart(weight, c.head_dim, inputs);
       layer.*linear = {inputs, outputs, std::move(weight), {}};
     }
   };

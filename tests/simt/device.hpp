@@ -101,9 +101,9 @@ class Device {
   void clear_error() { last_error_ = cudaSuccess; }
 
   // ---- memory --------------------------------------------------------------------------------
-  cudaError_t allocate(void** place, std::size_t bytes, MemoryKind kind) {
-    if (place == nullptr) return answer(cudaErrorInvalidValue);
-    *place = nullptr;
+  cudaError_t allocate(void** address, std::size_t bytes, MemoryKind kind) {
+    if (address == nullptr) return answer(cudaErrorInvalidValue);
+    *address = nullptr;
     if (bytes == 0) return answer(cudaSuccess);
     if (kind == MemoryKind::device && bytes > total_bytes - std::min(total_bytes, live_bytes_)) {
       return answer(cudaErrorMemoryAllocation);
@@ -117,30 +117,30 @@ class Device {
       live_bytes_ += bytes;
       peak_bytes_ = std::max(peak_bytes_, live_bytes_);
     }
-    *place = memory;
+    *address = memory;
     return cudaSuccess;
   }
-  cudaError_t release(void* place, MemoryKind kind) {
-    if (place == nullptr) return cudaSuccess;
-    const auto found = memory_.find(place);
+  cudaError_t release(void* address, MemoryKind kind) {
+    if (address == nullptr) return cudaSuccess;
+    const auto found = memory_.find(address);
     if (found == memory_.end() || found->second.kind != kind) return answer(cudaErrorInvalidValue);
     if (kind == MemoryKind::device) live_bytes_ -= found->second.bytes;
     memory_.erase(found);
-    ::operator delete(place, memory_alignment);
+    ::operator delete(address, memory_alignment);
     return cudaSuccess;
   }
-  /// Whether all of [place, place + bytes) belongs to one allocation of this kind.
-  [[nodiscard]] bool holds(const void* place, std::size_t bytes, MemoryKind kind) const {
-    auto after = memory_.upper_bound(const_cast<void*>(place));
+  /// Whether all of [address, address + bytes) belongs to one allocation of this kind.
+  [[nodiscard]] bool holds(const void* address, std::size_t bytes, MemoryKind kind) const {
+    auto after = memory_.upper_bound(const_cast<void*>(address));
     if (after == memory_.begin()) return false;
     const auto& [start, memory] = *--after;
-    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(place) -
+    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(address) -
                                                  static_cast<const std::byte*>(start));
     return memory.kind == kind && offset <= memory.bytes && bytes <= memory.bytes - offset;
   }
   /// Whether the memory was allocated by the runtime, of either kind.
-  [[nodiscard]] bool owns(const void* place, std::size_t bytes) const {
-    return holds(place, bytes, MemoryKind::device) || holds(place, bytes, MemoryKind::pinned);
+  [[nodiscard]] bool owns(const void* address, std::size_t bytes) const {
+    return holds(address, bytes, MemoryKind::device) || holds(address, bytes, MemoryKind::pinned);
   }
   [[nodiscard]] std::size_t live_bytes() const { return live_bytes_; }
   [[nodiscard]] std::size_t peak_bytes() const { return peak_bytes_; }

@@ -101,10 +101,10 @@ class Fiber {
   static std::size_t mapping_bytes() { return stack_bytes + page_bytes(); }
 
   void map_stack() {
-    void* place = ::mmap(nullptr, mapping_bytes(), PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (place == MAP_FAILED) throw std::bad_alloc();
-    mapping_ = place;
+    void* address = ::mmap(nullptr, mapping_bytes(), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED) throw std::bad_alloc();
+    mapping_ = address;
     // A stack overflow hits the page below, which cannot be accessed.
     ::mprotect(mapping_, page_bytes(), PROT_NONE);
     bottom_ = static_cast<char*>(mapping_) + page_bytes();

@@ -21,13 +21,13 @@ namespace kvpolicy::cuda::simt {
 inline constexpr std::uint32_t poison_word = 0x7fc07fc0U;
 
 /// Fills memory with poison_word, also where `bytes` is not a multiple of 4.
-inline void poison(void* place, std::size_t bytes) {
+inline void poison(void* address, std::size_t bytes) {
   static const std::array<std::uint32_t, 64> pattern = [] {
     std::array<std::uint32_t, 64> words;
     words.fill(poison_word);
     return words;
   }();
-  auto* at = static_cast<std::byte*>(place);
+  auto* at = static_cast<std::byte*>(address);
   while (bytes > 0) {
     const std::size_t part = std::min(bytes, sizeof pattern);
     std::memcpy(at, pattern.data(), part);
@@ -57,8 +57,8 @@ class SharedMemory {
 
   [[nodiscard]] std::byte* begin() const { return data_ + guard_bytes; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  [[nodiscard]] bool contains(const void* place, std::size_t bytes) const {
-    const auto address = reinterpret_cast<std::uintptr_t>(place);
+  [[nodiscard]] bool contains(const void* start, std::size_t bytes) const {
+    const auto address = reinterpret_cast<std::uintptr_t>(start);
     const auto first = reinterpret_cast<std::uintptr_t>(begin());
     return address >= first && bytes <= bytes_ && address - first <= bytes_ - bytes;
   }
@@ -83,10 +83,10 @@ class SharedMemory {
 
   void set_guards([[maybe_unused]] bool closed) {
 #if KVPOLICY_SIMT_ASAN
-    std::byte* behind = data_ + guard_bytes + bytes_;
+    std::byte* end_guard = data_ + guard_bytes + bytes_;
     if (closed) {
       ASAN_POISON_MEMORY_REGION(data_, guard_bytes);
-      ASAN_POISON_MEMORY_REGION(behind, guard_bytes);
+      ASAN_POISON_MEMORY_REGION(end_guard, guard_bytes);
     } else {
       ASAN_UNPOISON_MEMORY_REGION(data_, bytes_ + 2 * guard_bytes);
     }

@@ -94,13 +94,13 @@ void check(const typename Storage::Config& config, std::size_t window, std::uint
       std::vector<float> row(head_dim), expected;
       const std::vector<float> all = shown(last, 0);
       std::vector<float> found;
-      std::size_t place = 0;
+      std::size_t index = 0;
       for (const RowRun& run : runs) {
-        for (std::size_t i = run.first; i < run.first + run.rows; ++i, ++place) {
+        for (std::size_t i = run.first; i < run.first + run.rows; ++i, ++index) {
           expected.insert(expected.end(), all.begin() + static_cast<std::ptrdiff_t>(2 * i * head_dim),
                           all.begin() + static_cast<std::ptrdiff_t>(2 * (i + 1) * head_dim));
           for (const PlaneStore* side : {&copies.keys, &copies.values}) {
-            load_row(side->plane(0), place, row);
+            load_row(side->plane(0), index, row);
             found.insert(found.end(), row.begin(), row.end());
           }
         }

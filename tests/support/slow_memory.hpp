@@ -37,11 +37,11 @@ class FailingSlowMemory : public kvpolicy::SlowMemory {
   /// Makes every call after the next `successes` ones fail, until it is called again.
   void fail_after(std::size_t successes) { left_ = successes; }
 
-  [[nodiscard]] bool holds(const std::byte* place) const noexcept override {
-    const auto behind = starts_.upper_bound(place);
-    if (behind == starts_.begin()) return false;
-    const auto block = std::prev(behind);
-    return place < block->first + block->second;
+  [[nodiscard]] bool holds(const std::byte* address) const noexcept override {
+    const auto after = starts_.upper_bound(address);
+    if (after == starts_.begin()) return false;
+    const auto block = std::prev(after);
+    return address < block->first + block->second;
   }
   void fetch(std::span<const Range> ranges) override {
     if (ranges.empty()) return;

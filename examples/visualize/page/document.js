@@ -27,14 +27,14 @@ function readAddress() {
     return value >= 0 && value < end ? value : null;
   };
   const layer = number('layer', about.layers);
-  const place = number('head', about.kvHeads);
-  if (layer !== null && place !== null) chosen.head = layer * about.kvHeads + place;
+  const kvHead = number('head', about.kvHeads);
+  if (layer !== null && kvHead !== null) chosen.head = layer * about.kvHeads + kvHead;
   chosen.step = number('step', steps.length) ?? chosen.step;
 }
 function writeAddress() {
   const head = heads[chosen.head];
   try {
-    const address = '#layer=' + head.layer + '&head=' + head.place + '&step=' + chosen.step;
+    const address = '#layer=' + head.layer + '&head=' + head.kvHead + '&step=' + chosen.step;
     history.replaceState(null, '', address);
   } catch { /* a page that may not: the view is not in its address */ }
 }

@@ -73,15 +73,15 @@ function drawMap(head) {
 
 function makeMap() {
   const canvas = element('map');
-  const place = (event) => {
+  const pointAt = (event) => {
     const box = canvas.getBoundingClientRect();
     const within = (share, end) => Math.min(end - 1, Math.max(0, Math.floor(share * end)));
     return {step: within((event.clientY - box.top) / box.height, steps.length),
             row: within((event.clientX - box.left) / box.width, rowCount)};
   };
-  canvas.addEventListener('click', (event) => choose({step: place(event).step}));
+  canvas.addEventListener('click', (event) => choose({step: pointAt(event).step}));
   canvas.addEventListener('mousemove', (event) => {
-    const {step, row} = place(event);
+    const {step, row} = pointAt(event);
     const text = 'step ' + (step + 1) + ', ' + stepText(step) + '\nrow ' + whole(row) + ', ' +
       quoted(row);
     showTip(text, event.clientX, event.clientY);
@@ -223,7 +223,7 @@ function drawHead() {
   const before = shown;
   shown = {head: head.index, step: chosen.step, state, levels: byRow};
   element('head-title').replaceChildren(
-    swatch(head.kind.colour), 'Layer ' + head.layer + ', KV head ' + head.place + ' ',
+    swatch(head.kind.colour), 'Layer ' + head.layer + ', KV head ' + head.kvHead + ' ',
     make('small', 'keeps ' + head.setting));
   const kept = counted(state, isKept);
   const read = counted(state, isRead);

@@ -34,9 +34,9 @@ function draw() {
   drawGrid();
   drawChart();
   drawHead();
-  const {layer, place} = heads[chosen.head];
+  const {layer, kvHead} = heads[chosen.head];
   Object.assign(document.body.dataset, {heads: heads.length, steps: steps.length, rows: rowCount,
-                                        step: chosen.step, layer, head: place});
+                                        step: chosen.step, layer, head: kvHead});
 }
 
 let playing = 0;

@@ -99,8 +99,8 @@ function makeGrid() {
   const rowOf = (name, role) => make('div', make('span', name, {class: 'name', role}),
                                      {class: 'row', role: 'row'});
   const top = rowOf('', 'columnheader');
-  for (let place = 0; place < about.kvHeads; ++place) {
-    const name = small ? String(place) : 'KV head ' + place;
+  for (let kvHead = 0; kvHead < about.kvHeads; ++kvHead) {
+    const name = small ? String(kvHead) : 'KV head ' + kvHead;
     top.append(make('span', name, {class: 'name top', role: 'columnheader'}));
   }
   grid.append(top);

@@ -127,10 +127,10 @@ const heads = (() => {
     const exactUntil = untils();
     const reads = steps.map(read);
     return {...head, kind: kinds[head.kind], index, until, exactUntil, reads,
-            layer: Math.floor(index / about.kvHeads), place: index % about.kvHeads};
+            layer: Math.floor(index / about.kvHeads), kvHead: index % about.kvHeads};
   });
 })();
-const nameOf = (head) => 'layer ' + head.layer + ', KV head ' + head.place;
+const nameOf = (head) => 'layer ' + head.layer + ', KV head ' + head.kvHead;
 const shareOf = (level) => (level / 255) ** 2;
 
 // For each row of the text 0, or a sum of these flags.

@@ -23,8 +23,8 @@ inline constexpr kvpolicy::ModelShape shape{
 inline constexpr std::size_t tokens = 40;
 
 /// A number in [-1, 1) that only depends on the arguments, in every translation unit.
-inline float number(std::size_t seed, std::size_t place) {
-  const std::size_t mixed = (seed * 2654435761U + place * 40503U) % 65536U;
+inline float number(std::size_t seed, std::size_t index) {
+  const std::size_t mixed = (seed * 2654435761U + index * 40503U) % 65536U;
   return static_cast<float>(mixed) / 32768.0F - 1.0F;
 }
 
