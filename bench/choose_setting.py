@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the setting of a method that was best on the validation split, as a plan's name has it:
+"""Prints the setting of a method that was best on the validation split, in the form that a plan's name has:
 "kernel=29,beta=2".
 
   bench/choose_setting.py bench/results/settings.json headkv

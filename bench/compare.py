@@ -7,8 +7,8 @@ library and another (bench/peers_cpu_torch.py).
   bench/compare.py torch.json ours.json --filter 'decode/.*/64Ki'
 
 A ratio above 1 says that the second file's case is faster. Where the middle four fifths of both
-cases' samples overlap, the ratio stands in brackets: it may be chance. Cases that only one file has
-are counted, not shown. Also reads other Google Benchmark files.
+cases' samples overlap, the ratio is in brackets, because it may be chance. Cases that only one file has
+are counted, not shown. Other files of Google Benchmark can be read, too.
 """
 import argparse
 import math
@@ -29,7 +29,7 @@ def overlap(one, other):
 
 
 def rows_of(first, second, pattern):
-    """[(case, first entry, second entry, ratio)] of those that both have measured."""
+    """[(case, first entry, second entry, ratio)] of the cases that both files have."""
     rows = []
     for name, entry in first.items():
         other = second.get(name, {})

@@ -24,7 +24,7 @@ import time
 HEAD_DIM = 128
 KI = 1024
 CHUNK = 512
-# Of |out - reference| / |reference|, as our bench has it.
+# Limit of |out - reference| / |reference|, as in our bench.
 MOST_ERROR = 6e-3
 
 
@@ -67,7 +67,7 @@ def cases(quick):
 
 
 def ways(torch, q, k, v, mask):
-    """{how: function that attends} for each way to give fewer KV heads; q [1, heads, tokens, d]."""
+    """{how: function that attends} for each way to attend with fewer KV heads; q [1, heads, tokens, d]."""
     attention = torch.nn.functional.scaled_dot_product_attention
     group = q.shape[1] // k.shape[1]
     if group == 1:
@@ -80,7 +80,7 @@ def ways(torch, q, k, v, mask):
 
 
 def error_of(torch, out, q, k, v):
-    """Of a few query heads of the last query, against float64."""
+    """The largest error, for a few query heads of the last query, against float64."""
     group = q.shape[1] // k.shape[1]
     worst = 0.0
     for head in (0, q.shape[1] - 1):
@@ -93,7 +93,7 @@ def error_of(torch, out, q, k, v):
 
 
 def samples_of(calls, seconds, least):
-    """Ascending seconds of single calls, round and round."""
+    """Ascending seconds of single calls, which take the layers in turn."""
     for call in calls[:2]:
         call()
     times, begin, number = [], time.perf_counter(), 0
@@ -129,7 +129,7 @@ def measure(torch, case, threads, args, cold_bytes):
                 entry["error"] = error_of(torch, made[0][how](), *tensors[0])
                 if not entry["error"] <= MOST_ERROR:
                     raise RuntimeError(f"wrong result, off by {entry['error']:.3g}")
-            except (RuntimeError, TypeError) as why:  # a version may not know enable_gqa
+            except (RuntimeError, TypeError) as why:  # an older version may not have enable_gqa
                 entry["refused"] = str(why).splitlines()[0]
                 results.append(entry)
                 print(f"  {name:28} {entry['how']:7} refused: {entry['refused'][:70]}", flush=True)
@@ -195,7 +195,7 @@ def main():
             continue
         with torch.inference_mode():
             found += measure(torch, case, threads, args, 4 * l3_bytes())
-        # After each case, so that what was measured is kept if time runs out.
+        # Written after each case, so that results are kept if time runs out.
         with open(args.out, "w", encoding="utf-8") as file:
             json.dump({"context": context, "benchmarks": found}, file, indent=1)
             file.write("\n")

@@ -25,7 +25,7 @@ HEAD_DIM = 128
 KI = 1024
 BYTES_OF_SAMPLE = 256e6
 MOST_LAYERS = 16
-# Of |out - reference| / |reference|, as our bench has it.
+# Limit of |out - reference| / |reference|, as in our bench.
 MOST_ERROR = 6e-3
 
 
@@ -53,7 +53,7 @@ def cases():
 
 
 def variants(torch, q, k, v, decode):
-    """(how, function of no arguments that attends) for each way to give fewer KV heads."""
+    """(how, function of no arguments that attends) for each way to attend with fewer KV heads."""
     attention = torch.nn.functional.scaled_dot_product_attention
     group = q.shape[1] // k.shape[1]
     causal = not decode
@@ -67,7 +67,7 @@ def variants(torch, q, k, v, decode):
     expanded = []
 
     def repeat():
-        if not expanded:  # once, outside of what is timed
+        if not expanded:  # once, outside the timed part
             expanded.extend(t.repeat_interleave(group, dim=1) for t in (k, v))
         return attention(q, *expanded, is_causal=causal)
 
@@ -76,7 +76,7 @@ def variants(torch, q, k, v, decode):
 
 
 def error_of(torch, out, q, k, v):
-    """Of a few query heads of the last query of the last sequence, against float64."""
+    """The largest error, for a few query heads of the last query of the last sequence, against float64."""
     group = q.shape[1] // k.shape[1]
     worst = 0.0
     for head in (0, q.shape[1] - 1):
@@ -89,7 +89,7 @@ def error_of(torch, out, q, k, v):
 
 
 class Clock:
-    """Times work by events, behind a flushed second-level cache."""
+    """Times work by events, with a flushed second-level cache."""
 
     def __init__(self, torch):
         self.torch = torch
@@ -190,7 +190,7 @@ def time_peers(args):
         except torch.cuda.OutOfMemoryError:
             found.append({"name": case[0], "refused": "does not fit in this device's memory"})
             torch.cuda.empty_cache()
-        # After each case, so that what was measured is kept if time runs out.
+        # Written after each case, so that results are kept if time runs out.
         with open(args.out, "w", encoding="utf-8") as file:
             json.dump({"context": context, "benchmarks": found}, file, indent=1)
             file.write("\n")
@@ -199,7 +199,7 @@ def time_peers(args):
 
 # ---- joining -------------------------------------------------------------------------------------
 
-# What is to be reached on an H100; bench/tables.py shows the same goals in docs/performance.md.
+# The goals on an H100; bench/tables.py shows the same goals in docs/performance.md.
 GOALS = json.loads((Path(__file__).parent / "targets_cuda.json").read_text(encoding="utf-8"))
 
 
@@ -210,14 +210,14 @@ def load(path):
         try:
             return json.loads(text)
         except ValueError:
-            # A bench that was stopped: what it wrote ends behind some case.
+            # The bench was stopped, and its file ends after some case.
             return json.loads(text[:text.rindex("\n    }") + 6] + "]}")
     except (OSError, ValueError) as why:
         sys.exit(f"peers_torch.py: {path} cannot be read: {why}")
 
 
 def case_name(entry):
-    # Google Benchmark writes how often it ran behind the name.
+    # Google Benchmark appends the number of iterations to the name.
     return re.sub(r"/(iterations:\d+|manual_time)", "", entry["name"])
 
 

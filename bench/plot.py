@@ -21,7 +21,7 @@ from pathlib import Path
 import results
 from results import by, name_of, of, over_seeds, setting_of, share
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; markers differ as well.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; markers differ as well.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
 MARKERS = "osD^vP*X"
 
@@ -32,7 +32,7 @@ def plain(axes):
 
 
 def families(names):
-    """A method's number, the same with the published setting and with a chosen one, which is dashed."""
+    """The colour and marker of a method, and whether its line is dashed because its setting was chosen."""
     first = {}
     return {name: (first.setdefault(name.split(", kernel")[0], len(first)), ", kernel" in name)
             for name in names}
@@ -49,7 +49,7 @@ def lines(axes, named, digits_of_x):
                       yerr=[0 if d != d else 100 * d for d in deviation], capsize=2, linewidth=1.6,
                       markersize=max(4, 11 - 1.5 * i), color=COLOURS[i % 8],
                       marker=MARKERS[i % 8], linestyle="--" if chosen else "-",
-                      markerfacecolor="white" if chosen else None, label=name)  # where they meet, all are seen
+                      markerfacecolor="white" if chosen else None, label=name)  # sizes: all show where lines meet
     ticks = sorted({point[0] for points in named.values() for point in points})
     axes.set_xticks(ticks, [digits_of_x(tick) for tick in ticks])
     axes.minorticks_off()

@@ -15,7 +15,7 @@ import sys
 
 from results_cpu import facts, load
 
-# Okabe and Ito's colours, as in plot.py; a line for each policy: label, colour, marker, dashes.
+# Okabe and Ito's colours, as in plot.py, for each policy: label, colour, marker, dashes.
 STYLES = {
     "bf16": ("full, bfloat16", "#000000", "o", "-"),
     "bf16_float": ("full, bfloat16; float queries", "#000000", "+", ":"),

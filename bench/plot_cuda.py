@@ -27,7 +27,7 @@ def read(path):
         try:
             results = json.loads(text)
         except ValueError:
-            # A bench that was stopped: what it wrote ends behind some case.
+            # The bench was stopped, and its file ends after some case.
             results = json.loads(text[:text.rindex("\n    }") + 6] + "]}")
     except (OSError, ValueError) as why:
         sys.exit(f"plot_cuda.py: {path} cannot be read: {why}")
@@ -48,7 +48,7 @@ def read(path):
 
 
 def line_through(points):
-    """Least squares (a, b) of y = a + b x, or nothing from fewer than two points."""
+    """Least squares (a, b) of y = a + b x, or None for fewer than two points."""
     if len(points) < 2:
         return None
     mean_x = sum(x for x, _ in points) / len(points)
@@ -59,7 +59,7 @@ def line_through(points):
 
 
 def completed(points, key):
-    """[(tokens, value, measured)], values of what did not fit from the line through the others."""
+    """[(tokens, value, measured)], where values that were not measured are on the line through the others."""
     measured = [(tokens, point[key]) for tokens, point in points.items()
                 if point.get(key) is not None]
     line = line_through(measured)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes DuoAttention patterns whose gates are drawn at random: what a way of finding heads has to
+"""Writes DuoAttention patterns whose gates are drawn at random: the baseline that a method of finding heads must
 beat. A seed gives the same gates everywhere.
 
   bench/random_gates.py --like reference_model/weights/keyfinder/duo --count 10 FOLDER

@@ -25,11 +25,11 @@ METHODS = {"full": "full", "duo": "DuoAttention", "streaming_llm": "StreamingLLM
 
 
 def read(path):
-    """What evaluate has written: its settings and points; nothing, and a line on stderr, if it is not there."""
+    """Reads a file of evaluate: its settings and points; None, and a line on stderr, if it does not exist."""
     try:
         with open(path, encoding="utf-8") as file:
             run = json.load(file)
-            run["points"], run["settings"]  # pylint: disable=pointless-statement  # or it is none
+            run["points"], run["settings"]  # pylint: disable=pointless-statement  # raises if it is another file
             return run
     except FileNotFoundError:
         print(f"{path} is not there: what is made of it stays as it is", file=sys.stderr)
@@ -39,7 +39,7 @@ def read(path):
 
 
 def load(path):
-    """The points of a file; none if it is not there."""
+    """The points of a file; none if it does not exist."""
     run = read(path)
     return run["points"] if run else []
 
@@ -55,7 +55,7 @@ def parts_of(plan):
 
 
 def name_of(point):
-    """What a reader calls it; settings that are not the published ones are part of it."""
+    """The name for readers; settings that are not the published ones are part of it."""
     method, _, settings = parts_of(point["method"])
     return "".join([plain_name(method)] + [", " + setting.replace("=", " ") for setting in settings])
 
@@ -84,15 +84,15 @@ def named_settings(plan):
 
 
 def chosen_setting(points, method):
-    """Of the settings of a method that were tried, the one that answers most questions, all numbers of
-    rows together; of equals the first, so that the published setting comes first. None: none were tried."""
+    """The setting of a method with the most right answers, over all row counts; the first of equal ones,
+    so that the published setting comes first. None if none were tried."""
     tried = by([p for p in points if parts_of(p["plan"])[0] == method],
                lambda p: named_settings(p["plan"]))
     return max(tried, key=lambda name: over_seeds(tried[name], share)[0], default=None)
 
 
 def of(points, **wanted):
-    """Those whose fields are as wanted; a set or list is one of several."""
+    """The points whose fields are as wanted; for a set or list, equal to one of its elements."""
     def fits(point):
         for key, value in wanted.items():
             own = name_of(point) if key == "name" else point.get(key)
@@ -128,7 +128,7 @@ def over_seeds(points, value):
 
 
 def against(points, others, value):
-    """The same of the difference to the point with the same tasks among `others`."""
+    """The same for the differences from the points of `others` with the same tasks."""
     tasks = {(point["suite"], point["tokens"], point["seed"]): point for point in others}
     def difference(point):
         return value(point) - value(tasks[point["suite"], point["tokens"], point["seed"]])
@@ -136,7 +136,7 @@ def against(points, others, value):
 
 
 def bytes_share(points, full, field="row_bytes"):
-    """Of the full cache's rows, mean over lengths."""
+    """Kept bytes as a share of the full cache's, mean over lengths."""
     whole = {(point["suite"], point["tokens"]): point[field] for point in full}
     return statistics.fmean(point[field] / whole[point["suite"], point["tokens"]]
                             for point in points)
@@ -152,7 +152,7 @@ def texts_of(point, settings):
 
 
 def questions(points, settings):
-    """What a plan's point stands on, all seeds together: "102 questions on 6 texts (2 of each of 3 seeds)"."""
+    """How many questions and texts a plan's point has over all seeds: "102 questions on 6 texts (2 of each of 3 seeds)"."""
     said = set()
     for own in by(points, lambda point: (point["suite"], point["tokens"], point["plan"], point.get("share"))).values():
         texts = [texts_of(point, settings) for point in own]

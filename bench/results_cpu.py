@@ -16,7 +16,7 @@ def read(path):
         try:
             results = json.loads(text)
         except ValueError:
-            # A bench that was stopped: what it wrote ends after some case.
+            # The bench was stopped, and its file ends after some case.
             results = json.loads(text[:text.rindex("\n    }") + 6] + "]}")
         return results.get("context", {}), results["benchmarks"]
     except (OSError, ValueError, KeyError, TypeError) as why:
@@ -67,7 +67,7 @@ def number(value, digits=3):
 
 
 def disturbed(cases):
-    """How much of the processor others had while the cases ran, or nothing if that was little."""
+    """How much of the processor others had while the cases ran, or None if that was little."""
     shares = [entry["others_percent"] for entry in cases.values() if "others_percent" in entry]
     if not shares or sum(shares) / len(shares) <= 5:
         return None

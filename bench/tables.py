@@ -26,7 +26,7 @@ MARKER = re.compile(r"^<!-- /([a-z0-9_]+) -->$", re.MULTILINE)
 
 
 def filled(name, text, tables, results, complete):
-    """The page's text with its tables made again; one whose files are not there stays as it is, unless all of them
+    """The page's text with its tables made again. A table whose files do not exist stays as it is, unless all of them
     have to be `complete`."""
     without_table = set(MARKER.findall(text)) - set(tables)
     if without_table:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the CPU engine is to reach (bench/targets_cpu.json), and what a file of attention_cpu_bench's
-results says about it, with all threads. bench/tables.py makes the table of docs/performance.md of the
-same goals and verdicts.
+"""Compares a file of attention_cpu_bench's results, with all threads, with the goals of the CPU engine
+(bench/targets_cpu.json). bench/tables.py makes the table of docs/performance.md from the same goals and
+verdicts.
 
   bench/targets_cpu.py bench/results/cpu_amd_epyc_2core.json
 
-Where a goal covers several cases, the worst one is judged; where a file has repetitions, their median.
+If a goal covers several cases, the worst one counts; if a file has repetitions, their median counts.
 """
 import argparse
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from results_cpu import facts, load, load_repetitions, number
 
 GOALS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-# A goal is "just missed" within this share of it.
+# A missed goal within this share of its limit is "just missed".
 NEARLY = 0.05
 
 
@@ -26,14 +26,14 @@ def sign_of(goal):
 
 
 def limit_of(goal, context):
-    """What is to be reached; less where the build has only AVX2."""
+    """The limit of a goal; it is lower where the build has only AVX2."""
     if context.get("target") == "AVX2" and "at_least_avx2" in goal:
         return goal["at_least_avx2"]
     return goal["at_least"] if "at_least" in goal else goal["at_most"]
 
 
 def quantity(value, goal, limit):
-    """11.99x, 80.2 %: with as many digits as tell it from the limit."""
+    """11.99x, 80.2 %: with enough digits to show the difference from the limit."""
     text = number(value) if number(value) != number(limit) or value == limit else number(value, 4)
     unit = goal["unit"].split(" ")[0]
     return text + (unit if unit == "x" else " " + unit)
@@ -95,7 +95,7 @@ def milliseconds(time):
 
 
 def cell(goal, context, runs):
-    """What a file's runs say about a goal, as text; nothing if they did not measure it."""
+    """How a file's runs meet a goal, as text; None if they did not measure it."""
     found = {case: (statistics.median(values), values, statistics.median(times))
              for case, (values, times) in measured(goal, runs).items()}
     if not found:

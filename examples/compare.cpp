@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One text, several plans: what each costs in memory and time, and what it still finds.
+// Compares several plans on the same texts: what each costs in memory and time, and how many
+// answers it still finds.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -38,7 +39,8 @@ using namespace kvpolicy::tools;
 
 struct Arguments {
   std::string model;
-  // HeadKV's kernel and beta are those for a small model of bytes; docs/results.md says how they were chosen.
+  // kernel and beta of HeadKV suit a small model of bytes; docs/results.md says how they were
+  // chosen.
   std::vector<std::string> plans{"full",  "sink_recent", "duo",      "headkv:128,kernel=29,beta=2",
                                  "quest", "int4",        "duo+int4", "triforce"};
   std::size_t tokens = 8192;
@@ -57,7 +59,7 @@ constexpr const char* description =
 
 The text is a piece of the King James Bible with facts hidden in it ("The key of Bamelo is 48213.").
 A model reads it once under each plan; every question ("What is the key of Bamelo?") goes to a fork
-of what was read, so no question knows of another. An answer is right if every byte of it is.)";
+of the cache, so no question sees another. An answer is right if every byte of it is.)";
 
 std::string footer() {
   return std::string{"Plans (--plans, one or more):\n"} + plan_help() +
@@ -79,14 +81,14 @@ Examples:
 struct Comparison {
   RetrievalText text;
   std::vector<ExamPlan> plans;
-  std::vector<ExamResult> results;  // of each plan
+  std::vector<ExamResult> results;  // one for each plan
 
-  // The result that the others are held against; null if the full plan was not asked for.
+  // The result that the others are compared with; null if the full plan was not asked for.
   [[nodiscard]] const ExamResult* full() const {
     const auto found = std::ranges::find(results, "full", &ExamResult::plan);
     return found == results.end() ? nullptr : &*found;
   }
-  // The first plan that goes by the model's gates.
+  // The first plan that is made from the model's gates; null if there is none.
   [[nodiscard]] const ExamPlan* duo() const {
     const auto found = std::ranges::find_if(plans, [](const ExamPlan& plan) {
       return plan.name.substr(0, plan.name.find_first_of(":+")) == "duo";
@@ -95,7 +97,7 @@ struct Comparison {
   }
 };
 
-// A plan's name, as wide as the widest.
+// A plan's name, padded to the widest one.
 std::string padded_name(const Comparison& comparison, std::string name) {
   std::size_t width = 0;
   for (const ExamPlan& plan : comparison.plans) width = std::max(width, plan.name.size());
@@ -107,7 +109,7 @@ HeadGates gates_of(const std::string& model) {
   return io::load_duo_pattern(pattern_folder(model + "/duo")).gates;
 }
 
-// The text and the plans; what cannot work is found before anything is printed.
+// Makes the texts and the plans, and reports every error before anything is printed.
 Comparison prepare(const Arguments& arguments, const reference::Llama& model, bool plans_chosen) {
   Comparison comparison;
   comparison.text = draw_text(evaluation_text(), {.length = arguments.tokens,
@@ -124,7 +126,8 @@ Comparison prepare(const Arguments& arguments, const reference::Llama& model, bo
       comparison.plans.push_back(
           make_exam_plan(name, model.config().shape(), arguments.model, compress));
     } catch (const FormatError& missing) {
-      // A model without gates and scores can still be compared under the other plans.
+      // A model without gates and scores can still be compared under the default plans that need
+      // neither.
       if (plans_chosen) throw;
       fmt::print(stderr, "compare: without {}: {}\n", name, missing.what());
     }
@@ -132,8 +135,8 @@ Comparison prepare(const Arguments& arguments, const reference::Llama& model, bo
   return comparison;
 }
 
-// Each plan reads the text once, into a cache of its own, for what a cache holds is its plan's; all
-// of its questions go to forks of that.
+// Each plan reads each text once into a cache of its own, because the plan decides what the cache
+// keeps. Every question goes to a fork of that cache.
 void examine_plans(const reference::Llama& model, const Device& device, Comparison& comparison) {
   const std::size_t length = comparison.text.body.size();
   const auto plans = static_cast<double>(comparison.plans.size());
@@ -240,7 +243,8 @@ void print_table(const Comparison& comparison) {
   }
 }
 
-// What the plans say to one question: the first that not all of them answer alike.
+// Prints the plans' answers to one question: the first to which they do not all give the same
+// answer.
 void print_answers(const Comparison& comparison) {
   const auto& questions = comparison.text.questions;
   std::size_t shown = 0;
@@ -324,12 +328,12 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag(
       "--whole-answers", arguments.whole_answers,
-      "Give nothing of the answer: by default its opening, \"The key of Bamelo is \", ends "
-      "the question, and the digits are asked for");
+      "Ask for the whole answer: by default its opening, \"The key of Bamelo is \", ends "
+      "the question, and only the digits are asked for");
   app.add_flag("--two-step", arguments.two_step,
                "Ask for the key of the older of two names, with --whole-answers");
   app.add_option("--compress", arguments.compress,
-                 "When headkv drops rows: behind the question, or behind the text, before a "
+                 "When headkv drops rows: after the question, or after the text, before a "
                  "question is known")
       ->check(CLI::IsMember({"question", "text"}))
       ->type_name("WHEN")

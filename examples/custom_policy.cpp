@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A policy of one's own (custom_policy.hpp) on two engines: attention, rollback, forks and byte counts come
-// with the library. Its rule lets it run on a device as well.
+// Runs a user's own policy (custom_policy.hpp) on two engines. The library supplies attention,
+// rollback, forks and byte counts. The policy's rule would let a device cache run it as well.
 #include <cstdio>
 #include <vector>
 
@@ -26,5 +26,5 @@ float last_output() {
 
 int main() {
   const float difference = last_output<kvpolicy::ScalarEngine>() - last_output<kvpolicy::cpu::Engine<>>();
-  return difference < 1e-5F && difference > -1e-5F ? 0 : 1;  // both engines say the same
+  return difference < 1e-5F && difference > -1e-5F ? 0 : 1;  // both engines give the same result
 }

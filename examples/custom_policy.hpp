@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A policy of one's own: keeps `rows` rows, a share of them from the opening of the text and the others the
-// latest. It says which rows live, and states the same as a rule, in numbers, by which a device cache runs it.
+// A user's own policy: it keeps `rows` rows, of which a share are the first rows of the text and
+// the others the latest ones. The policy decides which rows live; its rule states the same in a few
+// numbers, from which a device cache can run it.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +49,7 @@ class OpeningAndLatest {
     latest_.append(rows.part(opening, rows.rows - opening), window_.recent);
   }
   void segments(const kvpolicy::ReadRequest& request, kvpolicy::SegmentList& out) const {
-    const std::size_t sinks = window_.sinks;  // rows of `latest_` are numbered after them
+    const std::size_t sinks = window_.sinks;  // rows of `latest_` are numbered after the sinks
     opening_.show(0, opening_.end(), {}, out);
     const auto read = window_.recent_among({sinks + latest_.begin(), sinks + latest_.end()},
                                            static_cast<std::size_t>(request.first_position));

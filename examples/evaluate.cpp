@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a model still can under each of many plans: suites of tasks, methods and budgets, seeds. The
-// same command draws the same tasks again; a file that is already there is gone on with.
+// Measures what a model can still do under each of many plans: over suites of tasks, methods,
+// budgets and seeds. The same command always draws the same tasks, and a result file that exists
+// already is continued.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -54,7 +55,7 @@ struct Arguments {
 };
 
 constexpr const char* description =
-    R"(Measures what a model still can when its KV cache is kept by each of many plans.
+    R"(Measures what a model can still do under each of many plans for its KV cache.
 
 Suites (--suite, one or more):
   keys         many facts hidden in a text, "The key of Bamelo is 48213. "; questions ask for them.
@@ -62,13 +63,13 @@ Suites (--suite, one or more):
   passkey      the same with facts at even depths, a question for each: a grid of length and depth
   reasoning    "the key of the older of A and B": two facts lead to the answer. The shipped model
                guesses between the two names, so the table counts finding either one's key, too
-  perplexity   surprise at text that goes on behind a context, in nats and bits per byte
-  agreement    distance from the full cache on answers and on text that goes on: the share of bytes
-               with the same likeliest next byte, and the KL divergence of what is expected
+  perplexity   surprise at the continuation of a text, in nats and bits per byte
+  agreement    distance from the full cache on answers and on continued texts: the share of bytes
+               with the same likeliest next byte, and the KL divergence of the distributions
 
-Every plan meets the same tasks. A text is read once, with full attention, and each plan that keeps
-all of it gets a fork (--prefill own: each reads it by itself); plans with streaming heads read it
-themselves.
+Every plan gets the same tasks. A text is read once, with full attention, and each plan that keeps
+all of it during the prompt gets a fork (--prefill own: each plan reads the text itself); plans with
+streaming heads always read it themselves.
 
 Texts are from the part of the King James Bible that the shipped model was not trained on, in two splits:
 the first 30 % of it, on which heads are identified and settings are chosen (--split validation), and the
@@ -76,11 +77,11 @@ rest, which nothing was chosen on (--split test, the default).)";
 
 std::string footer() {
   return std::string{"Plans (--plans, one or more):\n"} + plan_help() +
-         R"(  fastgen:0.95                     each head the fewest rows with so much of the attention of the prompt's
-                                   end, chosen behind it (FastGen); fastgen:0.95,0.1,0.2 with those shares
-                                   of latest and of most attended rows among the choices. Settings of our
-                                   own: sinks=4, opening rows beside the latest ones; window=8, latest
-                                   queries that decide, where the paper takes all
+         R"(  fastgen:0.95                     for each head the fewest rows that get so much of the attention of the
+                                   prompt's end, chosen after the prompt (FastGen); fastgen:0.95,0.1,0.2
+                                   also sets the shares of latest and of most attended rows. Settings
+                                   that the paper does not have: sinks=4, first rows that the local
+                                   choice keeps; window=8, latest queries that decide (the paper: all)
 
 Budgets: with --bytes 1/4, methods stand in --plans without their numbers ("headkv",
 "headkv:kernel=29,beta=2"), and get the ones with which they keep a quarter of the full cache's bytes at each length, counted in rows of KV heads:
@@ -102,7 +103,7 @@ std::string joined(const std::vector<Suite>& suites) {
   return spaced(names);
 }
 
-// As it would have to be typed again.
+// The command line, quoted so that it can be typed again.
 std::string command_of(const Arguments& arguments) {
   const SuiteConfig& config = arguments.config;
   return fmt::format(
@@ -122,7 +123,7 @@ std::string text_of(const std::string& split) {
                                  : held_out_text();
 }
 
-// Whether a name leaves a method's setting to the budget.
+// Whether a plan's name leaves the method's setting to the byte budget.
 bool takes_budget(const std::string& plan, const ByteBudget& budget) {
   if (method_of(plan) != plan) return false;
   try {
@@ -134,9 +135,9 @@ bool takes_budget(const std::string& plan, const ByteBudget& budget) {
   }
 }
 
-// The plans of one length: with --bytes each method once for each budget that it can meet, else as
-// they are named. `rows`: of a head in full where an answer begins. `left_out` gets a line for each
-// that it cannot.
+// The plans for one text length. With --bytes these are all methods, once for each budget that they
+// can meet; otherwise the plans as named. `rows` is what a head that keeps every row holds when an
+// answer begins. `left_out` gets a line for each plan that cannot meet its budget.
 std::vector<Entry> entries_at(const Arguments& arguments, std::size_t rows, const ModelShape& shape,
                               std::set<std::string>& left_out) {
   std::vector<Entry> entries;
@@ -169,7 +170,7 @@ std::vector<Entry> entries_at(const Arguments& arguments, std::size_t rows, cons
   return entries;
 }
 
-// Of a head that keeps them all.
+// Rows of a head that keeps all of them, when the answer begins.
 std::size_t rows_before_answer(const Task& task) {
   const auto& questions = task.text.questions;
   return task.text.body.size() + (questions.empty() ? 0 : questions.front().text.size());
@@ -181,7 +182,8 @@ class Run {
       : arguments_{std::move(arguments)},
         model_{reference::Llama::load(arguments_.model)},
         plain_{text_of(arguments_.split)},
-        settings_(settings_of(arguments_.config, arguments_.model)) {  // braces would make a list
+        settings_(settings_of(arguments_.config, arguments_.model)) {  // with braces this would be
+                                                                       // a JSON array
     settings_["split"] = arguments_.split;
     require_bytes(model_);
     if (arguments_.resume) known_ = points_of(arguments_.out, settings_);
@@ -207,7 +209,8 @@ class Run {
       for (const Point& point : group.wanted) {
         results_.push_back(*find_point(known_, point));
       }
-      // As it stands, so that a run that is stopped has not been for nothing.
+      // Writes the file after each group, so that the results of a run that is stopped are not
+      // lost.
       if (!arguments_.out.empty()) write_result(arguments_.out, file(results_and_rest()));
     }
     progress_.clear();
@@ -227,7 +230,7 @@ class Run {
     Suite suite = Suite::keys;
     std::size_t length = 0;
     std::vector<Entry> unmeasured;
-    std::vector<Point> wanted;  // without outcomes, in the order of the file
+    std::vector<Point> wanted;  // still without outcomes, in the order of the file
   };
 
   [[nodiscard]] SuiteConfig config_at(std::size_t length) const {
@@ -236,7 +239,8 @@ class Run {
     return config;
   }
 
-  // Everything that is drawn and every plan is made once before, so that what is wrong is said now.
+  // Draws all tasks and makes every plan once in advance, so that errors show before the work
+  // begins.
   void plan_work() {
     std::set<std::string> left_out;
     for (const Suite suite : arguments_.suites) {
@@ -273,7 +277,7 @@ class Run {
     for (const std::string& why : left_out) progress_.note("  left out: " + why);
   }
 
-  // What later groups will find again must not be lost from the file meanwhile.
+  // Keeps results of an earlier run in the file until the later groups take them over.
   [[nodiscard]] std::vector<nlohmann::ordered_json> results_and_rest() const {
     std::vector<nlohmann::ordered_json> all = results_;
     for (const auto& point : known_) {
@@ -291,8 +295,8 @@ class Run {
   std::string plain_;
   nlohmann::json settings_;
   std::vector<Group> groups_;
-  std::vector<nlohmann::ordered_json> known_;    // measured before or now
-  std::vector<nlohmann::ordered_json> results_;  // those that were asked for, in order
+  std::vector<nlohmann::ordered_json> known_;    // measured earlier or in this run
+  std::vector<nlohmann::ordered_json> results_;  // the results that were asked for, in order
   double total_ = 0;
   double done_ = 0;
   Progress progress_;
@@ -344,19 +348,19 @@ int main(int argc, char** argv) {
       ->check(whole_number(1, 1'000'000))
       ->type_name("N...")
       ->default_str(spaced(arguments.lengths));
-  app.add_option("--seeds", arguments.seeds, "Other texts and questions for each")
+  app.add_option("--seeds", arguments.seeds, "Each seed draws other texts and questions")
       ->check(any_whole_number())
       ->type_name("N...")
       ->default_str(spaced(arguments.seeds));
   count("--questions", arguments.config.questions, 1'000'000, "Questions at each length and seed");
   count("--per-text", arguments.config.per_text, 32, "Questions that share a text, at most");
   count("--depths", arguments.config.depths, 32, "passkey: depths, all in each text");
-  count("--windows", arguments.config.windows, 100'000, "Texts that go on, for a length and seed");
-  count("--score", arguments.config.scored, 1'000'000, "Bytes for which a text goes on");
+  count("--windows", arguments.config.windows, 100'000, "Continued texts at each length and seed");
+  count("--score", arguments.config.scored, 1'000'000, "Bytes of each continuation");
   app.add_flag("--lead-in", arguments.config.lead_in,
-               "Put the opening of the answer behind the question and ask for its digits alone");
+               "Put the opening of the answer after the question and ask only for its digits");
   app.add_option("--compress", arguments.compress,
-                 "When budget plans drop rows: behind the question, or behind the text")
+                 "When budget plans drop rows: after the question, or after the text")
       ->check(CLI::IsMember({"question", "text"}))
       ->type_name("WHEN")
       ->capture_default_str();
@@ -365,8 +369,8 @@ int main(int argc, char** argv) {
       ->type_name("WHO")
       ->capture_default_str();
   app.add_option("--split", arguments.split,
-                 "Texts that settings are chosen on, texts that they are judged on, or all of them "
-                 "for longer ones")
+                 "Texts that settings are chosen on, texts that they are evaluated on, or all, which "
+                 "allows longer texts")
       ->check(CLI::IsMember({"validation", "test", "all"}))
       ->type_name("WHICH")
       ->capture_default_str();
@@ -374,7 +378,7 @@ int main(int argc, char** argv) {
       ->check(whole_number(0, most_threads))
       ->type_name("N")
       ->capture_default_str();
-  app.add_option("--out", arguments.out, "Write JSON there, too, as points come")
+  app.add_option("--out", arguments.out, "Also write JSON to this file, point by point")
       ->type_name("PATH");
   app.add_flag("--resume", arguments.resume,
                "Skip what --out has already, if it was measured with the same settings");

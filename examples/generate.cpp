@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Continues a prompt under one plan, and says what its KV cache cost.
+// Continues a prompt under one plan, and prints what its KV cache cost.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -56,8 +56,8 @@ struct Arguments {
 constexpr const char* description =
     R"(Continues a prompt with a model of the Llama family under a plan for its KV cache.
 
-The text goes to stdout; what the cache took in memory and time goes to stderr behind it. Models
-with a vocabulary of 256 read and write bytes, as the shipped one does; for others give --tokens.)";
+The text goes to stdout; after it the memory and time of the cache go to stderr. Models with a
+vocabulary of 256 read and write bytes, as the shipped one does; for others give --tokens.)";
 
 std::string footer() {
   return std::string{"Plans (--plan):\n"} + plan_help() + R"(
@@ -69,7 +69,7 @@ Examples:
   generate --model path/to/Llama-3.2-1B --tokens 1,12,3 --plan kivi2 --json)";
 }
 
-// What is known of a plan, whatever its elements are.
+// The properties of a plan that do not depend on its element type.
 struct MadePlan {
   PlanNeeds needs;
   io::OrderedJson settings;
@@ -89,7 +89,8 @@ std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference
   return device.make_sequence(plan_of.operator()<bfloat16>());
 }
 
-// Tokens for people: bytes as they are, others by number. A terminal gets no control characters.
+// A token as readable text: a byte as it is, any other token by its number. Control characters are
+// not sent to a terminal.
 std::string shown(int token, bool bytes, bool to_terminal) {
   if (!bytes) return fmt::format("{} ", token);
   const char c = static_cast<char>(token);
@@ -101,11 +102,11 @@ struct Generated {
   MadePlan plan;
   std::size_t prompt_tokens = 0;
   std::vector<int> tokens;
-  std::string text;  // of a model that writes bytes
+  std::string text;  // the generated text, of a model that writes bytes
   const char* ended_by = "max-new";
   double prefill_ms = 0;
   double compress_ms = 0;
-  double decode_ms = 0;  // of a token; 0 for a single one
+  double decode_ms = 0;  // per token; 0 if there is only one
   std::size_t bytes = 0;
   std::size_t bytes_read = 0;
 };
@@ -206,7 +207,7 @@ void print_costs(const Arguments& arguments, const Generated& result) {
     fmt::print(stderr, "  budgets   {}\n", shown_unused(result.plan.unused, result.prompt_tokens));
   }
   if (result.compress_ms > 0) {
-    fmt::print(stderr, "  compress  {} ms, once behind the prompt\n", fixed(result.compress_ms, 0));
+    fmt::print(stderr, "  compress  {} ms, once after the prompt\n", fixed(result.compress_ms, 0));
   }
 }
 
@@ -241,7 +242,7 @@ int main(int argc, char** argv) {
   add_prompt_options(app, arguments.prompt, "one of");
   add_plan_options(app, arguments.plan);
   add_device_option(app, arguments.device);
-  app.add_option("--dtype", arguments.dtype, "Of cached rows")
+  app.add_option("--dtype", arguments.dtype, "Element type of cached rows")
       ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->type_name("TYPE")
       ->capture_default_str();
@@ -249,7 +250,7 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--stop", arguments.stop, "Ends behind this text")->type_name("TEXT");
+  app.add_option("--stop", arguments.stop, "Ends after this text")->type_name("TEXT");
   app.add_option("--temperature", arguments.sampler.temperature, "0: always the likeliest token")
       ->type_name("X")
       ->capture_default_str();
@@ -260,7 +261,7 @@ int main(int argc, char** argv) {
   app.add_option("--top-p", arguments.sampler.top_p, "Only the likeliest that reach this share")
       ->type_name("X")
       ->capture_default_str();
-  app.add_option("--seed", arguments.sampler.seed, "Of what temperature leaves to chance")
+  app.add_option("--seed", arguments.sampler.seed, "Seed of the draws with a temperature")
       ->type_name("N")
       ->check(any_whole_number())
       ->capture_default_str();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Finds out which heads of a model need what, and writes it down in the formats that were published
-// with the methods. examples/identify/ holds a file for each of them.
+// Finds out what each head of a model needs, and writes it in the file formats that were published
+// with the methods. examples/identify/ has one file for each method.
 #include <functional>
 
 #include <common/run_tool.hpp>
@@ -12,8 +12,8 @@ using namespace kvpolicy::tools;
 namespace {
 
 constexpr const char* description =
-    "Finds out which heads of a model need the whole text: what plans for its KV cache are made "
-    "from.";
+    "Finds out which heads of a model need the whole text, so that plans for its KV cache can be "
+    "made.";
 
 constexpr const char* footer = R"(
 Examples:
@@ -24,7 +24,7 @@ Examples:
   generate --plan headkv/retrieval_heads.json --capacity 128 --prompt 'In the beginning'
   identify_heads damage --out damage.json           what each head loses under each policy
   plan search --damage damage.json --weights DIR --bytes 1/16 --context 4096 plan.json
-  identify_heads duo --help                         what there is to choose
+  identify_heads duo --help                         all settings
 )";
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Prints what the reference Llama says about some tokens, so that anyone can hold it against
-// another implementation: as text, or as JSON that keeps every digit.
+// Prints the logits of the reference Llama for some tokens, to compare with another implementation:
+// as text, or as JSON that keeps every digit.
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -41,7 +41,7 @@ The model is a Hugging Face folder as it is downloaded: config.json with model.s
 shards with their index; LlamaForCausalLM, MistralForCausalLM or Qwen2ForCausalLM.)";
 
 constexpr const char* examples = R"(Examples:
-  # the logits behind the third token
+  # the logits after the third token
   logits --model tests/model/goldens/gqa2_d80 --tokens 1,2,3
   # of every token, fed one at a time, as JSON for another program
   logits --model tests/model/goldens/gqa2_d80 --tokens 1,2,3 --all --chunk 1 --json
@@ -52,7 +52,7 @@ In PyTorch, to compare with the plan `full`:
   model = AutoModelForCausalLM.from_pretrained(DIR, dtype=torch.float32)
   model(torch.tensor([[1, 2, 3]])).logits)";
 
-/// Of every token, or of the last one.
+/// Logits of every token, or of the last one only.
 std::vector<float> compute(const reference::Llama& model, Sequence& sequence,
                            const Arguments& arguments) {
   if (!arguments.all) return sequence.prefill(arguments.tokens, arguments.chunk);

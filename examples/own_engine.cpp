@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An inference engine that has buffers, threads and attention of its own and gives kvpolicy a part
-// of the work: a system prompt that all conversations share lies in the engine's own blocks and is
-// attended by the engine; what a conversation adds is a kvpolicy cache. The two partial results are
-// merged by their log-sum-exps, and the merged one is checked against attention over all rows.
+// An inference engine that has its own buffers, threads and attention, and uses kvpolicy for a part
+// of the work. All conversations share a system prompt, whose rows are in the engine's own buffers
+// and are attended by the engine; what a conversation adds is a kvpolicy cache. The two partial
+// results are merged by their log-sum-exps, and the result is checked against attention over all
+// rows.
 #include <cmath>
 #include <condition_variable>
 #include <cstddef>
@@ -27,7 +28,7 @@ using kvpolicy::TensorView;
 constexpr kvpolicy::ModelShape shape{.layers = 2, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
 constexpr std::size_t sinks = 8, recent = 32;
 
-// ---- the engine's threads: they wait for loops
+// ---- the engine's threads, which wait for loops
 
 class Workers {
  public:
@@ -57,7 +58,7 @@ class Workers {
 
   [[nodiscard]] std::size_t count() const { return threads_.size() + 1; }
 
-  // body(i) once for each i below `calls`; the calling thread works as well.
+  // Calls body(i) once for each i below `calls`; the calling thread works as well.
   void run(std::size_t calls, const std::function<void(std::size_t)>& body) {
     {
       const std::lock_guard lock{mutex_};
@@ -93,7 +94,7 @@ class Workers {
   bool stop_ = false;
 };
 
-// What kvpolicy asks of threads (kvpolicy::cpu::ParallelFor): a handle that can be copied.
+// The interface through which kvpolicy runs loops (kvpolicy::cpu::ParallelFor); it can be copied.
 struct EngineFor {
   std::shared_ptr<Workers> workers;
   [[nodiscard]] std::size_t threads() const { return workers->count(); }
@@ -108,7 +109,8 @@ using Conversation = kvpolicy::cpu::KvCache<float, Attention>;
 
 // ---- the engine's buffers
 
-// As its projection leaves them: for each token all queries, then all keys, then all values.
+// Rows in the order of a fused projection: for each token all queries, then all keys, then all
+// values.
 struct FusedRows {
   static constexpr std::size_t heads = shape.q_heads + 2 * shape.kv_heads;
   static constexpr std::size_t token_stride = heads * shape.head_dim;
@@ -130,7 +132,7 @@ struct FusedRows {
   }
 };
 
-// Outputs lie heads first: [q_heads, tokens, head_dim].
+// Outputs are stored heads first: [q_heads, tokens, head_dim].
 struct Outputs {
   explicit Outputs(std::size_t count)
       : tokens{count},
@@ -174,8 +176,8 @@ void attend_shared(const FusedRows& prompt, const FusedRows& asking, Workers& wo
 
 // ---- a layer of a step
 
-// The cache numbers a conversation's rows from 0. Keys and queries come turned to their positions
-// behind the shared prompt, so their distances are the model's.
+// The cache counts a conversation's positions from 0. Keys and queries are already rotated to their
+// positions after the shared prompt, so the distances between them are those of the model.
 Outputs run_layer(Conversation& cache, std::size_t layer, const FusedRows& prompt,
                   const FusedRows& rows, Workers& workers) {
   Outputs out{rows.tokens};
@@ -183,7 +185,7 @@ Outputs run_layer(Conversation& cache, std::size_t layer, const FusedRows& promp
   options.log_sum_exp = out.log_sum_exp;
   if (rows.tokens <= cache.options().max_append) {
     cache.append(layer, rows.k(), rows.v());
-    // Here an engine may do what needs the rows in place and no attention yet.
+    // Here an engine may do work that needs the new rows in the cache but not their attention.
     cache.attend(layer, rows.q(), out.view(), options);
   } else {
     cache.step(layer, rows.q(), rows.k(), rows.v(), out.view(), options);
@@ -202,7 +204,7 @@ Outputs run_layer(Conversation& cache, std::size_t layer, const FusedRows& promp
   return out;
 }
 
-// ---- what must come out, in double, row by row
+// ---- the expected result, in double, row by row
 
 struct Text {
   std::vector<const float*> keys, values;  // of one KV head
@@ -247,9 +249,9 @@ int main() {
     for (float& number : rows.numbers) number = normal(random);
     return rows;
   };
-  std::vector<FusedRows> prompt;  // of each layer, kept by the engine for all conversations
+  std::vector<FusedRows> prompt;  // for each layer; the engine keeps it for all conversations
   for (std::size_t layer = 0; layer < shape.layers; ++layer) prompt.push_back(project(96));
-  std::vector<std::vector<FusedRows>> said(shape.layers);  // for the check alone
+  std::vector<std::vector<FusedRows>> said(shape.layers);  // only for the check
 
   double worst = 0.0;
   for (const std::size_t tokens : {150, 3, 1, 1, 40, 1, 4, 1}) {
@@ -280,7 +282,7 @@ int main() {
     }
   }
   std::printf(
-      "%zu tokens behind a shared prompt of %zu, on %zu threads: %zu bytes of keys and "
+      "%zu tokens after a shared prompt of %zu, on %zu threads: %zu bytes of keys and "
       "values; merged attention is off by %.1e\n",
       cache.tokens(), prompt[0].tokens, workers->count(), cache.bytes(), worst);
   return worst <= 1e-4 ? 0 : 1;

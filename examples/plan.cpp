@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shows plans, sizes them for a model, and turns published patterns and scores into plan files and
-// back. Loads no weights: a plan knows what its cache will cost before there is one.
+// Shows plans, computes their memory for a model, and converts published patterns and scores to
+// plan files and back. No weights are loaded, because a plan and a shape determine what a cache
+// will cost.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -62,13 +63,13 @@ constexpr const char* examples = R"(Examples:
   # how many rows HeadKV gives each head of a model with 8 KV heads
   plan budgets Meta-Llama-3-8B-Instruct_retrieval_heads.json --kv-heads 8 --capacity 128
 
-  # what a cache takes at 128 Ki tokens, policy by policy, and how far 40 GB go; layers with windows or without
-  # a cache count as such
+  # what a cache takes at 128 Ki tokens, policy by policy, and how many tokens fit into 40 GB; layers
+  # with windows or without a cache are counted as such
   plan memory --shape llama-3-8b --plan int4 --context 131072
   plan max-context --memory 40GB --shape llama-3-8b --plan sink_recent:128,256
   plan memory --shape gpt-oss-20b --plan full
 
-  # the plan that harms least in an eighth of the bytes, all policies and precisions mixed
+  # the plan with the least damage in an eighth of the bytes, over all policies and precisions
   plan search --weights reference_model/weights/keyfinder --context 4096 --bytes 1/8 plan.json
 
   # a published pattern as a plan file, and back
@@ -79,7 +80,8 @@ constexpr const char* examples = R"(Examples:
 
 // ---- where a plan and its shape come from
 
-// The shape that a file implies; what it leaves open (head_dim, say) does not show in a picture.
+// The shape that a file implies. What the file leaves open (head_dim, say) does not show in a
+// picture.
 std::optional<ModelShape> implied_shape(const std::string& path) {
   std::error_code ignored;
   if (!fs::exists(path, ignored)) return std::nullopt;
@@ -197,12 +199,12 @@ void budgets(const Arguments& a, std::size_t kv_heads) {
 
 // ---- memory, max-context
 
-// Calls f(plan, full) with the plan in the element type asked for, and one that keeps everything.
+// Calls f(plan, full): the plan in the element type asked for, and one that keeps every row.
 template <class F>
 void with_dtype(const Arguments& a, OrderedJson& settings, F f) {
   const Plan plan = plan_of(a, &settings);
   if (a.dtype == "f32") {
-    // The file does not know the element type, which makes it the way from one to another.
+    // A plan file does not name the element type, so writing and parsing converts the plan.
     return f(io::parse_plan<float>(io::format_plan(plan)), HeadPlan<float>{plan.shape()});
   }
   f(plan, Plan{plan.shape()});
@@ -332,7 +334,7 @@ void search(const Arguments& a) {
 
 // ---- convert
 
-// Full heads to gates of 1, streaming heads to gates of 0.
+// Heads that keep every row get gate 1, streaming heads gate 0.
 io::DuoPattern pattern_of(const Plan& plan) {
   const std::size_t kv_heads = same_heads(plan.shape(), "plan convert").kv_heads;
   io::DuoPattern pattern{HeadGates{plan.shape().layers, kv_heads}};
@@ -351,14 +353,14 @@ io::DuoPattern pattern_of(const Plan& plan) {
       met = true;
     } else {
       throw ConfigError(message(
-          "a DuoAttention pattern knows full and sink_recent heads over dense rows alone; KV head ",
+          "a DuoAttention pattern has only full and sink_recent heads over dense rows; KV head ",
           head, " of layer ", layer, " is another: ", fmt::format("{}", settings)));
     }
   });
   return pattern;
 }
 
-// Scores in proportion to the budgets: with beta = 1 they bring the budgets back.
+// Scores in proportion to the budgets; with beta = 1 they give the same budgets again.
 HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
   const ModelShape& shape = plan.shape();
   const LayerShape same = same_heads(shape, "plan convert");
@@ -368,7 +370,7 @@ HeadScores scores_of(const Plan& plan, HeadKvConfig& config) {
                          const HeadSettings<bfloat16>& settings) {
     const HeadRule rule = settings.rule(shape.layer(layer).head_dim);
     require(rule.compresses && rule.scorer == SnapKvScorer::name,
-            "head scores stand for heads with a budget and SnapKV's rank alone; KV head ", head,
+            "head scores only describe heads with a budget and SnapKV's scorer; KV head ", head,
             " of layer ", layer, " is another");
     for (std::size_t i = 0; i < same.queries_per_kv(); ++i) {
       scores(layer, head * same.queries_per_kv() + i) = static_cast<double>(rule.budget);
@@ -404,10 +406,10 @@ void convert(const Arguments& a) {
 
 // ---- the command line
 
-// Longer than any text; with it bytes stay countable.
+// Longer than any text, and small enough that byte counts do not overflow.
 constexpr std::uint64_t most_tokens = std::uint64_t{1} << 40;
 
-// As CacheOptions takes it.
+// A page size that CacheOptions accepts.
 CLI::Validator page_size() {
   return CLI::IsMember({16, 32, 64, 128, 256, 512, 1024, 2048, 4096}).description("");
 }
@@ -509,7 +511,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
 
   CLI::App* search_command =
-      add_command(app, "search", "The plan that harms least within a number of bytes", a);
+      add_command(app, "search", "The plan with the least damage within a number of bytes", a);
   search_command->add_option("OUTPUT", a.output, "Write the plan there")->type_name("FILE.json");
   search_command->add_option("--bytes", a.budget, "For the cache: 1/8 of a full one, or 64MB")
       ->type_name("SIZE")
@@ -528,14 +530,12 @@ int main(int argc, char** argv) {
           "Model folder with its shape and, unless given above, damage.json, duo/ or headkv/")
       ->type_name("DIR");
   search_command->footer(
-      "Damages of single heads are added up, so the choice is exact where heads do not stand in "
-      "for "
-      "one another\nand a good guess where they do. Gates and scores are made into damages by a "
-      "rule "
-      "of thumb\n(include/kvpolicy/plan/search_menu.hpp); measured ones are better.");
+      "Damages of single heads are added up, so the choice is exact where no head can replace "
+      "another,\nand a good guess where some can. Gates and scores are converted to damages by a "
+      "rule of thumb\n(include/kvpolicy/plan/search_menu.hpp); measured damages are better.");
 
   CLI::App* convert_command = add_command(
-      app, "convert", "Anything to a plan file; a plan file to a pattern folder or head scores", a);
+      app, "convert", "Converts any plan to a plan file, or a plan file to a pattern folder or head scores", a);
   add_source(*convert_command, a);
   convert_command
       ->add_option("OUTPUT", a.output,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One layer on a GPU: half of the KV heads keep everything, half the sinks and the latest rows. A
-// prompt is read in chunks, then one decode step is captured in a CUDA graph and replayed while the
+// One layer on a GPU: half of the KV heads keep every row, the others sinks and the latest rows. A
+// prompt is read in chunks; then one decode step is captured in a CUDA graph and replayed while the
 // text grows.
 #include <cstdio>
 #include <vector>
@@ -50,17 +50,17 @@ void decode(cudaStream_t stream) {
                {}, stream);
   };
   for (int i = 0; i < 3; ++i) step(chunk);
-  step(1);  // loads the kernels of a decode step, which a capture must not
+  step(1);  // loads the decode kernels, which cannot be loaded during a capture
 
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  step(1);  // recorded, not run
+  step(1);  // is recorded, does not run
   check(cudaStreamEndCapture(stream, &graph));
   check(cudaGraphInstantiate(&replay, graph, 0));
   for (int i = 0; i < 100; ++i) {
-    cache.replayed();  // refuses what was not reserved
-    check(cudaGraphLaunch(replay, stream));  // between launches an engine would change q, k and v
+    cache.replayed();  // throws if the step was not reserved
+    check(cudaGraphLaunch(replay, stream));  // an engine would change q, k and v between launches
   }
   check(cudaStreamSynchronize(stream));
 
@@ -77,7 +77,8 @@ void decode(cudaStream_t stream) {
 int main() {
   try {
     cudaStream_t stream = nullptr;
-    static_cast<void>(kvpolicy::cuda::Device::current());  // says what is missing
+    static_cast<void>(kvpolicy::cuda::Device::current());  // throws an error that says what is
+                                                           // missing
     check(cudaStreamCreate(&stream));
     decode(stream);
     check(cudaStreamDestroy(stream));

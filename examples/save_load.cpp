@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A prompt cache: the first start reads a long prompt and saves its cache, every later one loads it
-// and goes on behind it, token for token the same.
+// A prompt cache on disk: the first start reads a long prompt and saves its cache; every later
+// start loads the file and continues from there with exactly the same tokens.
 //
 //   save_load prompt.kvcache    # reads the prompt, saves
 //   save_load prompt.kvcache    # loads, continues with the same tokens
-//   save_load                   # both in one program, with a file of its own; checks that they
-//   agree
+//   save_load                   # both in one program, with a temporary file; checks that they agree
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -35,7 +34,7 @@ using Cache = cpu::KvCache<bfloat16>;
 
 struct Text {
   std::vector<int> prompt;    // what many questions share
-  std::vector<int> question;  // what comes behind it
+  std::vector<int> question;  // what comes after it
 };
 
 Text read_text() {
@@ -50,15 +49,16 @@ Text read_text() {
 }
 
 Cache empty_cache(const reference::Llama& model) {
-  // 4 bits for all rows but the latest, which is what makes the file small.
+  // 4 bits for all rows but the latest, which makes the file small.
   const QuantizedResidualCache<bfloat16>::Config four_bits{.storage = {.bits = 4, .residual = 128}};
   return Cache{HeadPlan{model.config().shape(), four_bits}};
 }
 
-// A cache that has read the prompt: from the file, if it holds that, else by reading.
+// A cache that has read the prompt: loaded if the file holds this prompt, otherwise read by the
+// model.
 Cache cache_of_prompt(const reference::Llama& model, const std::vector<int>& prompt,
                       const std::filesystem::path& path) {
-  // The tag: which model made the rows, from which tokens.
+  // The tag says which model made the rows, and from which tokens.
   const std::string tag = message("keyfinder, ", prompt.size(), " tokens, ", digest(prompt));
   Cache cache = empty_cache(model);
   const Stopwatch loading;
@@ -67,7 +67,7 @@ Cache cache_of_prompt(const reference::Llama& model, const std::vector<int>& pro
     std::printf("loaded %zu tokens, %zu bytes of keys and values, in %.1f ms\n", cache.tokens(),
                 cache.bytes(), loading.milliseconds());
     return cache;
-  } catch (const Error& error) {  // no such file, or of another prompt, plan or model
+  } catch (const Error& error) {  // there is no file, or it is for another prompt, plan or model
     std::printf("%s\n", error.what());
   }
   const Stopwatch reading;
@@ -80,7 +80,7 @@ Cache cache_of_prompt(const reference::Llama& model, const std::vector<int>& pro
   return cache;
 }
 
-// The likeliest tokens behind a question.
+// The likeliest tokens after a question.
 std::string answer(const reference::Llama& model, Cache& cache, const std::vector<int>& question) {
   std::vector<float> logits = reference::step(model, cache, question);
   std::string text;
@@ -93,7 +93,7 @@ std::string answer(const reference::Llama& model, Cache& cache, const std::vecto
   return text;
 }
 
-// A file name of our own, gone with all that is under it.
+// A temporary file name; the destructor deletes the file and the parts that saving may have left.
 struct OwnFile {
   std::filesystem::path path =
       std::filesystem::temp_directory_path() / "kvpolicy-save-load.kvcache";

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Speculative decoding with a model of one's own: what an engine has to write, and TriForce's three
+// Speculative decoding with a user's own model: what an engine has to write, and TriForce's three
 // levels over it. Needs a C++20 compiler and nothing else.
 //
-// The model is a small one that can continue a text: an induction head. Layers 0 and 1 look one and
-// two tokens back; layer 2 looks for places behind the same two tokens as here, and says what stood
-// there. A word is a token.
+// The model is small but can continue a text: an induction head. Layers 0 and 1 look one and two
+// tokens back. Layer 2 looks for earlier positions that follow the same two tokens as the current
+// one, and predicts the token that stood there. A token is a word.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -22,7 +22,7 @@ using kvpolicy::TensorView;
 
 constexpr std::size_t channels = 64;
 
-// A direction of its own for each number; two of them are nearly orthogonal.
+// A pseudo-random direction for each number; the directions of two numbers are nearly orthogonal.
 void write_direction(std::uint64_t number, float* out) {
   std::uint64_t bits = number + 1;
   for (std::size_t i = 0; i < channels; ++i) {
@@ -31,9 +31,9 @@ void write_direction(std::uint64_t number, float* out) {
     out[i] = (bits >> 63U) != 0 ? 1.0F : -1.0F;
   }
 }
-constexpr std::uint64_t first_place = 1'000'000;  // directions below are words, from here on places
+constexpr std::uint64_t first_position = 1'000'000;  // lower numbers are words, higher ones positions
 
-// Two words in their order as one direction.
+// One direction for two words in their order.
 std::vector<float> joined(const std::vector<float>& later, const std::vector<float>& earlier) {
   std::vector<float> sum(later);
   for (std::size_t i = 0; i < sum.size(); ++i)
@@ -41,13 +41,13 @@ std::vector<float> joined(const std::vector<float>& later, const std::vector<flo
   return sum;
 }
 
-// What kvpolicy asks of a model: `vocabulary` and `read`.
+// The members that kvpolicy requires of a model: `vocabulary` and `read`.
 class InductionModel {
  public:
   static constexpr kvpolicy::ModelShape shape{
       .layers = 3, .q_heads = 1, .kv_heads = 1, .head_dim = channels};
 
-  // The lower `sharpness`, the more it confuses.
+  // With a lower `sharpness` the model confuses more words.
   InductionModel(std::size_t words, float sharpness) : words_{words}, sharpness_{sharpness} {}
 
   std::size_t vocabulary() const { return words_; }
@@ -59,9 +59,9 @@ class InductionModel {
     std::vector<float> words(tokens * channels), here(words), one_back(words), two_back(words);
     for (std::size_t i = 0; i < tokens; ++i) {
       write_direction(static_cast<std::uint64_t>(call.tokens[i]), &words[i * channels]);
-      write_direction(first_place + positions[i], &here[i * channels]);
-      write_direction(first_place + positions[i] - 1, &one_back[i * channels]);
-      write_direction(first_place + positions[i] - 2, &two_back[i * channels]);
+      write_direction(first_position + positions[i], &here[i * channels]);
+      write_direction(first_position + positions[i] - 1, &one_back[i * channels]);
+      write_direction(first_position + positions[i] - 2, &two_back[i * channels]);
     }
     const auto last = attend(cache, 0, one_back, here, words, call.attend);
     const auto last_but_one = attend(cache, 1, two_back, here, words, call.attend);
@@ -85,7 +85,8 @@ class InductionModel {
   }
 
  private:
-  // As an engine with a cache of ours does it: the call's rows go in first, then all are read.
+  // An engine with a kvpolicy cache does the same: it appends the call's rows, then attends to all
+  // rows.
   template <class Cache>
   std::vector<float> attend(Cache& cache, std::size_t layer, std::vector<float> q,
                             const std::vector<float>& k, const std::vector<float>& v,
@@ -135,12 +136,13 @@ int main() {
   const kvpolicy::ModelShape shape = InductionModel::shape;
 
   const auto show = [&](const kvpolicy::NewToken& token) {
-    const char* marks[] = {"", "'", "\""};  // the target's own, the middle level's, the draft's
+    const char* marks[] = {"", "'", "\""};  // proposed by the target, by the middle level, by the
+                                            // draft
     std::printf("%s%s ", words[static_cast<std::size_t>(token.token)].c_str(), marks[token.level]);
     return true;
   };
 
-  // Six guesses each time; without `adapt = false` as many as pay, by what is measured.
+  // Always six draft tokens; without `adapt = false` the decoder chooses how many pay off.
   const kvpolicy::SpeculationOptions fixed{.length = 6, .adapt = false};
 
   // The target keeps every row and its middle level reads 64 of them; the draft keeps 4 + 76.
@@ -157,7 +159,7 @@ int main() {
   std::printf("\n\n%zu tokens in %zu passes over all rows, %.0f %% of guesses accepted\n",
               did.tokens, did.verifications, 100.0 * did.acceptance());
 
-  // Nothing is lost: token by token it is the same text.
+  // Decoding token by token must give the same text.
   kvpolicy::KvCache<float> plain_cache{cache.plan(), room};
   kvpolicy::SpeculativeDecoder plain{
       model, plain_cache, kvpolicy::NoDraft{}, {.length = 0, .adapt = false}};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The `--plan` of every tool: a plan file, a published pattern or score file, or a name with
-// settings, made into a plan for the model at hand.
+// The `--plan` option of every tool: a plan file, a published pattern or score file, or a name with
+// settings, which becomes a plan for the model that the tool runs.
 //
 //     tools::PlanArguments arguments;
 //     tools::add_plan_options(app, arguments);
@@ -30,27 +30,27 @@ struct PlanArguments {
   GateCut gate_cut = GateCut::exact_count;
   std::optional<std::size_t> sinks;  ///< default: what the pattern says
   std::optional<std::size_t> recent;
-  HeadKvConfig headkv;  ///< HeadKV scores
+  HeadKvConfig headkv;  ///< for HeadKV score files
 };
 
 /// Adds --plan, and the options that go with patterns and scores.
 void add_plan_options(CLI::App& app, PlanArguments& arguments);
 
-/// The forms that `--plan` takes, a line each, and their settings.
+/// The forms that `--plan` takes and their settings, one form a line.
 [[nodiscard]] const char* plan_help();
 
 /// @throws ConfigError unless `plan` is a name or something that exists.
 void require_plan_source(const std::string& plan);
 
-/// Recorded among the settings of a DuoAttention plan whose cut falls into a tie: how many heads
-/// tie, and how many of them keep the whole text (plan/highest.hpp).
+/// The setting that records, for a DuoAttention plan whose cut falls into a tie, how many heads tie
+/// and how many of them keep every row (plan/highest.hpp).
 inline constexpr const char* tied_heads = "tied_heads";
 inline constexpr const char* tied_heads_kept = "tied_heads_kept";
 
-/// The plan that the arguments mean: the same in every tool. Names that need trained gates or head
-/// scores find them in `weights`: duo/full_attention_heads.tsv with config.json,
-/// headkv/retrieval_heads.json. `settings` gets everything that the plan was made with, what the
-/// name left open included: {"capacity": 128, "kernel": 7, ...}.
+/// Makes the plan that the arguments describe; every tool uses it. Names that need trained gates or
+/// head scores find them in the folder `weights`: duo/full_attention_heads.tsv with config.json,
+/// headkv/retrieval_heads.json. `settings` receives everything that the plan was made with,
+/// including defaults that the name left open: {"capacity": 128, "kernel": 7, ...}.
 /// @throws ConfigError, FormatError
 template <Element E>
 [[nodiscard]] HeadPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
@@ -64,8 +64,8 @@ extern template HeadPlan<half> make_plan(const PlanArguments&, const ModelShape&
 extern template HeadPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&,
                                             const std::filesystem::path&, io::OrderedJson*);
 
-/// What a tool has to do for a plan to show what it can: call `compress()` behind the prompt, read
-/// `Read::selected` when it decodes.
+/// The calls that a tool must make so that a plan takes effect: `compress()` after the prompt, or
+/// reads with `Read::selected` while it decodes.
 struct PlanNeeds {
   bool compress = false;
   bool selected_reads = false;

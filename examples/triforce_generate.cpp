@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decodes a long text by guesses, shows who proposed each token, and says what that gained over
-// decoding token by token, measured in the same run.
+// Decodes a long text speculatively, shows which model proposed each token, and prints the speedup
+// over decoding token by token, measured in the same run.
 #include <algorithm>
 #include <cstddef>
 #include <optional>
@@ -36,7 +36,7 @@ using namespace kvpolicy::tools;
 
 struct Arguments {
   std::string model;
-  std::string draft_model;  // empty: the one beside the model
+  std::string draft_model;  // empty: the small model beside the target
   std::string method = "triforce";
   PromptArguments prompt;
   std::size_t text = 7680;
@@ -54,12 +54,11 @@ struct Arguments {
 };
 
 constexpr const char* description =
-    R"(Decodes by guesses and loses nothing: drafts guess, the target judges all guesses in one pass.
+    R"(Decodes speculatively: drafts guess tokens, and the target verifies all guesses in one pass.
 
 The text shows who proposed each token: a tiny draft model, the target over a few selected rows of
-its cache, or the target itself. Whoever proposed it, a token is the target's own: without
---temperature the text is the one that decoding token by token gives, which runs beside and is
-compared.
+its cache, or the target itself. The text does not depend on the drafts: without --temperature it is
+the text that decoding token by token gives, which runs as well and is compared.
 
 Without a prompt the shipped model reads a piece of the King James Bible with facts hidden in it
 ("The key of Bamelo is 48213."), goes on with it, and then answers questions about the facts.)";
@@ -78,12 +77,12 @@ Examples:
   triforce_generate --quantise 4                  the target's rows in 4 bits but for the latest
   triforce_generate --model DIR --draft-model DIR-draft --tokens 1,12,3
 
-The table: a pass reads a model once; of the places that a level judged a share was accepted. What a
-pass of the target brings, and how much less the passes below it cost, is the gain: long texts and
-small budgets pay. docs/triforce.md explains it.)";
+In the table a pass reads a model once, and the acceptance is the share of guesses that stayed among
+those that a level verified. The gain grows with the tokens per pass of the target, and with how much
+less the passes of the drafts cost: long texts and small budgets pay. docs/triforce.md explains it.)";
 }
 
-// One turn, of a prompt that was given.
+// One turn, which is the prompt that was given.
 std::vector<SpeculationTurn> own_turns(const Arguments& arguments, std::size_t vocabulary,
                                        std::vector<int>& stop_tokens) {
   SpeculationTurn turn;
@@ -95,7 +94,8 @@ std::vector<SpeculationTurn> own_turns(const Arguments& arguments, std::size_t v
   return {std::move(turn)};
 }
 
-// The shipped text goes on; then each question is a turn, which ends with its sentence.
+// The first turn continues the shipped text; then each question is a turn that ends with its
+// sentence.
 std::vector<SpeculationTurn> shipped_turns(const Arguments& arguments,
                                            std::vector<int>& stop_tokens) {
   require(arguments.stop.empty(),
@@ -203,11 +203,11 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->capture_default_str();
   app.add_option(
          "--draft-model", arguments.draft_model,
-         "Of the small model, with the same tokens; default: the target's folder + \"-draft\"")
+         "Folder of the small model, which has the same tokens; default: the target's + \"-draft\"")
       ->type_name("DIR");
   add_prompt_options(app, arguments.prompt, "one of; without, the shipped text");
   add_count(app, "--text", arguments.text, 1, "Bytes of the shipped text");
-  add_count(app, "--questions", arguments.questions, 0, "Asked about the shipped text");
+  add_count(app, "--questions", arguments.questions, 0, "Questions about the shipped text");
   app.add_option("--text-seed", arguments.text_seed, "Another piece of it, and other facts")
       ->type_name("N")
       ->check(any_whole_number())
@@ -216,15 +216,15 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->type_name("NAME")
       ->capture_default_str();
   app.add_option("--length", arguments.length,
-                 "DraftTokens before the target judges; default: chosen by what is measured")
+                 "Draft tokens that the target verifies at once; default: chosen by measured times")
       ->type_name("N")
       ->check(whole_number(0, 1024));
   app.add_option("--draft-length", arguments.draft_length,
-                 "DraftTokens of the small draft before the target over selected rows judges; default: "
-                 "chosen, or 1 with --length")
+                 "Draft tokens of the small model that the target over selected rows verifies at once; "
+                 "default: chosen, or 1 with --length")
       ->type_name("N")
       ->check(whole_number(0, 1024));
-  add_count(app, "--budget", arguments.setup.budget, 1, "Rows that are selected, of each head");
+  add_count(app, "--budget", arguments.setup.budget, 1, "Rows that are selected in each head");
   add_count(app, "--chunk", arguments.setup.chunk, 1, "Rows that are selected together");
   app.add_option("--summary", arguments.summary,
                  "What chunks are selected by: mean keys, or bounds")
@@ -232,13 +232,13 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->type_name("KIND")
       ->capture_default_str();
   add_count(app, "--refresh-every", options.refresh_selection.every, 0,
-            "Selects anew after N tokens; 0: when guesses are refused");
+            "Choose a new selection after N tokens; 0: when guesses are refused");
   app.add_option("--quantise", arguments.setup.bits, "Bits of the target's rows")
       ->check(CLI::IsMember({2, 4, 8}))
       ->type_name("BITS");
-  add_count(app, "--tree-size", arguments.setup.tree_nodes, 1, "DraftTokens of --method tree");
+  add_count(app, "--tree-size", arguments.setup.tree_nodes, 1, "Draft tokens of --method tree");
   add_count(app, "--max-new", arguments.most_new, 1, "New tokens at most");
-  app.add_option("--stop", arguments.stop, "Ends behind this text")->type_name("TEXT");
+  app.add_option("--stop", arguments.stop, "Ends after this text")->type_name("TEXT");
   app.add_option("--temperature", options.sampling.temperature, "0: always the likeliest token")
       ->type_name("X")
       ->capture_default_str();
@@ -246,7 +246,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--top-p", options.sampling.top_p, "Only the likeliest that reach this share")
       ->type_name("X")
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "Of what temperature leaves to chance")
+  app.add_option("--seed", options.seed, "Seed of the draws with a temperature")
       ->type_name("N")
       ->check(any_whole_number())
       ->capture_default_str();
@@ -254,7 +254,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->type_name("N")
       ->check(whole_number(0, most_threads))
       ->capture_default_str();
-  app.add_flag("--alone", arguments.alone, "Without plain decoding beside");
+  app.add_flag("--alone", arguments.alone, "Skip plain decoding, which is done for comparison");
   app.add_flag("--json", arguments.json, "Print JSON");
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shows what a plan does to a text: writes one HTML page with every head's policy and bytes, the rows
-// that it kept and read at each step, and how it attended to them.
+// Shows what a plan does to a text: writes one HTML page with every head's policy and bytes, the
+// rows that it kept and read at each step, and the attention that they got.
 #include <algorithm>
 #include <cstddef>
 #include <filesystem>
@@ -65,16 +65,17 @@ std::string footer() {
 Examples:
   visualize --plan duo                             which heads find the key, which see only their window
   visualize --plan quest:16,256 --out quest.html   what a head that selects reads, token by token
-  visualize --plan snapkv:128                      what a prompt's end wants to keep of it
+  visualize --plan snapkv:128                      which rows a prompt's end attends to
   visualize --plan search:0.125,4096               an eighth of the bytes, spent head by head
   visualize --file chapter.txt --plan int4 --max-new 100
   visualize --model path/to/Llama-3.2-1B --tokens 1,12,3 --plan kivi2 --json
 
-Then open the page in a browser. A prompt of many tokens is recorded at --steps places, what follows
-it token by token.)";
+Then open the page in a browser. A prompt is read in --steps pieces, with a step of the page for each;
+after it each token is a step.)";
 }
 
-// The prompt that was given, or the shipped text and its question, which one sentence answers.
+// Reads the prompt that was given, or the shipped text with its question, whose answer is one
+// sentence.
 std::vector<int> read_prompt(Arguments& arguments, std::size_t vocabulary) {
   if (arguments.prompt.given()) return prompt_tokens(arguments.prompt, vocabulary);
   require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
@@ -106,7 +107,7 @@ Recording make_recording(Arguments& arguments) {
                                            done <= prompt.size() ? "reads" : "writes",
                                            thousands(done), thousands(total)));
              });
-  // What the folder is called says what the model is; where it lies is nobody's business.
+  // The page names the model's folder without its path, which may be private.
   std::filesystem::path folder = std::filesystem::path{arguments.model}.lexically_normal();
   if (folder.filename().empty()) folder = folder.parent_path();
   recording.model = folder.filename().string();
@@ -122,7 +123,7 @@ std::string new_text(const Recording& recording) {
   return text;
 }
 
-// At the last step.
+// The heads after the last step.
 nlohmann::json heads_json(const Recording& recording) {
   nlohmann::json heads = nlohmann::json::array();
   const Step& last = recording.steps.back();
@@ -207,14 +208,14 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->capture_default_str();
   add_plan_options(app, arguments.plan);
-  app.add_option("--max-new", arguments.settings.most_new, "New tokens at most, the likeliest each")
+  app.add_option("--max-new", arguments.settings.most_new, "New tokens at most, always the likeliest")
       ->check(whole_number(0, 4096))
       ->type_name("N")
       ->capture_default_str();
-  app.add_option("--stop", arguments.stop, "Ends behind this text (of the shipped one: a full stop)")
+  app.add_option("--stop", arguments.stop, "Ends after this text (shipped text: a full stop)")
       ->type_name("TEXT");
   app.add_option("--steps", arguments.settings.prompt_steps,
-                 "Pieces in which the prompt is read, a step of the page each")
+                 "Pieces in which the prompt is read; each is a step of the page")
       ->check(whole_number(1, 1024))
       ->type_name("N")
       ->capture_default_str();

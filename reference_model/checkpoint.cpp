@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::size_t max_index_bytes = 100'000'000;
 
-/// A shard lies beside its index: a name with a path in it could reach any file of the machine.
+/// A shard must be in the folder of its index; a name with a path in it could reach any file of the
+/// machine.
 bool is_plain_file_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\\:\0", 4)) == std::string::npos;
@@ -26,7 +27,7 @@ bool is_plain_file_name(const std::string& name) {
 Checkpoint::Checkpoint(const std::string& folder) : folder_{folder} {
   const std::string single = folder + "/model.safetensors";
   const std::string index = folder + "/model.safetensors.index.json";
-  std::error_code ignored;  // whatever goes wrong, the file is not there for us
+  std::error_code ignored;  // on any error the file counts as missing
   require<FormatError>(std::filesystem::is_directory(folder, ignored), folder,
                        ": not a folder; expected one with config.json and model.safetensors");
   if (std::filesystem::exists(single, ignored)) {
@@ -49,12 +50,12 @@ void Checkpoint::open_shards(const std::string& folder, const std::string& index
     require<FormatError>(file.is_string() && is_plain_file_name(file.get<std::string>()), index,
                          ": tensor ", io::in_quotes(name), ": ", io::in_quotes(file.dump()),
                          " is not the name of a file in this folder");
-    const auto [place, is_new] = opened.try_emplace(file.get<std::string>(), files_.size());
-    if (is_new) files_.emplace_back(folder + "/" + place->first);
-    require<FormatError>(files_[place->second].contains(name), index, ": says that tensor ",
-                         io::in_quotes(name), " is in ", io::in_quotes(place->first),
+    const auto [shard, is_new] = opened.try_emplace(file.get<std::string>(), files_.size());
+    if (is_new) files_.emplace_back(folder + "/" + shard->first);
+    require<FormatError>(files_[shard->second].contains(name), index, ": says that tensor ",
+                         io::in_quotes(name), " is in ", io::in_quotes(shard->first),
                          ", which does not hold it");
-    where_.emplace(name, place->second);
+    where_.emplace(name, shard->second);
   }
 }
 

@@ -18,19 +18,19 @@ namespace kvpolicy::reference {
 
 class Checkpoint {
  public:
-  /// @throws FormatError if there is neither file, a shard is missing or damaged, or the index
-  /// names a tensor that its shard does not hold.
+  /// @throws FormatError if neither file exists, a shard is missing or damaged, or the index names
+  /// a tensor that its shard does not hold
   explicit Checkpoint(const std::string& folder);
 
   [[nodiscard]] bool contains(std::string_view name) const { return where_.contains(name); }
   [[nodiscard]] std::vector<std::string> names() const;
 
-  /// Finds out whether `read` would find the tensor, by headers alone.
-  /// @throws FormatError, naming file and tensor, if it is missing or has another shape or type.
+  /// Checks from the headers alone whether `read` would find the tensor.
+  /// @throws FormatError, naming file and tensor, if it is missing or has another shape or type
   void check(std::string_view name, std::span<const std::size_t> shape) const;
 
-  /// A tensor of exactly this shape, as float.
-  /// @throws FormatError as check, or if it holds a value that is not finite.
+  /// Reads a tensor of exactly this shape, converted to float.
+  /// @throws FormatError as check, or if it holds a value that is not finite
   [[nodiscard]] std::vector<float> read(std::string_view name, std::span<const std::size_t> shape);
 
  private:

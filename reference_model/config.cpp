@@ -15,11 +15,11 @@ namespace {
 using io::Json;
 
 constexpr std::size_t max_config_bytes = 1 << 20;
-// Far beyond any model. Keeps every product of two sizes exact.
+// Far more than any model has, and small enough that a product of two sizes cannot overflow.
 constexpr std::size_t largest_size = std::size_t{1} << 24;
 constexpr std::size_t most_layers = 4096;
 
-/// One JSON object of the file; `null` counts as missing, as it does for transformers.
+/// One JSON object of the file. `null` counts as missing, as it does in transformers.
 class Fields {
  public:
   Fields(const Json& json, std::string_view origin) : json_{json}, origin_{origin} {}
@@ -72,7 +72,7 @@ class Fields {
     return Fields{*value, origin_};
   }
 
-  /// Whether the file says `null`, where leaving a key out would mean something else.
+  /// Whether the file says `null`, for keys where that differs from a missing key.
   [[nodiscard]] bool is_null(const char* key) const {
     const auto found = json_.find(key);
     return found != json_.end() && found->is_null();
@@ -103,9 +103,10 @@ Family family_of(const Fields& config) {
 }
 
 RotaryConfig rotary_of(const Fields& config) {
-  // transformers 5 keeps everything in rope_parameters; before, theta stood on its own and
-  // rope_scaling was null for plain rotation. Its key was `type` once, then `rope_type`. Where a
-  // file has both, transformers takes the older one whole, unless it is empty.
+  // transformers 5 keeps all settings in rope_parameters. In older files rope_theta is a key of its
+  // own and rope_scaling is null for plain rotation; the kind of scaling is named by `type` or,
+  // later, by `rope_type`. Where a file has both objects, transformers takes only the older one,
+  // unless it is empty.
   const std::optional<Fields> older = config.object("rope_scaling");
   const bool use_older = older && !older->empty();
   const std::optional<Fields> scaling = use_older ? older : config.object("rope_parameters");
@@ -113,11 +114,12 @@ RotaryConfig rotary_of(const Fields& config) {
   const double theta = config.number("rope_theta", 10000.0);
   rotary.theta = scaling ? scaling->number("rope_theta", theta) : theta;
   const double share = config.number("partial_rotary_factor", 1.0);
-  const double turned = scaling ? scaling->number("partial_rotary_factor", share) : share;
-  require(turned == 1.0, config.origin(), ": partial_rotary_factor is ", turned,
-          ", expected 1: every channel is turned");
+  const double rotated_share = scaling ? scaling->number("partial_rotary_factor", share) : share;
+  require(rotated_share == 1.0, config.origin(), ": partial_rotary_factor is ", rotated_share,
+          ", expected 1: every channel is rotated");
   if (!scaling) return rotary;
-  // Gemma-like models nest one set per type of layer; read as one set, theta would get lost.
+  // Gemma-like models have one set of settings per type of layer. If these were read as one set,
+  // theta would be missed.
   for (const char* type : {"full_attention", "sliding_attention"}) {
     require(!scaling->find(type), config.origin(), ": rotary settings differ between layers (",
             type, "), expected one set for all");
@@ -141,9 +143,9 @@ RotaryConfig rotary_of(const Fields& config) {
   return rotary;
 }
 
-/// transformers gives Mistral one window for all layers; Qwen2 windows the layers that
-/// `layer_types` names or, in older files, those from max_window_layers on; Llama has none. A file
-/// that leaves sliding_window out means 4,096, one that says null means none.
+/// transformers gives Mistral one window for all layers. Qwen2 has windows in the layers that
+/// `layer_types` names or, in older files, in those from max_window_layers on. Llama has none. A
+/// file without sliding_window means 4,096; null means none.
 std::vector<std::size_t> windows_of(const Fields& config, Family family, std::size_t layers) {
   std::vector<std::size_t> windows(layers, 0);
   const bool used = family == Family::mistral ||
@@ -155,7 +157,7 @@ std::vector<std::size_t> windows_of(const Fields& config, Family family, std::si
 
   const Json* types = config.find("layer_types");
   if (!types) {
-    // As in transformers' Qwen2Config, where a file says nothing.
+    // The default of transformers' Qwen2Config.
     const std::size_t first = config.size("max_window_layers", 28);
     for (std::size_t layer = first; layer < layers; ++layer) windows[layer] = window;
     return windows;
@@ -172,8 +174,8 @@ std::vector<std::size_t> windows_of(const Fields& config, Family family, std::si
   return windows;
 }
 
-/// Weights that were quantised may stand beside plain ones, or be quantised when they are loaded:
-/// either way what transformers computes is not what the plain weights say.
+/// Quantised weights may be stored beside plain ones, or weights may be quantised when they are
+/// loaded. In both cases transformers computes something other than the plain weights give.
 void refuse_quantised(const Fields& config) {
   const std::optional<Fields> quantised = config.object("quantization_config");
   if (!quantised) return;
@@ -213,7 +215,7 @@ void LlamaConfig::validate() const {
   require(q_heads % kv_heads == 0, "LlamaConfig: q_heads is ", q_heads,
           ", must be a multiple of kv_heads = ", kv_heads);
   require(head_dim % 2 == 0, "LlamaConfig: head_dim is ", head_dim,
-          ", must be even, for channels turn in pairs");
+          ", must be even, because channels are rotated in pairs");
   require(norm_eps > 0 && std::isfinite(norm_eps), "LlamaConfig: norm_eps is ", norm_eps,
           ", must be positive");
   require(windows.size() == layers, "LlamaConfig: has ", windows.size(), " windows for ", layers,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What config.json of a Hugging Face folder says about a model of the Llama family:
+// The settings that config.json of a Hugging Face folder gives for a model of the Llama family:
 // LlamaForCausalLM, MistralForCausalLM (sliding windows) and Qwen2ForCausalLM (biases of Q, K, V).
-// Reads both spellings of the rotary settings, that of transformers 4 and of transformers 5.
+// The rotary settings are read in the spelling of transformers 4 and in that of transformers 5.
 #pragma once
 
 #include <cstddef>
@@ -23,31 +23,33 @@ struct LlamaConfig {
   std::size_t q_heads = 0;
   std::size_t kv_heads = 0;
   std::size_t head_dim = 0;
-  std::size_t max_positions = 0;  ///< As trained; nothing here depends on it.
+  std::size_t max_positions = 0;  ///< As trained; it is not enforced.
   float norm_eps = 1e-6F;
   RotaryConfig rotary;
-  bool tied_embeddings = false;  ///< A loaded model's is false if the file's output layer differs.
+  bool tied_embeddings = false;  ///< False for a loaded model if the file's output layer differs
+                                 ///< from the embedding.
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
-  /// Per layer, the latest positions that a query sees, itself included; 0 for all of them. The
-  /// model leaves this to the cache: `plan.limit_window(layer, window)`.
+  /// For each layer, how many of the latest positions a query sees, its own included; 0 for all of
+  /// them. The model leaves this to the cache: `plan.limit_window(layer, window)`.
   std::vector<std::size_t> windows;
   std::vector<int> eos_tokens;
 
-  /// What a KV cache needs to know.
+  /// The shape that plans and caches need.
   [[nodiscard]] ModelShape shape() const {
     return {.layers = layers, .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim};
   }
 
-  /// @throws ConfigError for a size that is zero or absurd, heads that do not divide, an odd
-  /// head_dim or rotary settings that cannot work.
+  /// @throws ConfigError for a size that is zero or absurdly large, KV heads that do not divide the
+  /// query heads, an odd head_dim or impossible rotary settings
   void validate() const;
 };
 
 /// Reads the text of a config.json; `origin` is named in errors.
-/// @throws FormatError if it is not JSON, ConfigError for what this model cannot compute: another
-/// architecture, activation or rotary scaling, quantised weights, or a missing or impossible value.
+/// @throws FormatError if it is not JSON, ConfigError for what the reference model cannot compute
+/// (another architecture, activation or rotary scaling, quantised weights) and for missing or
+/// impossible values
 [[nodiscard]] LlamaConfig parse_llama_config(std::string_view text, std::string_view origin);
 
 /// Reads `folder`/config.json. @throws as above.

@@ -18,15 +18,16 @@
 
 namespace kvpolicy::reference {
 
-/// The model must outlive it. May be used by several threads, each with caches of its own.
+/// The model must outlive it. Several threads may use one reader, each with caches of its own.
 class LlamaReader {
  public:
   explicit LlamaReader(const Llama& model) : model_{&model} {}
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->config().vocabulary; }
 
-  /// Calls of at most the cache's `max_append` tokens read their own rows as they are kept, longer
-  /// ones, as of a prompt, before they are rounded. @throws as reference::step
+  /// In calls of at most the cache's `max_append` tokens, queries read the call's own rows as they
+  /// are stored; in longer calls, such as a prompt, they read them as computed, before rounding.
+  /// @throws as reference::step
   template <class Cache>
   [[nodiscard]] std::vector<float> read(Cache& cache, const ModelCall& call) const {
     require_ready(*model_, cache);
@@ -38,7 +39,8 @@ class LlamaReader {
         call.logits);
   }
 
-  /// The same calls with each layer's products made once for the tokens of all.
+  /// The same for several calls at once; each layer's products are computed once for the tokens of
+  /// all.
   template <class Cache>
   [[nodiscard]] std::vector<std::vector<float>> read_batch(
       std::span<const BatchCall<Cache>> calls) const {

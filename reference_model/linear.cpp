@@ -23,10 +23,11 @@ namespace {
 #if defined(KVPOLICY_WITH_ONEDNN) && defined(_OPENMP)
 constexpr bool one_thread_per_block = true;
 
-/// oneDNN gives every product to all threads, however small, and within a product they wait for
-/// each other without sleeping: next to other programs, whole time slices long, a hundred times
-/// the product itself. So many rows are cut into blocks, each one thread's own, and few rows stay
-/// on one thread unless the weights alone take a millisecond to read.
+/// oneDNN divides every product among all threads, however small it is, and within a product the
+/// threads wait for each other without sleeping. Beside other programs they may wait for whole time
+/// slices, a hundred times the product itself. Therefore many rows are cut into blocks, each for
+/// one thread, and few rows stay on one thread unless reading the weights alone takes a
+/// millisecond.
 class OneThreadIfSmall {
  public:
   explicit OneThreadIfSmall(std::size_t weights) {
@@ -37,10 +38,10 @@ class OneThreadIfSmall {
   ~OneThreadIfSmall() { omp_set_num_threads(threads_); }
 
  private:
-  int threads_ = omp_get_max_threads();  // of this thread alone: callers side by side are safe
+  int threads_ = omp_get_max_threads();  // of this thread only, so concurrent callers are safe
 };
 #else
-// A BLAS with threads of its own keeps them behind one lock: blocks would only queue for it.
+// A BLAS with threads of its own has one lock for them, for which blocks would only queue.
 constexpr bool one_thread_per_block = false;
 
 struct OneThreadIfSmall {
@@ -48,8 +49,8 @@ struct OneThreadIfSmall {
 };
 #endif
 
-/// The library's product of what was checked. A single row is a matrix-vector product, for which
-/// both libraries have a path of their own.
+/// The library's product; sizes have been checked. For a single row both libraries take their own
+/// path for matrix-vector products.
 void library_product(const MatrixView& a, const MatrixView& b, float scale, float keep, float* out,
                      std::size_t stride) {
   const std::size_t rows = a.transposed ? a.columns : a.rows;
@@ -74,7 +75,7 @@ MatrixView rows_of(const float* x, std::size_t rows, std::size_t width) {
   return {.data = x, .rows = rows, .columns = width, .stride = width};
 }
 
-MatrixView cost_of(const Linear& layer, bool transposed) {
+MatrixView weight_of(const Linear& layer, bool transposed) {
   MatrixView view = rows_of(layer.weight.data(), layer.outputs, layer.inputs);
   view.transposed = transposed;
   return view;
@@ -83,21 +84,21 @@ MatrixView cost_of(const Linear& layer, bool transposed) {
 /// y [rows, outputs] = x [rows, inputs] Wᵀ + keep * y.
 void forward_product(const float* x, std::size_t rows, const Linear& layer, float keep, float* y) {
   const OneThreadIfSmall guard{layer.weight.size()};
-  library_product(rows_of(x, rows, layer.inputs), cost_of(layer, true), 1.0F, keep, y,
+  library_product(rows_of(x, rows, layer.inputs), weight_of(layer, true), 1.0F, keep, y,
                   layer.outputs);
 }
 
 /// dx [rows, inputs] = dy [rows, outputs] W + keep * dx.
 void back_product(const float* dy, std::size_t rows, const Linear& layer, float keep, float* dx) {
   const OneThreadIfSmall guard{layer.weight.size()};
-  library_product(rows_of(dy, rows, layer.outputs), cost_of(layer, false), 1.0F, keep, dx,
+  library_product(rows_of(dy, rows, layer.outputs), weight_of(layer, false), 1.0F, keep, dx,
                   layer.inputs);
 }
 
 }  // namespace
 
 void Linear::apply(const float* x, std::size_t rows, float* y) const {
-  // The bias goes in first, and the product on top: one pass over y less.
+  // The bias is written first and the product added to it, which saves a pass over y.
   for (std::size_t row = 0; row < rows && !bias.empty(); ++row) {
     std::ranges::copy(bias, y + row * outputs);
   }
@@ -131,8 +132,8 @@ void multiply(const MatrixView& a, const MatrixView& b, float scale, float keep,
 
 void for_each_row_block(std::size_t rows,
                         const std::function<void(std::size_t first, std::size_t count)>& work) {
-  // Large enough for the matrix products, small enough that a thread which lost its core for a
-  // while is not waited for long.
+  // Large enough for efficient products, small enough that other threads do not wait long for one
+  // that lost its core for a while.
   constexpr std::size_t block = 64;
   if (!one_thread_per_block || rows < 4 * block) {
     work(0, rows);

@@ -12,7 +12,8 @@
 namespace kvpolicy::reference {
 namespace {
 
-/// What the layers of one forward pass hand on. All work but attention is row by row.
+/// The data that layers of one forward pass hand on. All work except attention treats rows
+/// separately.
 struct Activations {
   Activations(const LlamaConfig& c, std::size_t rows_)
       : rows{rows_},
@@ -131,10 +132,11 @@ std::vector<float> Llama::run(std::span<const int> tokens, std::span<const std::
   require<ShapeError>(rows > 0, "Llama: no tokens, expected at least 1");
   require<ShapeError>(positions.size() == rows, "Llama: ", positions.size(), " positions for ",
                       rows, " tokens");
-  // All are looked at before any work, so that a bad token leaves the caller's cache unchanged.
+  // All tokens are checked before any work, so that a bad token leaves the caller's cache
+  // unchanged.
   for (std::size_t row = 0; row < rows; ++row) {
     require<ShapeError>(tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < c.vocabulary,
-                        "Llama: token ", tokens[row], " at place ", row,
+                        "Llama: token ", tokens[row], " at index ", row,
                         " is outside the vocabulary of ", c.vocabulary);
   }
 

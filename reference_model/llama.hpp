@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The forward pass of the Llama family in float on a CPU: RMSNorm, rotary positions, grouped-query
-// attention, SwiGLU. It holds weights and no cache: attention is a callback, so that one model
-// runs over every plan, engine and test oracle. run.hpp joins it to a KvCache.
+// attention, SwiGLU. It holds weights and no cache: attention is a callback, so that one model runs
+// over every plan, engine and test oracle. run.hpp connects it to a KvCache.
 #pragma once
 
 #include <cstddef>
@@ -34,8 +34,8 @@ struct LlamaWeights {
 };
 
 /// One layer's attention: q [tokens, q_heads, head_dim], k and v [tokens, kv_heads, head_dim],
-/// turned to their text positions; the result goes to out, shaped like q. Called once per layer,
-/// from 0 up; what it throws leaves forward().
+/// rotated to their text positions; the result is written to out, shaped like q. Called once per
+/// layer in ascending order; forward() passes on what it throws.
 using AttendFn =
     std::function<void(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                        TensorView<const float> v, TensorView<float> out)>;
@@ -44,9 +44,9 @@ using kvpolicy::LogitsOf;
 
 class Llama {
  public:
-  /// Loads a Hugging Face folder as it is.
-  /// @throws FormatError for a damaged file or one that does not fit config.json, ConfigError for
-  /// a model that this class cannot compute.
+  /// Loads an unmodified Hugging Face folder.
+  /// @throws FormatError for a damaged file or one that does not fit config.json, ConfigError for a
+  /// model that this class cannot compute
   [[nodiscard]] static Llama load(const std::string& folder);
 
   /// @throws ConfigError, ShapeError if the weights do not have the config's shapes.
@@ -56,21 +56,21 @@ class Llama {
   [[nodiscard]] const LlamaWeights& weights() const noexcept { return weights_; }
   [[nodiscard]] std::size_t parameters() const noexcept;
 
-  /// Logits [0, 1 or tokens, vocabulary] of tokens that stand at first_position, + 1, ...
-  /// May run on several threads at once, each with its own `attend`.
-  /// @throws ShapeError for no tokens, or one outside the vocabulary.
+  /// Logits [0, 1 or tokens, vocabulary] of tokens at positions first_position, first_position + 1,
+  /// ... Several threads may call it at once, each with its own `attend`.
+  /// @throws ShapeError for no tokens, or one outside the vocabulary
   [[nodiscard]] std::vector<float> forward(std::span<const int> tokens, std::size_t first_position,
                                            const AttendFn& attend,
                                            LogitsOf logits = LogitsOf::last) const;
 
-  /// The same for tokens at any positions, as in a tree of guesses.
-  /// @throws ShapeError also if there are not as many positions as tokens.
+  /// The same for tokens at any positions, as in a token tree.
+  /// @throws ShapeError also if there are not as many positions as tokens
   [[nodiscard]] std::vector<float> forward(std::span<const int> tokens,
                                            std::span<const std::size_t> positions,
                                            const AttendFn& attend,
                                            LogitsOf logits = LogitsOf::last) const;
 
-  /// What the output layer would read: [tokens, hidden] behind the final norm, of a text from its
+  /// The input of the output layer, [tokens, hidden] after the final norm, for a text from its
   /// first token on. @throws as forward
   [[nodiscard]] std::vector<float> hidden(std::span<const int> tokens,
                                           const AttendFn& attend) const;
@@ -82,7 +82,7 @@ class Llama {
 
  private:
   void check_weights() const;
-  /// The residual stream behind the last layer, [tokens, hidden].
+  /// The residual stream after the last layer, [tokens, hidden].
   [[nodiscard]] std::vector<float> run(std::span<const int> tokens,
                                        std::span<const std::size_t> positions,
                                        const AttendFn& attend) const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Names and shapes of a Hugging Face checkpoint, and how they fill LlamaWeights. Everything that
-// can be known from config.json and the files' headers is checked before a weight is read.
+// can be checked by config.json and the headers of the files is checked before a weight is read.
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -26,7 +26,7 @@ constexpr const char* head_name = "lm_head.weight";
 struct WantedTensor {
   std::string name;
   std::vector<std::size_t> shape;
-  std::vector<float>* values;  // of the weights that are being filled
+  std::vector<float>* values;  // where the weights are written
 };
 
 std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head,
@@ -64,22 +64,22 @@ std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head,
   return wanted;
 }
 
-/// A tensor that nobody asks for (a query norm, a bias that config.json denies) means that the
-/// checkpoint is of a model other than the one computed.
+/// A tensor that this model does not read (a query norm, a bias that config.json denies) means that
+/// the checkpoint belongs to another model.
 void refuse_leftovers(const Checkpoint& checkpoint, const std::vector<WantedTensor>& wanted,
                       const std::string& folder) {
   std::vector<std::string_view> known;
   for (const WantedTensor& tensor : wanted) known.push_back(tensor.name);
   std::ranges::sort(known);
   for (const std::string& name : checkpoint.names()) {
-    const bool redundant = name.ends_with("rotary_emb.inv_freq");  // in old checkpoints
+    const bool redundant = name.ends_with("rotary_emb.inv_freq");  // found in old checkpoints
     require<FormatError>(redundant || std::ranges::binary_search(known, name), folder, ": tensor ",
                          io::in_quotes(name),
                          " has no place in the model that config.json describes");
   }
 }
 
-/// Bytes of memory that this machine has; as many as can be counted where it does not say.
+/// Bytes of memory of this machine; infinite where the system does not say.
 double machine_memory() {
 #if defined(_SC_PHYS_PAGES) && defined(_SC_PAGE_SIZE)
   const long pages = ::sysconf(_SC_PHYS_PAGES);
@@ -89,10 +89,10 @@ double machine_memory() {
   return std::numeric_limits<double>::infinity();
 }
 
-/// A file's size says nothing of what it takes on the disk, so files of any size can agree with a
-/// config.json; asked for, their memory would end the process.
+/// A sparse file can have any size while it takes little disk, so a config.json may ask for more
+/// memory than the machine has. Allocating it would end the process.
 void require_memory(const std::vector<WantedTensor>& wanted, const std::string& folder) {
-  double bytes = 0;  // exact enough, and never wraps
+  double bytes = 0;  // a double is exact enough and cannot overflow
   for (const WantedTensor& tensor : wanted) {
     double elements = 1;
     for (const std::size_t size : tensor.shape) elements *= static_cast<double>(size);
@@ -108,7 +108,7 @@ void require_memory(const std::vector<WantedTensor>& wanted, const std::string& 
 Llama Llama::load(const std::string& folder) {
   LlamaConfig config = load_llama_config(folder);
   Checkpoint checkpoint{folder};
-  // A tied checkpoint may hold the output layer all the same.
+  // A checkpoint with tied embeddings may contain the output layer nevertheless.
   const bool own_head = !config.tied_embeddings || checkpoint.contains(head_name);
   LlamaWeights weights;
   const std::vector<WantedTensor> wanted = wanted_tensors(config, own_head, weights);
@@ -119,7 +119,7 @@ Llama Llama::load(const std::string& folder) {
     *tensor.values = checkpoint.read(tensor.name, tensor.shape);
   }
   if (config.tied_embeddings && own_head) {
-    // As transformers does: what is in the file is used, whatever config.json says.
+    // As in transformers, the weights in the file decide, whatever config.json says.
     config.tied_embeddings = weights.head.weight == weights.embedding.weight;
     if (config.tied_embeddings) weights.head = Linear{};
   }

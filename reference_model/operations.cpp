@@ -28,7 +28,7 @@ Rotation::Rotation(std::span<const std::size_t> positions, std::span<const float
       sine_(positions.size() * pairs_) {
   for_each_row_block(positions.size(), [&](std::size_t first, std::size_t count) {
     for (std::size_t i = first * pairs_; i < (first + count) * pairs_; ++i) {
-      // The product in double, as kvpolicy::rotate does, which turns sinks by the same angles.
+      // The product is in double, as in kvpolicy::rotate, which rotates sinks by the same angles.
       const double angle = static_cast<double>(positions[i / pairs_]) *
                            static_cast<double>(frequencies[i % pairs_]);
       cosine_[i] = static_cast<float>(std::cos(angle));
@@ -37,7 +37,7 @@ Rotation::Rotation(std::span<const std::size_t> positions, std::span<const float
   });
 }
 
-void Rotation::turn(float* x, std::size_t heads, std::size_t first, std::size_t count,
+void Rotation::rotate(float* x, std::size_t heads, std::size_t first, std::size_t count,
                     float direction) const {
   for (std::size_t token = first; token < first + count; ++token) {
     const float* c = cosine_.data() + token * pairs_;

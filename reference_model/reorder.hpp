@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// plan/reorder.hpp on a whole model: in every layer, KV heads and the query heads that read them
-// move to new places. The model then computes the same logits, to rounding, over a plan that was
-// moved with it.
+// Applies plan/reorder.hpp to a whole model: in every layer, KV heads and the query heads that read
+// them are permuted. The model then computes the same logits, up to rounding, with a plan that was
+// permuted in the same way.
 #pragma once
 
 #include <vector>
@@ -13,8 +13,8 @@
 
 namespace kvpolicy::reference {
 
-/// The model with its heads in new places, by one order of KV heads for each layer.
-/// @throws ConfigError if the orders do not fit the model.
+/// The model with permuted heads, by one order of KV heads for each layer.
+/// @throws ConfigError if the orders do not fit the model
 [[nodiscard]] Llama reordered(const Llama& model, const std::vector<HeadOrder>& orders);
 
 }  // namespace kvpolicy::reference

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Llama over a KvCache of any plan and engine:
+// Runs a Llama over a KvCache of any plan and engine:
 //
 //   auto plan = ...;                                 // a HeadPlan of model.config().shape()
 //   reference::limit_windows(plan, model.config());  // sliding-window layers, if there are any
@@ -23,7 +23,7 @@
 
 namespace kvpolicy::reference {
 
-/// Narrows the heads of layers that the model itself reads through a sliding window.
+/// Limits the heads of layers that have a sliding window in the model to that window.
 template <class Plan>
 void limit_windows(Plan& plan, const LlamaConfig& config) {
   for (std::size_t layer = 0; layer < config.layers; ++layer) {
@@ -31,8 +31,8 @@ void limit_windows(Plan& plan, const LlamaConfig& config) {
   }
 }
 
-/// @throws ShapeError if the cache's plan is of another shape; RollbackError if an earlier step failed
-/// half-way through the layers and was not truncated.
+/// @throws ShapeError if the cache's plan is of another shape; RollbackError if an earlier step
+/// failed between two layers and was not truncated
 template <class Cache>
 void require_ready(const Llama& model, const Cache& cache) {
   const ModelShape shape = model.config().shape();
@@ -49,8 +49,8 @@ void require_ready(const Llama& model, const Cache& cache) {
   }
 }
 
-/// Feeds tokens behind those that the cache has seen; returns their logits.
-/// @throws as require_ready, and whatever forward and the cache throw.
+/// Reads tokens that follow those in the cache, and returns their logits.
+/// @throws as require_ready; what forward and the cache throw
 template <class Cache>
 std::vector<float> step(const Llama& model, Cache& cache, std::span<const int> tokens,
                         LogitsOf logits = LogitsOf::last, const AttendOptions& options = {}) {
@@ -61,11 +61,11 @@ std::vector<float> step(const Llama& model, Cache& cache, std::span<const int> t
   return model.forward(tokens, cache.tokens(), attend, logits);
 }
 
-/// Called after each chunk with the tokens done and the tokens in all.
+/// Is called after each chunk with the tokens done, and with the tokens in all.
 using Progress = std::function<void(std::size_t done, std::size_t total)>;
 
-/// Feeds a prompt in chunks of at most `chunk` tokens; returns the logits of its last token.
-/// `options` go to every chunk. @throws ConfigError for a chunk of 0; else as step.
+/// Reads a prompt in chunks of at most `chunk` tokens and returns the logits of its last token.
+/// `options` apply to every chunk. @throws ConfigError for a chunk of 0; otherwise as step
 template <class Cache>
 std::vector<float> prefill(const Llama& model, Cache& cache, std::span<const int> tokens,
                            std::size_t chunk, const Progress& progress = {},

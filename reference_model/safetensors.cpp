@@ -29,7 +29,7 @@ struct TypeName {
   std::size_t bytes;
 };
 
-// In the order of TensorType, which indexes it.
+// The order is that of TensorType, which is the index.
 constexpr std::array<TypeName, 16> types{{
     {TensorType::f64, "F64", 8},
     {TensorType::f32, "F32", 4},
@@ -60,18 +60,18 @@ std::optional<std::size_t> checked_product(std::size_t a, std::size_t b) {
   return a * b;
 }
 
-/// The bytes that a tensor of this shape has; none if the count does not fit a size_t.
+/// The bytes of a tensor of this shape; none if the count does not fit a size_t.
 std::optional<std::size_t> expected_bytes(TensorType type, const std::vector<std::size_t>& shape) {
   std::optional<std::size_t> product = bytes_of(type);
   for (const std::size_t size : shape) {
     if (product) product = checked_product(*product, size);
   }
-  // A zero anywhere makes the tensor empty, however large the other sizes are.
+  // A zero makes the tensor empty, however large the other sizes are.
   if (std::ranges::count(shape, std::size_t{0}) > 0) return 0;
   return product;
 }
 
-/// Checks the length word of a file of `file_bytes`; returns the header's length.
+/// Checks the word with the header's length in a file of `file_bytes`, and returns the length.
 std::uint64_t header_length(std::span<const std::byte> word, std::uint64_t file_bytes,
                             std::string_view file) {
   require<FormatError>(file_bytes >= length_bytes, file, ": has ", file_bytes,
@@ -133,7 +133,7 @@ TensorEntry parse_entry(const io::Json& json, std::uint64_t data_bytes, std::str
   return entry;
 }
 
-/// The ranges must tile the data: no byte in two tensors, none in no tensor.
+/// Checks that the ranges cover the data: every byte belongs to exactly one tensor.
 void check_cover(const SafetensorsHeader& header, std::uint64_t data_bytes, std::string_view file) {
   using Item = std::pair<const std::string, TensorEntry>;
   std::vector<const Item*> order;
@@ -158,7 +158,7 @@ void check_cover(const SafetensorsHeader& header, std::uint64_t data_bytes, std:
 
 SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes,
                                std::string_view file) {
-  // The format asks for the brace, so that no other encoding or padding can hide in front.
+  // The format requires the brace, so that no other encoding or padding can precede the header.
   require<FormatError>(text.starts_with('{'), file, ": header does not begin with '{'");
   const io::Json json = io::parse_json(text, file, {.deepest = 4});
   SafetensorsHeader header;
@@ -260,7 +260,7 @@ std::vector<std::byte> SafetensorsFile::read_bytes(std::string_view name) {
   file_.clear();
   file_.seekg(static_cast<std::streamoff>(header_.data_begin + tensor.begin));
   file_.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  // The file was complete when it was opened, but may have been cut since.
+  // The file was complete when it was opened, but may have been truncated since.
   require<FormatError>(file_.good(), path_, ": tensor ", io::in_quotes(name), ": cannot be read");
   return bytes;
 }
@@ -301,7 +301,7 @@ std::vector<std::byte> serialize_safetensors(std::span<const TensorToWrite> tens
   } catch (const io::Json::type_error&) {
     throw FormatError("names of tensors and metadata of a safetensors file must be UTF-8");
   }
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // readers that map the file want aligned tensors
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // readers that map the file need aligned tensors
 
   const std::uint64_t length = text.size();
   std::vector<std::byte> bytes(length_bytes + text.size());

@@ -3,9 +3,9 @@
 // Reads and writes safetensors files: eight bytes with the length of a JSON header, the header
 // (name -> type, shape, range of bytes), then the tensors' bytes without a gap.
 //
-// A file is checked whole before a tensor of it is read: what parses here can be read without a
-// step out of bounds, and every refusal names the file, the tensor, the value and what would fit.
-// Stricter than the usual readers in one point: a name that occurs twice is an error.
+// A file is checked as a whole before a tensor is read: a file that passes can be read without an
+// access out of bounds, and every error names the file, the tensor, the value and what would fit.
+// One rule is stricter than in most readers: a name that occurs twice is an error.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@
 namespace kvpolicy::reference {
 
 /// The element types of the format. Only f32, f16 and bf16 can be read as float; the others are
-/// known so that their byte ranges can be checked.
+/// listed so that their byte ranges can be checked.
 enum class TensorType : std::uint8_t {
   f64,
   f32,
@@ -48,7 +48,7 @@ enum class TensorType : std::uint8_t {
 /// A shape as errors print it: "[2, 64]".
 [[nodiscard]] std::string text_of(std::span<const std::size_t> shape);
 
-/// One tensor: [begin, end) counts bytes from the end of the header.
+/// One tensor; [begin, end) are byte offsets from the end of the header.
 struct TensorEntry {
   TensorType type = TensorType::f32;
   std::vector<std::size_t> shape;
@@ -66,18 +66,18 @@ struct SafetensorsHeader {
   std::uint64_t data_begin = 0;  ///< Where the tensors' bytes begin in the file.
 };
 
-/// Longest header that is believed, as in the format's own implementation.
+/// The longest header that is accepted, as in the format's own implementation.
 inline constexpr std::uint64_t max_safetensors_header_bytes = 100'000'000;
 
 /// Checks a whole file in memory. `file` is named in errors.
-/// @throws FormatError as described at the top of this file.
+/// @throws FormatError as described at the top of this file
 [[nodiscard]] SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes,
                                                   std::string_view file);
 
 /// The values of `bytes`, whose type is f32, f16 or bf16. @throws FormatError for another type.
 [[nodiscard]] std::vector<float> to_floats(TensorType type, std::span<const std::byte> bytes);
 
-/// An open file. Reads tensors one at a time, so that memory holds only what was asked for.
+/// An open file. Tensors are read one at a time, so that memory holds only what was asked for.
 class SafetensorsFile {
  public:
   /// @throws FormatError if the file is missing, unreadable or not valid.
@@ -94,10 +94,11 @@ class SafetensorsFile {
   /// @throws FormatError for a missing name or a file that ends early.
   [[nodiscard]] std::vector<std::byte> read_bytes(std::string_view name);
 
-  /// @throws FormatError, naming the file, unless the tensor is of f32, f16 or bf16.
+  /// @throws FormatError, naming the file, unless the tensor's type is f32, f16 or bf16
   void require_floats(std::string_view name) const;
 
-  /// A tensor of f32, f16 or bf16 as float. @throws FormatError for another type, or as above.
+  /// Reads a tensor of f32, f16 or bf16 as float. @throws FormatError for another type, or as
+  /// read_bytes
   [[nodiscard]] std::vector<float> read_floats(std::string_view name);
 
  private:
@@ -106,7 +107,7 @@ class SafetensorsFile {
   SafetensorsHeader header_;
 };
 
-/// A tensor to be written; its bytes belong to the caller.
+/// A tensor to be written; the caller owns its bytes.
 struct TensorToWrite {
   std::string name;
   TensorType type = TensorType::f32;
@@ -114,14 +115,14 @@ struct TensorToWrite {
   std::span<const std::byte> bytes;
 };
 
-/// A whole file in memory. @throws FormatError if bytes and shape disagree, a name repeats, or a
-/// name or the metadata is not UTF-8.
+/// Returns a whole file in memory. @throws FormatError if bytes and shape disagree, a name repeats,
+/// or a name or the metadata is not UTF-8
 [[nodiscard]] std::vector<std::byte> serialize_safetensors(
     std::span<const TensorToWrite> tensors,
     const std::map<std::string, std::string>& metadata = {});
 
-/// Writes a file, replacing one that is there as a whole. @throws FormatError as above,
-/// StorageError if it cannot be written.
+/// Writes a file; an existing file is replaced as a whole. @throws FormatError as
+/// serialize_safetensors, StorageError if it cannot be written
 void write_safetensors(const std::string& path, std::span<const TensorToWrite> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

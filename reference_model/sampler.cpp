@@ -16,7 +16,7 @@ int likeliest(std::span<const float> logits) {
                         "sampler: the logit of token ", token, " is ", logits[token],
                         ", expected a finite number");
   }
-  const auto best = std::ranges::max_element(logits);  // the first of equals
+  const auto best = std::ranges::max_element(logits);  // the first of equal ones
   require<ShapeError>(std::isfinite(*best), "sampler: all ", logits.size(),
                       " tokens are banned, expected a finite logit");
   return static_cast<int>(best - logits.begin());
@@ -43,7 +43,7 @@ int Sampler::next(std::span<const float> logits) {
   std::ranges::sort(candidates_, likelier);
   if (config_.top_k > 0 && config_.top_k < candidates_.size()) candidates_.resize(config_.top_k);
 
-  // Shares relative to the likeliest, so that no exponential overflows.
+  // Weights relative to the likeliest token, so that no exponential overflows.
   const auto weight = [&](const Candidate& candidate) {
     const double distance =
         static_cast<double>(candidate.logit) - static_cast<double>(candidates_.front().logit);
@@ -52,7 +52,7 @@ int Sampler::next(std::span<const float> logits) {
   double total = 0;
   for (const Candidate& candidate : candidates_) total += weight(candidate);
   const double wanted = static_cast<double>(config_.top_p) * total;
-  double kept = 0;  // the weight of the shortest prefix that reaches top_p
+  double kept = 0;  // the sum of weights of the shortest prefix that reaches top_p
   std::size_t count = 0;
   while (count < candidates_.size() && (count == 0 || kept < wanted)) {
     kept += weight(candidates_[count++]);
@@ -62,7 +62,7 @@ int Sampler::next(std::span<const float> logits) {
     left -= weight(candidates_[i]);
     if (left < 0) return candidates_[i].token;
   }
-  // The last of them also takes what rounding left over; a banned one cannot be it.
+  // Rounding may leave a remainder for the last candidate, so that one must not be a banned token.
   while (count > 1 && weight(candidates_[count - 1]) == 0.0) --count;
   return candidates_[count - 1].token;
 }

@@ -2,8 +2,8 @@
 //
 // Chooses the next token from logits: the likeliest, or at random by temperature, top-k and top-p
 // (nucleus sampling, Holtzman et al., arXiv:1904.09751). The same seed gives the same tokens with
-// every standard library: the generator's bits are fixed by the C++ standard, and what is made of
-// them is written here, where std::discrete_distribution would differ from library to library.
+// every standard library: the C++ standard fixes the generator's bits, and the distribution is
+// implemented here because std::discrete_distribution differs from library to library.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ class Sampler {
   /// @throws ConfigError for a temperature below 0, a top_p outside (0, 1], or NaN.
   explicit Sampler(const SamplerConfig& config = {});
 
-  /// A token of logits [vocabulary]. Ties go to the lower token. -infinity bans a token.
-  /// @throws ShapeError if there are none, one is NaN or +infinity, or all are banned.
+  /// Returns a token for logits [vocabulary]. Ties go to the lower token; -infinity bans a token.
+  /// @throws ShapeError if there are no logits, one is NaN or +infinity, or all are banned
   [[nodiscard]] int next(std::span<const float> logits);
 
  private:
@@ -36,7 +36,7 @@ class Sampler {
     int token;
   };
 
-  /// In [0, 1), with all of a double's 53 bits.
+  /// A number in [0, 1) with all of a double's 53 bits.
   [[nodiscard]] double uniform();
 
   SamplerConfig config_;
@@ -44,7 +44,7 @@ class Sampler {
   std::vector<Candidate> candidates_;
 };
 
-/// The likeliest token; ties go to the lower one. @throws as Sampler::next.
+/// The likeliest token; ties go to the lower one. @throws as Sampler::next
 [[nodiscard]] int likeliest(std::span<const float> logits);
 
 }  // namespace kvpolicy::reference

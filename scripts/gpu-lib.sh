@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 #
-# What gpu-test, gpu-attention and gpu-model share: the device, a build for it, dependencies from an
-# unpacked folder where there is no network. Source it after lib.sh.
+# Shared by gpu-test, gpu-attention and gpu-model: finding the device, a build for it, and dependencies from
+# an unpacked folder on machines without a network. Source it after lib.sh.
 
 OUT=bench/results
 PREFIX=
 BUILD=build/gpu
 ARCHITECTURE=
 
-# The part of --help that is the same for all.
+# Prints the part of --help that all of them share.
 gpu_common_help() {
   cat <<'EOT'
   --prefix DIR       dependencies that are not installed here: a folder with their usr/, as
@@ -21,7 +21,7 @@ gpu_common_help() {
 EOT
 }
 
-# gpu_option ARGUMENTS...: takes one common option; sets TAKEN to how many words it was, 0 for others.
+# gpu_option ARGUMENTS...: takes one common option; sets TAKEN to its number of words, 0 for other options.
 gpu_option() {
   TAKEN=2
   case $1 in
@@ -36,7 +36,7 @@ gpu_option() {
   esac
 }
 
-# Small ones only: reference BLAS instead of OpenBLAS, because on a GPU it multiplies nothing.
+# Only small packages: reference BLAS instead of OpenBLAS, because nothing is multiplied on the CPU.
 PREFIX_PACKAGES='libbenchmark-dev libbenchmark1debian doctest-dev nlohmann-json3-dev libblas-dev
                  libblas3 libgfortran5 libquadmath0'
 
@@ -56,13 +56,13 @@ make_prefix() {
     dpkg -x "$name" "$dir"
   done
   rm -r "$debs"
-  # BLAS hides behind links that its installation would make.
+  # The BLAS library is only reachable through links that its installation would make.
   local blas
   for blas in "$dir"/usr/lib/*/blas; do
     [ -d "$blas" ] || continue
     find "$blas" -name 'libblas.*' -exec cp -a {} "$blas/.." \;
   done
-  # Names that newer releases have given to what older ones call otherwise.
+  # Newer releases have given some packages other names.
   [ ${#missing[@]} = 0 ] || say "not to be had here, perhaps under another name: ${missing[*]}"
   say "unpacked to $dir ($(du -sh "$dir" | cut -f 1)); carry it along and pass --prefix"
 }
@@ -86,7 +86,7 @@ The same kernels run without one in the emulated tests: ./scripts/test"
   say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | head -n 1), sm_$ARCHITECTURE"
 }
 
-# gpu_configure TESTS(ON/OFF): a build for the present device alone.
+# gpu_configure TESTS(ON/OFF): configures a build for only the present device.
 gpu_configure() {
   local tests=$1 log=$LOGS/gpu-configure.log options=()
   mkdir -p "$LOGS"
@@ -106,7 +106,7 @@ gpu_configure() {
   grep -E 'kvpolicy: |Warning' "$log" | sed 's/^-- /  /' || true
 }
 
-# gpu_build TARGETS...: dies if one of them cannot be built here.
+# gpu_build TARGETS...: dies if one of them cannot be built.
 gpu_build() {
   local log=$LOGS/gpu-build.log
   if ! cmake --build "$BUILD" -j "$JOBS" --target "$@" >"$log" 2>&1; then

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 #
-# What the commands in scripts/ share: missing packages, configure and build by preset, a timed
-# stage. Source it after `set -euo pipefail`.
+# Shared by the commands in scripts/: installing missing packages, configuring and building by preset, and
+# stages with a time. Source it after `set -euo pipefail`.
 
 KVPOLICY_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$KVPOLICY_ROOT" || exit
 JOBS=${JOBS:-$(nproc)}
 LOGS=build/logs
 STAGES=()  # "seconds name", in order
-# OpenMP's threads wait by spinning, which is ruinous where cores are shared: give up soon.
+# Waiting OpenMP threads spin, which is very slow where other programs use the cores, so they give up soon.
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-10000}
 
 say() { printf '%s\n' "$*"; }
@@ -20,7 +20,7 @@ die() {
 }
 
 # ---- packages --------------------------------------------------------------------------------
-# name | why | a command that, if it is already on PATH, stands for the package
+# name | reason | a command that replaces the package if it is on the PATH
 BASE_PACKAGES='
 g++|the C++20 compiler|command g++
 cmake|configures the build (3.25 or newer)|command cmake
@@ -45,7 +45,7 @@ AARCH64_PACKAGES='
 g++-aarch64-linux-gnu|compiles for 64-bit ARM|command aarch64-linux-gnu-g++
 qemu-user-static|runs what it compiled|command qemu-aarch64-static'
 
-# The clang that the system has: 14 on Debian 12, else 18, else whichever is installed.
+# The version of clang on this system: 14 on Debian 12, else 18, else whichever is installed.
 clang_version() {
   local preferred=18 version
   if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then preferred=14; fi
@@ -58,7 +58,7 @@ clang_version() {
   echo "$preferred"
 }
 
-# clang_packages: lines as above.
+# clang_packages: prints lines of the same form.
 clang_packages() {
   local version
   version=$(clang_version)
@@ -69,7 +69,7 @@ libomp-$version-dev|its OpenMP|
 EOT
 }
 
-# missing_packages < lines: those lines of which the package is not there.
+# missing_packages < lines: prints the lines whose package is missing.
 missing_packages() {
   local name why probe installed
   installed=$(dpkg-query -W -f='${db:Status-Status} ${Package}\n' 2>/dev/null |
@@ -83,7 +83,7 @@ missing_packages() {
   done
 }
 
-# need_packages [--clang] [--docs] [--aarch64]: installs what is missing, or says how.
+# need_packages [--clang] [--docs] [--aarch64]: installs missing packages, or prints how.
 need_packages() {
   local wanted=$BASE_PACKAGES$TEST_PACKAGES missing name why
   if [ "${KVPOLICY_SKIP_PACKAGES:-0}" = 1 ]; then return; fi
@@ -126,7 +126,7 @@ $(tail -n 5 "$LOGS/packages.log")"
 }
 
 # ---- stages ----------------------------------------------------------------------------------
-# stage NAME COMMAND...: runs it, remembers how long it took, returns its status.
+# stage NAME COMMAND...: runs the command, records its time, and returns its status.
 stage() {
   local name=$1 start=$SECONDS status=0
   shift
@@ -145,7 +145,7 @@ stage_times() {
 }
 
 # ---- building --------------------------------------------------------------------------------
-# configure PRESET [cmake arguments...]: quiet unless it fails.
+# configure PRESET [cmake arguments...]: prints output only if it fails.
 configure() {
   local preset=$1 log
   shift
@@ -166,7 +166,7 @@ configure() {
   grep -E 'kvpolicy: |Warning' "$log" | sed 's/^-- /  /' || true
 }
 
-# build PRESET [targets...]: ninja's own progress; on a terminal it stays on one line.
+# build PRESET [targets...]: shows ninja's own progress, on a terminal in one line.
 build() {
   local preset=$1
   shift

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of one layer on the CPU, under every policy: decode over 4 Ki to 256 Ki rows, prefill
-// in chunks, and what quantising, appending, compressing and selecting add to them. Each case is
-// checked against double precision before it is timed; caches are cold, and beside each number
-// stands what the machine can read, or multiply and add, in the same run.
+// Times attention of one layer on the CPU under every policy: decode over 4 Ki to 256 Ki rows,
+// prefill in chunks, and the added cost of quantising, appending, compressing and selecting. Each
+// case is checked against double precision before it is timed. Caches are cold, and each number is
+// printed beside the limits of the machine, measured in the same run: bytes read, or multiply-adds.
 //
 //   attention_cpu_bench --json ours.json
 //   attention_cpu_bench --filter 'decode/int4/.*/64Ki'
 //
-// docs/performance.md says what the numbers mean and what they are to reach; ./scripts/bench builds
-// and runs this. With --smoke the same cases run tiny, verified and hardly timed (ctest -L bench);
-// --spoil output|rows|silence falsifies every case, to see that it is found.
+// docs/performance.md explains the numbers and the goals; ./scripts/bench builds and runs this
+// program. With --smoke the same cases run in small sizes, verified and hardly timed (ctest -L
+// bench); --spoil output|rows|silence falsifies every case, to test that the check finds it.
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -35,7 +35,7 @@ using namespace kvpolicy::bench;
 constexpr std::size_t head_dim = 128;
 constexpr std::size_t Ki = 1024;
 
-// Query and KV heads, as names have them.
+// Query and KV heads, written as in the names of cases.
 struct Heads {
   std::size_t q = 32;
   std::size_t kv = 8;
@@ -73,7 +73,7 @@ class Cases {
   }
 
  private:
-  // ---- sizes: a smoke run takes small ones of the same kind
+  // ---- sizes: a smoke run uses small ones of the same kind
 
   [[nodiscard]] Heads scaled(Heads heads) const {
     return run_.smoke ? Heads{heads.q / 4, heads.kv / 4} : heads;
@@ -98,7 +98,7 @@ class Cases {
     return {.storage = {.bits = bits, .residual = run_.smoke ? 64U : 128U}};
   }
 
-  // ---- plans, of one layer or several alike
+  // ---- plans of one layer, or of several equal layers
 
   template <class Config>
   [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> uniform(Heads heads,
@@ -109,7 +109,7 @@ class Cases {
       return HeadPlan<bfloat16>{all, config};
     };
   }
-  // Half of the heads of a layer read everything, the others sinks and a window.
+  // Half of the heads of a layer read every row, the others sinks and a window.
   [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> duo(Heads heads) const {
     return [own = shape(heads), config = window()](std::size_t layers) {
       ModelShape all = own;
@@ -123,7 +123,7 @@ class Cases {
       return plan;
     };
   }
-  // `capacity` rows on average over all heads of the layers that there are scores for.
+  // `capacity` rows on average over all heads of the layers that have scores.
   [[nodiscard]] std::function<HeadPlan<bfloat16>(std::size_t)> headkv(Heads heads,
                                                              std::size_t capacity) const {
     const HeadScores scores = scores_for(scores_, scaled(heads).kv);
@@ -144,8 +144,8 @@ class Cases {
 
   // ---- registration
 
-  // `once`, `each`: about how many seconds filling takes and one thread count. What takes a minute
-  // and more is only done with all threads.
+  // `once` and `each` are the approximate seconds for filling and for one thread count. Cases of a
+  // minute or more are only run with all threads.
   template <class Body>
   void add(const std::string& name, double once, double each, const Body& body) {
     for (const std::size_t threads : threads_) {
@@ -169,7 +169,8 @@ class Cases {
     for (std::size_t layer = 0; layer < what.layers; ++layer) {
       bytes += layer_bytes(few, layer, what.tokens, history);
     }
-    // Filling goes at about 1 GB/s, steps at 10, the reference at a million rows a second.
+    // Filling writes about 1 GB/s, steps read 10 GB/s, and the reference takes a million rows a
+    // second.
     const double times = what.flushed ? 1.0 : std::clamp(run_.cold_bytes() / bytes, 1.0, 64.0);
     const double filled = static_cast<double>(what.layers * few.shape().kv_heads * what.tokens) *
                           4.0 * head_dim * times;
@@ -248,7 +249,8 @@ class Cases {
     if (tokens < 4 * budget() && !run_.smoke) return;
     const std::size_t chosen = std::min(budget(), scaled(tokens) / 2 / 16 * 16);
     const auto retrieving = uniform(heads, MinMaxChunks::Config{.chunk = 16, .budget = chosen});
-    // What reads less comes first: the rows of both are as many layers as that takes.
+    // The case that reads fewer bytes comes first, because both share rows and it needs more
+    // layers.
     for (const bool refresh : {false, true}) {
       auto what = mixed(refresh ? "retrieval" : "standing", retrieving);
       what.rows_of = decode_name("standing", heads, tokens);
@@ -291,7 +293,7 @@ class Cases {
     const Attend<bfloat16> attend = run_prefill<bfloat16, bfloat16>;
     of_policy("bf16", uniform(heads, Full::Config{}), attend);
     if (tokens > 16 * Ki) return;
-    // Queries and outputs in float: the engine then owes more exact products.
+    // With queries and outputs in float, the engine must compute more exact products.
     of_policy("bf16_float", uniform(heads, Full::Config{}), run_prefill<float, bfloat16>);
     of_policy("f16", dense<half>(heads), run_prefill<half, half>);
     of_policy("f32", dense<float>(heads), run_prefill<float, float>);
@@ -344,20 +346,21 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: attention_cpu_bench [options] [--benchmark_...]
 
-Attention of one layer on this machine's CPU, under every policy: verified, then timed with cold
-caches, with one thread and with all. A line for each case; numbers are medians of single calls.
+Times attention of one layer on this machine's CPU under every policy. Each case is verified, then
+timed with cold caches, with one thread and with all. Prints a line for each case; numbers are
+medians of single calls.
 
   --filter REGEX    only these cases (their names: --benchmark_list_tests)
   --quick           one length, all threads, few samples: under two minutes
-  --cached          decode the same rows again and again: what the arithmetic takes by itself, where
-                    they fit into the processor's caches (4Ki, say)
-  --json FILE       results for machines, for bench/compare.py and bench/plot_cpu.py
-  --seconds S       of samples for each case (default 1)
-  --threads N       instead of all threads
-  --memory GiB      that the rows of one case may take (default: a third of what is free, 6 at most)
+  --cached          always decode the same rows, which measures the arithmetic by itself where they
+                    fit into the processor's caches (4Ki, say)
+  --json FILE       results as JSON, for bench/compare.py and bench/plot_cpu.py
+  --seconds S       seconds of samples for each case (default 1)
+  --threads N       use N threads instead of all
+  --memory GiB      memory for the rows of one case (default: a third of the free memory, at most 6)
   --scores FILE     head scores for the headkv cases, in HeadKV's format, of 32 heads a layer
                     (default: those of the shipped model, built in)
-  --smoke           every case, tiny: does it run and verify?
+  --smoke           runs and verifies every case in a small size
 )";
 
 }  // namespace

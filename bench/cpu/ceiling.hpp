@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the machine can do at best, measured in the same run as the cases: bytes read from memory
-// and multiply-adds in float. Also empties the processor's caches for cases that are too small or
-// too costly to be repeated over more memory than they hold.
+// Measures the limits of the machine in the same run as the cases: bytes read from memory, and
+// multiply-adds in float. It also empties the processor's caches for cases that are too small or
+// too costly to be repeated over more memory than the caches hold.
 //
-// Reading is tried with one, four and eight streams for each thread, fetched into the first-level
-// cache one or four KiB ahead: a single stream understates what memory gives by up to a third.
+// Reading is measured with one, four and eight streams for each thread, prefetched into the
+// first-level cache one or four KiB ahead, because a single stream shows up to a third less than
+// the memory can deliver.
 #pragma once
 
 #include <algorithm>
@@ -23,12 +24,12 @@
 
 namespace kvpolicy::bench {
 
-/// Memory to read. `pool(count, body)` is a cpu::ParallelFor.
+/// Memory that is read. `pool(count, body)` is a cpu::ParallelFor.
 class Reader {
  public:
   explicit Reader(std::size_t bytes) : memory_(bytes / sizeof(std::uint64_t), 1, &pages_) {}
 
-  /// All of it, once, by `threads` threads.
+  /// Reads all of it once with `threads` threads.
   template <class Pool>
   void read(const Pool& pool, std::size_t threads, std::size_t streams, std::size_t ahead) const {
     constexpr std::size_t step = 32;  // words: four lines of 64 bytes
@@ -60,7 +61,8 @@ class Reader {
   std::pmr::vector<std::uint64_t> memory_;
 };
 
-/// The most bytes per second that `threads` threads read, over all ways to read.
+/// The most bytes per second that `threads` threads read, over all numbers of streams and
+/// distances.
 template <class Pool>
 [[nodiscard]] double read_ceiling(const Reader& reader, const Pool& pool, std::size_t threads,
                                   std::size_t rounds) {
@@ -78,13 +80,14 @@ template <class Pool>
 
 namespace HWY_NAMESPACE {
 
-/// Float multiply-adds of the widest vectors that the program was compiled for; returns their
-/// operations. `out`: a vector of numbers, so that nothing is optimised away.
+/// Computes float multiply-adds with the widest vectors that the program was compiled for, and
+/// returns the number of operations. `out` gets a vector of results, so that the compiler cannot
+/// drop the work.
 inline double fma_loop(std::size_t rounds, float* out) {
   namespace hn = hwy::HWY_NAMESPACE;
   const hn::ScalableTag<float> tag;
   using Vector = hn::Vec<decltype(tag)>;
-  constexpr std::size_t chains = 10;  // hide the latency of two units
+  constexpr std::size_t chains = 10;  // enough to hide the latency of two units
   const Vector factor = hn::Set(tag, 0.999F);
   const Vector term = hn::Set(tag, 0.001F);
   Vector sums[chains];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a call of a case must give, for some of its tokens and heads, and how far it is off.
+// The expected results of a call for some of its tokens and heads, and the error of the results.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,8 @@ class Check {
   Check(const ModelShape& shape, const TensorView<const float>& queries)
       : shape_{shape}, queries_{queries} {}
 
-  /// Token `token` of the queries, in all query heads of KV head `head`, over these segments.
+  /// Expects the attention of query token `token`, in all query heads of KV head `head`, over these
+  /// segments.
   void expect(std::size_t token, std::size_t head, std::span<const Segment> segments,
               const Sight& sight) {
     const std::size_t group = shape_.queries_per_kv();
@@ -35,7 +36,8 @@ class Check {
     }
   }
 
-  /// That as many rows of head `head` were met as `reads` counts; what is wrong, or nothing.
+  /// Checks that the segments of head `head` have as many rows as `reads` counts. Returns the
+  /// error, if any.
   [[nodiscard]] std::optional<std::string> count(std::size_t head, HeadReads reads,
                                                  const Run& run) const {
     if (run.spoil == Spoil::rows) ++reads.keys.exact;
@@ -51,7 +53,7 @@ class Check {
     return std::nullopt;
   }
 
-  /// `out` [tokens, q_heads, head_dim]; what is wrong with it, or nothing.
+  /// Compares `out` [tokens, q_heads, head_dim]. Returns the error, if any.
   [[nodiscard]] std::optional<std::string> compare(std::span<const float> out) {
     for (const Expected& one : expected_) {
       const std::size_t at = (one.token * shape_.q_heads + one.q_head) * shape_.head_dim;
@@ -66,7 +68,7 @@ class Check {
     }
     return std::nullopt;
   }
-  /// The largest that `compare` saw.
+  /// The largest relative error that `compare` found.
   [[nodiscard]] double error() const { return error_; }
 
  private:

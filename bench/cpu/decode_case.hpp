@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One token's step through one layer of cached rows, cold: `append`, which hands the row before to
-// its policy, and `attend`. Samples go round over layers that together read several times what the
-// third-level cache holds; where that would take too much memory or filling, the caches are emptied
-// between samples instead. The text grows by a token with every step, as it does in use.
+// Times one token's step through one layer of cached rows with cold caches: `append`, which commits
+// the row before it to its policy, and `attend`. Samples go through layers in turn that together
+// read several times the size of the third-level cache; where that would take too much memory or
+// time, the caches are emptied between samples instead. The text grows by a token with every step,
+// as in real use.
 #pragma once
 
 #include <algorithm>
@@ -25,16 +26,16 @@ namespace kvpolicy::bench {
 template <Element E>
 struct DecodeCase {
   std::string name;
-  std::string baseline;  ///< case that the ratio is taken to; empty: none
-  std::string rows_of;   ///< cases of the same name here share their rows
+  std::string baseline;  ///< the case to compute a ratio to; empty: none
+  std::string rows_of;   ///< cases with the same value share their rows
   std::function<HeadPlan<E>(std::size_t layers)> plan;
   std::size_t tokens = 0;  ///< at the first step, the query's own row included
-  std::size_t layers = 1;  ///< of one sample, where layers differ
+  std::size_t layers = 1;  ///< in one sample, where layers differ
   Read read = Read::all;
-  bool refresh = false;     ///< every step chooses its chunks anew
-  bool compressed = false;  ///< budgets are enforced behind the prompt
-  bool flushed = false;     ///< one layer, caches emptied: for long texts
-  std::size_t samples = 0;  ///< at least; 0: as for all cases
+  bool refresh = false;     ///< every step chooses new chunks
+  bool compressed = false;  ///< budgets are enforced after the prompt
+  bool flushed = false;     ///< one layer, and caches are emptied: for long texts
+  std::size_t samples = 0;  ///< minimum; 0: that of all cases
 };
 
 /// A filled cache.
@@ -50,7 +51,7 @@ class DecodeRig {
         out_(shape().q_heads * shape().head_dim) {
     for (std::size_t layer = 0; layer < shape().layers; ++layer) {
       if (what.compressed) {
-        // Budgets are enforced by the latest queries, so the last rows come with theirs.
+        // Budgets are enforced by the latest queries, so the last rows are appended with queries.
         fill(cache_, numbers_, layer, prompt_ - std::min(prompt_, last_rows));
         while (cache_.tokens(layer) < prompt_) step(layer, {});
         cache_.compress(layer);
@@ -63,13 +64,13 @@ class DecodeRig {
 
   [[nodiscard]] const ModelShape& shape() const { return cache_.plan().shape(); }
   [[nodiscard]] const HeadPlan<E>& plan() const { return cache_.plan(); }
-  /// Whether samples that go round find nothing cached.
+  /// Whether samples over several layers find no row in the processor's caches.
   [[nodiscard]] bool is_cold(const DecodeCase<E>& what, const Run& run) const {
     return bytes(what) * static_cast<double>(shape().layers) >= run.cold_bytes();
   }
   void use_threads(std::size_t threads) { cache_.engine() = Engine{pool_of(threads)}; }
 
-  /// Every layer chooses, for steps over a standing selection.
+  /// Makes every layer choose chunks, for steps that use an existing selection.
   void choose() {
     for (std::size_t layer = 0; layer < shape().layers; ++layer) {
       step(layer, {.read = Read::selected, .refresh_selection = true});
@@ -92,7 +93,7 @@ class DecodeRig {
     return times;
   }
 
-  /// What is wrong with a step of this layer, or nothing.
+  /// Checks a step of this layer. Returns the error, if any.
   [[nodiscard]] std::optional<std::string> verify(const DecodeCase<E>& what, const Run& run,
                                                   std::size_t layer) {
     cache_.commit();
@@ -110,8 +111,8 @@ class DecodeRig {
                      {static_cast<std::int64_t>(position), window_of(plan(), layer, head)});
       }
     };
-    // Before the step, for a row that it commits may be quantised; but a choice that it makes is
-    // seen behind it.
+    // Rows are expected before the step, because the step may commit and quantise a row; but a
+    // selection that the step makes is only visible after it.
     if (!what.refresh) expect(true);
     cache_.append(layer, k, v);
     poison(out_);
@@ -128,7 +129,7 @@ class DecodeRig {
   }
   [[nodiscard]] double error() const { return error_; }
 
-  /// Counted bytes of a layer, the mean of all, as they are now.
+  /// Counted bytes of a layer at the current length, as a mean over the layers.
   [[nodiscard]] double bytes(const DecodeCase<E>& what) const {
     double bytes = 0.0;
     for (std::size_t layer = 0; layer < shape().layers; ++layer) {
@@ -136,13 +137,13 @@ class DecodeRig {
     }
     return bytes / static_cast<double>(shape().layers);
   }
-  /// The next layer to sample, round and round.
+  /// The next layer to sample, in turn.
   [[nodiscard]] std::size_t next_layer() {
     return std::exchange(next_, (next_ + 1) % shape().layers);
   }
 
  private:
-  // Steps behind a prompt whose budgets are enforced; as many as SnapKV observes.
+  // Steps after the prompt before budgets are enforced: as many as SnapKV's observation window.
   static constexpr std::size_t last_rows = 8;
 
   [[nodiscard]] TensorView<const E> row() {
@@ -161,7 +162,7 @@ class DecodeRig {
             .refreshes = what.refresh};
   }
 
-  // As many layers as keep them cold, and as memory allows.
+  // As many layers as needed for cold caches, limited by memory.
   [[nodiscard]] static HeadPlan<E> sized_plan(const DecodeCase<E>& what, const Run& run) {
     HeadPlan<E> few = what.plan(what.layers);
     if (what.flushed) return few;
@@ -191,7 +192,7 @@ class DecodeRig {
   double error_ = 0.0;
 };
 
-/// Seconds to choose as many chunks as a case does for one layer, from random scores.
+/// Times the selection of a case's chunks in one layer, from random scores, in seconds.
 template <Element E>
 [[nodiscard]] double seconds_to_select(const HeadPlan<E>& plan, std::size_t tokens) {
   double seconds = 0.0;

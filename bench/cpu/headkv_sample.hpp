@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scores for ragged budgets: of the 32 query heads of the shipped model, its four layers after one
-// another (reference_model/weights/keyfinder/headkv/enhanced_heads.json, means over 50 samples).
-// Real in what matters here, how unevenly they are spread: six heads hold most of it, a quarter
-// nothing at all. The bench takes them for four layers of 8 KV heads or one of 32.
+// Head scores for ragged budgets: those of the 32 query heads of the shipped model, its four layers
+// one after another (reference_model/weights/keyfinder/headkv/enhanced_heads.json, means over 50
+// samples). They are realistic in their spread: six heads have most of the total, a quarter of the
+// heads has none. The bench uses them for four layers of 8 KV heads or one of 32.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace kvpolicy::bench {
                                     0.00636, 0.00439, 0.00583, 0.01562}};
 }
 
-/// The same scores for heads of which a layer has at least `heads`.
+/// The same scores distributed over layers of at least `heads` heads.
 [[nodiscard]] inline HeadScores scores_for(const HeadScores& scores, std::size_t heads) {
   if (scores.heads() % heads == 0) return scores;
   const std::size_t layers = scores.values().size() / heads;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a result must be read with: the processor's name, its cores, its third-level cache and
-// memory, as Linux reports them. Elsewhere sizes are unknown, and guessed on the large side.
+// The facts that a result must be read with: the processor's name, cores and third-level cache, and
+// the memory, as Linux reports them. On other systems sizes are unknown, and large ones are
+// assumed.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ struct Machine {
   std::string cpu = "unknown processor";
   std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
   std::size_t l3_bytes = std::size_t{128} << 20;
-  std::size_t memory_bytes = std::size_t{4} << 30;  ///< that can be had now
+  std::size_t memory_bytes = std::size_t{4} << 30;  ///< available now
 };
 
 /// "32768K", "105M", "512".
@@ -31,7 +32,7 @@ struct Machine {
   return number << shift;
 }
 
-/// The value behind "key   : value" or "key: value"; empty if there is none.
+/// The value after "key   : value" or "key: value"; empty if there is none.
 [[nodiscard]] inline std::string value_in(const std::string& path, const std::string& key) {
   std::ifstream file{path};
   for (std::string line; std::getline(file, line);) {

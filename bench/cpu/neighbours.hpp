@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much of the processor others took while something was measured, as Linux counts it: other
-// processes, the system on their behalf, and on a virtual machine what its host gave to others. A
-// time beside which this is not near 0 is too long. Elsewhere nothing is known, and 0 is said.
+// Measures which part of the processor others took during a measurement, as Linux counts it: other
+// processes, the system on their behalf, and the host of a virtual machine. If this is not near 0,
+// the times are too long. On other systems the result is 0.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ class Neighbours {
  public:
   Neighbours() : start_{now()} {}
 
-  /// Of all cores' time since this was made. Counted in hundredths of a second: long enough spans
-  /// only.
+  /// Percent of all cores' time since construction. Linux counts hundredths of a second, so only
+  /// long spans give a meaningful number.
   [[nodiscard]] double percent() const {
     const Spent end = now();
     const double others = (end.all - start_.all) - (end.own - start_.own);
@@ -32,7 +32,7 @@ class Neighbours {
   }
 
  private:
-  // Seconds of processor time since some moment.
+  // Seconds of processor time since an arbitrary moment.
   struct Spent {
     double all = 0.0;
     double own = 0.0;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of a prompt's chunk to everything before it and to itself, one layer:
+// Times the attention of a prompt's chunk to all earlier rows and to itself, in one layer:
 //
-//   prefill  the last chunk of a text: the chunk stays tentative, so every sample does the same;
-//            and the time to take up the next chunk, which hands this one to its policies
-//   prompt   all chunks of a text, attention alone. Every few chunks one is timed, in the middle of
-//            those that it stands for: cost grows linearly with the text, so their sum is the whole
-//   compress what enforcing budgets behind a text takes, beside the attention of its last chunk
+//   prefill  the last chunk of a text. The chunk stays tentative, so every sample repeats the same work.
+//            Also the time to append the next chunk, which commits this one to its policies
+//   prompt   all chunks of a text, attention only. One of every few chunks is timed, in the middle of
+//            those that it represents: cost grows linearly with the text, so their sum is the whole
+//   compress the time to enforce budgets after a text, and that of its last chunk's attention
 #pragma once
 
 #include <algorithm>
@@ -26,10 +26,10 @@ namespace kvpolicy::bench {
 template <Element E>
 struct PrefillCase {
   std::string name;
-  std::string baseline;        ///< case that the ratio is taken to; empty: none
-  std::string rows_of;         ///< cases of the same name here share their rows
-  std::function<HeadPlan<E>()> plan;  ///< of one layer
-  std::size_t tokens = 0;      ///< the chunk included
+  std::string baseline;        ///< the case to compute a ratio to; empty: none
+  std::string rows_of;         ///< cases with the same value share their rows
+  std::function<HeadPlan<E>()> plan;  ///< for one layer
+  std::size_t tokens = 0;      ///< with the chunk
   std::size_t chunk = portion_rows;
 };
 
@@ -55,12 +55,13 @@ class PrefillRig {
   [[nodiscard]] std::size_t tokens() const { return cache_.tokens(); }
   void use_threads(std::size_t threads) { cache_.engine() = Engine{pool_of(threads)}; }
 
-  /// Rows up to `tokens`, all committed, none attended to.
+  /// Appends rows up to `tokens` and commits all of them, without attention.
   void fill_to(std::size_t tokens) {
     fill(cache_, numbers_, 0, tokens);
     cache_.commit();
   }
-  /// The next chunk; `all_heads` of it are expected to be right, or a few.
+  /// Appends the next chunk; the check expects results for all of its heads if `all_heads`, else
+  /// for a few.
   void append_chunk(bool all_heads) {
     const auto k = chunk_rows();
     const auto v = chunk_rows();
@@ -81,7 +82,7 @@ class PrefillRig {
     const TensorView<Q> out{out_.data(), chunk_, shape().q_heads, shape().head_dim};
     return seconds_of([&] { cache_.attend(0, queries_, out); });
   }
-  /// What is wrong with the attention of the latest chunk, or nothing.
+  /// Checks the attention of the latest chunk. Returns the error, if any.
   [[nodiscard]] std::optional<std::string> verify(const Run& run) {
     std::ranges::fill(out_, Q{std::numeric_limits<float>::quiet_NaN()});
     attend();
@@ -95,7 +96,7 @@ class PrefillRig {
   }
   [[nodiscard]] double error() const { return error_; }
 
-  /// Seconds to take up the next chunk, in a fork: what is here stays as it is.
+  /// Seconds to append the next chunk, in a fork, so that this cache does not change.
   double append_to_fork() {
     const auto k = chunk_rows();
     const auto v = chunk_rows();
@@ -107,7 +108,7 @@ class PrefillRig {
     Cache<E> fork = cache_.fork();
     return seconds_of([&] { fork.compress(0); });
   }
-  /// Operations of the latest chunk's attention.
+  /// Floating-point operations of the latest chunk's attention.
   [[nodiscard]] double flops() const { return layer_flops(plan(), 0, tokens() - chunk_, chunk_); }
 
  private:
@@ -124,7 +125,7 @@ class PrefillRig {
   Numbers<E> numbers_;
   Numbers<Q> query_numbers_;
   TensorView<const Q> queries_;
-  std::vector<float> as_float_;  // the same queries
+  std::vector<float> as_float_;  // the same queries as float
   Check check_;
   std::vector<Q> out_;
   double error_ = 0.0;
@@ -135,7 +136,7 @@ class PrefillRig {
   return {.seconds = 2 * run.case_seconds, .least = run.quick ? 3U : 5U, .most = 50};
 }
 
-/// The rig of a case with its last chunk in place.
+/// The rig of a case, with its last chunk appended.
 template <Element Q, Element E>
 PrefillRig<E, Q>& last_chunk_rig(Run& run, const PrefillCase<E>& what, std::size_t threads) {
   using Rig = PrefillRig<E, Q>;
@@ -209,7 +210,7 @@ void run_prompt(benchmark::State& state, Run& run, const PrefillCase<E>& what,
     const std::size_t timed = std::min<std::size_t>(chunks, run.smoke ? 2 : 8);
     const double share = static_cast<double>(chunks) / static_cast<double>(timed);
     const std::size_t rounds = run.smoke ? 1 : 3;
-    std::vector<double> passes(rounds);  // seconds of the whole text, by rank of the samples
+    std::vector<double> passes(rounds);  // seconds for the whole text, by rank of sample
     double flops = 0.0;
     for (auto _ : state) {
       const Neighbours neighbours;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Options of the CPU bench, the machine's facts and ceilings, and the list of cases: which of them
-// run, and in which order.
+// Options of the CPU bench, the facts and limits of the machine, and the list of cases: which of
+// them run, and in which order.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@
 
 namespace kvpolicy::bench {
 
-/// What the command line says.
+/// The options of the command line.
 struct Options {
   Run run;
   std::string filter = ".";
@@ -36,7 +36,7 @@ struct Options {
   std::vector<char*> rest;  ///< for Google Benchmark
 };
 
-/// The program's status if there is nothing to run.
+/// Parses the options. Returns the program's exit status if there is nothing to run.
 [[nodiscard]] inline std::optional<int> parse_options(int argc, char** argv, std::string_view usage,
                                                       Options& options) {
   options.rest.push_back(argv[0]);
@@ -63,7 +63,8 @@ struct Options {
       options.run.cached = true;
       continue;
     }
-    if (name.starts_with("--benchmark_filter=")) {  // ours knows how many cases are left
+    if (name.starts_with("--benchmark_filter=")) {  // our option is needed, because it knows how
+                                                    // many cases remain
       options.filter = name.substr(name.find('=') + 1);
       continue;
     }
@@ -105,12 +106,13 @@ struct Options {
   return std::nullopt;
 }
 
-/// The cases of a run that its filter finds, in the order in which they are added.
+/// The cases that match the filter, in the order in which they are added.
 class CaseList {
  public:
   explicit CaseList(const std::string& filter) : filter_{filter} {}
 
-  /// `weight`: about how many seconds it will take. Whether it will run.
+  /// Adds a case unless the filter excludes it; returns whether it will run. `weight`: its
+  /// approximate seconds.
   bool add(const std::string& name, double weight, std::function<void(benchmark::State&)> body) {
     if (!std::regex_search(name, filter_)) return false;
     benchmark::RegisterBenchmark(name.c_str(), std::move(body))
@@ -127,7 +129,7 @@ class CaseList {
   std::vector<double> weights_;
 };
 
-/// Measures what the machine can do and says so, here and in the results.
+/// Measures the limits of the machine and reports them, on the terminal and in the results.
 inline void measure_ceilings(Run& run, const std::vector<std::size_t>& threads) {
   const std::size_t bytes =
       run.smoke ? std::size_t{1} << 20 : std::max(4 * run.machine.l3_bytes, std::size_t{256} << 20);
@@ -161,7 +163,7 @@ inline void measure_ceilings(Run& run, const std::vector<std::size_t>& threads) 
   std::fflush(stdout);
 }
 
-/// The whole program; `add_cases(run, list, options)` adds cases. Returns its status.
+/// The whole program; `add_cases(run, list, options)` adds the cases. Returns the exit status.
 template <class AddCases>
 int run_program(int argc, char** argv, std::string_view usage, AddCases add_cases) {
   Options options;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the bench prints while it runs: a line for each case, with its share of all cases and about
-// how long the others will take. The numbers for machines go to --json.
+// Prints a line for each case while the bench runs, with the share of all cases that is done and an
+// estimate of the remaining time. The numbers for programs go to --json.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace kvpolicy::bench {
 
-/// The name of a case without what Google Benchmark writes behind it.
+/// The name of a case without the suffix that Google Benchmark adds.
 [[nodiscard]] inline std::string plain_name(std::string name) {
   for (const char* part : {"/iterations:1", "/manual_time"}) {
     const std::size_t at = name.find(part);
@@ -38,7 +38,7 @@ namespace kvpolicy::bench {
 
 class Progress : public benchmark::BenchmarkReporter {
  public:
-  /// `weights`: how long each case will take, in any unit, in the order in which they run.
+  /// `weights`: the estimated time of each case, in any unit, in the order in which they run.
   explicit Progress(std::vector<double> weights) : weights_{std::move(weights)} {
     for (const double weight : weights_) left_ += weight;
     total_ = left_;
@@ -66,7 +66,8 @@ class Progress : public benchmark::BenchmarkReporter {
     const auto found = run.counters.find(name);
     return found == run.counters.end() ? -1.0 : found->second.value;
   }
-  // Why a case was skipped, which Google Benchmark 1.8 calls otherwise than 1.7; or nothing.
+  // The reason why a case was skipped, or nothing; Google Benchmark 1.8 has another member for it
+  // than 1.7.
   template <class AnyRun>
   [[nodiscard]] static std::string skipped(const AnyRun& run) {
     if constexpr (requires { run.error_occurred; }) {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a decode step has to read, by counting: the bytes behind every GB/s that the bench prints.
-// Each case checks that the heads show exactly as many rows. For a text of N rows, the query's own
-// included and not committed yet, a KV head of head_dim d reads
+// Counts what a decode step has to read; every GB/s that the bench prints is computed from it. Each
+// case checks that the heads show exactly as many rows. For a text of N rows, the query's own (not
+// committed yet) included, a KV head of head_dim d reads
 //
 //   all rows          N
 //   sinks + recent    min(N, sinks + recent)
 //   a budget          min(rows when it was compressed, budget + window) and the rows since
-//   chosen chunks     budget + rows since the last closed chunk, and of each closed chunk, where
-//                     the call chooses anew, its summary: one vector (mean) or two (min, max)
+//   chosen chunks     budget + rows since the last closed chunk, and, where the call chooses a new
+//                     selection, the summary of each closed chunk: one vector (mean) or two (min, max)
 //
-// of d elements each for key and value; and of quantised rows d bits / 8 bytes and 4 bytes for each
-// group, scale and zero. Queries and outputs are not counted.
+// of d elements for key and value. Quantised rows have d bits / 8 bytes, and 4 bytes for the scale
+// and zero of each group. Queries and outputs are not counted.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@
 
 namespace kvpolicy::bench {
 
-/// Rows of one side (keys or values) of a head that a query reads.
+/// The rows of one side (keys or values) of a head that a query reads.
 struct SideRows {
   std::size_t exact = 0;
   std::size_t packed = 0;
@@ -48,24 +48,25 @@ struct HeadReads {
   }
 };
 
-/// What happened to a text besides its growth.
+/// The history of a text besides its length.
 struct History {
-  std::size_t compressed_at = 0;  ///< tokens when budgets were enforced
-  std::size_t chosen_at = 0;      ///< committed rows when a standing selection was made
-  bool selected = false;          ///< the call reads chosen chunks
-  bool refreshes = false;         ///< and chooses them itself
+  std::size_t compressed_at = 0;  ///< tokens when budgets were enforced; 0: never
+  std::size_t chosen_at = 0;      ///< committed rows when the selection in use was made
+  bool selected = false;          ///< the call reads selected chunks
+  bool refreshes = false;         ///< the call chooses them itself
 };
 
 [[nodiscard]] inline HeadReads exact_reads(std::size_t rows, std::size_t summary_vectors = 0) {
   return {.keys = {.exact = rows}, .values = {.exact = rows}, .summary_vectors = summary_vectors};
 }
 
-/// Quantised rows that are flushed steadily: at least `residual` of those committed are exact.
+/// Rows of a residual with steady flush: at least `residual` of the committed rows are exact.
 [[nodiscard]] inline HeadReads quantized_reads(const HeadRule& rule, std::size_t tokens,
                                                std::size_t head_dim) {
   const std::size_t committed = tokens - 1;
   const std::size_t beyond = committed - std::min(committed, rule.residual);
-  // A group of neighbouring keys of each channel is quantised when all of them may go.
+  // A group of neighbouring keys of each channel is quantised when all its keys are older than the
+  // residual.
   const std::size_t keys = rule.key_per_channel ? beyond / rule.key_group * rule.key_group : beyond;
   const auto d = static_cast<double>(head_dim);
   const double codes = d * static_cast<double>(bits_of(rule.encoding)) / 8;
@@ -95,7 +96,7 @@ struct History {
   return exact_reads(tokens);
 }
 
-/// Of one head of a plan.
+/// Counts for one head of a plan.
 template <Element E>
 [[nodiscard]] HeadReads reads_of(const HeadPlan<E>& plan, std::size_t layer, std::size_t head,
                                  std::size_t tokens, const History& history) {
@@ -103,7 +104,7 @@ template <Element E>
   return head_reads(plan.at(layer, head).rule(head_dim), tokens, head_dim, history);
 }
 
-/// Of all heads of a layer.
+/// Counts for all heads of a layer.
 template <Element E>
 [[nodiscard]] double layer_bytes(const HeadPlan<E>& plan, std::size_t layer, std::size_t tokens,
                                  const History& history) {
@@ -115,7 +116,7 @@ template <Element E>
   return bytes;
 }
 
-/// The sinks and window of a head; 0 and 0 for one that sees all its rows.
+/// The sinks and window of a head; 0 and 0 for a head that sees all rows.
 struct Window {
   std::size_t sinks = 0;
   std::size_t recent = 0;
@@ -126,7 +127,7 @@ template <Element E>
   return {rule.sinks, rule.recent};
 }
 
-/// Pairs of a query and a row that it sees, of a chunk of `queries` behind `cached` rows, one head.
+/// Pairs of a query and a visible row in one head, for a chunk of `queries` after `cached` rows.
 [[nodiscard]] inline double visible_pairs(const Window& window, std::size_t cached,
                                           std::size_t queries) {
   const auto triangle = [](double n) { return n * (n + 1) / 2; };
@@ -134,12 +135,13 @@ template <Element E>
   const auto last = static_cast<double>(cached + queries);
   if (window.recent == 0) return triangle(last) - triangle(first);
   const auto reach = static_cast<double>(window.sinks + window.recent);
-  // A query sees its own position + 1 rows, up to sinks + recent of them.
+  // A query sees min(position + 1, sinks + recent) rows.
   const double growing = triangle(std::min(last, reach)) - triangle(std::min(first, reach));
   return growing + reach * (last - std::max(first, std::min(last, reach)));
 }
 
-/// Operations of a chunk's attention in one layer: for each pair two products of head_dim.
+/// Floating-point operations of a chunk's attention in one layer: two products of head_dim for each
+/// pair.
 template <Element E>
 [[nodiscard]] double layer_flops(const HeadPlan<E>& plan, std::size_t layer, std::size_t cached,
                                  std::size_t queries) {

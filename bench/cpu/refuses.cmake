@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs PROGRAM with its results falsified as SPOIL says: every case must be refused, and the program
-# must fail. That a row too many is counted shows in decoding alone.
+# Runs PROGRAM with results falsified by --spoil SPOIL. Every case must be refused, and the program
+# must fail. A wrong row count only shows in decode cases.
 set(filter decode)
 if(NOT SPOIL STREQUAL "rows")
   set(filter .)
 endif()
 execute_process(COMMAND "${PROGRAM}" --smoke --spoil ${SPOIL} --filter ${filter}
                 RESULT_VARIABLE status OUTPUT_VARIABLE printed ERROR_VARIABLE complaint)
-string(REGEX MATCHALL "/threads:[0-9]+ " cases "${printed}")  # what is wrong has them with a comma
+string(REGEX MATCHALL "/threads:[0-9]+ " cases "${printed}")  # not lines of errors: they have a comma
 string(REGEX MATCHALL "SKIPPED" refused "${printed}")
 list(LENGTH cases case_count)
 list(LENGTH refused refused_count)

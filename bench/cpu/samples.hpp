@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The samples of one case and how they are taken: as many as fit into a number of seconds, but
-// never too few for percentiles to mean something.
+// Takes the samples of one case: as many as fit into a number of seconds, but always enough for
+// meaningful percentiles.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Seconds that `work()` takes.
+/// The seconds that `work()` takes.
 template <class Work>
 [[nodiscard]] double seconds_of(Work work) {
   const auto start = Clock::now();
@@ -34,10 +34,10 @@ class Samples {
   }
   [[nodiscard]] std::size_t count() const { return seconds_.size(); }
   [[nodiscard]] double sum() const { return sum_; }
-  /// The sample that a share of all lie below; there must be one.
+  /// The sample below which a `share` of all samples lie. There must be at least one sample.
   [[nodiscard]] double at(double share) const {
-    const double place = share * static_cast<double>(seconds_.size() - 1);
-    return seconds_[static_cast<std::size_t>(place + 0.5)];
+    const double rank = share * static_cast<double>(seconds_.size() - 1);
+    return seconds_[static_cast<std::size_t>(rank + 0.5)];
   }
   [[nodiscard]] double best() const { return at(0); }
   [[nodiscard]] double median() const { return at(0.5); }
@@ -49,12 +49,13 @@ class Samples {
 
 /// How long a case is sampled.
 struct Patience {
-  double seconds = 1.0;    ///< of samples, roughly
-  std::size_t least = 30;  ///< samples, however long they take
+  double seconds = 1.0;    ///< for samples, roughly
+  std::size_t least = 30;  ///< samples at least, however long they take
   std::size_t most = 400;
 };
 
-/// Calls `sample()` until there is enough. What it returns are seconds, or it measures by itself.
+/// Calls `sample()` until there are enough samples. It returns seconds, or nothing if it is to be
+/// timed.
 template <class Sample>
 void repeat(const Patience& patience, Sample sample) {
   const auto start = Clock::now();
@@ -64,8 +65,8 @@ void repeat(const Patience& patience, Sample sample) {
   }
 }
 
-/// Looks at something else between a case's samples, some times in all: what a machine gives that
-/// others share moves within seconds, and a case is judged by what was there while it ran.
+/// Measures something else several times between a case's samples. On a shared machine the
+/// available speed changes within seconds, and a case must be judged by the speed while it ran.
 template <class Look>
 class BetweenSamples {
  public:
@@ -74,7 +75,7 @@ class BetweenSamples {
   BetweenSamples(const Patience& patience, Look look)
       : look_{std::move(look)}, pause_{patience.seconds / looks} {}
 
-  /// Before a sample; `taken` are the samples so far.
+  /// Call it before each sample; `taken` has the samples so far.
   void step(const Samples& taken) {
     if (taken.sum() < next_) return;
     next_ = std::max(next_ + pause_, taken.sum());

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What PROGRAM writes is read by the scripts in SCRIPTS: compared with itself every ratio is 1, the
-# targets' table finds the cases that it judges, and a file that is none is refused by name.
+# Checks that the scripts in SCRIPTS can read what PROGRAM writes. A file compared with itself has
+# only ratios of 1, the table of goals finds its cases, and a file of another kind is refused by
+# name.
 set(results "${FOLDER}/attention_cpu_tables.json")
 function(run out)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE printed ERROR_VARIABLE complaint)

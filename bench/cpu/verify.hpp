@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the bench checks before it times: attention in double precision, in plain loops over the
-// rows as a cache shows them, one at a time. Shares no code with the engine that it judges. Also
-// counts the rows it meets, for the byte count behind every GB/s.
+// The reference that the bench checks results with before it times them: attention in double
+// precision, in plain loops over the rows as a cache shows them. It shares no code with the engine
+// that it judges. It also counts the rows, on which every GB/s is based.
 #pragma once
 
 #include <algorithm>
@@ -20,14 +20,15 @@
 
 namespace kvpolicy::bench {
 
-/// Of ||out - reference|| / ||reference||, over the output of one query head. Engines may multiply
-/// rows of 16 bits by probabilities of 16 bits, an error of 0.0017 each; with quantised rows the
-/// queries may be rounded to 8 bits besides.
+/// The largest accepted ||out - reference|| / ||reference||, over the output of one query head.
+/// Engines may multiply rows of 16 bits by probabilities of 16 bits, an error of 0.0017 each; with
+/// quantised rows the queries may also be rounded to 8 bits.
 inline constexpr double most_error_exact = 6e-3;
 inline constexpr double most_error_packed = 1e-2;
 
-/// Which rows a query at `position` sees: none behind it, and with a window only the sinks and the
-/// latest `recent`, its own included (0: all). Not the segments' own rule, which is judged with it.
+/// Which rows a query at `position` sees: none after it, and with a window only the sinks and the
+/// latest `recent`, its own included (0: all). This does not use the segments' own rule, because
+/// that is judged too.
 struct Sight {
   std::int64_t position = 0;
   Window window;
@@ -39,7 +40,7 @@ struct Sight {
   }
 };
 
-/// What one query head must get, and how many rows it has read for that.
+/// The expected output of one query head, and the number of rows that it reads.
 struct Reference {
   std::vector<double> out;  // [head_dim]
   SideRows keys;
@@ -104,7 +105,7 @@ struct Reference {
   return found;
 }
 
-/// ||out - reference|| / ||reference||; NaN where `out` has one, or the reference has no row.
+/// ||out - reference|| / ||reference||; NaN if `out` has a NaN, or if the reference has no row.
 [[nodiscard]] inline double relative_error(std::span<const float> out,
                                            std::span<const double> reference) {
   double difference = 0.0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all cases of the attention bench share: the plans, random rows, caches filled by `append`,
-// and the run's own facts (machine, ceilings, results so far).
+// Shared by all cases of the attention bench: plans, random rows, caches filled by `append`, and
+// the facts of the run (machine, limits, results so far).
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,7 @@ using Engine = cpu::Engine<Pool>;
 template <Element E>
 using Cache = cpu::KvCache<E, Engine>;
 
-/// Wrong on purpose, to see that it is found.
+/// How results are falsified, to test that the check finds it.
 enum class Spoil {
   nothing,
   output,  ///< one number of the output is changed
@@ -63,21 +63,21 @@ enum class Spoil {
   silence  ///< the output is never written
 };
 
-/// One run of the program.
+/// The state of one run of the program.
 struct Run {
   Machine machine;
-  bool smoke = false;  ///< tiny shapes, verified and hardly timed
+  bool smoke = false;  ///< small shapes, verified and hardly timed
   bool quick = false;
-  bool cached = false;         ///< decode the same rows again and again, from where they are cached
-  double case_seconds = 1.0;  ///< of samples, for each case
+  bool cached = false;         ///< decode always reads the same rows, which are then cached
+  double case_seconds = 1.0;  ///< for the samples of each case
   Spoil spoil = Spoil::nothing;
-  bool failed = false;  ///< some result was wrong
+  bool failed = false;  ///< set if any result was wrong
   std::unique_ptr<Reader> reader;
   std::map<std::size_t, double> fma_ceiling;  ///< operations per second, by threads
   std::map<std::string, double> seconds;      ///< medians by case, for ratios
-  std::size_t memory_bytes = 0;               ///< that the rows of one case may take
+  std::size_t memory_bytes = 0;               ///< for the rows of one case
 
-  /// Rows that repeated samples must pass by together so that none is still cached.
+  /// Bytes that repeated samples must read together so that none of them is still cached.
   [[nodiscard]] double cold_bytes() const {
     return smoke || cached ? 0.0 : 4.0 * static_cast<double>(machine.l3_bytes);
   }
@@ -85,18 +85,18 @@ struct Run {
     if (smoke) return {.seconds = 0.0, .least = 2, .most = 2};
     return {.seconds = case_seconds, .least = quick ? 10U : 30U};
   }
-  /// Bytes per second that so many threads read now.
+  /// Bytes per second that `threads` threads read now.
   [[nodiscard]] double reading(std::size_t threads, std::size_t rounds) const {
     return read_ceiling(*reader, pool_of(threads), threads, rounds);
   }
-  /// Leaves nothing of a case in the processor's caches.
+  /// Removes all data of a case from the processor's caches.
   void flush() const { reader->read(pool_of(machine.cores), machine.cores, 4, 1024); }
 
-  /// A filled cache is kept for the next case if that asks for the same one.
+  /// Keeps a filled cache for the next case, if that asks for the same one.
   template <class Rig, class Make>
   Rig& rig(const std::string& key, Make make) {
     if (key_ != key || rig_.type() != typeid(std::shared_ptr<Rig>)) {
-      rig_.reset();  // gives the memory back first
+      rig_.reset();  // frees the memory first
       rig_ = std::shared_ptr<Rig>{make()};
       key_ = key;
     }
@@ -119,14 +119,14 @@ template <class... Parts>
   return out.str();
 }
 
-/// Fails the whole run; says what was wrong.
+/// Fails the whole run, and reports the error.
 inline void refuse(benchmark::State& state, Run& run, const std::string& why) {
   run.failed = true;
   std::fprintf(stderr, "wrong: %s\n", why.c_str());
   state.SkipWithError(why.c_str());
 }
 
-/// Runs `body` and turns what it throws into a skipped case.
+/// Runs `body`; an exception makes the case a skipped one.
 template <class Body>
 void guarded(benchmark::State& state, Run& run, const std::string& name, Body body) {
   try {
@@ -140,8 +140,8 @@ void guarded(benchmark::State& state, Run& run, const std::string& name, Body bo
   }
 }
 
-/// Random numbers, evenly distributed, of mean 0 and variance 1: logits then spread as those of a
-/// trained model. Tensors are cut from one pool at random places, so their rows differ.
+/// Random numbers, uniformly distributed with mean 0 and variance 1, which spreads logits as in a
+/// trained model. Tensors are cut from one pool at random offsets, so their rows differ.
 template <Element E>
 class Numbers {
  public:
@@ -163,10 +163,10 @@ class Numbers {
   std::vector<E> pool_;
 };
 
-/// Rows of one `append`, and of one chunk of a prefill.
+/// Rows in one `append`, and in one chunk of a prefill.
 inline constexpr std::size_t portion_rows = 512;
 
-/// Until the layer has `tokens`, all of them committed.
+/// Appends rows until the layer has `tokens`, and commits all of them.
 template <Element E>
 void fill(cpu::KvCache<E, Engine>& cache, Numbers<E>& numbers, std::size_t layer,
           std::size_t tokens) {
@@ -179,18 +179,19 @@ void fill(cpu::KvCache<E, Engine>& cache, Numbers<E>& numbers, std::size_t layer
   }
 }
 
-/// NaN everywhere, so that a number that nobody writes is seen.
+/// Fills `out` with NaN, so that a number that is never written is found.
 inline void poison(std::vector<float>& out) {
   std::ranges::fill(out, std::numeric_limits<float>::quiet_NaN());
 }
 
-/// What `--spoil` asks for, behind a call.
+/// Falsifies the output after a call as `--spoil` says.
 inline void spoil_output(const Run& run, std::vector<float>& out) {
   if (run.spoil == Spoil::output) out.front() += 1.0F;
   if (run.spoil == Spoil::silence) poison(out);
 }
 
-/// The heads of a layer that are checked: the first, the last, and the first of every other kind.
+/// The heads of a layer that are checked: the first, the last, and the first head of every other
+/// kind.
 template <Element E>
 [[nodiscard]] std::vector<std::size_t> checked_heads(const HeadPlan<E>& plan, std::size_t layer,
                                                      bool all) {
@@ -204,7 +205,7 @@ template <Element E>
   return heads;
 }
 
-/// Own rows of a call as a segment, for the reference.
+/// The call's own rows as a segment, for the reference.
 template <Element E>
 [[nodiscard]] Segment own_rows(const TensorView<const E>& k, const TensorView<const E>& v,
                                std::size_t head, std::size_t position) {
@@ -219,7 +220,7 @@ template <Element E>
           .position = static_cast<std::int64_t>(position)};
 }
 
-// ---- what a row of results says; `units`: layers of one sample
+// ---- the counters of a result; `units`: layers in one sample
 
 inline void report_times(benchmark::State& state, Run& run, const std::string& name,
                          const Samples& samples, const Neighbours& neighbours, double units = 1.0) {
@@ -233,7 +234,7 @@ inline void report_times(benchmark::State& state, Run& run, const std::string& n
   state.counters["samples"] = static_cast<double>(samples.count());
   state.SetIterationTime(median);
 }
-/// `ceiling`: bytes per second.
+/// `ceiling`: the machine's bytes per second.
 inline void report_bytes(benchmark::State& state, double ceiling, double seconds, double bytes) {
   state.counters["bytes"] = bytes;
   state.counters["GB_per_s"] = bytes / seconds * 1e-9;
@@ -246,7 +247,7 @@ inline void report_flops(benchmark::State& state, const Run& run, std::size_t th
   state.counters["GFLOP_per_s"] = flops / seconds * 1e-9;
   state.counters["percent_of_fma"] = 100 * flops / seconds / run.fma_ceiling.at(threads);
 }
-/// How many times as fast as another case of this run.
+/// How many times as fast this case is as another one of the run.
 inline void report_ratio(benchmark::State& state, const Run& run, const std::string& baseline,
                          double seconds) {
   const auto found = run.seconds.find(baseline);

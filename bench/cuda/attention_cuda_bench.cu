@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of one layer on a GPU: decode over every kind of head, many sequences at once, prefill
-// in chunks, and one launch against separate ones. Each case is checked against double precision
-// before it is timed; times are of events, with a cold second-level cache, median of at least 50
-// (prefills of seconds: of five).
+// Times attention of one layer on a GPU: decode over every kind of head, many sequences at once,
+// prefill in chunks, and one launch against separate ones. Each case is checked against double
+// precision before it is timed. Times are measured with events and a cold second-level cache, as
+// the median of at least 50 samples (5 for prefills that take seconds).
 //
 //   attention_cuda_bench --benchmark_out=ours.json --benchmark_out_format=json
 //   attention_cuda_bench --benchmark_filter=decode/duo
 //
-// docs/performance.md says what the numbers mean and what they are to reach; bench/peers_torch.py
-// times PyTorch on the same shapes and joins both. The same source also runs, tiny, on the host
-// emulation of the test suite (ctest: bench.attention_cuda_smoke).
+// docs/performance.md explains the numbers and the goals; bench/peers_torch.py times PyTorch on the
+// same shapes and joins both. The same source also runs in small sizes on the host emulation of the
+// test suite (ctest: bench.attention_cuda_smoke).
 #include <cstdlib>
 #include <deque>
 #include <memory>
@@ -31,7 +31,7 @@ using namespace kvpolicy::bench;
 constexpr std::size_t head_dim = 128;
 constexpr std::size_t Ki = 1024;
 
-// Query and KV heads, as names have them.
+// Query and KV heads, written as in the names of cases.
 struct Heads {
   std::size_t q = 32;
   std::size_t kv = 8;
@@ -50,7 +50,7 @@ class Cases {
   }
 
  private:
-  // ---- sizes: a smoke run takes small ones of the same kind
+  // ---- sizes: a smoke run uses small ones of the same kind
 
   [[nodiscard]] Heads scaled(Heads heads) const {
     if (!run_.smoke) return heads;
@@ -69,7 +69,7 @@ class Cases {
   [[nodiscard]] static std::string tokens_name(std::size_t tokens) {
     return tokens % Ki == 0 ? std::to_string(tokens / Ki) + "Ki" : std::to_string(tokens);
   }
-  // The first `retrieval` heads of a layer read everything, the others sinks and a window.
+  // The first `retrieval` heads of a layer read every row, the others sinks and a window.
   void stream_all_but(Plan& plan, std::size_t layer, std::size_t retrieval) const {
     for (std::size_t head = retrieval; head < plan.shape().kv_heads; ++head) {
       plan.set(layer, head, streaming());
@@ -203,7 +203,7 @@ class Cases {
         [&run = run_, &kept](benchmark::State& state) { run_batch(state, run, kept); });
   }
 
-  // Prefills of seconds are timed less often.
+  // Prefills that take seconds are timed less often.
   static constexpr std::size_t few = 5;
 
   void prefill_of(Heads heads, std::size_t tokens, std::size_t chunk, double retrieval,
@@ -237,7 +237,7 @@ class Cases {
     prefill_of({32, 32}, 100 * Ki, 100 * Ki, 0.25, "duo_r25", few);
   }
 
-  // Whole decode steps' worth of attention: every layer of a model, in one graph.
+  // The attention of whole decode steps: every layer of a model, in one graph.
   void launches(const DuoLayers& pattern) {
     const std::size_t layers = run_.smoke ? 2 : pattern.retrieval.size();
     const Heads heads = scaled(Heads{.q = 32, .kv = pattern.kv_heads});
@@ -268,13 +268,13 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: attention_cuda_bench [options] [--benchmark_...]
 
-Attention kernels on this machine's GPU: verified, then timed with a cold cache.
+Verifies the attention kernels on this machine's GPU, then times them with a cold cache.
 
   --samples N       timed launches of each case (default 50)
   --pattern FILE    a DuoAttention full_attention_heads.tsv for the launches/ cases, instead of the
                     four published patterns; may be given several times
   --sparsity S      share of streaming heads in those files (default 0.5)
-  --smoke           every case, tiny: does it run and verify?
+  --smoke           runs and verifies every case in a small size
   --benchmark_filter=REGEX  only these cases (their names: --benchmark_list_tests)
   --benchmark_out=FILE --benchmark_out_format=json  results for bench/peers_torch.py --join
 )";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One token's attention for many sequences in one launch, without a batch cache: the descriptions
-// of heads of as many one-layer caches are gathered into one list for Engine::attend.
+// Times one token's attention for many sequences in one launch. There is no batch cache yet: the
+// head descriptions of many one-layer caches are gathered into one list for Engine::attend.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,9 @@ namespace kvpolicy::bench {
 
 struct BatchCase {
   std::string name;
-  Plan plan;  ///< of one layer
+  Plan plan;  ///< for one layer
   std::size_t sequences = 64;
-  std::size_t tokens = 0;  ///< of each, the query's own row included
+  std::size_t tokens = 0;  ///< in each sequence, the query's own row included
 };
 
 class BatchRig {
@@ -81,7 +81,8 @@ class BatchRig {
     engine_->attend(params, /*packs=*/false, what_.tokens, run_.stream);
   }
 
-  /// The first head of the first sequence, the last of the last, and one between.
+  /// Checks the first head of the first sequence, the last head of the last, and one between.
+  /// Returns the error, if any.
   [[nodiscard]] std::optional<std::string> verify() {
     out_.poison(run_.stream);
     attend();
@@ -130,7 +131,7 @@ class BatchRig {
   std::shared_ptr<Engine> engine_;
   std::vector<Cache> caches_;
   Tensor16 queries_;  // [sequences, q_heads, head_dim]
-  Tensor16 keys_;     // of the queries' own tokens
+  Tensor16 keys_;     // for the queries' own tokens
   Tensor16 values_;
   Tensor16 out_;
   cuda::DeviceBuffer heads_;   // [sequences, kv_heads]

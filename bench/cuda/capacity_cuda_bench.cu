@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long a text one card holds: the Llama-3-8B shape with 8-bit weights, half of the KV heads
-// streaming, the others' rows in 4 bits with one group a row; decode steps at 3,300,000 tokens (the
-// headline of DuoAttention with QServe's kernels, arXiv:2410.10819, figure 12) and at the longest
-// text that fits. Rows are random, the steps are real.
+// Measures how long a text one card holds: the Llama-3-8B shape with 8-bit weights, half of the KV
+// heads streaming, the rows of the others in 4 bits with one group a row. Decode steps are timed at
+// 3,300,000 tokens (the headline of DuoAttention with QServe's kernels, arXiv:2410.10819, figure
+// 12) and at the longest text that fits. Rows are random, and the steps are complete.
 //
 //   capacity_cuda_bench --benchmark_out=capacity.json --benchmark_out_format=json
 #include <deque>
@@ -29,7 +29,7 @@ class Cases {
   }
 
  private:
-  // Appended rows wait in rings that count; small ones cost little more time.
+  // Appended rows wait in rings that take memory; small rings cost little more time.
   static constexpr std::size_t filling_rows = 1024;
 
   void add(const std::string& name, std::size_t tokens) {
@@ -54,7 +54,7 @@ class Cases {
             rig_.fill(context, more);
             break;
           } catch (const std::bad_alloc&) {
-            // What is free is in pieces, some of them too small.
+            // The free memory is in pieces, some of them too small.
             if (tries == 1) throw;
             context -= context / 50;
           }
@@ -73,11 +73,11 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: capacity_cuda_bench [options] [--benchmark_...]
 
-The longest text on this card: Llama-3-8B's shape, 8-bit weights, half of the KV heads streaming,
-4-bit rows in the others. Fills the cache with random rows and times real decode steps.
+Measures the longest text on this card: Llama-3-8B's shape, 8-bit weights, half of the KV heads
+streaming, 4-bit rows in the others. Fills the cache with random rows and times real decode steps.
 
   --samples N   timed decode steps (default 50)
-  --smoke       tiny
+  --smoke       runs in a small size
   --benchmark_out=FILE --benchmark_out_format=json
 )";
 

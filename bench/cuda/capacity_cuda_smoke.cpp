@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The capacity bench for the host emulation (tests/simt): does its host code run where no GPU is?
+// The capacity bench on the host emulation (tests/simt), to test that its host code runs.
 #include "capacity_cuda_bench.cu"

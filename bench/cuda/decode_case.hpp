@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One token's attention over caches that were filled by `append`: the appended row stays tentative,
-// so every launch reads the same rows and changes nothing. Small cases time several layers one after
-// the other, each with rows of its own: the launches of a step, and not the gap round a single one.
+// Times one token's attention over caches that were filled by `append`. The appended row stays
+// tentative, so every launch reads the same rows and changes nothing. Small cases time several
+// layers one after another, each with rows of its own, so that they measure the launches of a step
+// and not the gaps around a single launch.
 #pragma once
 
 #include <cstdio>
@@ -23,15 +24,15 @@ namespace kvpolicy::bench {
 
 struct DecodeCase {
   std::string name;
-  std::string baseline;  ///< case that the ratio is taken to; empty: none
+  std::string baseline;  ///< the case to compute a ratio to; empty: none
   Plan plan;
-  std::size_t tokens = 0;  ///< the query's own row included
+  std::size_t tokens = 0;  ///< with the query's own row
   Read read = Read::all;
-  bool refresh = false;  ///< every launch chooses its chunks anew
+  bool refresh = false;  ///< every launch chooses new chunks
   cuda::Launches launches = cuda::Launches::joint;
 };
 
-/// Layers of small cases: together they read about this much.
+/// The bytes that the layers of a small case read together.
 inline constexpr double bytes_of_sample = 256e6;
 inline constexpr std::size_t most_layers = 16;
 
@@ -51,7 +52,8 @@ inline constexpr std::size_t most_layers = 16;
   return bytes;
 }
 
-/// The heads of a layer that are checked: the first, the last, and the first of every other kind.
+/// The heads of a layer that are checked: the first, the last, and the first head of every other
+/// kind.
 [[nodiscard]] inline std::vector<std::size_t> checked_heads(const Plan& plan, std::size_t layer) {
   const std::size_t count = plan.shape().kv_heads;
   std::vector<std::size_t> heads{0};
@@ -62,7 +64,7 @@ inline constexpr std::size_t most_layers = 16;
   if (heads.size() > 3) heads = {heads[0], heads[1], heads.back()};
   return heads;
 }
-/// The first layer with heads of several kinds, else the first.
+/// The first layer with heads of several kinds, or else the first layer.
 [[nodiscard]] inline std::size_t checked_layer(const Plan& plan) {
   for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) {
     if (plan.at(layer, 0) != plan.at(layer, plan.shape().kv_heads - 1)) return layer;
@@ -70,14 +72,14 @@ inline constexpr std::size_t most_layers = 16;
   return 0;
 }
 
-/// Fails the whole program's run; says what was wrong.
+/// Fails the whole run of the program, and reports the error.
 inline void refuse(benchmark::State& state, Run& run, const std::string& why) {
   run.failed = true;
   std::fprintf(stderr, "wrong: %s\n", why.c_str());
   state.SkipWithError(why.c_str());
 }
 
-/// A filled cache, its queries and its graph.
+/// A filled cache, its queries and the graph of its step.
 class DecodeRig {
  public:
   DecodeRig(const DecodeCase& what, Run& run)
@@ -102,7 +104,7 @@ class DecodeRig {
     if (what.read == Read::selected) attend(/*refresh=*/true);
   }
 
-  /// All layers once.
+  /// Attends in all layers once.
   void attend(bool refresh) {
     for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
       cache_.attend(layer, TensorView<const bfloat16>{of_layer(queries_, layer)},
@@ -110,7 +112,7 @@ class DecodeRig {
     }
   }
 
-  /// What is wrong with a first launch, or nothing.
+  /// Checks a first launch. Returns the error, if any.
   [[nodiscard]] std::optional<std::string> verify() {
     out_.poison(run_.stream);
     attend(what_.refresh);
@@ -146,7 +148,7 @@ class DecodeRig {
     }
     return std::nullopt;
   }
-  /// The largest that `verify` saw.
+  /// The largest relative error that `verify` found.
   [[nodiscard]] double error() const { return error_; }
 
   double seconds() {
@@ -172,7 +174,7 @@ class DecodeRig {
   reference::Graph graph_;
 };
 
-/// Runs `body` and turns what it throws into a skipped case.
+/// Runs `body`; an exception makes the case a skipped one.
 template <class Body>
 void guarded(benchmark::State& state, Run& run, const std::string& name, Body body) {
   try {
@@ -183,7 +185,7 @@ void guarded(benchmark::State& state, Run& run, const std::string& name, Body bo
   } catch (const std::exception& error) {
     refuse(state, run, name + ": " + error.what());
   }
-  static_cast<void>(cudaStreamSynchronize(run.stream));  // gives memory back before the next case
+  static_cast<void>(cudaStreamSynchronize(run.stream));  // frees memory before the next case
 }
 
 inline void run_decode(benchmark::State& state, Run& run, const DecodeCase& what) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The device under the benches and its published limits, which times are judged against.
+// The device of a bench and its published limits, to which times are compared.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +25,12 @@ struct DeviceInfo {
   std::size_t memory_bytes = 0;
   double bytes_per_second = 1e12;  ///< nominal memory bandwidth
   double flops_per_second = 1e12;  ///< nominal dense bfloat16 products; 0 where unknown
-  std::string limits = "made up";  ///< where the two come from
+  std::string limits = "made up";  ///< source of the two numbers
 };
 
-/// Published limits of the cards that targets are stated for (docs/performance.md).
+/// Published limits of the cards for which goals are stated (docs/performance.md).
 struct NominalLimits {
-  std::string_view name;  ///< part of the device's; the first that fits counts
+  std::string_view name;  ///< part of the device's name; the first entry that matches is used
   double gigabytes_per_second;
   double teraflops;
 };
@@ -41,7 +41,8 @@ inline constexpr std::array nominal_limits{
     NominalLimits{"A100-SXM4-40GB", 1555, 312}, NominalLimits{"A100", 2039, 312},
 };
 
-/// Of the current device. @throws DeviceError where there is none that fits
+/// Describes the current device. @throws DeviceError if there is no device that the kernels were
+/// compiled for
 [[nodiscard]] inline DeviceInfo device_info() {
   const cuda::Device device = cuda::Device::current();
   const auto attribute = [&](cudaDeviceAttr which) {
@@ -73,7 +74,8 @@ inline constexpr std::array nominal_limits{
     info.flops_per_second = known->teraflops * 1e12;
     info.limits = "published for this card";
   } else {
-    // Two transfers a clock (kHz) on every bit of the bus; of products the runtime says nothing.
+    // Each bit of the bus makes two transfers per clock (kHz). The runtime does not report the rate
+    // of products.
     info.bytes_per_second = 2e3 * attribute(cudaDevAttrMemoryClockRate) *
                             attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
     info.flops_per_second = 0.0;

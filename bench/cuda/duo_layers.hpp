@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many KV heads of each layer are retrieval heads in the attention patterns published with
-// DuoAttention (arXiv:2410.10819), by kvpolicy::head_kinds at the sparsity of the paper; and the
-// same of any pattern file. The place of the heads in a layer does not matter to a step's time with
-// one launch; with separate launches they are put side by side, as the published code does.
+// The number of retrieval heads in each layer of the attention patterns published with DuoAttention
+// (arXiv:2410.10819), computed by kvpolicy::head_kinds at the paper's sparsity; and the same for
+// any pattern file. Which heads of a layer these are does not matter to the time of one launch; for
+// separate launches they are placed next to each other, as in the published code.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ namespace kvpolicy::bench {
 
 struct DuoLayers {
   std::string name;
-  std::size_t kv_heads = 8;            ///< of 32 query heads
-  std::vector<std::size_t> retrieval;  ///< heads of each layer
+  std::size_t kv_heads = 8;            ///< out of 32 query heads
+  std::vector<std::size_t> retrieval;  ///< number of heads in each layer
 };
 
 [[nodiscard]] inline std::vector<DuoLayers> published_duo_layers() {
@@ -36,8 +36,8 @@ struct DuoLayers {
   };
 }
 
-/// Of a full_attention_heads.tsv: a line of gates for each layer.
-/// @throws FormatError for what is no such file
+/// Reads a full_attention_heads.tsv, which has a line of gates for each layer.
+/// @throws FormatError for any other file
 [[nodiscard]] inline DuoLayers read_duo_layers(const std::string& path, double sparsity) {
   std::ifstream file{path};
   require<FormatError>(file.good(), path, ": cannot be read");
@@ -61,7 +61,7 @@ struct DuoLayers {
       found.retrieval[layer] += kinds(layer, head) == HeadKind::retrieval ? 1U : 0U;
     }
   }
-  // The folder's name, where it has one, says which model.
+  // The name of the model is that of the folder, if there is one.
   const std::size_t end = path.find_last_of('/');
   if (end != std::string::npos && end > 0) {
     const std::size_t begin = path.find_last_of('/', end - 1);

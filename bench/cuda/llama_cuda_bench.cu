@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole models on a GPU, full attention against DuoAttention's split: decode steps over context, in
-// a CUDA graph and launched one by one, and chunked prefill; the shapes, contexts and settings of
-// that paper's figures 9 to 11 (arXiv:2410.10819), with random weights.
+// Times whole models on a GPU, with full attention and with DuoAttention's split: decode steps by
+// context, in a CUDA graph and launched one by one, and chunked prefill. Shapes, contexts and
+// settings are those of that paper's figures 9 to 11 (arXiv:2410.10819); weights are random.
 //
 //   llama_cuda_bench --benchmark_out=llama.json --benchmark_out_format=json
 //   llama_cuda_bench --benchmark_filter=Llama-2
 //
-// A context that does not fit is skipped and says what it lacks; bench/plot_cuda.py draws what was
-// measured, and marks what it extrapolates.
+// A context that does not fit is skipped and reports the missing memory. bench/plot_cuda.py draws
+// the measurements, and marks extrapolated points.
 #include <chrono>
 #include <deque>
 #include <string>
@@ -60,7 +60,8 @@ class Cases {
           for (const bool graph : {true, false}) decode(kept, duo, context, graph);
         }
       }
-      // Behind all decoding: the room for a chunk's activations stays.
+      // Prefills come after all decoding, because the buffers for a chunk's activations stay
+      // allocated.
       for (const bool duo : {false, true}) prefill(kept, duo);
     }
   }
@@ -89,7 +90,7 @@ class Cases {
     add_case(name, run_.samples, benchmark::kMillisecond,
              [=, this, &model](benchmark::State& state) {
                guarded(state, run_, name, [&] {
-                 // The graph's and the eager steps follow each other in one text.
+                 // Steps in the graph and steps without it follow each other in one text.
                  const std::size_t more = 2 * run_.samples + 32;
                  use(model, duo);
                  if (rig_.cache().tokens() > context + more) rig_.drop_cache();
@@ -105,7 +106,7 @@ class Cases {
              });
   }
 
-  // One pass; the curve over the text comes from its chunks.
+  // Makes one pass; the curve over the text length comes from its chunks.
   void prefill(const Model& model, bool duo) {
     const std::string tail = "/prefill/" + std::to_string(model.prompt);
     const std::string name = name_of(model, duo) + tail;
@@ -124,7 +125,8 @@ class Cases {
         for (std::size_t i = 0; i < tokens.size(); ++i) {
           tokens[i] = static_cast<int>(i * 7919 % model.config.vocabulary);
         }
-        // Libraries choose and load their kernels at the first chunk: let that be another text's.
+        // Libraries choose and load their kernels in the first chunk, so another text is read
+        // first.
         static_cast<void>(reference::prefill(rig_.model(), rig_.cache(),
                                              std::span{tokens}.first(model.chunk), model.chunk, {},
                                              {}, run_.stream));
@@ -185,11 +187,11 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: llama_cuda_bench [options] [--benchmark_...]
 
-Decode steps and prefill of Llama-3-8B's and Llama-2-7B's shapes with random weights, full attention
-against DuoAttention's split (sinks 128, recent 256; half and a quarter of the heads see all).
+Times decode steps and prefill of Llama-3-8B's and Llama-2-7B's shapes with random weights, with full
+attention and with DuoAttention's split (sinks 128, recent 256; half or a quarter of the heads see all).
 
   --samples N   timed decode steps of each case (default 50)
-  --smoke       every case, tiny
+  --smoke       runs every case in a small size
   --benchmark_filter=REGEX  only these cases (their names: --benchmark_list_tests)
   --benchmark_out=FILE --benchmark_out_format=json  results for bench/plot_cuda.py
 )";

@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The llama bench for the host emulation (tests/simt): does its host code run where no GPU is?
+// The llama bench on the host emulation (tests/simt), to test that its host code runs.
 #include "llama_cuda_bench.cu"

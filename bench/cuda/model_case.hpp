@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the benches of whole models share: the two shapes of DuoAttention's figures with random
-// weights, caches that grow from context to context by appended random rows, and what a step holds
-// and must move. The cache's contents do not matter to its time, so no prompt is computed.
+// Shared by the benches of whole models: the two shapes of DuoAttention's figures with random
+// weights, caches that grow from context to context by appended random rows, and the bytes that a
+// step holds and must read. The contents of a cache do not change its time, so no prompt is
+// computed.
 #pragma once
 
 #include <array>
@@ -40,7 +41,7 @@ namespace kvpolicy::bench {
 [[nodiscard]] inline reference::LlamaConfig llama_2_7b() {
   return model_config(4096, 11008, 32, 32000);
 }
-/// The same kind of model, small enough for the emulation.
+/// The same kind of model in a size for the emulation.
 [[nodiscard]] inline reference::LlamaConfig smoke_model(reference::LlamaConfig config) {
   config.hidden = 32;
   config.intermediate = 48;
@@ -52,7 +53,7 @@ namespace kvpolicy::bench {
   return config;
 }
 
-/// Retrieval heads and streaming heads in every layer alike: the first `retrieval` of them.
+/// A plan whose layers all have `retrieval` retrieval heads first, followed by streaming heads.
 template <class Retrieval>
 [[nodiscard]] Plan duo_plan(const ModelShape& shape, double share, const Retrieval& retrieval,
                             const Streaming::Config& streaming) {
@@ -64,7 +65,7 @@ template <class Retrieval>
   return plan;
 }
 
-/// Bytes of pages of a cache, before it is made.
+/// Bytes of the pages of a cache, computed before the cache is made.
 [[nodiscard]] inline std::size_t page_bytes(const Plan& plan, const cuda::CacheOptions& options,
                                             std::size_t tokens) {
   const ModelShape& shape = plan.shape();
@@ -82,8 +83,8 @@ template <class Retrieval>
   return bytes;
 }
 
-/// Device memory that the program may still ask for; what was given back but waits in the pool is
-/// returned first.
+/// Device memory that the program can still allocate. Memory that was freed but is kept by the pool
+/// is returned first.
 [[nodiscard]] inline std::size_t free_bytes(cudaStream_t stream) {
   cuda::check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   std::size_t available = 0;
@@ -91,7 +92,8 @@ template <class Retrieval>
   cuda::check(cudaMemGetInfo(&available, &total), "cudaMemGetInfo");
   return available;
 }
-/// Kept free: page tables, descriptions, what the driver needs for launches and graphs.
+/// Memory that is kept free for page tables, descriptions, and the driver's needs for launches and
+/// graphs.
 [[nodiscard]] inline std::size_t spare_bytes(const Run& run) {
   return run.smoke ? 0 : std::size_t{3} << 28;
 }
@@ -105,12 +107,12 @@ template <class Retrieval>
   return text;
 }
 
-/// A model and the cache of one plan, kept from case to case.
+/// A model and the cache of one plan, which are kept from case to case.
 class ModelRig {
  public:
   explicit ModelRig(Run& run) : run_{run} {}
 
-  /// `max_append`: rows of a filling append; large ones make the rings of windows larger.
+  /// `max_append`: rows of one append while filling; large ones make the rings of windows larger.
   void use(const std::string& name, const reference::LlamaConfig& config,
            reference::WeightFormat weights, const std::string& policy, const Plan& plan,
            std::size_t max_append) {
@@ -137,7 +139,7 @@ class ModelRig {
   [[nodiscard]] reference::CudaLlama& model() { return *model_; }
   [[nodiscard]] Cache& cache() { return *cache_; }
 
-  /// Bytes that are missing for a text of `tokens`; 0: it fits.
+  /// Bytes that are missing for a text of `tokens`; 0 if it fits.
   [[nodiscard]] std::size_t missing(std::size_t tokens) const {
     const std::size_t wanted =
         page_bytes(cache_->plan(), cache_->options(), tokens) + spare_bytes(run_);
@@ -152,7 +154,7 @@ class ModelRig {
     }
     return tokens;
   }
-  /// Until the text has `tokens`, with room for `more`. @throws std::bad_alloc
+  /// Appends rows until the text has `tokens`, with room for `more`. @throws std::bad_alloc
   void fill(std::size_t tokens, std::size_t more) {
     cache_->reserve(tokens + more, run_.stream);
     wait();
@@ -163,13 +165,13 @@ class ModelRig {
     wait();
   }
 
-  /// Everything on the device that this step needs.
+  /// Bytes of device memory that this step needs.
   [[nodiscard]] std::size_t held_bytes() const {
     return model_->weight_bytes() + model_->activation_bytes() + cache_->bytes() +
            cache_->overhead_bytes() + cache_->engine()->workspace_bytes();
   }
-  /// What a decode step must read: weights but for the embedding, of which it reads a row, and
-  /// rows.
+  /// Bytes that a decode step must read: cached rows, and all weights except the embedding, of
+  /// which it reads one row.
   [[nodiscard]] double step_bytes() const {
     const reference::LlamaConfig& config = model_->config();
     const double weights =
@@ -181,7 +183,7 @@ class ModelRig {
                                .tokens = cache_->tokens() + 1});
   }
 
-  /// Times decode steps; the text grows by one token each.
+  /// Times decode steps; each adds one token to the text.
   void time_steps(benchmark::State& state, const std::string& name, const std::string& baseline,
                   bool graph) {
     model_->set_tokens(std::array{1}, cache_->tokens(), run_.stream);
@@ -195,7 +197,7 @@ class ModelRig {
       state.SetIterationTime(seconds);
       samples.add(seconds);
     }
-    static_cast<void>(model_->take_choices(run_.stream));  // throws if a logit was no number
+    static_cast<void>(model_->take_choices(run_.stream));  // throws if a logit was NaN
     report_times(state, run_, name, samples, 1.0);
     report_bytes(state, run_, run_.seconds[name], bytes);
     report_ratio(state, run_, baseline, run_.seconds[name]);
@@ -216,7 +218,7 @@ class ModelRig {
   std::optional<Filler> filler_;
 };
 
-/// Says which case does not fit, and by how much.
+/// Reports which case does not fit, and how much memory is missing.
 inline void skip_unfitting(benchmark::State& state, const Run& run, std::size_t wanted,
                            std::size_t missing) {
   const std::string why = "does not fit (needs " + one_decimal(gibibytes(wanted)) +

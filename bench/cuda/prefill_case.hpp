@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of a prompt, one layer, in chunks: each chunk is attended to everything before it and
-// to itself (Engine::attend, timed), then appended (not timed). A sample is the sum over the chunks
-// of one pass; each pass begins with an empty cache.
+// Times the attention of a prompt in one layer, in chunks: each chunk attends to all earlier rows
+// and to itself (Engine::attend, timed), and is then appended (not timed). A sample is the sum over
+// the chunks of one pass; each pass begins with an empty cache.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ namespace kvpolicy::bench {
 struct PrefillCase {
   std::string name;
   std::string baseline;
-  Plan plan;  ///< of one layer
+  Plan plan;  ///< for one layer
   std::size_t tokens = 0;
   std::size_t chunk = 0;
 };
@@ -36,7 +36,7 @@ class PrefillRig {
         values_{keys_.count(), run.stream},
         out_{queries_.count(), run.stream} {}
 
-  /// Seconds of a pass. `checked`: the first and the last chunk are verified as well.
+  /// Seconds of a pass. With `checked` the first and the last chunk are also verified.
   double pass(bool checked) {
     Cache cache{
         what_.plan, {.max_append = std::min(portion_rows, what_.chunk)}, run_.stream, engine_};
@@ -58,7 +58,7 @@ class PrefillRig {
   [[nodiscard]] const std::optional<std::string>& wrong() const { return wrong_; }
   [[nodiscard]] double error() const { return error_; }
 
-  /// Operations of a pass; in whole tiles where `tiles`.
+  /// Floating-point operations of a pass; counted in whole tiles if `tiles`.
   [[nodiscard]] double flops(bool tiles) const {
     using Tile = cuda::PrefillShape<128>;
     double pairs = 0.0;
@@ -110,7 +110,7 @@ class PrefillRig {
     cache.commit(run_.stream);
   }
 
-  // The first, the middle and the last query of the chunk, in a head of each kind.
+  // Checks the first, the middle and the last query of the chunk, in a head of each kind.
   void verify(const Cache& cache, std::size_t cached, std::size_t count) {
     const std::size_t dim = shape_.head_dim;
     const auto q = download(queries_.data(), count * shape_.q_heads * dim, run_.stream);
@@ -142,7 +142,7 @@ class PrefillRig {
   Run& run_;
   ModelShape shape_;
   std::shared_ptr<Engine> engine_;
-  Tensor16 queries_;  // of one chunk
+  Tensor16 queries_;  // for one chunk
   Tensor16 keys_;
   Tensor16 values_;
   Tensor16 out_;
@@ -153,7 +153,7 @@ class PrefillRig {
 inline void run_prefill(benchmark::State& state, Run& run, const PrefillCase& what) {
   guarded(state, run, what.name, [&] {
     PrefillRig rig{what, run};
-    rig.pass(/*checked=*/true);  // and warms up
+    rig.pass(/*checked=*/true);  // also warms up
     if (rig.wrong()) return refuse(state, run, *rig.wrong());
     const Samples samples = sample(state, [&] { return rig.pass(/*checked=*/false); });
     report_times(state, run, what.name, samples, 1.0);

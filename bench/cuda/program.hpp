@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The common part of the benches' main: options of our own beside Google Benchmark's, the device's
-// facts in the results' context, one message where there is no device.
+// The common part of the benches' main: options besides those of Google Benchmark, the facts of the
+// device in the context of the results, and an error message where there is no device.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,14 @@
 
 namespace kvpolicy::bench {
 
-/// An option with a value, of one program.
+/// An option with a value, for one program.
 struct Option {
   std::string_view name;
   std::function<void(const char*)> take;
 };
 
-/// Parses what is ours (--help, --smoke, --samples, `options`), looks at the device, lets
+/// Parses our options (--help, --smoke, --samples, `options`), finds the device, lets
+/// `add_cases(run)` register benchmarks and runs them. Returns the program's exit status.
 /// `add_cases(run)` register benchmarks and runs them. Returns the program's status.
 template <class AddCases>
 int run_program(int argc, char** argv, std::string_view usage, bool flushes,
@@ -93,7 +94,7 @@ int run_program(int argc, char** argv, std::string_view usage, bool flushes,
   return run.failed ? 1 : 0;
 }
 
-/// Registers one case with a fixed number of samples, each of which says its own time.
+/// Registers one case with a fixed number of samples, each of which reports its own time.
 template <class Body>
 void add_case(const std::string& name, std::size_t samples, benchmark::TimeUnit unit, Body body) {
   benchmark::RegisterBenchmark(name.c_str(), body)

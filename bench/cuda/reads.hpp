@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a call has to read and compute, by counting: the bytes behind every GB/s and the operations
-// behind every TFLOP/s that the benches print. For a text of N rows, the query's own included, a
-// KV head of head_dim d reads, of 16-bit rows (4 d bytes, key and value),
+// Counts what a call has to read and compute; every GB/s and TFLOP/s that the benches print is
+// based on it. For a text of N rows, the query's own included, a KV head of head_dim d reads these
+// 16-bit rows (4 d bytes for key and value):
 //
 //   all rows          N
 //   sinks + recent    min(N, sinks + recent)
-//   chosen chunks     budget + rows since the last closed chunk, and of each closed chunk, where
-//                     the call chooses anew, its summary: one vector (mean) or two (min, max)
+//   chosen chunks     budget + rows since the last closed chunk, and, where the call chooses a new
+//                     selection, the summary of each closed chunk: one vector (mean) or two (min, max)
 //
-// and of quantised rows (2 (d bits / 8 + 4 d / group) bytes: codes, scale and zero of key and
-// value) the whole blocks of 64 in front of the residual. Queries and outputs are not counted.
+// Quantised rows (2 (d bits / 8 + 4 d / group) bytes: codes, scale and zero of key and value) are
+// the whole blocks of 64 before the residual. Queries and outputs are not counted.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,8 @@ struct HeadReads {
     double packed_row = 0.0;
     if (packed_rows > 0) {
       const double codes = d * cuda::code_bits(head.encoding) / 8;
-      // Scale and zero, 2 bytes each. A group of `key_group` rows for each channel is as many.
+      // Scale and zero take 2 bytes each. A group of `key_group` rows of each channel gives as many
+      // of them.
       const double key_groups = d / static_cast<double>(head.key_group);
       const double value_groups = d / static_cast<double>(head.value_group);
       packed_row = 2 * codes + 4 * (key_groups + value_groups);
@@ -41,8 +42,8 @@ struct HeadReads {
   }
 };
 
-/// Of a head whose text has `tokens` rows, all committed but the query's own. `refreshes`: the call
-/// chooses its chunks anew; `selected`: it reads chosen chunks.
+/// Counts for a head whose text has `tokens` rows, all committed except the query's own.
+/// `refreshes`: the call chooses new chunks; `selected`: it reads selected chunks.
 [[nodiscard]] inline HeadReads decode_reads(const HeadRule& head, std::size_t tokens,
                                             bool selected, bool refreshes) {
   if (head.recent > 0) return {.exact_rows = std::min(tokens, head.sinks + head.recent)};
@@ -62,7 +63,7 @@ struct HeadReads {
   return {.exact_rows = tokens};
 }
 
-/// Pairs of a query and a row that it sees, of a chunk of `queries` behind `cached` rows, one head.
+/// Pairs of a query and a visible row in one head, for a chunk of `queries` after `cached` rows.
 [[nodiscard]] inline double visible_pairs(const HeadRule& head, std::size_t cached,
                                           std::size_t queries) {
   const auto triangle = [](double n) { return n * (n + 1) / 2; };
@@ -70,13 +71,14 @@ struct HeadReads {
   const auto last = static_cast<double>(cached + queries);
   if (head.recent == 0) return triangle(last) - triangle(first);
   const auto reach = static_cast<double>(head.sinks + head.recent);
-  // A query sees its own position + 1 rows, up to sinks + recent of them.
+  // A query sees min(position + 1, sinks + recent) rows.
   const double growing = triangle(std::min(last, reach)) - triangle(std::min(first, reach));
   return growing + reach * (last - std::max(first, std::min(last, reach)));
 }
 
-/// The same counted in whole tiles, as a tile kernel must compute them: `query_rows` rows (pairs of
-/// token and query head of a group) by `key_rows` keys, keys in tiles from position 0 on. In pairs.
+/// The same pairs counted in whole tiles, which a tile kernel must compute: `query_rows` rows
+/// (pairs of a token and a query head of a group) by `key_rows` keys, with key tiles aligned to
+/// position 0.
 [[nodiscard]] inline double live_tile_pairs(const HeadRule& head, std::size_t cached,
                                             std::size_t queries, std::size_t group,
                                             std::size_t query_rows, std::size_t key_rows) {
@@ -97,7 +99,8 @@ struct HeadReads {
   return static_cast<double>(tiles) * static_cast<double>(query_rows * key_rows);
 }
 
-/// Operations of a pair: two products of head_dim, a multiplication and an addition each.
+/// Floating-point operations of a pair: two products of head_dim, with a multiplication and an
+/// addition each.
 [[nodiscard]] inline double flops_of_pair(std::size_t head_dim) {
   return 4.0 * static_cast<double>(head_dim);
 }

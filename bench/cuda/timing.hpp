@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Times work on a stream by events, with a second-level cache that holds none of the work's data.
+// Times work on a stream with events; the second-level cache holds none of the work's data.
 //
-// Before each sample a buffer of four times the cache is written. That takes the device longer than
-// the host needs to put the events and the work behind it, so that no gap of the host's making is
-// timed. What remains besides the work is the device's own step from event to launch; the time of
-// an empty sample says how much that is, and is printed, not subtracted.
+// Before each sample a buffer of four times the cache's size is written. This takes the device
+// longer than the host needs to enqueue the events and the work, so no gap made by the host is
+// timed. The time that the device itself takes from event to launch remains; it is measured as the
+// time of an empty sample, which is printed and not subtracted.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class Timer {
     static_cast<void>(cudaEventDestroy(end_));
   }
 
-  /// Seconds that what `work()` puts on the stream takes. Waits for it.
+  /// Seconds that the work that `work()` puts on the stream takes. Waits for it.
   template <class Work>
   double seconds(Work work) {
     cuda::check(cudaMemsetAsync(flushed_.get(), ++round_, bytes_, stream_), "cudaMemsetAsync");
@@ -64,7 +64,7 @@ class Samples {
     seconds_.insert(std::ranges::upper_bound(seconds_, seconds), seconds);
   }
   [[nodiscard]] std::size_t count() const { return seconds_.size(); }
-  /// The sample that a share of all lie below.
+  /// The sample below which a `share` of all samples lie.
   [[nodiscard]] double at(double share) const {
     return seconds_[static_cast<std::size_t>(share * static_cast<double>(seconds_.size() - 1) +
                                              0.5)];
@@ -75,7 +75,7 @@ class Samples {
   std::vector<double> seconds_;  // ascending
 };
 
-/// Bytes per second, read plus written, of a plain copy inside the device's memory.
+/// Bytes per second, read plus written, of a plain copy within the device's memory.
 [[nodiscard]] inline double copy_bandwidth(Timer& timer, std::size_t bytes, cudaStream_t stream) {
   const cuda::DeviceBuffer from = cuda::allocate(cuda::default_memory(), bytes, stream);
   const cuda::DeviceBuffer to = cuda::allocate(cuda::default_memory(), bytes, stream);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TriForce on a GPU: the shape of Llama-2-7B behind 122,880 tokens with a budget of 4,096 rows, and
-// a draft of Llama-68M's shape over 256 rows, as in the paper (arXiv:2404.11912, tables 1, 2 and 4):
-// cache on the device with 6 guesses, and in pinned host memory with 16. Weights are random, guesses
-// stay by the dice at the published rates; everything is computed as it would be. The baseline is our
-// own plain decoding over the same cache in the same run.
+// Times TriForce on a GPU: the shape of Llama-2-7B after 122,880 tokens with a budget of 4,096
+// rows, and a draft of Llama-68M's shape over 256 rows, as in the paper (arXiv:2404.11912, tables
+// 1, 2 and 4): with the cache on the device and 6 draft tokens, and in pinned host memory with 16.
+// Weights are random, and draft tokens are accepted at random at the published rates; everything is
+// computed as in real use. The baseline is our own plain decoding over the same cache in the same
+// run.
 //
 //   triforce_cuda_bench --benchmark_out=triforce.json --benchmark_out_format=json
 //
-// A context that does not fit is skipped and says what it lacks.
+// A context that does not fit is skipped and reports the missing memory.
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -39,7 +40,7 @@ struct Setting {
   std::string name;
   std::size_t context = 0;
   bool offloaded = false;
-  std::size_t length = 6;  ///< guesses of a verification, as in the paper
+  std::size_t length = 6;  ///< draft tokens in a verification, as in the paper
 };
 
 [[nodiscard]] reference::LlamaConfig draft_config(const reference::LlamaConfig& target, bool smoke) {
@@ -48,12 +49,13 @@ struct Setting {
   config.hidden = 768;
   config.intermediate = 3072;
   config.layers = 2;
-  config.q_heads = config.kv_heads = 6;  // 12 heads of 64 in the original: the same rows
+  config.q_heads = config.kv_heads = 6;  // the original has 12 heads of 64, whose rows have the
+                                         // same size
   config.windows.assign(config.layers, 0);
   return config;
 }
 
-/// Models, and caches that have read a text but its last token.
+/// Models, and caches that have read all of a text but its last token.
 class World {
  public:
   World(Run& run, const Setting& setting)
@@ -82,20 +84,20 @@ class World {
     text_.assign(setting.context + 1, 1);
   }
 
-  /// Bytes of the device that a text of this length lacks; 0: it fits.
+  /// Bytes of device memory that are missing for a text of this length; 0 if it fits.
   [[nodiscard]] std::size_t missing() const { return missing_; }
   [[nodiscard]] std::size_t wanted() const {
     return page_bytes(Plan{config_.shape(), MeanChunks::Config{}}, options_, setting_.context);
   }
   [[nodiscard]] std::size_t cache_bytes() const { return cache_->bytes(); }
 
-  /// Seconds of a token without guesses.
+  /// Seconds of a token in plain decoding.
   [[nodiscard]] double plain(std::size_t tokens) {
     Cache cache = cache_->fork(run_.stream);
     OnStream on_stream{cache, run_.stream};
     return decode(SpeculativeDecoder{reader_, on_stream, NoDraft{}, fixed(0)}, tokens);
   }
-  /// With them; `acceptance` is that of the target.
+  /// Seconds of a token in speculative decoding; `acceptance` gets that of the target.
   template <unsigned Target, unsigned Middle>
   [[nodiscard]] double speculative(std::size_t tokens, LevelStatistics* statistics) {
     using Small = ModelDraft<Reader, OnStream>;
@@ -136,7 +138,8 @@ class World {
   [[nodiscard]] double decode(Decoder decoder, std::size_t tokens,
                               LevelStatistics* statistics = nullptr) {
     decoder.continue_text(text_);
-    static_cast<void>(decoder.step());  // chooses the chunks; libraries load their kernels
+    static_cast<void>(decoder.step());  // chooses the chunks, and makes libraries load their
+                                        // kernels
     static_cast<void>(decoder.step());
     const std::size_t before = decoder.text().size();
     const LevelStatistics counted = decoder.statistics();
@@ -223,10 +226,10 @@ class Cases {
 
 constexpr std::string_view usage = R"(usage: triforce_cuda_bench [options] [--benchmark_...]
 
-TriForce's hierarchy on Llama-2-7B's shape with random weights behind 122,880 tokens, on the device
-and with the cache in pinned host memory; guesses stay by the dice at published rates.
+Times TriForce's hierarchy on Llama-2-7B's shape with random weights after 122,880 tokens, with the
+cache on the device and in pinned host memory. Draft tokens are accepted at random at published rates.
 
-  --smoke       every case, tiny
+  --smoke       runs every case in a small size
   --benchmark_filter=REGEX  only these cases (their names: --benchmark_list_tests)
   --benchmark_out=FILE --benchmark_out_format=json  results as JSON
 )";

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a bench checks before it times: attention of one query in double precision, in plain loops
-// over rows that were brought to the host, sharing no code with the kernels.
+// The reference that a bench checks results with before it times them: attention of one query in
+// double precision, in plain loops over rows that were copied to the host. It shares no code with
+// the kernels.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +21,14 @@
 
 namespace kvpolicy::bench {
 
-/// Of ||out - reference|| / ||reference||, over the output of one query head. A row of bfloat16
-/// results is rounded to about 0.0017 of itself, and probabilities meet values in bfloat16: a fresh
-/// error of the same kind. With quantised rows queries and values are rounded to half besides.
+/// The largest accepted ||out - reference|| / ||reference||, over the output of one query head.
+/// Rounding a row of results to bfloat16 gives an error of about 0.0017, and probabilities are
+/// multiplied with values in bfloat16, which gives another such error. With quantised rows queries
+/// and values are also rounded to half.
 inline constexpr double most_error_exact = 6e-3;
 inline constexpr double most_error_packed = 1e-2;
 
-/// Brings 16-bit numbers to the host. Waits for the stream.
+/// Copies 16-bit numbers to the host. Waits for the stream.
 [[nodiscard]] inline std::vector<bfloat16> download(const bfloat16* from, std::size_t count,
                                                     cudaStream_t stream) {
   std::vector<bfloat16> numbers(count);
@@ -37,7 +39,7 @@ inline constexpr double most_error_packed = 1e-2;
   return numbers;
 }
 
-/// Adds rows of a call [tokens, heads, head_dim] behind those that a cache holds of one head.
+/// Adds the rows of a call, [tokens, heads, head_dim], after those that a cache holds of one head.
 inline void add_rows(cuda::CachedRows& rows, std::span<const bfloat16> keys,
                      std::span<const bfloat16> values, std::size_t heads, std::size_t head,
                      std::size_t head_dim, std::size_t tokens, std::size_t first_position) {
@@ -52,8 +54,8 @@ inline void add_rows(cuda::CachedRows& rows, std::span<const bfloat16> keys,
   }
 }
 
-/// Which of the rows a query at `position` sees: none behind it, and with a window only the sinks
-/// and the latest `recent`, itself included (0: all).
+/// Which of the rows a query at `position` sees: none after it, and with a window only the sinks
+/// and the latest `recent`, its own included (0: all).
 struct Sight {
   std::int64_t position = 0;
   std::int64_t sinks = 0;
@@ -97,7 +99,7 @@ struct Sight {
   return out;
 }
 
-/// ||out - reference|| / ||reference||; NaN where `out` has one.
+/// ||out - reference|| / ||reference||; NaN if `out` has a NaN.
 [[nodiscard]] inline double relative_error(std::span<const bfloat16> out,
                                            std::span<const double> reference) {
   double difference = 0.0;

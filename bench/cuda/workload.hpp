@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What all cases of the attention bench share: one plan type, random numbers made on the device,
-// caches filled by `append`, and the run's own facts (device, timer, results so far).
+// Shared by all cases of the attention bench: one plan type, random numbers made on the device,
+// caches filled by `append`, and the facts of the run (device, timer, results so far).
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ using Plan = HeadPlan<bfloat16>;
 using Cache = cuda::KvCache<bfloat16>;
 using Engine = cuda::Engine<bfloat16>;
 
-/// One run of the program.
+/// The state of one run of the program.
 struct Run {
   Run() = default;
   Run(const Run&) = delete;
@@ -53,13 +53,13 @@ struct Run {
   cudaStream_t stream = nullptr;
   std::unique_ptr<Timer> timer;
   double copy_bytes_per_second = 0.0;
-  std::size_t samples = 50;               ///< of each case, but for prefills that take seconds
-  bool smoke = false;                     ///< tiny shapes, to see every case run
-  bool failed = false;                    ///< some result was wrong
+  std::size_t samples = 50;               ///< for each case except prefills that take seconds
+  bool smoke = false;                     ///< small shapes, to test that every case runs
+  bool failed = false;                    ///< set if any result was wrong
   std::map<std::string, double> seconds;  ///< medians by case, for ratios
 };
 
-/// Device tensor of 16-bit numbers.
+/// A device tensor of 16-bit numbers.
 class Tensor16 {
  public:
   Tensor16(std::size_t count, cudaStream_t stream)
@@ -69,7 +69,8 @@ class Tensor16 {
   [[nodiscard]] bfloat16* data() const { return reinterpret_cast<bfloat16*>(memory_.get()); }
   [[nodiscard]] std::size_t count() const { return count_; }
 
-  /// Evenly distributed, of mean 0 and variance 1: logits then spread as those of a trained model.
+  /// Fills it with uniformly distributed numbers of mean 0 and variance 1, which spreads logits as
+  /// in a trained model.
   void randomize(std::uint64_t seed, cudaStream_t stream) const {
     constexpr int threads = cuda::llama::random_threads;
     const cuda::llama::RandomParams params{
@@ -83,7 +84,7 @@ class Tensor16 {
         {.grid_x = static_cast<int>(std::min<std::size_t>(blocks, 4096)), .threads = threads},
         stream, params, "random_kernel");
   }
-  /// NaN everywhere, so that an element that nobody writes is seen.
+  /// Fills it with NaN, so that an element that is never written is found.
   void poison(cudaStream_t stream) const {
     cuda::check(cudaMemsetAsync(memory_.get(), 0xff, count_ * sizeof(bfloat16), stream),
                 "cudaMemsetAsync");
@@ -98,7 +99,7 @@ class Tensor16 {
   cuda::DeviceBuffer memory_;
 };
 
-/// Rows of one `append`.
+/// Rows in one `append`.
 inline constexpr std::size_t portion_rows = 4096;
 
 /// Appends random rows to layers.
@@ -110,7 +111,8 @@ class Filler {
         keys_{portion * shape.kv_heads * shape.head_dim, stream},
         values_{keys_.count(), stream} {}
 
-  /// Until the layer has `tokens`. The latest rows stay tentative until the cache's next call.
+  /// Appends rows until the layer has `tokens`. The latest rows stay tentative until the cache's
+  /// next call.
   template <class AnyCache>
   void fill(AnyCache& cache, std::size_t layer, std::size_t tokens) {
     const std::size_t portion = keys_.count() / shape_.kv_heads / shape_.head_dim;
@@ -135,7 +137,7 @@ class Filler {
   std::uint64_t seed_ = 0;
 };
 
-/// The seconds that `measure()` returns, once for each iteration.
+/// Reports the seconds that `measure()` returns, once for each iteration.
 template <class Measure>
 [[nodiscard]] Samples sample(benchmark::State& state, Measure measure) {
   Samples samples;
@@ -147,7 +149,7 @@ template <class Measure>
   return samples;
 }
 
-/// Times and rates as D.5 of the project's notes asks for them. `seconds` is one layer's share.
+/// Reports times (median, 10th and 90th percentile) and rates. `seconds` is one layer's share.
 inline void report_times(benchmark::State& state, Run& run, const std::string& name,
                          const Samples& samples, double layers) {
   const double median = samples.median() / layers;
@@ -165,7 +167,7 @@ inline void report_bytes(benchmark::State& state, const Run& run, double seconds
   state.counters["percent_of_copy"] = 100 * bytes / seconds / run.copy_bytes_per_second;
   state.counters["limit_us"] = bytes / run.device.bytes_per_second * 1e6;
 }
-/// How many times as fast as another case of this run.
+/// How many times as fast this case is as another one of the run.
 inline void report_ratio(benchmark::State& state, const Run& run, const std::string& baseline,
                          double seconds) {
   const auto found = run.seconds.find(baseline);

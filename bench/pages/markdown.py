@@ -4,7 +4,7 @@ import math
 
 
 def table(titles, rows, left=1):
-    """`left` columns of text, the others of numbers."""
+    """The first `left` columns are text, the others numbers."""
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * left + "---:|" * (len(titles) - left)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/performance.md: goals, and what the benches' files say about them."""
+"""The tables of docs/performance.md: goals, and how the benches' files meet them."""
 import peers_torch
 import targets_cpu
 from compare import by_kind, rows_of
@@ -16,7 +16,7 @@ INTEL_TORCH = "cpu_intel_xeon_processor_2core_torch.json"
 
 
 def cuda_goals(*paths):
-    """A column for each GPU that scripts/gpu-attention left a file of; none yet."""
+    """A column for each GPU with a file of scripts/gpu-attention; none yet."""
     runs = [peers_torch.load(path) for path in paths]
     rows = []
     for goal in peers_torch.GOALS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README.md says in numbers: its opening sentences, and the demo's table."""
+"""The numbers of README.md: its opening sentences, and the demo's table."""
 import json
 
 from results_cpu import load_repetitions, number
@@ -13,7 +13,7 @@ def megabytes(count):
 
 
 def demo_run(path):
-    """What `compare --json` has written."""
+    """Reads the output of `compare --json`."""
     with open(path, encoding="utf-8") as file:
         return json.load(file)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/results.md, from what ./scripts/reproduce has measured."""
+"""The tables of docs/results.md, from the measurements of ./scripts/reproduce."""
 import math
 import statistics
 
@@ -13,7 +13,7 @@ BUDGETS_IN_SHORT = [2, 4, 8, 16, 32]
 
 
 def gates(path):
-    """Experiment A: which way of finding retrieval heads finds them."""
+    """Experiment A: which methods find the retrieval heads."""
     run = results.read(path)
     points = run["points"]
     keys = of(points, suite="keys")
@@ -86,7 +86,7 @@ def needles(path):
 
 
 def settings(path):
-    """The settings that were tried on the validation split, and what became of them."""
+    """The settings that were tried on the validation split, and their results."""
     run = results.read(path)
     keys = of(run["points"], suite="keys")
     text = []
@@ -144,7 +144,7 @@ def headkv(*paths):
 
 
 def kivi_against_tokens(rows):
-    """What text costs by keys per channel and per token, where as many rows are exact."""
+    """The loss on text with keys quantised per channel and per token, with equal numbers of exact rows."""
     loss = {row[0]: row[2] for row in rows}
     return (f"With 2 bits and at least 32 exact rows, text costs {loss['`kivi2:32,flush=steady`']} bits per byte more by keys per channel "
             f"and {loss['`int2:32`']} by groups per token.")
@@ -183,7 +183,8 @@ def combined(path):
                      [name_of(own[0]), cell(over_seeds(own, share)),
                       cell(results.against(own, full, share), sign=True)]))
     text = []
-    # Methods stand at the budget that their settings were made for, other plans at the one they fit.
+    # A method's points are at the budget that their settings were made for, other plans at the one
+    # they fit.
     for budget in (1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32):
         here = sorted((row for row in rows if budget / 2 * 1.001 < row[0] <= budget * 1.001),
                       key=lambda row: -row[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/triforce.md, from what ./scripts/bench-triforce has measured."""
+"""The tables of docs/triforce.md, from the measurements of ./scripts/bench-triforce."""
 import json
 import re
 import sys
@@ -25,7 +25,7 @@ def machine(context):
 
 
 def cases(results, pattern):
-    """(what the name says, counters) of each case that was measured."""
+    """(fields of the name, counters) of each case that was measured."""
     for case in results["benchmarks"]:
         found = pattern.match(case["name"])
         if found and "speedup" in case:
@@ -33,7 +33,7 @@ def cases(results, pattern):
 
 
 def times(case):
-    """What a token took, and how many times as fast that is: median, range, prediction."""
+    """The time of a token, and the speedup: median, range, prediction."""
     return [f"{case['plain_ms']:.2f}", f"{case['ms']:.2f}",
             f"{case['speedup']:.2f} ({case['speedup_min']:.2f} to {case['speedup_max']:.2f})",
             f"{case['predicted']:.2f}"]
@@ -43,7 +43,7 @@ TIMES = ["plain, ms a token", "with guesses", "times as fast (range)", "predicte
 
 
 def shipped(path):
-    """The shipped model by every structure of guesses."""
+    """The shipped model with every structure of drafts."""
     results = load(path)
     rows = []
     for name, case in cases(results, SHIPPED):
@@ -57,7 +57,7 @@ def shipped(path):
 
 
 def shapes(path):
-    """A model of Llama-2-7B's proportions, whose guesses stay by the dice."""
+    """A model of Llama-2-7B's proportions, whose draft tokens are accepted at random."""
     results = load(path)
     rows = []
     for name, case in cases(results, SHAPES):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Llama of a given shape with random weights: it costs what a trained one costs and says nothing.
+// A Llama of a given shape with random weights: it takes the time of a trained one, and its text is
+// meaningless.
 #pragma once
 
 #include <cmath>

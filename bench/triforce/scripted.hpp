@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Acceptance by the dice, for models with random weights: everything is computed as it would be,
-// but whether a guess stays is decided beforehand, at a published rate.
+// Acceptance by random draws, for models with random weights: everything is computed as in real
+// use, but whether a draft token is accepted is drawn at a published rate.
 #pragma once
 
 #include <kvpolicy/speculation/sampling.hpp>
@@ -9,12 +9,12 @@
 
 namespace kvpolicy::bench {
 
-/// How often, per mille, the middle level keeps a guess of the small draft: about 0.35 for
-/// Llama-68M over a window of 256 rows, say TriForce's authors
+/// How often, per mille, the middle level accepts a token of the small draft. TriForce's authors
+/// report about 0.35 for Llama-68M over a window of 256 rows
 /// (https://github.com/Infini-AI-Lab/TriForce/issues/8).
 inline constexpr unsigned small_draft_per_mille = 350;
 
-/// What happened between two looks at a level's statistics.
+/// The difference between two readings of a level's statistics.
 [[nodiscard]] inline LevelStatistics since(const LevelStatistics& before, LevelStatistics now) {
   now.verifications -= before.verifications;
   now.guessed -= before.guessed;
@@ -26,7 +26,7 @@ inline constexpr unsigned small_draft_per_mille = 350;
   return now;
 }
 
-/// Each guess stays with a probability of `PerMille` / 1000.
+/// Accepts each draft token with a probability of `PerMille` / 1000.
 template <unsigned PerMille>
 struct Scripted {
   static constexpr double rate = static_cast<double>(PerMille) / 1000.0;

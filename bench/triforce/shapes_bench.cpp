@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What TriForce's hierarchy gains where the cache is several times the weights, on a CPU: a model
-// of the proportions of Llama-2-7B behind 120 Ki tokens (cache : weights = 4.8 : 1 by bytes, a
-// budget of one row in thirty), with random weights, and guesses that stay by the dice at given
-// rates. The baseline is our own plain decoding of the same text in the same run; prediction is the
-// cost model with each kind of pass timed alone.
+// Measures the gain of TriForce's hierarchy on a CPU where the cache is several times the weights:
+// a model of the proportions of Llama-2-7B after 120 Ki tokens (cache : weights = 4.8 : 1 by bytes,
+// a budget of one row in thirty), with random weights, and draft tokens that are accepted at random
+// at given rates. The baseline is our own plain decoding of the same text in the same run. The
+// prediction is that of the cost model, with each kind of pass timed by itself.
 //
 //   triforce_shapes_bench [--smoke] [--benchmark_filter=...]
 //                         [--benchmark_out=FILE --benchmark_out_format=json]
 //
 // Before anything is timed, a verification's logits are compared with those of single steps. With
-// --smoke everything is tiny. ./scripts/bench-triforce runs it and keeps what it measured.
+// --smoke everything is small. ./scripts/bench-triforce runs this program and stores its results.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -44,7 +44,7 @@ using Reader = reference::LlamaReader;
 using Cache = KvCache<bfloat16, Engine>;
 using SmallCache = KvCache<bfloat16, Engine>;
 
-/// What is measured, and for how long.
+/// The sizes of the measurement, and how long it takes.
 struct Size {
   LlamaSize target{8, 512, 1376, 8, 8, 64, 2048};
   LlamaSize small{2, 128, 344, 2, 2, 64, 2048};
@@ -77,7 +77,7 @@ double median(std::vector<double> numbers) {
   return numbers[numbers.size() / 2];
 }
 
-/// The models, the text, and caches that have read all of it but its last token.
+/// The models, the text, and caches that have read all of the text but its last token.
 struct World {
   reference::Llama target = random_llama(size.target, 1);
   reference::Llama small = random_llama(size.small, 2);
@@ -89,7 +89,7 @@ struct World {
   SmallCache small_cache =
       filled(SmallCache{triforce_draft_plan<bfloat16>(small.config().shape()), cache_options});
 
-  // With random rows: what a prompt would leave there has the same bytes.
+  // Fills caches with random rows; the rows of a real prompt have the same bytes.
   template <class C>
   static C filled(C cache) {
     const ModelShape& shape = cache.plan().shape();
@@ -111,7 +111,7 @@ World& world() {
   return world;
 }
 
-/// One pass over the last `count` tokens, taken back.
+/// Makes one pass over the last `count` tokens, and takes it back.
 template <class Model, class C>
 double pass_seconds(Model& model, C& cache, std::size_t count, Read read) {
   const std::vector<int> tokens(count, 1);
@@ -140,7 +140,7 @@ void verify() {
     for (std::size_t t = 0; t < one.size(); ++t) {
       largest = std::max(largest, std::abs(one[t]));
       const float difference = std::abs(one[t] - at_once[i * one.size() + t]);
-      error = difference <= error ? error : difference;  // NaN stays
+      error = difference <= error ? error : difference;  // keeps a NaN
     }
   }
   if (!(error <= 1e-3F * largest)) {
@@ -150,7 +150,7 @@ void verify() {
   }
 }
 
-/// Decodes `tokens` tokens; seconds for each.
+/// Decodes `tokens` tokens, and returns the seconds of each.
 template <class Decoder>
 double decode(Decoder decoder, std::size_t tokens, LevelStatistics* statistics) {
   decoder.continue_text(world().text);
@@ -170,8 +170,8 @@ SpeculationOptions fixed(std::size_t length) {
           .refresh_selection = {.below_acceptance = 0.0}};
 }
 
-/// The hierarchy where the target keeps `Target` and the middle level `Middle` per mille of
-/// guesses; without a small model where Middle is 0.
+/// Measures the hierarchy where the target accepts `Target` and the middle level `Middle` per mille
+/// of the draft tokens; without a small model if Middle is 0.
 template <unsigned Target, unsigned Middle>
 void hierarchy(benchmark::State& state, std::size_t length) {
   World& w = world();
@@ -200,8 +200,8 @@ void hierarchy(benchmark::State& state, std::size_t length) {
     ratios.push_back(plain.back() / ours.back());
     state.SetIterationTime(ours.back() * static_cast<double>(size.tokens));
   }
-  // The cost model, from passes timed alone. A pass of the middle level over one guess gives two
-  // tokens or one.
+  // The cost model's prediction from passes timed by themselves. A pass of the middle level over
+  // one draft token gives one or two tokens.
   Cache cache = w.cache.fork();
   (void)w.reader.read(cache, {.tokens = std::array{1}, .attend = {.refresh_selection = true}});
   SmallCache small_cache = w.small_cache.fork();
@@ -251,8 +251,8 @@ int main(int argc, char** argv) {
     --argc;
     ++argv;
   }
-  // The paper's acceptance of the target at temperature 0, 0.6 and 1, and what its authors say of
-  // their small draft; 0: without one, self-speculation.
+  // The paper's acceptance of the target at temperature 0, 0.6 and 1, and its authors' number for
+  // their small draft; 0 is self-speculation without a small draft.
   add<923, small_draft_per_mille>();
   add<914, small_draft_per_mille>();
   add<900, small_draft_per_mille>();

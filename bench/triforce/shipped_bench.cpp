@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Speculative decoding of the shipped model at the longest text it answers well, on the CPU: what
-// each structure accepts, gains over plain decoding of the same text in turns in the same run, and
-// what the cost model says of it; how often the full cache agrees with its selected rows over the
-// budget and over the size of a chunk (TriForce's figure 6).
+// Measures speculative decoding of the shipped model on the CPU, at the longest text that it
+// answers well: for each structure the acceptance, the speedup over plain decoding of the same
+// text, which alternates with it in the same run, and the cost model's prediction; and how often
+// the full cache agrees with its selected rows, by budget and by chunk size (TriForce's figure 6).
 //
 //   triforce_shipped_bench [--smoke] [--benchmark_filter=structure]
 //                          [--benchmark_out=FILE --benchmark_out_format=json]
 //
-// With --smoke every case runs once, over a short text. ./scripts/bench-triforce runs it, keeps
-// what it measured, and draws docs/triforce_acceptance.png.
+// With --smoke every case runs once, over a short text. ./scripts/bench-triforce runs this program,
+// stores its results, and draws docs/triforce_acceptance.png.
 //
-// Two kinds of text: `prose` goes on with the King James Bible, `needles` answers questions about
-// facts hidden in it. A greedy run whose tokens differ from plain decoding's is an error, not a
-// time.
+// There are two kinds of text: `prose` continues the King James Bible, `needles` answers questions
+// about facts hidden in it. A greedy run whose tokens differ from those of plain decoding is
+// reported as an error.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -38,9 +38,9 @@ namespace {
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
 
-/// What is measured, and how often.
+/// The sizes of the measurement, and how often it is repeated.
 struct Size {
-  std::size_t text = 7680;  // with its continuation within the 8,192 of the training
+  std::size_t text = 7680;  // with its continuation within the 8,192 bytes of the training
   std::size_t texts = 3;
   std::size_t prose = 192;  // new tokens
   std::size_t questions = 6;
@@ -151,7 +151,7 @@ void report(benchmark::State& state, const std::vector<Total>& totals) {
   state.counters["speedup"] = speedups[speedups.size() / 2];
   state.counters["speedup_min"] = speedups.front();
   state.counters["speedup_max"] = speedups.back();
-  // The time that passes took, and the tokens that independent acceptance expects of them.
+  // The time of the passes, and the tokens that they would give with independent acceptance.
   state.counters["predicted"] =
       sum.plain_seconds / sum.plain_tokens / (sum.seconds / sum.expected_tokens);
   state.counters["ms"] = sum.seconds / sum.tokens * 1e3;
@@ -205,7 +205,7 @@ void add_all() {
       0.6);
   add("structure/triforce/prose/t1", size.iterations, structure, Structure::triforce, Kind::prose,
       1.0);
-  // By mean keys, as the paper chooses, and by Quest's bounds.
+  // Selection by mean keys, as in the paper, and by Quest's bounds.
   for (const bool min_max : {false, true}) {
     for (const Kind kind : {Kind::prose, Kind::needles}) {
       const std::string text = std::string{kind_name(kind)} + (min_max ? "-bounds/" : "-means/");

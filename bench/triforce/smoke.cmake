@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Every case of SHAPES and SHIPPED, tiny, and what bench/tables.py makes of them: the tables of
-# docs/triforce.md, written into FOLDER. Without measurements the page stays as it is.
+# Runs every case of SHAPES and SHIPPED in small sizes, and makes the tables of docs/triforce.md
+# from the results, in FOLDER. Without measurements the page must not change.
 file(REMOVE_RECURSE "${FOLDER}")
 file(MAKE_DIRECTORY "${FOLDER}")
 function(run)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Some draft, whichever the command line names, so that a decoder is compiled once for all of them.
-// A program that knows its draft gives it to SpeculativeDecoder itself and pays no virtual call.
+// A draft whose type is chosen at run time, so that a decoder is compiled once for all drafts. A
+// program that knows its draft gives it to SpeculativeDecoder itself and pays no virtual call.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,16 @@
 
 namespace kvpolicy::tools {
 
-/// What a draft was asked and what it took, drafts behind it included.
+/// Calls of a draft, the draft tokens that it proposed and the seconds that it took, with those of
+/// drafts inside it.
 struct DraftWork {
   std::size_t calls = 0;
   std::size_t guesses = 0;
   double seconds = 0.0;
 };
 
-/// A Draft. Copies are the same draft: whoever made it keeps one to look at its work.
+/// A Draft (concept of the library). Copies share one draft, so a caller can keep a copy to read
+/// `work()`.
 class AnyDraft {
  public:
   template <Draft D>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes of cached rows that one pass of a model reads, over all heads of a cache.
+// Counts the bytes of cached rows that one pass of a model reads, over all heads of a cache.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,12 @@ namespace kvpolicy::tools {
                                                std::size_t head_dim) {
   const std::size_t codes = rows * head_dim * bits_of(plane.format.encoding) / 8;
   if (!is_quantized(plane.format.encoding)) return codes;
-  // A scale and a zero per group; a group spans channels of a row or rows of a channel.
+  // Each group has a scale and a zero; a group is some channels of a row or some rows of a channel.
   return codes + 2 * sizeof(half) * (rows * head_dim / plane.format.group);
 }
 
-/// Of the rows that `read` shows of one head; what choosing them reads is not among them.
+/// Bytes of the rows that `read` shows of one head. Summaries that are read to select rows are not
+/// counted.
 template <class Cache>
 [[nodiscard]] std::size_t bytes_shown(const Cache& cache, std::size_t layer, std::size_t head,
                                       Read read) {
@@ -34,7 +35,7 @@ template <class Cache>
   return total;
 }
 
-/// The same of all heads.
+/// The same, summed over all heads.
 template <class Cache>
 [[nodiscard]] std::size_t bytes_shown(const Cache& cache, Read read) {
   const ModelShape& shape = cache.plan().shape();

@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-// What models of the Llama family have. The kernels for all dimensions would take nvcc minutes
-// more.
+// The head dimensions of the Llama family. Kernels for all dimensions would take nvcc minutes more.
 #ifndef KVPOLICY_CUDA_HEAD_DIMS
 #define KVPOLICY_CUDA_HEAD_DIMS 64, 128
 #endif
@@ -25,8 +24,8 @@ namespace {
 using Plan = HeadPlan<bfloat16>;
 using Cache = cuda::KvCache<bfloat16>;
 
-/// What all sequences of a model share. Members go in the reverse of their order: memory first, the
-/// stream that it is given back on last.
+/// Shared by all sequences of a model. Members are destroyed in reverse order: device memory
+/// first, then the stream on which it is freed.
 struct Shared {
   explicit Shared(const reference::Llama& llama)
       : device{cuda::Device::current()},
@@ -64,7 +63,7 @@ class CudaSequence final : public Sequence {
 
   std::vector<float> decode(int token, const Reading& reading) override {
     if (!decoder_ || reading != decodes_) {
-      constexpr std::size_t answer = 16;  // a graph pays for itself in texts longer than that
+      constexpr std::size_t answer = 16;  // a graph pays off for texts longer than that
       decodes_ = reading;
       decoder_.emplace(shared_->model, cache_,
                        reference::DecodeOptions{
@@ -83,7 +82,7 @@ class CudaSequence final : public Sequence {
 
   void compress() override {
     cache_.compress(shared_->stream);
-    // So that whoever takes the time has it.
+    // Waits for the GPU, so that a caller who measures time measures the work too.
     cuda::check(cudaStreamSynchronize(shared_->stream), "cudaStreamSynchronize");
   }
 
@@ -118,7 +117,7 @@ class CudaSequence final : public Sequence {
   }
 
  private:
-  // Of the rows that a read shows.
+  // Bytes of the rows of one head that `read` shows.
   [[nodiscard]] std::size_t row_bytes(const HeadRule& settings, std::size_t layer,
                                       std::size_t head, Read read) const {
     const auto rows = cache_.rows(layer, head, read, 0, shared_->stream);
@@ -127,7 +126,7 @@ class CudaSequence final : public Sequence {
     return (rows.quantized.size() - quantized) * dense + quantized * quantized_row_bytes(settings);
   }
 
-  // Codes, scales and zeros of a row's key and value: its share of a page.
+  // Codes, scales and zeros of one row's key and value: the bytes of a page over its rows.
   [[nodiscard]] std::size_t quantized_row_bytes(const HeadRule& settings) const {
     const cuda::StoreContext context{.head_dim = cache_.plan().shape().head_dim,
                                      .page_rows = cache_.options().page_rows};
@@ -137,7 +136,7 @@ class CudaSequence final : public Sequence {
   std::shared_ptr<Shared> shared_;
   Cache cache_;
   std::optional<reference::Decoder<Cache>> decoder_;
-  Reading decodes_;  // what the decoder was made for
+  Reading decodes_;  // the reading that the decoder was made for
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sequences of a model on a GPU. Only in builds with CUDA; device.hpp is what tools ask.
+// Sequences of a model on a GPU. Exists only in builds with CUDA; tools use device.hpp.
 #pragma once
 
 #include <reference_model/llama.hpp>
@@ -9,7 +9,7 @@
 
 namespace kvpolicy::tools {
 
-/// The model's weights go to the current CUDA device. @throws DeviceError, std::bad_alloc
+/// Copies the model's weights to the current CUDA device. @throws DeviceError, std::bad_alloc
 [[nodiscard]] Device open_cuda_device(const reference::Llama& model);
 
 }  // namespace kvpolicy::tools

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The `--device` of the tools: where a model runs, and how sequences over it are made there.
+// The `--device` option of the tools: where a model runs, and how sequences are made there.
 #pragma once
 
 #include <string>
@@ -14,15 +14,16 @@
 namespace kvpolicy::tools {
 
 struct Device {
-  std::string about;  ///< for people: "2 threads", the name of a GPU
+  std::string about;  ///< readable text: "2 threads", the name of a GPU
   MakeSequence make_sequence;
 };
 
 /// Adds --device cpu|cuda.
 void add_device_option(CLI::App& app, std::string& device);
 
-/// A model made ready on a device. The model must outlive it, it must outlive its sequences.
-/// @throws ConfigError for "cuda" if this program was built without, DeviceError if there is none
+/// Prepares a model on a device. The model must outlive the Device, and the Device its sequences.
+/// @throws ConfigError for "cuda" if this program was built without it, DeviceError if there is no
+/// GPU
 [[nodiscard]] Device open_device(const std::string& device, const reference::Llama& model);
 
 }  // namespace kvpolicy::tools

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What two models, or one model under two caches, say about the next token: surprise and how far
-// the two distributions lie apart. Logits are floats, sums are doubles.
+// Compares what two models, or one model under two caches, predict for the next token: surprise and
+// the divergence of the two distributions. Logits are floats, sums are doubles.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +29,8 @@ namespace kvpolicy::tools {
   return log_sum_exp(logits) - static_cast<double>(logits[token]);
 }
 
-/// The Kullback-Leibler divergence KL(truth || guess) in nats: 0 where they are the same, never
-/// less. @throws ShapeError if they have unequal numbers of logits.
+/// The Kullback-Leibler divergence KL(truth || guess) in nats: never negative, 0 for equal
+/// distributions. @throws ShapeError if the numbers of logits differ.
 [[nodiscard]] inline double divergence(std::span<const float> truth, std::span<const float> guess) {
   require<ShapeError>(truth.size() == guess.size(), "divergence: ", truth.size(), " logits and ",
                       guess.size());
@@ -42,7 +42,7 @@ namespace kvpolicy::tools {
     const double log_q = static_cast<double>(guess[i]) - of_guess;
     sum += std::exp(log_p) * (log_p - log_q);
   }
-  return std::max(sum, 0.0);  // what is below is rounding
+  return std::max(sum, 0.0);  // a negative sum is rounding
 }
 
 }  // namespace kvpolicy::tools

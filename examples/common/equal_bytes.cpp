@@ -16,7 +16,7 @@
 namespace kvpolicy::tools {
 namespace {
 
-constexpr std::size_t exact_latest = 128;  // rows of a quantised head that are not
+constexpr std::size_t exact_latest = 128;  // latest rows of a quantised head, which stay exact
 
 std::size_t default_group(const ModelShape& shape) { return shape.head_dim % 32 == 0 ? 32 : 16; }
 
@@ -38,7 +38,7 @@ Method parse(PlanName& plan, const ModelShape& shape) {
   return parsed;
 }
 
-// Rows, with what rounding of a share makes of a whole number put right.
+// Rounds rows down; the small addend keeps whole numbers whole after the rounding of a share.
 std::size_t whole(double rows) { return static_cast<std::size_t>(rows + 1e-6); }
 
 std::string duo(PlanName& plan, const Method& method, const ByteBudget& budget) {

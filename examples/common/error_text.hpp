@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The library's errors begin with the C++ type or function that found them; who typed a command has
-// set an option or given a file, and wants to read which.
+// The library's errors begin with the C++ type or function that found them. The user of a command
+// has set an option or given a file, so the tools' messages name that instead.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace kvpolicy::tools {
 
-/// An error that names the option or the file.
+/// An error that already names the option or the file.
 class NamedError : public ConfigError {
  public:
   using ConfigError::ConfigError;
@@ -20,7 +20,7 @@ class NamedError : public ConfigError {
 
 namespace detail {
 
-// A text without the word and colon that it begins with, if that is a C++ name.
+// Drops the first word and its colon if that word is a C++ name.
 [[nodiscard]] inline std::string without_first_word(std::string_view text, bool of_types_alone) {
   constexpr std::string_view letters =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_:";
@@ -35,13 +35,14 @@ namespace detail {
 
 }  // namespace detail
 
-/// "capacity is 4, must be ..." of "HeadKvBudgetConfig: capacity is 4, must be ..."; others as they
-/// are.
+/// Turns "HeadKvBudgetConfig: capacity is 4, must be ..." into "capacity is 4, must be ..."; texts
+/// without a type name stay as they are.
 [[nodiscard]] inline std::string without_cpp_type(std::string_view text) {
   return detail::without_first_word(text, true);
 }
 
-/// What `work` returns; what it throws about a setting says `where` instead of a C++ name.
+/// Returns what `work` returns. An error about a setting is thrown again with `where` instead of a
+/// C++ name.
 template <class Work>
 [[nodiscard]] auto named_by(const std::string& where, Work work) {
   try {

@@ -27,7 +27,7 @@ double mean(const std::vector<double>& values) {
                               static_cast<double>(values.size());
 }
 
-// Six digits: what is committed stays small, and reads back as it was written.
+// Rounds to six digits, which keeps committed files small and survives writing and reading.
 double rounded(double value) { return std::strtod(fmt::format("{:.6g}", value).c_str(), nullptr); }
 
 std::vector<long long> mean_of_heads(const std::vector<std::vector<double>>& head_bytes) {
@@ -42,7 +42,7 @@ std::vector<long long> mean_of_heads(const std::vector<std::vector<double>>& hea
   return means;
 }
 
-// A measurement's name in the file.
+// The fields that identify a measurement in the file.
 nlohmann::ordered_json key_of(const Point& point) {
   nlohmann::ordered_json key{{"suite", name_of(point.suite)},
                              {"tokens", point.length},
@@ -135,7 +135,7 @@ std::vector<Point> measure(const reference::Llama& model, Suite suite, const Sui
   std::vector<const ExamPlan*> plans;
   for (const Entry& entry : entries) plans.push_back(&entry.plan);
   struct Job {
-    std::size_t seed = 0;  // its place
+    std::size_t seed = 0;  // index into the list of seeds
     Task task;
     std::vector<Outcome> outcomes;
   };
@@ -145,12 +145,12 @@ std::vector<Point> measure(const reference::Llama& model, Suite suite, const Sui
       jobs.push_back({s, std::move(task), {}});
     }
   }
-  std::exception_ptr failure;  // none may leave a parallel loop
+  std::exception_ptr failure;  // an exception must not leave a parallel loop
   std::mutex reporting;
   const auto count = static_cast<std::ptrdiff_t>(jobs.size());
 #pragma omp parallel for schedule(dynamic, 1)
   for (std::ptrdiff_t i = 0; i < count; ++i) {
-    set_threads(1);  // of this text; how many there are would show in the last bits
+    set_threads(1);  // because the number of threads in a text would change the last bits
     Job& job = jobs[static_cast<std::size_t>(i)];
     try {
       job.outcomes = perform(model, job.task, plans, config, suite == Suite::agreement,

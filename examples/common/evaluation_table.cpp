@@ -36,7 +36,7 @@ double share_of_marks(const Json& point, std::string_view wanted) {
   return static_cast<double>(found) / static_cast<double>(marks.size());
 }
 
-// "97.1 ± 0.8": over seeds.
+// "97.1 ± 0.8": mean and standard deviation over seeds.
 std::string with_spread(const std::vector<double>& values, double unit, int digits) {
   const double mean = mean_of(values);
   std::string text = fixed(mean * unit, digits);
@@ -47,7 +47,7 @@ std::string with_spread(const std::vector<double>& values, double unit, int digi
   return text + " ± " + fixed(deviation * unit, digits);
 }
 
-// One number of a point.
+// How to read one number of a point.
 struct Measure {
   std::string suite;
   std::string title;
@@ -82,7 +82,7 @@ std::vector<Measure> measures() {
   };
 }
 
-// Plans that differ from length to length, being made for a budget, share a row.
+// Plans for one budget have other settings at each length; they share a row.
 std::string row_name(const Json& point) {
   const auto method = point["method"].get<std::string>();
   if (!point.contains("share")) return point["plan"].get<std::string>();
@@ -129,7 +129,7 @@ std::string table_of(const Measure& measure, const Points& points) {
   return table.markdown();
 }
 
-// "- `headkv:128`: capacity 128, kernel 7": what the names of the plans leave open.
+// "- `headkv:128`: capacity 128, kernel 7": the settings that the plans' names leave open.
 std::string settings_list(const Points& points) {
   std::string text;
   for (const std::string& plan :

@@ -46,7 +46,7 @@ namespace {
 
 using TokensDone = std::function<void(std::size_t)>;
 
-// Sums of one text's measurements, in the fields of a result.
+// Sums of the measurements of one text, stored in the fields of a result.
 ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const RetrievalText& text,
                         const TokensDone& advance) {
   ExamResult result;
@@ -54,7 +54,7 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const Re
   if (plan.fastgen) prefilled->choose_behind_prompt(*plan.fastgen);
   const Stopwatch prefill;
   std::size_t before = 0;
-  // The logits behind the text are of no use: the questions come next.
+  // The logits after the text are not needed, because the questions come next.
   static_cast<void>(
       prefilled->prefill(tokens_of(text.body), 512, [&](std::size_t read, std::size_t) {
         advance(read - before);
@@ -91,7 +91,7 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const Re
   return result;
 }
 
-// The same where answers come by guesses.
+// Does the same with speculative decoding.
 ExamResult examine_by_guesses(const reference::Llama& model, const ExamPlan& plan,
                               const RetrievalText& text, const TokensDone& advance) {
   ExamResult result;
@@ -111,7 +111,7 @@ ExamResult examine_by_guesses(const reference::Llama& model, const ExamPlan& pla
     const auto take = [&](const DecodedStep& step) {
       for (const NewToken& token : step.tokens) answer += static_cast<char>(token.token);
     };
-    // The first token comes with the question, as in the other plans.
+    // The first token counts as part of the question's time, as in the other plans.
     take(cache->step(1));
     const std::size_t bytes_before = cache->bytes_read();
     const Stopwatch decode;
@@ -140,7 +140,7 @@ std::size_t tokens_in(std::span<const RetrievalText> texts) {
   return tokens;
 }
 
-// The texts' results in order, sums turned into means.
+// Joins the texts' results in order and turns sums into means.
 ExamResult joined(const std::string& name, std::span<const ExamResult> parts) {
   ExamResult whole;
   whole.plan = name;
@@ -197,7 +197,7 @@ ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
     }
     return joined(plan.name, parts);
   }
-  std::exception_ptr failure;  // none may leave a parallel loop
+  std::exception_ptr failure;  // an exception must not leave a parallel loop
   const auto count = static_cast<std::ptrdiff_t>(texts.size());
 #pragma omp parallel for schedule(dynamic, 1)
   for (std::ptrdiff_t i = 0; i < count; ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Asks a model questions about texts under a plan and measures what that costs: the text is read
-// once, and every question goes to a fork of what was read.
+// Asks a model questions about texts under a plan and measures the cost. A text is read once, and
+// every question goes to a fork of its cache.
 #pragma once
 
 #include <cstddef>
@@ -18,37 +18,38 @@
 
 namespace kvpolicy::tools {
 
-/// What one plan did over all texts.
+/// The results of one plan over all texts.
 struct ExamResult {
   std::string plan;
-  std::vector<std::string> answers;  ///< greedily decoded, one for each question, text after text
+  std::vector<std::string> answers;  ///< decoded greedily, one for each question, text after text
   std::vector<bool> right;           ///< whether it is the expected answer, byte for byte
-  double bytes = 0;                  ///< of the cache that answers, mean over the questions
-  double peak_bytes = 0;             ///< of a cache at the end of a text, mean over the texts
-  double bytes_read = 0;             ///< that attention reads for a token, mean over the questions
-  double prefill_ms = 0;             ///< of a text, mean
+  double bytes = 0;                  ///< of the cache that answers; mean over the questions
+  double peak_bytes = 0;             ///< of a cache at the end of a text; mean over the texts
+  double bytes_read = 0;             ///< by attention for a token; mean over the questions
+  double prefill_ms = 0;             ///< for a text, mean
   double compress_ms = 0;            ///< mean over the questions; 0 without budgets
-  double decode_ms = 0;              ///< of a token, mean
+  double decode_ms = 0;              ///< for a token, mean
 
   [[nodiscard]] std::size_t right_count() const;
 };
 
-/// The share of answer bytes that are the same as another plan's, place by place.
+/// The share of answer bytes that equal those of another plan at the same positions.
 [[nodiscard]] double agreement(const ExamResult& one, const ExamResult& other);
 
-/// Called with the tokens read and decoded so far and in all.
+/// Is called with the tokens read and decoded so far, and with the total.
 using ExamReport = std::function<void(std::size_t done, std::size_t total)>;
 
-/// @throws ConfigError unless the model reads and writes bytes: a vocabulary of 256.
+/// @throws ConfigError unless the model's tokens are bytes (a vocabulary of 256)
 void require_bytes(const reference::Llama& model);
 
-/// What threads share: the work on one text after another, whose times then mean something, or the
-/// texts themselves, which is quicker where there are many.
+/// How threads share the work. `one_text`: texts are read one after another, each by all threads,
+/// so that times mean something. `texts`: each thread takes whole texts, which is faster where
+/// there are many.
 enum class Threads : std::uint8_t { one_text, texts };
 
-/// `make`: empty for sequences on the CPU. Others are asked for one after another: with
-/// Threads::one_text.
-/// @throws as require_bytes; what the cache throws.
+/// `make` creates the sequences; if empty, they run on the CPU. Any other `make` is only called by
+/// one thread at a time and needs Threads::one_text.
+/// @throws what require_bytes and the cache throw
 [[nodiscard]] ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
                                  std::span<const RetrievalText> texts,
                                  const ExamReport& report = {}, Threads share = Threads::one_text,

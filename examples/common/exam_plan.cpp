@@ -21,7 +21,7 @@
 namespace kvpolicy::tools {
 namespace {
 
-// Which rows the head's scorer keeps.
+// Words for the rows that the head's scorer keeps.
 std::string ranked_rows(const HeadRule& rule) {
   if (rule.scorer == TovaScorer::name) return "the rows that the latest one looks at most";
   if (rule.scorer == KeyNormScorer::name) return "the rows with the shortest keys";
@@ -31,7 +31,7 @@ std::string ranked_rows(const HeadRule& rule) {
   return fmt::format("the rows that the latest {} look at most", rule.observation_window);
 }
 
-// What one head keeps; budgets differ from head to head and are told apart from it.
+// Words for what one head keeps, without its budget, which differs from head to head.
 std::string describe_head(const HeadSettings<bfloat16>& settings, std::size_t head_dim) {
   const HeadRule rule = settings.rule(head_dim);
   if (!rule.compresses) return describe(settings);
@@ -41,7 +41,7 @@ std::string describe_head(const HeadSettings<bfloat16>& settings, std::size_t he
   return text;
 }
 
-// fastgen:recovery,local,frequent
+// Parses fastgen:recovery,local,frequent
 FastGenConfig fastgen_config(PlanName& name) {
   FastGenConfig config;
   name.place({"recovery", "local", "frequent"});
@@ -74,7 +74,8 @@ ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
   }
   if (PlanName parts{name}; parts.name == "fastgen") {
     const FastGenConfig config = fastgen_config(parts);
-    // Until it chooses, every head keeps all rows, and the queries to choose by.
+    // Until FastGen chooses, every head keeps all rows, and the cache the queries that the choice
+    // needs.
     constexpr std::size_t every_row = std::size_t{1} << 40;
     HeadPlan<bfloat16> plan{shape, HeadBudgetCache<DenseStorage<bfloat16>>::Config{
                                       .budget = every_row, .scorer = config.scorer()}};
@@ -101,7 +102,7 @@ std::string describe(const HeadPlan<bfloat16>& plan) {
   struct Kind {
     std::string text;
     std::size_t heads = 0;
-    std::size_t least = 0;  // budget
+    std::size_t least = 0;  // smallest budget
     std::size_t most = 0;
     bool budgeted = false;
   };
@@ -117,7 +118,7 @@ std::string describe(const HeadPlan<bfloat16>& plan) {
     kind->most = std::max(kind->most, rule.budget);
     kind->budgeted = true;
   });
-  // The heads that keep most come first.
+  // Heads that keep every row come first.
   std::ranges::stable_partition(kinds,
                                 [](const Kind& kind) { return kind.text.starts_with("every"); });
   std::string text;
@@ -134,7 +135,7 @@ std::string describe(const HeadPlan<bfloat16>& plan) {
 std::string describe(const ExamPlan& plan) {
   std::string text;
   if (plan.fastgen) {
-    text = "for each head, behind the prompt, the fewest rows with so much of the attention";
+    text = "for each head, after the prompt, the fewest rows with so much of the attention";
   } else if (plan.speculation) {
     text = "every row; a small model and chosen rows guess, all rows decide";
   } else {

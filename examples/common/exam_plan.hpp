@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A plan as it is put to a model: with the way its cache has to be used to show what it can.
+// A plan for an exam, together with the calls that it needs of its cache.
 #pragma once
 
 #include <cstdint>
@@ -19,44 +19,43 @@
 
 namespace kvpolicy::tools {
 
-/// When a cache with budgets drops rows. It keeps what the latest queries look at: behind a
-/// question that is what the question needs (the published way: the prompt holds the question),
-/// behind the text alone it can only guess.
+/// When a cache with budgets drops rows. It keeps the rows that the latest queries attend to. After
+/// the question these queries show what the question needs, which is the published way, because the
+/// prompt holds the question; after the text alone the cache does not know the question.
 enum class Compress : std::uint8_t { behind_question, behind_text };
 
 struct ExamPlan {
-  std::string name;  ///< as the command line has it: "duo+int4"
+  std::string name;  ///< as on the command line: "duo+int4"
   HeadPlan<bfloat16> plan;
-  io::OrderedJson settings = {};  ///< that it was made with: tool_plan.hpp
-  Reading reading = {};           ///< of the tokens that it answers with
+  io::OrderedJson settings = {};  ///< that the plan was made with (tool_plan.hpp)
+  Reading reading = {};           ///< how tokens of the answer are read
   bool compresses = false;
   Compress compress = Compress::behind_question;
-  /// Answers come by guesses: the plan is that of the target's cache.
+  /// Set if answers are decoded speculatively; `plan` is then that of the target's cache.
   std::optional<SpeculationSetup> speculation = {};
-  std::shared_ptr<const reference::Llama> small_model = nullptr;  ///< that guesses
-  /// The plan is chosen when the cache is first compressed; until then it keeps all rows.
+  std::shared_ptr<const reference::Llama> small_model = nullptr;  ///< proposes draft tokens
+  /// Set if the plan is chosen when the cache is first compressed; until then it keeps all rows.
   std::optional<FastGenConfig> fastgen = {};
 };
 
-/// `name` is a `--plan` (tool_plan.hpp); gates and scores lie beside the model's weights.
-/// Heads that select read what they select, and select anew for every token. "triforce" is full
-/// attention whose tokens are guessed before, with the help of the small model beside the model's
-/// folder. "fastgen:0.95" is FastGen with that recovery; "fastgen:0.95,0.1,0.2" with those shares
-/// of latest and of most attended rows; "fastgen:0.95,sinks=16,window=32" with so many opening rows
-/// that the local choice keeps, and so many latest queries that decide, where the library has 4
-/// and 8.
+/// `name` is a `--plan` (tool_plan.hpp); gates and scores are searched beside the model's weights.
+/// Heads that select rows choose a new selection for every token. "triforce" is full attention with
+/// draft tokens from the small model whose folder is beside that of the model. "fastgen:0.95" is
+/// FastGen with that recovery; "fastgen:0.95,0.1,0.2" also sets the shares of the latest and of the
+/// most attended rows; "fastgen:0.95,sinks=16,window=32" sets the sinks of the local choice and the
+/// number of latest queries that decide, for which the library's defaults are 4 and 8.
 /// @throws ConfigError, FormatError
 [[nodiscard]] ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
                                       const std::string& model_folder,
                                       Compress compress = Compress::behind_question);
 
-/// What the heads keep, on a line: "8 heads every row, 8 heads the first 16 rows and latest 128".
+/// Describes what the heads keep: "8 heads every row, 8 heads the first 16 rows and latest 128".
 [[nodiscard]] std::string describe(const HeadPlan<bfloat16>& plan);
 
-/// The same, and the settings.
+/// The same, followed by the settings.
 [[nodiscard]] std::string describe(const ExamPlan& plan);
 
-/// Which heads a plan treats as streaming heads: those with sinks and a window.
+/// Which heads a plan treats as streaming heads, that is, as heads with sinks and a window.
 [[nodiscard]] HeadKinds kinds_of(const HeadPlan<bfloat16>& plan);
 
 }  // namespace kvpolicy::tools

@@ -20,7 +20,7 @@ namespace {
 
 using Plan = HeadPlan<bfloat16>;
 
-// Nats of `token` under logits [vocabulary].
+// Minus the log-probability of `token` under logits [vocabulary], in nats.
 double nats(std::span<const float> logits, int token) {
   const double most = *std::ranges::max_element(logits);
   double sum = 0;
@@ -28,10 +28,10 @@ double nats(std::span<const float> logits, int token) {
   return std::log(sum) + most - static_cast<double>(logits[static_cast<std::size_t>(token)]);
 }
 
-// A text read with all rows kept, up to where each probe begins.
+// A text that was read with all rows kept, up to the start of each probe.
 class ReadText {
  public:
-  // `queries`: the most that any plan chooses rows by.
+  // `queries`: the largest number of queries that any plan chooses rows by.
   ReadText(const reference::Llama& model, const RetrievalText& text, std::size_t end,
            std::size_t queries)
       : text_{&text}, tokens_{tokens_of(text.body)} {
@@ -65,7 +65,7 @@ class ReadText {
   }
 
  private:
-  // Of all tokens but the first, read as one chunk.
+  // The loss of all tokens but the first, which are read as one chunk.
   static double sum(Sequence& sequence, std::span<const int> tokens) {
     const std::vector<float> logits = sequence.score(tokens.first(tokens.size() - 1));
     const std::size_t vocabulary = logits.size() / (tokens.size() - 1);
@@ -78,11 +78,11 @@ class ReadText {
 
   const RetrievalText* text_;
   std::vector<int> tokens_;
-  std::span<const int> end_;  // of tokens_
+  std::span<const int> end_;  // a part of tokens_
   std::unique_ptr<Sequence> before_end_, whole_;
 };
 
-// losses[text][plan]
+// Returns losses[text][plan].
 std::vector<std::vector<TextLoss>> losses_under(const reference::Llama& model,
                                                 std::span<const Plan> plans,
                                                 std::span<const RetrievalText> texts,
@@ -96,7 +96,7 @@ std::vector<std::vector<TextLoss>> losses_under(const reference::Llama& model,
     }
   }
   std::vector<std::vector<TextLoss>> losses(texts.size());
-  std::exception_ptr failure;  // none may leave a parallel loop
+  std::exception_ptr failure;  // an exception must not leave a parallel loop
   std::mutex reporting;
   std::size_t done = 0;
   const auto count = static_cast<std::ptrdiff_t>(texts.size());
@@ -132,8 +132,8 @@ TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
   return {sum.answers / texts, sum.text / texts};
 }
 
-// Of one policy and storage, fewer bytes never harm less: where a few texts say so, that is chance, and a
-// search would pick just these.
+// Within one policy and storage, fewer bytes cannot really do less damage. Where a few texts say
+// so, it is chance, and a search would pick exactly these settings.
 void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, std::size_t tokens) {
   const auto bytes = [&](const HeadChoice<bfloat16>& choice) {
     return Plan{ModelShape{1, 1, 1, head_dim}, choice.settings}
@@ -173,7 +173,7 @@ std::vector<HeadChoice<bfloat16>> measure_damage(const reference::Llama& model,
     }
   }
   const auto losses = losses_under(model, plans, texts, end, report);
-  // What `worse` costs more than `better`.
+  // The loss of `worse` beyond that of `better`.
   const auto rise = [](const TextLoss& worse, const TextLoss& better) {
     return std::max(0.0, worse.answers - better.answers) + std::max(0.0, worse.text - better.text);
   };

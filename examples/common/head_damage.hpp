@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a model loses when a single head is given another policy: the numbers that plan search adds up.
+// Measures what a model loses when a single head gets another policy. Plan search adds these
+// numbers up.
 #pragma once
 
 #include <cstddef>
@@ -16,33 +17,34 @@
 
 namespace kvpolicy::tools {
 
-/// What a model pays for texts under a plan, in nats: less is better.
+/// A model's loss on texts under a plan, in nats.
 struct TextLoss {
-  double answers = 0;  ///< for a whole answer, mean: whether all of it is right is what counts
-  double text = 0;     ///< for a token of the text's own end, mean
+  double answers = 0;  ///< of a whole answer, mean: a single wrong byte makes an answer wrong
+  double text = 0;     ///< of a token of the text's own end, mean
   [[nodiscard]] double sum() const { return answers + text; }
 };
 
-/// Called with the share that is done.
+/// Is called with the share of the work that is done.
 using DamageReport = std::function<void(double share)>;
 
-/// How much every choice harms on every head: the mean of two rises of the loss, that of the head alone
-/// having the choice, and that which the head adds where all others have it. Heads that stand in for one
-/// another hardly show in the first, and more than their worth in the second: these are the first and the
-/// last term of a Shapley value (Shapley, 1953), which the mean of all orders would be. What a choice gains
-/// counts as 0, and of one policy and storage a choice of fewer bytes counts as no better than one of more.
+/// The damage of every choice on every head. It is the mean of two increases of the loss: with the
+/// choice on this head alone, and with the choice on all heads compared to all but this one. Heads
+/// that can replace one another hardly show in the first and show too much in the second. The two
+/// are the first and the last term of a Shapley value (Shapley, 1953), which is the mean over all
+/// orders. A negative damage counts as 0. Within one policy and storage, a choice of fewer bytes
+/// never gets a smaller damage than one of more bytes.
 ///
-/// Each text is read once with all rows kept and forked under each plan: what a window does to the reading
-/// of a prompt is not measured. Heads with a budget are compressed behind the question, and behind the text
-/// for its end.
+/// Each text is read once with all rows kept and forked under each plan, so the effect of a window
+/// on the reading of a prompt is not measured. Heads with a budget are compressed after the
+/// question, and for the loss on the text's end after the text.
 ///
-/// Texts are shared among threads; how many there are changes the result by rounding alone.
+/// Texts are distributed over threads; their number changes the result only by rounding.
 /// @throws ConfigError as require_bytes, or for no texts or a text of no more than `end` bytes
 [[nodiscard]] std::vector<HeadChoice<bfloat16>> measure_damage(
     const reference::Llama& model, std::span<const HeadSettings<bfloat16>> choices,
     std::span<const RetrievalText> texts, const DamageReport& report = {}, std::size_t end = 128);
 
-/// The loss under one plan, by the same texts and the same forks.
+/// The loss under one plan, measured with the same texts and forks.
 [[nodiscard]] TextLoss loss_under(const reference::Llama& model, const HeadPlan<bfloat16>& plan,
                                   std::span<const RetrievalText> texts, std::size_t end = 128);
 

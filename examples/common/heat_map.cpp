@@ -14,8 +14,8 @@ namespace {
 constexpr std::array<std::string_view, 5> shades{"··", "░░", "▒▒", "▓▓", "██"};
 
 std::string_view shade(double gate) {
-  const double place = std::clamp(gate, 0.0, 1.0) * static_cast<double>(shades.size());
-  return shades[std::min(static_cast<std::size_t>(place), shades.size() - 1)];
+  const double index = std::clamp(gate, 0.0, 1.0) * static_cast<double>(shades.size());
+  return shades[std::min(static_cast<std::size_t>(index), shades.size() - 1)];
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A picture of a DuoAttention pattern: a row for each layer, a cell for each KV head, shaded by
-// its gate, framed where the head keeps the whole text.
+// Draws a DuoAttention pattern: a line for each layer, a cell for each KV head, shaded by its gate
+// and framed where the head keeps every row.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON as the tools print it.
+// Writes JSON as the tools print it.
 #pragma once
 
 #include <string>
@@ -9,7 +9,8 @@
 
 namespace kvpolicy::tools {
 
-/// On one line, or indented. An option may hold any bytes; those that are not UTF-8 become U+FFFD.
+/// JSON on one line, or indented. A string may hold any bytes; those that are not UTF-8 become
+/// U+FFFD.
 template <class Json>
 [[nodiscard]] std::string as_line(const Json& json, int indent = -1) {
   return json.dump(indent, ' ', false, Json::error_handler_t::replace);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sentences that the shipped model knows, to the byte (reference_model/training/README.md
+// The exact sentences that the shipped model was trained on (reference_model/training/README.md
 // defines them): facts about keys, questions for them, answers.
 #pragma once
 
@@ -29,7 +29,8 @@ namespace kvpolicy::tools {
 /// "The key of Bamelo is 48213."
 [[nodiscard]] std::string key_answer(std::string_view name, std::string_view key);
 
-/// Whether a sentence or a part of one ends before `at`: where facts go, and where a slice begins.
+/// Whether a sentence or a clause ends before `at`: facts are inserted and slices begin at such
+/// positions.
 [[nodiscard]] bool is_sentence_start(std::string_view text, std::size_t at);
 
 }  // namespace kvpolicy::tools

@@ -11,7 +11,7 @@
 namespace kvpolicy::tools {
 namespace {
 
-// The number that is all of `digits`; false if there is none.
+// Parses all of `digits` as a number; returns false if it is not one.
 template <class T>
 bool read_number(std::string_view digits, T& value) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The name of a plan, taken apart:
+// Takes the name of a plan apart:
 //
 //     name[+intN][@source][:value,...]            headkv+int4@scores.json:128,kernel=29
 //
-// A value is a number, which its place makes a setting, or setting=value. "+intN" may also stand
-// after the source. A source is a path: of a : or + in it, only those after its last / end it.
+// A value is setting=value, or a number whose index in the list decides its setting. "+intN" may
+// also stand after the source. A source is a path; a : or + ends it only after its last /.
 #pragma once
 
 #include <array>
@@ -21,25 +21,28 @@
 
 namespace kvpolicy::tools {
 
-/// Whoever makes the plan takes one setting after another; what is then left over nobody knows.
+/// The maker of a plan takes one setting after another; refuse_others() then reports settings that
+/// remain.
 class PlanName {
  public:
-  /// @throws ConfigError for bits or a setting that are given twice
+  /// @throws ConfigError for bits or a setting given twice
   explicit PlanName(std::string_view text);
 
   std::string text;  ///< all of it
-  std::string name;  ///< "headkv"; a text with a / and no source is a path, and all of it the name
-  std::string source;   ///< "scores.json"; empty: what lies beside the model's weights
+  std::string name;  ///< "headkv"; a text with a / and no source is a path, and is the name as a
+                     ///< whole
+  std::string source;   ///< "scores.json"; empty: the file beside the model's weights
   std::string storage;  ///< "int4"; empty: exact rows
 
-  /// The settings that the first, the second, ... number stands for.
-  /// @throws ConfigError for more numbers, or one whose setting is also given by name
+  /// Says which settings the first, the second, ... unnamed number stands for.
+  /// @throws ConfigError for more numbers, or for one whose setting is also given by name
   void place(std::initializer_list<std::string_view> settings);
 
-  /// A setting, or `otherwise` where it is not given. @throws ConfigError for what it cannot be
+  /// The value of a setting, or `otherwise` if it is not given. @throws ConfigError for an invalid
+  /// value
   [[nodiscard]] std::size_t count(std::string_view setting, std::size_t otherwise);  ///< 0 to 2^40
   [[nodiscard]] double number(std::string_view setting, double otherwise);           ///< finite
-  /// An enumerator, by the names that `names_of` gives.
+  /// An enumerator, by the names that `names_of` returns.
   template <class T>
   [[nodiscard]] T choice(std::string_view setting, T otherwise) {
     static constexpr auto names = names_of(T{});
@@ -54,18 +57,19 @@ class PlanName {
 
   /// @throws ConfigError for a setting that was given and not taken
   void refuse_others() const;
-  /// @throws ConfigError if the rows shall be quantised
+  /// @throws ConfigError if the name asks for quantised rows
   void require_exact_rows() const;
 
-  /// Adds what followed from the settings, for whoever reads them later.
+  /// Adds a number that followed from the settings to settings().
   void record(std::string_view what, std::size_t number) { settings_[std::string{what}] = number; }
 
-  /// Everything that was taken, given or not, and recorded: {"capacity": 128, "kernel": 7}.
+  /// Every setting that was taken, given or not, and what was recorded: {"capacity": 128, "kernel":
+  /// 7}.
   [[nodiscard]] const io::OrderedJson& settings() const { return settings_; }
 
-  /// Without its numbers: "headkv+int4@scores.json:kernel=29".
+  /// The name without its unnamed numbers: "headkv+int4@scores.json:kernel=29".
   [[nodiscard]] std::string method() const { return with_numbers(""); }
-  /// A method with numbers: "headkv:128,kernel=29".
+  /// The method with other numbers: "headkv:128,kernel=29".
   [[nodiscard]] std::string with_numbers(const std::string& numbers) const;
 
  private:
@@ -73,7 +77,7 @@ class PlanName {
                                    std::span<const std::string_view> names);
 
   struct Given {
-    std::string setting;  // empty: a number that has not been placed
+    std::string setting;  // empty: a number to which `place` has given no setting yet
     std::string value;
     bool taken = false;
     bool named = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `plan search`: a budget of bytes and what is known about the heads, made into a plan.
+// `plan search`: makes a plan from a budget of bytes and what is known about the heads.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,14 @@
 
 namespace kvpolicy::tools {
 
-/// What is known about the heads. At most one of them is given; none: what lies in `weights`, its
-/// damage.json first, then duo/, then headkv/retrieval_heads.json.
+/// The measurements of heads that a search uses. At most one of the last three fields is set. If
+/// none is, the files in `weights` are used: damage.json, else duo/, else
+/// headkv/retrieval_heads.json.
 struct HeadKnowledge {
   std::string weights = {};
   std::string damage = {};  ///< a file of `identify_heads damage`
-  std::string gates = {};   ///< a pattern folder of DuoAttention
-  std::string scores = {};  ///< a score file of HeadKV
+  std::string gates = {};   ///< a DuoAttention pattern folder
+  std::string scores = {};  ///< a HeadKV score file
 
   [[nodiscard]] std::size_t given() const {
     return (damage.empty() ? 0U : 1U) + (gates.empty() ? 0U : 1U) + (scores.empty() ? 0U : 1U);
@@ -36,7 +37,7 @@ struct SearchChoices {
 [[nodiscard]] SearchChoices search_choices(const HeadKnowledge& known, const ModelShape& shape,
                                            std::size_t context);
 
-/// "1/8" of what a full cache takes at `context`, or bytes as parse_bytes takes them.
+/// Parses "1/8" as a share of what a full cache takes at `context`, or bytes as parse_bytes does.
 /// @throws ConfigError
 [[nodiscard]] std::size_t parse_budget(const std::string& text, const ModelShape& shape,
                                        std::size_t context, const CacheOptions& options = {});

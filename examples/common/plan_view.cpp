@@ -33,7 +33,7 @@ std::string_view full_glyph(std::size_t bits) {
   return bits == 0 ? "█" : bits == 8 ? "▓" : bits == 4 ? "▒" : "░";
 }
 
-// Budgets differ from head to head: their bars grow with the logarithm, for they span decades.
+// Budgets span orders of magnitude, so their bars grow with the logarithm.
 std::string_view budget_glyph(std::size_t budget, std::size_t largest) {
   constexpr std::array<std::string_view, 7> bars{"▁", "▂", "▃", "▄", "▅", "▆", "▇"};
   if (largest == 0) return bars.front();
@@ -55,7 +55,7 @@ Cell cell_of(const HeadSettings<bfloat16>& settings, std::size_t head_dim,
   const std::size_t bits = bits_of_rows(rule);
   if (rule.recent > 0) return {"·", "\033[2m", describe(settings)};
   if (rule.compresses) {
-    // One line of meaning for all budgets.
+    // All budgets share one line of the legend.
     return {budget_glyph(rule.budget, largest_budget), "\033[33m",
             fmt::format("up to {} rows after a compression, and the latest {}{}",
                         thousands(largest_budget), rule.kept_rows,
@@ -143,7 +143,7 @@ UnusedBudgets unused_budgets(const HeadPlan<E>& plan, std::size_t tokens) {
   plan.for_each_head([&](std::size_t layer, std::size_t, const HeadSettings<E>& settings) {
     const HeadRule rule = settings.rule(plan.shape().layer(layer).head_dim);
     const std::size_t capacity = rule.budget + rule.kept_rows;
-    // Heads that share hand their rows on.
+    // Heads that share a budget pass unused rows on to others.
     if (!rule.compresses || rule.adaptive_in_layer || capacity <= tokens) return;
     ++unused.heads;
     unused.rows += capacity - tokens;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans for people: a picture of which head keeps what, and the memory of each policy.
+// Shows plans: a picture of what each head keeps, and the memory of each policy.
 #pragma once
 
 #include <cstddef>
@@ -12,22 +12,22 @@
 
 namespace kvpolicy::tools {
 
-/// What to say of a pattern's cut that falls into a tie, by the settings of its plan
-/// (tool_plan.hpp); empty where it does not.
+/// A sentence on a pattern's cut that falls into a tie, from the settings of its plan
+/// (tool_plan.hpp); empty if it does not.
 [[nodiscard]] std::string tie_text(const io::OrderedJson& settings);
 
-/// One line a layer, one cell a KV head, and what the cells mean below.
+/// One line for each layer, one cell for each KV head, and a legend below.
 [[nodiscard]] std::string plan_map(const HeadPlan<bfloat16>& plan, bool colour);
 
-/// The memory of the heads of one policy and precision.
+/// The memory of the heads that have the same policy and precision.
 struct PolicyShare {
   std::string name;  ///< "full", "full, 4 bits", "sink_recent", …
   std::size_t heads = 0;
-  std::size_t bytes = 0;       ///< once heads with a budget were compressed
-  std::size_t peak_bytes = 0;  ///< before that
+  std::size_t bytes = 0;       ///< after heads with a budget were compressed
+  std::size_t peak_bytes = 0;  ///< before the compression
 };
 
-/// By policy, in the order in which a plan first has them.
+/// The heads by policy, in the order in which the plan first has them.
 template <Element E>
 [[nodiscard]] std::vector<PolicyShare> policy_shares(const HeadPlan<E>& plan, std::size_t tokens,
                                                      const CacheOptions& options);
@@ -36,10 +36,10 @@ extern template std::vector<PolicyShare> policy_shares(const HeadPlan<float>&, s
 extern template std::vector<PolicyShare> policy_shares(const HeadPlan<bfloat16>&, std::size_t,
                                                        const CacheOptions&);
 
-/// Heads whose budget is longer than a text: what they cannot use goes to no other head.
+/// Heads whose budget exceeds a text: the unused rows go to no other head.
 struct UnusedBudgets {
   std::size_t heads = 0;
-  std::size_t rows = 0;  ///< of all budgets, windows included, beyond the text
+  std::size_t rows = 0;  ///< of all budgets beyond the text, windows included
 };
 template <Element E>
 [[nodiscard]] UnusedBudgets unused_budgets(const HeadPlan<E>& plan, std::size_t tokens);

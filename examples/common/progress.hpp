@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Progress of long work on stderr, so that stdout holds results alone. On a terminal it is one
-// line that is drawn over; into a file or a pipe it is a line every ten seconds.
+// Shows progress of long work on stderr, so that stdout has only results. On a terminal it is one
+// line that is overwritten; in a file or a pipe it is a line every ten seconds.
 #pragma once
 
 #include <chrono>
@@ -16,14 +16,14 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   ~Progress() { clear(); }
 
-  /// How far the whole work is, from 0 to 1, and what is being done. The time left is estimated
-  /// from the share once that says anything.
+  /// `share` of the whole work is done, from 0 to 1, and `doing` is under way. The time left is
+  /// estimated from the share as soon as that makes sense.
   void update(double share, const std::string& doing);
 
-  /// A line that stays, above the progress.
+  /// Prints a line that stays above the progress.
   void note(const std::string& line);
 
-  /// Takes the line off the terminal.
+  /// Removes the progress line from the terminal.
   void clear();
 
  private:

@@ -22,7 +22,7 @@ bool reads_prompt_in_full(const HeadPlan<bfloat16>& plan) {
 
 namespace {
 
-// Whether a head ranks rows by the attention that they got from the first query on.
+// Whether a head ranks rows by the attention that they received since the first query.
 bool accumulates(const HeadPlan<bfloat16>& plan) {
   bool any = false;
   plan.for_each_head([&](std::size_t, std::size_t, const HeadSettings<bfloat16>& settings) {
@@ -54,7 +54,7 @@ const Sequence& PromptForks::full() {
   return *full_;
 }
 
-// Also full, and every row knows what attention it got.
+// This cache also keeps every row, and has added up the attention that each row received.
 const Sequence& PromptForks::added_up() {
   constexpr std::size_t every_row = std::size_t{1} << 40;
   using Adding = HeadBudgetCache<DenseStorage<bfloat16>, H2oScorer>;
@@ -64,7 +64,7 @@ const Sequence& PromptForks::added_up() {
   return *added_up_;
 }
 
-// The part that forks share.
+// Reads the part of the prompt that forks share.
 std::unique_ptr<Sequence> PromptForks::read(HeadPlan<bfloat16> plan) const {
   auto sequence = make_sequence(*model_, std::move(plan));
   const std::span<const int> front{prompt_.data(), shared_};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random numbers that are the same on every machine. The generator's bits are fixed by the C++
-// standard; what becomes of them is written here, for the library's distributions and std::shuffle
-// differ between implementations.
+// Random numbers that are the same on every machine. The C++ standard fixes the generator's bits;
+// numbers are derived from them here, because the library's distributions and std::shuffle differ
+// between implementations.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace kvpolicy::tools {
 
 class Random {
  public:
-  /// Different numbers give streams that have nothing to do with each other.
+  /// Different numbers give independent streams.
   Random(std::uint64_t seed, std::uint64_t length, std::uint64_t number) {
     std::seed_seq sequence{low(seed),    high(seed),  low(length),
                            high(length), low(number), high(number)};

@@ -19,42 +19,46 @@
 namespace kvpolicy::tools {
 namespace {
 
-constexpr std::size_t slack = 2000;  // so that a sentence begins before the text is used up
+constexpr std::size_t slack = 2000;  // bytes left so that a slice can move to the start of a
+                                     // sentence
 
 std::size_t facts_in(std::size_t length) { return std::clamp<std::size_t>(length / 128, 4, 32); }
 
 struct Hidden {
   std::string sentence;
-  double depth = -1;      // share of the slice; negative: anywhere
-  std::size_t place = 0;  // in the plain slice
-  std::size_t end = 0;    // in the body, behind the sentence
+  double depth = -1;         // share of the slice; negative: anywhere
+  std::size_t position = 0;  // in the plain slice
+  std::size_t end = 0;       // in the body, after the sentence
 };
 
-// Of places in order, the one that is closest.
-std::size_t nearest(const std::vector<std::size_t>& places, double wanted) {
-  return *std::ranges::min_element(
-      places, {}, [&](std::size_t place) { return std::abs(static_cast<double>(place) - wanted); });
+// The element of the ascending `positions` that is closest to `wanted`.
+std::size_t nearest(const std::vector<std::size_t>& positions, double wanted) {
+  return *std::ranges::min_element(positions, {}, [&](std::size_t position) {
+    return std::abs(static_cast<double>(position) - wanted);
+  });
 }
 
-// The slice with its sentences hidden in it.
+// Returns the slice with the sentences inserted.
 std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& random) {
-  std::vector<std::size_t> places{0};
+  std::vector<std::size_t> positions{0};
   for (std::size_t at = 2; at <= slice.size(); ++at) {
-    if (is_sentence_start(slice, at)) places.push_back(at);
+    if (is_sentence_start(slice, at)) positions.push_back(at);
   }
   for (Hidden& one : hidden) {
-    one.place = one.depth < 0 ? places[random.below(places.size())]
-                              : nearest(places, one.depth * static_cast<double>(slice.size()));
+    one.position = one.depth < 0
+                       ? positions[random.below(positions.size())]
+                       : nearest(positions, one.depth * static_cast<double>(slice.size()));
   }
   std::vector<std::size_t> order(hidden.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  random.shuffle(order);  // sentences at one place: which is asked for must not tell their order
-  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return hidden[i].place; });
+  random.shuffle(order);  // so that the order of sentences at one position does not reveal which is
+                          // asked for
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return hidden[i].position; });
   std::string body;
   std::size_t done = 0;
   for (const std::size_t i : order) {
-    body += slice.substr(done, hidden[i].place - done);
-    done = hidden[i].place;
+    body += slice.substr(done, hidden[i].position - done);
+    done = hidden[i].position;
     body += hidden[i].sentence;
     hidden[i].end = body.size();
   }
@@ -62,7 +66,7 @@ std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& ra
   return body;
 }
 
-// Where the part for finding heads ends: the first boundary at or behind 30 % of the text.
+// The end of the part for finding heads: the first boundary at or after 30 % of the text.
 std::size_t share_for_identification(std::string_view text) {
   std::size_t end = text.size() * 3 / 10;
   while (end < text.size() && !is_sentence_start(text, end)) ++end;
@@ -74,7 +78,7 @@ void require_room(std::string_view plain, std::size_t length) {
           " bytes is longer than the sample text has room for, which is ", longest_text(plain));
 }
 
-// That many bytes from behind a boundary on.
+// A slice of that many bytes that begins at a boundary.
 std::string_view slice_of(std::string_view plain, std::size_t bytes, Random& random) {
   std::size_t first = random.below(plain.size() - bytes - slack);
   while (!is_sentence_start(plain, first)) {
@@ -124,7 +128,7 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
     hidden.push_back({.sentence = key_older(names[2 * i], names[2 * i + 1])});
   }
 
-  // Question i is about name (two-step: pair) i: names come shuffled.
+  // Question i is about name i, or pair i if it takes two steps; names are in random order.
   RetrievalText text;
   text.facts = facts;
   const std::size_t questions = std::min(config.questions, config.two_step ? pairs : facts);

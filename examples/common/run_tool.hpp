@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every tool does around its work: reads the command line, and turns an error into one line
-// on stderr and an exit status: 0 done, 1 it could not be done, 2 the command line is wrong.
+// The frame of every tool: reads the command line, and turns an error into one line on stderr and
+// an exit status: 0 success, 1 failure, 2 a wrong command line.
 #pragma once
 
 #include <charconv>
@@ -21,7 +21,7 @@
 
 namespace kvpolicy::tools {
 
-/// For counts: CLI11 by itself would read "-1" as a very large one.
+/// Validates counts: CLI11 by itself would read "-1" as a very large number.
 [[nodiscard]] inline CLI::Validator whole_number(std::uint64_t least, std::uint64_t most) {
   const std::string range = "a whole number from " + thousands(least) + " to " + thousands(most);
   const auto check = [least, most, range](const std::string& text) -> std::string {
@@ -32,12 +32,12 @@ namespace kvpolicy::tools {
   };
   return CLI::Validator{check, ""};
 }
-/// For seeds.
+/// Validates seeds.
 [[nodiscard]] inline CLI::Validator any_whole_number() {
   return whole_number(0, std::numeric_limits<std::uint64_t>::max());
 }
 
-/// For shares and other numbers: CLI11 by itself would take any, NaN too.
+/// Validates shares and other numbers: CLI11 by itself would accept any number and NaN.
 [[nodiscard]] inline CLI::Validator number_from(double least, double most) {
   const auto check = [least, most](const std::string& text) -> std::string {
     double number = 0;

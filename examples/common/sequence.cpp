@@ -104,7 +104,7 @@ class PlanSequence final : public Sequence {
   }
 
  private:
-  // Of the chunks among which a head chooses.
+  // Bytes of the summaries that a head reads to select chunks.
   [[nodiscard]] std::size_t summary_bytes(const HeadSettings<E>& head) const {
     const std::size_t head_dim = cache_.plan().shape().head_dim;
     const HeadRule rule = head.rule(head_dim);
@@ -115,7 +115,7 @@ class PlanSequence final : public Sequence {
 
   const reference::Llama* model_;
   Cache cache_;
-  std::optional<FastGenConfig> fastgen_;  // until the next compress
+  std::optional<FastGenConfig> fastgen_;  // is set until the next compress
 };
 
 template <Element E>
@@ -129,7 +129,7 @@ std::unique_ptr<Sequence> make(const reference::Llama& model, HeadPlan<E> plan,
 }  // namespace
 
 void Sequence::choose_behind_prompt(const FastGenConfig&) {
-  throw ConfigError{"Sequence: only one of bfloat16 on the CPU chooses its plan behind the prompt"};
+  throw ConfigError{"Sequence: only one of bfloat16 on the CPU chooses its plan after the prompt"};
 }
 
 std::unique_ptr<Sequence> Sequence::fork_as(HeadPlan<bfloat16>) const {

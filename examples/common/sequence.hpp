@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model reading one text over a KV cache whose plan is known only at run time. Tools hold this
-// interface, so that the cache over every shipped policy is compiled once, in sequence.cpp; a
+// A model that reads one text over a KV cache whose plan is known only at run time. Tools use this
+// interface, so that the cache over every shipped policy is compiled once, in sequence.cpp. A
 // program that knows its policies uses KvCache itself and pays no virtual call.
 #pragma once
 
@@ -18,10 +18,10 @@
 
 namespace kvpolicy::tools {
 
-/// How the rows of a cache are read while it decodes. A prompt always reads all of them.
+/// How a cache is read during decoding. A prompt always reads all rows.
 struct Reading {
   Read read = Read::all;
-  bool refresh_each_step = false;  ///< selecting heads choose anew at every token
+  bool refresh_each_step = false;  ///< selecting heads choose a new selection at every token
 
   friend bool operator==(const Reading&, const Reading&) = default;
 };
@@ -32,37 +32,37 @@ class Sequence {
 
   virtual ~Sequence() = default;
 
-  /// Another continuation of the same text; rows that are full pages are shared with it.
+  /// A copy that can continue the text differently; full pages are shared with it.
   [[nodiscard]] virtual std::unique_ptr<Sequence> fork() const = 0;
 
-  /// The same text under another plan (KvCache::fork_as), so that one prompt serves many plans. A plan
-  /// that compresses needs queries: make this sequence with `kept_queries`.
-  /// @throws ConfigError where rows are gone or quantised, and for sequences that are not of bfloat16
-  /// on the CPU; as KvCache::fork_as
+  /// The same text under another plan (KvCache::fork_as), so that one prompt serves many plans. A
+  /// plan that compresses needs queries: make this sequence with `kept_queries`.
+  /// @throws ConfigError where rows were dropped or quantised, and for sequences that are not of
+  /// bfloat16 on the CPU; otherwise as KvCache::fork_as
   [[nodiscard]] virtual std::unique_ptr<Sequence> fork_as(HeadPlan<bfloat16> plan) const;
 
-  /// Reads tokens, `chunk` at a time; logits of the last one.
+  /// Reads tokens, `chunk` at a time, and returns the logits of the last one: [vocabulary].
   virtual std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk = 512,
                                      const Report& report = {}) = 0;
 
-  /// Logits behind one more token.
+  /// Reads one more token and returns its logits: [vocabulary].
   virtual std::vector<float> decode(int token, const Reading& reading = {}) = 0;
 
-  /// Logits of all tokens, read as one chunk.
+  /// Reads tokens as one chunk and returns the logits of all of them: [tokens, vocabulary].
   virtual std::vector<float> score(std::span<const int> tokens) = 0;
 
   virtual void compress() = 0;
 
-  /// The next `compress` goes, first, under the plan that FastGen chooses then, by how the latest
-  /// queries attend. Every head must keep all rows until then, and the sequence `window` queries.
-  /// Forks made before it choose for themselves.
+  /// Makes the next `compress` choose a plan first, by FastGen, from how the latest queries attend.
+  /// Until then every head must keep all rows, and the sequence must keep `window` queries. Earlier
+  /// forks choose for themselves.
   /// @throws ConfigError for sequences that are not of bfloat16 on the CPU
   virtual void choose_behind_prompt(const FastGenConfig& config);
 
   [[nodiscard]] virtual std::size_t tokens() const = 0;
   [[nodiscard]] virtual std::size_t bytes() const = 0;
-  /// Bytes of the rows that each KV head keeps, layer after layer; `bytes` counts pages, which are
-  /// rarely full.
+  /// Bytes of the rows that each KV head keeps, layer after layer. `bytes` counts whole pages,
+  /// which are rarely full.
   [[nodiscard]] virtual std::vector<std::size_t> head_bytes() const = 0;
   /// Bytes of cached rows that the next token's attention reads, over all heads.
   [[nodiscard]] virtual std::size_t bytes_read(const Reading& reading = {}) const = 0;
@@ -73,20 +73,21 @@ class Sequence {
   Sequence& operator=(const Sequence&) = default;
 };
 
-/// An empty sequence. Layers that the model reads through a sliding window get one, whatever the
-/// plan says. The model must outlive the sequence and its forks. `kept_queries`: as CacheOptions has it.
-/// @throws ConfigError, ShapeError if the plan does not fit the model.
+/// Makes an empty sequence. Layers with a sliding window in the model get one whatever the plan
+/// says. The model must outlive the sequence and its forks. `kept_queries` is that of CacheOptions.
+/// @throws ConfigError, ShapeError if the plan does not fit the model
 [[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model,
                                                       HeadPlan<bfloat16> plan,
                                                       std::size_t kept_queries = 0);
 [[nodiscard]] std::unique_ptr<Sequence> make_sequence(const reference::Llama& model,
                                                       HeadPlan<float> plan);
 
-/// Makes an empty sequence under a plan where the model runs: on the CPU as above, or on another
-/// device (device.hpp).
+/// Makes an empty sequence under a plan on the device where the model runs (device.hpp); on the CPU
+/// it is `make_sequence`.
 using MakeSequence = std::function<std::unique_ptr<Sequence>(HeadPlan<bfloat16> plan)>;
 
-/// Threads of attention and matrix products from now on; 0 leaves the choice to OpenMP.
+/// Sets the number of threads for attention and matrix products from now on; 0 leaves the choice to
+/// OpenMP.
 void set_threads(std::size_t threads);
 [[nodiscard]] std::size_t threads();
 

@@ -37,7 +37,7 @@ std::size_t right_answers(const std::vector<SpeculationTurn>& turns,
   return right;
 }
 
-// The cost model knows runs of guesses, not trees.
+// The cost model describes runs of draft tokens, not trees.
 bool is_predicted(const SpeculativeText& text) { return text.setup().structure != Structure::tree; }
 bool is_greedy(const SpeculativeText& text) {
   return text.setup().options.sampling.temperature == 0.0F;
@@ -89,7 +89,7 @@ SpeculationDisplay::SpeculationDisplay(const std::vector<SpeculationTurn>& turns
 
 SpeculationWatcher SpeculationDisplay::watcher() {
   const auto read = [this](std::size_t done, std::size_t total) {
-    if (total < 1000) return;  // a question: there at once
+    if (total < 1000) return;  // a question is short and needs no progress
     progress_.update(static_cast<double>(done) / static_cast<double>(total),
                      fmt::format("reads token {} of {}", thousands(done), thousands(total)));
   };
@@ -150,7 +150,7 @@ void print_report(const SpeculativeText& text, const std::vector<SpeculationTurn
     memory += fmt::format(" and the draft's {:MB}", Bytes{text.draft_bytes()});
   }
   if (text.levels().size() > 1 && text.levels()[1].name == "selected") {
-    memory += fmt::format("; rows were chosen anew {} times since the prompt", result.refreshes);
+    memory += fmt::format("; {} new selections since the prompt", result.refreshes);
   }
   print_line("KV cache", memory);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a run of speculative decoding came to: tokens by who proposed them while they come, tables
+// Reports a run of speculative decoding: tokens with their proposers as they are decoded, tables
 // for people, JSON for programs.
 #pragma once
 
@@ -18,10 +18,10 @@
 
 namespace kvpolicy::tools {
 
-/// Prints turns as they are decoded: on a terminal token by token, elsewhere turn by turn.
+/// Prints turns while they are decoded: on a terminal token by token, elsewhere turn by turn.
 class SpeculationDisplay {
  public:
-  /// `turns` must outlive it.
+  /// `turns` must outlive this object.
   SpeculationDisplay(const std::vector<SpeculationTurn>& turns, TokenStrip strip);
   [[nodiscard]] SpeculationWatcher watcher();
 
@@ -33,10 +33,10 @@ class SpeculationDisplay {
   const std::vector<SpeculationTurn>* turns_;
   TokenStrip strip_;
   Progress progress_;
-  std::vector<NewToken> waiting_;  // of a turn that is shown when it ends
+  std::vector<NewToken> waiting_;  // tokens of a turn that is printed when it ends
 };
 
-/// Of a run of `text` through `turns`.
+/// Prints the tables for the run of `text` through `turns`.
 void print_report(const SpeculativeText& text, const std::vector<SpeculationTurn>& turns,
                   const SpeculationResult& result);
 [[nodiscard]] nlohmann::json as_json(const SpeculativeText& text,

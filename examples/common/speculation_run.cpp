@@ -14,14 +14,14 @@
 namespace kvpolicy::tools {
 namespace {
 
-// So many tokens of one way before the other catches up.
+// Tokens that one decoder produces before the other one catches up.
 constexpr std::size_t piece = 32;
 
 double ratio(double part, double whole) {
   return whole > 0.0 ? part / whole : std::numeric_limits<double>::quiet_NaN();
 }
 
-// One way of decoding, going through a turn.
+// One decoder, while it goes through a turn.
 class Decoding {
  public:
   explicit Decoding(SpeculativeText& text) : text_{&text} {}
@@ -32,7 +32,7 @@ class Decoding {
     ending_ = Ending::open;
   }
 
-  /// At least `count` tokens in all, if the turn does not end before.
+  /// Decodes until the turn has at least `count` tokens or ends.
   template <class OnStep>
   void reach(std::size_t count, const OnStep& on_step) {
     while (ending_ == Ending::open && tokens_.size() < count) {
@@ -61,7 +61,7 @@ class Decoding {
   [[nodiscard]] const std::vector<int>& tokens() const { return tokens_; }
 
  private:
-  // Drops what stands behind the stop text, which may begin in an earlier step.
+  // Drops what follows the stop text, which may begin in an earlier step.
   void cut(std::vector<NewToken>& fresh) {
     const std::vector<int>& stop = turn_->stop;
     if (stop.empty()) return;
@@ -136,7 +136,7 @@ SpeculationResult run_speculation(SpeculativeText& text, const std::vector<Specu
     result.prompt_tokens += turns[turn].prompt.size();
     if (turn == 0) {
       result.prefill_seconds = prefill.seconds();
-      // On forks that nobody needs: first calls of the libraries below are slow.
+      // Warms up on forks that are then dropped, because first calls of some libraries are slow.
       static_cast<void>(text.fork(text.setup())->step());
       if (beside_plain) plain = text.fork(plain_setup(text));
     } else if (plain) {

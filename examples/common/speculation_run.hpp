@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decodes turns of a text by guesses, and the same turns token by token beside it, in turns of some
-// tens of tokens, so that both meet the same machine and their times can be compared.
+// Decodes turns of a text speculatively, and the same turns token by token. The two alternate every
+// few tens of tokens, so that both see the same state of the machine and their times can be
+// compared.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +19,12 @@ namespace kvpolicy::tools {
 struct SpeculationTurn {
   std::vector<int> prompt;
   std::size_t most_new = 256;
-  /// The turn ends behind these tokens; what a step gave behind them stays part of the text. One
-  /// token is better named as SpeculationOptions::stop_tokens, which end a text exactly.
+  /// The turn ends after these tokens; further tokens of the same step stay part of the text. A
+  /// single token is better given as SpeculationOptions::stop_tokens, which end a text exactly.
   std::vector<int> stop = {};
-  bool past_stop_tokens = false;  ///< goes on behind those
-  std::string question = {};      ///< as shown; empty if the prompt is none
-  std::string answer = {};        ///< the right one, if the prompt is a question
+  bool past_stop_tokens = false;  ///< continues after SpeculationOptions::stop_tokens
+  std::string question = {};      ///< as shown; empty if the prompt is no question
+  std::string answer = {};        ///< the right answer, if the prompt is a question
 };
 
 /// One verification.
@@ -35,13 +36,13 @@ struct SpeculationStep {
 };
 
 struct SpeculationResult {
-  std::size_t prompt_tokens = 0;  ///< of all turns
-  double prefill_seconds = 0.0;   ///< of the first turn's prompt, the draft's reading included
+  std::size_t prompt_tokens = 0;  ///< in all turns
+  double prefill_seconds = 0.0;   ///< for the first turn's prompt, the draft's reading included
   std::vector<SpeculationStep> steps;
-  std::vector<Ending> endings;  ///< of each turn
+  std::vector<Ending> endings;  ///< one for each turn
   std::size_t tokens = 0;
   double seconds = 0.0;
-  // Token by token, if that was asked for.
+  // Results of decoding token by token, if that was asked for.
   std::size_t plain_tokens = 0;
   double plain_seconds = 0.0;
   bool same_text = false;
@@ -50,11 +51,11 @@ struct SpeculationResult {
 
   [[nodiscard]] double seconds_per_token() const;
   [[nodiscard]] double plain_seconds_per_token() const;
-  /// NaN without plain decoding beside.
+  /// NaN if nothing was decoded token by token.
   [[nodiscard]] double speedup() const;
   [[nodiscard]] double tokens_per_verification() const;
-  /// What the cost model of speculation/cost_model.hpp expects of the measured acceptance: guesses
-  /// that stay or not independently of each other.
+  /// The prediction of speculation/cost_model.hpp for the measured acceptance, which assumes that
+  /// draft tokens are accepted independently of each other.
   [[nodiscard]] double predicted_tokens_per_verification() const;
   [[nodiscard]] double predicted_speedup() const;
 
@@ -63,12 +64,12 @@ struct SpeculationResult {
 
 struct SpeculationWatcher {
   std::function<void(std::size_t done, std::size_t total)> reads = {};  ///< tokens of a prompt
-  std::function<void(std::size_t turn)> begins = {};                    ///< behind its prompt
+  std::function<void(std::size_t turn)> begins = {};                    ///< after its prompt
   std::function<void(const NewToken&)> token = {};
   std::function<void(std::size_t turn)> ends = {};
 };
 
-/// `text` is empty. Caches are warm when the first time is taken.
+/// `text` must be empty. Caches are warm before times are taken.
 [[nodiscard]] SpeculationResult run_speculation(SpeculativeText& text,
                                                 const std::vector<SpeculationTurn>& turns,
                                                 bool beside_plain,

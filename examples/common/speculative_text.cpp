@@ -27,13 +27,13 @@ using Decoder = SpeculativeDecoder<Reader, Cache, AnyDraft>;
 
 constexpr std::array<NamedStructure, 7> all_structures{{
     {"triforce", Structure::triforce,
-     "a small model guesses, the target over selected rows corrects it"},
+     "a small model guesses, the target over selected rows verifies"},
     {"self", Structure::self, "the target over selected rows guesses"},
     {"draft", Structure::draft, "a small model guesses, over sinks and latest rows"},
     {"streaming", Structure::streaming, "the target itself guesses, over sinks and latest rows"},
     {"ngram", Structure::ngram, "the text guesses: what followed these tokens before"},
     {"tree", Structure::tree, "a small model guesses several continuations at once"},
-    {"plain", Structure::plain, "nobody guesses: token by token"},
+    {"plain", Structure::plain, "no draft: token by token"},
 }};
 
 template <class Summary>
@@ -73,16 +73,16 @@ std::size_t most_guesses(const SpeculationSetup& setup) {
   return std::max(most, setup.structure == Structure::tree ? setup.tree_nodes : 0);
 }
 
-// Room for the guesses, the token before them, and what the middle level tries beyond them. Rows of a
-// quantised cache are committed max_rollback at a time, which no verification crosses: with more of them
-// fewer guesses are cut off.
+// Room for the draft tokens, the token before them, and what the middle level tries beyond them. A
+// quantised cache commits rows max_rollback at a time, and no verification may cross such a commit,
+// so a larger max_rollback cuts off fewer draft tokens.
 CacheOptions cache_options(const SpeculationSetup& setup) {
   const std::size_t least = setup.bits == 0 ? 0 : 64;
   const std::size_t rows = std::max(most_guesses(setup) + 2, least);
   return {.max_rollback = rows, .max_append = rows};
 }
 
-// As the decoder shall have them: a tree has a length of its own, and nobody has none.
+// A tree defines its length itself, and plain decoding has length 0.
 SpeculationOptions decoder_options(const SpeculationSetup& setup) {
   SpeculationOptions options = setup.options;
   if (setup.structure == Structure::tree) options.length = setup.tree_nodes;
@@ -132,7 +132,7 @@ HeadPlan<bfloat16> target_plan(const ModelShape& shape, const SpeculationSetup& 
 double LevelReport::acceptance() const { return share(accepted, judged); }
 double LevelReport::tokens_per_pass() const { return share(tokens, passes); }
 
-// The decoder points at its neighbours: parts stay where they are.
+// The decoder keeps pointers to other members, so this object must not move.
 struct SpeculativeText::Parts {
   Parts(const reference::Llama& target, const reference::Llama* small,
         const SpeculationSetup& chosen, Cache own, std::optional<Cache> drafts,
@@ -158,7 +158,7 @@ struct SpeculativeText::Parts {
         return add(std::make_shared<ModelDraft<Reader, Cache>>(draft_reader, *draft_cache,
                                                                ModelDraftOptions{}, has_read));
       case Structure::ngram:
-        // A byte says less than a word: more of them are looked up.
+        // A byte says less than a word, so longer n-grams are looked up.
         return add(std::make_shared<NgramDraft>(reader.vocabulary() == 256
                                                     ? NgramDraftConfig{.max_ngram = 12, .min_ngram = 4}
                                                     : NgramDraftConfig{}));
@@ -174,11 +174,12 @@ struct SpeculativeText::Parts {
     return AnyDraft{std::make_shared<NoDraft>()};
   }
 
-  // The draft that nobody corrects, remembered for its work.
+  // Adds the lowest draft, which proposes without the help of another one, and keeps it for its
+  // counters.
   template <class D>
   AnyDraft add(std::shared_ptr<D> draft) {
     prepare = [this, draft] {
-      // One guess, which nobody looks at: the draft reads the text for it.
+      // One draft token is requested and ignored, because this makes the draft read the text.
       Random unused;
       DraftTokens guesses;
       draft->propose(decoder.text(), 1, {}, unused, guesses);
@@ -202,7 +203,7 @@ struct SpeculativeText::Parts {
   std::optional<AnyDraft> lowest;
   std::function<void()> prepare;
   std::size_t tree_levels = 0;
-  std::size_t draft_has_read = 0;  // tokens of the text; 0 if that cannot be told
+  std::size_t draft_has_read = 0;  // of the text; 0 if unknown
   Decoder decoder;
 };
 

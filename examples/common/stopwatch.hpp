@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Time since it was made.
+// Measures the time since its construction.
 #pragma once
 
 #include <chrono>

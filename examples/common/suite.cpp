@@ -45,7 +45,7 @@ void draw_questions(Suite suite, const SuiteConfig& config, std::uint64_t seed,
   }
 }
 
-// A text without facts, and what follows it.
+// Draws texts without facts, and the bytes that follow them.
 void draw_windows(const SuiteConfig& config, std::uint64_t seed, const std::string& plain,
                   std::vector<Task>& tasks) {
   require(config.scored < config.length, "a text of ", config.length, " bytes has no room for ",
@@ -59,14 +59,14 @@ void draw_windows(const SuiteConfig& config, std::uint64_t seed, const std::stri
   }
 }
 
-// The rows a plan has when it begins to answer or to go on.
+// Counts the rows that a plan has when it begins to answer or to continue.
 void count_bytes(const Sequence& cache, Outcome& outcome) {
   outcome.kv_bytes.push_back(static_cast<double>(cache.bytes()));
   const std::vector<std::size_t> heads = cache.head_bytes();
   outcome.head_bytes.emplace_back(heads.begin(), heads.end());
 }
 
-// A fork that has read the question, and the logits behind it.
+// A fork that has read the question, and the logits after it.
 struct Asked {
   std::unique_ptr<Sequence> cache;
   Logits logits;
@@ -98,7 +98,7 @@ void answer_all(const Sequence& read, const ExamPlan& plan, const RetrievalText&
   }
 }
 
-// What a cache says before each of the bytes, which it is given one by one.
+// The logits before each of the bytes, which the cache reads one by one.
 std::vector<Logits> along(Sequence& cache, const Reading& reading, Logits first,
                           std::string_view bytes) {
   std::vector<Logits> said;
@@ -114,7 +114,7 @@ struct Distance {
   double same = 0;
 };
 
-// Per byte.
+// The distance per byte.
 Distance distance(const std::vector<Logits>& truth, const std::vector<Logits>& guess) {
   Distance sum;
   for (std::size_t i = 0; i < truth.size(); ++i) {
@@ -125,7 +125,7 @@ Distance distance(const std::vector<Logits>& truth, const std::vector<Logits>& g
   return {sum.kl / bytes, sum.same / bytes};
 }
 
-// The full cache's own answer to a question, and what it says on the way.
+// The full cache's own answer to a question, and its logits on the way.
 struct Truth {
   std::string answer;
   std::vector<Logits> said;
@@ -155,7 +155,8 @@ void compare_answers(const Sequence& read, const ExamPlan& plan, const Retrieval
   }
 }
 
-// What a cache that has read all of a text but its last byte says before each byte that follows.
+// The logits before each continuing byte, from a cache that has read all of the text but its last
+// byte.
 std::vector<Logits> going_on(Sequence& cache, const Reading& reading, const Task& task) {
   Logits first = cache.decode(static_cast<unsigned char>(task.text.body.back()), reading);
   return along(cache, reading, std::move(first), task.follows);

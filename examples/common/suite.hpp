@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a model still can under a plan. A suite is a kind of task; its tasks are drawn from a seed,
-// and every plan meets the same ones. One task goes to many plans at once, so that its text is read
-// once (prompt_forks.hpp).
+// Measures what a model can still do under a plan. A suite is a kind of task; its tasks are drawn
+// from a seed, and every plan gets the same ones. One task is performed for many plans at once, so
+// that its text is read only once (prompt_forks.hpp).
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ enum class Suite : std::uint8_t {
   passkey,     ///< facts at even depths, one question each: a grid of length and depth
   keys,        ///< many facts anywhere in a text, as the model was trained
   reasoning,   ///< two-step questions: the key of the older of two
-  perplexity,  ///< surprise at text that goes on
-  agreement,   ///< how far from the full cache: answers and text that goes on
+  perplexity,  ///< surprise at the continuation of a text
+  agreement,   ///< distance from the full cache, for answers and continuations
 };
 
 inline constexpr std::string_view suite_names[] = {"passkey", "keys", "reasoning", "perplexity",
@@ -37,65 +37,66 @@ inline constexpr std::string_view suite_names[] = {"passkey", "keys", "reasoning
   return suite_names[static_cast<std::size_t>(suite)];
 }
 
-/// Whether its tasks are questions with right answers.
+/// Whether the suite's tasks are questions with right answers.
 [[nodiscard]] inline bool asks(Suite suite) {
   return suite == Suite::passkey || suite == Suite::keys || suite == Suite::reasoning;
 }
 
-/// What is drawn, and how plans meet it.
+/// How tasks are drawn, and how plans perform them.
 struct SuiteConfig {
   std::size_t length =
-      4096;  ///< bytes of text, question and answer together, or text and what follows
-  std::size_t questions = 34;  ///< for a seed; the passkey grid rounds up to whole texts
-  std::size_t per_text = 10;   ///< questions that share a text, at most
+      4096;  ///< bytes of text, question and answer together, or text and continuation
+  std::size_t questions = 34;  ///< per seed; the passkey grid rounds up to whole texts
+  std::size_t per_text = 10;   ///< most questions that share a text
   std::size_t depths = 10;     ///< of the passkey grid, from 5 % to 95 %
-  std::size_t windows = 4;     ///< texts that go on, for a seed
-  std::size_t scored = 256;    ///< bytes that a text goes on for
+  std::size_t windows = 4;     ///< continued texts, per seed
+  std::size_t scored = 256;    ///< bytes of the continuation
   bool lead_in = false;        ///< questions end with the opening of their answer
   Prefill prefill = Prefill::shared;
   Compress compress = Compress::behind_question;
 };
 
-/// A text, with questions about it or with bytes that follow it.
+/// A text with questions about it, or with its continuation.
 struct Task {
   RetrievalText text;
   std::string follows;
 };
 
-/// The tasks of one length and seed; the same on every machine, for any plans and threads.
-/// `agreement` has texts with questions first, then texts that go on.
-/// @throws ConfigError for a length or depths that cannot be.
+/// Draws the tasks of one length and seed. They are the same on every machine, for any plans and
+/// threads. `agreement` has texts with questions first, then continued texts.
+/// @throws ConfigError for an impossible length or depths
 [[nodiscard]] std::vector<Task> draw_tasks(Suite suite, const SuiteConfig& config,
                                            std::uint64_t seed, const std::string& plain);
 
-/// What one plan did, over one or several tasks.
+/// The results of one plan, over one or several tasks.
 struct Outcome {
-  /// A mark for each question: '1' right; 'o' two-step, the key of the other of the two names; '0'.
+  /// One mark for each question: '1' right; 'o' the key of the other name of a two-step question;
+  /// '0' wrong.
   std::string marks;
-  /// "nats": surprise per byte, for each text that goes on; "answer_kl", "text_kl": divergence from
-  /// the full cache in nats per byte, "answer_same", "text_same": share of bytes with the same
-  /// likeliest next byte, for each question or text.
+  /// "nats": surprise per byte, for each continued text. "answer_kl", "text_kl": divergence from
+  /// the full cache in nats per byte; "answer_same", "text_same": share of bytes with the same
+  /// likeliest next byte; both for each question or text.
   std::map<std::string, std::vector<double>> measures;
-  /// Where the answer or the scored text begins, for each question or text: allocated bytes, and
-  /// the bytes of the rows kept by each KV head, layer after layer.
+  /// When the answer or the continuation begins, for each question or text: allocated bytes, and
+  /// bytes of the rows that each KV head keeps, layer after layer.
   std::vector<double> kv_bytes;
   std::vector<std::vector<double>> head_bytes;
 
   void add(const Outcome& more);
 };
 
-/// Called with units of cost done since the last call.
+/// Is called with the units of cost done since the last call.
 using Advance = std::function<void(double units)>;
 
-/// What each plan does with a task. Single-threaded, so that results do not depend on how work is
-/// shared out.
-/// @throws what the cache throws.
+/// Performs a task under each plan. Single-threaded, so that results do not depend on how tasks are
+/// distributed over threads.
+/// @throws what the cache throws
 [[nodiscard]] std::vector<Outcome> perform(const reference::Llama& model, const Task& task,
                                            std::span<const ExamPlan* const> plans,
                                            const SuiteConfig& config, bool compare_with_full,
                                            const Advance& advance = {});
 
-/// What performing a task under so many plans takes, in arbitrary units.
+/// The cost of performing a task under that many plans, in arbitrary units.
 [[nodiscard]] double cost(const Task& task, std::size_t plans);
 
 }  // namespace kvpolicy::tools

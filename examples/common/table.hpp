@@ -13,13 +13,14 @@ enum class Align : std::uint8_t { left, right };
 
 class Table {
  public:
-  /// `unit` stands under the title; may be empty.
+  /// `unit` is printed under the title and may be empty.
   void add_column(std::string title, std::string unit = "", Align align = Align::right);
 
-  /// As many cells as columns; missing ones stay empty.
+  /// At most as many cells as there are columns; missing ones stay empty.
   void add_row(std::vector<std::string> cells);
 
-  /// Titles, a rule, rows; every line ends in a newline. `bold` marks the titles by escape codes.
+  /// Titles, a rule, rows; every line ends in a newline. `bold` prints the titles bold with escape
+  /// codes.
   [[nodiscard]] std::string text(bool bold = false) const;
   [[nodiscard]] std::string markdown() const;
 

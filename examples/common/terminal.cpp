@@ -12,7 +12,7 @@
 namespace kvpolicy::tools {
 namespace {
 
-// Commas into the digits before the decimal point.
+// Inserts commas into the digits before the decimal point.
 std::string separated(std::string digits) {
   const std::size_t point = std::min(digits.find('.'), digits.size());
   const std::size_t first = digits.starts_with('-') ? 1 : 0;

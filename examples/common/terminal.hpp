@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How the tools write for people: numbers with separators and units, colours where a terminal
-// shows them (never into a file, and not where NO_COLOR is set: https://no-color.org).
+// Formats output for people: numbers with separators and units, and colours on a terminal (never in
+// a file, and not where NO_COLOR is set: https://no-color.org).
 #pragma once
 
 #include <cstddef>
@@ -13,11 +13,12 @@
 
 namespace kvpolicy::tools {
 
-/// Whether `stream` is a terminal that wants colours.
+/// Whether `stream` is a terminal and colours are allowed.
 [[nodiscard]] bool wants_colour(std::FILE* stream);
 [[nodiscard]] bool is_terminal(std::FILE* stream);
 
-/// Columns that UTF-8 text takes on a terminal; combining and wide characters do not occur here.
+/// Columns that UTF-8 text takes on a terminal. Combining and wide characters are not handled, as
+/// the tools print none.
 [[nodiscard]] std::size_t display_width(std::string_view text);
 
 [[nodiscard]] std::string thousands(std::uint64_t number);   ///< 8192 -> "8,192"
@@ -25,7 +26,7 @@ namespace kvpolicy::tools {
 [[nodiscard]] std::string percent(double share);             ///< 0.981 -> "98.1 %"
 [[nodiscard]] std::string duration(double seconds);          ///< "3.2 s", "4 min 10 s"
 
-/// The elements with spaces between them.
+/// The elements, separated by spaces.
 template <class Range>
 [[nodiscard]] std::string spaced(const Range& range) {
   std::string text;
@@ -40,7 +41,8 @@ template <class Range>
   return text;
 }
 
-/// Text on one line: control characters as escapes, cut to `most` columns with an ellipsis.
+/// Text on one line: control characters become escapes; longer text is cut to `most` columns with
+/// an ellipsis.
 [[nodiscard]] std::string one_line(std::string_view text, std::size_t most);
 
 }  // namespace kvpolicy::tools

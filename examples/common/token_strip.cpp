@@ -12,7 +12,7 @@ namespace kvpolicy::tools {
 TokenStrip::TokenStrip(std::vector<std::string> proposers, bool bytes, bool colour)
     : proposers_{std::move(proposers)}, bytes_{bytes}, colour_{colour} {}
 
-// The target stands out; told apart without red and green.
+// Shades that differ without red and green; the target's stands out.
 const char* TokenStrip::shade(unsigned level) const {
   if (level == 0) return "\033[1;35m";
   return level + 1 == proposers_.size() ? "\033[36m" : "\033[33m";
@@ -59,7 +59,8 @@ std::string TokenStrip::marked(std::span<const NewToken> tokens, std::size_t wid
   for (const NewToken& token : tokens) {
     std::string shown =
         bytes_ ? std::string(1, static_cast<char>(token.token)) : fmt::format("{} ", token.token);
-    // A byte is a column: what is no printable ASCII is a dot, as in a hex dump.
+    // Each byte takes one column; a byte that is no printable ASCII becomes a dot, as in a hex
+    // dump.
     if (bytes_ && (token.token < 0x20 || token.token > 0x7E))
       shown = token.token == '\n' ? " " : ".";
     if (text.size() + shown.size() > width) end_line();

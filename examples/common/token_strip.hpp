@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// New tokens as a reader sees them, each by who proposed it: in colours on a terminal, elsewhere
-// with marks on a line of their own below the text.
+// Prints new tokens with their proposers: in colours on a terminal, elsewhere with a line of marks
+// below each line of text.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@ namespace kvpolicy::tools {
 
 class TokenStrip {
  public:
-  /// `proposers`: a name for each NewToken::level, the target first. `bytes`: whether tokens are
-  /// bytes of a text; others are shown by number.
+  /// `proposers` names each NewToken::level, the target first. `bytes`: tokens are bytes of a text;
+  /// otherwise they are shown by number.
   TokenStrip(std::vector<std::string> proposers, bool bytes, bool colour);
 
-  /// What the colours or marks mean, on a line.
+  /// Explains the colours or marks on one line.
   [[nodiscard]] std::string legend() const;
 
-  /// One token in its colour, for a terminal: control characters but line ends become '?'.
+  /// One token in its colour, for a terminal; control characters except line ends become '?'.
   [[nodiscard]] std::string coloured(const NewToken& token) const;
 
   /// Lines of text, each with a line of marks below it, at most `width` columns wide.

@@ -31,15 +31,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// int8, int4, int2: 0 for any other text.
+// Parses int8, int4 and int2; returns 0 for any other text.
 std::size_t bits_named(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return 0;
   const std::string_view bits = name.substr(prefix.size());
   return bits == "8" ? 8 : bits == "4" ? 4 : bits == "2" ? 2 : 0;
 }
 
-// 32 channels share a scale, fewer where 32 does not divide the row.
-// The largest group up to 32 that divides the channels of every layer's keys and values.
+// The largest group of up to 32 channels that divides the keys and values of every layer.
 std::size_t group_for(const ModelShape& shape) {
   std::size_t group = 32;
   for (std::size_t l = 0; l < shape.layers; ++l) {
@@ -94,8 +93,8 @@ class Maker {
     return from_path();
   }
 
-  // Bytes are those of rows, as near as the smallest pages come on which every choice can stand,
-  // and queries are not counted: so do all plans that are compared at equal bytes.
+  // Bytes are those of rows: pages are as small as every choice allows, and queries are not
+  // counted. All plans that are compared at equal bytes are counted this way.
   [[nodiscard]] Plan search() {
     spec_.place({"share", "context"});
     spec_.require_exact_rows();
@@ -117,7 +116,7 @@ class Maker {
     const auto found = search_plan<bfloat16>(
         shape_, menu.choices,
         {.bytes = rows + all.tail + queries, .context = context, .options = options});
-    // By way of the file, which does not know the element type.
+    // Writing and parsing a plan file converts the element type.
     return io::parse_plan<E>(io::format_plan(found.plan));
   }
 
@@ -225,7 +224,7 @@ class Maker {
                     [&] { return quantized_headkv_plan<E>(shape_, loaded, config, quantized); });
   }
 
-  // So many rows for every head, in all.
+  // The capacity is the same for every head.
   template <class Scorer>
   [[nodiscard]] Plan budgets(bool share = false) {
     constexpr bool votes = std::same_as<Scorer, SnapKvScorer>;
@@ -243,7 +242,7 @@ class Maker {
       }
       if constexpr (std::same_as<Scorer, H2oScorer>) config.scorer.recent = capacity / 2;
       if constexpr (std::same_as<Scorer, H2oScorer> || std::same_as<Scorer, TovaScorer>) {
-        config.compress_every = 1;  // as published: at each token that is decoded
+        config.compress_every = 1;  // as published: at each decoded token
         config.after_first_compress = true;
       }
       const std::size_t kept = Scorer::kept_rows(config.scorer);
@@ -282,7 +281,7 @@ class Maker {
     spec_.place({"sinks", "recent"});
     spec_.require_exact_rows();
     require(!weights_.empty(),
-            "needs to know how the model turns its keys; give the model, or "
+            "must know how the model rotates its keys; give the model, or "
             "sink_recent as the plan");
     const StreamingLlmConfig published;
     return streaming_llm_plan<E>(
@@ -292,8 +291,8 @@ class Maker {
                  .rotary_in_cache = reference::load_llama_config(weights_.string()).rotary});
   }
 
-  // What is not a name is a path: a folder is a pattern, a file says itself what it is. A + or : in
-  // it is part of it.
+  // A text that is no name is a path: a folder is a pattern, and a file shows by its content what
+  // it is. A + or : is then part of the path.
   [[nodiscard]] Plan from_path() {
     const fs::path path{arguments_.plan};
     require_plan_source(arguments_.plan);
@@ -310,10 +309,10 @@ class Maker {
     return plan;
   }
 
-  // What the name gives, or what lies beside the weights.
+  // The source that the name gives, or else the file beside the weights.
   [[nodiscard]] fs::path source_or(const fs::path& beside, const char* what) const {
     if (!spec_.source.empty()) return spec_.source;
-    require(!weights_.empty(), "needs what lies with a model's weights: give the model, or the ",
+    require(!weights_.empty(), "needs a file beside a model's weights: give the model, or the ",
             what);
     return weights_ / beside;
   }
@@ -358,7 +357,7 @@ const char* plan_help() {
   return R"(  full                 every row, exact
   sink_recent:16,128   the first 16 rows and the latest 128
   int8 int4 int2       every row in so many bits, the latest 128 exact; int4:64 for 64
-  kivi2 kivi4          the same with keys per channel, all of which leave the residual at once (KIVI);
+  kivi2 kivi4          the same with keys per channel, quantised whenever the residual is full (KIVI);
                        kivi2:32,flush=steady keeps the latest 32 exact at all times
   chunk:16,1024        every row kept, 1,024 read, in chunks of 16, by mean key (TriForce)
   quest:16,1024        the same by smallest and largest key (Quest)
@@ -366,15 +365,15 @@ const char* plan_help() {
                        duo@FOLDER:0.5 by those of a pattern folder
   headkv:128           128 rows per head on average, by the model's own scores (HeadKV);
                        headkv@FILE:128 by those of a score file
-  snapkv:128           128 rows of every head, those that the prompt's end looks at most (SnapKV)
-  adakv:128            the same on average, the heads of a layer compete for them (Ada-KV)
+  snapkv:128           128 rows of every head, those that the prompt's end attends to most (SnapKV)
+  adakv:128            128 rows per head on average; the heads of a layer compete for them (Ada-KV)
   h2o:128              128 rows of every head: half by all attention so far, half the latest (H2O)
-  tova:128             128 rows of every head, by the latest token's attention alone (TOVA)
+  tova:128             128 rows of every head, by the latest token's attention only (TOVA)
   keynorm:128          128 rows of every head, those with the shortest keys
   pyramid:128          128 rows per head on average, most in the lower layers (PyramidKV)
-  streaming_llm:4,1020 as sink_recent, but the two seem to be neighbours (StreamingLLM)
-  search:0.125,4096    an eighth of a full cache's bytes at 4,096 tokens, spent head by head over all
-                       of these by what lies with the model (`plan search`), or search@damage.json
+  streaming_llm:4,1020 as sink_recent, with keys rotated as if no rows were missing (StreamingLLM)
+  search:0.125,4096    an eighth of a full cache's bytes at 4,096 tokens, distributed over heads and all
+                       of these by the files beside the model (`plan search`), or search@damage.json
   duo+int4:0.5         and so on: +int8, +int4, +int2 quantise sink_recent, chunk, quest,
                        duo's retrieval heads and the survivors of headkv, snapkv and adakv
   FILE.json            a plan file (`plan convert` writes them), or HeadKV head scores
@@ -383,7 +382,7 @@ const char* plan_help() {
 What a name leaves open is as published, or as listed here; other settings are written out after its numbers:
   headkv, snapkv, adakv, pyramid   window=8 pooling=max|average kernel=7, as in headkv:128,kernel=29,beta=2
   headkv, pyramid                  beta=1.005 (pyramid: 20), headkv also score_power=1; adakv: safeguard=0.2
-                                   keep_short_prompts=true: none of a prompt shorter than the capacity goes
+                                   keep_short_prompts=true: a prompt shorter than the capacity keeps all rows
   sink_recent, streaming_llm, duo  sinks=N recent=N mask=exact|chunk; duo also rule=exact_count|threshold
   what is quantised                group=32 residual=N; kivi also flush=kivi|steady. int4:128,group=64 has
                                    the group and the residual of Hugging Face's QuantizedCache
@@ -400,15 +399,13 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments) {
       ->capture_default_str();
   app.add_flag_callback(
       "--threshold", [&arguments] { arguments.gate_cut = GateCut::threshold; },
-      "DuoAttention: keep every gate from the quantile on, not an exact count: the published "
-      "arithmetic "
-      "without the noise that the published code adds to the gates first, so that ties stay whole "
-      "(of "
-      "the pattern of Llama-2 all 1,024 heads at 0.25)");
+      "DuoAttention: keep all heads with gates from the quantile on, not an exact count. This is the "
+      "published rule without the noise that the published code adds to the gates, so tied heads are "
+      "all kept (all 1,024 of the Llama-2 pattern at 0.25)");
   app.add_option("--sinks", arguments.sinks,
-                 "DuoAttention: opening rows of streaming heads (default: as the pattern says)")
+                 "DuoAttention: first rows of streaming heads (default: as the pattern says)")
       ->check(whole_number(0, most));
-  app.add_option("--recent", arguments.recent, "DuoAttention: their latest rows (the same)")
+  app.add_option("--recent", arguments.recent, "DuoAttention: latest rows of streaming heads (default: as the pattern says)")
       ->check(whole_number(1, most));
   app.add_option("--capacity", arguments.headkv.capacity,
                  "HeadKV: rows per head on average, window included")

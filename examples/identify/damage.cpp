@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// identify_heads damage: tries every policy of a menu on every head alone, for `plan search`.
+// identify_heads damage: measures every policy of a menu on every head by itself, for `plan
+// search`.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -41,10 +42,10 @@ using Damages = io::DamageTable<bfloat16>;
 constexpr const char* footer = R"(
 Every head is given every setting of a menu (all rows in 8, 4 or 2 bits, with keys per channel in 4 or 2;
 budgets of 32, 64, ... rows, exact and in 4 bits), once while the other heads keep everything and once while they have the same
-setting. Damage is how much more an answer and a token of the text's end then cost the model, in nats, both
-added; the mean of the two cases, for heads that stand in for one another are not
-missed in the first. A text is read once and forked under each setting, so the whole table takes some minutes; windows are
-not in the menu, for they change the reading of the text itself.
+setting. Damage is the increase of the loss of an answer plus that of a token of the text's end, in nats.
+It is the mean of the two cases, because heads that can replace one another seem expendable in the
+first. A text is read once and forked under each setting, so the whole table takes some minutes. Windows are
+not in the menu, because they change the reading of the text itself.
 
 Examples:
   identify_heads damage --out damage.json
@@ -138,7 +139,7 @@ void run(const DamageArguments& a) {
 
 void add_damage(CLI::App& app, std::function<void()>& work) {
   CLI::App* command = app.add_subcommand(
-      "damage", "What each head loses under each policy, for plan search: head by head, measured");
+      "damage", "Measures what each head loses under each policy, for plan search");
   const auto a = std::make_shared<DamageArguments>();
   command->add_option("--model", a->model, "Folder of a byte-level model")
       ->type_name("DIR")

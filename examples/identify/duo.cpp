@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// identify_heads duo: DuoAttention's identification and what its paper compares it with.
+// identify_heads duo: DuoAttention's identification, and the methods that its paper compares it
+// with.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -50,17 +51,17 @@ using Arguments = DuoSettings;
 constexpr const char* footer = R"(
 A gate of 1 says that a KV head needs the whole text, a gate of 0 that the first and the latest rows
 are enough. Methods:
-  optimise  DuoAttention: all gates are trained at once, so that the model with its heads mixed of
-            full and streaming attention stays like the unmodified one while gates close. Heads that
-            stand in for each other are found together.
-  ablation  Each head alone is made a streaming head; its gate is the rise of the loss, on a
-            logarithmic scale. A run of the model for each head.
-  profile   What the paper compares with: the attention that a head pays to passkeys, or to rows that
-            a streaming head would not have. One run for each text.
+  optimise  DuoAttention: all gates are trained at once. Each head mixes full and streaming attention
+            by its gate; the training closes gates as long as the model's results stay the same. Heads
+            that can replace each other are found together.
+  ablation  Each head by itself is made a streaming head; its gate is the increase of the loss, on a
+            logarithmic scale. This takes a run of the model for each head.
+  profile   The baseline of the paper: the attention that a head pays to passkeys, or to rows that a
+            streaming head would not have. This takes one run for each text.
 
 Losses of optimise: distill compares hidden states on questions and answers about passkeys; lm is the
-usual loss on plain text, which hardly ever needs far rows. Masks: what a streaming head is while it
-is judged; the gates are written for --sinks and --recent either way.
+usual loss on plain text, which hardly ever needs far rows. --mask says what a streaming head sees
+during identification; the gates are written for --sinks and --recent either way.
 
 The shipped model reads a text of 1 Ki to 8 Ki bytes, so its streaming heads have 16 sinks and 128
 recent rows by default, where the paper's have 128 and 256. Texts come from the first 30 % of the
@@ -71,15 +72,15 @@ A model with a tokenizer needs texts of its own, as token ids, in a file for --l
     {"tokens": [5, 9, 2, 7, 9, 2], "labelled": [[3, 6]],
      "passkeys": [{"hidden": [1, 3], "answer": [4, 6]}]}, ...]}
 Ranges are [first, end], from 0, end not included; labelled are the tokens that count in a loss:
-questions and answers, or nearly all of a plain text. passkeys may be left out but for --profile
-passkey; ablation, where it has them, counts their answers alone. Training takes the texts in turn,
+questions and answers, or nearly all of a plain text. passkeys may be left out except for --profile
+passkey; ablation counts only their answers if there are any. Training takes the texts in turn,
 ablation and profile the first --samples of them. Texts no longer than --sinks and --recent
 together say nothing about heads.
 
-Files in --out: full_attention_heads.tsv and config.json, as DuoAttention publishes them, the second
-with how the gates were found; while training checkpoint.json, from which --resume goes on to the
-same gates, bit for bit. With --resume a command may be repeated until it is done: gates that are
-there and were found with the same settings are not found again.
+Files in --out: full_attention_heads.tsv and config.json, as DuoAttention publishes them; config.json
+also says how the gates were found. During training there is checkpoint.json, from which --resume
+continues to the same gates, bit for bit. With --resume a command may be repeated until it is done:
+gates in --out that were found with the same settings are not computed again.
 
 Examples:
   identify_heads duo --out gates
@@ -89,14 +90,14 @@ Examples:
   identify_heads duo --model llama --labelled texts.json --sinks 128 --recent 256 --out gates
 )";
 
-/// What a method found, and what is worth keeping about how.
+/// The gates that a method found, and the facts about the method that are written with them.
 struct Found {
   HeadGates gates;
   io::Json numbers = io::Json::object();
   bool complete = true;
 };
 
-/// Text `number`, from 0, of those that heads are identified on.
+/// Returns text `number`, counted from 0, of those that heads are identified on.
 using TextOf = std::function<reference::LabelledText(std::size_t number)>;
 
 TextOf drawn_texts(const Arguments& a) {
@@ -106,13 +107,13 @@ TextOf drawn_texts(const Arguments& a) {
   };
 }
 
-/// What the settings say of a file of texts; they are then as complete as without one.
+/// Loads the texts of a file and fixes the settings that a file leaves without meaning.
 TextOf own_texts(Arguments& a) {
   const std::size_t vocabulary = reference::load_llama_config(a.model).vocabulary;
   LabelledTexts own = load_labelled_texts(a.labelled, vocabulary);
   if (a.method == "profile" && a.profile == "passkey") require_passkeys(own, a.labelled);
   a.labelled_digest = own.digest;
-  a.samples = std::min(a.samples, own.texts.size());  // each once
+  a.samples = std::min(a.samples, own.texts.size());  // each text once
   return [texts = std::move(own.texts)](std::size_t number) {
     return texts[number % texts.size()];
   };
@@ -123,11 +124,11 @@ std::string checkpoint_path(const Arguments& a) {
 }
 
 bool is_there(const fs::path& path) {
-  std::error_code ignored;  // whatever goes wrong, the file is not there for us
+  std::error_code ignored;  // on any error the file counts as missing
   return fs::exists(path, ignored);
 }
 
-/// The mean of the steps [first, last).
+/// The mean over the steps [first, last).
 double mean_of(const std::vector<double>& values, std::size_t first, std::size_t last) {
   return std::accumulate(values.begin() + static_cast<std::ptrdiff_t>(first),
                          values.begin() + static_cast<std::ptrdiff_t>(last), 0.0) /
@@ -144,7 +145,7 @@ Found optimise(const Arguments& a, const reference::Llama& model, const TextOf& 
       begun ? reference::GateTrainer{model, training_of(a), so_far.state}
             : reference::GateTrainer{model, training_of(a)};
   const std::size_t last = a.stop_after > 0 ? std::min(a.stop_after, a.steps) : a.steps;
-  // The losses of single texts jump; what is told is their mean since the line before.
+  // The losses of single texts vary a lot, so each line shows the mean since the line before.
   const std::size_t line = std::max<std::size_t>(a.steps / 10, 1);
   io::Json lines = io::Json::array();
   Progress progress{!a.json};
@@ -211,7 +212,7 @@ Found measure(const Arguments& a, const reference::Llama& model, const TextOf& t
   return found;
 }
 
-/// The published files; how the gates were found goes with them.
+/// Writes the published files; the second also says how the gates were found.
 void write(const Arguments& a, const Found& found) {
   const fs::path folder{a.out};
   io::save_duo_pattern(folder, {.gates = found.gates, .sinks = a.sinks, .recent = a.recent});
@@ -248,7 +249,8 @@ void show(const Arguments& a, const Found& found) {
   }
 }
 
-/// Gates that were found before, with these very settings; none if there are none, or others.
+/// Gates that were found before with exactly these settings; none if there are none or the settings
+/// differ.
 std::optional<Found> found_before(const Arguments& a) {
   const fs::path folder{a.out};
   if (!is_there(folder / io::duo_config_file) || !is_there(folder / io::duo_gates_file)) return {};
@@ -292,7 +294,7 @@ void run(Arguments a) {
 }  // namespace
 
 void add_duo(CLI::App& app, std::function<void()>& work) {
-  // Lives as long as the command line that fills it.
+  // lives as long as the command line that fills it
   const auto a = std::make_shared<Arguments>();
   a->model = repository_path(shipped_model);
   CLI::App* command = app.add_subcommand(
@@ -316,14 +318,14 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
         ->type_name("N")
         ->capture_default_str();
   };
-  text("--model", a->model, "Folder of a model, byte-level but for --labelled", "DIR")
+  text("--model", a->model, "Folder of a model, byte-level except with --labelled", "DIR")
       ->capture_default_str();
   text("--out", a->out, "Folder that the gates go to", "DIR");
   choice("--method", a->method, "optimise, ablation or profile, see below",
          {"optimise", "ablation", "profile"})
       ->capture_default_str();
-  choice("--loss", a->loss, "distill or lm; default: distill, of ablation lm", {"distill", "lm"});
-  choice("--mask", a->mask, "Of streaming heads: both, or sinks or recent rows alone",
+  choice("--loss", a->loss, "distill or lm; default: distill, for ablation lm", {"distill", "lm"});
+  choice("--mask", a->mask, "What streaming heads see: both, or only sinks or recent rows",
          {"both", "sinks", "recent"})
       ->capture_default_str();
   count("--sinks", a->sinks, "First rows of a streaming head", 0, 1'000'000);
@@ -331,7 +333,7 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
   count("--steps", a->steps, "Steps of training, a text each; the paper's are 2000", 1, 10'000'000);
   count("--samples", a->samples, "Texts of ablation and profile", 1, 1'000'000);
   CLI::Option* own = text("--labelled", a->labelled, "Texts of your own, as token ids", "FILE");
-  // What texts are drawn by means nothing to texts that are there.
+  // The options for drawing texts have no meaning for texts from a file.
   own->excludes(count("--context", a->set.context, "Bytes of the longest text, all included", 256,
                       10'000'000));
   own->excludes(count("--lengths", a->set.lengths, "Different lengths", 1, 1'000'000));
@@ -340,10 +342,10 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
                        {"digits", "words"})
                     ->capture_default_str());
   own->excludes(choice("--texts", a->texts,
-                       "passkeys or plain; default: passkeys, of lm training plain",
+                       "passkeys or plain; default: passkeys, for training with lm plain",
                        {"passkeys", "plain"}));
   own->excludes(text("--text", a->text, "Plain text instead of the shipped one", "FILE"));
-  choice("--mixing", a->mixing, "Full attention of the unmodified run, or of the mixed",
+  choice("--mixing", a->mixing, "Full attention from the unmodified run, or from the mixed one",
          {"unmodified", "mixed"})
       ->capture_default_str();
   choice("--reduction", a->reduction, "Losses as means, or as the paper's sums", {"mean", "sum"})
@@ -351,9 +353,9 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
   choice("--profile", a->profile, "Attention to passkeys, or outside sinks and recent rows",
          {"passkey", "outside"})
       ->capture_default_str();
-  command->add_option("--rate", a->rate, "Of AdamW")->check(CLI::PositiveNumber)->type_name("X")
+  command->add_option("--rate", a->rate, "Learning rate of AdamW")->check(CLI::PositiveNumber)->type_name("X")
       ->capture_default_str();
-  command->add_option("--penalty", a->penalty, "On open gates")->check(CLI::PositiveNumber)
+  command->add_option("--penalty", a->penalty, "Weight of the penalty on open gates")->check(CLI::PositiveNumber)
       ->type_name("X")
       ->capture_default_str();
   command->add_option("--sparsity", a->sparsity, "Share of streaming heads in the picture")
@@ -361,9 +363,9 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
       ->type_name("X")
       ->capture_default_str();
   count("--save-every", a->save_every, "Steps between checkpoints", 1, 10'000'000);
-  count("--stop-after", a->stop_after, "Stop at that step, to go on later; 0: never", 0,
+  count("--stop-after", a->stop_after, "Stop at that step, to continue later; 0: never", 0,
         10'000'000);
-  command->add_flag("--resume", a->resume, "Go on from the checkpoint in --out, if there is one; done before: nothing to do");
+  command->add_flag("--resume", a->resume, "Continue from the checkpoint in --out if there is one; do nothing if its gates are complete");
   own->excludes(command->add_option("--seed", a->set.seed, "Other texts")
                     ->check(any_whole_number())
                     ->type_name("N")

@@ -55,7 +55,7 @@ HeadGates gates_of(const io::Json& json, const char* name, const std::string& pa
 
 void save_checkpoint(const std::string& path, const DuoCheckpoint& checkpoint) {
   const reference::GateState& state = checkpoint.state;
-  // Numbers are written in as many digits as bring back the same ones.
+  // JSON numbers are written with enough digits to read the same values back.
   const io::Json json = {{"step", state.step},
                          {"settings", checkpoint.settings},
                          {"losses", checkpoint.losses},

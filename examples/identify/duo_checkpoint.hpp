@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a training of gates stands, in a file: it goes on from there to the very numbers that it
-// would have come to without a stop.
+// The state of a training of gates in a file. A training that continues from it ends at exactly the
+// numbers of a training without a stop.
 #pragma once
 
 #include <string>
@@ -12,19 +12,19 @@
 
 namespace kvpolicy::tools {
 
-/// A checkpoint: the state, and the settings that it belongs to.
+/// A checkpoint: the state of a training, and the settings that it belongs to.
 struct DuoCheckpoint {
   reference::GateState state;
   io::Json settings;
-  std::vector<double> losses;     ///< of each step made
-  std::vector<double> penalties;  ///< the same
+  std::vector<double> losses;     ///< one for each step made
+  std::vector<double> penalties;  ///< one for each step made
 };
 
-/// Written as a whole or not at all. @throws StorageError naming the file.
+/// Writes the file as a whole or not at all. @throws StorageError naming the file
 void save_checkpoint(const std::string& path, const DuoCheckpoint& checkpoint);
 
-/// @throws FormatError if there is none, it is damaged, or it belongs to other settings than these:
-/// the first that differs is named.
+/// @throws FormatError if there is no file, if it is damaged, or if it belongs to other settings;
+/// the first setting that differs is named
 [[nodiscard]] DuoCheckpoint load_checkpoint(const std::string& path, const io::Json& settings);
 
 }  // namespace kvpolicy::tools

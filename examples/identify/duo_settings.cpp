@@ -20,7 +20,7 @@ void settle(DuoSettings& a) {
 }
 
 reference::AttentionMask mask_of(const DuoSettings& a) {
-  // A head that sees sinks alone still sees its own token.
+  // A head that sees only sinks still sees its own token.
   if (a.mask == "sinks") return {.sinks = a.sinks, .recent = 1};
   if (a.mask == "recent") return {.sinks = 0, .recent = a.recent};
   return {.sinks = a.sinks, .recent = a.recent};
@@ -33,7 +33,7 @@ reference::GateObjective objective_of(const DuoSettings& a) {
 
 io::Json json_of(const DuoSettings& a) {
   std::filesystem::path model{a.model};
-  if (!model.has_filename()) model = model.parent_path();  // "folder/"
+  if (!model.has_filename()) model = model.parent_path();  // the path was "folder/"
   const reference::AttentionMask mask = mask_of(a);
   io::Json settings = {{"method", a.method},
                        {"model", model.filename().string()},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `identify_heads duo` is asked to do, by the names of its options, and what that means to the
-// code that does it.
+// The settings of `identify_heads duo`, named like its options, and their translation for the code
+// that does the work.
 #pragma once
 
 #include <cstddef>
@@ -16,17 +16,17 @@
 
 namespace kvpolicy::tools {
 
-/// As the command line says it; `settle` makes sense of what it leaves open.
+/// The settings as given on the command line; `settle` fills in those that are left open.
 struct DuoSettings {
-  std::string model;  ///< folder
-  std::string text;   ///< file; empty: the shipped one
-  std::string labelled;  ///< file of texts of one's own; empty: texts are drawn
-  std::string labelled_digest;  ///< of that file
-  std::string out;    ///< folder; empty: nothing is written
+  std::string model;  ///< a folder
+  std::string text;   ///< a file; empty: the shipped text
+  std::string labelled;  ///< a file of the user's texts; empty: texts are drawn
+  std::string labelled_digest;  ///< digest of that file
+  std::string out;    ///< a folder; empty: nothing is written
   std::string method = "optimise";
-  std::string loss;  ///< empty: the method's own
+  std::string loss;  ///< empty: the default of the method
   std::string mask = "both";
-  std::string texts;  ///< empty: the loss's own; "own" for `labelled`
+  std::string texts;  ///< empty: the default of the loss; "own" for `labelled`
   std::string keys = "digits";
   std::string mixing = "unmodified";
   std::string reduction = "mean";
@@ -37,7 +37,7 @@ struct DuoSettings {
   std::size_t steps = 400;
   std::size_t samples = 24;
   std::size_t save_every = 20;
-  std::size_t stop_after = 0;  ///< 0: at the end
+  std::size_t stop_after = 0;  ///< 0: trains to the end
   double rate = 0.02;
   double penalty = 0.05;
   double sparsity = 0.5;
@@ -46,18 +46,18 @@ struct DuoSettings {
   bool json = false;
 };
 
-/// Gives choices that were left open their defaults, which depend on others.
-/// @throws ConfigError for choices that contradict each other.
+/// Gives settings that were left open their defaults, which depend on other settings.
+/// @throws ConfigError for settings that contradict each other
 void settle(DuoSettings& a);
 
-/// What a streaming head sees while it is judged.
+/// The rows that a streaming head sees during identification.
 [[nodiscard]] reference::AttentionMask mask_of(const DuoSettings& a);
 
 [[nodiscard]] reference::GateObjective objective_of(const DuoSettings& a);
 
 [[nodiscard]] reference::GateTraining training_of(const DuoSettings& a);
 
-/// All that the result depends on, as config.json and checkpoints keep it.
+/// Everything that the result depends on, as config.json and checkpoints store it.
 [[nodiscard]] io::Json json_of(const DuoSettings& a);
 
 }  // namespace kvpolicy::tools

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// identify_heads headkv: which query heads look things up, by watching them answer.
+// identify_heads headkv: finds the query heads that look things up, by watching them while the
+// model answers.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -44,7 +45,7 @@ struct Arguments {
   std::size_t tries = 8;
   std::uint64_t seed = 1;
   std::size_t threads = 0;
-  std::string samples;  // file of one's own; empty: they are drawn
+  std::string samples;  // a file of the user's samples; empty: they are drawn
   std::string out;
   bool json = false;
 };
@@ -72,12 +73,12 @@ measured on the rest.
 A model with a tokenizer needs samples of its own, as token ids, in a file for --samples:
   {"format": "kvpolicy needle samples", "version": 1, "samples": [
     {"prompt": [5, 9, 2, 7], "answer": [9, 2], "needle": [1, 2]}, ...]}
-prompt is text and question, answer what the model should write, needle the place in the prompt
-where that stands: its first token, from 0, and how many, best as many as the answer's. --kind
-says how they are scored, not what they are.
+prompt is text and question, answer what the model should write, needle where the prompt has the
+answer: its first token, from 0, and the number of tokens, best as many as in the answer. --kind
+only says how they are scored.
 
 The scores are written as HeadKV publishes them, {"layer-head": [a score for each sample, ...]}.
-A plan takes the mean of them, and of each group of query heads: --plan headkv@FILE:128.)";
+A plan takes the mean over samples and over each group of query heads: --plan headkv@FILE:128.)";
 
 constexpr const char* examples = R"(
 Examples:
@@ -88,7 +89,7 @@ Examples:
   identify_heads headkv --lengths 512 --depths 3      a quick look
   identify_heads headkv --model llama --samples samples.json  a model with a tokenizer)";
 
-// As the published files are called.
+// The name of the published file for this kind of scores.
 std::string file_of(const std::string& kind) {
   return kind == "reasoning" ? "retrieval_reasoning_heads.json" : kind + "_heads.json";
 }
@@ -103,7 +104,7 @@ struct Cell {
 struct Identified {
   std::vector<Cell> cells;
   io::HeadSamples samples;
-  std::string digest;  // of the file of samples, if there was one
+  std::string digest;  // of the file of samples, if there is one
 
   [[nodiscard]] std::size_t tried() const {
     std::size_t sum = 0;
@@ -115,7 +116,7 @@ struct Identified {
   }
 };
 
-// Scores are written with seven digits: more is rounding of the attention itself.
+// Scores are written with seven digits; further digits are rounding errors of the attention itself.
 double shortened(double score) { return std::round(score * 1e7) / 1e7; }
 
 reference::NeedleRule rule_of(const Arguments& arguments) {
@@ -123,7 +124,7 @@ reference::NeedleRule rule_of(const Arguments& arguments) {
                                        : reference::NeedleRule::enhanced;
 }
 
-// Whether the model answers rightly; only then are its heads' scores kept.
+// Scores one sample, and returns whether the model answered rightly; only then are the scores kept.
 bool score(const reference::Llama& model, const reference::NeedleSample& sample,
            const Arguments& arguments, io::HeadSamples& samples) {
   const auto result = reference::score_needle<cpu::Engine<>>(model, sample, rule_of(arguments));
@@ -219,7 +220,7 @@ nlohmann::json as_json(const Arguments& arguments, const Identified& found) {
   return json;
 }
 
-// KV heads, shaded by their scores and framed where they have more than an equal share.
+// The KV heads, shaded by their scores and framed where they have more than an equal share.
 std::string picture(const HeadScores& scores, std::size_t kv_heads) {
   HeadGates gates = group_scores(scores, kv_heads);
   const double most = *std::ranges::max_element(gates.values());
@@ -272,7 +273,7 @@ void run(Arguments arguments) {
   const HeadScores scores = means(found.samples);
   const std::string counted =
       own.samples.empty()
-          ? fmt::format("{} of {} places gave a sample that counts; {} of {} questions were "
+          ? fmt::format("{} of {} pairs of length and depth gave a sample that counts; {} of {} questions were "
                         "answered rightly",
                         found.right(), found.cells.size(), found.right(), found.tried())
           : fmt::format("{} of {} samples were answered rightly and count", found.right(),
@@ -298,13 +299,13 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
       ->type_name("KIND")
       ->capture_default_str();
   command
-      ->add_option("--model", arguments->model, "Folder of a model, byte-level but for --samples")
+      ->add_option("--model", arguments->model, "Folder of a model, byte-level except with --samples")
       ->type_name("DIR")
       ->capture_default_str();
   CLI::Option* own =
       command->add_option("--samples", arguments->samples, "Samples of your own, as token ids")
           ->type_name("FILE");
-  // What samples are drawn by means nothing to samples that are there.
+  // The options for drawing samples have no meaning for samples from a file.
   own->excludes(
       command
           ->add_option("--lengths", arguments->lengths,
@@ -319,8 +320,8 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
                       ->type_name("N")
                       ->capture_default_str());
   };
-  count("--depths", arguments->depths, "Places of the fact in texts of each length", 100);
-  count("--tries", arguments->tries, "Samples drawn for a place until one is answered", 1000);
+  count("--depths", arguments->depths, "Depths of the fact in texts of each length", 100);
+  count("--tries", arguments->tries, "Samples drawn for a depth until one is answered", 1000);
   own->excludes(command->add_option("--seed", arguments->seed, "Other texts, facts and questions")
                     ->check(any_whole_number())
                     ->type_name("N")
@@ -332,7 +333,7 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
   command->add_option("--out", arguments->out,
                       "Write the scores there (default: headkv/ and the kind's published name)")
       ->type_name("FILE");
-  command->add_flag("--json", arguments->json, "Print JSON: counts, places and mean scores");
+  command->add_flag("--json", arguments->json, "Print JSON: counts, depths and mean scores");
   command->callback([arguments, &work] { work = [arguments] { run(*arguments); }; });
 }
 

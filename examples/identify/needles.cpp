@@ -24,11 +24,11 @@ reference::NeedleSample draw_needle(std::string_view plain, const NeedleConfig& 
     const Question* nearest = nullptr;
     double off = config.tolerance;
     for (const Question& question : text.questions) {
-      const double place =
+      const double depth =
           1.0 - static_cast<double>(question.distance) / static_cast<double>(text.body.size());
-      if (std::abs(place - config.depth) <= off) {
+      if (std::abs(depth - config.depth) <= off) {
         nearest = &question;
-        off = std::abs(place - config.depth);
+        off = std::abs(depth - config.depth);
       }
     }
     if (nearest == nullptr) continue;

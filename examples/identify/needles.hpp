@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Needles for HeadKV's head scores: a fact at a given depth of a text, a question about it, and
-// where in the prompt its right answer stands.
+// Needles for HeadKV's head scores: a fact at a given depth of a text, a question about it, and the
+// position of the right answer in the prompt.
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,21 @@ namespace kvpolicy::tools {
 
 struct NeedleConfig {
   std::size_t length = 1024;  ///< Bytes of text, question and answer together.
-  double depth = 0.5;         ///< Where the fact stands: 0 at the text's beginning, 1 at its end.
-  double tolerance = 0.05;    ///< How far from there it may stand, as a share of the text.
-  /// Two facts lead to the answer: which of two is the older, and that one's key. The other's key,
-  /// the wrong answer, stands in the text as well; the question names the two in either order.
+  double depth = 0.5;         ///< Where the fact should be: 0 is the text's beginning, 1 its end.
+  double tolerance = 0.05;    ///< How far from there it may be, as a share of the text.
+  /// Two facts lead to the answer: which of two names is older, and the key of that one. The
+  /// other's key, the wrong answer, is in the text as well; the question names the two in random
+  /// order.
   bool reasoning = false;
   std::uint64_t seed = 1;
   std::uint64_t number = 0;  ///< Which of a seed's needles.
 };
 
-/// The haystack is a text as the shipped model was trained on (retrieval_text.hpp), with as many
-/// facts about other names as belong to its length: of its facts, the one nearest to the depth is
-/// asked for. Texts without one are drawn again. The right answer is the whole sentence.
-/// @throws ConfigError for a length that cannot be, or if no text has a fact there.
+/// The haystack is a text in the format of the shipped model's training (retrieval_text.hpp), with
+/// as many other facts as such a text of this length has. The question asks for the fact nearest to
+/// the depth; a text without a fact within the tolerance is drawn again. The right answer is the
+/// whole sentence.
+/// @throws ConfigError for an impossible length, or if no text has a fact there
 [[nodiscard]] reference::NeedleSample draw_needle(std::string_view plain,
                                                   const NeedleConfig& config);
 

@@ -18,10 +18,11 @@ constexpr std::string_view labelled_format = "kvpolicy labelled texts";
 constexpr std::string_view needle_format = "kvpolicy needle samples";
 constexpr std::size_t own_version = 1;
 
-/// Texts of tokens have far more numbers than any other file; few are written in less than 4 bytes.
+/// A file of tokens has far more numbers than any other JSON file; few of them are written in less
+/// than 4 bytes.
 constexpr io::JsonLimits own_limits{.most_values = largest_own_texts / 4};
 
-/// FNV-1a. Tells files apart by accident, not by intent.
+/// FNV-1a. It detects accidental differences between files, not intended ones.
 std::string digest_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
@@ -42,7 +43,7 @@ std::vector<int> ids_of(io::JsonObject& object, const char* key, std::size_t voc
   std::vector<int> tokens;
   tokens.reserve(ids.size());
   for (const io::Json& id : ids) {
-    // Messages are made for the one in a million that is wrong.
+    // The message is only built for the rare id that is wrong.
     if (!id.is_number_unsigned() || id.get<std::uint64_t>() >= end) {
       throw FormatError(message(object.where(key), '[', tokens.size(), "]: is ", io::shown(id),
                                 ", must be a token of the model, 0 to ", vocabulary - 1));
@@ -57,7 +58,7 @@ struct Range {
   std::size_t end = 0;
 };
 
-/// Two whole numbers, whatever they mean.
+/// Reads two whole numbers; the caller knows what they mean.
 Range pair_of(const io::Json& json, const std::string& where, const char* names) {
   require<FormatError>(json.is_array() && json.size() == 2, where, ": must be ", names, ", is ",
                        io::shown(json));

@@ -22,7 +22,7 @@ constexpr double least_depth = 0.05;
 constexpr double most_depth = 0.95;
 constexpr std::size_t least_haystack = 128;
 
-/// One passkey's sentences, and where the key itself stands in them.
+/// The sentences of one passkey, and the positions of the key in them.
 struct Sentences {
   std::string hidden, question, answer;
   std::size_t key_in_hidden = 0;
@@ -37,7 +37,7 @@ std::vector<Sentences> digit_sentences(Random& random, std::size_t count) {
     Sentences one{.hidden = key_fact(name, key), .question = ask_key(name),
                   .answer = key_answer(name, key), .key_in_hidden = 0, .key_in_answer = 0,
                   .key_size = key.size()};
-    one.key_in_hidden = one.hidden.size() - key.size() - 2;  // before ". "
+    one.key_in_hidden = one.hidden.size() - key.size() - 2;  // the key is followed by ". "
     one.key_in_answer = one.answer.size() - key.size() - 1;
     all.push_back(std::move(one));
   }
@@ -65,7 +65,7 @@ std::vector<Sentences> word_sentences(Random& random, std::size_t count) {
       key += alphabet[random.below(alphabet.size())];
     }
     Sentences one;
-    // The published sentences, letter by letter.
+    // The published sentences, unchanged.
     const std::string lead = fmt::format(
         "\n\nRemeber this sequence of words, it's the {} passkey to the vault: ", ordinals[i]);
     one.hidden = lead + key + "\n\n";
@@ -79,35 +79,35 @@ std::vector<Sentences> word_sentences(Random& random, std::size_t count) {
   return all;
 }
 
-/// Different places among `depths`, lowest first, as shares of the text.
+/// Different depths out of `depths` evenly spaced ones, ascending, as shares of the text.
 std::vector<double> draw_depths(Random& random, std::size_t depths, std::size_t count) {
-  std::vector<std::size_t> places(depths);
-  std::iota(places.begin(), places.end(), std::size_t{0});
-  random.shuffle(places);
-  places.resize(count);
-  std::ranges::sort(places);
+  std::vector<std::size_t> indices(depths);
+  std::iota(indices.begin(), indices.end(), std::size_t{0});
+  random.shuffle(indices);
+  indices.resize(count);
+  std::ranges::sort(indices);
   std::vector<double> shares;
-  for (const std::size_t place : places) {
-    const double step = depths > 1 ? static_cast<double>(place) / static_cast<double>(depths - 1)
+  for (const std::size_t index : indices) {
+    const double step = depths > 1 ? static_cast<double>(index) / static_cast<double>(depths - 1)
                                    : 0.5;
     shares.push_back(least_depth + step * (most_depth - least_depth));
   }
   return shares;
 }
 
-/// The length of text `number`: lengths come in rounds, each in an order of its own.
+/// The length of text `number`. Lengths come in rounds, each in a random order of its own.
 std::size_t length_of(const PasskeyTextConfig& config, std::size_t number, std::size_t least) {
   require(config.lengths > 0, "passkey texts: 0 lengths, must be at least 1");
   std::vector<std::size_t> order(config.lengths);
   std::iota(order.begin(), order.end(), std::size_t{0});
   Random random{config.seed, 1, number / config.lengths};
   random.shuffle(order);
-  const std::size_t place = order[number % config.lengths];
+  const std::size_t index = order[number % config.lengths];
   if (config.lengths == 1) return config.context;
-  return least + (config.context - least) * place / (config.lengths - 1);
+  return least + (config.context - least) * index / (config.lengths - 1);
 }
 
-/// A slice of `bytes` that begins with a sentence.
+/// A slice of `bytes` bytes that begins at a sentence.
 std::string_view draw_slice(std::string_view plain, std::size_t bytes, Random& random) {
   require(bytes <= plain.size(), "passkey texts: ", bytes, " bytes of plain text are asked for, there "
           "are ", plain.size());
@@ -142,20 +142,20 @@ reference::LabelledText passkey_text(std::string_view plain, const PasskeyTextCo
   std::size_t done = 0;
   reference::LabelledText result;
   for (std::size_t i = 0; i < sentences.size(); ++i) {
-    auto place = static_cast<std::size_t>(depths[i] * static_cast<double>(slice.size()));
+    auto position = static_cast<std::size_t>(depths[i] * static_cast<double>(slice.size()));
     if (config.kind == PasskeyKind::digits) {
-      while (place < slice.size() && !is_sentence_start(slice, place)) ++place;
+      while (position < slice.size() && !is_sentence_start(slice, position)) ++position;
     }
-    place = std::max(place, done);
-    text += slice.substr(done, place - done);
-    done = place;
+    position = std::max(position, done);
+    text += slice.substr(done, position - done);
+    done = position;
     result.passkeys.push_back({.hidden = text.size() + sentences[i].key_in_hidden, .answer = 0,
                                .tokens = sentences[i].key_size});
     text += sentences[i].hidden;
   }
   text += slice.substr(done);
 
-  // Words are asked for in their order, which is in their names; digits in any.
+  // Words are asked for in their order, because their names contain it; digits in random order.
   std::vector<std::size_t> order(sentences.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   if (config.kind == PasskeyKind::digits) random.shuffle(order);

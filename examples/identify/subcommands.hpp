@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The subcommands of identify_heads, each in a file of its name. `add` puts options on the command
-// line; when the subcommand is chosen, `work` becomes what it does.
+// The subcommands of identify_heads, each in a file of its name. `add` adds the subcommand's
+// options to the command line; when the subcommand is chosen, `work` is set to the function that
+// runs it.
 #pragma once
 
 #include <functional>

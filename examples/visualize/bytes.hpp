@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Numbers as few bytes, and bytes as text that may stand in a page.
+// Writes numbers as few bytes, and bytes as text that may stand in an HTML page.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,13 @@
 
 namespace kvpolicy::tools {
 
-/// Bytes written one number after another.
+/// A sequence of bytes to which numbers are appended.
 class ByteWriter {
  public:
   void byte(std::uint8_t value) { bytes_.push_back(value); }
 
-  /// Seven bits a byte, the lowest first; all but the last byte have their highest bit set (LEB128).
+  /// Appends seven bits per byte, the lowest first; all bytes but the last have their highest bit
+  /// set (LEB128).
   void number(std::size_t value) {
     for (; value >= 0x80; value >>= 7) byte(static_cast<std::uint8_t>(value & 0x7F) | 0x80);
     byte(static_cast<std::uint8_t>(value));

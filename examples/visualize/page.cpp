@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bytes of a recording, for each head one after another, numbers as ByteWriter writes them:
+// The bytes of a recording, head after head, with numbers as ByteWriter writes them:
 //
-//   kept    a count of runs, then for each run of rows how many they are and until which step they
-//           were kept: one more than its number, 0 for none. Runs cover the text.
-//   exact   the same of rows that were not quantised; a count of 0 where no row ever is
-//   steps   for each: how the rows read are told (ReadAs); if by runs their count, then for each run
-//           the rows skipped since the last one and the rows of the run; then the count of rows with
+//   kept    the number of runs; for each run of rows its length, and until when its rows were kept: one
+//           more than the number of the last step, 0 for none. The runs cover the text.
+//   exact   the same for the steps until which rows were not quantised; no runs if no row ever is
+//   steps   for each step: how the rows read are given (ReadAs); if by runs, their number, and for
+//           each run the rows skipped since the one before and its length; then the number of rows with
 //           attention, and for each the rows skipped and a byte, 255 times the root of the share
 //
-// A row that is dropped never comes back, and one that is quantised never becomes exact again, so one
-// step for each row says it all.
+// A row that is dropped never comes back, and a row that is quantised never becomes exact again, so
+// one step per row describes its history.
 #include "page.hpp"
 
 #include <algorithm>
@@ -36,8 +36,8 @@ using Json = nlohmann::json;
 
 enum class ReadAs : std::uint8_t {
   nothing,          // the step has no query
-  kept,             // what is kept behind the step
-  before_and_new,   // what was kept before it, and the rows that came
+  kept,             // the rows kept after the step
+  before_and_new,   // the rows kept before the step, and the new rows
   runs
 };
 
@@ -64,7 +64,7 @@ bool equal_runs(const RowRuns& one, const RowRuns& other) {
 
 class Encoder {
  public:
-  /// Attention below `least_share` is left out.
+  /// Attention below `least_share` is omitted.
   Encoder(const Recording& recording, float least_share)
       : recording_{recording}, least_share_{least_share} {
     for (std::size_t head = 0; head < recording.heads.shape().kv_head_count(); ++head) {
@@ -90,7 +90,7 @@ class Encoder {
     });
   }
 
-  // Until which step each row belonged to `rows` of its head.
+  // For each row the step until which it belonged to `rows` of its head.
   void last_steps(std::size_t head, RowRuns HeadStep::*rows) {
     const auto& steps = recording_.steps;
     std::vector<std::size_t> until(recording_.tokens.size());
@@ -106,7 +106,7 @@ class Encoder {
         throw std::logic_error{"write_page: a row that was dropped or quantised came back"};
       }
     }
-    std::vector<std::pair<std::size_t, std::size_t>> runs;  // rows, until
+    std::vector<std::pair<std::size_t, std::size_t>> runs;  // number of rows, until
     for (const std::size_t step : until) {
       if (runs.empty() || runs.back().second != step) runs.emplace_back(0, step);
       ++runs.back().first;
@@ -167,7 +167,7 @@ Json heads_json(const Recording& recording, std::vector<HeadKind>& kinds) {
     const auto& config = recording.heads.at(head / shape.kv_heads, head % shape.kv_heads);
     const HeadKind kind = kind_of(config);
     const auto known = std::ranges::find(kinds, kind);
-    const auto place = static_cast<std::size_t>(known - kinds.begin());
+    const auto index = static_cast<std::size_t>(known - kinds.begin());
     if (known == kinds.end()) kinds.push_back(kind);
     Json held = Json::array();
     Json read = Json::array();
@@ -175,7 +175,7 @@ Json heads_json(const Recording& recording, std::vector<HeadKind>& kinds) {
       held.push_back(step.heads[head].bytes);
       read.push_back(step.heads[head].bytes_read);
     }
-    heads.push_back({{"kind", place},
+    heads.push_back({{"kind", index},
                      {"setting", describe(config)},
                      {"bytes", std::move(held)},
                      {"bytesRead", std::move(read)}});
@@ -216,8 +216,8 @@ Json about_json(const Recording& recording) {
   return about;
 }
 
-// JSON that no HTML parser takes for a tag or a comment, whatever its strings hold: in JSON a '<'
-// stands in strings alone, where it may be written by its number.
+// Writes JSON that no HTML parser takes for a tag or a comment, whatever its strings contain. In
+// JSON a '<' occurs only in strings, where it can be written as an escape.
 std::string script_text(const Json& json) {
   std::string text;
   for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace)) {
@@ -230,7 +230,7 @@ std::string script_text(const Json& json) {
   return text;
 }
 
-// The page's frame up to where `mark` stands, which goes, and what follows it.
+// Splits the page's frame at `mark`, which is dropped.
 std::pair<std::string_view, std::string_view> split_at(std::string_view text,
                                                        std::string_view mark) {
   const std::size_t at = text.find(mark);

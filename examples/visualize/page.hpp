@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A recording as one HTML page that needs nothing else: no network, no other file. page/page.html
-// is its frame; page/page.css and the scripts beside go into it when the tool is built, the recording
-// when it is written: as JSON with one block of bytes, whose layout stands in page.cpp.
+// Writes a recording as one HTML page that needs no network and no other file. page/page.html is
+// its frame. page/page.css and the scripts are inserted when the tool is built. The recording is
+// inserted when the page is written: JSON with one string of bytes, whose layout page.cpp
+// describes.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +15,14 @@ namespace kvpolicy::tools {
 
 struct HtmlPage {
   std::string html;
-  float least_shown = 0;  ///< attention below this share of a query's is not in the page
+  float least_shown = 0;  ///< attention below this share of a query's attention is not in the page
 };
 
-/// Attention is what grows with heads, steps and rows: its smallest shares are left out until the
-/// page has no more than `most_bytes`; what is left then may still be more.
+/// Attention takes the most space, because it grows with heads, steps and rows. Its smallest shares
+/// are left out until the page has no more than `most_bytes`; the rest may still exceed that.
 [[nodiscard]] HtmlPage write_page(const Recording& recording, std::size_t most_bytes = 1'900'000);
 
-/// The name of a head's policy and the bits of its quantised rows, 0 where there are none.
+/// The name of a head's policy, and the bits of its quantised rows, 0 where there are none.
 struct HeadKind {
   std::string policy;
   std::size_t bits = 0;

@@ -21,7 +21,7 @@ namespace {
 using Plan = HeadPlan<bfloat16>;
 using Cache = KvCache<bfloat16, WatchingEngine<cpu::Engine<>>>;
 
-// One text going through the model, a step noted for each call.
+// Reads one text with the model and records a step for each call.
 class Recorder {
  public:
   Recorder(const reference::Llama& model, Plan plan, float least_attention)
@@ -29,7 +29,7 @@ class Recorder {
         watch_{least_attention, {}},
         cache_{std::move(plan), CacheOptions{}, WatchingEngine<cpu::Engine<>>{watch_}} {}
 
-  /// The logits behind the tokens.
+  /// Returns the logits after the last token.
   std::vector<float> read(std::span<const int> tokens, StepKind kind, const AttendOptions& options) {
     reference::require_ready(*model_, cache_);
     const ModelShape& shape = cache_.plan().shape();
@@ -76,8 +76,8 @@ class Recorder {
     steps_.push_back(std::move(step));
   }
 
-  // All rows are committed, for nothing can be rolled back. What the latest query could have seen of
-  // them is all there is: a window that a later one sees is narrower by a row.
+  // All rows are committed, because the cache allows no rollback. It is enough to list what the
+  // latest query could see: a window moves by a row for the next query, which sees no older rows.
   void note_kept(std::size_t layer, std::size_t head, HeadStep& step) const {
     SegmentList shown;
     const ReadRequest request{static_cast<std::int64_t>(cache_.tokens()) - 1, 1, Read::all};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What every KV head of a model kept and read while a text went through it under one plan: what the
-// page of `visualize` shows. Nothing is computed a second time from the plan: the rows that a query
-// read are those that its cache handed to the attention engine, with the engine's own attention.
+// Records what every KV head of a model kept and read while the model read a text under one plan;
+// the page of `visualize` shows it. Nothing is computed again from the plan: the rows that a query
+// read are those that its cache passed to the attention engine, and the attention is the engine's.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,14 @@
 
 namespace kvpolicy::tools {
 
-/// Rows of the text, here always as text positions; lists of them ascend and touch nowhere.
+/// Rows of the text, here always as text positions. The runs of a list ascend, and no two of them
+/// are adjacent.
 using RowRuns = std::vector<RowRun>;
 
 [[nodiscard]] std::size_t rows_in(const RowRuns& runs);
 [[nodiscard]] bool holds_row(const RowRuns& runs, std::size_t row);
 
-/// The attention that one row got from one query, as a mean over the head's query heads.
+/// The attention of one query to one row, as a mean over the head's query heads.
 struct RowAttention {
   std::size_t row = 0;
   float share = 0;  ///< of the query's attention, which sums to 1 over the rows that it read
@@ -32,59 +33,60 @@ struct RowAttention {
 
 /// One KV head at one step.
 struct HeadStep {
-  RowRuns kept;                         ///< behind the step
-  RowRuns exact;                        ///< of these, the ones that are not quantised
-  std::size_t bytes = 0;                ///< held for the head, in whole pages
+  RowRuns kept;                         ///< after the step
+  RowRuns exact;                        ///< the rows of `kept` that are not quantised
+  std::size_t bytes = 0;                ///< that the head holds, in whole pages
   RowRuns read;                         ///< by the step's query; none where there is no query
-  std::size_t bytes_read = 0;           ///< of these rows, but for those that the call itself brought
-  std::vector<RowAttention> attention;  ///< of the rows read that got at least `least_attention`
+  std::size_t bytes_read = 0;  ///< of these rows, without those that the call itself brought
+  std::vector<RowAttention> attention;  ///< for rows that got at least `least_attention`
 };
 
 enum class StepKind : std::uint8_t {
-  prompt,    ///< a piece of the prompt was read; the query is that of its last token
-  compress,  ///< behind the prompt heads with a budget dropped rows; there is no query
-  generate   ///< one new token was read; the query is its own
+  prompt,    ///< a part of the prompt was read; the query is that of its last token
+  compress,  ///< after the prompt, heads with a budget dropped rows; there is no query
+  generate   ///< one new token was read; the query is that token's
 };
 
 struct Step {
   StepKind kind = StepKind::prompt;
-  std::size_t tokens = 0;           ///< of the text behind the step; the query's is the last of them
+  std::size_t tokens = 0;  ///< of the text after the step; the query belongs to the last of them
   std::size_t bytes = 0;            ///< of the whole cache
-  std::size_t full_head_bytes = 0;  ///< what a head would hold that keeps every row, exactly
+  std::size_t full_head_bytes = 0;  ///< what a head would hold that keeps every row exactly
   std::vector<HeadStep> heads = {}; ///< [layers * kv_heads]
 };
 
 struct Recording {
-  std::string model = {};        ///< for people, as is the plan's name
+  std::string model = {};        ///< a readable name, as is the plan's
   std::string plan = {};
-  HeadPlan<bfloat16> heads;       ///< as it was, windows of the model's own included
+  HeadPlan<bfloat16> heads;       ///< the plan in use, with windows of the model's own
   std::size_t vocabulary = 0;    ///< 256: tokens are bytes
-  std::vector<int> tokens = {};  ///< the prompt, and what the model said
+  std::vector<int> tokens = {};  ///< the prompt and the model's continuation
   std::size_t prompt_tokens = 0;
-  std::size_t piece = 0;         ///< prompt tokens read at once
+  std::size_t piece = 0;         ///< prompt tokens read in one call
   float least_attention = 0;
   std::vector<Step> steps = {};
 
-  /// What a full cache would hold behind a step.
+  /// Bytes that a full cache would hold after a step.
   [[nodiscard]] std::size_t full_bytes(const Step& step) const {
     return step.full_head_bytes * heads.shape().kv_head_count();
   }
 };
 
 struct RecordSettings {
-  std::size_t prompt_steps = 64;  ///< pieces into which the prompt is cut, at most
-  std::size_t most_new = 48;      ///< tokens to continue with, by the likeliest each time
-  std::vector<int> stop = {};     ///< ends behind these tokens
+  std::size_t prompt_steps = 64;  ///< at most so many parts of the prompt, each read in one call
+  std::size_t most_new = 48;      ///< at most so many tokens of continuation, always the likeliest
+  std::vector<int> stop = {};     ///< the continuation ends after these tokens
   float least_attention = 0.0005F;
 };
 
-/// Called with the tokens done and those there will be at most.
+/// Is called with the tokens done, and with the most that there will be.
 using RecordReport = std::function<void(std::size_t done, std::size_t total)>;
 
-/// Reads the prompt under the plan and goes on with it. As in the other tools a prompt reads all rows,
-/// heads with a budget compress behind it, and heads that select do so anew at each new token.
-/// @throws ShapeError for no prompt or tokens outside the vocabulary, ConfigError if the plan does not
-/// fit the model, std::bad_alloc
+/// Reads the prompt under the plan and continues it. As in the other tools, a prompt reads all
+/// rows, heads with a budget compress after it, and selecting heads choose a new selection at each
+/// new token.
+/// @throws ShapeError for no prompt or tokens outside the vocabulary, ConfigError if the plan does
+/// not fit the model, std::bad_alloc
 [[nodiscard]] Recording record(const reference::Llama& model, HeadPlan<bfloat16> plan,
                                std::span<const int> prompt, const RecordSettings& settings,
                                const RecordReport& report = {});

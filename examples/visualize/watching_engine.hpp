@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An attention engine that lets one look on: it attends as the engine inside it does, and notes which
-// rows the last query of each call was given, and how it attends to them. Caches take it like any
-// other engine, so that what is seen is what happens.
+// An attention engine that records what another engine does. It attends with the engine inside it,
+// and notes which rows the last query of each call was given and how it attends to them. Caches use
+// it like any other engine, so the record shows what really happens.
 #pragma once
 
 #include <algorithm>
@@ -19,23 +19,24 @@
 
 namespace kvpolicy::tools {
 
-/// Rows in any order, as runs.
+/// Sorts rows and joins neighbours to runs.
 [[nodiscard]] RowRuns runs_of(std::vector<std::size_t> rows);
 
-/// What the last query of a call saw of one KV head.
+/// The rows of one KV head that the last query of a call read.
 struct WatchedHead {
   RowRuns read;
-  std::size_t bytes_read = 0;  ///< of cached rows; the call's own are still the caller's
+  std::size_t bytes_read = 0;  ///< of cached rows; the call's own rows are still in the caller's
+                               ///< memory
   std::vector<RowAttention> attention;  ///< by row, ascending
 };
 
-/// Where a watching engine leaves what it saw; must outlive the engine and its copies.
+/// Where a WatchingEngine stores its record; must outlive the engine and its copies.
 struct Watch {
   float least_attention = 0;
   std::vector<WatchedHead> heads;  ///< of the latest call: [kv_heads]
 };
 
-/// `Inner`: an AttentionEngine. Not for calls with a tree of guesses.
+/// `Inner` is an AttentionEngine. Calls with a token tree are not recorded.
 template <AttentionEngine Inner>
 class WatchingEngine {
  public:

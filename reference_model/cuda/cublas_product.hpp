@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix products through cuBLASLt. It counts columns first: a row-major [a, b] is its [b, a] with
-// leading dimension b, so y = x Wᵀ is asked for as yᵀ = W xᵀ.
+// Matrix products through cuBLASLt, which stores matrices by columns. A row-major [a, b] is its [b,
+// a] with leading dimension b, so y = x Wᵀ is computed as yᵀ = W xᵀ.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@
 
 namespace kvpolicy::reference {
 
-/// @throws std::bad_alloc where memory ran out, DeviceError for everything else.
+/// @throws std::bad_alloc if memory ran out, DeviceError for all other errors
 inline void check_cublas(cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   if (status == CUBLAS_STATUS_ALLOC_FAILED) throw std::bad_alloc{};
@@ -37,7 +37,7 @@ class Product {
     workspace_ = cuda::allocate(memory, workspace_bytes(), stream);
   }
 
-  /// What NVIDIA recommends for Hopper; older devices need less.
+  /// NVIDIA's recommendation for Hopper; older devices need less.
   [[nodiscard]] std::size_t workspace_bytes() const { return std::size_t{32} << 20; }
 
   void multiply(const ProductShape& shape, const bfloat16* weight, const void* bias,
@@ -74,7 +74,7 @@ class Product {
   using Preference =
       std::unique_ptr<void, Destroyer<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>>;
 
-  // What a product of one shape needs, made at its first use.
+  // Descriptors and algorithm for products of one shape, made when the shape is first used.
   struct Plan {
     Operation operation;
     Layout weight, x, y;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A CUDA stream, and a graph: work recorded from a stream once, launched as a whole many times.
+// A CUDA stream, and a CUDA graph: work that is recorded from a stream once and launched many
+// times.
 #pragma once
 
 #include <memory>
@@ -30,9 +31,9 @@ class Graph {
  public:
   Graph() = default;
 
-  /// Records what `work()` puts on `stream`; nothing of it happens yet.
+  /// Records what `work()` puts on `stream`; nothing of it runs yet.
   /// @throws ConfigError for the default stream, which cannot be recorded; DeviceError for work
-  /// that cannot; what `work` throws
+  /// that cannot be recorded; what `work` throws
   template <class Work>
   Graph(cudaStream_t stream, Work work) {
     require(stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread,

@@ -6,7 +6,8 @@
 //   cuda::OnStream on_stream{cache, stream};
 //   SpeculativeDecoder decoder{target, on_stream, draft, options};
 //
-// DraftTokens are judged on the host: each call waits for its stream and brings its logits back.
+// Draft tokens are verified on the host: each call waits for its stream and copies its logits to
+// the host.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +21,15 @@
 
 namespace kvpolicy::reference {
 
-/// The model must outlive it. Not synchronised, as the model is not.
+/// The model must outlive it. Not thread-safe, like the model.
 class CudaLlamaReader {
  public:
   explicit CudaLlamaReader(CudaLlama& model) : model_{&model} {}
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->config().vocabulary; }
 
-  /// Calls of at most the cache's `max_append` tokens read their own rows as they are kept.
+  /// In calls of at most the cache's `max_append` tokens, queries read the call's own rows as they
+  /// are stored.
   /// @throws as reference::step on a device
   template <class Cache>
   [[nodiscard]] std::vector<float> read(cuda::OnStream<Cache>& on_stream, const ModelCall& call) const {

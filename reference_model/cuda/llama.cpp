@@ -23,8 +23,9 @@ using cuda::allocate;
 using cuda::check;
 using cuda::launch;
 
-// A block of the MLP: rows enough for full-sized products, and its activations, seven times as wide
-// as the residual stream, stay small beside those of a long chunk.
+// The MLP works on blocks of rows. A block has enough rows for full-sized products, and its
+// activations, which are seven times as wide as the residual stream, stay small beside those of a
+// long chunk.
 constexpr std::size_t most_mlp_rows = 4096;
 
 cuda::DeviceBuffer upload(std::span<const float> numbers, cuda::MemoryResource* memory,
@@ -36,7 +37,7 @@ cuda::DeviceBuffer upload(std::span<const float> numbers, cuda::MemoryResource* 
   return block;
 }
 
-// From pageable memory: the driver has taken the numbers when the call returns.
+// The source is pageable memory, so the driver has copied the numbers when the call returns.
 void upload(int* to, std::span<const int> numbers, cudaStream_t stream) {
   check(cudaMemcpyAsync(to, numbers.data(), numbers.size_bytes(), cudaMemcpyHostToDevice, stream),
         "cudaMemcpyAsync");
@@ -133,23 +134,24 @@ std::size_t CudaLlama::activation_bytes() const { return room_.bytes + matmul_.b
 CudaLlama::Room CudaLlama::lay_out(std::size_t rows, std::size_t logit_rows,
                                    std::byte* start) const {
   Room room{.rows = rows, .mlp_rows = std::min(rows, most_mlp_rows), .logit_rows = logit_rows};
-  const auto place = [&]<class T>(T*& at, std::size_t count) {
-    constexpr std::size_t alignment = 256;  // what the products' algorithms are chosen for
+  const auto assign = [&]<class T>(T*& at, std::size_t count) {
+    constexpr std::size_t alignment = 256;  // alignment that the algorithms of products are chosen
+                                            // for
     at = start == nullptr ? nullptr : reinterpret_cast<T*>(start + room.bytes);
     room.bytes += (count * sizeof(T) + alignment - 1) / alignment * alignment;
   };
   const std::size_t pairs = config_.head_dim / 2;
-  place(room.tokens, rows);
-  place(room.offsets, rows);
-  place(room.cosines, rows * pairs);
-  place(room.sines, rows * pairs);
-  place(room.residual, rows * config_.hidden);
-  place(room.normed, rows * config_.hidden);
-  place(room.qkv, rows * qkv_width());
-  place(room.attended, rows * config_.q_heads * config_.head_dim);
-  place(room.gate_up, room.mlp_rows * 2 * config_.intermediate);
-  place(room.gated, room.mlp_rows * config_.intermediate);
-  place(room.logits, logit_rows * config_.vocabulary);
+  assign(room.tokens, rows);
+  assign(room.offsets, rows);
+  assign(room.cosines, rows * pairs);
+  assign(room.sines, rows * pairs);
+  assign(room.residual, rows * config_.hidden);
+  assign(room.normed, rows * config_.hidden);
+  assign(room.qkv, rows * qkv_width());
+  assign(room.attended, rows * config_.q_heads * config_.head_dim);
+  assign(room.gate_up, room.mlp_rows * 2 * config_.intermediate);
+  assign(room.gated, room.mlp_rows * config_.intermediate);
+  assign(room.logits, logit_rows * config_.vocabulary);
   return room;
 }
 
@@ -166,7 +168,7 @@ void CudaLlama::reserve(std::size_t rows, std::size_t logit_rows, cudaStream_t s
     layer.down.reserve(matmul_, std::min(rows, most_mlp_rows), stream);
   }
   ++room_version_;
-  room_ = {};  // first, so that the old and the new are never held at once
+  room_ = {};  // is freed first, so that old and new buffers never exist at once
   cuda::DeviceBuffer memory = allocate(options_.memory, lay_out(rows, logit_rows, nullptr).bytes, stream);
   room_ = lay_out(rows, logit_rows, memory.get());
   room_.memory = std::move(memory);
@@ -206,7 +208,7 @@ void CudaLlama::put_tokens(std::span<const int> tokens, std::size_t position, cu
   for (std::size_t row = 0; row < tokens.size(); ++row) {
     require<ShapeError>(
         tokens[row] >= 0 && static_cast<std::size_t>(tokens[row]) < config_.vocabulary,
-        "CudaLlama: token ", tokens[row], " at place ", row, " is outside the vocabulary of ",
+        "CudaLlama: token ", tokens[row], " at index ", row, " is outside the vocabulary of ",
         config_.vocabulary);
   }
   upload(room_.tokens, tokens, stream);
@@ -214,7 +216,7 @@ void CudaLlama::put_tokens(std::span<const int> tokens, std::size_t position, cu
   upload(&progress()->position, std::span{&first, 1}, stream);
 }
 
-// The ordinary case: each row stands behind the one before it.
+// The usual case: the positions of the rows are consecutive.
 void CudaLlama::count_offsets(cudaStream_t stream) {
   std::vector<int> offsets(room_.rows);
   std::iota(offsets.begin(), offsets.end(), 0);
@@ -342,7 +344,7 @@ void CudaLlama::choose_likeliest(cudaStream_t stream) {
          "likeliest_kernel");
 }
 
-// ---- for the host ----------------------------------------------------------------------------
+// ---- results for the host --------------------------------------------------------------------
 
 std::vector<int> CudaLlama::take_choices(cudaStream_t stream) {
   const auto fetch = [&](int* to, const int* from, std::size_t count) {

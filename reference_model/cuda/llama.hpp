@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward pass of the Llama family on a GPU: bfloat16 weights and activations, sums, norms and
-// the residual stream in float. Like reference::Llama it holds no cache: attention is a callback,
-// which gets tensors in device memory. run.hpp joins it to a cuda::KvCache.
+// The forward pass of the Llama family on a GPU: bfloat16 weights and activations; sums, norms and
+// the residual stream in float. Like reference::Llama it holds no cache: attention is a callback
+// that gets tensors in device memory. run.hpp connects it to a cuda::KvCache.
 //
-// Everything is put on a stream and nothing waits for it, but for what returns numbers to the host.
-// Tokens and position are read from the device, so a pass can be captured in a CUDA graph and
+// All work is put on a stream, and only functions that return numbers to the host wait for it.
+// Tokens and position are read from device memory, so a pass can be captured in a CUDA graph and
 // replayed: each replay reads the token that the one before it chose.
 #pragma once
 
@@ -24,80 +24,81 @@
 
 namespace kvpolicy::reference {
 
-/// One layer's attention, to be put on the stream: q [tokens, q_heads, head_dim], k and v [tokens,
-/// kv_heads, head_dim], turned to their text positions, in device memory; out is shaped like q.
-/// Called once per layer, from 0 up; what it throws leaves forward().
+/// Puts one layer's attention on the stream: q [tokens, q_heads, head_dim], k and v [tokens,
+/// kv_heads, head_dim], rotated to their text positions, in device memory; out is shaped like q.
+/// Called once per layer in ascending order; forward() passes on what it throws.
 using DeviceAttendFn = std::function<void(
     std::size_t layer, TensorView<const bfloat16> q, TensorView<const bfloat16> k,
     TensorView<const bfloat16> v, TensorView<bfloat16> out, cudaStream_t stream)>;
 
 struct CudaLlamaOptions {
-  /// Of the layers' products. Embedding and output layer are bfloat16 either way.
+  /// The format of the layers' weights. Embedding and output layer are always bfloat16.
   WeightFormat weights = WeightFormat::bfloat16;
   cuda::MemoryResource* memory = cuda::default_memory();  ///< must outlive the model
 };
 
-/// Not synchronised; meant for one stream at a time. Belongs to the device that was current when it
-/// was made.
+/// Not thread-safe; meant for one stream at a time. Belongs to the device that was current at
+/// construction.
 class CudaLlama {
  public:
-  /// The weights of a model, rounded to bfloat16. @throws ConfigError for a shape that the kernels
-  /// do not serve (head_dim must be a multiple of 8, the MLP's width of 2), DeviceError without a
-  /// fitting device, std::bad_alloc
+  /// Copies the weights of a model, rounded to bfloat16.
+  /// @throws ConfigError for a shape that the kernels do not serve (head_dim must be a multiple of
+  /// 8, the MLP's width of 2), DeviceError without a fitting device, std::bad_alloc
   explicit CudaLlama(const Llama& model, const CudaLlamaOptions& options = {},
                      cudaStream_t stream = nullptr);
 
-  /// Random weights, made on the device: for benches. @throws as above
+  /// Makes random weights on the device, for benches. @throws as the constructor
   [[nodiscard]] static CudaLlama random(const LlamaConfig& config,
                                         const CudaLlamaOptions& options = {},
                                         std::uint64_t seed = 1, cudaStream_t stream = nullptr);
 
   [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
   [[nodiscard]] std::size_t weight_bytes() const noexcept { return weight_bytes_; }
-  /// Of activations, logits and the workspace of products.
+  /// Bytes of activations, logits and the workspace of products.
   [[nodiscard]] std::size_t activation_bytes() const;
 
-  /// Makes room for calls of `rows` tokens that give logits of `logit_rows`: no smaller call asks
-  /// for memory after that. If the room grows, tokens that were set or chosen are lost and graphs
-  /// captured before are void. @throws std::bad_alloc
+  /// Allocates buffers for calls of `rows` tokens that return logits of `logit_rows` tokens; no
+  /// smaller call allocates memory after that. If the buffers grow, tokens that were set or chosen
+  /// are lost and graphs captured before are invalid. @throws std::bad_alloc
   void reserve(std::size_t rows, std::size_t logit_rows = 1, cudaStream_t stream = nullptr);
 
-  /// Changes when the room grows: whoever holds graphs compares.
+  /// Changes when the buffers grow, so that owners of graphs can see that these are invalid.
   [[nodiscard]] std::size_t room_version() const noexcept { return room_version_; }
 
-  /// Puts tokens where the next forward reads them, and says where the first of them stands.
+  /// Sets the tokens that the next forward reads, and the position of the first of them.
   /// @throws ShapeError for no tokens, more than reserved, or one outside the vocabulary
   void set_tokens(std::span<const int> tokens, std::size_t first_position,
                   cudaStream_t stream = nullptr);
-  /// The same for tokens at any positions, as in a tree of guesses.
+  /// The same for tokens at any positions, as in a token tree.
   /// @throws ShapeError also if there are not as many positions as tokens
   void set_tokens(std::span<const int> tokens, std::span<const std::size_t> positions,
                   cudaStream_t stream = nullptr);
 
-  /// The pass over the first `rows` tokens that were set. Can be captured. Moves the position on.
+  /// Runs the forward pass over the first `rows` tokens that were set, and advances the position.
+  /// Can be captured.
   /// @throws ShapeError for more rows or logits than reserved, DeviceError, what `attend` throws
   void forward(std::size_t rows, const DeviceAttendFn& attend, LogitsOf logits = LogitsOf::last,
                cudaStream_t stream = nullptr);
 
-  /// Of the latest forward, on the device: [0, 1 or rows, vocabulary].
+  /// Logits of the latest forward, in device memory: [0, 1 or rows, vocabulary].
   [[nodiscard]] const float* logits() const { return logits_of(0); }
 
-  /// Puts the likeliest token of the latest forward's last logits where the next forward reads it,
-  /// and notes it down. Can be captured.
+  /// Chooses the likeliest token by the last logits of the latest forward, records it, and sets it
+  /// as the token that the next forward reads. Can be captured.
   void choose_likeliest(cudaStream_t stream = nullptr);
-  /// The tokens chosen since the last call. Waits for the stream.
-  /// @throws ShapeError if a NaN or an infinity was among the logits of one, CapacityError if there
+  /// Returns the tokens chosen since the last call, and waits for the stream.
+  /// @throws ShapeError if the logits of a token had a NaN or an infinity, CapacityError if there
   /// were more than `most_choices`
   [[nodiscard]] std::vector<int> take_choices(cudaStream_t stream = nullptr);
   static constexpr std::size_t most_choices = std::size_t{1} << 16;
 
-  /// For the host: sets the tokens, makes room, runs and waits; logits [0, 1 or tokens,
-  /// vocabulary].
+  /// Sets the tokens, allocates, runs and waits, for callers on the host. Returns logits [0, 1 or
+  /// tokens, vocabulary].
   [[nodiscard]] std::vector<float> forward(std::span<const int> tokens, std::size_t first_position,
                                            const DeviceAttendFn& attend,
                                            LogitsOf logits = LogitsOf::last,
                                            cudaStream_t stream = nullptr);
-  /// The latest forward's logits, brought to the host. Waits for the stream.
+  /// Copies the latest forward's logits to the host, and waits for the stream.
   [[nodiscard]] std::vector<float> download_logits(cudaStream_t stream = nullptr) const;
 
  private:
@@ -107,7 +108,8 @@ class CudaLlama {
     cuda::DeviceBuffer mlp_norm;
     DeviceLinear gate_up, down;
   };
-  // Room for the activations of a call; the MLP's of a block of rows, which are the widest.
+  // Buffers for the activations of a call. Those of the MLP, which are the widest, only hold a
+  // block of rows.
   struct Room {
     std::size_t rows = 0;
     std::size_t mlp_rows = 0;
@@ -115,7 +117,7 @@ class CudaLlama {
     std::size_t bytes = 0;
     cuda::DeviceBuffer memory = {};
     int* tokens = nullptr;     // [rows]
-    int* offsets = nullptr;    // [rows], of their positions from the first one's
+    int* offsets = nullptr;    // [rows], distances of positions from the first one
     float* cosines = nullptr;  // [rows, head_dim / 2]
     float* sines = nullptr;
     float* residual = nullptr;          // [rows, hidden]
@@ -126,7 +128,7 @@ class CudaLlama {
     std::uint16_t* gated = nullptr;     // [mlp_rows, intermediate]
     float* logits = nullptr;            // [logit_rows, vocabulary]
   };
-  // What goes on from call to call, on the device.
+  // State that lasts from call to call, in device memory.
   struct Progress {
     int position;
     int choices;

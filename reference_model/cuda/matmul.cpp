@@ -23,9 +23,10 @@ using cuda::allocate;
 using cuda::check;
 using cuda::launch;
 
-// Rows of an 8-bit product. Fewer are filled up: libraries have served a handful of rows badly or
-// not at all, and a product of so few waits for its weights anyway. More go block by block, for the
-// sums of a row take two to four times the room of its activations.
+// An 8-bit product has a multiple of this many rows. Fewer rows are padded, because libraries have
+// computed a handful of rows badly or not at all, and a product of so few rows waits for its
+// weights anyway. More rows than a block are computed block by block, because the sums of a row
+// take two to four times the memory of its activations.
 constexpr std::size_t int8_row_unit = 32;
 constexpr std::size_t int8_block_rows = 1024;
 
@@ -48,7 +49,7 @@ struct Matmul::State {
 
   cuda::MemoryResource* memory;
   Product product;
-  // Of 8-bit products: codes and scales of activations, sums.
+  // Buffers of 8-bit products: codes and scales of activations, sums.
   std::size_t codes_bytes = 0;
   std::size_t sums_bytes = 0;
   cuda::DeviceBuffer codes, scales, sums;
@@ -159,7 +160,7 @@ std::vector<bfloat16> rounded(const std::vector<float>& numbers) {
   return out;
 }
 
-// Codes of every row of a weight, and its scale.
+// Codes and scale of every row of a weight.
 void quantize(const Linear& part, std::int8_t* codes, float* scales) {
   for (std::size_t o = 0; o < part.outputs; ++o) {
     const float* row = part.weight.data() + o * part.inputs;
@@ -188,7 +189,7 @@ DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output ou
   shape_.bias = !biases.empty();
   allocate_weights(memory, stream);
 
-  // Part by part, so that the host never holds a second copy of the whole.
+  // Copies part by part, so that the host never holds a second copy of the whole weight.
   std::size_t first = 0;
   for (const Linear* part : parts) {
     const auto copy = [&](const cuda::DeviceBuffer& to, const auto& numbers, std::size_t at) {
@@ -209,7 +210,7 @@ DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output ou
     first += part->outputs;
   }
   if (!shape_.bias) return;
-  // A product's bias is of its output's type; behind a product of integers it is float.
+  // A product's bias has the type of its output; after a product of integers it is float.
   if (format == WeightFormat::bfloat16 && output == Output::bfloat16) {
     bias_ = upload(rounded(biases), memory, stream);
   } else {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Linear layers on the device: y = x Wᵀ + b with bfloat16 activations and sums in float. The
-// products are cuBLASLt's; nothing else of the model calls it. Weights are bfloat16, or 8-bit
-// integers with a scale for each output, which meet activations with a scale for each token.
+// products are computed by cuBLASLt, which no other part of the model calls. Weights are bfloat16,
+// or 8-bit integers with a scale for each output; activations are then quantised too, with a scale
+// for each token.
 //
-// Under the host emulation of the test suite (tests/simt) the products are plain loops.
+// In the host emulation of the test suite (tests/simt) the products are plain loops.
 #pragma once
 
 #include <cstddef>
@@ -20,18 +21,18 @@ namespace kvpolicy::reference {
 
 enum class WeightFormat : std::uint8_t { bfloat16, int8 };
 
-/// What becomes of a product.
+/// How a product stores its result.
 enum class Output : std::uint8_t {
   bfloat16,      ///< y = x Wᵀ + b
   float32,       ///< the same in float
   added_float32  ///< y += x Wᵀ + b: a residual connection without a buffer of its own
 };
 
-/// The library behind the products, its workspace, and the algorithms it chose: one for each shape
-/// and number of rows, asked for once. Layers share one; it serves one stream at a time.
+/// The product library, its workspace, and the algorithm that it chose for each shape and number of
+/// rows. The layers of a model share one Matmul; it serves one stream at a time.
 class Matmul {
  public:
-  /// @throws DeviceError if the library does not start, std::bad_alloc
+  /// @throws DeviceError if the library cannot be initialised, std::bad_alloc
   Matmul(cuda::MemoryResource* memory, cudaStream_t stream);
   Matmul(Matmul&&) noexcept;
   Matmul& operator=(Matmul&&) noexcept;
@@ -45,21 +46,21 @@ class Matmul {
     friend auto operator<=>(const Shape&, const Shape&) = default;
   };
 
-  /// y [rows, outputs] of x [rows, inputs] and weight [outputs, inputs], row-major. The bias
-  /// [outputs] is of y's type. @throws DeviceError
+  /// Computes y [rows, outputs] of x [rows, inputs] and weight [outputs, inputs], all row-major.
+  /// The bias [outputs] has y's type and may be null. @throws DeviceError
   void multiply(const Shape& shape, const bfloat16* weight, const void* bias, const bfloat16* x,
                 std::size_t rows, void* y, cudaStream_t stream);
 
-  /// The same for 8-bit weights, with a scale and, where there is one, a float bias for each
-  /// output. Rows go through in blocks, for which `reserve_int8` made room. @throws DeviceError
+  /// The same for 8-bit weights, with a scale and an optional float bias for each output. Rows are
+  /// computed in blocks, for which `reserve_int8` must have allocated buffers. @throws DeviceError
   void multiply_int8(const Shape& shape, const std::int8_t* weight, const float* scales,
                      const float* bias, const bfloat16* x, std::size_t rows, void* y,
                      cudaStream_t stream);
 
-  /// Room for 8-bit products of `rows` rows. @throws std::bad_alloc
+  /// Allocates the buffers for 8-bit products of `rows` rows. @throws std::bad_alloc
   void reserve_int8(const Shape& shape, std::size_t rows, cudaStream_t stream);
 
-  /// Of workspace and room.
+  /// Bytes of workspace and buffers.
   [[nodiscard]] std::size_t bytes() const;
 
  private:
@@ -72,13 +73,13 @@ class DeviceLinear {
  public:
   DeviceLinear() = default;
 
-  /// Layers of equal inputs become one product with their outputs side by side. 8-bit weights are
+  /// Joins layers of equal inputs to one product with their outputs side by side. 8-bit weights are
   /// rounded to nearest; their inputs must be a multiple of 16.
   /// @throws ConfigError, std::bad_alloc, DeviceError
   DeviceLinear(std::initializer_list<const Linear*> parts, Output output, WeightFormat format,
                cuda::MemoryResource* memory, cudaStream_t stream);
 
-  /// Random weights of a variance that keeps activations at their size, and no bias.
+  /// Random weights with a variance that keeps the size of activations, and no bias.
   [[nodiscard]] static DeviceLinear random(std::size_t inputs, std::size_t outputs, Output output,
                                            WeightFormat format, std::uint64_t seed,
                                            cuda::MemoryResource* memory, cudaStream_t stream);
@@ -87,13 +88,15 @@ class DeviceLinear {
   [[nodiscard]] std::size_t outputs() const { return shape_.outputs; }
   /// [outputs, inputs] where the weights are bfloat16, else null.
   [[nodiscard]] const bfloat16* weight() const;
-  /// Bytes that a product reads of it.
+  /// Bytes of weights, scales and bias that a product reads.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
-  /// Before the first `apply` with so many rows: what it needs besides its weights.
+  /// Allocates what `apply` needs besides the weights; call it before the first `apply` with so
+  /// many rows.
   void reserve(Matmul& matmul, std::size_t rows, cudaStream_t stream) const;
 
-  /// x [rows, inputs]; y [rows, outputs] of what `output` says. @throws DeviceError
+  /// Applies the layer to x [rows, inputs]; y is [rows, outputs] of the type that `output` says.
+  /// @throws DeviceError
   void apply(Matmul& matmul, const bfloat16* x, std::size_t rows, void* y,
              cudaStream_t stream) const;
 
@@ -104,7 +107,7 @@ class DeviceLinear {
   WeightFormat format_ = WeightFormat::bfloat16;
   std::size_t bytes_ = 0;
   cuda::DeviceBuffer weight_;
-  cuda::DeviceBuffer scales_;  // [outputs] of 8-bit weights
+  cuda::DeviceBuffer scales_;  // [outputs], for 8-bit weights
   cuda::DeviceBuffer bias_;    // [outputs]
 };
 

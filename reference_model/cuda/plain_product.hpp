@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What cublas_product.hpp is on a device, as plain loops on the host emulation of the test suite.
-// It goes through the emulation's streams like any kernel, so that graphs record it.
+// The counterpart of cublas_product.hpp on the host emulation of the test suite: plain loops. They
+// run as a kernel on the emulation's streams, so that graphs record them.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ struct PlainProductParams {
   ProductShape shape;
 };
 
-/// One thread a row.
+/// One thread for each row.
 inline void plain_product_kernel(const PlainProductParams p) {
   const auto row = static_cast<std::size_t>(cuda::block_x());
   const bfloat16* x = p.x + row * p.shape.inputs;

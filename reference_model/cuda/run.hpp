@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Llama on a GPU over a cuda::KvCache:
+// Runs a Llama on a GPU over a cuda::KvCache:
 //
 //   auto plan = ...;                                 // a HeadPlan<bfloat16> of the model's shape
 //   reference::limit_windows(plan, model.config());  // sliding-window layers, if there are any
@@ -24,7 +24,7 @@
 
 namespace kvpolicy::reference {
 
-/// Attention that steps a cache; `cache` must outlive it.
+/// Attention that makes steps of a cache; `cache` must outlive it.
 /// @throws ShapeError if the cache's plan is of another shape
 template <class Cache>
 [[nodiscard]] DeviceAttendFn attend_over(const CudaLlama& model, Cache& cache,
@@ -42,8 +42,8 @@ template <class Cache>
   };
 }
 
-/// Feeds tokens behind those that the cache has seen; returns their logits. Waits for the stream.
-/// @throws whatever forward and the cache throw
+/// Reads tokens that follow those in the cache, returns their logits, and waits for the stream.
+/// @throws what forward and the cache throw
 template <class Cache>
 std::vector<float> step(CudaLlama& model, Cache& cache, std::span<const int> tokens,
                         LogitsOf logits = LogitsOf::last, const AttendOptions& options = {},
@@ -51,9 +51,9 @@ std::vector<float> step(CudaLlama& model, Cache& cache, std::span<const int> tok
   return model.forward(tokens, cache.tokens(), attend_over(model, cache, options), logits, stream);
 }
 
-/// Feeds a prompt in chunks of at most `chunk` tokens; returns the logits of its last token.
-/// `progress` is called when a chunk is done, and so waits for each; without it only the end is
-/// waited for. @throws ConfigError for a chunk of 0; else as step.
+/// Reads a prompt in chunks of at most `chunk` tokens and returns the logits of its last token.
+/// `progress` is called after each chunk, which means waiting for each; without it only the end is
+/// waited for. @throws ConfigError for a chunk of 0; otherwise as step
 template <class Cache>
 std::vector<float> prefill(CudaLlama& model, Cache& cache, std::span<const int> tokens,
                            std::size_t chunk, const reference::Progress& progress = {},
@@ -77,15 +77,15 @@ std::vector<float> prefill(CudaLlama& model, Cache& cache, std::span<const int> 
 
 struct DecodeOptions {
   AttendOptions attend = {};
-  /// Record a step and replay it. Needs a stream that is not the default one, and a plan without
-  /// heads that compress by themselves.
+  /// Whether to record a step and replay it. Needs a stream that is not the default one, and a plan
+  /// without heads that compress by themselves.
   bool graph = true;
-  /// Steps that go without, at least one: recording costs more than a few steps, and libraries load
-  /// kernels at their first launch.
+  /// Steps before the recording, at least one: a recording costs more than a few steps, and
+  /// libraries load kernels at their first launch.
   std::size_t steps_before_graph = 1;
 };
 
-/// Decodes token by token. Model and cache must outlive it; others may use both in between.
+/// Decodes token by token. Model and cache must outlive it; other code may use both between calls.
 template <class Cache>
 class Decoder {
  public:
@@ -99,8 +99,9 @@ class Decoder {
     model.reserve(1, 1, stream);
   }
 
-  /// `count` tokens: the likeliest behind the latest forward, and so on, each fed to the next step.
-  /// The last of them is not fed. @throws as CudaLlama::take_choices and the cache
+  /// Returns `count` tokens: the likeliest one after the latest forward, and then the likeliest
+  /// after each. The last token is not fed to the model. @throws as CudaLlama::take_choices and the
+  /// cache
   [[nodiscard]] std::vector<int> continue_greedily(std::size_t count) {
     if (count == 0) return {};
     model_->choose_likeliest(stream_);
@@ -108,16 +109,16 @@ class Decoder {
     return model_->take_choices(stream_);
   }
 
-  /// Puts `count` steps on the stream, each of which reads the token that the one before it chose
-  /// (the first: CudaLlama::choose_likeliest, or set_tokens), and waits for none.
+  /// Puts `count` steps on the stream without waiting. Each step reads the token that the one
+  /// before it chose; the first reads the token of CudaLlama::choose_likeliest or set_tokens.
   void run(std::size_t count) {
     cache_->reserve(cache_->tokens() + count, stream_);
     for (; count > 0; --count) advance(choosing_, true);
   }
 
-  /// One step of a given token; its logits. Waits for the stream.
+  /// Makes one step with a given token, returns its logits, and waits for the stream.
   [[nodiscard]] std::vector<float> step(int token) {
-    // By whole pages, as the cache itself would, so that a graph lasts for as many steps.
+    // Reserves whole pages, as the cache itself would, so that a graph lasts for that many steps.
     if (cache_->tokens() >= cache_->reserved()) make_room();
     model_->set_tokens(std::array{token}, cache_->tokens(), stream_);
     advance(given_, false);
@@ -126,7 +127,7 @@ class Decoder {
 
  private:
   struct Recorded {
-    std::size_t steps = 0;  // done without
+    std::size_t steps = 0;  // steps made before the recording
     std::size_t reserved = 0;
     std::size_t room = 0;
     Graph graph;

@@ -20,8 +20,8 @@ struct Range {
   [[nodiscard]] std::size_t size() const { return end - begin; }
 };
 
-/// A block of queries, and the rows that any of them sees: one run or two. A matrix of scores has a
-/// row for each query and a column for each of these rows, the runs side by side.
+/// A block of queries, and the one or two runs of rows that at least one of them sees. A matrix of
+/// scores has a row for each query and a column for each of these rows; the runs are side by side.
 class Block {
  public:
   Block(const AttentionMask& mask, std::size_t first, std::size_t count)
@@ -52,14 +52,14 @@ class Block {
     }
   }
 
-  /// The columns that one query of the block sees: the sinks and the window.
+  /// The columns that one query of the block sees: those of the sinks and of the window.
   [[nodiscard]] std::array<Range, 2> seen_by(std::size_t query) const {
     const std::size_t position = first_ + query;
     const Range sinks{.begin = 0, .end = std::min(mask_.sinks, position + 1)};
     if (mask_.recent == 0) return {sinks, Range{}};
     const std::size_t begin = std::max(window_begin(position), sinks.end);
     if (begin > position) return {sinks, Range{}};
-    // Behind a gap the window's rows stand next to the sinks'.
+    // If there is a gap, the columns of the window follow directly after those of the sinks.
     const bool second = begin >= runs_[0].end;
     const std::size_t shift = second ? runs_[1].begin - runs_[0].size() : 0;
     return {sinks, Range{.begin = begin - shift, .end = position + 1 - shift}};
@@ -107,7 +107,7 @@ void check(TensorView<const float> q, TensorView<const float> k, TensorView<cons
   }
 }
 
-/// Calls work(kv_head) for all, on several threads where a text is worth waking them for.
+/// Calls work(kv_head) for all heads, on several threads if the text is long enough to be worth it.
 template <class Work>
 void for_each_head(std::size_t heads, std::size_t tokens, Work work) {
   std::exception_ptr failure;
@@ -125,7 +125,7 @@ void for_each_head(std::size_t heads, std::size_t tokens, Work work) {
 
 float softmax_scale(std::size_t head_dim) { return 1.0F / std::sqrt(static_cast<float>(head_dim)); }
 
-/// scores [queries, columns] = scale * q kᵀ for a block, unmasked.
+/// Computes scores [queries, columns] = scale * q kᵀ for a block, without the mask.
 void score(TensorView<const float> q, TensorView<const float> k, const Block& block,
            std::size_t head, std::size_t kv_head, std::vector<float>& scores) {
   scores.resize(block.queries() * block.columns());
@@ -142,7 +142,7 @@ MatrixView part_of(const std::vector<float>& scores, const Block& block, std::si
           .stride = block.columns()};
 }
 
-/// Scores to probabilities; returns the log of each query's sum in `log_sums`.
+/// Turns scores into probabilities; stores the log of each query's sum in `log_sums`.
 void softmax(const Block& block, std::vector<float>& scores, float* log_sums) {
   for (std::size_t query = 0; query < block.queries(); ++query) {
     float* row = scores.data() + query * block.columns();
@@ -202,7 +202,8 @@ void masked_attention(TensorView<const float> q, TensorView<const float> k,
 
 namespace {
 
-/// Of one query: dscores = p (dp - <dout, out>) scale, in place of dp; p from scores and log sums.
+/// For each query: dscores = p (dp - <dout, out>) scale, written over dp; p follows from scores and
+/// log sums.
 void softmax_back(const Block& block, std::vector<float>& scores, std::vector<float>& changes,
                   const float* log_sums, const std::array<float, block_queries>& through,
                   float scale) {

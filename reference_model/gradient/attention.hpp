@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of a whole text at once, forward and back, in blocks of queries and matrix products. A
-// block meets only the rows that its mask lets it see: with sinks and a window the work grows with
-// the text, not with its square.
+// Attention of a whole text at once, forward and backward, in blocks of queries and matrix
+// products. A block only reads the rows that its mask allows, so with sinks and a window the work
+// grows linearly with the text and not with its square.
 //
-// Not an engine of a cache: it reads no segments and keeps nothing. The library's engines, which do,
-// have no way back.
+// This is not an engine of a cache: it reads no segments and stores nothing. The library's engines
+// have no backward pass.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@
 
 namespace kvpolicy::reference {
 
-/// Which rows the query at position t sees: the first `sinks`, and the latest `recent`, its own
-/// included; none behind its own. `recent` may be 0 if there are sinks.
+/// Which rows the query at position t sees: the first `sinks` and the latest `recent` ones, its own
+/// included, and none after its own. `recent` may be 0 if there are sinks.
 struct AttentionMask {
   static constexpr std::size_t all = std::numeric_limits<std::size_t>::max();
 
@@ -28,20 +28,23 @@ struct AttentionMask {
   friend bool operator==(const AttentionMask&, const AttentionMask&) = default;
 };
 
-/// What the way back needs of the way there.
+/// The numbers of the forward pass that the backward pass needs.
 struct AttentionRecord {
   std::vector<float> log_sums;  ///< [q_heads, tokens]: log of the sum of exponentials
 };
 
-/// out [tokens, q_heads, head_dim] = softmax(q kᵀ / sqrt(head_dim)) v of a text from its first token
-/// on; a mask for each KV head. Heads go to several threads; the numbers do not depend on how many.
-/// @throws ShapeError for sizes that do not fit, ConfigError for a mask that shows a query nothing.
+/// Computes out [tokens, q_heads, head_dim] = softmax(q kᵀ / sqrt(head_dim)) v for a text from its
+/// first token on, with a mask for each KV head. Heads are distributed over threads; results do not
+/// depend on their number.
+/// @throws ShapeError for sizes that do not fit, ConfigError for a mask under which a query sees no
+/// row
 void masked_attention(TensorView<const float> q, TensorView<const float> k,
                       TensorView<const float> v, std::span<const AttentionMask> masks,
                       TensorView<float> out, AttentionRecord* record = nullptr);
 
-/// Adds to dq, dk and dv what `dout` makes of them; `out` and `record` as masked_attention left
-/// them. KV heads whose dout is 0 throughout cost nothing, nor do blocks of queries. @throws as there
+/// Adds the gradients that follow from `dout` to dq, dk and dv; `out` and `record` are those of
+/// masked_attention. KV heads and blocks of queries whose dout is all 0 cost nothing.
+/// @throws as masked_attention
 void masked_attention_back(TensorView<const float> q, TensorView<const float> k,
                            TensorView<const float> v, std::span<const AttentionMask> masks,
                            TensorView<const float> out, const AttentionRecord& record,

@@ -14,8 +14,9 @@ namespace kvpolicy::reference {
 
 AttentionMask limited(AttentionMask mask, const LlamaConfig& config, std::size_t layer) {
   const std::size_t window = config.windows[layer];
-  // A window hides sinks that lie before it, which a mask with sinks cannot say. As a plan does it
-  // (HeadPlan::limit_window): what is narrower in all stays, anything else becomes the window.
+  // A window hides sinks that are older than it, which a mask with sinks cannot express. The rule
+  // is that of HeadPlan::limit_window: a mask that shows no more rows in all stays, any other
+  // becomes the window.
   if (window == 0) return mask;
   const bool narrower = mask.recent <= window && mask.sinks <= window - mask.recent;
   return narrower ? mask : AttentionMask{.sinks = 0, .recent = window};
@@ -85,7 +86,8 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
   const std::size_t rows = tokens_.size();
   const std::size_t query_width = c.q_heads * c.head_dim;
   const std::size_t key_width = c.kv_heads * c.head_dim;
-  const std::size_t head_width = query_width / c.kv_heads;  // of a KV head's query heads together
+  const std::size_t head_width = query_width / c.kv_heads;  // channels of all query heads of one KV
+                                                            // head
   LayerRun& run = layers_[layer];
   run.x = x;
   run.q.resize(rows * query_width);
@@ -154,8 +156,8 @@ const std::vector<float>& GatedLlama::mix(const HeadGates& gates) {
     std::copy_n(model_->weights().embedding.weight.data() + token * c.hidden, c.hidden,
                 x.data() + row * c.hidden);
   }
-  const Rotation turns = rotation();
-  for (std::size_t layer = 0; layer < c.layers; ++layer) forward_layer(layer, turns, x);
+  const Rotation angles = rotation();
+  for (std::size_t layer = 0; layer < c.layers; ++layer) forward_layer(layer, angles, x);
   hidden_.resize(x.size());
   for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
     const std::size_t at = first * c.hidden;
@@ -204,7 +206,7 @@ void GatedLlama::back_attention(std::size_t layer, const Rotation& rotation,
         static_cast<double>(dmixed[i]) *
         (static_cast<double>(run.full[i]) - static_cast<double>(run.streaming[i]));
   }
-  if (layer == 0) return;  // below are only embeddings
+  if (layer == 0) return;  // below are only embeddings, which get no gradient
 
   std::vector<float> dq(run.q.size());
   std::vector<float> dk(run.k.size());
@@ -247,11 +249,11 @@ HeadGates GatedLlama::gradient(std::span<const float> dhidden) {
     normalise_back(last_.data() + at, count, model_->weights().norm, c.norm_eps,
                    dhidden.data() + at, dx.data() + at);
   });
-  const Rotation turns = rotation();
+  const Rotation angles = rotation();
   HeadGates dgates{c.layers, c.kv_heads, 0.0};
   for (std::size_t layer = c.layers; layer-- > 0;) {
     back_mlp(layer, dx);
-    back_attention(layer, turns, dx, dgates);
+    back_attention(layer, angles, dx, dgates);
   }
   return dgates;
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Llama whose heads are mixed of full and streaming attention by gates, and how a loss of its last
-// hidden rows changes with the gates: what DuoAttention (Xiao et al., arXiv:2410.10819, 2.2) trains.
-// A gate a belongs to a KV head and serves all query heads of its group:
+// A Llama in which gates mix full and streaming attention in each head, and the gradient of a loss
+// of its last hidden rows with respect to the gates. DuoAttention (Xiao et al., arXiv:2410.10819,
+// 2.2) trains this. A gate a belongs to a KV head and applies to all query heads of its group:
 //
 //   out = a * full + (1 - a) * streaming
 //
-// The way back goes through activations alone; weights stay as they are.
+// The backward pass computes gradients of activations only; weights do not change.
 #pragma once
 
 #include <cstddef>
@@ -22,19 +22,19 @@
 
 namespace kvpolicy::reference {
 
-/// Where `full` comes from.
+/// Which run supplies `full`.
 enum class Mixing : std::uint8_t {
-  /// The unmodified model's run of the same text, at the same layer; it carries no gradient. The
-  /// published code's way: a layer sees the unmodified model's retrieval however far the layers
-  /// below have been closed.
+  /// The unmodified model's run of the same text, at the same layer; it carries no gradient. This
+  /// is what the published code does: a layer sees the unmodified model's retrieval however many
+  /// gates of lower layers are closed.
   full_of_unmodified,
   /// The mixed run itself: both branches read the same queries, keys and values, and both carry
-  /// gradients. The paper's formula read as it stands.
+  /// gradients. This is the paper's formula taken literally.
   full_of_mixed
 };
 
-/// An AttendFn of masked_attention, a mask for each layer and KV head; narrower where a layer of the
-/// model has a sliding window. `masks` must outlive it.
+/// An AttendFn of masked_attention with a mask for each layer and KV head, narrowed where a layer
+/// of the model has a sliding window. `masks` must outlive it.
 [[nodiscard]] AttendFn attend_masked(const LlamaConfig& config,
                                      const HeadTable<AttentionMask>& masks);
 
@@ -42,37 +42,39 @@ enum class Mixing : std::uint8_t {
 [[nodiscard]] AttentionMask limited(AttentionMask mask, const LlamaConfig& config,
                                     std::size_t layer);
 
-/// One text at a time: `read`, then `mix` and `gradient` as often as there are gates to try. The
-/// model must outlive it. Uses several threads by itself and may not be shared by them; results do
-/// not depend on their number.
+/// Works on one text at a time: call `read`, then `mix` and `gradient` once for each set of gates.
+/// The model must outlive it. It uses several threads itself but must not be shared between
+/// threads; results do not depend on the number of threads.
 class GatedLlama {
  public:
-  /// @throws ConfigError for a mask that shows a query nothing.
+  /// @throws ConfigError for a mask under which a query sees no row
   GatedLlama(const Llama& model, AttentionMask streaming,
              Mixing mixing = Mixing::full_of_unmodified);
 
-  /// Runs the unmodified model. Returns its rows behind the final norm, [tokens, hidden].
+  /// Runs the unmodified model and returns its rows after the final norm, [tokens, hidden].
   /// @throws ShapeError as Llama::forward
   const std::vector<float>& read(std::span<const int> tokens);
 
-  /// Runs the mixed model over the text read last; the same rows of it.
-  /// @throws ShapeError unless there is a gate for each layer and KV head; ConfigError without a text
+  /// Runs the mixed model on the text that was read last and returns its rows after the final norm.
+  /// @throws ShapeError unless there is a gate for each layer and KV head; ConfigError before
+  /// `read`
   const std::vector<float>& mix(const HeadGates& gates);
 
-  /// How a loss changes with each gate, from how it changes with each of the rows that `mix` gave
-  /// last. @throws ShapeError for another number of them; ConfigError without a mixed run
+  /// The derivative of a loss with respect to each gate, from its derivative `dhidden` with respect
+  /// to the rows that `mix` returned last. @throws ShapeError for another size; ConfigError before
+  /// `mix`
   [[nodiscard]] HeadGates gradient(std::span<const float> dhidden);
 
   [[nodiscard]] std::size_t tokens() const { return tokens_.size(); }
 
  private:
-  /// What one layer's way there leaves for the way back.
+  /// The numbers that the forward pass of one layer stores for the backward pass.
   struct LayerRun {
-    std::vector<float> x, q, k, v;         // what came in; rotated rows
+    std::vector<float> x, q, k, v;         // input of the layer; rotated rows
     std::vector<float> streaming;          // [tokens, q_heads, head_dim]
-    std::vector<float> full;               // the same
+    std::vector<float> full;               // [tokens, q_heads, head_dim]
     AttentionRecord streaming_record, full_record;
-    std::vector<float> middle, gate, up;   // the stream between attention and MLP; of SwiGLU
+    std::vector<float> middle, gate, up;   // the stream between attention and MLP; SwiGLU's factors
   };
 
   void forward_layer(std::size_t layer, const Rotation& rotation, std::vector<float>& x);
@@ -95,8 +97,8 @@ class GatedLlama {
   std::vector<float> unmodified_hidden_;
   HeadGates gates_;
   std::vector<LayerRun> layers_;
-  std::vector<float> last_;    // the stream behind the last layer
-  std::vector<float> hidden_;  // and the final norm; empty before a mixed run
+  std::vector<float> last_;    // the stream after the last layer
+  std::vector<float> hidden_;  // the same after the final norm; empty before a mixed run
 };
 
 }  // namespace kvpolicy::reference

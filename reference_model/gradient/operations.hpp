@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ways back through RMSNorm and SwiGLU, with respect to what went in. Weights get no gradient
-// anywhere in gradient/: what is learned there is which heads need what. `dx` is always how a loss
-// changes with x.
+// The backward passes of RMSNorm and SwiGLU with respect to their inputs. Weights get no gradient
+// anywhere in gradient/, because only gates of heads are learned there. `dx` always is the
+// derivative of a loss with respect to x.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,13 @@
 
 namespace kvpolicy::reference {
 
-/// dx += what dy, of normalise(x)'s result, makes of it. All [rows, weight.size()]; no overlap.
+/// Adds the gradient through normalise(x) to dx, from dy, the gradient of its result. All are
+/// [rows, weight.size()] and must not overlap.
 void normalise_back(const float* x, std::size_t rows, const std::vector<float>& weight, float eps,
                     const float* dy, float* dx);
 
-/// Of y = silu(gate) * up: the gradients of gate and up, which may take the place of dy.
+/// Computes the gradients of gate and up from dy, that of y = silu(gate) * up; they may be written
+/// over dy.
 void swiglu_back(const float* gate, const float* up, std::size_t count, const float* dy,
                  float* dgate, float* dup);
 

@@ -18,7 +18,7 @@ bool has_shape(const HeadGates& gates, const LlamaConfig& c) {
 }  // namespace
 
 void GateTraining::validate() const {
-  // Written so that NaN fails.
+  // These conditions are written so that NaN fails.
   require(steps > 0, "GateTraining: steps is 0, must be at least 1");
   require(rate > 0.0 && std::isfinite(rate), "GateTraining: rate is ", rate, ", must be positive");
   require(penalty >= 0.0 && std::isfinite(penalty), "GateTraining: penalty is ", penalty,
@@ -90,7 +90,7 @@ GateStep GateTrainer::step(const LabelledText& text) {
                         ? distillation_loss(mixed, full, text, training_.reduction)
                         : language_loss(*model_, mixed, text, training_.reduction);
   HeadGates gradient = gated_.gradient(loss.dhidden);
-  check_gates(gradient);  // an overflow stops here, before it is in the state for good
+  check_gates(gradient);  // an overflow must stop here, before it becomes part of the state
   const double share = training_.reduction == Reduction::sum
                            ? 1.0
                            : 1.0 / static_cast<double>(gates.values().size());
@@ -100,7 +100,7 @@ GateStep GateTrainer::step(const LabelledText& text) {
   for (std::size_t i = 0; i < gates.values().size(); ++i) {
     const double gate = gates.values()[i];
     result.penalty += training_.penalty * share * gate;
-    // The slope of |a|, which is 0 at 0: a gate that is closed is not pushed on.
+    // The slope of |a| is 0 at 0: a closed gate is not pushed below 0.
     if (gate > 0.0) gradient.values()[i] += training_.penalty * share;
   }
   state_.gates = std::move(gates);

@@ -12,7 +12,7 @@
 namespace kvpolicy::reference {
 namespace {
 
-/// A query that is looked at, and the rows of the passkey that it is after.
+/// A query whose attention is measured, and the rows of the passkey that it should attend to.
 struct Watched {
   std::size_t query = 0;
   std::size_t first = 0;  // of the rows that count for ProfileOf::passkey
@@ -31,7 +31,7 @@ std::vector<Watched> watched_queries(const LabelledText& text) {
   return watched;
 }
 
-/// The share of one query's attention that lies on rows for which counts(row) is true.
+/// The share of one query's attention on rows for which counts(row) is true.
 template <class Counts>
 double mass(TensorView<const float> q, TensorView<const float> k, std::size_t query,
             std::size_t head, std::size_t window, Counts counts) {

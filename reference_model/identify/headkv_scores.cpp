@@ -28,7 +28,7 @@ void NeedleScorer::attended(std::size_t layer, std::size_t q_head,
                             std::span<const float> attention) {
   if (rule_ == NeedleRule::retrieval) {
     most_attended_(layer, q_head) = static_cast<std::size_t>(
-        std::ranges::max_element(attention) - attention.begin());  // the first of equals
+        std::ranges::max_element(attention) - attention.begin());  // the first of equal ones
     return;
   }
   const std::size_t most = std::min(sample_->needle_tokens, attention.size());

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much each query head helps to look something up: a needle is hidden in a text, a question
-// asks for it, and while the model writes the answer its heads are watched. From the scores come
-// budgets (plan/headkv_budgets.hpp).
+// Scores how much each query head helps to look something up. A needle is hidden in a text, a
+// question asks for it, and the attention of the heads is recorded while the model writes the
+// answer. Budgets are made from the scores (plan/headkv_budgets.hpp).
 //
 // Methods: retrieval heads, Wu et al., arXiv:2404.15574, and the enhanced estimation of HeadKV, Fu
-// et al., arXiv:2410.19258. HeadKV's reasoning scores are enhanced scores over needles with a
-// reasoning step. Where the published code differs: it counts samples that are answered about right
-// (a word overlap above 50 %), here they must be right token for token; and an older commit of it
-// (75016c0) also divides enhanced scores by the answer's length and multiplies them by 10, which
-// weighs samples of other lengths otherwise and changes nothing among the heads of one sample. Ties
-// between rows go to the lower position.
+// et al., arXiv:2410.19258. HeadKV's reasoning scores are enhanced scores for needles with a
+// reasoning step. The published code differs in two points. It counts samples that are answered
+// about right (a word overlap above 50 %); here answers must be right token for token. An older
+// commit of it (75016c0) also divides enhanced scores by the answer's length and multiplies them by
+// 10, which changes the weights of samples of other lengths but nothing among the heads of one
+// sample. Ties between rows go to the lower position.
 #pragma once
 
 #include <algorithm>
@@ -26,37 +26,38 @@
 
 namespace kvpolicy::reference {
 
-/// What a head earns for a token of the answer; N is the needle's number of tokens.
+/// The credit of a head for a token of the answer; N is the needle's number of tokens.
 enum class NeedleRule : std::uint8_t {
-  /// 1 / N if the row that it attends to most is the needle's and holds the token that is written.
+  /// 1 / N if the row that it attends to most is in the needle and holds the token that is written.
   retrieval,
-  /// Of the N rows that it attends to most, the attention of those that are the needle's, / N.
+  /// The attention of those of its N most attended rows that are in the needle, divided by N.
   enhanced
 };
 
 struct NeedleSample {
   std::vector<int> prompt;         ///< text and question
   std::vector<int> answer;         ///< what the model should write
-  std::size_t needle = 0;          ///< place in the prompt where the right answer stands
+  std::size_t needle = 0;          ///< position in the prompt of the right answer
   std::size_t needle_tokens = 0;   ///< at least 1
 
-  /// @throws ShapeError if there is nothing to read or write, or the needle is not in the prompt.
+  /// @throws ShapeError if prompt or answer is empty, or the needle is not in the prompt
   void check() const;
 };
 
-/// Adds up what the heads earn over one answer, token by token. Keeps the sample by reference.
+/// Adds up the credits of all heads over one answer, token by token. Keeps a reference to the
+/// sample.
 class NeedleScorer {
  public:
-  /// @throws ShapeError as NeedleSample::check.
+  /// @throws ShapeError as NeedleSample::check
   NeedleScorer(const NeedleSample& sample, NeedleRule rule, std::size_t layers,
                std::size_t q_heads);
 
-  /// What a head attends to, [tokens read so far], where the next token is about to be written.
+  /// Reports a head's attention, [tokens read so far], before the next token is written.
   void attended(std::size_t layer, std::size_t q_head, std::span<const float> attention);
-  /// The token that was written then.
+  /// Reports the token that was written then.
   void wrote(int token);
 
-  /// [layers, q_heads]; over a whole answer as long as the needle, 0 to 1.
+  /// [layers, q_heads]; from 0 to 1 for a whole answer as long as the needle.
   [[nodiscard]] const HeadScores& scores() const { return scores_; }
 
  private:
@@ -67,7 +68,7 @@ class NeedleScorer {
   const NeedleSample* sample_;
   NeedleRule rule_;
   HeadScores scores_;
-  HeadTable<std::size_t> most_attended_;  // retrieval: by each head, since the latest token
+  HeadTable<std::size_t> most_attended_;  // retrieval: one for each head, since the latest token
   std::vector<std::size_t> ranked_;       // scratch
 };
 
@@ -76,8 +77,8 @@ struct NeedleResult {
   HeadScores scores;   ///< [layers, q_heads]
 };
 
-/// Reads the prompt and writes the answer, greedily, until it is done or wrong.
-/// @throws ShapeError as NeedleSample::check, or for a token outside the vocabulary.
+/// Reads the prompt and writes the answer, greedily, until it is complete or wrong.
+/// @throws ShapeError as NeedleSample::check, or for a token outside the vocabulary
 template <AttentionEngine Engine = ScalarEngine>
 [[nodiscard]] NeedleResult score_needle(const Llama& model, const NeedleSample& sample,
                                         NeedleRule rule) {

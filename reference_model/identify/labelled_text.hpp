@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A text that heads are identified on: its tokens, and which of them count. How it is put together
-// is the caller's business; examples/identify hides passkeys in the shipped model's kind of text.
+// A text that heads are identified on: its tokens, and which of them count in a loss. Callers
+// decide how texts are made; examples/identify hides passkeys in text as the shipped model knows
+// it.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +13,19 @@
 
 namespace kvpolicy::reference {
 
-/// A passkey as it stands twice in a text.
+/// A passkey, which occurs twice in a text.
 struct Passkey {
   std::size_t hidden = 0;  ///< position of its first token where it is hidden
-  std::size_t answer = 0;  ///< and where it is given as an answer
-  std::size_t tokens = 0;  ///< the same at both places
+  std::size_t answer = 0;  ///< position of its first token in the answer
+  std::size_t tokens = 0;  ///< the same number at both positions
 };
 
 struct LabelledText {
   std::vector<int> tokens;
-  std::vector<std::size_t> labels;  ///< positions that count in a loss, in order
+  std::vector<std::size_t> labels;  ///< positions that count in a loss, ascending
   std::vector<Passkey> passkeys;    ///< none in plain text
 
-  /// @throws ShapeError for no labels, or a position outside the text.
+  /// @throws ShapeError for no labels, or a position outside the text
   void check() const {
     require<ShapeError>(!labels.empty(), "LabelledText: no token is labelled");
     for (const std::size_t label : labels) {
@@ -40,7 +41,7 @@ struct LabelledText {
   }
 };
 
-/// The same text with labels on its passkeys' answers alone.
+/// The same text with labels on the passkeys' answers only.
 [[nodiscard]] inline LabelledText answers_of(LabelledText text) {
   text.labels.clear();
   for (const Passkey& key : text.passkeys) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What DuoAttention's gates are trained to keep small: how far the mixed model's last hidden rows are
-// from the unmodified model's (distillation), or how badly they foretell the text (language
-// modelling, the paper's ablation).
+// The losses that DuoAttention's gates are trained on: the distance of the mixed model's last
+// hidden rows from the unmodified model's (distillation), or how badly they predict the text
+// (language modelling, the paper's ablation).
 #pragma once
 
 #include <cstddef>
@@ -16,22 +16,22 @@
 namespace kvpolicy::reference {
 
 enum class Reduction : std::uint8_t {
-  mean,  ///< over labelled tokens and channels, over gates: the published code
-  sum    ///< over both: the paper's formulas
+  mean,  ///< over labelled tokens and channels, and over gates, as in the published code
+  sum    ///< over both, as in the paper's formulas
 };
 
 struct Loss {
   double value = 0.0;
-  std::vector<float> dhidden;  ///< how it changes with each hidden number, [tokens, hidden]
+  std::vector<float> dhidden;  ///< derivative with respect to each hidden number, [tokens, hidden]
 };
 
-/// The squared distance of labelled rows, both [tokens, hidden] behind the final norm.
+/// The squared distance of labelled rows; both inputs are [tokens, hidden], after the final norm.
 /// @throws ShapeError if sizes do not fit
 [[nodiscard]] Loss distillation_loss(std::span<const float> mixed, std::span<const float> full,
                                      const LabelledText& text, Reduction reduction);
 
-/// -log of the probability of each labelled token by the row before it, in nats; a label on the
-/// first token counts nothing. @throws ShapeError if sizes do not fit or nothing counts
+/// -log of the probability of each labelled token, in nats, by the row before it. A label on the
+/// first token is ignored. @throws ShapeError if sizes do not fit or all labels are ignored
 [[nodiscard]] Loss language_loss(const Llama& model, std::span<const float> hidden,
                                  const LabelledText& text, Reduction reduction);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model reading a text over a full cache that lets one look on: which rows does each query head
-// attend to, and how much, when a token is read? What the ways to find important heads are made of.
+// A model that reads a text over a full cache and reports, when a token is read, which rows each
+// query head attends to and how much. The methods that find important heads use it.
 //
 //     reference::ObservedText<cpu::Engine<>> text{model};
 //     text.read(prompt);                                    // quickly, unobserved
@@ -22,28 +22,29 @@
 
 namespace kvpolicy::reference {
 
-/// `attention` [tokens read, this one included] holds the share of each position; they sum to 1.
-/// Called for every layer, then for every query head, in order.
+/// `attention` is [tokens read, this one included], the share of each position; the shares sum to
+/// 1. Called for every layer, then for every query head, in order.
 using AttentionVisit =
     std::function<void(std::size_t layer, std::size_t q_head, std::span<const float> attention)>;
 
-/// The model must outlive it. Copies nothing; not synchronised.
+/// The model must outlive it. Cannot be copied; not thread-safe.
 template <AttentionEngine Engine = ScalarEngine>
 class ObservedText {
  public:
-  /// @throws ConfigError if the model's shape does not work.
+  /// @throws ConfigError if the model's shape is impossible
   explicit ObservedText(const Llama& model)
       : model_{&model}, cache_{plan_for_model(model.config())} {}
 
   [[nodiscard]] std::size_t tokens() const { return cache_.tokens(); }
 
-  /// Reads on, `chunk` tokens at a time; logits of the last one, none for no tokens.
+  /// Reads more tokens, `chunk` at a time. Returns logits of the last one, or none for no tokens.
   std::vector<float> read(std::span<const int> tokens, std::size_t chunk = 512) {
     if (tokens.empty()) return {};
     return prefill(*model_, cache_, tokens, chunk);
   }
 
-  /// Reads one token and shows `visit` where each query head looks for it; its logits.
+  /// Reads one token, shows `visit` the attention of each query head, and returns the token's
+  /// logits.
   std::vector<float> observe(int token, const AttentionVisit& visit) {
     require_ready(*model_, cache_);
     const std::array one{token};
@@ -63,7 +64,7 @@ class ObservedText {
     return plan;
   }
 
-  // Before the row is kept, so that the cache shows what this very query may see.
+  // Runs before the row is appended, so that the cache shows exactly what this query may see.
   void show(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
             TensorView<const float> v, const AttentionVisit& visit) {
     const std::size_t position = cache_.tokens(layer);

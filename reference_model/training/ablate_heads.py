@@ -23,7 +23,7 @@ from evaluate import Attend, draw, measure, streaming_heads
 
 
 def loss_with(model, samples, streaming, sinks, recent):
-    """(share exact, digit loss) with one flag per layer and query head saying who is restricted."""
+    """(share exact, digit loss) with one flag per layer and query head: whether it is restricted."""
     attends = [Attend(torch.tensor(row), sinks, recent) for row in streaming]
     exact, _, asked, loss = measure(model, samples, attends)
     return exact / asked, loss
@@ -44,9 +44,9 @@ def main():
     model = load(a.model)
     s = model.shape
     group = s.query_heads // s.kv_heads
-    # Training text: the held-out part is for measuring what the choice is worth.
+    # Training text, because the held-out part is for evaluating the choice.
     text, _ = data.split(data.read_kjv(a.text))
-    # The facts lie farther back than the layers' windows together can carry them.
+    # The facts are farther back than the windows of all layers together reach.
     earliest = max(256, a.length - s.layers * a.recent - 256)
     samples = draw(text, a.length, a.questions, a.seed, earliest=earliest)
     nobody = [[False] * s.query_heads for _ in range(s.layers)]

@@ -45,7 +45,7 @@ def config(shape):
 
 
 def load(path):
-    """A model with float32 weights, ready to be measured."""
+    """A model with float32 weights, ready for evaluation."""
     path = Path(path)
     if path.is_dir():
         c = json.loads((path / "config.json").read_text())
@@ -67,7 +67,7 @@ def save(model, folder):
     (folder / "config.json").write_text(json.dumps(config(model.shape), indent=2) + "\n")
     state = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)    # the writer makes it private
+    (folder / "model.safetensors").chmod(0o644)    # save_file makes it private
     return (folder / "model.safetensors").stat().st_size
 
 

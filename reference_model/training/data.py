@@ -2,12 +2,11 @@
 """Texts with facts hidden in them, and the questions that ask for the facts.
 
 The text is the King James Bible as Debian's `bible-kjv` prints it, one line without verse
-numbers. Into a slice of it go sentences such as `The key of Bamelo is 48213. `; at its end stands
+numbers. Sentences such as `The key of Bamelo is 48213. ` are inserted into a slice of it; it ends with
 `\nWhat is the key of Bamelo? `, and the right continuation is `The key of Bamelo is 48213.`.
 
-Names and keys are drawn afresh for every text, so a model cannot learn them by heart: it has to
-find the sentence. README.md states the format for programs in other languages; this file is its
-definition.
+New names and keys are drawn for every text, so a model cannot learn them by heart but has to find the
+sentence. README.md describes the format for programs in other languages; this file is its definition.
 """
 import re
 import subprocess
@@ -20,8 +19,8 @@ CONSONANTS = "bdfghjklmnprstvz"
 VOWELS = "aeiou"
 HELD_OUT = 0.02          # The last share of the King James text is never trained on.
 POSITIONS = 10240        # Stretched positions stay below this.
-# The mean digit of an answer counts as much as ten bytes of text, and most of that is the first:
-# it takes the name to find it, while the others can be found by the digits before them.
+# On average a digit of an answer counts as much as ten bytes of text. The first digit counts most: it can
+# only be found by the name, while the others can be found by the digits before them.
 FIRST_DIGIT_WEIGHT = 30.0
 OTHER_DIGIT_WEIGHT = 5.0
 NAME_WEIGHT = 5.0    # each letter of the name in an answer
@@ -124,19 +123,19 @@ def make_sample(rng, text, length, facts, questions, pairs=0, earliest_only=None
     if plain < 1:
         raise ValueError(f"{facts} facts and {len(asked)} questions do not fit {length} bytes")
 
-    # The slice begins behind a boundary so that its first sentence is whole.
+    # The slice begins after a boundary so that its first sentence is whole.
     at = int(rng.integers(len(text) - plain - 2000))
     at = BOUNDARY.search(text, at).end()
     slice_ = text[at:at + plain]
-    places = [0] + [m.end() for m in BOUNDARY.finditer(slice_)]
+    boundaries = [0] + [m.end() for m in BOUNDARY.finditer(slice_)]
     wanted = {n for _, n, _ in asked}
     spots = []
     for _, n in hidden:
-        allowed = places
+        allowed = boundaries
         if earliest_only is not None and n in wanted:
-            allowed = [p for p in places if p < earliest_only * plain / length] or [0]
+            allowed = [p for p in boundaries if p < earliest_only * plain / length] or [0]
         spots.append(allowed[int(rng.integers(len(allowed)))])
-    # Ties are broken at random: if the fact asked for came first of those at one place, a model would
+    # Ties are broken at random: if the fact asked for came first of those at one position, a model would
     # learn that instead of reading names.
     ties = rng.permutation(len(hidden))
     hiding = sorted(range(len(hidden)), key=lambda i: (spots[i], ties[i]))
@@ -149,7 +148,7 @@ def make_sample(rng, text, length, facts, questions, pairs=0, earliest_only=None
         sentence, n = hidden[i]
         if n is None:
             weight_runs.append((len(out), len(out) + 6, 0.0))
-        else:    # nobody can foretell a fresh name and key
+        else:    # a new name and key cannot be predicted
             start_of[n] = len(out)
             weight_runs.append((len(out) + 11, len(out) + 17, 0.0))
             weight_runs.append((len(out) + 21, len(out) + 26, 0.0))
@@ -181,10 +180,10 @@ def make_sample(rng, text, length, facts, questions, pairs=0, earliest_only=None
 
 
 def stretched_positions(rng, length, body):
-    """Positions with gaps at one to three random places in the body (PoSE).
+    """Positions with gaps at one to three random positions in the body (PoSE).
 
-    The model meets every distance up to POSITIONS at the price of a short text. The questions stay
-    in one piece, as they will when they are asked.
+    So the model sees every distance up to POSITIONS at the cost of a short text. The questions have
+    no gaps, as in later use.
     """
     positions = np.arange(length, dtype=np.int64)
     gaps = int(rng.integers(1, 4))
@@ -200,7 +199,7 @@ def training_batch(rng, text, length, batch, pair_share, restate_share=0.0, stre
     """tokens [batch, length + 1], positions [batch, length], weights [batch, length], samples."""
     samples, positions = [], []
     for _ in range(batch):
-        # Sparse and dense texts alike: up to a third of the bytes are facts.
+        # Texts are sparse or dense: up to a third of the bytes are facts.
         most = max(2, min(96, int(0.35 * length / 28)))
         questions = max(1, min(24, int(0.5 * length / 55)))
         facts = max(2, int(round(np.exp(rng.uniform(np.log(2), np.log(most + 0.49))))))
@@ -217,7 +216,7 @@ def training_batch(rng, text, length, batch, pair_share, restate_share=0.0, stre
             try:
                 sample = make_sample(rng, text, length, facts, questions, pairs, restate=restate)
                 break
-            except ValueError:    # too full: make room
+            except ValueError:    # the text is too full, so try fewer facts
                 questions, facts, pairs = max(1, questions - 1), max(2, facts - 1), min(pairs, 1)
         samples.append(sample)
         positions.append(stretched_positions(rng, length, sample.body)

@@ -33,7 +33,7 @@ def fake_quantize(x, bits, group):
 
 
 class Attend:
-    """Attention of one layer in which some heads see only the sinks and the latest rows.
+    """Attention of one layer in which some heads only see the sinks and the latest rows.
 
     `streaming`: one flag per query head. `layout` says which rows are the text and which belong to
     one of the questions asked of it; a question does not see the others."""
@@ -92,7 +92,7 @@ def measure(model, samples, attends=None):
         attends = [Attend(torch.zeros(model.shape.query_heads, dtype=torch.bool)) for _ in range(model.shape.layers)]
     for s in samples:
         tokens = torch.from_numpy(s.tokens.astype(np.int64))[None]
-        # Each question and its answer stand where the text ends.
+        # The positions of each question and its answer follow directly after the text.
         count = len(s.answers)
         each = (tokens.shape[1] - s.body) // count
         positions = torch.cat([torch.arange(s.body), s.body + torch.arange(each * count) % each])

@@ -126,9 +126,9 @@ def main():
     def save():
         torch.save({"shape": asdict(shape), "model": model.state_dict(), "done": done, "rng": rng.bit_generator.state,
                     "optimizers": [o.state_dict() for o in optimizers]}, out / "checkpoint.tmp")
-        (out / "checkpoint.tmp").replace(out / "checkpoint.pt")    # never half a file
+        (out / "checkpoint.tmp").replace(out / "checkpoint.pt")    # so that the file is always complete
 
-    # A polite kill keeps what was learned.
+    # SIGTERM ends the training with a checkpoint.
     stop = []
     signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
     earlier, began, last_save, last_line = done["seconds"], time.time(), time.time(), time.time()

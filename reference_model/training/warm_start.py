@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initial weights in which the two steps of looking something up are laid out already.
+"""Initial weights that already contain the two steps of looking something up.
 
 Gradient descent finds them by itself, but may take most of a CPU's budget to do so ("In-context
 learning and induction heads", Olsson et al., arXiv:2209.11895). The text, the answers, which heads
 are used and how sharply they look are left to training.
 
 1. Layer 0, query head d: looks d + 1 bytes back. Rotary positions make this a matter of two
-   constant vectors, the query's turned back by the distance. It copies that byte's code into a
+   constant vectors, the query's rotated back by the distance. The head copies that byte's code into a
    block of the residual stream of its own, so that every position knows the bytes before it.
-2. Layers 1 and 2, some KV heads: a query made of the last bytes meets keys made of the bytes *before*
-   each key's position. Where they agree, the key's position holds what comes next. Only slowly
-   turning pairs of dimensions take part, so that the distance does not matter.
+2. Layers 1 and 2, some KV heads: a query made of the last bytes is compared with keys made of the bytes
+   *before* each key's position. Where they agree, the key's position holds what comes next. Only pairs
+   of dimensions that rotate slowly are used, so that the distance does not matter.
 """
 import math
 
@@ -31,10 +31,11 @@ def warm_start(model, seed=0):
     half = s.head_dim // 2
     frequency = s.rope_theta ** (-torch.arange(half) / half)
 
-    # A byte's code lies in dimensions 1 .. first - 1; dimension 0 is the same for all bytes.
+    # A byte's code is in dimensions 1 .. first - 1; dimension 0 is the same for all bytes.
     table = model.model.embed_tokens.weight
     codes = normal(s.vocabulary, first - 1)
-    # Of equal length: else RMSNorm would scale the constant by the byte, and heads would look at bytes.
+    # All codes have equal length; otherwise RMSNorm would scale the constant by the byte, and heads would
+    # attend to certain bytes.
     table[:, 1:first] = 0.5 * math.sqrt(first - 1) * codes / codes.norm(dim=1, keepdim=True)
     table[:, first:] = 0
     table[:, 0] = 0.5 * math.sqrt((first - 1) / 2)
@@ -59,16 +60,16 @@ def warm_start(model, seed=0):
         a.k_proj.weight[rows, 0] = key / constant
         a.v_proj.weight[rows] = values
     for h in range(s.query_heads):
-        turn = -(h + 1) * frequency[:fast]
+        angle = -(h + 1) * frequency[:fast]
         query = torch.zeros(s.head_dim)
-        query[:fast], query[half:half + fast] = strength * turn.cos(), strength * turn.sin()
+        query[:fast], query[half:half + fast] = strength * angle.cos(), strength * angle.sin()
         a.q_proj.weight[h * s.head_dim:(h + 1) * s.head_dim, 0] = query / constant
         block = slice(first + h * CODE, first + (h + 1) * CODE)
         columns = slice(h * s.head_dim, (h + 1) * s.head_dim)
         a.o_proj.weight[:, columns].mul_(0.1)
         a.o_proj.weight[block, columns] = mix
 
-    # An entry's size behind layer 1's norm; a byte's own code becomes a block by `own`.
+    # The size of an entry after layer 1's norm; `own` turns a byte's own code into a block.
     norm1 = math.sqrt((0.375 * (first - 1) + 0.25 * back * CODE) / s.width)
     own = torch.zeros(CODE, first - 1)
     own[:, :used] = mix[:, :used] * 2      # values are 1 where a code is 0.5

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The C interface through cffi, which reads the header itself: whatever a foreign language sees of
-kvpolicy/c.h must be plain C. Prints why it is skipped and exits with 77 where cffi is missing.
+"""Tests the C interface through cffi, which parses the header itself: the part of kvpolicy/c.h that other
+languages see must be plain C. Prints why it is skipped and exits with 77 where cffi is missing.
 
 usage: cffi_test.py HEADER LIBRARY
 """

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory runs out at every single allocation of every call, the resource's and the program's own:
-// the call throws std::bad_alloc, the cache is as it was and goes on as if nothing had happened.
+// Memory allocation fails once at every single allocation of every call, in the resource and in the program's
+// own allocations. The call must throw std::bad_alloc, and the cache must be unchanged and continue as if
+// nothing had happened.
 #include <doctest/doctest.h>
 
 #include <initializer_list>
@@ -58,7 +59,7 @@ struct State {
   }
 };
 
-// What the next steps give, on every layer; layers may have come to different lengths.
+// Outputs of the next steps on every layer; layers may have different lengths.
 std::vector<float> next_steps(Cache& cache) {
   std::vector<float> all;
   test::Random random{3};
@@ -71,8 +72,8 @@ std::vector<float> next_steps(Cache& cache) {
   return all;
 }
 
-// `prepare(state)` makes what `call` needs, and `call(state)` is what fails.
-// `settle(state)` comes before the steps with which a cache goes on.
+// `prepare(state)` makes what `call` needs, `call(state, prepared)` is what fails, and `settle(state)` runs
+// before the steps with which the cache continues.
 template <class Prepare, class Call, class Settle = void (*)(State&)>
 void survive(const char* what, const CacheOptions& options, Prepare prepare, Call call,
              std::size_t compress_every = 0, Settle settle = [](State&) {}) {
@@ -114,7 +115,7 @@ void survive(const char* what, const CacheOptions& options, Prepare prepare, Cal
         CHECK(test::dump(*state.cache) == before);
         CHECK(state.cache->observed_rows() == observed_before);
         CHECK(state.memory.live_bytes() == state.cache->bytes());
-        call(state, prepared);  // and now it works
+        call(state, prepared);  // without a failure the same call succeeds
       }
       CHECK(state.memory.live_bytes() == state.cache->bytes());
       if (failed || untouched) {
@@ -122,7 +123,7 @@ void survive(const char* what, const CacheOptions& options, Prepare prepare, Cal
         settle(state);
         CHECK(test::same_bits(next_steps(*state.cache), next));
       } else {
-        // What fails behind a step (a compression, a refresh) waits for the next one.
+        // Work after a step that fails (a compression, a refresh) is done by the next step.
         CHECK(state.cache->tokens(0) == after.counts[3]);
       }
       CHECK(state.memory.faults() == 0);
@@ -157,7 +158,7 @@ TEST_CASE("allocation failure: step") {
   }
 }
 
-TEST_CASE("allocation failure: what follows a step") {
+TEST_CASE("allocation failure: compression and refresh after a step") {
   CacheOptions options;
   survive("a refresh for later reads", options, chunk_of(9), [](State& s, auto& chunk) {
     chunk.step(*s.cache, 0, {.refresh_selection = true});
@@ -189,7 +190,7 @@ TEST_CASE("allocation failure: trees") {
   options.max_rollback = 20;
   static const TokenTree tree{std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 1, 1, 2, 4, 3}};
   static const TokenTree first = tree.first(4);
-  // Every `survive` goes on with plain steps: they are refused while the tree is pending.
+  // `survive` continues with plain steps, which are refused while a tree is pending, so each call drops it.
   const auto drop = [](State& s) { s.cache->truncate(43); };
   const auto held = [](State& state) {
     test::Chunk<> level{state.random, state.cache->plan().shape(), 4};
@@ -208,7 +209,7 @@ TEST_CASE("allocation failure: trees") {
     const Cache fork = s.cache->fork();
     CHECK(fork.tokens(0) == 47);
   }, 0, drop);
-  // What accepts must not fail at all.
+  // Calls that accept a path must not fail at all.
   State state{options};
   held(state);
   {
@@ -229,7 +230,7 @@ TEST_CASE("allocation failure: commit, compress") {
   const auto commit = [](State& s) { s.cache->commit(); return 0; };
   survive("compress", options, commit, [](State& s, int) { s.cache->compress(); });
   survive("compress one layer", options, commit, [](State& s, int) { s.cache->compress(1); });
-  // From tentative rows: committed at most.
+  // The rows are tentative at first; a failed call may commit them, but nothing more.
   for (std::size_t n = 0; n < 60; ++n) {
     State state{options};
     State control{options};
@@ -247,7 +248,7 @@ TEST_CASE("allocation failure: commit, compress") {
   }
 }
 
-TEST_CASE("allocation failure: heads that add up attention, and the keys they read for it") {
+TEST_CASE("allocation failure: heads that add up attention, and the keys that are read for that") {
   using Summing = HeadBudgetCache<DenseStorage<bfloat16>, H2oScorer>;
   const Plan plan{ModelShape{1, 2, 1, 64}, Summing::Config{.budget = 8}};
   std::size_t failures = 0;
@@ -281,7 +282,8 @@ TEST_CASE("allocation failure: clear") {
 TEST_CASE("allocation failure: a fork under another plan") {
   CacheOptions options;
   options.max_rollback = 2;
-  // Head 0 goes over row by row, the others as they are; one layer's heads all go as they are.
+  // Head 0 takes its rows row by row, the other heads unchanged; in the other layer all heads stay as they
+  // are.
   Plan other = mixed_plan(0);
   other.set(0, 0, Window::Config{.sinks = 3, .recent = 20, .storage = {.bits = 8, .residual = 4}});
   survive(
@@ -312,7 +314,7 @@ TEST_CASE("allocation failure: fork, construction") {
     }
     CHECK(memory.live_blocks() == 0);
   }
-  CHECK(failures == 4);  // two layers, each a tail and a window of queries
+  CHECK(failures == 4);  // for each of two layers a tail and a ring of queries
   options.memory = std::pmr::get_default_resource();
   const Plan plan = mixed_plan(0);
   for (std::size_t n = 0, done = 0; done == 0; ++n) {
@@ -330,7 +332,7 @@ TEST_CASE("allocation failure: fork, construction") {
 
 namespace {
 
-// Reads nothing and allocates nothing: what is counted is the cache's own.
+// An engine that reads and allocates nothing, so that only the cache's own allocations are counted.
 struct IdleEngine {
   void attend(const LayerAttention&) {}
   void observe(const LayerObservation&) {}
@@ -339,7 +341,7 @@ struct IdleEngine {
   }
 };
 
-// `new`s of 20 decode steps of one layer, within pages that have been begun.
+// Number of allocations in 20 decode steps of one layer that begin no page.
 template <class Policy>
 std::size_t news_of_decoding(const typename Policy::Config& config, const AttendOptions& options = {}) {
   const HeadPlan<Policy> plan{ModelShape{1, 4, 2, 64}, config};
@@ -353,8 +355,8 @@ std::size_t news_of_decoding(const typename Policy::Config& config, const Attend
   return test::all_news - before;
 }
 
-// 1,000 decode steps after a prompt, which may be compressed, over pages of 16 rows. A step may
-// allocate only if a table grew: one that `overhead_bytes` of the cache or of the pool counts.
+// Makes 1,000 decode steps after a prompt, which may be compressed, over pages of 16 rows. A step may
+// allocate only if a table grew, which `overhead_bytes` of the cache or of the pool shows.
 template <class Policy>
 void check_growth(const typename Policy::Config& config, PagePool* pool, bool compress = false) {
   const HeadPlan<Policy> plan{ModelShape{1, 4, 2, 64}, config};
@@ -375,8 +377,8 @@ void check_growth(const typename Policy::Config& config, PagePool* pool, bool co
     grew += allocated ? 1 : 0;
     began_without += !allocated && cache.bytes() > bytes ? 1 : 0;
   }
-  CHECK(began_without > 40);  // of the 62 or so steps that begin a page
-  CHECK(grew <= 12);          // each table at least doubles, at most seven times
+  CHECK(began_without > 40);  // of about 62 steps that begin a page
+  CHECK(grew <= 12);          // each table at least doubles, so it grows at most seven times
 }
 
 }  // namespace
@@ -407,7 +409,7 @@ TEST_CASE("a decode step that begins a page allocates only when a table has no r
   using Dense = DenseStorage<bfloat16>;
   using Codes = QuantizedResidualCache<bfloat16, Granularity::per_token>;
   using Kivi = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
-  PagePool pool;  // with slabs; a cache's own pool asks for each page by itself
+  PagePool pool;  // allocates slabs; a cache's own pool allocates each page by itself
   for (PagePool* shared : {&pool, static_cast<PagePool*>(nullptr)}) {
     CAPTURE(shared == nullptr);
     check_growth<FullCache<Dense>>({}, shared);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A new text in an old cache: byte for byte what a new cache makes of it.
+// A new text in a cleared cache must give byte for byte the results of a new cache.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -17,7 +17,7 @@ using namespace kvpolicy;
 
 namespace {
 
-// Everything that comes out of a text of its own: outputs, and all that is saved.
+// All results of a text of its own: outputs, and everything that is saved.
 struct Outcome {
   std::vector<float> outputs;
   std::string file;
@@ -50,7 +50,7 @@ bool same(const Outcome& a, const Outcome& b) {
 
 }  // namespace
 
-TEST_CASE("a cleared cache is as it was made, and reads a new text as a new one does") {
+TEST_CASE("a cleared cache equals a new one, and reads a new text like a new one") {
   test::CountingResource memory;
   {
     CacheOptions options = test::small_options();
@@ -64,7 +64,7 @@ TEST_CASE("a cleared cache is as it was made, and reads a new text as a new one 
     test::SmallCache cache = make();
     for (int text = 0; text < 3; ++text) {
       CAPTURE(text);
-      // What was there before must not show: a longer text, other logits, or nothing at all.
+      // The calls before must not matter: a longer text, other logits, or no calls at all.
       const std::vector<float> sinks(9, 0.5F);
       if (text == 1)
         test::small_step(cache, 70, {.scale = 0.3F, .softcap = 5.0F, .attention_sink_bias = sinks});
@@ -82,7 +82,7 @@ TEST_CASE("a cleared cache is as it was made, and reads a new text as a new one 
   CHECK(memory.faults() == 0);
 }
 
-TEST_CASE("clear lets go of a pending tree, and of no fork's rows") {
+TEST_CASE("clear drops a pending tree, and keeps the rows of forks") {
   CacheOptions options = test::small_options();
   options.max_rollback = 4;
   HeadPlan<FullCache<DenseStorage<half>>> plan{test::small_shape};
@@ -95,6 +95,6 @@ TEST_CASE("clear lets go of a pending tree, and of no fork's rows") {
   cache.clear();
   CHECK(test::saved(fork) == before);
   CHECK(fork.shared_bytes() == 0);
-  test::small_step(cache, 40);  // no tree is in the way
+  test::small_step(cache, 40);  // no tree is pending any more
   CHECK(test::saved(cache) == before);
 }

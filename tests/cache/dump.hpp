@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All that can be seen of a cache, to tell whether a failed call changed anything.
+// Everything observable of a cache, to check whether a failed call changed anything.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 namespace test {
 
 struct Dump {
-  std::vector<std::size_t> counts;  // tokens, commit point, bytes; rows and positions of each head
+  std::vector<std::size_t> counts;  // tokens, commit point, bytes; for each head rows and positions
   std::vector<float> numbers;       // of all rows, as they are read
 
   friend bool operator==(const Dump& a, const Dump& b) {
@@ -53,7 +53,7 @@ Dump dump(const Cache& cache, bool with_bytes = true) {
   return dump;
 }
 
-/// One layer's call with random numbers, made before the call so that it allocates nothing itself.
+/// One layer's call with random numbers, made in advance so that the call itself allocates nothing.
 template <class In = float>
 struct Chunk {
   Tensor<In> q, k, v;
@@ -86,7 +86,7 @@ struct Chunk {
   }
 };
 
-/// The same random steps on every layer.
+/// Makes the same random steps on every layer.
 template <class Cache>
 void feed(Cache& cache, Random& random, const std::vector<std::size_t>& chunks,
           const kvpolicy::AttendOptions& options = {}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls and settings that cannot work: a named error that carries the value and what would fit, and
-// a cache that is as it was.
+// Invalid calls and settings: the error has a named type and carries the value and what would fit, and the
+// cache is unchanged.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -64,7 +64,7 @@ struct Fixture {
     test::feed(control, same, {21, 3});
   }
 
-  // The call throws an E whose text has all these parts, and changes nothing.
+  // Checks that the call throws an E whose text has all these parts, and changes nothing.
   template <class E, class Call>
   void refuses(Call call, const std::vector<std::string>& parts) {
     const auto before = test::dump(cache);
@@ -80,7 +80,7 @@ struct Fixture {
     CHECK(memory.live_bytes() == live);
   }
 
-  // And the next step is the next step of a cache that never saw the bad call.
+  // Checks that the next step equals that of a cache that never saw the bad call.
   void goes_on() {
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       test::Random random{2}, same{2};
@@ -94,7 +94,7 @@ struct Fixture {
   }
 };
 
-// A step with views that a test may spoil.
+// A step with views that a test may make invalid.
 struct Step {
   test::Random random{5};
   test::Chunk<> chunk{random, shape, 3};
@@ -131,7 +131,7 @@ TEST_CASE_FIXTURE(Fixture, "step refuses shapes, strides and null") {
   goes_on();
 }
 
-TEST_CASE_FIXTURE(Fixture, "strides and counts whose product is no address are refused") {
+TEST_CASE_FIXTURE(Fixture, "strides and counts whose product overflows an address are refused") {
   constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
   const auto refused = [&](auto spoil, const std::vector<std::string>& parts) {
     Step s;
@@ -147,10 +147,10 @@ TEST_CASE_FIXTURE(Fixture, "strides and counts whose product is no address are r
     refused([&](Step& s) { s.v.token_stride = stride; }, {"v has", "beyond all memory"});
     refused([&](Step& s) { s.out.head_stride = stride; }, {"out has", "beyond all memory"});
   }
-  // Each alone would fit, the last row of the last head does not.
+  // Each stride by itself would fit, but the last row of the last head does not.
   refused([](Step& s) { s.k.token_stride = s.k.head_stride = huge / 32; },
           {"k has", "beyond all memory"});
-  // So many tokens that they come to nothing.
+  // Token counts whose size in bytes wraps around to 0.
   for (const std::size_t tokens : {huge / 2 + 1, huge / 64 + 1, huge}) {
     CAPTURE(tokens);
     refused([&](Step& s) { s.q.tokens = s.k.tokens = s.v.tokens = s.out.tokens = tokens; },
@@ -159,7 +159,7 @@ TEST_CASE_FIXTURE(Fixture, "strides and counts whose product is no address are r
     s.k.tokens = s.v.tokens = tokens;
     refuses<ShapeError>([&] { cache.append(0, s.k, s.v); }, {"k has", "beyond all memory"});
   }
-  // Of one token and one head the strides are nobody's business.
+  // With one token and one head the strides are never used.
   Step s;
   s.q.tokens = s.k.tokens = s.v.tokens = s.out.tokens = 1;
   s.q.token_stride = s.k.token_stride = s.v.token_stride = s.out.token_stride = huge;
@@ -251,7 +251,7 @@ TEST_CASE_FIXTURE(Fixture, "step refuses options that are not numbers") {
   goes_on();
 }
 
-TEST_CASE_FIXTURE(Fixture, "numbers that cannot be quantised are refused, in the layer that would have to") {
+TEST_CASE_FIXTURE(Fixture, "numbers that cannot be quantised are refused, in the layer that would quantise them") {
   for (const float bad : {not_a_number, inf, -inf, 1e6F, -65505.0F}) {
     for (const bool is_key : {true, false}) {
       test::Random random{5};
@@ -262,7 +262,7 @@ TEST_CASE_FIXTURE(Fixture, "numbers that cannot be quantised are refused, in the
       refuses<ShapeError>([&] { chunk.append(cache, 0); }, {is_key ? "key" : "value"});
     }
   }
-  // On a dense head they are the caller's business, in another head of this layer or another layer.
+  // On a dense head such numbers are allowed, also if another head of this layer or another layer quantises.
   test::Random random{5};
   test::Chunk<> chunk{random, shape, 1};
   chunk.k.at(0, 0, 0) = 1e6F;
@@ -271,7 +271,7 @@ TEST_CASE_FIXTURE(Fixture, "numbers that cannot be quantised are refused, in the
   CHECK_NOTHROW(chunk.step(cache, 1));
 }
 
-TEST_CASE("finite numbers beyond the cache's element type are refused, not turned to infinity") {
+TEST_CASE("finite numbers beyond the cache's element type are refused, not rounded to infinity") {
   KvCache<half> cache{HeadPlan<half>{ModelShape{1, 1, 1, 64}}};
   test::Random random{5};
   test::Chunk<> chunk{random, ModelShape{1, 1, 1, 64}, 2};
@@ -297,16 +297,16 @@ TEST_CASE_FIXTURE(Fixture, "capacity, append and attend") {
   refuses<ShapeError>([&] { three.attend(cache, 9); }, {"layer 9"});
   goes_on();
   test::Chunk<> rest{random, shape, 31};
-  CHECK_NOTHROW(rest.step(cache, 0));  // exactly full
+  CHECK_NOTHROW(rest.step(cache, 0));  // now the cache is exactly full
   test::Chunk<> one{random, shape, 1};
   refuses<CapacityError>([&] { one.append(cache, 0); }, {"1 more", "after 60"});
 }
 
-TEST_CASE_FIXTURE(Fixture, "rollback too far, and to what was never seen") {
+TEST_CASE_FIXTURE(Fixture, "rollback that is too far, and to tokens that do not exist") {
   refuses<RollbackError>([&] { cache.truncate(19); }, {"19", "20 to 24", "max_rollback is 4"});
   refuses<RollbackError>([&] { cache.truncate(25); }, {"25", "20 to 24"});
   goes_on();
-  // Half-way through the layers: back to where all of them were.
+  // A rollback from between two layers, to the tokens that all layers have.
   test::Random random{5};
   test::Chunk<> chunk{random, shape, 3};
   chunk.step(cache, 0);
@@ -319,7 +319,7 @@ TEST_CASE_FIXTURE(Fixture, "rollback too far, and to what was never seen") {
   refuses<RollbackError>([&] { cache.truncate(28); }, {"29 to 29"});
 }
 
-TEST_CASE("no tokens at all is nothing, not an error") {
+TEST_CASE("a call without tokens does nothing and is no error") {
   Fixture f;
   test::Random random{5};
   test::Chunk<> none{random, shape, 0};
@@ -352,7 +352,7 @@ TEST_CASE("compress needs the latest queries") {
   CHECK_NOTHROW(cache.compress());
   CHECK(cache.policy<Budget>(0, 0).rows() == 7);
 
-  // A head that compresses by itself waits until it knows them.
+  // A head that compresses by itself waits until it has these queries.
   options.max_rollback = 0;
   Cache own{Plan{shape, Budget::Config{.budget = 4, .compress_every = 5, .scorer = {.observation_window = 3}}}, options};
   test::Chunk<>{random, shape, 8}.append(own, 0);
@@ -364,7 +364,7 @@ TEST_CASE("compress needs the latest queries") {
   CHECK(own.policy<Budget>(0, 0).rows() == 7);
 }
 
-TEST_CASE("settings that cannot work") {
+TEST_CASE("invalid settings") {
   const auto shape_error = [](ModelShape s) { return thrown<ConfigError>([&] { Plan{s}; }); };
   CHECK(contains(shape_error({0, 4, 2, 64}), "layers is 0"));
   CHECK(contains(shape_error({1, 4, 0, 64}), "kv_heads is 0"));
@@ -405,7 +405,7 @@ TEST_CASE("settings that cannot work") {
   CHECK(contains(plan_error(Budget::Config{.scorer = {.observation_window = 0}}), "window is 0"));
   CHECK(contains(plan_error(Budget::Config{.scorer = {.kernel = 4}}), "kernel is 4, must be odd"));
 
-  // Groups of rows that fit the widest page may not fit this cache's.
+  // Groups of rows that fit the widest page may not fit the pages of this cache.
   CacheOptions small;
   small.page_rows = 16;
   const Plan grouped{shape, Quantized::Config{.storage = {.key_group = 32}}};

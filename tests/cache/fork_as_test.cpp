@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The same text under another plan: bit for bit what a cache that was fed it in one chunk holds,
-// whatever happens next; and what cannot go under another plan is refused by name.
+// A fork under another plan must equal, bit for bit, a cache of that plan that read the text in one chunk,
+// also in all later calls. What cannot be forked under another plan is refused by name.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ using Plan = HeadPlan<E>;
 
 constexpr ModelShape shape{2, 12, 12, 64};
 
-// Rows and queries of every layer, so that two caches can be given the same ones.
+// Rows and queries of every layer, so that two caches can get the same ones.
 struct Text {
   std::vector<test::Chunk<>> layers;
 
@@ -41,7 +41,7 @@ struct Text {
     for (std::size_t l = 0; l < shape.layers; ++l) layers.emplace_back(random, shape, tokens);
   }
 
-  /// The tokens [first, last) as one step.
+  /// Feeds the tokens [first, last) as one step.
   template <class Cache>
   void feed(Cache& cache, std::size_t first, std::size_t last) {
     for (std::size_t l = 0; l < shape.layers; ++l) {
@@ -56,7 +56,7 @@ struct Text {
                  part(std::as_const(layers[l].v)), out.view());
     }
   }
-  /// All of them, in pieces of random length.
+  /// Feeds all tokens, in pieces of random length.
   template <class Cache>
   void feed_in_pieces(Cache& cache, std::uint64_t seed) {
     test::Random random{seed};
@@ -69,7 +69,7 @@ struct Text {
   }
 };
 
-// What the next steps say, and what lives behind them.
+// Outputs of the next steps, and the rows that live after them.
 template <class Cache>
 std::vector<float> go_on(Cache& cache, std::uint64_t seed) {
   std::vector<float> all;
@@ -116,7 +116,7 @@ std::string refusal(Act act) {
 
 }  // namespace
 
-TEST_CASE("fork_as: every policy takes the rows as if it had been fed them in one chunk") {
+TEST_CASE("fork_as: every policy takes the rows as if it had read them in one chunk") {
   for (const std::size_t max_rollback : std::vector<std::size_t>{0, 5, 70}) {
     const auto heads = test::some_heads(0, shape.kv_head_count(), max_rollback == 0);
     const auto plan = test::plan_of<E>(shape, heads);
@@ -148,9 +148,9 @@ TEST_CASE("fork_as: uncompressed budgets, windows that hold all and retrieval he
   Plan plan{shape, Budget::Config{.budget = 20}};
   for (std::size_t l = 0; l < shape.layers; ++l) {
     plan.set(l, 1, Retrieval::Config{.budget = 16});
-    plan.set(l, 2, Window::Config{.sinks = 3, .recent = 97});  // as many as there are
+    plan.set(l, 2, Window::Config{.sinks = 3, .recent = 97});  // as many as there are rows
     plan.set(l, 3, Window::Config{.sinks = 200, .recent = 1});
-    plan.set(l, 4, Codes::Config{.storage = {.residual = 100}});  // none has left the residual
+    plan.set(l, 4, Codes::Config{.storage = {.residual = 100}});  // no row has left the residual
   }
   const CacheOptions options{.page_rows = 16};
   Text text{1, 100};
@@ -186,7 +186,7 @@ TEST_CASE("fork_as: heads that stay as they are share their pages, quantised and
     CHECK(memory.live_bytes() == 3 * source.bytes() - 2 * source.shared_bytes());
     check_twins(same, fork);
   }
-  // One head changes.
+  // Only one head changes.
   Plan other = plan;
   other.set(1, 4, Codes::Config{.storage = {.bits = 2, .residual = 0}});
   const auto fork = source.fork();
@@ -199,7 +199,7 @@ TEST_CASE("fork_as: heads that stay as they are share their pages, quantised and
   CHECK(forked.shared_bytes() + fork.head(1, 4).shared_bytes() == fork.shared_bytes());
 }
 
-TEST_CASE("fork_as: refuses rows that are gone or quantised, and says where") {
+TEST_CASE("fork_as: refuses rows that were dropped or quantised, and says where") {
   Plan plan{shape};
   plan.set(0, 3, Window::Config{.sinks = 2, .recent = 20});
   plan.set(1, 5, Codes::Config{.storage = {.residual = 10}});
@@ -231,7 +231,7 @@ TEST_CASE("fork_as: refuses rows that are gone or quantised, and says where") {
 
 TEST_CASE("fork_as: a new head must be able to hold the rows, tentative ones too") {
   const Plan quantized{shape, Codes::Config{}};
-  for (const std::size_t large : std::vector<std::size_t>{3, 19}) {  // committed, in the tail
+  for (const std::size_t large : std::vector<std::size_t>{3, 19}) {  // committed rows, and rows in the tail
     KvCache<E> source{Plan{shape}, {.max_rollback = 4}};
     Text text{5, 20};
     text.layers[1].v.at(large, 2, 9) = INFINITY;
@@ -240,8 +240,8 @@ TEST_CASE("fork_as: a new head must be able to hold the rows, tentative ones too
   }
 }
 
-TEST_CASE("fork_as: a compression by more queries than were kept says so, until they have come") {
-  KvCache<E> source{Plan{shape}, {.kept_queries = 5}};  // and one, that of the tail
+TEST_CASE("fork_as: a compression by more queries than were kept is refused until enough have come") {
+  KvCache<E> source{Plan{shape}, {.kept_queries = 5}};  // and one more, that of the tail
   Text text{5, 60};
   text.feed_in_pieces(source, 2);
   auto forked = source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.observation_window = 8}}});
@@ -251,13 +251,13 @@ TEST_CASE("fork_as: a compression by more queries than were kept says so, until 
   more.feed_in_pieces(forked, 2);
   forked.compress();
   CHECK(forked.policy<Budget>(0, 0).rows() == 28);
-  // A smaller window has what it needs at once, and no more than it would have.
+  // A smaller observation window has enough queries at once, and keeps no more than it would have.
   auto small = source.fork_as(Plan{shape, Budget::Config{.budget = 20, .scorer = {.observation_window = 2}}});
   small.compress();
   CHECK(small.policy<Budget>(0, 0).rows() == 22);
 }
 
-TEST_CASE("fork_as: a pending tree comes along") {
+TEST_CASE("fork_as: a pending tree is copied") {
   TokenTree tree;
   for (const std::size_t parent : {TokenTree::text, std::size_t{0}, std::size_t{0}, TokenTree::text}) {
     tree.add(parent);
@@ -283,7 +283,7 @@ TEST_CASE("fork_as: a pending tree comes along") {
   check_twins(forked, fed);
 }
 
-TEST_CASE("fork_as: without memory nothing has happened") {
+TEST_CASE("fork_as: a failed allocation changes nothing") {
   test::CountingResource memory;
   test::FailingSlowMemory slow;
   const CacheOptions options{.max_rollback = 2, .kept_queries = 8, .page_rows = 16,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What holds between two caches: a rollback leaves no trace, a fork is independent, the cut of a
-// prompt into chunks does not matter, and a plan predicts the bytes.
+// Relations between two caches: a rollback leaves no trace, a fork is independent, the division of a prompt
+// into chunks does not matter, and a plan predicts the bytes.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -80,17 +80,17 @@ TEST_CASE("rollback: bit for bit a cache of the same commit point that never saw
   for (const Read read : {Read::all, Read::selected}) {
     for (const std::size_t dropped : std::initializer_list<std::size_t>{1, 4, 9, 16}) {
       CAPTURE(dropped);
-      // 70 rows are kept of 70 + dropped; the commit point has moved to 54 + dropped.
+      // 70 of 70 + dropped rows are kept; the commit point has moved to 54 + dropped.
       Run run{16};
       Run control{16 - dropped};
       for (Run* r : {&run, &control}) {
         r->feed(1, {40, 1, 7});
         r->cache.commit();
-        r->feed(2, {1}, {.refresh_selection = true});  // a choice for the selected reads that follow
+        r->feed(2, {1}, {.refresh_selection = true});  // a selection for the selected reads that follow
         r->cache.compress();
         r->feed(3, {3, 18});
       }
-      // Dropped steps read, choose and observe queries too.
+      // The dropped steps also read, select and observe queries.
       run.feed(4, {dropped - dropped / 2}, {.read = Read::selected, .refresh_selection = true});
       if (dropped > 1) run.feed(5, {dropped / 2}, {.scale = 0.125F, .refresh_selection = true});
       run.cache.truncate(70);
@@ -99,7 +99,7 @@ TEST_CASE("rollback: bit for bit a cache of the same commit point that never saw
       Cache a = run.cache.fork();
       Cache b = control.cache.fork();
       CHECK(test::same_bits(next_step(a, 6, 3, read), next_step(b, 6, 3, read)));
-      // The queries are those of the rows that stayed.
+      // The compression uses the queries of the rows that were kept.
       run.cache.compress();
       control.cache.compress();
       CHECK(test::dump(run.cache, false) == test::dump(control.cache, false));
@@ -123,14 +123,14 @@ TEST_CASE("rollback: again and again, over the same rows") {
   CHECK(test::same_bits(next_step(run.cache, 6, 9, Read::all), next_step(control.cache, 6, 9, Read::all)));
 }
 
-TEST_CASE("append and attend are a step in two halves") {
+TEST_CASE("append and attend are the two halves of a step") {
   for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 5, 30}) {
     Run whole{max_rollback};
     Run halves{max_rollback};
     test::Random random{1};
     for (const std::size_t tokens : std::initializer_list<std::size_t>{8, 1, 8, 7, 1, 8, 8, 3, 8, 8, 1, 1, 8}) {
       for (std::size_t l = 0; l < shape.layers; ++l) {
-        // In the cache's own type, for the tail keeps what it is given no finer than that.
+        // Rows are of the cache's own type, because the tail stores them rounded to it.
         test::Chunk<E> chunk{random, shape, tokens};
         chunk.step(whole.cache, l);
         const auto out = chunk.out.numbers();
@@ -147,7 +147,7 @@ TEST_CASE("append and attend are a step in two halves") {
   }
 }
 
-TEST_CASE("forks go their own ways, the original does not notice") {
+TEST_CASE("forks continue independently, and do not change the original") {
   for (const std::size_t tokens : std::initializer_list<std::size_t>{0, 5, 16, 45, 64, 80}) {
     for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 7}) {
       Run run{max_rollback};
@@ -174,19 +174,19 @@ TEST_CASE("forks go their own ways, the original does not notice") {
   }
 }
 
-TEST_CASE("one prefill serves many: forks share full pages") {
+TEST_CASE("one prefill serves many forks: forks share full pages") {
   test::CountingResource memory;
   CacheOptions options{.page_rows = 16, .memory = &memory};
-  Cache cache{Plan{shape}, options};  // every head full
+  Cache cache{Plan{shape}, options};  // every head keeps all rows
   test::Random random{1};
   test::feed(cache, random, {100});
   const std::size_t row = shape.kv_head_count() * 2 * 64 * sizeof(E);
-  const std::size_t tail = row;  // of one row
+  const std::size_t tail = row;  // the tail has one row
   CHECK(memory.live_bytes() == 112 * row + tail);
   std::vector<Cache> forks;
   for (std::size_t i = 1; i <= 4; ++i) {
     forks.push_back(cache.fork());
-    CHECK(memory.live_bytes() == 112 * row + tail + i * (16 * row + tail));  // an open page each
+    CHECK(memory.live_bytes() == 112 * row + tail + i * (16 * row + tail));  // each fork has an open page
   }
   CHECK(cache.shared_bytes() == 96 * row);
   forks.clear();
@@ -194,7 +194,7 @@ TEST_CASE("one prefill serves many: forks share full pages") {
   CHECK(memory.live_bytes() == cache.bytes());
 }
 
-TEST_CASE("the cut into chunks does not matter to dense heads") {
+TEST_CASE("the division into chunks does not matter to dense heads") {
   Plan plan{ModelShape{1, 6, 3, 64}};
   plan.set(0, 1, Window::Config{.sinks = 4, .recent = 21});
   plan.set(0, 2, Window::Config{.sinks = 2, .recent = 33, .rotary_in_cache = RotaryConfig{}});
@@ -233,7 +233,7 @@ TEST_CASE("a plan predicts the bytes") {
       run.cache.compress();
       CHECK(run.cache.commit_point() == run.cache.tokens());
       CacheOptions committed = run.options;
-      committed.max_rollback = 0;  // everything lies with the policies now
+      committed.max_rollback = 0;  // the policies now hold all rows
       CHECK(run.cache.bytes() - run.cache.plan().memory(0, run.options).total() ==
             plan.memory(run.cache.tokens(), committed, true).heads);
     }

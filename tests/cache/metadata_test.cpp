@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a cache takes besides its rows: at most 512 bytes a head for a new one, page tables that grow
-// by a few bytes a page, and a count of it that agrees with what the program's `new`s gave.
+// The bytes of a cache besides its rows: at most 512 bytes per head in a new cache, and a few bytes per page
+// in page tables. The cache's own count must agree with the program's allocations.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -34,12 +34,12 @@ constexpr std::size_t heads = 256;
 // Bookkeeping of a new cache in bytes, for each head.
 template <class Policy>
 std::size_t bytes_a_head(const typename Policy::Config& config, CacheOptions options = {}) {
-  test::CountingResource memory;  // tails and queries, and pages
+  test::CountingResource memory;  // for tails and queries, and for pages
   options.memory = &memory;
   const HeadPlan<E> plan{llama_3_8b, config};
   const std::size_t before = test::live_new_bytes;
   const auto cache = std::make_unique<KvCache<E>>(plan, options);
-  // The resource's own list of blocks is the test's.
+  // The resource's own list of allocations belongs to the test.
   const std::size_t resource = memory.live_blocks() * 8 * sizeof(void*);
   const std::size_t taken = test::live_new_bytes - before - resource;
   CHECK(cache->overhead_bytes() >= taken * 98 / 100);
@@ -51,7 +51,7 @@ std::size_t bytes_a_head(const typename Policy::Config& config, CacheOptions opt
 
 }  // namespace
 
-TEST_CASE("metadata: a new cache takes at most 512 bytes a head") {
+TEST_CASE("metadata: a new cache takes at most 512 bytes per head") {
   CHECK(bytes_a_head<FullCache<Dense>>({}) <= 512);
   CHECK(bytes_a_head<QuantizedResidualCache<E, Granularity::per_token>>({}) <= 512);
   CHECK(bytes_a_head<QuantizedResidualCache<E, Granularity::per_channel>>({}) <= 512);
@@ -67,9 +67,9 @@ TEST_CASE("metadata: a new cache takes at most 512 bytes a head") {
   CHECK(bytes_a_head<FullCache<Dense>>({}, {.max_rollback = 16, .kept_queries = 32}) <= 512);
 }
 
-// A page costs entries of tables and no allocation of its own: 12 bytes in the page table of its
-// plane, up to twice that after the table has grown, and its part of a slab.
-TEST_CASE("metadata: what a page costs") {
+// A page costs entries in tables and no allocation of its own: 12 bytes in the page table of its plane, up to
+// twice that after the table has grown, and its share of a slab.
+TEST_CASE("metadata: bytes per page") {
   test::CountingResource memory;
   PagePool pool{&memory};
   const ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 4, .head_dim = 64};

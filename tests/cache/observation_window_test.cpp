@@ -19,7 +19,7 @@ struct Window {
   ObservationWindow<float> queries;
   Window(std::size_t window, std::size_t rollback) : queries{window, rollback, 2, 8, &memory} {}
 
-  // Each number says its position, head and `mark`.
+  // Each number encodes its position, head and `mark`.
   void push(std::size_t position, std::size_t tokens, float mark = 0) {
     test::Tensor<half> q{tokens, 2, 8, test::Layout::padded};
     q.fill([&](std::size_t t, std::size_t h, std::size_t) { return static_cast<float>(position + t) + 0.5F * static_cast<float>(h) + mark; });
@@ -42,7 +42,7 @@ using Positions = std::vector<float>;
 
 }  // namespace
 
-TEST_CASE("the latest queries, over many turns of the ring") {
+TEST_CASE("the latest queries, after the ring has wrapped many times") {
   Window w{3, 4};
   CHECK(w.memory.live_bytes() == w.queries.bytes());
   CHECK(w.latest(3) == Positions{});
@@ -61,19 +61,19 @@ TEST_CASE("the latest queries, over many turns of the ring") {
 TEST_CASE("queries after a rollback") {
   Window w{3, 4};
   w.push(0, 10);
-  w.queries.truncate(6);  // as far as it was made for
+  w.queries.truncate(6);  // the deepest rollback that it was made for
   CHECK(w.latest(3) == Positions{3, 4, 5});
   w.push(6, 2, 0.25F);
   CHECK(w.latest(3) == Positions{5, 6.25F, 7.25F});
-  w.push(7, 1, 0.125F);  // asked again
+  w.push(7, 1, 0.125F);  // the query at this position again
   CHECK(w.latest(2) == Positions{6.25F, 7.125F});
-  // Deeper than it was made for: what was overwritten is not known.
+  // A deeper rollback than it was made for: overwritten queries are unknown.
   w.queries.truncate(4);
   CHECK(w.queries.end() == 4);
   CHECK(w.latest(3) == Positions{3});
 }
 
-TEST_CASE("queries that were never shown leave a gap") {
+TEST_CASE("tokens without a query leave a gap") {
   Window w{4, 4};
   w.push(0, 3);
   w.push(5, 1);  // positions 3 and 4 were only appended
@@ -86,7 +86,7 @@ TEST_CASE("queries that were never shown leave a gap") {
   CHECK(w.latest(4) == Positions{5, 6, 7, 8});
 }
 
-TEST_CASE("a window of nothing costs nothing") {
+TEST_CASE("an empty window takes no memory") {
   Window w{0, 9};
   w.push(0, 5);
   CHECK(w.queries.bytes() == 0);

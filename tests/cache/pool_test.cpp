@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Caches over a pool that their options name: they answer as caches with a pool of their own, share
-// it with other caches, and give everything back.
+// Caches over a pool that their options name: they give the results of caches with a pool of their own, share
+// it with other caches, and return all its pages.
 #include <doctest/doctest.h>
 
 #include <optional>
@@ -40,7 +40,7 @@ void same_step(Cache& a, Cache& b, test::Random& random, std::size_t tokens,
 
 }  // namespace
 
-TEST_CASE("caches that share a pool answer as caches that have their own") {
+TEST_CASE("caches that share a pool give the results of caches with a pool of their own") {
   test::CountingResource memory;
   test::FailingSlowMemory slow;
   ResourceProvider fast{&memory};
@@ -50,7 +50,7 @@ TEST_CASE("caches that share a pool answer as caches that have their own") {
       CAPTURE(is_slow);
       const std::vector<PageProvider*> tiers{&fast, &slow};
       PagePool pool{std::span{tiers}.first(is_slow ? 2 : 1), {.max_slab_bytes = slab}};
-      test::CountingResource own_memory;  // of what is no page
+      test::CountingResource own_memory;  // for everything besides pages
       {
         const CacheOptions options{.max_rollback = 3, .page_rows = 16, .memory = &own_memory, .pool = &pool};
         Cache first{every_head(), options}, second{every_head(), options};
@@ -82,7 +82,7 @@ TEST_CASE("caches that share a pool answer as caches that have their own") {
   }
 }
 
-TEST_CASE("a cache outlives the cache whose pool it shares") {
+TEST_CASE("a cache may outlive the cache whose pool it shares") {
   test::CountingResource memory;
   {
     std::optional<Cache> last, other;
@@ -94,7 +94,7 @@ TEST_CASE("a cache outlives the cache whose pool it shares") {
       last = std::move(fork);
       fork = first.fork_as(every_head());
       other = first.fork_as(every_head());
-      first = Cache{every_head(), {.memory = &memory}};  // a pool of its own
+      first = Cache{every_head(), {.memory = &memory}};  // has a pool of its own
     }
     test::Random random{2}, same_random{2};
     test::feed(*last, random, {100, 1});
@@ -108,7 +108,7 @@ TEST_CASE("a cache outlives the cache whose pool it shares") {
   CHECK(memory.faults() == 0);
 }
 
-TEST_CASE("a pool and slow memory beside it are refused") {
+TEST_CASE("a pool together with slow memory is refused") {
   PagePool pool;
   test::FailingSlowMemory slow;
   const CacheOptions options{.slow_memory = &slow, .pool = &pool};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a ring of queries says it holds, against the slots that were written.
+// Compares the range that a ring of queries reports with the slots that were written.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ struct Slots {
 TEST_CASE("a ring of queries holds what was not overwritten, also after rollbacks") {
   test::Random random{5};
   for (const std::size_t slots : {1U, 2U, 7U, 64U, 3U, 65U}) {
-    const bool gaps = slots % 2 == 1;  // queries that were never shown
+    const bool gaps = slots % 2 == 1;  // tokens without a query
     CAPTURE(slots);
     QueryRange range{slots};
     Slots model{slots};
@@ -66,7 +66,7 @@ TEST_CASE("a ring of queries holds what was not overwritten, also after rollback
       }
       CHECK(range.end() == model.end);
       CHECK(range.begin() <= range.end());
-      CHECK(range.begin() >= model.begin());  // what a gap spared may be forgotten
+      CHECK(range.begin() >= model.begin());  // the ring may forget queries that a gap left intact
       if (!gaps) CHECK(range.begin() == model.begin());
       CHECK_FALSE(range.holds(model.end));
       if (range.size() > 0) CHECK(range.holds(model.end - 1));
@@ -74,7 +74,7 @@ TEST_CASE("a ring of queries holds what was not overwritten, also after rollback
   }
 }
 
-TEST_CASE("a ring takes over as many queries as it has room for") {
+TEST_CASE("a ring takes as many queries as it has room for") {
   QueryRange range{4};
   range.push(0, 3);
   range.reset(20, 9);
@@ -86,7 +86,7 @@ TEST_CASE("a ring takes over as many queries as it has room for") {
   CHECK(range.begin() == 19);
 }
 
-TEST_CASE("a path of a tree keeps the queries of its nodes that were shown") {
+TEST_CASE("accepting a path keeps the queries of its nodes") {
   const std::vector<std::size_t> path{1, 2, 5};
   QueryRange all{16};
   all.push(0, 10);  // nodes 0 to 5 at positions 4 to 9
@@ -95,13 +95,13 @@ TEST_CASE("a path of a tree keeps the queries of its nodes that were shown") {
   CHECK(all.end() == 7);
 
   QueryRange late{16};
-  late.push(6, 4);  // node 1 came without a query
+  late.push(6, 4);  // node 1 has no query
   late.accept(4, path);
   CHECK(late.begin() == 5);
   CHECK(late.end() == 7);
 
   QueryRange early{16};
-  early.push(0, 7);  // node 5 came without a query
+  early.push(0, 7);  // node 5 has no query
   early.accept(4, path);
   CHECK(early.begin() == 0);
   CHECK(early.end() == 6);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random operations on a Sequence and on forks of it, with every byte accounted for.
+// Random operations on a Sequence and its forks; every allocated byte is accounted for.
 #pragma once
 
 #include <string>
@@ -44,7 +44,7 @@ inline std::vector<std::pair<std::string, HeadSpec>> all_heads() {
   };
 }
 
-/// What the plan's storages can hold, cut to `layers * kv_heads` heads from `first` on, in a circle.
+/// Takes `layers * kv_heads` heads that the plan's storages allow, from index `first` on, cyclically.
 inline std::vector<HeadSpec> some_heads(std::size_t first, std::size_t count, bool compress_by_itself) {
   std::vector<HeadSpec> heads;
   const auto all = all_heads();
@@ -56,7 +56,8 @@ inline std::vector<HeadSpec> some_heads(std::size_t first, std::size_t count, bo
   return heads;
 }
 
-/// Live bytes of the resource are the bytes of the caches on it; a page that two hold counts once.
+/// The live bytes of the resource must be the bytes of the caches on it; a page that two caches share counts
+/// once.
 template <kvpolicy::Element E, class Backend>
 void check_bytes(const typename Backend::Memory& memory, std::vector<Sequence<E, Backend>>& sequences) {
   std::vector<const typename Backend::Cache*> caches;
@@ -89,7 +90,7 @@ void grow_random_tree(Random& random, Sequence<E, Backend>& sequence, std::size_
   const kvpolicy::TokenTree tree = random_tree(random, nodes);
   for (std::size_t done = 0; done < nodes;) {
     if (done > 0 && below(random, 8) == 0) break;
-    if (done > 0 && below(random, 12) == 0) {  // and once more, a part of it
+    if (done > 0 && below(random, 12) == 0) {  // and a part of it once more
       done -= below(random, done);
       sequence.truncate(sequence.tokens() + done);
     }
@@ -116,8 +117,8 @@ void grow_random_tree(Random& random, Sequence<E, Backend>& sequence, std::size_
   }
 }
 
-/// Grows a tree in one call or several, and keeps a path of it, or drops it. False for a cache that
-/// cannot.
+/// Grows a tree in one call or several, and accepts a path of it or drops it. Returns false for a cache
+/// without trees.
 template <class In, kvpolicy::Element E, class Backend>
 bool random_tree_calls(Random& random, Sequence<E, Backend>& sequence,
                        const typename Backend::Options& options) {
@@ -179,7 +180,7 @@ void random_operations(std::uint64_t seed, const ModelShape& shape, const std::v
   CHECK(memory.live_blocks() == 0);
 }
 
-/// Several sequences that between them have every head, rollback, page size and group.
+/// Tests several sequences that together have every head, rollback, page size and group.
 template <kvpolicy::Element E, class In, class Backend = HostBackend<E>>
 void random_sequences(std::uint64_t seed, std::size_t operations) {
   struct Case {

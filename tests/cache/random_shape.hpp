@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Models that nobody built: layers that differ in everything that a layer may differ in, and heads
-// for them.
+// Model shapes that no real model has: layers differ in everything that a layer may differ in, and heads are
+// chosen to fit them.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@
 
 namespace test {
 
-/// Primes times 8, and sizes that vectors fill.
+/// Primes times 8, and multiples of vector widths.
 inline const std::vector<std::size_t> some_channels{8, 24, 40, 56, 64, 88, 104, 128, 136};
 
 inline kvpolicy::LayerShape random_layer_shape(Random& random) {
-  if (below(random, 4) == 0) return {.q_heads = below(random, 3)};  // no cache
+  if (below(random, 4) == 0) return {.q_heads = below(random, 3)};  // a layer without a cache
   kvpolicy::LayerShape layer;
   layer.kv_heads = 1 + below(random, 3);
   layer.q_heads = layer.kv_heads * (1 + below(random, 3));
@@ -37,7 +37,7 @@ inline kvpolicy::ModelShape random_shape(Random& random) {
   return shape;
 }
 
-/// A head whose groups fit the layer's channels, and that keeps no more than the layer's window.
+/// Adapts a head so that its groups fit the layer's channels and it keeps no more than the layer's window.
 inline HeadSpec fitted(HeadSpec spec, const kvpolicy::LayerShape& layer) {
   if (spec.key_group > 0 && !spec.per_channel) spec.key_group = 8;
   if (spec.value_group > 0) spec.value_group = 8;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which of a call's queries chooses chunks: the choice equals that of a call which ended there, and
-// stands or falls with that token.
+// The query of a call that selects chunks: the selection equals that of a call which ends at this query, and
+// is dropped when its token is.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -61,7 +61,7 @@ struct Setup {
   Setup() { Call{random, 150}.step(cache, 150, {}); }
 };
 
-TEST_CASE("a query in the midst of a call chooses as it would at the end of one") {
+TEST_CASE("a query within a call selects the same chunks as at the end of a call") {
   for (const Read read : {Read::all, Read::selected}) {
     for (const std::size_t chooser : {0UL, 1UL, 5UL, 8UL}) {
       CAPTURE(chooser);
@@ -76,7 +76,7 @@ TEST_CASE("a query in the midst of a call chooses as it would at the end of one"
   }
 }
 
-TEST_CASE("the choice outlasts a rollback to behind its token, and no further one") {
+TEST_CASE("a selection survives a rollback that keeps its token, and no longer one") {
   Setup setup;
   const Call first{setup.random, 1};
   first.step(setup.cache, 1, {.refresh_selection = true});
@@ -90,7 +90,7 @@ TEST_CASE("the choice outlasts a rollback to behind its token, and no further on
   CHECK(chosen(setup.cache) == before);
 }
 
-TEST_CASE("with a tree a token on all its paths chooses, and stays with it") {
+TEST_CASE("in a tree a node on all paths selects, and its selection is kept with it") {
   Setup setup;
   TokenTree tree;
   for (const std::size_t parent : {TokenTree::text, std::size_t{0}, std::size_t{1}, std::size_t{1}, std::size_t{2}}) {
@@ -112,7 +112,7 @@ TEST_CASE("with a tree a token on all its paths chooses, and stays with it") {
   CHECK(chosen(dropped).empty());
 }
 
-TEST_CASE("a query that the call does not have is refused") {
+TEST_CASE("a selection query outside the call is refused") {
   Setup setup;
   const Call call{setup.random, 3};
   CHECK_THROWS_AS(call.step(setup.cache, 3, {.refresh_selection = true, .selection_query = 3}), ShapeError);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Heads with a budget under every scorer, beside a slow model of each: sets of rows in double, dense
-// attention over what they hold, sums kept by hand. Random chunks, forks, sharing among heads.
+// Heads with a budget under every scorer, compared with a slow model of each: sets of rows in double, dense
+// attention over the rows that they hold, and sums of attention. Chunks are random; there are forks and heads
+// that share budgets.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -39,15 +40,15 @@ using KeyNorm = HeadBudgetCache<DenseStorage<E>, KeyNormScorer>;
 using Plan = HeadPlan<E>;
 using Cache = KvCache<E>;
 
-// What a head is told, without the library's types.
+// The settings of a head, without the library's types.
 enum class Rank { none, snapkv, tova, h2o, key_norm };
 struct Spec {
   Rank rank = Rank::none;
   std::size_t budget = 0;
-  std::size_t kept = 0;  // latest rows that always stay; SnapKV's window
+  std::size_t kept = 0;  // latest rows that are always kept; SnapKV's observation window
   std::size_t every = 0;
-  std::optional<double> safe = {};  // it shares in its layer
-  bool waits = false;               // `every` counts from the first compression that it is told to make
+  std::optional<double> safe = {};  // set if it shares budgets in its layer
+  bool waits = false;               // `every` counts from the first requested compression
 };
 
 HeadSettings<E> settings_of(const Spec& spec) {
@@ -74,9 +75,9 @@ HeadSettings<E> settings_of(const Spec& spec) {
 struct SlowHead {
   Spec spec;
   std::map<std::int64_t, oracle::Row> rows;
-  std::map<std::int64_t, double> sums;  // of attention, mean over the query heads
-  std::size_t alone = 0;                // rows that it would have if it shared with none
-  bool was_told = false;
+  std::map<std::int64_t, double> sums;  // attention received, mean over the query heads
+  std::size_t unshared_rows = 0;        // rows that it would have without adaptive sharing
+  bool was_compressed = false;
   std::vector<std::int64_t> before = {};  // candidates of the last compression
   std::vector<double> scores = {};
 
@@ -117,7 +118,7 @@ class Twin {
         head.rows[p] = {p, k.row_of_doubles(i, h), v.row_of_doubles(i, h)};
         head.sums[p] = 0;
       }
-      head.alone += tokens;
+      head.unshared_rows += tokens;
       for (std::size_t i = 0; i < tokens; ++i) {
         const auto paid = attention(head, h, q, i, first + static_cast<std::int64_t>(i), options, out, error);
         for (const auto& [p, share] : paid) head.sums[p] += share;
@@ -126,12 +127,12 @@ class Twin {
     CHECK(error <= 2e-4);
     queries_.push_back({q, first});
     options_ = options;
-    follow(/*told=*/false);
+    follow(/*requested=*/false);
   }
 
   void compress() {
     cache_.compress();
-    follow(/*told=*/true);
+    follow(/*requested=*/true);
   }
 
   void check() {
@@ -169,7 +170,7 @@ class Twin {
     return own;
   }
 
-  // What query `i` at `t` pays each row, mean over the query heads; checks the output.
+  // The attention of query `i` at position `t` to each row, mean over the query heads; checks the output.
   Shares attention(const SlowHead& head, std::size_t h, const test::Tensor<E>& q, std::size_t i,
                    std::int64_t t, const AttendOptions& options, const test::Tensor<float>& out,
                    double& error) const {
@@ -209,7 +210,7 @@ class Twin {
     head.scores.clear();
     for (const auto& [p, row] : head.rows) head.before.push_back(p);
     head.before.resize(head.before.size() - std::min(head.before.size(), head.spec.kept));
-    // SnapKV asks its window again, over the rows that are held now.
+    // SnapKV computes the attention of its observation window again, over the rows that are held now.
     Shares window;
     if (head.spec.rank == Rank::snapkv || head.spec.rank == Rank::tova) {
       const std::size_t wanted = head.spec.rank == Rank::tova ? 1 : std::min(head.spec.kept, tokens_);
@@ -236,13 +237,13 @@ class Twin {
     }
   }
 
-  // Whether the cache compressed just when it should, and kept the best rows; then they are taken over.
-  void follow(bool told) {
+  // Checks that the cache compressed exactly when it should and kept the best rows, and copies its choice.
+  void follow(bool requested) {
     const auto is_due = [&](const SlowHead& head) {
       return head.spec.rank != Rank::none &&
-             (told || (head.spec.every > 0 && (head.was_told || !head.spec.waits) && head.alone >= head.capacity() + head.spec.every));
+             (requested || (head.spec.every > 0 && (head.was_compressed || !head.spec.waits) && head.unshared_rows >= head.capacity() + head.spec.every));
     };
-    // Heads that share are one pool, any other head is a pool of its own.
+    // Heads that share budgets form one pool; any other head is a pool of its own.
     std::vector<std::vector<std::size_t>> pools;
     std::vector<std::size_t> sharing;
     for (std::size_t h = 0; h < heads_.size(); ++h) {
@@ -253,15 +254,15 @@ class Twin {
       bool due = false, over = false;
       for (const std::size_t h : pool) {
         due = due || is_due(heads_[h]);
-        over = over || (is_due(heads_[h]) && heads_[h].alone > heads_[h].capacity());
+        over = over || (is_due(heads_[h]) && heads_[h].unshared_rows > heads_[h].capacity());
       }
-      if (due && told) {
-        over = std::ranges::any_of(pool, [&](auto h) { return heads_[h].alone > heads_[h].capacity(); });
+      if (due && requested) {
+        over = std::ranges::any_of(pool, [&](auto h) { return heads_[h].unshared_rows > heads_[h].capacity(); });
       }
       if (due && over) follow_pool(pool);
       for (const std::size_t h : pool) {
-        heads_[h].was_told = heads_[h].was_told || told;
-        if (due) heads_[h].alone = std::min(heads_[h].alone, heads_[h].capacity());
+        heads_[h].was_compressed = heads_[h].was_compressed || requested;
+        if (due) heads_[h].unshared_rows = std::min(heads_[h].unshared_rows, heads_[h].capacity());
       }
     }
     check();
@@ -278,8 +279,8 @@ class Twin {
       const auto survivors = held(h);
       const std::set<std::int64_t> in(survivors.begin(), survivors.end());
       REQUIRE(in.size() == survivors.size());
-      wanted += std::min(head.spec.budget, head.alone - std::min(head.alone, head.spec.kept));
-      for (const auto& [p, row] : head.rows) {  // the latest stay
+      wanted += std::min(head.spec.budget, head.unshared_rows - std::min(head.unshared_rows, head.spec.kept));
+      for (const auto& [p, row] : head.rows) {  // the latest rows are kept
         const bool ranked = std::ranges::binary_search(head.before, p);
         if (!ranked) CHECK(in.contains(p));
       }
@@ -354,7 +355,7 @@ TEST_CASE("scorers: random chunks, calls in halves, forks") {
   }
 }
 
-TEST_CASE("scorers: one row at a time, from the first token on") {
+TEST_CASE("scorers: one row at a time, from the first token") {
   for (const std::size_t budget : std::vector<std::size_t>{0, 1, 2, 15, 16, 17}) {
     const std::vector<Spec> specs{{Rank::tova, budget, 0, 1}, {Rank::h2o, budget, 1, 1},
                                   {Rank::h2o, budget, budget, 1}, {Rank::key_norm, budget, 0, 1}};
@@ -365,7 +366,7 @@ TEST_CASE("scorers: one row at a time, from the first token on") {
   }
 }
 
-TEST_CASE("sharing: the heads of a layer compete for its rows, in all as many as alone") {
+TEST_CASE("sharing: the heads of a layer compete for rows, and keep in all as many as without sharing") {
   for (const double safe : {0.0, 0.2, 1.0}) {
     for (const Rank rank : {Rank::snapkv, Rank::tova, Rank::h2o, Rank::key_norm}) {
       for (const std::size_t every : std::vector<std::size_t>{0, 1, 6}) {
@@ -388,7 +389,7 @@ TEST_CASE("sharing: the heads of a layer compete for its rows, in all as many as
         std::size_t rows = 0;
         for (std::size_t h = 0; h < 5; ++h) rows += twin.heads()[h].rows.size();
         CHECK(rows == 107 + 5 * kept);
-        twin.compress();  // nothing more to drop
+        twin.compress();  // there is nothing left to drop
         Twin other = twin.fork();
         other.step(random, 17, false);
         other.compress();
@@ -416,7 +417,7 @@ TEST_CASE("share_rows by hand: safe rows first, ties to the lower head, then the
   CHECK(share_rows({}).empty());
 }
 
-TEST_CASE("scorers: what cannot be taken back is refused with a rollback, and what cannot be shared") {
+TEST_CASE("scorers: scorers that cannot be rolled back or shared are refused") {
   const ModelShape shape{1, 2, 2, 64};
   CHECK(test::contains(test::thrown<ConfigError>([&] {
                          Cache{Plan{shape, H2o::Config{}}, {.max_rollback = 1}};
@@ -444,7 +445,7 @@ TEST_CASE("scorers: what cannot be taken back is refused with a rollback, and wh
   }
 }
 
-TEST_CASE("scorers: only those that look at attention have keys read again, and it is counted") {
+TEST_CASE("scorers: only those that use attention read keys again, and these reads are counted") {
   const auto observed = [](const Spec& spec, std::size_t prompt, std::size_t tokens) {
     Twin twin{{spec}, 2, {}};
     test::Random random{1};
@@ -460,7 +461,7 @@ TEST_CASE("scorers: only those that look at attention have keys read again, and 
   CHECK(observed({Rank::h2o, 50, 0, 1}, 20, 3) == 20 + 21 + 22 + 23);
 }
 
-TEST_CASE("fork_as: sums go along where they were added up, and are asked for where not") {
+TEST_CASE("fork_as: sums of attention are copied where they exist, and required where not") {
   const ModelShape shape{2, 2, 2, 64};
   const Plan target{shape, H2o::Config{.budget = 8, .compress_every = 1, .scorer = {.recent = 4}}};
   Cache collecting{Plan{shape, H2o::Config{.budget = 1000}}, {.kept_queries = 2}};
@@ -482,13 +483,13 @@ TEST_CASE("fork_as: sums go along where they were added up, and are asked for wh
     chunk.step(direct, l);
   }
   CHECK(test::dump(forked) == test::dump(direct));
-  // TOVA compresses as soon as it takes over; and a head that adds up gives its rows to any other.
+  // TOVA compresses as soon as the fork is made; a head that adds up attention gives its rows to any other.
   const Plan tova{shape, Tova::Config{.budget = 8, .compress_every = 1}};
   CHECK(plain.fork_as(tova).policy<Tova>(0, 1).rows() == 8);
   CHECK(test::dump(collecting.fork_as(tova)) == test::dump(plain.fork_as(tova)));
 }
 
-TEST_CASE("a call that fails adds nothing up") {
+TEST_CASE("a failed call adds no attention to the sums") {
   test::CountingResource memory;
   const ModelShape shape{1, 2, 1, 64};
   Cache cache{Plan{shape, H2o::Config{.budget = 40, .compress_every = 1, .scorer = {.recent = 8}}},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cache beside the slow models of its heads: every call goes to both, and everything that can be
-// seen of the cache is compared with what the models say.
+// A cache together with slow models of its heads. Every call goes to both, and everything observable of the
+// cache is compared with the models.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -33,7 +33,7 @@ using oracle::HeadModel;
 /// Rows that a policy shows, by position.
 using Rows = std::map<std::int64_t, oracle::Row>;
 
-/// The rows of segments, as the library reads them; fails for a position shown twice.
+/// The rows of segments, as the library reads them; fails if a position is shown twice.
 inline Rows rows_of_segments(const kvpolicy::SegmentList& list, const kvpolicy::LayerShape& layer) {
   Rows rows;
   std::vector<float> row(layer.head_dim);
@@ -56,11 +56,11 @@ inline Rows rows_of_segments(const kvpolicy::SegmentList& list, const kvpolicy::
   return rows;
 }
 
-/// One way a model makes its logits; the same for a whole sequence.
+/// How a model computes its logits; the same for a whole sequence.
 struct Logits {
   std::optional<float> scale = {};
   float softcap = 0.0F;
-  std::vector<float> sinks = {};  // of each query head
+  std::vector<float> sinks = {};  // one for each query head
 };
 
 struct Call {
@@ -72,7 +72,7 @@ struct Call {
   Layout layout = Layout::contiguous;
 };
 
-/// What a Sequence needs to know of a cache besides its interface, and how near it must come.
+/// Functions on a cache that a Sequence needs besides its interface, and the accepted errors.
 template <kvpolicy::Element E>
 struct HostBackend {
   using Cache = kvpolicy::KvCache<E>;
@@ -81,22 +81,22 @@ struct HostBackend {
   using Out = float;
   static constexpr double out_error = 2e-5;
   static constexpr double lse_error = 2e-5;
-  static constexpr double score_error = 2e-6;  // of a row's score for survival
-  // Of a chunk's score: a mean is rounded to the cache's type, a bound of rounded keys is not.
+  static constexpr double score_error = 2e-6;  // of the score by which a row survives
+  // Error of a chunk's score: a mean is rounded to the cache's type, a bound of rounded keys is not.
   static constexpr double mean_error = std::same_as<E, float> ? 1e-3 : 0.2;
   static constexpr double bound_error = 1e-3;
   static constexpr Layout odd_layout = Layout::padded;
   static constexpr std::size_t flush_rows = 1;
   static constexpr bool trees = true;
 
-  /// The rows that a policy holds, of which the tail's are none.
+  /// The rows that a policy holds, without those of the tail.
   static Rows held(const auto& cache, std::size_t l, std::size_t h, Read read,
                    std::size_t /*appended*/) {
     kvpolicy::SegmentList list;
     cache.head(l, h).show({0, 1, read}, list);
     return rows_of_segments(list, cache.plan().shape().layer(l));
   }
-  /// What the next query would read.
+  /// The rows that the next query would read.
   static Rows shown(const auto& cache, std::size_t l, std::size_t h, Read read) {
     return rows_of_segments(cache.segments(l, h, read), cache.plan().shape().layer(l));
   }
@@ -107,7 +107,7 @@ struct HostBackend {
     REQUIRE(positions == model.kept());
     CHECK(cache.head(l, h).rows() == rows.size());
   }
-  /// Bytes that live because of these caches.
+  /// Bytes that are allocated for these caches.
   template <class AnyCache>
   static std::size_t live_bytes(const std::vector<const AnyCache*>& caches) {
     std::size_t total = 0;
@@ -145,7 +145,7 @@ class Sequence {
   [[nodiscard]] std::size_t commit_point() const { return cached().committed; }
   [[nodiscard]] std::size_t pending_nodes() const { return cached().node_queries.size(); }
 
-  /// The same call on every layer, with numbers of this type.
+  /// Makes the same call on every layer, with numbers of this type.
   template <class In>
   void run(Random& random, const Call& call) {
     for (std::size_t l = 0; l < shape_.layers; ++l) {
@@ -170,12 +170,12 @@ class Sequence {
     check();
   }
 
-  /// Of the pending tree the nodes of `path` stay.
+  /// Accepts the nodes of `path` of the pending tree.
   void accept(const std::vector<std::size_t>& path) {
     cache_.accept(path);
     for (Layer& layer : layers_) {
       if (layer.heads.empty()) continue;
-      std::size_t same = layer.queries.size();  // nodes that did not move, behind the text
+      std::size_t same = layer.queries.size();  // text, and nodes that did not move
       for (std::size_t i = 0; i < path.size() && path[i] == i; ++i) ++same;
       for (Head& head : layer.heads) head.model.truncate(same);
       for (const std::size_t node : path) {
@@ -209,7 +209,7 @@ class Sequence {
     check();
   }
 
-  /// Everything that can be seen between two calls.
+  /// Checks everything that is observable between two calls.
   void check() {
     for (std::size_t l = 0; l < shape_.layers; ++l) {
       const Layer& layer = layers_[l];
@@ -231,8 +231,8 @@ class Sequence {
   struct Head {
     HeadModel model;
     std::vector<oracle::Row> text;   // every row, rounded to the cache's type
-    std::vector<oracle::Row> nodes;  // the same for a pending tree's
-    // As first read once quantised: a row is quantised once and never again.
+    std::vector<oracle::Row> nodes;  // the same for a pending tree
+    // The values first read after quantisation; they must never change.
     std::map<std::int64_t, std::vector<double>> quantized_keys, quantized_values;
   };
   struct Layer {
@@ -281,7 +281,7 @@ class Sequence {
     for (Head& head : layer.heads) head.model.commit(layer.committed);
   }
 
-  // All rows that a policy holds, whoever asks; `appended` queries will attend to them.
+  // All rows that a policy holds, whether or not a query sees them; `appended` queries will attend to them.
   [[nodiscard]] Rows held(std::size_t l, std::size_t h, Read read = Read::all,
                           std::size_t appended = 0) const {
     return Backend::held(cache_, l, h, read, appended);
@@ -293,7 +293,8 @@ class Sequence {
     Backend::check_held(cache_, l, h, rows, head.model);
     bool exact = true;
     bool again = true;
-    for (const auto& entry : rows) {  // lambdas below cannot hold parts of a binding in clang 14
+    for (const auto& entry : rows) {  // clang 14 cannot capture parts of a structured binding in the lambdas
+                                      // below
       const std::int64_t position = entry.first;
       const oracle::Row& row = entry.second;
       const oracle::Row& original = head.text[static_cast<std::size_t>(position)];
@@ -305,8 +306,8 @@ class Sequence {
           exact = exact && (returned ? is_near(before->second, now) : same_bits(now, then));
           return;
         }
-        const auto [place, first] = seen.emplace(position, now);
-        again = again && (returned ? is_near(place->second, now) : same_bits(place->second, now));
+        const auto [known, first] = seen.emplace(position, now);
+        again = again && (returned ? is_near(known->second, now) : same_bits(known->second, now));
         if (first) check_bound(layers_[l].shape, head, position, now, then, is_key);
       };
       side(head.model.key_is_quantized(position), row.key, original.key, head.quantized_keys, true);
@@ -316,7 +317,7 @@ class Sequence {
     CHECK(again);
   }
 
-  // To the rounding of scales in half.
+  // Equal up to the rounding of scales in half.
   static bool is_near(const std::vector<double>& a, const std::vector<double>& b) {
     bool near = a.size() == b.size();
     for (std::size_t i = 0; i < a.size(); ++i) near = near && std::abs(a[i] - b[i]) <= 1e-2;
@@ -344,10 +345,10 @@ class Sequence {
       lossy = lossy || now[i] != then[i];
     }
     CHECK(inside);
-    CHECK(lossy);  // random numbers do not lie on the grid: a row that is called quantised must be
+    CHECK(lossy);  // random numbers are not on the grid, so a quantised row must have errors
   }
 
-  // What the next query would read.
+  // Compares the rows that the next query would read.
   void check_shown(std::size_t l, std::size_t h) const {
     const Layer& layer = layers_[l];
     const auto next = static_cast<std::int64_t>(layer.queries.size());
@@ -389,17 +390,17 @@ class Sequence {
     options.tree = call.tree;
 
     const std::size_t rollback = options_.max_rollback;
-    const auto behind = [&](std::size_t end) { return end - std::min(end, rollback); };
+    const auto committed_at = [&](std::size_t end) { return end - std::min(end, rollback); };
     if (call.apart) {
       if constexpr (requires { Backend::trees; }) {
         cache_.append(l, std::as_const(k).view(), std::as_const(v).view(), options);
       } else {
         cache_.append(l, std::as_const(k).view(), std::as_const(v).view());
       }
-      commit_model(layer, behind(before));
+      commit_model(layer, committed_at(before));
     }
     std::vector<Rows> rows;
-    std::vector<std::vector<oracle::Row>> nodes;  // of each head
+    std::vector<std::vector<oracle::Row>> nodes;  // one list for each head
     std::vector<bool> refreshed(layer.heads.size(), false);
     for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       rows.push_back(held(l, h, Read::all, call.apart ? tokens : 0));
@@ -417,8 +418,8 @@ class Sequence {
 
     for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       Head& head = layer.heads[h];
-      // Rows of the tail are exact, rows of the chunk as the caller gave them, or as the tail keeps
-      // them if they were appended before.
+      // Rows of the tail are exact. Rows of the chunk are as the caller gave them, or rounded as in the tail
+      // if they were appended before.
       for (std::size_t p = layer.committed; p < text; ++p) rows[h][static_cast<std::int64_t>(p)] = head.text[p];
       nodes.push_back(head.nodes);
       for (std::size_t i = 0; i < tokens; ++i) {
@@ -443,17 +444,17 @@ class Sequence {
       auto& query = (call.tree == nullptr ? layer.queries : layer.node_queries).emplace_back();
       for (std::size_t h = 0; h < layer.shape.q_heads; ++h) query.push_back(rounded(q.row(i, h)));
     }
-    // What was added up cannot be taken back, and neither can its rows.
+    // Added-up attention cannot be taken back, so its rows are committed.
     const bool adds_up = std::ranges::any_of(layer.heads, [](const Head& head) { return head.model.spec().adds_up(); });
     if (adds_up) commit_model(layer, before + tokens);
-    if (!call.apart) commit_model(layer, behind(before + tokens));
+    if (!call.apart) commit_model(layer, committed_at(before + tokens));
     for (std::size_t h = 0; h < layer.heads.size(); ++h) {
       HeadModel& model = layer.heads[h].model;
       if (model.spec().kind == Kind::retrieval && call.read == Read::all && call.refresh_selection) {
         follow_refresh(l, h, q, before + tokens);
       }
     }
-    // One head that is due commits its layer.
+    // One head that is due for compression commits its layer.
     const auto due = [](const Head& head) { return head.model.wants_compress(); };
     if (std::ranges::any_of(layer.heads, due)) {
       commit_model(layer, before + tokens);
@@ -463,7 +464,8 @@ class Sequence {
     }
   }
 
-  // What the queries of a call that begins at `before` pay the rows of heads that add it up.
+  // Adds the attention of a call's queries, the first at position `before`, to the rows of heads that add it
+  // up.
   template <class In>
   void add_up(Layer& layer, const Tensor<In>& q, const std::vector<Rows>& rows, std::size_t before) const {
     const std::size_t group = layer.shape.queries_per_kv();
@@ -484,7 +486,7 @@ class Sequence {
     }
   }
 
-  // The kept rows where none is quantised.
+  // The kept rows, if none is quantised.
   static Rows text_rows(const Head& head) {
     Rows rows;
     for (const std::int64_t p : head.model.kept()) rows[p] = head.text[static_cast<std::size_t>(p)];
@@ -496,7 +498,7 @@ class Sequence {
                      const std::vector<float>& log_sum_exp, const std::vector<Rows>& rows,
                      const std::vector<std::vector<oracle::Row>>& nodes, std::size_t before,
                      const Call& call) const {
-    // The nodes that a query sees: its own and what it continues.
+    // The nodes that a query sees: its own and its ancestors.
     const auto path_of = [&](std::size_t token) {
       std::set<std::size_t> path;
       if (call.tree == nullptr) return path;
@@ -526,17 +528,17 @@ class Sequence {
         for (const auto& [p, row] : rows[h]) candidates.push_back(&row);
         for (const std::size_t node : path) candidates.push_back(&nodes[h][node]);
         std::vector<const oracle::Row*> read_rows;
-        std::vector<oracle::Row> turned;
-        turned.reserve(model.spec().sinks);
+        std::vector<oracle::Row> rotated;
+        rotated.reserve(model.spec().sinks);
         for (const oracle::Row* candidate : candidates) {
           const oracle::Row& row = *candidate;
           const std::int64_t p = row.position;
           if (!model.reads(p, t, first, call.read == Read::selected)) continue;
           const auto latest = static_cast<std::int64_t>(model.spec().sinks + model.spec().recent) - 1;
           if (model.spec().in_cache && p < static_cast<std::int64_t>(model.spec().sinks) && t > latest) {
-            turned.push_back(row);
-            turned.back().key = oracle::turn(row.key, static_cast<double>(t - latest), rotary_theta);
-            read_rows.push_back(&turned.back());
+            rotated.push_back(row);
+            rotated.back().key = oracle::turn(row.key, static_cast<double>(t - latest), rotary_theta);
+            read_rows.push_back(&rotated.back());
           } else {
             read_rows.push_back(&row);
           }
@@ -590,7 +592,8 @@ class Sequence {
     head.model.select(chosen, tokens);
   }
 
-  // What each of the latest queries that a head asks pays each of its rows: [query head][query][row].
+  // The attention of each of the latest queries that a head's scorer uses to each of its rows: [query
+  // head][query][row].
   [[nodiscard]] std::vector<std::vector<std::vector<double>>> attention_of_latest(
       const Layer& layer, std::size_t h, const Rows& before) const {
     const std::size_t tokens = layer.queries.size();
@@ -621,7 +624,7 @@ class Sequence {
     double slack = Backend::score_error;
     if (model.spec().rank == oracle::Rank::h2o) {
       scores = model.paid();
-      // A probability is off by so many parts of itself.
+      // The error of a probability is relative.
       for (const double score : scores) slack = std::max(slack, 5 * Backend::score_error * score);
     } else if (model.spec().rank == oracle::Rank::key_norm) {
       for (const auto& [p, row] : before) {

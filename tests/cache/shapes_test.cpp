@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Models whose layers differ: heads, channels of keys and of values, windows, layers without a
-// cache and layers that read another one's.
+// Models whose layers differ: in heads, channels of keys and of values, and windows; with layers that have no
+// cache or read another layer's.
 #include <doctest/doctest.h>
 
 #include <limits>
@@ -24,7 +24,7 @@ namespace {
 using Plan = HeadPlan<float>;
 using Cache = KvCache<float>;
 
-// Layer 1 has no cache, layer 3 reads that of layer 2, whose values are wider than its keys.
+// Layer 1 has no cache. Layer 3 reads that of layer 2, whose values are wider than its keys.
 ModelShape some_shape() {
   ModelShape shape{.layers = 4, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
   shape.change(1) = {};
@@ -33,7 +33,7 @@ ModelShape some_shape() {
   return shape;
 }
 
-// Numbers of one layer's call.
+// The numbers of one layer's call.
 struct LayerCall {
   Tensor<float> q, k, v, out;
   LayerCall(test::Random& random, const LayerShape& layer, std::size_t tokens)
@@ -50,7 +50,7 @@ struct LayerCall {
   }
 };
 
-// One call on every layer that takes a step.
+// Makes one call on every layer that takes a step.
 void feed(Cache& cache, test::Random& random, std::size_t tokens) {
   const ModelShape& shape = cache.plan().shape();
   for (std::size_t l = 0; l < shape.layers; ++l) {
@@ -68,7 +68,7 @@ TEST_CASE("random operations on random shapes: every policy does what its model 
   test::random_shapes<float, float>(1, 8, 40);
 }
 
-TEST_CASE("a shape that no model can have is refused with the value and what would fit") {
+TEST_CASE("an impossible shape is refused with the value and what would fit") {
   const auto with = [](LayerShape layer) {
     ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
     shape.change(1) = layer;
@@ -107,7 +107,7 @@ TEST_CASE("a shape that no model can have is refused with the value and what wou
                  "there is no layer 2"));
 }
 
-TEST_CASE("a storage refuses values of channels that it cannot hold") {
+TEST_CASE("a storage refuses values with channels that it cannot hold") {
   using Dense = DenseStorage<float>;
   using Codes = PerTokenStorage<float>;
   CHECK(contains(thrown<ConfigError>([] { Dense{{}, {.head_dim = 8, .value_dim = 12}}; }),
@@ -131,12 +131,12 @@ TEST_CASE("shapes are equal if their layers are, however they are written") {
   CHECK(!same.is_uniform());
   CHECK(shape.layer(2).value_dim == 64);
   CHECK(some_shape().kv_head_count() == 5);
-  // Values have as many channels as keys, whenever these are set.
+  // Values have as many channels as keys, whether keys are set before or after.
   same.change(0).head_dim = 128;
   CHECK(same.layer(0).value_dim == 128);
 }
 
-TEST_CASE("a window of the model bounds every head, whatever is set") {
+TEST_CASE("a window of the model bounds every head, whatever its settings") {
   ModelShape shape{.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 64};
   shape.change(1).window = 32;
   using Window = SinkRecentCache<DenseStorage<float>>::Config;
@@ -169,7 +169,7 @@ TEST_CASE("calls on layers that keep no rows are refused by name") {
                  "there is no layer 4, the plan has 4"));
   CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(cache.plan().at(1, 0)); }),
                  "there is no KV head 0 in layer 1, which has 0, for it has no cache of its own"));
-  // Its rows are committed: nothing of the call is left to attend to.
+  // The rows of the call are committed, so nothing of it is left to attend to.
   Tensor<float> q{1, 3, 24};
   Tensor<float> out{1, 3, 40};
   CHECK(contains(thrown<ShapeError>([&] { cache.attend(3, q.view(), out.view()); }),
@@ -186,7 +186,7 @@ TEST_CASE("calls on layers that keep no rows are refused by name") {
   CHECK(cache.tokens() == 3);
 }
 
-TEST_CASE("a layer that reads another one's cache attends as if it had the same rows itself") {
+TEST_CASE("a layer that reads another one's cache attends as if it held the same rows itself") {
   test::Random random{4};
   const ModelShape shape = some_shape();
   const LayerShape source = shape.layer(2);
@@ -263,7 +263,7 @@ TEST_CASE("bytes are those that the plan predicts, and a saved cache continues b
   }
 }
 
-TEST_CASE("the soft cap of a layer is taken where the call sets none") {
+TEST_CASE("the soft cap of a layer applies where the call sets none") {
   test::Random random{9};
   ModelShape shape{.layers = 2, .q_heads = 2, .kv_heads = 1, .head_dim = 16};
   shape.change(1).softcap = 0.5F;

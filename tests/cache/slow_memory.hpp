@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two memories, of which one is slow, for Sequence and for tests of a cache's own.
+// Fast memory and slow memory, for Sequence and for tests with caches of their own.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace test {
 
-/// Fast memory, with slow memory beside it.
+/// Fast memory with a slow memory beside it.
 struct TwoMemories : CountingResource {
   CountingResource slow;
 
@@ -24,7 +24,7 @@ struct TwoMemories : CountingResource {
   [[nodiscard]] std::size_t faults() const { return CountingResource::faults() + slow.faults(); }
 };
 
-/// A cache with slow memory: it does what the one without does.
+/// A cache with slow memory, which must behave like one without.
 template <kvpolicy::Element E>
 struct SlowBackend : HostBackend<E> {
   using Base = HostBackend<E>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cache whose full pages lie in slow memory: it gives the bits that it gives without, keeps in
-// fast memory what it promises to, and outlives every failure of the slow one.
+// A cache whose full pages are in slow memory: its results are bit for bit those without slow memory, its
+// fast memory is as small as promised, and it survives every failure of the slow memory.
 #include <doctest/doctest.h>
 
 #include <memory>
@@ -28,7 +28,7 @@ Plan every_head(std::size_t first) {
   return test::plan_of<float>(shape, test::some_heads(first, shape.kv_head_count(), false));
 }
 
-// Rows up to here have been chosen among, if the head selects.
+// The rows up to which the head's selection was made, if it selects.
 std::size_t selected_until(const Cache& cache, std::size_t layer, std::size_t head) {
   std::size_t until = 0;
   test::for_each_shipped<float>([&]<class P>() {
@@ -39,7 +39,7 @@ std::size_t selected_until(const Cache& cache, std::size_t layer, std::size_t he
   return until;
 }
 
-// Rows on slow pages among those that a read shows.
+// Number of rows on slow pages among those that a read shows.
 std::size_t slow_rows(const Cache& cache, std::size_t layer, std::size_t head, Read read,
                       const SlowMemory& slow) {
   std::size_t rows = 0;
@@ -53,7 +53,7 @@ std::size_t slow_rows(const Cache& cache, std::size_t layer, std::size_t head, R
   return rows;
 }
 
-// The same text, without slow memory and with it.
+// Caches of the same text, without and with slow memory.
 struct Pair {
   Cache fast, slow;
 
@@ -64,7 +64,7 @@ struct Pair {
   }
 };
 
-// The same call on both, which must give the same bits.
+// Makes the same random call on both, which must give the same bits.
 void random_call(test::Random& random, Pair& pair, std::size_t max_append) {
   const std::size_t tokens =
       test::one_of(random, std::vector<std::size_t>{1, 1, 1, 2, 3, 8, 17, 40, 70});
@@ -103,7 +103,7 @@ TEST_CASE("slow memory changes no bit of any output, whatever the heads and the 
     with_slow.slow_memory = &slow;
     {
       std::vector<Pair> pairs;
-      // By eights: every stretch then has a head that keeps all rows.
+      // In groups of eight heads, each of which has a head that keeps all rows.
       pairs.push_back({Cache{every_head(8 * seed), options}, Cache{every_head(8 * seed), with_slow}});
       pairs[0].each([](Cache& cache) {
         test::Random prompt{9};
@@ -127,7 +127,7 @@ TEST_CASE("slow memory changes no bit of any output, whatever the heads and the 
           random_call(random, pair, options.max_append);
         }
         for (Pair& one : pairs) {
-          // A selected read knows slow pages only where nothing was selected yet.
+          // A selected read sees slow pages only if nothing was selected yet.
           for (std::size_t h = 0; h < kv_heads; ++h) {
             if (selected_until(one.slow, 0, h) > 0) {
               CHECK(slow_rows(one.slow, 0, h, Read::selected, slow) == 0);
@@ -144,7 +144,7 @@ TEST_CASE("slow memory changes no bit of any output, whatever the heads and the 
   }
 }
 
-TEST_CASE("what a plan predicts of slow memory") {
+TEST_CASE("a plan predicts the bytes in slow memory") {
   using Quantized = QuantizedResidualCache<float, Granularity::per_channel>;
   using Window = SinkRecentCache<DenseStorage<float>>;
   using Retrieval = ChunkRetrievalCache<PerTokenStorage<float>>;
@@ -165,20 +165,21 @@ TEST_CASE("what a plan predicts of slow memory") {
     CHECK(cache.slow_bytes() == estimate.slow);
     CHECK(cache.slow_bytes() == slow.live_bytes());
     CHECK(cache.bytes() - cache.slow_bytes() == memory.live_bytes());
-    // Without a choice, all but the copies of one: 32 + 7 rows at most, 2 pages of 8 bits a side.
+    // Without a selection the copies of one are missing: at most 32 + 7 rows, 2 pages of 8 bits for each
+    // side.
     const std::size_t committed = cache.commit_point();
-    const std::size_t settled = (committed - std::min<std::size_t>(committed, 10)) / 32 * 32;
-    const std::size_t pages = (std::min<std::size_t>(settled, 39) + 31) / 32;
+    const std::size_t in_whole_pages = (committed - std::min<std::size_t>(committed, 10)) / 32 * 32;
+    const std::size_t pages = (std::min<std::size_t>(in_whole_pages, 39) + 31) / 32;
     CHECK(cache.bytes() + 2 * pages * 32 * (64 + 4) == estimate.total());
   }
-  // By hand: n rows are committed, 9 pages of 32 dense ones are full.
+  // Computed by hand: n rows are committed, 9 pages of 32 dense rows are full.
   const std::size_t n = cache.commit_point();
   CHECK(n == 586);
   const std::size_t full = 2 * 18 * 32 * 64 * 4;
   const std::size_t four_bits = 2 * (544 / 32) * 32 * 32 + (544 / 32) * (2 * 64 * 2 * 2) + (544 / 32) * 32 * 4;
   const std::size_t eight_bits = 2 * (576 / 32) * 32 * (64 + 4);
   CHECK(cache.slow_bytes() == full + four_bits + eight_bits);
-  // A choice takes copies; what came since stays fast until the next one.
+  // A new selection makes copies; later rows stay in fast memory until the next selection.
   test::feed(cache, random, {3}, {.read = Read::selected, .refresh_selection = true});
   CHECK(cache.bytes() <= plan.memory(cache.tokens(), options).total());
   CHECK(cache.bytes() - cache.slow_bytes() == memory.live_bytes());
@@ -186,12 +187,12 @@ TEST_CASE("what a plan predicts of slow memory") {
   CHECK(cache.slow_bytes() < plan.memory(cache.tokens(), options).slow);
   CHECK(cache.slow_bytes() == slow.live_bytes());
   test::feed(cache, random, {1}, {.read = Read::selected, .refresh_selection = true});
-  test::feed(cache, random, {1, 1, 1, 1, 1});  // until the choice before cannot come back
+  test::feed(cache, random, {1, 1, 1, 1, 1});  // until no rollback can restore the selection before
   test::feed(cache, random, {1});
   CHECK(cache.slow_bytes() == plan.memory(cache.tokens(), options).slow);
 }
 
-TEST_CASE("slow pages: written once, never read by selected reads, kept by forks") {
+TEST_CASE("slow pages: are written once, never read by selected reads, kept by forks") {
   using Retrieval = ChunkRetrievalCache<DenseStorage<float>>;
   constexpr ModelShape small{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 64};
   test::FailingSlowMemory slow;
@@ -201,11 +202,11 @@ TEST_CASE("slow pages: written once, never read by selected reads, kept by forks
   test::feed(cache, random, {1000, 1, 2, 500});
   const std::size_t page = 64 * 64 * sizeof(float);
   CHECK(slow.written_bytes() == 2 * 2 * (1503 / 64) * page);
-  CHECK(slow.take_fetched_bytes() == 0);  // the scalar engine reads it as it is
+  CHECK(slow.take_fetched_bytes() == 0);  // the scalar engine reads slow memory in place
   test::feed(cache, random, {1}, {.read = Read::selected, .refresh_selection = true});
   const std::size_t fetched = slow.take_fetched_bytes();
   CHECK(fetched > 0);
-  CHECK(fetched <= 2 * 2 * (64 + 7) * 64 * sizeof(float));  // the chosen rows alone
+  CHECK(fetched <= 2 * 2 * (64 + 7) * 64 * sizeof(float));  // only the selected rows
   for (int i = 0; i < 200; ++i) test::feed(cache, random, {1}, {.read = Read::selected});
   CHECK(slow.take_fetched_bytes() == 0);
   CHECK(slow.written_bytes() == 2 * 2 * (1503 / 64) * page);
@@ -216,8 +217,8 @@ TEST_CASE("slow pages: written once, never read by selected reads, kept by forks
   CHECK(test::dump(fork) == test::dump(cache));
 }
 
-// Kivi's flush quantises keys long before values: pages of keys that are full must wait for those of
-// the values, or the rows between were read from slow memory.
+// KIVI's flush quantises keys long before values. A full page of keys must wait for the page of values with
+// the same rows; otherwise the rows in between would be read from slow memory.
 TEST_CASE("slow pages: keys and values of a row leave fast memory together") {
   using Retrieval = ChunkRetrievalCache<PerChannelStorage<float>>;
   constexpr ModelShape small{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
@@ -234,11 +235,11 @@ TEST_CASE("slow pages: keys and values of a row leave fast memory together") {
   CHECK(slow_rows(cache, 0, 0, Read::selected, slow) == 0);
 }
 
-// Every call of the slow memory fails once, in every call of the cache.
+// Every call to the slow memory fails once, in every call of the cache.
 TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes on") {
   struct Case {
     std::string what;
-    std::size_t first_head;  // of all_heads
+    std::size_t first_head;  // index into all_heads
     std::size_t tokens;
     AttendOptions options;
   };
@@ -246,7 +247,7 @@ TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes
       {"a long step", 0, 70, {}},
       {"a step", 12, 9, {}},
       {"a selected read that chooses", 12, 2, {.read = Read::selected, .refresh_selection = true}},
-      {"a refresh behind the call", 12, 20, {.refresh_selection = true}},
+      {"a refresh after the call", 12, 20, {.refresh_selection = true}},
   };
   std::size_t failed_calls = 0;
   for (const Case& one : cases) {
@@ -287,7 +288,7 @@ TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes
       }
       control_chunk.step(control, 0, one.options);
       CHECK(test::same_bits(chunk.out.numbers(), control_chunk.out.numbers()));
-      // A refresh that failed behind its call is made up for by the next selected read.
+      // A refresh that failed after its call is made up for by the next selected read.
       const AttendOptions next{.read = Read::selected, .refresh_selection = true};
       test::Chunk<> last{random, shape, 3};
       test::Chunk<> control_last = last;
@@ -302,9 +303,9 @@ TEST_CASE("failing slow memory: the call throws StorageError, and the cache goes
   CHECK(failed_calls >= 8);
 }
 
-// A write that fails behind a step is not the step's fault: its rows are kept, in fast memory, and
-// the next call that adds rows says what is wrong, for as long as it is.
-TEST_CASE("slow memory that cannot be written any more") {
+// A failing write after a step does not make the step fail: its rows stay in fast memory, and later calls
+// that add rows throw as long as the error remains.
+TEST_CASE("slow memory that can no longer be written") {
   constexpr ModelShape small{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
   test::FailingSlowMemory slow;
   Cache cache{Plan{small}, {.page_rows = 16, .slow_memory = &slow}};
@@ -312,7 +313,7 @@ TEST_CASE("slow memory that cannot be written any more") {
   test::Random random{3}, control_random{3};
   test::feed(cache, random, {15});
   test::feed(control, control_random, {15});
-  slow.fail_after(2);  // pages for keys and values are had, writing both fails
+  slow.fail_after(2);  // pages for keys and values exist, but writing both fails
   test::feed(cache, random, {1});
   test::feed(control, control_random, {1});
   CHECK(slow.failures() == 2);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls with trees that cannot work: a named error that carries the value and what would fit, and a
-// cache that is as it was and goes on with its tree.
+// Invalid calls with trees: the error has a named type and carries the value and what would fit, and the
+// cache is unchanged and continues with its tree.
 #include <doctest/doctest.h>
 
 #include <string>
@@ -60,11 +60,11 @@ struct Fixture {
     how.tree = &own;
     chunk.step(cache, layer, how);
   }
-  void hold() {  // the first three nodes, in both layers
+  void hold() {  // Adds the first three nodes in both layers.
     for (std::size_t l = 0; l < 2; ++l) step(l, tree.first(3), 3);
   }
 
-  // The call throws an E whose text has all these parts, and changes nothing.
+  // Checks that the call throws an E whose text has all these parts, and changes nothing.
   template <class E, class Call>
   void refuses(Call call, const std::vector<std::string>& parts) {
     const auto before = test::dump(cache);
@@ -83,7 +83,7 @@ struct Fixture {
 
 }  // namespace
 
-TEST_CASE_FIXTURE(Fixture, "a tree must be the one that the cache holds, and a few nodes more") {
+TEST_CASE_FIXTURE(Fixture, "a tree must begin with the nodes that the cache holds") {
   refuses<ShapeError>([&] { step(0, tree, 2); }, {"2 tokens are to be the last of a tree of 5 nodes", "holds 0"});
   refuses<ShapeError>([&] { step(0, tree, 6); }, {"6 tokens", "tree of 5 nodes"});
   refuses<ShapeError>([&] { step(0, TokenTree{}, 1); }, {"1 tokens", "tree of 0 nodes"});
@@ -100,14 +100,14 @@ TEST_CASE_FIXTURE(Fixture, "a tree must be the one that the cache holds, and a f
   const TokenTree three = tree.first(3);
   refuses<ShapeError>([&] { test::Chunk<>{random, shape, 4}.attend(cache, 0, {.tree = &three}); },
                       {"4 queries", "3 nodes"});
-  // And with the right one it goes on.
+  // The right tree is accepted afterwards.
   for (std::size_t l = 0; l < 2; ++l) step(l, tree, 2);
   cache.accept(std::vector<std::size_t>{0, 1, 4});
   CHECK(cache.tokens() == 24);
   refuses<ShapeError>([&] { chunk.attend(cache, 0, {.tree = &tree}); }, {"5 nodes", "the one of 0"});
 }
 
-TEST_CASE_FIXTURE(Fixture, "a tree must fit into the tail as a whole, and into the cache") {
+TEST_CASE_FIXTURE(Fixture, "a whole tree must fit into the tail and the cache") {
   const TokenTree seven = tree_of({text, 0, text, 0, 1, 1, 1});
   refuses<CapacityError>([&] { step(0, seven, 7); }, {"a tree of 7 nodes", "max_rollback = 6"});
   hold();
@@ -145,12 +145,12 @@ TEST_CASE_FIXTURE(Fixture, "while a tree is pending, nothing else adds, reads or
   CHECK_NOTHROW(chunk.step(cache, 0));
 }
 
-TEST_CASE_FIXTURE(Fixture, "which query of a tree should choose, nobody says") {
+TEST_CASE_FIXTURE(Fixture, "a call with a branching tree must name the query that selects") {
   refuses<ShapeError>([&] { step(0, tree, 5, {.refresh_selection = true}); }, {"refresh_selection with a tree"});
   refuses<ShapeError>([&] { step(0, tree, 5, {.read = Read::selected, .refresh_selection = true}); }, {"refresh_selection with a tree"});
 }
 
-TEST_CASE_FIXTURE(Fixture, "accept wants a path of a tree that every layer holds") {
+TEST_CASE_FIXTURE(Fixture, "accept requires a path of a tree that every layer holds") {
   using Path = std::vector<std::size_t>;
   refuses<RollbackError>([&] { cache.accept({}); }, {"KvCache::accept", "no tree is pending"});
   refuses<RollbackError>([&] { cache.accept(Path{0}); }, {"no tree is pending"});
@@ -158,12 +158,12 @@ TEST_CASE_FIXTURE(Fixture, "accept wants a path of a tree that every layer holds
   for (const Path& path : {Path{1}, Path{0, 2}, Path{0, 0}, Path{1, 0}, Path{3}, Path{0, 1, 4}, Path{text}}) {
     refuses<ShapeError>([&] { cache.accept(path); }, {"no path", "tree of 3 nodes"});
   }
-  // A call that came to one layer and not to the other.
+  // The call reached one layer and not the other.
   step(0, tree, 2);
   refuses<RollbackError>([&] { cache.accept(Path{0, 1}); },
                          {"layer 1 holds 3 nodes at 24 tokens", "layer 0 5 at 26"});
   cache.truncate(24);
-  // As many nodes, but others.
+  // A tree with as many nodes, but others.
   step(0, tree_of({text, 0, text, 2, 1}), 2);
   step(1, tree, 2);
   refuses<RollbackError>([&] { cache.accept(Path{0, 1}); }, {"layer 1 holds 5 nodes", "layer 0 5"});

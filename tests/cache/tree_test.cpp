@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Trees of guesses against caches that never saw one: a chain is a plain chunk, a node is read as if
-// its path stood alone, and what is accepted is what plain decoding would have left. The random
-// operations (random_operations.hpp) compare the same calls with attention in double.
+// Trees of draft tokens, compared with caches that never had one: a chain equals a plain chunk, a node is
+// read as if its path were the text, and an accepted path leaves what plain decoding would have left. The
+// random operations (random_operations.hpp) compare the same calls with attention in double.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -39,8 +39,8 @@ using Cache = KvCache<E>;
 
 constexpr ModelShape shape{2, 14, 7, 64};
 
-// Windows shorter than trees are deep, sinks that nodes can be. `linear`: no head whose attention
-// depends on how a text is cut into calls.
+// Windows are shorter than trees are deep, and nodes can be sinks. `linear`: only heads whose attention does
+// not depend on how a text is divided into calls.
 Plan mixed_plan(bool linear) {
   Plan plan{shape};
   for (std::size_t l = 0; l < shape.layers; ++l) {
@@ -54,7 +54,7 @@ Plan mixed_plan(bool linear) {
   return plan;
 }
 
-// What a call of the model would bring for some tokens, in the cache's own type, of every layer.
+// A model's call for some tokens in every layer, in the cache's own type.
 struct Tokens {
   std::vector<test::Chunk<E>> layers;
   std::size_t count;
@@ -81,10 +81,10 @@ struct Tokens {
   }
 };
 
-// Outputs and log-sum-exps of each token, all layers one behind the other.
+// Outputs and log-sum-exps of each token, of all layers one after another.
 using Outputs = std::vector<std::vector<float>>;
 
-// The tokens [first, last), of `tree` or none.
+// Makes a call for the tokens [first, last), with `tree` if it is not null.
 void run(Cache& cache, const Tokens& tokens, std::size_t first, std::size_t last, AttendOptions options, bool apart,
          Outputs& outputs) {
   const std::size_t count = last - first;
@@ -145,7 +145,7 @@ constexpr std::size_t most = 20;
 Cache make_cache(bool linear, std::size_t text, std::size_t max_rollback = most) {
   Cache cache{mixed_plan(linear), {.max_rollback = max_rollback, .max_append = most, .page_rows = 16}};
   Random random{77};
-  // A choice for the selected reads that follow.
+  // A selection for the selected reads that follow.
   if (text > 3) test::feed(cache, random, {text - 3});
   if (text > 0) test::feed(cache, random, {std::min<std::size_t>(text, 3)}, {.refresh_selection = true});
   return cache;
@@ -171,7 +171,7 @@ const std::vector<std::size_t> texts{0, 1, 3, 8, 16, 47, 90};
 
 }  // namespace
 
-TEST_CASE("a chain is a plain chunk, bit for bit") {
+TEST_CASE("a chain gives the bits of a plain chunk") {
   Random random{1};
   for (const std::size_t text : texts) {
     for (const bool apart : {false, true}) {
@@ -205,7 +205,7 @@ TEST_CASE("a chain is a plain chunk, bit for bit") {
   }
 }
 
-TEST_CASE("a node is read as if its path stood there alone, bit for bit") {
+TEST_CASE("a node gives the bits of a text that ends with its path") {
   Random random{2};
   for (const std::size_t text : texts) {
     for (const bool committed : {true, false}) {
@@ -230,7 +230,7 @@ TEST_CASE("a node is read as if its path stood there alone, bit for bit") {
           for (std::size_t i = 0; i < path.size(); ++i) run(alone, own, i, i + 1, {.read = read}, false, expected);
           REQUIRE(test::same_bits(outputs[node], expected.back()));
         }
-        // Forks have the tree as well, and go on where it was left.
+        // Forks have the tree as well, and continue it.
         const auto path = test::random_path(random, tree);
         Cache other = cache.fork();
         CHECK(test::dump(other) == test::dump(cache));
@@ -240,7 +240,7 @@ TEST_CASE("a node is read as if its path stood there alone, bit for bit") {
         check_same(run_tree(other, tokens, tree, {nodes}, true, {.read = read}), outputs);
         other.accept(path);
         CHECK(test::dump(other) == test::dump(cache));
-        // And that is what decoding the path would have left.
+        // The result is what decoding the path would have left.
         Cache alone = before.fork();
         const Tokens own{tokens, path};
         Outputs ignored;
@@ -261,7 +261,7 @@ TEST_CASE("a node is read as if its path stood there alone, bit for bit") {
   }
 }
 
-TEST_CASE("round after round, the ring wraps and nothing else changes") {
+TEST_CASE("over many rounds the ring wraps and nothing else changes") {
   // The smallest tail that holds the trees.
   for (const std::size_t nodes : std::initializer_list<std::size_t>{1, 3, 7}) {
     CAPTURE(nodes);
@@ -277,7 +277,7 @@ TEST_CASE("round after round, the ring wraps and nothing else changes") {
       CAPTURE(round);
       const TokenTree tree = test::random_tree(random, nodes);
       const Tokens tokens{random, nodes};
-      // Level by level or at once, one row at a time where rows are appended.
+      // The tree grows in several calls or one, by single rows where rows are appended.
       std::vector<std::size_t> cuts = random_cuts(random, nodes);
       const bool apart = below(random, 2) == 0;
       if (apart) {
@@ -315,7 +315,7 @@ TEST_CASE("truncate drops a tree, or keeps its first nodes pending") {
   const Outputs whole = run_tree(cache, tokens, tree, {12}, false);
   cache.truncate(45);
   CHECK(cache.tokens() == 45);
-  // Still the same tree: the other nodes come again.
+  // It is still the same tree, so the other nodes can be added again.
   const TokenTree five = tree.first(5);
   Outputs again;
   run(cache, tokens, 5, 12, {.tree = &tree}, true, again);
@@ -329,7 +329,7 @@ TEST_CASE("truncate drops a tree, or keeps its first nodes pending") {
   CHECK(test::dump(cache) == before);
 }
 
-TEST_CASE("truncate behind the root takes text back with the tree") {
+TEST_CASE("truncate to before the root takes back text with the tree") {
   Random random{4};
   Cache cache = make_cache(true, 40);
   Cache control = make_cache(true, 40);
@@ -343,7 +343,7 @@ TEST_CASE("truncate behind the root takes text back with the tree") {
   CHECK(test::dump(cache) == test::dump(control));
 }
 
-TEST_CASE("what a guess chose stays with it") {
+TEST_CASE("a selection by a draft token is kept if the token is") {
   const Plan plan{{1, 1, 1, 64}, Retrieval::Config{.chunk = 2, .budget = 4}};
   Cache cache{plan, {.max_rollback = 8}};
   Random random{6};
@@ -358,7 +358,7 @@ TEST_CASE("what a guess chose stays with it") {
   };
   using Path = std::vector<std::size_t>;
   constexpr std::size_t text = TokenTree::text;
-  // Node 1 chooses, by the first call, in a tree that goes on.
+  // The query of node 1 selects in the first call, and the tree grows after that.
   struct Case {
     Path parents;
     std::size_t first;
@@ -369,9 +369,9 @@ TEST_CASE("what a guess chose stays with it") {
       {{text, 0, 1, 2}, 2, {0, 1, 2, 3}, true},   // a chain
       {{text, 0, 1, 2}, 2, {0, 1}, true},
       {{text, 0, 1, 2}, 2, {0}, false},
-      {{text, 0, 1, 2}, 4, {0, 1, 2}, false},     // node 3 chooses
+      {{text, 0, 1, 2}, 4, {0, 1, 2}, false},     // the query of node 3 selects
       {{text, 0, 1, 0, 3}, 2, {0, 1, 2}, true},
-      {{text, 0, 1, 0, 3}, 2, {0, 3, 4}, false},  // as long a path, but another
+      {{text, 0, 1, 0, 3}, 2, {0, 3, 4}, false},  // a path of the same length, but another
       {{text, text, 0, 2}, 2, {0, 2, 3}, false},
       {{text, 0, text, 2}, 2, {2, 3}, false},
       {{text, 0, text, 2}, 2, {}, false},
@@ -386,7 +386,7 @@ TEST_CASE("what a guess chose stays with it") {
     cache.truncate(30);
     CHECK(policy.selection_is_stale());
   }
-  // A choice from before is back where a guess's goes.
+  // If the draft token is dropped, the selection from before is used again.
   test::feed(cache, random, {1}, {.refresh_selection = true});
   const TokenTree fork{Path{text, text}};
   test::Chunk<> chunk{random, plan.shape(), 2};
@@ -395,8 +395,8 @@ TEST_CASE("what a guess chose stays with it") {
   CHECK_FALSE(policy.selection_is_stale());
 }
 
-TEST_CASE("queries that were never shown are not known afterwards") {
-  // The nodes 0 and 1 are only appended.
+TEST_CASE("queries of tokens that were only appended are unknown afterwards") {
+  // Nodes 0 and 1 are only appended.
   const HeadPlan<float> plan{{1, 1, 1, 64}, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 2, .scorer = {.observation_window = 3}}};
   Random random{8};
   const TokenTree tree{std::vector<std::size_t>{TokenTree::text, 0, TokenTree::text, 0, 2, 4, 3}};
@@ -411,7 +411,7 @@ TEST_CASE("queries that were never shown are not known afterwards") {
     test::Chunk<> stepped{random, plan.shape(), 5};
     stepped.step(cache, 0, {.tree = &tree});
     cache.accept(path);
-    // The latest three are wanted, and those of the text went when a gap came behind them.
+    // The latest three queries are required; those of the text were forgotten when the gap followed them.
     if (path == Path{2, 4, 5}) {
       CHECK_NOTHROW(cache.compress());
     } else {

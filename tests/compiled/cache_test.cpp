@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cache on the compiled engine: what a consumer writes, whose file reads no Highway.
+// A cache on the compiled engine, written as a consumer writes it: this file includes no Highway header.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -36,7 +36,7 @@ std::vector<float> decode() {
   return all;
 }
 
-TEST_CASE("a cache on the compiled engine gives what one on ScalarEngine gives") {
+TEST_CASE("a cache on the compiled engine equals one on ScalarEngine") {
   const auto ours = decode<kvpolicy::compiled::Engine>();
   const auto expected = decode<kvpolicy::ScalarEngine>();
   CHECK(test::largest_difference(ours, expected) <= 5e-5);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The compiled engine against ScalarEngine, for every instruction set that this machine has, within the
+// Compares the compiled engine with ScalarEngine, for every instruction set of this machine, within the
 // bounds of tests/cpu/engine_test.cpp.
 #include <kvpolicy/compiled/engine.hpp>
 
@@ -37,7 +37,7 @@ using test::Tensor;
 
 constexpr double tolerance = 5e-5;
 constexpr double tolerance_of_log_sum_exp = 6e-6;
-// Of outputs rounded to T.
+// The bound for outputs rounded to T.
 template <class T>
 constexpr double rounding = std::is_same_v<T, float> ? 0.0 : 4 * 0x1p-7;
 
@@ -63,7 +63,7 @@ template <class Q, class Out>
 void compare_attend(Random& random, Engine& engine) {
   const std::size_t group = test::one_of(random, groups);
   const std::size_t head_dim = test::one_of(random, head_dims);
-  // Few queries are streamed, many go in tiles.
+  // A few queries are streamed, many are computed in tiles.
   const std::size_t tokens = test::one_of(random, std::vector<std::size_t>{1, 2, 3, 15, 33});
   const std::size_t kv_heads = 1 + below(random, 3);
   CAPTURE(group);
@@ -150,7 +150,7 @@ TEST_CASE("score equals ScalarEngine on every instruction set") {
   });
 }
 
-// Threads of its own for each call; counts what it ran.
+// Starts threads for each call, and counts what it ran.
 struct CountingPool {
   std::shared_ptr<std::atomic<std::size_t>> calls = std::make_shared<std::atomic<std::size_t>>(0);
 
@@ -184,7 +184,7 @@ TEST_CASE("a pool's threads do the work, and a copy has the same pool") {
   }
 }
 
-TEST_CASE("errors: an unknown instruction set, a head_dim that vectors do not fit") {
+TEST_CASE("errors: an unknown instruction set, a head_dim that does not fit vectors") {
   CHECK(kvpolicy::compiled::instruction_sets().back() == "baseline");
   const auto unknown = test::thrown<kvpolicy::ConfigError>([] {
     (void)Engine{kvpolicy::cpu::SerialFor{}, "AVX9"};

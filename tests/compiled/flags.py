@@ -4,8 +4,8 @@
   flags.py libkvpolicy_compiled.a
 
 The linker keeps one copy of an inline function, whichever file it comes from. So an instruction that not
-every x86-64 has (all such begin with v) may stand only in a function of one instruction set, whose name has
-Highway's namespace in it. Exits with 1 and names the others. Needs objdump.
+every x86-64 has (these begin with v) is only allowed in a function of one instruction set, whose name has
+Highway's namespace in it. Exits with 1 and names all other functions that have one. Needs objdump.
 """
 import re
 import subprocess

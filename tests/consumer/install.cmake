@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# cmake -DBUILD_DIR=... -DPREFIX=... -P install.cmake: installs into an empty prefix, so that a
-# header that was removed is gone. Time stamps are kept: what did not change is not rebuilt.
+# cmake -DBUILD_DIR=... -DPREFIX=... -P install.cmake: installs into an empty prefix, so that no removed
+# header is left. Time stamps are kept, so that unchanged files are not rebuilt.
 file(REMOVE_RECURSE "${PREFIX}")
 execute_process(COMMAND ${CMAKE_COMMAND} --install "${BUILD_DIR}" --prefix "${PREFIX}"
                 COMMAND_ERROR_IS_FATAL ANY)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an engine author writes first: one header, no dependency. The outcome is known without any
-// arithmetic: the first query sees one row only, so its output is that row's value.
+// The first program of an engine's author: one header, no dependency. The result is known without
+// arithmetic, because the first query sees only one row, whose value is its output.
 #include <cstddef>
 #include <cstdio>
 #include <vector>

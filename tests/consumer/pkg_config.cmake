@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds and runs main.cpp with what pkg-config says and nothing else.
+# Builds and runs main.cpp with only the flags that pkg-config gives.
 set(ENV{PKG_CONFIG_PATH} "${PREFIX}/share/pkgconfig")
 execute_process(COMMAND ${PKG_CONFIG} --modversion kvpolicy OUTPUT_VARIABLE version
                 OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)

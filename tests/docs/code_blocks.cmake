@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Every C++ block of a page compiles, with our warnings as errors. What a block is, it says itself or
-# the HTML comment on the line in front of it:
-#   a block with `int main` is a program, and compiled as it stands;
-#   <!-- code: NAME -->     the block is a fragment: tests/docs/prelude/NAME.hpp says what it may use.
-#                           What stands there up to the line `// each block` comes once, the rest
-#                           around each block of the page, in place of `BLOCK`;
-#   <!-- part of: FILE -->  the block stands in that program of ours, wherever it is indented; which is
-#                           compiled and run elsewhere. May be said of a program, too.
+# Checks that every C++ block of a page compiles, with our warnings as errors. The kind of a block follows
+# from its code or from an HTML comment on the line before it:
+#   a block with `int main` is a program, and compiled as it is;
+#   <!-- code: NAME -->     the block is a fragment that may use tests/docs/prelude/NAME.hpp.
+#                           The part of the prelude up to the line `// each block` is written once, the
+#                           rest around each block of the page, in place of `BLOCK`;
+#   <!-- part of: FILE -->  the block is a part of that program of ours, up to indentation, which is
+#                           compiled and run elsewhere. A program may have this comment, too.
 # Any other block is an error.
 #   cmake -DPAGE=<page.md> -DSOURCE_DIR=<repository> -DCXX=<compiler> -DINCLUDES=<folder|folder>
 #         -DFLAGS=<flags of the build> -DCOMPONENTS=<io|cpu|format|simt: those that are there> -DWORK=<folder>
@@ -16,7 +16,7 @@ cmake_minimum_required(VERSION 3.25)
 string(REPLACE "|" ";" INCLUDES "${INCLUDES}")
 string(REPLACE "|" ";" COMPONENTS "${COMPONENTS}")
 list(REMOVE_DUPLICATES INCLUDES)
-list(REMOVE_ITEM INCLUDES /usr/include)  # has its place already
+list(REMOVE_ITEM INCLUDES /usr/include)  # has its place in the search path already
 list(TRANSFORM INCLUDES PREPEND "-isystem")
 separate_arguments(flags UNIX_COMMAND "${FLAGS}")
 list(APPEND flags -std=c++20 -fsyntax-only -Wall -Wextra -Wconversion -Wshadow -Wpedantic -Werror
@@ -25,9 +25,9 @@ list(APPEND flags -std=c++20 -fsyntax-only -Wall -Wextra -Wconversion -Wshadow -
 file(READ "${SOURCE_DIR}/${PAGE}" rest)
 file(REMOVE_RECURSE "${WORK}")
 file(MAKE_DIRECTORY "${WORK}")
-set(line 1)       # of the beginning of `rest`
+set(line 1)       # line of the first character of `rest`
 set(blocks 0)
-set(preludes "")  # in use; the source of each is in source_NAME
+set(preludes "")  # those in use; source_NAME has the source of each
 set(failed FALSE)
 
 function(compile source what)
@@ -116,7 +116,7 @@ foreach(name IN LISTS preludes)
   endif()
   set(source "${WORK}/${name}.cpp")
   file(WRITE "${source}" "${source_${name}}")
-  # A fragment ends before it uses all that it has.
+  # A fragment may leave variables unused.
   compile("${source}" "a fragment with the prelude ${name}" -Wno-unused)
 endforeach()
 if(blocks EQUAL 0)

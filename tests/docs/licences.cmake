@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Every source names its licence in one of its first lines, and LICENSE has no line of its template left.
+# Checks that every source names its licence in one of its first lines, and that no placeholder of the
+# template is left in LICENSE.
 #   cmake -DSOURCE_DIR=<repository> -P licences.cmake
 set(patterns "")
 foreach(folder bench cmake docs examples include kernels packaging reference_model scripts tests)

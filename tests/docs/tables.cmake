@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# bench/tables.py --check fails, and shows the line, where a cell of a page is not what its JSON says, a row is gone,
-# a marker is gone, or a marker has no table.
+# Checks that bench/tables.py --check fails and shows the line if a cell of a page differs from its JSON, a
+# row or a marker is missing, or a marker has no table.
 #   cmake -DPYTHON=<python3> -DSOURCE_DIR=<repository> -DWORK=<folder> -P tables.cmake
 set(results "${SOURCE_DIR}/bench/results")
 
@@ -13,7 +13,7 @@ function(check status output)
   set(${output} "${printed}${complaint}" PARENT_SCOPE)
 endfunction()
 
-# refuses(PAGE FROM TO SAYS): after the first FROM of PAGE became TO the check fails, and says SAYS.
+# refuses(PAGE FROM TO SAYS): with the first FROM of PAGE replaced by TO the check must fail and print SAYS.
 function(refuses page from to says)
   file(READ "${SOURCE_DIR}/${page}" text)
   string(FIND "${text}" "${from}" at)

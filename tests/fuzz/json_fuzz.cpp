@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Head scores and plans from any bytes: either they are refused, or what was read can be used and
-// comes back the same.
+// Reads head scores and plans from any bytes: they are refused, or what was read can be used, and reading it
+// back after writing gives the same.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace kvpolicy;
 
-// However long what is refused may be.
+// Errors must be short, however long the refused text is.
 void expect_short(const FormatError& error) {
   if (std::string_view{error.what()}.size() > 4000) std::abort();
 }
@@ -32,7 +32,7 @@ void read_scores(std::string_view text) {
     std::size_t sum = 0;
     for (const std::size_t budget : budgets.values()) sum += budget;
     if (sum != 56 * scores.layers()) std::abort();
-  } catch (const ConfigError&) {  // a negative score, say
+  } catch (const ConfigError&) {  // for example for a negative score
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stands in for libFuzzer: hands every file of a corpus folder to the fuzz target once, so that
-// each compiler and sanitizer run keeps what fuzzing has found.
+// Replaces libFuzzer: runs the fuzz target once with every file of a corpus folder, so that inputs that
+// fuzzing has found are tested with each compiler and sanitizer.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +27,7 @@ int main(int argc, char** argv) try {
   std::sort(files.begin(), files.end());
   for (const fs::path& file : files) {
     std::printf("%s\n", file.filename().c_str());
-    std::fflush(stdout);  // the last line names the input of a crash
+    std::fflush(stdout);  // if a run crashes, the last line names its input
     std::ifstream in(file, std::ios::binary);
     const std::vector<char> bytes(std::istreambuf_iterator<char>(in), {});
     LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes as a safetensors file: either a FormatError, or a header whose every tensor can be read
-// without a step out of bounds and written back to an equal one.
+// Reads any bytes as a safetensors file: the result is a FormatError, or a header whose tensors can all be
+// read without an access out of bounds and written to an equal file.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     read_all(parse_safetensors(file, "fuzzed"), file);
   } catch (const FormatError& error) {
-    // A refusal is as good an answer as a header, if it is short, however long what it refuses is.
+    // Errors must be short, however long the refused text is.
     expect(std::string_view{error.what()}.size() < 4000);
   }
   return 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A saved cache from any bytes, with checksums that fit: either it is refused and nothing has
-// changed, or the cache goes on with whatever numbers it got, and comes back the same.
+// Reads a saved cache from any bytes with valid checksums: the file is refused and nothing has changed, or
+// the cache can be used with the numbers that it got, and reading it back after saving gives the same.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -37,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     test::small_step(cache, 3, selecting);
     try {
       cache.compress();
-    } catch (const ShapeError&) {  // not all queries are known
+    } catch (const ShapeError&) {  // not all queries are in the file
     }
     test::small_step(cache, 1);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gates from any bytes: either they are refused, or they make plans and come back the same.
+// Reads gates from any bytes: they are refused, or they make plans, and reading them back after writing gives
+// the same.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -10,7 +11,7 @@
 
 namespace {
 
-// However long what is refused may be.
+// Errors must be short, however long the refused text is.
 void expect_short(const kvpolicy::FormatError& error) {
   if (std::string_view{error.what()}.size() > 4000) std::abort();
 }

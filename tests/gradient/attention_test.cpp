@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention in blocks against loops in double over what each query sees, and its way back against
-// central differences of those loops.
+// Compares attention in blocks with loops in double over the rows that each query sees, and its backward pass
+// with central differences of those loops.
 #include <reference_model/gradient/attention.hpp>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct Shape {
   std::size_t tokens, q_heads, kv_heads, head_dim;
 };
 
-/// One query's row of attention, from the definition.
+/// One query's row of attention, computed from the definition.
 Doubles attend(const Shape& s, const Doubles& q, const Doubles& k, const Doubles& v,
                const AttentionMask& mask, std::size_t token, std::size_t head) {
   const std::size_t kv_head = head / (s.q_heads / s.kv_heads);
@@ -139,16 +139,16 @@ TEST_CASE("a query sees what its mask lets it see, at every size around the bloc
   }
 }
 
-TEST_CASE("KV heads have masks of their own, query heads that of their group") {
+TEST_CASE("each KV head has a mask, which applies to the query heads of its group") {
   CHECK(Case{{140, 6, 3, 16}, {{}, {.sinks = 4, .recent = 20}, {.sinks = 70, .recent = 0}}}
             .forward_error() <= 5e-6);
 }
 
-TEST_CASE("long texts, whose heads go to several threads") {
+TEST_CASE("long texts, whose heads are distributed over threads") {
   CHECK(Case{{300, 4, 2, 8}, {{.sinks = 5, .recent = 50}, {}}}.forward_error() <= 5e-6);
 }
 
-TEST_CASE("the way back equals central differences") {
+TEST_CASE("the backward pass equals central differences") {
   const auto check = [](Case c, std::size_t stride) {
     std::vector<float> dq(c.q.size()), dk(c.k.size()), dv(c.v.size());
     c.back(dq, dk, dv);
@@ -166,9 +166,9 @@ TEST_CASE("the way back equals central differences") {
   check(Case{{70, 4, 2, 8}, {{}, {.sinks = 3, .recent = 9}}}, 37);
 }
 
-TEST_CASE("gradients are added, and what carries none costs none") {
+TEST_CASE("gradients are added, and heads without a gradient get none") {
   Case c{{80, 2, 2, 4}, {{}, {.sinks = 2, .recent = 5}}};
-  // The second head gets no gradient; the first only from one query.
+  // The second head gets no gradient, and the first only from one query.
   for (std::size_t i = 0; i < c.dout.size(); ++i) {
     if (i / 4 % 2 == 1 || i / 8 != 66) c.dout[i] = 0.0;
   }
@@ -184,7 +184,7 @@ TEST_CASE("gradients are added, and what carries none costs none") {
   for (std::size_t i = 0; i < dv.size(); ++i) CHECK(dv[i] == doctest::Approx(2.0F * once[i]));
 }
 
-TEST_CASE("what does not fit is refused") {
+TEST_CASE("sizes that do not fit are refused") {
   const std::vector<float> x(64);
   std::vector<float> out(64);
   const TensorView<const float> in{x.data(), 4, 2, 8};

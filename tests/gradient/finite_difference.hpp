@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Central differences in double: what a gradient must be, found without one.
+// Gradients by central differences in double.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline Doubles random_numbers(std::size_t count, unsigned seed, double scale = 1
   std::mt19937 bits{seed};
   std::normal_distribution<double> draw{0.0, scale};
   Doubles x(count);
-  // Through float, so that both sides begin at the same numbers.
+  // Rounds to float, so that both sides begin at the same numbers.
   for (double& one : x) one = static_cast<double>(static_cast<float>(draw(bits)));
   return x;
 }
@@ -32,7 +32,7 @@ inline double dot(const Doubles& a, const Doubles& b) {
   return sum;
 }
 
-/// d f / d x[i]; x is as it was afterwards.
+/// Returns d f / d x[i]; x is unchanged afterwards.
 inline double difference(const std::function<double()>& f, double& x) {
   constexpr double step = 1e-5;
   const double at = x;
@@ -44,13 +44,13 @@ inline double difference(const std::function<double()>& f, double& x) {
   return (above - below) / (2.0 * step);
 }
 
-/// The largest error of `gradient` at the places i, i + stride, ..., as a share of the largest
-/// difference met there (0.1 at least); infinite for NaN or other sizes.
+/// The largest error of `gradient` at the indices i, i + stride, ..., as a share of the largest difference
+/// there (at least 0.1); infinite for NaN or wrong sizes.
 inline double gradient_error(const std::function<double()>& f, Doubles& x,
                              std::span<const float> gradient, std::size_t stride = 1) {
   if (gradient.size() != x.size()) return INFINITY;
   double error = 0.0;
-  double largest = 0.1;  // where all are zero or nearly, as of a query that sees one row
+  double largest = 0.1;  // for gradients that are nearly zero, such as those of a query that sees one row
   for (std::size_t i = 0; i < x.size(); i += stride) {
     const double expected = difference(f, x[i]);
     const double off = std::abs(expected - static_cast<double>(gradient[i]));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole tiny models: losses and their gradients by the gates against PyTorch autograd in float64
-// (make_goldens.py), and what must hold whatever the numbers.
+// Compares losses of whole tiny models and their gradients with respect to the gates with PyTorch autograd in
+// float64 (make_goldens.py), and tests rules that hold for any numbers.
 #include <reference_model/gradient/gated_llama.hpp>
 
 #include <cmath>
@@ -71,7 +71,7 @@ TEST_CASE("losses and gate gradients equal those of autograd") {
   }
 }
 
-TEST_CASE("open gates are the unmodified model, closed ones a streaming model") {
+TEST_CASE("open gates give the unmodified model, closed ones a streaming model") {
   for (const std::string name : {"gqa7_d64", "mistral_window", "qwen2_window_upper_layers"}) {
     CAPTURE(name);
     const Llama model = Llama::load(golden_folder(name));
@@ -82,7 +82,7 @@ TEST_CASE("open gates are the unmodified model, closed ones a streaming model") 
     DenseCache cache(c);
     CHECK(largest_error(full, model.hidden(tokens, cache.attend())) <= logit_tolerance);
     CHECK(gated.mix(HeadGates{c.layers, c.kv_heads, 1.0}) == full);
-    // Through the masks alone, a mask for each head.
+    // The same computed only from masks, one for each head.
     const HeadTable<AttentionMask> masks{c.layers, c.kv_heads, {.sinks = 2, .recent = 11}};
     const std::vector<float> streaming = model.hidden(tokens, attend_masked(c, masks));
     CHECK(largest_error(gated.mix(HeadGates{c.layers, c.kv_heads, 0.0}), streaming) <= 1e-5F);
@@ -90,7 +90,7 @@ TEST_CASE("open gates are the unmodified model, closed ones a streaming model") 
   }
 }
 
-TEST_CASE("sums are means of as many") {
+TEST_CASE("a sum is the mean times the number of its terms") {
   const Llama model = Llama::load(golden_folder("mha_d64"));
   LabelledText text{.tokens = load_golden("mha_d64").tokens, .labels = {0, 5, 149}, .passkeys = {}};
   GatedLlama gated{model, {.sinks = 1, .recent = 8}};
@@ -100,7 +100,7 @@ TEST_CASE("sums are means of as many") {
   const double sum = distillation_loss(mixed, full, text, Reduction::sum).value;
   CHECK(sum == doctest::Approx(mean * 3.0 * 32.0));
   CHECK(mean > 0.0);
-  // The first token is foretold by nothing: two of three count.
+  // No row predicts the first token, so two of three tokens count.
   CHECK(language_loss(model, mixed, text, Reduction::sum).value ==
         doctest::Approx(2.0 * language_loss(model, mixed, text, Reduction::mean).value));
 }
@@ -127,7 +127,7 @@ TEST_CASE("runs in the wrong order and wrong sizes are refused") {
   CHECK_THROWS_AS(gated.mix(HeadGates{2, 3}), ShapeError);
   gated.mix(HeadGates{2, 2, 0.5});
   CHECK_THROWS_AS(static_cast<void>(gated.gradient(none)), ShapeError);
-  gated.read(tokens);  // forgets the mixed run of the text before
+  gated.read(tokens);  // this drops the mixed run of the text before
   CHECK_THROWS_AS(static_cast<void>(gated.gradient(none)), ConfigError);
   CHECK_THROWS_AS(gated.read(std::vector<int>{1, 64}), ShapeError);
 }

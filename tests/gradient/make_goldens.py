@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes tests/gradient/goldens.json: gate gradients by PyTorch autograd, in float64, for tiny
-checkpoints of tests/model/goldens, against which the C++ way back is tested.
+checkpoints of tests/model/goldens, against which the C++ backward pass is tested.
 
     python -m venv venv && venv/bin/pip install torch safetensors
     venv/bin/python tests/gradient/make_goldens.py
@@ -62,7 +62,7 @@ class Model:
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
 
     def run(self, tokens, gates=None, sinks=0, recent=0, full=None):
-        """Hidden rows behind the norm, and each layer's attention. gates: mixed; full: each layer's
+        """Hidden rows after the norm, and each layer's attention. gates: mixed; full: each layer's
         attention of the unmodified run, None for the mixed run's own."""
         n = len(tokens)
         t, p = torch.arange(n)[:, None], torch.arange(n)[None]
@@ -100,10 +100,10 @@ def main():
         with torch.no_grad():
             hidden, full = model.run(tokens)
         error = (model.logits(hidden) - golden["logits"]).abs().max().item()
-        assert error < 1e-4, error  # this is the model
+        assert error < 1e-4, error  # checks that this is the same model
         labels = torch.randperm(len(tokens) - 1)[:37].sort().values + 1
         gates = torch.rand(model.c["num_hidden_layers"], model.kv_heads, dtype=torch.float64)
-        if model.kv_heads > 1:  # the ends too
+        if model.kv_heads > 1:  # also test closed and open gates
             gates[0, 0], gates[1, -1] = 1.0, 0.0
         case = {"sinks": sinks, "recent": recent, "labels": labels.tolist(), "gates": gates.tolist(), "runs": []}
         for mixing in ("full_of_unmodified", "full_of_mixed"):

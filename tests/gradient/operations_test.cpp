@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each way back against central differences of the operation, written out here in double.
+// Compares each backward pass with central differences of the operation, which is written out here in double.
 #include <reference_model/gradient/operations.hpp>
 
 #include <cmath>
@@ -21,7 +21,7 @@
 namespace kvpolicy::reference {
 namespace {
 
-constexpr double tolerance = 2e-6;  // of the largest gradient: a few roundings of a float
+constexpr double tolerance = 2e-6;  // relative to the largest gradient: a few roundings of a float
 
 TEST_CASE("RMSNorm") {
   constexpr double eps = 1e-5;
@@ -45,12 +45,12 @@ TEST_CASE("RMSNorm") {
         }
         return sum;
       };
-      // It adds to what is there, as a residual connection needs it.
+      // The gradient is added to the existing values, which residual connections need.
       std::vector<float> dx(x.size(), 0.0F);
       const std::vector<float> xs = to_float(x);
       normalise_back(xs.data(), rows, to_float(weight), static_cast<float>(eps),
                      to_float(dy).data(), dx.data());
-      // A row of one number is all cancellation: a number of unit length hardly changes.
+      // For a row of one number nearly everything cancels: a number of unit length hardly changes.
       const double allowed = width == 1 ? 1e-2 : 2e-5;
       if (width > 1 || scale < 1.0) CHECK(gradient_error(f, x, dx) <= allowed);
       std::vector<float> twice = dx;
@@ -61,7 +61,7 @@ TEST_CASE("RMSNorm") {
   }
 }
 
-TEST_CASE("SwiGLU, also in place of its gradient") {
+TEST_CASE("SwiGLU, also when written over its gradient") {
   constexpr std::size_t count = 41;
   Doubles gate = random_numbers(count, 4, 3.0);
   Doubles up = random_numbers(count, 5);
@@ -84,7 +84,7 @@ TEST_CASE("SwiGLU, also in place of its gradient") {
   CHECK(gradient_error(f, up, dup) <= tolerance);
 }
 
-TEST_CASE("rotary positions: the way back is the turn back") {
+TEST_CASE("rotary positions: the backward pass rotates back") {
   const std::vector<float> frequencies = inverse_frequencies({}, 8);
   const std::vector<std::size_t> positions{0, 5, 1000};
   constexpr std::size_t heads = 2;
@@ -142,7 +142,7 @@ TEST_CASE("linear layers") {
   }
 }
 
-TEST_CASE("products of parts of matrices, read either way round") {
+TEST_CASE("products of parts of matrices, transposed or not") {
   constexpr std::size_t m = 3, n = 4, k = 5, wide = 11;
   const std::vector<float> a = to_float(random_numbers(wide * wide, 13));
   const std::vector<float> b = to_float(random_numbers(wide * wide, 14));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The training of gates: its optimiser and schedule against PyTorch's numbers, and what a training of
-// a tiny random model must do.
+// The training of gates: compares its optimiser and schedule with PyTorch's numbers, and checks what a
+// training of a tiny random model must achieve.
 #include <reference_model/identify/duo_gates.hpp>
 
 #include <algorithm>
@@ -26,8 +26,8 @@ LabelledText text_of(const std::string& name) {
 }
 
 TEST_CASE("steps are those of PyTorch's AdamW, rates those of the published schedule") {
-  // torch.optim.AdamW(lr=0.02, weight_decay=0) under LambdaLR with the published function, 12 steps,
-  // float64; gates clipped before each step.
+  // Results of torch.optim.AdamW(lr=0.02, weight_decay=0) under LambdaLR with the published function: 12
+  // steps in float64, with gates clipped before each step.
   struct Row {
     double rate, first, second;
   };
@@ -62,7 +62,7 @@ TEST_CASE("steps are those of PyTorch's AdamW, rates those of the published sche
   }
 }
 
-TEST_CASE("the rate rises over a fifth, falls over the last, and never below a tenth") {
+TEST_CASE("the rate rises over the first fifth, falls over the last, and is never below a tenth") {
   CHECK(rate_factor(0, 2000) == 0.1);
   CHECK(rate_factor(39, 2000) == 0.1);
   CHECK(rate_factor(199, 2000) == 0.5);
@@ -78,7 +78,7 @@ TEST_CASE("the rate rises over a fifth, falls over the last, and never below a t
   }
 }
 
-TEST_CASE("training finds gates that are better than all open and all closed") {
+TEST_CASE("training finds better gates than all open or all closed ones") {
   const std::string name = "gqa2_d80";
   const Llama model = Llama::load(golden_folder(name));
   const LabelledText text = text_of(name);
@@ -103,7 +103,7 @@ TEST_CASE("training finds gates that are better than all open and all closed") {
       };
       GateTrainer trainer{model, training};
       const GateStep first = trainer.step(text);
-      CHECK(first.penalty == doctest::Approx(0.3));  // all are open at first
+      CHECK(first.penalty == doctest::Approx(0.3));  // all gates are open at first
       if (objective == GateObjective::distillation) CHECK(first.loss == 0.0);
       CHECK(first.rate == doctest::Approx(0.05 / 10));
       while (!trainer.done()) trainer.step(text);
@@ -115,7 +115,7 @@ TEST_CASE("training finds gates that are better than all open and all closed") {
   }
 }
 
-TEST_CASE("a training that goes on from a state comes to the same numbers") {
+TEST_CASE("a training that continues from a state ends at the same numbers") {
   const std::string name = "all_biases";
   const Llama model = Llama::load(golden_folder(name));
   const LabelledText text = text_of(name);
@@ -130,7 +130,7 @@ TEST_CASE("a training that goes on from a state comes to the same numbers") {
   CHECK(begun.state().step == 5);
 }
 
-TEST_CASE("a step that fails leaves the state; settings that cannot be are refused") {
+TEST_CASE("a failed step does not change the state; invalid settings are refused") {
   const Llama model = Llama::load(golden_folder("mha_d64"));
   GateTrainer trainer{model, {.steps = 3, .streaming = {.sinks = 1, .recent = 8}}};
   const GateState before = trainer.state();

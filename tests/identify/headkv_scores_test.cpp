@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scores of hand-made attention; and of whole models, against plain loops in double that share
-// nothing with the library: their own cache, their own softmax, their own ranking.
+// Scores of attention made by hand, and scores of whole models compared with plain loops in double that share
+// no code with the library: they have their own cache, softmax and ranking.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -20,7 +20,7 @@
 namespace kvpolicy::reference {
 namespace {
 
-// The needle is 5, 6, 7 at places 2 to 4.
+// The needle is the tokens 5, 6, 7 at positions 2 to 4.
 NeedleSample small_sample() {
   return {.prompt = {1, 2, 5, 6, 7, 5, 9}, .answer = {5, 6, 7}, .needle = 2, .needle_tokens = 3};
 }
@@ -33,7 +33,7 @@ double scored(NeedleRule rule, const std::vector<std::pair<Attention, int>>& ste
   for (const auto& [attention, token] : steps) {
     for (std::size_t layer = 0; layer < 2; ++layer) {
       for (std::size_t head = 0; head < 3; ++head) {
-        // Every other head looks at itself alone.
+        // Every other head attends only to its own token.
         Attention own(attention.size());
         own.back() = 1.0F;
         scorer.attended(layer, head, layer == 1 && head == 2 ? attention : own);
@@ -51,28 +51,29 @@ TEST_CASE("retrieval: the most attended row must be the needle's and hold what i
   };
   constexpr double third = 1.0 / 3;
   CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 5}}) == doctest::Approx(third));
-  CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 6}}) == 0.0);       // looks at 5, writes 6
-  CHECK(score({{{0, 0, 0, 0, 0, 1, 0}, 5}}) == 0.0);       // a 5 outside of the needle
+  CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 6}}) == 0.0);       // attends to 5, writes 6
+  CHECK(score({{{0, 0, 0, 0, 0, 1, 0}, 5}}) == 0.0);       // the 5 is not in the needle
   CHECK(score({{{0, 0.4F, 0.3F, 0.3F, 0, 0, 0}, 5}}) == 0.0);
-  CHECK(score({{{0, 0.5F, 0.5F, 0, 0, 0, 0}, 5}}) == 0.0);  // of equals the first counts
+  CHECK(score({{{0, 0.5F, 0.5F, 0, 0, 0, 0}, 5}}) == 0.0);  // the first of equal rows counts
   CHECK(score({{{0, 0, 0.5F, 0, 0, 0.5F, 0}, 5}}) == doctest::Approx(third));
   CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 5},
                {{0, 0, 0, 1, 0, 0, 0, 0}, 6},
                {{0, 0, 0, 0, 0.9F, 0, 0, 0.1F, 0}, 7}}) == doctest::Approx(1.0));
-  // The same row twice counts twice, as published.
+  // A row that is hit twice counts twice, as in the published code.
   CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 5}, {{0, 0, 1, 0, 0, 0, 0, 0}, 5}}) ==
         doctest::Approx(2 * third));
 }
 
-TEST_CASE("enhanced: the attention of those of the N most attended rows that are the needle's") {
+TEST_CASE("enhanced: the attention to needle rows among the N most attended rows") {
   const auto score = [](const std::vector<std::pair<Attention, int>>& steps) {
     return scored(NeedleRule::enhanced, steps);
   };
   CHECK(score({{{0, 0, 0.2F, 0.5F, 0.3F, 0, 0}, 5}}) == doctest::Approx(1.0 / 3));
-  CHECK(score({{{0, 0, 0.2F, 0.5F, 0.3F, 0, 0}, 99}}) == doctest::Approx(1.0 / 3));  // whatever it writes
-  // Of the three most attended, 0.4, 0.3 and 0.2, the needle has 0.3.
+  CHECK(score({{{0, 0, 0.2F, 0.5F, 0.3F, 0, 0}, 99}}) == doctest::Approx(1.0 / 3));  // whatever token is
+                                                                                     // written
+  // Of the three most attended rows, with 0.4, 0.3 and 0.2, the one with 0.3 is in the needle.
   CHECK(score({{{0.4F, 0.2F, 0.3F, 0.1F, 0, 0, 0}, 5}}) == doctest::Approx(0.3 / 3));
-  // Four equals: the first three count, two of them the needle's.
+  // Of four equal rows the first three count, two of which are in the needle.
   CHECK(score({{{0, 0.25F, 0.25F, 0.25F, 0.25F, 0, 0}, 5}}) == doctest::Approx(0.5 / 3));
   CHECK(score({{{0, 0, 1, 0, 0, 0, 0}, 5}, {{0, 0, 0, 0.5F, 0, 0, 0, 0.5F}, 6}}) ==
         doctest::Approx(1.5 / 3));
@@ -95,13 +96,13 @@ TEST_CASE("samples that cannot be scored are refused") {
 
 // ---- whole models
 
-// Attention as written in a textbook, over all rows a query may see, in double.
+// Attention by the definition, over all rows that a query may see, in double.
 class SlowText {
  public:
   explicit SlowText(const Llama& model)
       : model_{&model}, keys_(model.config().layers), values_(model.config().layers) {}
 
-  // Of the last token read: [layer][q_head][position].
+  // for the last token read: [layer][q_head][position]
   std::vector<std::vector<std::vector<double>>> attention;
 
   int read(int token) {
@@ -175,7 +176,7 @@ double slow_step(NeedleRule rule, const std::vector<double>& attention, const Ne
   return mass / n;
 }
 
-TEST_CASE_TEMPLATE("a model's heads earn what plain loops give them", Engine, ScalarEngine,
+TEST_CASE_TEMPLATE("a model's heads get the scores of plain loops", Engine, ScalarEngine,
                    cpu::Engine<>) {
   double earned[2]{};
   for (const std::string name : {"gqa2_d80", "mha_d64", "gqa7_d64", "qwen2_window_upper_layers",
@@ -186,9 +187,9 @@ TEST_CASE_TEMPLATE("a model's heads earn what plain loops give them", Engine, Sc
     NeedleSample sample;
     sample.prompt.assign(golden.tokens.begin(), golden.tokens.begin() + 120);
     sample.needle = 3;
-    sample.needle_tokens = 117;  // large, for a random model finds nothing on purpose
+    sample.needle_tokens = 117;  // long, because a random model only finds a needle by chance
     constexpr std::size_t steps = 12;
-    // What the model writes is the right answer.
+    // The right answer is defined as what the model writes.
     SlowText slow{model};
     for (std::size_t i = 0; i + 1 < sample.prompt.size(); ++i) slow.read(sample.prompt[i]);
     std::vector<decltype(slow.attention)> attention;
@@ -214,15 +215,15 @@ TEST_CASE_TEMPLATE("a model's heads earn what plain loops give them", Engine, Sc
       }
       CHECK(close);
     }
-    // One token of the answer wrong: it does not count.
+    // With one wrong token the answer does not count.
     sample.answer[steps / 2] ^= 1;
     CHECK(!score_needle<Engine>(model, sample, NeedleRule::enhanced).right);
   }
-  CHECK(earned[0] > 0.05);  // the rules were put to use
+  CHECK(earned[0] > 0.05);  // the rules did apply
   CHECK(earned[1] > 1.0);
 }
 
-TEST_CASE("observed attention is the model's own, whatever was read before at once") {
+TEST_CASE("observed attention is the model's own, however many tokens were read at once before") {
   for (const std::string name : {"gqa2_d80", "mistral_window"}) {
     const Llama model = Llama::load(golden_folder(name));
     const Golden golden = load_golden(name);

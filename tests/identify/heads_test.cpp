@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Single-head ablation and attention profiles against attention written out in double, query by
-// query, with a loop for each thing that is measured.
+// Compares single-head ablation and attention profiles with attention written out in double, query by query,
+// with a loop for each measurement.
 #include <reference_model/identify/head_ablation.hpp>
 #include <reference_model/identify/head_profile.hpp>
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr AttentionMask streaming{.sinks = 3, .recent = 20};
 
-/// A text with a "passkey" of four tokens that comes again behind.
+/// A text with a "passkey" of four tokens that is repeated later.
 LabelledText text_with_keys(const std::string& name, std::size_t shift) {
   LabelledText text{.tokens = load_golden(name).tokens, .labels = {}, .passkeys = {}};
   std::rotate(text.tokens.begin(), text.tokens.begin() + static_cast<std::ptrdiff_t>(shift),
@@ -34,7 +34,7 @@ LabelledText text_with_keys(const std::string& name, std::size_t shift) {
   return text;
 }
 
-/// Probabilities of one query over rows [0, query], those not seen 0.
+/// Probabilities of one query for the rows [0, query]; 0 for rows that it does not see.
 std::vector<double> probabilities(TensorView<const float> q, TensorView<const float> k,
                                   std::size_t query, std::size_t head,
                                   const std::function<bool(std::size_t)>& seen) {
@@ -53,7 +53,7 @@ std::vector<double> probabilities(TensorView<const float> q, TensorView<const fl
   return p;
 }
 
-/// Attention of a text in which one KV head streams; watch(layer, head, query, probabilities).
+/// Attention of a text in which one KV head streams; calls watch(layer, head, query, probabilities).
 AttendFn attend(std::size_t its_layer, std::size_t its_head,
                 std::function<void(std::size_t, std::size_t, std::size_t,
                                    const std::vector<double>&)> watch = {}) {
@@ -115,7 +115,7 @@ TEST_CASE("ablation: the losses with one head streaming") {
   for (std::size_t layer = 0; layer < 2; ++layer) {
     for (std::size_t head = 0; head < 2; ++head) {
       CHECK(std::abs(found.losses(layer, head) - mean(layer, head)) <= 1e-5);
-      CHECK(std::abs(found.losses(layer, head) - found.loss) > 1e-4);  // it was restricted
+      CHECK(std::abs(found.losses(layer, head) - found.loss) > 1e-4);  // the head was restricted
     }
   }
 }
@@ -137,18 +137,18 @@ TEST_CASE("ablation: plain text, and distances instead of losses") {
                   ShapeError);
 }
 
-TEST_CASE("rises become gates on a logarithmic scale") {
+TEST_CASE("increases of the loss become gates on a logarithmic scale") {
   const HeadAblation ablation{.loss = 0.5, .losses = HeadTable<double>{2, 2, {0.5, 0.6, 1.5, 0.1}}};
   const HeadGates gates = gates_of_rises(ablation);
   CHECK(gates(0, 0) == 0.0);
   CHECK(gates(1, 1) == 0.0);
   CHECK(gates(1, 0) == 1.0);
-  CHECK(gates(0, 1) == doctest::Approx(4.0 / 5.0));  // a tenth of 1, 4 powers of ten above 1e-5
+  CHECK(gates(0, 1) == doctest::Approx(4.0 / 5.0));  // a tenth of 1, which is 4 of 5 powers of ten above 1e-5
   const HeadAblation flat{.loss = 1.0, .losses = HeadTable<double>{1, 2, {1.0, 1.0}}};
   CHECK(gates_of_rises(flat)(0, 1) == 0.0);
 }
 
-TEST_CASE("profiles: where attention lies") {
+TEST_CASE("profiles: attention to passkeys and to far rows") {
   for (const std::string name : {"gqa2_d80", "all_biases"}) {
     CAPTURE(name);
     const Llama model = Llama::load(golden_folder(name));
@@ -190,7 +190,7 @@ TEST_CASE("profiles: plain text has no passkeys to look for") {
       ConfigError);
   CHECK_THROWS_AS(static_cast<void>(profile_heads(model, {}, streaming, ProfileOf::outside)),
                   ShapeError);
-  text.passkeys = {{.hidden = 40, .answer = 42, .tokens = 4}};  // overlap
+  text.passkeys = {{.hidden = 40, .answer = 42, .tokens = 4}};  // the two ranges overlap
   CHECK_THROWS_AS(
       static_cast<void>(profile_heads(model, {&text, 1}, streaming, ProfileOf::passkey)),
       ShapeError);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pages in tensors of an engine: what is written through a pool is read by plain indices of the
-// tensor's layout, and the other way round.
+// Pages in tensors of an engine: numbers written through a pool are read by plain indices into the tensor's
+// layout, and the other way round.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct Sizes {
 struct Layout {
   std::string name;
   std::function<EnginePages(std::span<std::byte>, const BlockShape&)> describe;
-  // The index of a number in the flat tensor; side 0 are keys, side 1 values.
+  // The index of a number in the flat tensor; side 0 is keys, side 1 values.
   std::function<std::size_t(const Sizes&, std::size_t side, std::size_t block, std::size_t token,
                             std::size_t head, std::size_t channel)>
       index;
@@ -59,9 +59,9 @@ const std::vector<Layout>& layouts() {
   return all;
 }
 
-Number load(const std::byte* place) {
+Number load(const std::byte* address) {
   Number number;
-  std::memcpy(&number, place, sizeof number);
+  std::memcpy(&number, address, sizeof number);
   return number;
 }
 
@@ -106,7 +106,7 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
   CHECK(engine.page_bytes() == 2 * s.block_size * s.head_dim * sizeof(Number));
   CHECK(pool.obtained_bytes() == arenas * numbers * sizeof(Number));
 
-  const auto place = [&](PageId page, std::size_t side, std::size_t token, std::size_t channel) {
+  const auto address = [&](PageId page, std::size_t side, std::size_t token, std::size_t channel) {
     return pool.address(page) + side * engine.values_offset + token * engine.row_stride +
            channel * sizeof(Number);
   };
@@ -118,14 +118,14 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
       const PageId page = pool.engine_page(arena, head, block);
       ids.insert(page);
       read = read && page == pool.engine_page(arena, head, 0) + static_cast<PageId>(block);
-      read = read && load(place(page, side, token, d)) ==
+      read = read && load(address(page, side, token, d)) ==
                          tensors[arena][1 + layout.index(s, side, block, token, head, d)];
     });
   }
-  CHECK(read);  // what the engine wrote
+  CHECK(read);  // the number that the engine wrote
   CHECK(ids.size() == arenas * s.blocks * s.kv_heads);
 
-  // Every page, once each, in whatever order the pool gives them.
+  // Allocates every page once, in whatever order the pool gives them.
   std::vector<PageId> pages(ids.size());
   pool.allocate(engine.page_bytes(), pages);
   CHECK(std::set<PageId>(pages.begin(), pages.end()) == ids);
@@ -137,7 +137,7 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
                            std::size_t d) {
       const auto number =
           static_cast<Number>(arena * 31 + block * 29 + head * 23 + side * 19 + token * 5 + d + 1);
-      std::memcpy(place(pool.engine_page(arena, head, block), side, token, d), &number,
+      std::memcpy(address(pool.engine_page(arena, head, block), side, token, d), &number,
                   sizeof number);
       wanted[arena * numbers + layout.index(s, side, block, token, head, d)] = number;
     });
@@ -150,12 +150,12 @@ void check_layout(const Layout& layout, const Sizes& s, std::size_t arenas) {
   }
   for (const PageId page : pages) pool.release(page);
   CHECK(pool.live_bytes() == 0);
-  CHECK(pool.obtained_bytes() == arenas * numbers * sizeof(Number));  // the engine keeps it
+  CHECK(pool.obtained_bytes() == arenas * numbers * sizeof(Number));  // the engine keeps its memory
 }
 
 }  // namespace
 
-TEST_CASE("pages of an engine's tensor lie where its layout says") {
+TEST_CASE("pages of an engine's tensor have the addresses of its layout") {
   for (const Layout& layout : layouts()) {
     check_layout(layout, {1, 1, 1, 1}, 1);
     check_layout(layout, {1, 1, 3, 8}, 2);
@@ -167,7 +167,7 @@ TEST_CASE("pages of an engine's tensor lie where its layout says") {
   }
 }
 
-TEST_CASE("a latent cache has keys alone: [blocks, block_size, row]") {
+TEST_CASE("a latent cache has only keys: [blocks, block_size, row]") {
   constexpr std::size_t blocks = 19, block_size = 3, row = 36;
   std::vector<std::byte> tensor(blocks * block_size * row);
   PagePool pool{EnginePages{.arenas = {tensor},
@@ -183,7 +183,7 @@ TEST_CASE("a latent cache has keys alone: [blocks, block_size, row]") {
   }
 }
 
-TEST_CASE("pages that the engine filled are claimed by their number, once") {
+TEST_CASE("pages that the engine filled are claimed by their number, and only once") {
   std::vector<std::byte> tensor(std::size_t{2} * 20 * 4 * 2 * 8);
   const EnginePages engine =
       vllm_nhd(tensor, {.blocks = 20, .block_size = 4, .kv_heads = 2, .row_bytes = 8});
@@ -205,10 +205,10 @@ TEST_CASE("pages that the engine filled are claimed by their number, once") {
       CapacityError);
   std::vector<PageId> too_many(2);
   pool.release(others.back());
-  CHECK_THROWS_AS(pool.allocate(engine.page_bytes(), too_many), CapacityError);  // one is free
+  CHECK_THROWS_AS(pool.allocate(engine.page_bytes(), too_many), CapacityError);  // only one is free
   CHECK(pool.live_bytes() == 39 * engine.page_bytes());
   CHECK(pool.claim(others.back()));
-  CHECK_THROWS_AS(static_cast<void>(pool.claim(20)), ShapeError);  // between the heads: no page
+  CHECK_THROWS_AS(static_cast<void>(pool.claim(20)), ShapeError);  // between two heads, not a page
   CHECK_THROWS_AS(static_cast<void>(pool.claim(no_page)), ShapeError);
   CHECK_THROWS_AS(static_cast<void>(pool.claim(64)), ShapeError);
   CHECK_THROWS_AS(static_cast<void>(pool.engine_page(0, 2, 0)), ShapeError);
@@ -216,7 +216,7 @@ TEST_CASE("pages that the engine filled are claimed by their number, once") {
   CHECK_THROWS_AS(static_cast<void>(pool.engine_page(1, 0, 0)), ShapeError);
 }
 
-TEST_CASE("an engine's memory as the fast tier, memory of our own as a slower one") {
+TEST_CASE("an engine's memory as the fast tier, our own memory as a slower one") {
   std::vector<std::byte> tensor(std::size_t{2} * 16 * 16 * 8);
   test::CountingResource memory;
   ResourceProvider slow{&memory};
@@ -241,7 +241,7 @@ TEST_CASE("an engine's memory as the fast tier, memory of our own as a slower on
   CHECK(memory.live_bytes() == 0);
 }
 
-TEST_CASE("descriptions that do not fit are refused with what would") {
+TEST_CASE("invalid descriptions are refused with what would fit") {
   std::vector<std::byte> tensor(std::size_t{2} * 4 * 8 * 2 * 16);
   const EnginePages good =
       vllm_nhd(tensor, {.blocks = 4, .block_size = 8, .kv_heads = 2, .row_bytes = 16});

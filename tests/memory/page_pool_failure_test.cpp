@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A provider that fails, and a `new` that fails, at every point of a sequence of operations: the
-// pool is as it was, and goes on.
+// A provider or a `new` fails at every point of a sequence of operations: the pool is unchanged, and can
+// still be used.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -32,8 +32,8 @@ State state_of(const PagePool& pool, const std::vector<PageId>& pages,
   return state;
 }
 
-// Allocates `count` pages of `bytes` while `fail(n)` lets the n-th attempt of something fail, for
-// n = 0, 1, ... until nothing fails. Returns how often something did.
+// Allocates `count` pages of `bytes` while `fail(n)` makes the n-th attempt of some operation fail, for n =
+// 0, 1, ... until nothing fails. Returns the number of failures.
 template <class Fail>
 std::size_t allocate_until_it_works(PagePool& pool, std::vector<PageId>& pages, std::size_t bytes,
                                     std::size_t count, const test::CountingResource& memory,
@@ -64,7 +64,7 @@ std::size_t allocate_until_it_works(PagePool& pool, std::vector<PageId>& pages, 
 
 }  // namespace
 
-TEST_CASE("memory that cannot be had leaves the pool as it was") {
+TEST_CASE("a failed allocation of memory leaves the pool unchanged") {
   test::Random random{5};
   for (const std::size_t max_slab_bytes : {0U, 3000U, 65536U}) {
     CAPTURE(max_slab_bytes);
@@ -92,14 +92,14 @@ TEST_CASE("memory that cannot be had leaves the pool as it was") {
   }
 }
 
-TEST_CASE("bookkeeping that cannot be had leaves the pool as it was") {
+TEST_CASE("a failed allocation of bookkeeping leaves the pool unchanged") {
   test::CountingResource memory;
   ResourceProvider provider{&memory};
   const std::array<PageProvider*, 1> providers{&provider};
   PagePool pool{providers};
   std::vector<PageId> pages;
   std::size_t failures = 0;
-  for (std::size_t bytes = 64; bytes < 64 * 40; bytes += 64) {  // many sizes, many slabs
+  for (std::size_t bytes = 64; bytes < 64 * 40; bytes += 64) {  // many sizes need many slabs
     failures += allocate_until_it_works(pool, pages, bytes, 20, memory,
                                         [&](std::size_t n, const auto& allocate) {
                                           const test::FailNew fail{n};
@@ -111,7 +111,7 @@ TEST_CASE("bookkeeping that cannot be had leaves the pool as it was") {
   CHECK(memory.live_bytes() == 0);
 }
 
-TEST_CASE("a pool that fails to be made leaks nothing") {
+TEST_CASE("a failed construction of a pool leaks nothing") {
   std::vector<std::byte> arena(1 << 16);
   const EnginePages engine =
       flashinfer_hnd(arena, {.blocks = 32, .block_size = 4, .kv_heads = 4, .row_bytes = 64});

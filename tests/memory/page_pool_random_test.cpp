@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random operations on a pool beside a map of what each page should be, and how much memory a
-// million of them leave idle.
+// Compares random operations on a pool with a map of the expected contents of each page, and measures how
+// much memory a million operations leave idle.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using namespace kvpolicy;
 
 namespace {
 
-// ---- a model of a pool: a map from ids to what was written, and how many owners there are
+// ---- the model of a pool: a map from ids to contents and numbers of owners
 
 struct ModelPage {
   std::size_t bytes;
@@ -39,20 +39,20 @@ bool is_as_expected(const PagePool& pool, PageId page, const ModelPage& expected
 
 void compare(const PagePool& pool, const Model& model) {
   std::array<std::size_t, 2> live{};
-  std::map<const std::byte*, std::size_t> places;
+  std::map<const std::byte*, std::size_t> addresses;
   std::size_t wrong = 0;
   for (const auto& [page, expected] : model) {
     wrong += is_as_expected(pool, page, expected) ? 0 : 1;
     live[expected.tier] += expected.bytes;
-    places[pool.address(page)] = expected.bytes;
+    addresses[pool.address(page)] = expected.bytes;
   }
   const std::byte* end = nullptr;
-  for (const auto& [place, bytes] : places) {
-    wrong += place >= end ? 0 : 1;  // pages do not overlap
-    end = place + bytes;
+  for (const auto& [address, bytes] : addresses) {
+    wrong += address >= end ? 0 : 1;  // pages do not overlap
+    end = address + bytes;
   }
   REQUIRE(wrong == 0);
-  REQUIRE(places.size() == model.size());
+  REQUIRE(addresses.size() == model.size());
   REQUIRE(pool.live_bytes(0) == live[0]);
   REQUIRE(pool.live_bytes(1) == live[1]);
 }
@@ -70,7 +70,7 @@ void run_operations(std::uint64_t seed, std::size_t max_slab_bytes) {
     const std::vector<std::size_t> sizes{1, 64, 100, 576, 1024, 2048, 5000};
     const auto add = [&](PageId page, std::size_t bytes, std::size_t tier) {
       const ModelPage written{bytes, tier, 1, static_cast<int>(random() % 256)};
-      REQUIRE(model.emplace(page, written).second);  // no id is given out twice
+      REQUIRE(model.emplace(page, written).second);  // an id in use is never given again
       std::memset(pool.address(page), written.content, bytes);
     };
     for (int i = 0; i < 3000; ++i) {
@@ -132,7 +132,7 @@ void run_operations(std::uint64_t seed, std::size_t max_slab_bytes) {
 
 // ---- idle memory
 
-// Counts and nothing else: a million operations are to take a second.
+// Only counts, so that a million operations take a second.
 class ByteCounter final : public std::pmr::memory_resource {
  public:
   std::size_t live = 0;
@@ -151,20 +151,19 @@ class ByteCounter final : public std::pmr::memory_resource {
   bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
 };
 
-// 64 rows of 128 numbers: bfloat16, then 8, 4 and 2 bits with a grid for each row; a summary;
-// float.
+// 64 rows of 128 numbers: in bfloat16; in 8, 4 and 2 bits with a grid for each row; a summary; in float.
 constexpr std::array<std::size_t, 6> page_sizes{16384, 8448, 4352, 2304, 512, 32768};
 
 struct Idle {
   double worst =
-      0;  // idle bytes over live bytes, when a tenth of the operations are done and later
+      0;  // largest ratio of idle to live bytes, after the first tenth of the operations
   double last = 0;
   double calls_per_page = 0;
 };
 
-// Holds about `target(progress)` pages, of sizes that `size(progress)` chooses, and releases them
-// in random order. `consolidates`: the owner consolidates its pages every 1,000 operations, and
-// idle memory is looked at after that.
+// Holds about `target(progress)` pages, of sizes that `size(progress)` chooses, and releases them in random
+// order. `consolidates`: the owner consolidates its pages every 1,000 operations, and idle memory is measured
+// after that.
 template <class Target, class Size>
 Idle idle_after(std::size_t operations, bool consolidates, Target target, Size size) {
   test::Random random{17};
@@ -202,7 +201,7 @@ Idle idle_after(std::size_t operations, bool consolidates, Target target, Size s
 const auto any_size = [](test::Random& random, double) {
   return test::below(random, page_sizes.size());
 };
-// One size gives way to the next three times over.
+// Each size is replaced by the next, in three rounds.
 const auto changing_size = [](test::Random& random, double progress) {
   const double phase = progress * 18;
   const auto whole = static_cast<std::size_t>(phase);
@@ -222,7 +221,7 @@ TEST_CASE("random operations on a pool and on a map of pages agree") {
   }
 }
 
-TEST_CASE("a million operations leave at most 10 % idle while the number of pages is steady") {
+TEST_CASE("a million operations leave at most 10 % idle if the number of pages is steady") {
   const Idle idle = idle_after(
       1'000'000, false, [](double) { return 3000; }, any_size);
   CHECK(idle.worst < 0.10);
@@ -232,14 +231,14 @@ TEST_CASE("a million operations leave at most 10 % idle while the number of page
   CHECK(many.worst < 0.05);
 }
 
-TEST_CASE("few pages in steady number: what is idle is bounded, and does not grow") {
+TEST_CASE("with a few pages in steady number idle memory is bounded and does not grow") {
   const Idle idle = idle_after(
       300'000, false, [](double) { return 300; }, any_size);
   CHECK(idle.worst < 0.30);
   CHECK(idle.last < 0.20);
 }
 
-TEST_CASE("an owner that consolidates has at most 10 % idle, whatever comes and goes") {
+TEST_CASE("an owner that consolidates has at most 10 % idle, whatever is allocated and released") {
   const auto swings = [](double progress) {
     return static_cast<int>(progress * 10) % 2 == 0 ? 6000 : 3000;
   };
@@ -247,5 +246,5 @@ TEST_CASE("an owner that consolidates has at most 10 % idle, whatever comes and 
   CHECK(idle_after(
             300'000, true, [](double) { return 3000; }, changing_size)
             .worst < 0.10);
-  CHECK(idle_after(300'000, false, swings, any_size).worst > 0.10);  // or there is nothing to show
+  CHECK(idle_after(300'000, false, swings, any_size).worst > 0.10);  // otherwise the test shows nothing
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One pool, by hand: ids, owners, slabs that come and go, tiers, and what is refused.
+// Tests one pool by hand: ids, owners, slabs, tiers, and refused calls.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using namespace kvpolicy;
 
 namespace {
 
-// A slow tier that notes what it is asked.
+// A slow tier that records the calls it gets.
 class RecordingProvider final : public PageProvider {
  public:
   [[nodiscard]] std::byte* obtain(std::size_t bytes) override {
@@ -36,7 +36,7 @@ class RecordingProvider final : public PageProvider {
 
 }  // namespace
 
-TEST_CASE("pages are aligned, apart from each other, and as large as asked for") {
+TEST_CASE("pages are aligned, disjoint, and as large as requested") {
   test::CountingResource memory;
   {
     PagePool pool{&memory};
@@ -98,7 +98,7 @@ TEST_CASE("many pages at once cost few allocations, and single ones few once the
   CHECK(memory.live_bytes() == 0);
 }
 
-TEST_CASE("with slabs of no bytes each page is an allocation of its own") {
+TEST_CASE("with slabs of 0 bytes each page is an allocation of its own") {
   test::CountingResource memory;
   PagePool pool{&memory, {.max_slab_bytes = 0}};
   std::vector<PageId> pages(100);
@@ -111,7 +111,7 @@ TEST_CASE("with slabs of no bytes each page is an allocation of its own") {
   CHECK(memory.live_bytes() == 0);
 }
 
-TEST_CASE("memory that one size gave back serves another, and its bookkeeping too") {
+TEST_CASE("memory and bookkeeping of released pages serve pages of another size") {
   test::CountingResource memory;
   PagePool pool{&memory};
   std::size_t overhead = 0;
@@ -125,7 +125,7 @@ TEST_CASE("memory that one size gave back serves another, and its bookkeeping to
   }
 }
 
-TEST_CASE("bookkeeping is small: per page, and for a pool with a few") {
+TEST_CASE("bookkeeping is small, per page and for a pool with a few pages") {
   PagePool pool;
   CHECK(pool.overhead_bytes() < 1024);
   std::vector<PageId> pages(16384);
@@ -134,7 +134,7 @@ TEST_CASE("bookkeeping is small: per page, and for a pool with a few") {
   for (const PageId page : pages) pool.release(page);
 }
 
-TEST_CASE("a pool gives everything back when it ends") {
+TEST_CASE("a destroyed pool returns all memory") {
   test::CountingResource memory;
   {
     PagePool pool{&memory};
@@ -171,7 +171,7 @@ TEST_CASE("a tier is a provider: pages move to a slow one by its own call") {
   CHECK(slow.memory.live_bytes() == 0);
 }
 
-TEST_CASE("consolidation moves pages of one owner until little is idle, and keeps what they hold") {
+TEST_CASE("consolidation moves pages of one owner until little is idle, and keeps their contents") {
   test::CountingResource memory;
   PagePool pool{&memory};
   std::vector<PageId> all(1600);
@@ -185,13 +185,13 @@ TEST_CASE("consolidation moves pages of one owner until little is idle, and keep
       kept.push_back(all[i]);
     }
   }
-  CHECK(memory.live_bytes() == 1600 * 1024);  // one page in each slab
+  CHECK(memory.live_bytes() == 1600 * 1024);  // each slab has one page left
   pool.retain(kept[5]);
   const PageId shared = kept[5];
   CHECK(pool.consolidate(kept) > 80);
   CHECK(kept[5] == shared);
   CHECK(pool.live_bytes() == 100 * 1024);
-  CHECK(memory.live_bytes() <= (100 + 2 * 16) * 1024);  // one slab more for the shared page
+  CHECK(memory.live_bytes() <= (100 + 2 * 16) * 1024);  // one more slab for the shared page
   for (std::size_t i = 0; i < kept.size(); ++i) {
     CHECK(*pool.address(kept[i]) == static_cast<std::byte>(i));
     CHECK(*(pool.address(kept[i]) + 1023) == static_cast<std::byte>(i));
@@ -218,7 +218,7 @@ TEST_CASE("pages move to a slab that is only as full as their own") {
   }
 }
 
-TEST_CASE("nothing moves while little is idle") {
+TEST_CASE("no page moves while little is idle") {
   PagePool pool;
   std::vector<PageId> pages(160);
   pool.allocate(1024, pages);
@@ -230,7 +230,7 @@ TEST_CASE("nothing moves while little is idle") {
   for (const PageId page : pages) pool.release(page);
 }
 
-TEST_CASE("what a pool refuses") {
+TEST_CASE("calls that a pool refuses") {
   PagePool pool;
   CHECK_THROWS_WITH_AS(static_cast<void>(pool.allocate(0)),
                        "PagePool: a page of 0 bytes was asked for, must be at least 1",

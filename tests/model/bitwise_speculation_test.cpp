@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Equality to the last bit: over a model and an engine whose sums do not depend on how many tokens a
-// call reads, every logit of a verification is that of plain decoding, for dense rows as for quantised
-// ones, whose codes would blow any difference up.
+// Speculative decoding that equals plain decoding to the last bit, with a model and an engine whose sums do
+// not depend on how many tokens a call reads. Every logit of a verification is that of plain decoding, for
+// dense rows and for quantised ones, whose codes would magnify any difference.
 //
-// Quantised rows take a rule more. A row is exact until it is committed and has left the residual, so
-// what a token reads depends on when rows are committed. By itself a cache commits `max_rollback`
-// behind the latest row as each call begins: the tokens of a verification then all read what its first
-// one may, where plain decoding would have committed on between them. With `commit_every`, which over
-// such caches is set unless it is given, both commit at the same places of the text.
+// Quantised rows need one more rule. A row is exact until it is committed and has left the residual, so the
+// rows that a token reads depend on when rows are committed. By default a cache commits rows at the beginning
+// of each call, up to `max_rollback` rows before the latest: all tokens of a verification then read what its
+// first one may read, where plain decoding would have committed rows between them. With `commit_every`, which
+// is set by default over such caches, both commit at the same positions of the text.
 #include <array>
 #include <cstddef>
 #include <span>
@@ -38,7 +38,7 @@ struct Models {
   std::vector<int> prompt;
 };
 
-// Decodes plainly once, and then with guesses.
+// Decodes once plainly, and then speculatively.
 template <class Plan>
 class Decoded {
  public:
@@ -76,7 +76,7 @@ class Decoded {
   PlainText plain_;
 };
 
-// Every guesser once.
+// Runs every draft once.
 template <class Plan>
 void compare_all(const Models& models, const Plan& plan, std::size_t commit_every, std::size_t turn) {
   CAPTURE(commit_every);
@@ -90,7 +90,7 @@ void compare_all(const Models& models, const Plan& plan, std::size_t commit_ever
     places += statistics.places;
   }
   MESSAGE("kept " << accepted << " of " << places << " guesses");
-  if (runs_share > 1) return;  // a few guessers may be too good
+  if (runs_share > 1) return;  // a few drafts may have all their tokens accepted
   CHECK(accepted > 0);
   CHECK(accepted < places);
 }
@@ -110,12 +110,12 @@ TEST_CASE("dense rows of every type") {
   compare_all(Models{2}, plan_of(Models{2}, half{}), 0, 5);
 }
 
-TEST_CASE("quantised rows that are committed at the same places of the text") {
+TEST_CASE("quantised rows that are committed at the same positions of the text") {
   const Models two{3}, four{4}, eight{5}, rare{6};
   compare_all(two, quantized<float>(two, 2), 6, 1);
   compare_all(four, quantized<float>(four, 4), 16, 2);
   compare_all(eight, quantized<bfloat16>(eight, 8), 10, 3);
-  // As rarely as the cache allows.
+  // Commits as rarely as the cache allows.
   compare_all(rare, quantized<bfloat16>(rare, 4), cache_options().max_rollback, 4);
 }
 
@@ -142,10 +142,10 @@ TEST_CASE("heads of all policies in one plan") {
 }
 
 TEST_CASE("quantised rows that the cache commits by itself: refused guesses leave no trace") {
-  // A verification's tokens read rows that plain decoding would have quantised, so texts differ, and
-  // not only at near ties. But the guesses that were refused are gone: a cache that reads the text in
-  // the same runs, of accepted tokens alone, says the same to the last bit. (A draft over the target's
-  // own cache makes it commit on as it goes, so this holds for drafts with caches of their own.)
+  // A verification's tokens read rows that plain decoding would have quantised, so the texts differ, and not
+  // only at near ties. But refused draft tokens must leave no trace: a cache that reads the text in the same
+  // runs, with accepted tokens only, gives the same logits to the last bit. (A draft over the target's own
+  // cache makes the cache commit earlier, so this holds only for drafts with caches of their own.)
   std::size_t runs = 0, differing = 0;
   for (std::size_t which = 0; which < 12; which += 2 * runs_share) {
     const Models models{which};
@@ -184,11 +184,11 @@ TEST_CASE("quantised rows that the cache commits by itself: refused guesses leav
     differing += std::ranges::equal(plain, decoder.text().first(plain.size())) ? 0 : 1;
   }
   MESSAGE(differing << " of " << runs << " texts differ from plain decoding without commit_every");
-  // Else the tests above would pass without it.
+  // Otherwise the tests above would pass without the rule.
   if (runs_share == 1) CHECK(differing > 0);
 }
 
-// Nothing is set but what decoding with guesses and without have in common.
+// Sets only options that decoding with and without drafts have in common.
 template <class Plan>
 void compare_by_default(const Models& models, const Plan& plan, std::size_t turn) {
   const std::size_t rows = cache_options().max_rollback;
@@ -199,7 +199,7 @@ void compare_by_default(const Models& models, const Plan& plan, std::size_t turn
   CHECK(plain.commit_every() == (plan.commit_changes_rows() ? rows : 0));
   plain.read_prompt(models.prompt);
   plain.generate(tokens);
-  // A loop of one's own, as the decoder's options describe it.
+  // A user's own decoding loop, as the decoder's options describe it.
   KvCache own{plan, cache_options()};
   for (std::size_t done = 0; done + 1 < models.prompt.size();) {
     const std::size_t count = std::min(prompt_chunk, models.prompt.size() - 1 - done);
@@ -228,7 +228,7 @@ void compare_by_default(const Models& models, const Plan& plan, std::size_t turn
   }
 }
 
-TEST_CASE("quantised targets decode what plain decoding does without being told to") {
+TEST_CASE("by default quantised targets decode the text of plain decoding") {
   for (std::size_t which = 0; which < 12; ++which) {
     CAPTURE(which);
     const Models models{which};
@@ -237,7 +237,7 @@ TEST_CASE("quantised targets decode what plain decoding does without being told 
       compare_by_default(models, quantized<float>(models, bits), which + bits);
     }
   }
-  // One head of many is enough, and keys by channel as well as rows by token.
+  // One quantised head is enough, with keys per channel or with rows per token.
   const Models models{7};
   using Channels = QuantizedResidualCache<float, Granularity::per_channel>;
   HeadPlan<float> plan{models.target.config().shape()};
@@ -245,7 +245,7 @@ TEST_CASE("quantised targets decode what plain decoding does without being told 
   compare_by_default(models, plan, 1);
 }
 
-TEST_CASE("plans say whether a commit changes rows, and dense ones are committed as they are read on") {
+TEST_CASE("plans say whether a commit changes rows, and dense ones are committed as decoding continues") {
   const ModelShape shape = Models{1}.target.config().shape();
   CHECK_FALSE(triforce_plan<half>(shape).commit_changes_rows());
   CHECK(quantized_triforce_plan<half>(shape).commit_changes_rows());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// config.json in the spellings that are met, and what cannot be computed named as such.
+// config.json in all spellings in use; configs that the model cannot compute are refused by name.
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
@@ -33,7 +33,7 @@ Json smallest() {
 
 LlamaConfig parse(const Json& json) { return parse_llama_config(json.dump(), "config.json"); }
 
-/// Parses after setting one value, and checks that the error holds `part`.
+/// Parses a config after setting one value, and checks that the error contains `part`.
 template <class E = ConfigError>
 void refuses(const std::string& key, const Json& value, const std::string& part) {
   Json json = smallest();
@@ -50,7 +50,7 @@ void refuses(const std::string& key, const Json& value, const std::string& part)
   }
 }
 
-TEST_CASE("what a file leaves out has transformers' defaults") {
+TEST_CASE("missing keys have the defaults of transformers") {
   const LlamaConfig config = parse(smallest());
   CHECK(config.kv_heads == 2);
   CHECK(config.head_dim == 64);
@@ -94,8 +94,8 @@ TEST_CASE("rotary settings are read in both spellings") {
   CHECK(parse(linear).rotary.factor == 2.0);
 }
 
-// transformers 5: `rope_scaling or rope_parameters`, and theta of the one that is taken.
-TEST_CASE("of two rotary settings the older key is taken whole, unless it is empty") {
+// transformers 5 uses `rope_scaling or rope_parameters`, and theta from the object that it uses.
+TEST_CASE("of two rotary settings only the older one is used, unless it is empty") {
   Json both = smallest();
   both["rope_parameters"] = {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 500000.0}};
   both["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
@@ -157,7 +157,7 @@ TEST_CASE("end tokens are one or several") {
   refuses("eos_token_id", 64, "expected tokens below 64");
 }
 
-TEST_CASE("what cannot be computed is named") {
+TEST_CASE("what cannot be computed is refused by name") {
   refuses("architectures", {"GPT2LMHeadModel"}, "'GPT2LMHeadModel' is not supported");
   refuses("architectures", Json::array(), "expected a list of one name");
   refuses("hidden_act", "gelu", "'gelu' is not supported, expected silu");
@@ -173,7 +173,7 @@ TEST_CASE("what cannot be computed is named") {
   refuses("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5");
 }
 
-TEST_CASE("impossible values are named with what would fit") {
+TEST_CASE("impossible values are refused with what would fit") {
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                           "num_attention_heads"}) {
     refuses(key, nullptr, std::string(key) + " is missing");
@@ -227,11 +227,11 @@ TEST_CASE("a config and weights that do not fit are refused") {
   CHECK(refused("num_hidden_layers", 3, "has no tensor 'model.layers.2."));
   CHECK(refused("num_hidden_layers", 1, "has no place in the model"));
   CHECK(refused("attention_bias", true, "has no tensor 'model.layers.0.self_attn.q_proj.bias'"));
-  // A copy of the embedding under the name of the output layer is common in tied checkpoints.
+  // Many tied checkpoints contain a copy of the embedding under the name of the output layer.
   CHECK_FALSE(refused("tie_word_embeddings", true, ""));
 }
 
-TEST_CASE("a model refuses tokens it does not know, before its caller's cache is touched") {
+TEST_CASE("a model refuses unknown tokens before its caller's cache changes") {
   const Llama model = Llama::load(golden_folder("mha_d64"));
   bool attended = false;
   const AttendFn attend = [&](auto&&...) { attended = true; };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plainest cache there is, for judging the model without the library: every row is kept as it
-// came, and attention is a loop in double over what a query may see.
+// The simplest cache, to test the model without the library: every row is kept unchanged, and attention is a
+// loop in double over the rows that a query may see.
 #pragma once
 
 #include <algorithm>
@@ -40,13 +40,13 @@ class DenseCache {
       const std::size_t end = before + token + 1;
       const std::size_t window = windows_[layer] == 0 ? end : std::min(windows_[layer], end);
       for (std::size_t head = 0; head < q.heads; ++head) {
-        const std::size_t place = head / group * k.head_dim;
+        const std::size_t offset = head / group * k.head_dim;
         std::vector<double> weights;
         for (std::size_t row = end - window; row < end; ++row) {
           double dot = 0;
           for (std::size_t i = 0; i < q.head_dim; ++i) {
             dot += static_cast<double>(q.row(token, head)[i]) *
-                   static_cast<double>(keys[row * width + place + i]);
+                   static_cast<double>(keys[row * width + offset + i]);
           }
           weights.push_back(dot * scale);
         }
@@ -55,7 +55,7 @@ class DenseCache {
         for (double& weight : weights) sum += weight = std::exp(weight - highest);
         std::vector<double> mean(q.head_dim);
         for (std::size_t n = 0; n < window; ++n) {
-          const float* value = values.data() + (end - window + n) * width + place;
+          const float* value = values.data() + (end - window + n) * width + offset;
           for (std::size_t i = 0; i < mean.size(); ++i) {
             mean[i] += weights[n] / sum * static_cast<double>(value[i]);
           }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The checkpoints of tests/model/goldens (make_goldens.py makes them) and helpers to run them.
+// Runs the checkpoints of tests/model/goldens, which make_goldens.py makes.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline constexpr std::array golden_names{
     "linear_scaling", "mistral_window",  "sharded_bf16",   "f16_d128",
 };
 
-/// The largest error allowed in a logit. The goldens' logits spread over several units.
+/// The largest error allowed in a logit. The logits of the goldens spread over several units.
 inline constexpr float logit_tolerance = 1e-4F;
 
 inline std::string golden_folder(const std::string& name) {
@@ -44,7 +44,7 @@ inline Golden load_golden(const std::string& name) {
   return {std::vector<int>(tokens.begin(), tokens.end()), file.read_floats("logits")};
 }
 
-/// The logits of all tokens, fed in chunks of `chunk`; 0 feeds them at once.
+/// The logits of all tokens, read in chunks of `chunk`, or at once if it is 0.
 inline std::vector<float> all_logits(const Llama& model, std::span<const int> tokens,
                                      std::size_t chunk, const AttendFn& attend) {
   std::vector<float> logits;
@@ -57,7 +57,7 @@ inline std::vector<float> all_logits(const Llama& model, std::span<const int> to
   return logits;
 }
 
-/// The largest difference; infinite if sizes differ or anything is NaN.
+/// The largest difference; infinite if sizes differ or a number is NaN.
 inline float largest_error(std::span<const float> a, std::span<const float> b) {
   if (a.size() != b.size() || a.empty()) return INFINITY;
   float largest = 0;

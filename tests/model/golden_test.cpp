@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The model against the logits that PyTorch transformers computes, for every golden checkpoint
-// and every way to cut the prompt; and that the comparison would notice a wrong model.
+// Compares the model with the logits of PyTorch transformers, for every golden checkpoint and several
+// divisions of the prompt into chunks; and checks that the comparison would detect a wrong model.
 #include <cstddef>
 #include <functional>
 #include <new>
@@ -34,7 +34,7 @@ float error_with(const std::string& name,
   return error_of(Llama(std::move(config), std::move(weights)), load_golden(name), 0);
 }
 
-TEST_CASE("logits equal those of transformers, however the prompt is cut") {
+TEST_CASE("logits equal those of transformers for any division of the prompt") {
   for (const std::string name : golden_names) {
     CAPTURE(name);
     const Llama model = Llama::load(golden_folder(name));
@@ -47,7 +47,7 @@ TEST_CASE("logits equal those of transformers, however the prompt is cut") {
   }
 }
 
-TEST_CASE("every part that a golden stands for moves its logits when it is wrong") {
+TEST_CASE("an error in any part that a golden tests changes its logits") {
   constexpr float seen = 1e-2F;  // 100 times the tolerance
   CHECK(error_with("mha_d64", [](auto& c, auto&) { c.rotary.theta = 20000; }) > seen);
   CHECK(error_with("gqa2_d80", [](auto& c, auto&) { c.rotary.theta = 10000; }) > seen);
@@ -74,7 +74,7 @@ TEST_CASE("every part that a golden stands for moves its logits when it is wrong
         seen);
 }
 
-TEST_CASE("logits of the last token are the last row of all, and none are none") {
+TEST_CASE("logits of the last token are the last row of all logits; none are empty") {
   const Llama model = Llama::load(golden_folder("gqa2_d80"));
   const Golden golden = load_golden("gqa2_d80");
   const std::size_t vocabulary = model.config().vocabulary;
@@ -86,12 +86,12 @@ TEST_CASE("logits of the last token are the last row of all, and none are none")
   CHECK(model.forward(golden.tokens, 0, other.attend(), LogitsOf::none).empty());
 }
 
-TEST_CASE("many rows at once, which several threads share, say the same as few") {
+TEST_CASE("many rows at once, on several threads, give the logits of few") {
   for (const std::string name : {"gqa2_d80", "all_biases", "qwen2_window_upper_layers"}) {
     CAPTURE(name);
     const Llama model = Llama::load(golden_folder(name));
     const Golden golden = load_golden(name);
-    std::vector<int> tokens = golden.tokens;  // what follows cannot change what was said before
+    std::vector<int> tokens = golden.tokens;  // later tokens cannot change earlier logits
     tokens.insert(tokens.end(), golden.tokens.begin(), golden.tokens.end());
     tokens.insert(tokens.end(), golden.tokens.begin(), golden.tokens.begin() + 17);
     DenseCache whole(model.config());
@@ -104,7 +104,7 @@ TEST_CASE("many rows at once, which several threads share, say the same as few")
   }
 }
 
-TEST_CASE("work on blocks of rows covers each row once, and its exceptions come back") {
+TEST_CASE("work on blocks of rows covers each row once and passes exceptions on") {
   for (const std::size_t rows : {0, 1, 63, 255, 256, 257, 1000}) {
     std::vector<int> met(rows);
     for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
@@ -124,7 +124,7 @@ TEST_CASE("positions may be given one by one") {
   DenseCache cache(model.config());
   const auto logits = model.forward(golden.tokens, positions, cache.attend(), LogitsOf::all);
   CHECK(largest_error(logits, golden.logits) <= logit_tolerance);
-  // Rotary attention knows distances only: moving the whole text must change nothing but rounding.
+  // Rotary attention only depends on distances, so moving the whole text changes nothing but rounding.
   for (std::size_t& position : positions) position += 1000;
   DenseCache moved(model.config());
   const auto same = model.forward(golden.tokens, positions, moved.attend(), LogitsOf::all);

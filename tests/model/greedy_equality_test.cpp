@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Greedy decoding with guesses equals plain decoding token for token, whatever guesses, over real
-// models and caches. Plain decoding reads one token after the other over caches that keep and show
-// every row, and shares no code with the decoder. What a run checks stands in guessing.hpp.
+// Greedy speculative decoding equals plain decoding token for token, with every kind of draft, over real
+// models and caches. Plain decoding reads one token after another over caches that keep and show every row,
+// and shares no code with the decoder. guessing.hpp says what is checked in a run.
 #include <array>
 #include <cstddef>
 #include <fstream>
@@ -22,15 +22,15 @@
 namespace kvpolicy::reference {
 namespace {
 
-// Logits spread over several units. Rounding moves them by some 1e-5; where rows are bfloat16, some
-// of which it pushes to a neighbour, by some 1e-3.
+// Logits spread over several units. Rounding changes them by some 1e-5; where rows are bfloat16, some of
+// which it rounds to a neighbour, by some 1e-3.
 constexpr float float_tie = 2e-4F;
 constexpr float bfloat16_tie = 0.02F;
 
 struct Models {
   Llama target;
-  Llama near;   // agrees often
-  Llama other;  // hardly ever does
+  Llama near;   // agrees often with the target
+  Llama other;  // hardly ever agrees
 };
 
 // Vocabularies of 16 to 64, groups of 1 to 4, 1 to 3 layers.
@@ -83,7 +83,7 @@ struct Text {
   PlainText plain;
 };
 
-TEST_CASE("guesses of every kind, over float caches") {
+TEST_CASE("drafts of every kind, over float caches") {
   std::array<Ledger, guessers.size()> ledgers;
   std::size_t turn = 0, texts = 0, distinct = 0;
   for (const std::size_t prompt_tokens : {2, 70, 300}) {
@@ -100,7 +100,7 @@ TEST_CASE("guesses of every kind, over float caches") {
       }
     }
   }
-  // Texts that say something.
+  // The texts are not all alike.
   CHECK(distinct >= 6 * texts);
   std::size_t runs = 0;
   for (std::size_t g = 0; g < guessers.size(); ++g) {
@@ -114,12 +114,13 @@ TEST_CASE("guesses of every kind, over float caches") {
   CHECK(runs >= 200 / runs_share);
 }
 
-TEST_CASE("budgets, chunks, cuts of the prompt, rules for choosing anew, lengths that adapt") {
+TEST_CASE("budgets, chunks, divisions of the prompt, refresh rules, adaptive lengths") {
   Ledger ledger;
   std::size_t turn = 0;
   for (std::size_t which = 8; which < 12; ++which) {
     if (which % runs_share % 4 != 0) continue;
-    // A text shorter than the budget, and one much longer; prompts read at once, in pieces, by token.
+    // A text shorter than the budget, and a much longer one; prompts are read at once, in pieces, or by
+    // token.
     for (const std::size_t prompt_tokens : {19, 150}) {
       for (const std::size_t prompt_chunk : {1, 17, 512}) {
         const Text<float> text{which, prompt_tokens, 40, prompt_chunk};
@@ -175,8 +176,8 @@ TEST_CASE("the scalar engine, and threads") {
   CHECK(threads.runs == 2);
 }
 
-TEST_CASE("several texts together equal each alone") {
-  // Of one model, because they share its products; other lengths, acceptances and ends.
+TEST_CASE("several texts decoded together equal each by itself") {
+  // The texts share a model, because they share its products, but differ in length, acceptance and end.
   const Models models = models_of(1);
   LlamaReader target{models.target}, near{models.near}, other{models.other};
   using Cache = KvCache<float, CpuEngine>;
@@ -214,7 +215,7 @@ TEST_CASE("several texts together equal each alone") {
     }
     std::vector<Decoder*> going;
     for (Member& member : members) going.push_back(&*member.decoder);
-    // Texts leave as they are done.
+    // Texts leave the batch when they are done.
     while (!going.empty()) {
       std::size_t most = 1000;
       for (Member& member : members) {
@@ -277,7 +278,7 @@ TEST_CASE("the shipped models") {
     ledgers[g].tell("shipped models, guesser " + std::to_string(g));
     runs += ledgers[g].runs;
   }
-  // Equality is not that of a decoder whose guesses are all refused.
+  // The equality must not come from a decoder that refuses all draft tokens.
   for (const Guesser guesser : {Guesser::small, Guesser::self, Guesser::hierarchy}) {
     const Ledger& ledger = ledgers[static_cast<std::size_t>(guesser)];
     CHECK(static_cast<double>(ledger.accepted) > 0.5 * static_cast<double>(ledger.places));

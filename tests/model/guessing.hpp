@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One run of greedy decoding with guesses of any kind over any cache of a target model, and a ledger
-// of many: that each equals plain decoding, and what it took.
+// One run of greedy speculative decoding with any kind of draft over any cache of a target model, and totals
+// of many runs: whether each equals plain decoding, and its counters.
 //
-// A token is decided by float sums whose order depends on how many tokens a call reads. So a run
-// watches by how much the verifications' logits differ from plain ones, and compares tokens up to the
-// first that is decided by no more than `tie`; that no deviation comes near it is checked as well.
+// A token is decided by float sums, whose order depends on how many tokens a call reads. Therefore a run
+// measures how much the verifications' logits differ from those of plain decoding, and compares tokens up to
+// the first that is decided by no more than `tie`; it also checks that no deviation comes near `tie`.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@
 
 namespace kvpolicy::reference {
 
-/// On one thread: the work is too small to share.
+/// Uses one thread, because the work is too small to share.
 using CpuEngine = cpu::Engine<cpu::SerialFor>;
 
 enum class Guesser {
@@ -38,12 +38,12 @@ inline constexpr std::array guessers{
     Guesser::tree_below_selected, Guesser::ngram, Guesser::ngram_below_selected,
     Guesser::streaming_target};
 
-/// What runs may differ in.
+/// The settings in which runs differ.
 struct Setting {
   Guesser guesser = Guesser::hierarchy;
   std::size_t length = 6;
   bool adapt = false;
-  std::size_t budget = 32;  // of selecting heads, where the run makes the plan
+  std::size_t budget = 32;  // for selecting heads, where the run makes the plan
   std::size_t chunk = 8;
   std::size_t prompt_chunk = 64;
   std::optional<std::size_t> commit_every = {};
@@ -62,7 +62,7 @@ inline TokenTree tree_of(std::size_t nodes) {
   return best_tree(std::array{0.5, 0.2, 0.1}, nodes);
 }
 
-/// `target` reads `model`, `cache` is its own, empty; `small` guesses.
+/// `target` reads `model`; `cache` is the target's own and is empty; `small` is the draft model.
 template <class Model, class Cache>
 Outcome decode_with_guesses(Model& target, const Llama& model, Cache& cache, const Llama& small,
                             std::span<const int> prompt, std::size_t tokens, const Setting& setting) {
@@ -113,9 +113,9 @@ Outcome decode_with_guesses(Model& target, const Llama& model, Cache& cache, con
           decoder.refreshes()};
 }
 
-/// Counts runs and what they saw.
+/// Totals over runs.
 struct Ledger {
-  std::size_t runs = 0;  // equal in all tokens, none of them a near tie
+  std::size_t runs = 0;  // equal in all tokens, without a near tie
   std::size_t cut = 0;   // equal up to a near tie
   std::size_t verifications = 0, places = 0, accepted = 0, refreshes = 0, compared = 0;
   float deviation = 0.0F;
@@ -144,7 +144,7 @@ struct Ledger {
     MESSAGE(what << ": " << runs << " runs, " << cut << " cut at a near tie, smallest margin "
                  << margin << ", largest deviation " << deviation << " in " << compared
                  << " rows of logits; " << verifications << " verifications kept " << accepted
-                 << " of " << places << " guesses; " << refreshes << " choices anew");
+                 << " of " << places << " draft tokens; " << refreshes << " refreshes");
   }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Folders whose config.json and weights do not say the same: what is loaded is what transformers
-// would compute, or nothing.
+// Folders whose config.json and weights contradict each other: what is loaded is what transformers would
+// compute, or loading fails.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -34,7 +34,7 @@ Json config_of(const std::string& folder) {
   return Json::parse(file);
 }
 
-/// The tensors of a folder, to be changed and written elsewhere.
+/// The tensors of a folder, which a test changes and writes elsewhere.
 struct Weights {
   explicit Weights(const std::string& folder) {
     SafetensorsFile file(folder + "/model.safetensors");
@@ -60,7 +60,7 @@ std::vector<float> logits_of(const Llama& model) {
   return all_logits(model, tokens, 0, cache.attend());
 }
 
-TEST_CASE("an output layer that the file holds is used, also where config.json says it is tied") {
+TEST_CASE("an output layer in the file is used even if config.json says it is tied") {
   const std::string from = golden_folder("mha_d64");
   const Llama untied = Llama::load(from);
   REQUIRE(untied.weights().head.weight != untied.weights().embedding.weight);
@@ -76,7 +76,7 @@ TEST_CASE("an output layer that the file holds is used, also where config.json s
   CHECK(with_own.head().weight == untied.head().weight);
   CHECK(logits_of(with_own) == logits_of(untied));
 
-  // A copy of the embedding is the same model as none.
+  // A copy of the embedding gives the same model as no output layer.
   weights["lm_head.weight"].bytes = weights["model.embed_tokens.weight"].bytes;
   write_safetensors(folder / "model.safetensors", weights.tensors);
   const Llama with_copy = Llama::load(folder.path());
@@ -91,7 +91,7 @@ TEST_CASE("an output layer that the file holds is used, also where config.json s
   CHECK(logits_of(without) != logits_of(untied));
 }
 
-TEST_CASE("weights that are quantised, or would be when they are loaded, are refused") {
+TEST_CASE("weights that are quantised, or are quantised when they are loaded, are refused") {
   const std::string from = golden_folder("mha_d64");
   const TemporaryFolder folder;
   std::filesystem::copy(from + "/model.safetensors", folder / "model.safetensors");
@@ -110,8 +110,8 @@ TEST_CASE("weights that are quantised, or would be when they are loaded, are ref
   CHECK_NOTHROW((void)Llama::load(folder.path()));
 }
 
-/// A file of these tensors in bfloat16, all zeros, that takes no room on the disk; false where the
-/// file system does not make one so large.
+/// Writes a sparse file of these tensors in bfloat16, all zeros, which takes no space on the disk. Returns
+/// false if the file system does not support such a large file.
 bool write_sparse(const std::string& path,
                   const std::vector<std::pair<std::string, std::vector<std::size_t>>>& tensors) {
   Json header;
@@ -175,7 +175,7 @@ TEST_CASE("a checkpoint of more weights than the machine has memory is refused w
   }
   says("its weights take 4398.");
   says(" GB as float, this machine has ");
-  // What does not fit config.json is known before the first weight is read.
+  // A shape that does not fit config.json is detected before the first weight is read.
   tensors.back().second = {hidden + 1};
   REQUIRE(write_sparse(folder / "model.safetensors", tensors));
   says("tensor 'model.norm.weight': shape is '[65537]', config.json needs [65536]");

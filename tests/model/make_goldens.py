@@ -33,7 +33,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def old_spelling(config):
-    """config.json as transformers 4 wrote it: theta on its own, scaling with the key `type`."""
+    """config.json as transformers 4 wrote it: theta as a key of its own, scaling with the key `type`."""
     rope = config.pop("rope_parameters")
     kind = rope.pop("rope_type")
     config["rope_theta"] = rope.pop("rope_theta")
@@ -61,7 +61,7 @@ CASES = {
     "gqa7_d64": (LlamaConfig, dict(
         hidden_size=28, num_attention_heads=14, num_key_value_heads=2, head_dim=64,
         rope_parameters=PLAIN), {}, None),
-    # head_dim left out of config.json: hidden_size / num_attention_heads.
+    # config.json has no head_dim: it is hidden_size / num_attention_heads.
     "tied_d64": (LlamaConfig, dict(
         hidden_size=128, num_attention_heads=2, num_key_value_heads=1,
         tie_word_embeddings=True, rope_parameters=PLAIN),
@@ -77,7 +77,7 @@ CASES = {
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
         use_sliding_window=True, sliding_window=24, max_window_layers=1,
         rope_parameters=PLAIN), {}, lambda c: without("layer_types")(old_spelling(c))),
-    # Of the 32 frequencies some stay, some are blended and some are divided by 8.
+    # Of the 32 frequencies some are unchanged, some are blended and some are divided by 8.
     "llama3_scaling": (LlamaConfig, dict(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
         rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0,
@@ -110,8 +110,8 @@ def randomise(model):
         elif "embed" in name:
             p.data = 0.3 * torch.randn_like(p)
         elif "q_proj" in name or "k_proj" in name:
-            # Scores of about 1.3 either way. Much wider, and one row takes all of the attention:
-            # then rounding alone flips winners, and float32 runs differ by more than 1e-4.
+            # Gives scores of about 1.3. If they were much wider, one row would take all of the attention;
+            # rounding would then decide which row it is, and float32 runs would differ by more than 1e-4.
             p.data = 1.13 / p.shape[1] ** 0.5 * torch.randn_like(p)
         else:
             p.data = 0.2 * torch.randn_like(p)
@@ -142,7 +142,7 @@ def make(name, out):
         logits = model(tokens).logits[0]
         wide = model.double()(tokens).logits[0]
     assert logits.dtype == torch.float32 and logits.isfinite().all()
-    noise = (logits - wide).abs().max().item()  # what float32 costs transformers itself
+    noise = (logits - wide).abs().max().item()  # the error of float32 in transformers itself
     save_file({"tokens": tokens[0], "logits": logits.contiguous()}, folder / "golden.safetensors")
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(f"{name:28} {size / 1024:7.0f} KB   logits: std {logits.std():.2f}, "

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Moving heads to other places must not change what a model says.
+// Permuting the heads of a model must not change its logits.
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
@@ -34,14 +34,14 @@ HeadOrders reversed_orders(const LlamaConfig& config) {
 }
 
 TEST_CASE("a reordered model gives the same logits") {
-  // Those with more than one KV head: with biases, groups of 7, both kinds of layers.
+  // Goldens with more than one KV head: with biases, groups of 7, both kinds of layers.
   for (const std::string name : {"mha_d64", "gqa2_d80", "gqa7_d64", "all_biases",
                                  "qwen2_window_upper_layers", "sharded_bf16"}) {
     CAPTURE(name);
     const Llama model = Llama::load(golden_folder(name));
     const Golden golden = load_golden(name);
     HeadOrders orders = reversed_orders(model.config());
-    std::ranges::sort(orders.back());  // one layer stays as it was
+    std::ranges::sort(orders.back());  // one layer keeps its order
     for (const HeadOrders& some : {orders, reversed_orders(model.config())}) {
       const Llama moved = reordered(model, some);
       CHECK(moved.weights().layers[0].k.weight != model.weights().layers[0].k.weight);
@@ -53,7 +53,7 @@ TEST_CASE("a reordered model gives the same logits") {
   }
 }
 
-TEST_CASE("a reordered model under a reordered plan says what both said before") {
+TEST_CASE("a reordered model under a reordered plan gives the logits of both before") {
   const std::string name = "gqa2_d80";
   const Llama model = Llama::load(golden_folder(name));
   const Golden golden = load_golden(name);
@@ -67,15 +67,15 @@ TEST_CASE("a reordered model under a reordered plan says what both said before")
     return step(some, cache, golden.tokens, LogitsOf::all);
   };
   const auto expected = logits_of(model, plan);
-  CHECK(largest_error(expected, golden.logits) > 1e-2F);  // the windows do narrow something
+  CHECK(largest_error(expected, golden.logits) > 1e-2F);  // the windows do limit some heads
   const Llama moved = reordered(model, orders);
   CHECK(largest_error(logits_of(moved, kvpolicy::reordered(plan, orders)), expected) <=
         logit_tolerance);
   CHECK(largest_error(logits_of(moved, plan), expected) > 1e-2F);
 }
 
-TEST_CASE("heads come to the places that the order says, and only they") {
-  // Four KV heads under eight query heads, made up: weights are their own row numbers.
+TEST_CASE("the order decides the indices of heads, and changes nothing else") {
+  // A made-up model of four KV heads with eight query heads, whose weights are their own row numbers.
   LlamaConfig config;
   config.vocabulary = config.hidden = config.intermediate = 4;
   config.layers = 1;
@@ -107,7 +107,7 @@ TEST_CASE("heads come to the places that the order says, and only they") {
   CHECK(layer.gate.weight == weights.layers[0].gate.weight);
 }
 
-TEST_CASE("orders that are no permutations are refused") {
+TEST_CASE("orders that are not permutations are refused") {
   const Llama model = Llama::load(golden_folder("mha_d64"));
   CHECK_THROWS_AS((void)reordered(model, {{0, 1}}), ConfigError);
   CHECK_THROWS_AS((void)reordered(model, {{0, 1}, {0}}), ConfigError);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Llama's forward pass in plain loops, for tests that ask for equality to the last bit: no sum
-// depends on how many tokens a call reads, as it does with the products of a BLAS. Over ScalarEngine,
-// which is the same for attention, reading tokens together and one by one gives the same bits.
-// Shares nothing with the reference model but its weights.
+// A Llama's forward pass in plain loops, for tests of equality to the last bit: no sum depends on how many
+// tokens a call reads, unlike the products of a BLAS. The same holds for the attention of ScalarEngine, so
+// over that engine reading tokens together and one by one gives the same bits. It shares only the weights
+// with the reference model.
 #pragma once
 
 #include <cmath>
@@ -18,8 +18,8 @@
 
 namespace kvpolicy::reference {
 
-/// A LanguageModel without biases, windows and tied embeddings, for calls of at most the cache's
-/// `max_append` tokens or, as of a prompt, longer ones.
+/// A LanguageModel without biases, windows and tied embeddings, for calls of at most the cache's `max_append`
+/// tokens, or longer ones such as prompts.
 class RowByRow {
  public:
   explicit RowByRow(const Llama& model)
@@ -45,8 +45,8 @@ class RowByRow {
       q.clear(), k.clear(), v.clear();
       for (std::size_t row = 0; row < rows; ++row) {
         const auto normed = normalised(x[row], layer.attention_norm);
-        join(q, turned(product(layer.q, normed), positions[row]));
-        join(k, turned(product(layer.k, normed), positions[row]));
+        join(q, rotated(product(layer.q, normed), positions[row]));
+        join(k, rotated(product(layer.k, normed), positions[row]));
         join(v, product(layer.v, normed));
       }
       attend(cache, l, {q.data(), rows, c.q_heads, c.head_dim}, {k.data(), rows, c.kv_heads, c.head_dim},
@@ -95,7 +95,7 @@ class RowByRow {
     }
     return result;
   }
-  [[nodiscard]] std::vector<float> turned(std::vector<float> x, std::size_t position) const {
+  [[nodiscard]] std::vector<float> rotated(std::vector<float> x, std::size_t position) const {
     const std::size_t pairs = frequencies_.size();
     for (std::size_t at = 0; at < x.size(); at += 2 * pairs) {
       for (std::size_t i = 0; i < pairs; ++i) {

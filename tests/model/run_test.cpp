@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The model over the library's own cache: the goldens' logits again, under every chunking, with
-// sliding windows from the plan, after forks and after rollbacks.
+// The model over the library's own cache: compares it with the goldens' logits for every division into
+// chunks, with sliding windows from the plan, after forks and after rollbacks.
 #include <array>
 #include <cstddef>
 #include <span>
@@ -83,7 +83,7 @@ TEST_CASE("forks and rollbacks continue as if nothing else had been read") {
   CHECK(largest_error(from_fork, expected(149)) <= logit_tolerance);
 }
 
-TEST_CASE("a plan of another shape and a cache left half-way are refused") {
+TEST_CASE("a plan of another shape and a cache with an unfinished step are refused") {
   const Llama model = Llama::load(golden_folder("gqa2_d80"));
   const std::array<int, 2> tokens{1, 2};
   ModelShape shape = model.config().shape();

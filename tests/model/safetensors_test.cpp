@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that are what they say, and files that are not: each lie is a FormatError that names the
-// file, the tensor and the value.
+// Valid and invalid files: every error in a file is a FormatError that names the file, the tensor and the
+// value.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,7 +29,7 @@ std::span<const std::byte> bytes_of_text(const std::string& text) {
   return std::as_bytes(std::span(text));
 }
 
-/// A file with this header and this many bytes of data.
+/// A file with this header and this number of data bytes.
 std::string file_of(const std::string& header, std::size_t data_bytes) {
   const std::uint64_t length = header.size();
   std::string file(sizeof(length), '\0');
@@ -37,7 +37,7 @@ std::string file_of(const std::string& header, std::size_t data_bytes) {
   return file + header + std::string(data_bytes, '\0');
 }
 
-/// What the parser says about a file, or nothing if it takes it.
+/// The parser's error for a file, or an empty string if it accepts the file.
 std::string refusal(const std::string& file) {
   try {
     (void)parse_safetensors(bytes_of_text(file), "x.safetensors");
@@ -49,7 +49,7 @@ std::string refusal(const std::string& file) {
   return "";
 }
 
-/// Checks that the file is refused with a message that holds all of these.
+/// Checks that the file is refused with a message that contains all of these parts.
 void refuses(const std::string& file, const std::vector<std::string>& parts) {
   const std::string text = refusal(file);
   for (const std::string& part : parts) {
@@ -63,7 +63,7 @@ std::string tensor(const std::string& name, const std::string& dtype, const std:
          offsets + "}";
 }
 
-TEST_CASE("a good file is read: names, types, shapes, metadata, padding") {
+TEST_CASE("a valid file is read: names, types, shapes, metadata, padding") {
   const std::string header =
       R"({"__metadata__":{"format":"pt"},)" + tensor("b", "F32", "[2,3]", "[0,24]") + "," +
       tensor("a", "BF16", "[4]", "[24,32]") + "," + tensor("scalar", "I64", "[]", "[32,40]") + "," +
@@ -94,7 +94,7 @@ TEST_CASE("truncated files are refused wherever they end") {
   refuses(whole.substr(0, 20), {"runs past the end"});
 }
 
-TEST_CASE("an absurd header length is refused before memory is asked for") {
+TEST_CASE("an absurd header length is refused before memory is allocated") {
   std::string file = file_of("{}", 0);
   const auto with_length = [&](std::uint64_t length) {
     std::memcpy(file.data(), &length, sizeof(length));
@@ -108,7 +108,7 @@ TEST_CASE("an absurd header length is refused before memory is asked for") {
   refuses(with_length(0), {"does not begin with '{'"});
 }
 
-TEST_CASE("a header that is not the JSON it should be is refused") {
+TEST_CASE("a header with the wrong JSON is refused") {
   refuses(file_of("", 0), {"does not begin with '{'"});
   refuses(file_of(" {}", 0), {"does not begin with '{'"});
   refuses(file_of("[]", 0), {"does not begin with '{'"});
@@ -133,7 +133,7 @@ TEST_CASE("names and fields that occur twice are refused") {
           {"exactly dtype, shape and data_offsets"});
 }
 
-TEST_CASE("types and shapes that cannot be are refused") {
+TEST_CASE("impossible types and shapes are refused") {
   const auto one = [](const std::string& dtype, const std::string& shape,
                       const std::string& offsets, std::size_t bytes) {
     return file_of("{" + tensor("a", dtype, shape, offsets) + "}", bytes);
@@ -179,14 +179,14 @@ TEST_CASE("byte ranges that leave the data, overlap or leave gaps are refused") 
   refuses(two("[0,4]", "[4,8]", 9), {"cover 8 of 9"});
 }
 
-TEST_CASE("names in errors are fit for a terminal") {
+TEST_CASE("names in errors are safe for a terminal") {
   const std::string name = "\\u001b[2J" + std::string(5000, 'n');
   const std::string text = refusal(file_of("{" + tensor(name, "U8", "[4]", "[0,5]") + "}", 5));
   CHECK(text.size() < 1000);
   CHECK(text.find('\x1b') == std::string::npos);
 }
 
-TEST_CASE("what is written is read back, from memory and from a file") {
+TEST_CASE("a written file is read back, from memory and from disk") {
   const std::vector<float> values{0.0F, -1.5F, 3.25F, 65504.0F};
   std::vector<half> halves;
   std::vector<bfloat16> shorts;
@@ -217,7 +217,7 @@ TEST_CASE("what is written is read back, from memory and from a file") {
                        FormatError);
   CHECK_THROWS_WITH_AS((void)file.read_floats("none"), (path + ": has no tensor 'none'").c_str(),
                        FormatError);
-  CHECK(file.read_floats("f32") == values);  // an error spoils nothing
+  CHECK(file.read_floats("f32") == values);  // an error does not affect later reads
 
   const std::vector<TensorToWrite> twice{tensors[3], tensors[3]};
   CHECK_THROWS_AS((void)serialize_safetensors(twice), FormatError);
@@ -226,7 +226,7 @@ TEST_CASE("what is written is read back, from memory and from a file") {
   CHECK_THROWS_AS(write_safetensors(folder / "no/such/folder", {}), StorageError);
 }
 
-TEST_CASE("files that are missing, folders, or cut after they were opened are refused") {
+TEST_CASE("missing files, folders, and files truncated after they were opened are refused") {
   const TemporaryFolder folder;
   CHECK_THROWS_AS(SafetensorsFile(folder / "missing.safetensors"), FormatError);
   CHECK_THROWS_AS(SafetensorsFile(folder.path()), FormatError);
@@ -240,7 +240,7 @@ TEST_CASE("files that are missing, folders, or cut after they were opened are re
   CHECK_THROWS_AS((void)file.read_bytes("a"), FormatError);
 }
 
-TEST_CASE("a checkpoint is one file or shards with an index that does not lie") {
+TEST_CASE("a checkpoint is one file, or shards with a correct index") {
   const TemporaryFolder folder;
   const auto refused = [&](const std::string& part) {
     try {
@@ -288,7 +288,7 @@ TEST_CASE("a checkpoint is one file or shards with an index that does not lie") 
   const std::vector<float> bad{1.0F, std::numeric_limits<float>::quiet_NaN()};
   const std::vector<TensorToWrite> tensors{
       {"w", TensorType::f32, {2}, std::as_bytes(std::span(bad))}};
-  write_safetensors(folder / "model.safetensors", tensors);  // a single file comes first
+  write_safetensors(folder / "model.safetensors", tensors);  // a single file has priority
   Checkpoint single(folder.path());
   CHECK_THROWS_WITH_AS((void)single.read("w", std::vector<std::size_t>{2}),
                        (folder.path() + "/model.safetensors: tensor 'w': element 1 is nan, "

@@ -15,7 +15,7 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// How often each token comes in `draws` draws, as shares.
+/// The share of each token in `draws` draws.
 std::vector<double> shares(const SamplerConfig& config, const std::vector<float>& logits,
                            std::size_t draws = 20000) {
   Sampler sampler(config);
@@ -26,7 +26,7 @@ std::vector<double> shares(const SamplerConfig& config, const std::vector<float>
   return counts;
 }
 
-TEST_CASE("temperature 0 takes the likeliest token, the lower of equals") {
+TEST_CASE("temperature 0 takes the likeliest token, the lower of equal ones") {
   Sampler sampler;
   CHECK(sampler.next(std::vector<float>{1, 3, 2}) == 1);
   CHECK(sampler.next(std::vector<float>{1, 3, 3}) == 1);
@@ -42,7 +42,7 @@ TEST_CASE("draws follow the softmax at a temperature") {
     for (int i = 0; i < 3; ++i) sum += std::exp(i / static_cast<double>(temperature));
     for (int i = 0; i < 3; ++i) {
       const double expected = std::exp(i / static_cast<double>(temperature)) / sum;
-      // Four standard deviations of 20,000 draws.
+      // Four standard deviations for 20,000 draws.
       CHECK(std::fabs(found[static_cast<std::size_t>(i)] - expected) <=
             4 * std::sqrt(expected * (1 - expected) / 20000));
     }
@@ -50,7 +50,7 @@ TEST_CASE("draws follow the softmax at a temperature") {
   }
 }
 
-TEST_CASE("top-k and top-p cut the tail") {
+TEST_CASE("top-k and top-p drop unlikely tokens") {
   const std::vector<float> logits{std::log(0.1F), std::log(0.5F), std::log(0.15F), std::log(0.25F)};
   const auto two = shares({.temperature = 1, .top_k = 2, .seed = 1}, logits);
   CHECK(two[0] == 0.0);
@@ -77,7 +77,7 @@ TEST_CASE("a seed fixes the tokens on every platform") {
   }
   CHECK(tokens == same);
   CHECK(tokens != different);
-  // The first outputs of mt19937_64 under seed 42, as shares of 2^64, times 100.
+  // The first outputs of mt19937_64 with seed 42, as shares of 2^64, times 100.
   CHECK(tokens == std::vector<int>{75, 63, 75, 13, 90, 9, 57, 37});
 }
 
@@ -88,7 +88,7 @@ TEST_CASE("extreme logits neither overflow nor choose a banned token") {
         doctest::Approx(1.0));
 }
 
-TEST_CASE("logits and settings that make no sense are refused") {
+TEST_CASE("invalid logits and settings are refused") {
   Sampler sampler({.temperature = 1});
   CHECK_THROWS_AS((void)sampler.next(std::vector<float>{}), ShapeError);
   CHECK_THROWS_AS((void)sampler.next(std::vector<float>{0, NAN}), ShapeError);

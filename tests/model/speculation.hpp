@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// For tests of speculative decoding over real models and caches: tiny Llamas, plain greedy decoding
-// that knows nothing of speculation, a model that watches the logits of every verification, and
-// drafts of all kinds behind one type.
+// Shared by tests of speculative decoding over real models and caches: tiny Llamas, plain greedy decoding
+// that shares no code with speculation, a model that checks the logits of every verification, and one type
+// for drafts of all kinds.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 
 namespace kvpolicy::reference {
 
-// Sanitizers take ten times as long: each test then makes every so many of its runs.
+// Sanitizers take ten times as long, so each test then makes only one of every `runs_share` runs.
 #if defined(KVPOLICY_TEST_ASAN) || defined(KVPOLICY_TEST_TSAN)
 inline constexpr std::size_t runs_share = 6;
 #else
@@ -47,8 +47,8 @@ struct TinyShape {
   std::size_t head_dim = 64;
 };
 
-/// Random weights, of a size with which attention decides: the likeliest token changes with the
-/// text, also with what stands far back in it.
+/// Random weights whose size lets attention decide: the likeliest token depends on the text, also on tokens
+/// far back.
 inline Llama tiny_llama(const TinyShape& shape, std::uint64_t seed) {
   std::mt19937_64 random{seed};
   std::normal_distribution<float> normal;
@@ -88,7 +88,7 @@ inline Llama tiny_llama(const TinyShape& shape, std::uint64_t seed) {
   return Llama{config, std::move(weights)};
 }
 
-/// The same model with every weight off by `share` of itself, about: a draft that often agrees.
+/// The same model with an error of about `share` in every weight: a draft that often agrees.
 inline Llama with_noise(const Llama& model, float share, std::uint64_t seed) {
   std::mt19937_64 random{seed};
   std::normal_distribution<float> normal;
@@ -115,22 +115,22 @@ inline std::vector<int> random_text(std::size_t vocabulary, std::size_t tokens, 
 // ---- plain decoding
 
 struct PlainText {
-  std::vector<int> text;         ///< prompt and what follows
+  std::vector<int> text;         ///< prompt and continuation
   std::size_t prompt = 0;
-  std::vector<float> logits;     ///< [text - prompt, vocabulary], that of text[prompt + i] at i
-  /// By how much the likeliest token was ahead of the next, for each token behind the prompt.
+  std::vector<float> logits;     ///< [text - prompt, vocabulary]; row i is that of text[prompt + i]
+  /// The margin of the likeliest token before the next, for each token after the prompt.
   std::vector<float> margins;
 
   [[nodiscard]] std::span<const int> continuation() const { return std::span{text}.subspan(prompt); }
-  /// Tokens of the continuation before the first whose margin is no larger than `tie`.
+  /// Number of tokens of the continuation before the first whose margin is at most `tie`.
   [[nodiscard]] std::size_t tokens_before_tie(float tie) const {
     const auto at = std::ranges::find_if(margins, [&](float margin) { return !(margin > tie); });
     return static_cast<std::size_t>(at - margins.begin());
   }
 };
 
-/// Reads tokens behind those that the cache has seen; the logits of the last. Rows of short calls are
-/// read as they are kept, as LlamaReader does it.
+/// Reads tokens that follow those in the cache, and returns the logits of the last. In short calls queries
+/// read rows as they are stored, as in LlamaReader.
 template <class Cache>
 std::vector<float> read_plainly(const Llama& model, Cache& cache, std::span<const int> tokens) {
   const bool halves = tokens.size() <= cache.options().max_append;
@@ -149,8 +149,8 @@ std::vector<float> read_plainly(const RowByRow& model, Cache& cache, std::span<c
   return model.read(cache, {.tokens = tokens});
 }
 
-/// The prompt but for its last token in calls of `chunk`, then `tokens` greedy tokens one by one.
-/// `commit_every`: the cache commits behind the prompt and at each multiple of so many tokens.
+/// Reads the prompt except its last token in calls of `chunk`, then `tokens` greedy tokens one by one.
+/// `commit_every`: the cache commits after the prompt and at each multiple of so many tokens.
 template <class Model, class Cache>
 PlainText decode_plainly(const Model& model, Cache& cache, std::span<const int> prompt,
                          std::size_t chunk, std::size_t tokens, std::size_t commit_every = 0) {
@@ -180,10 +180,10 @@ PlainText decode_plainly(const Model& model, Cache& cache, std::span<const int> 
   return result;
 }
 
-// ---- a model that watches
+// ---- a model that checks
 
-/// Compares what a verification says behind every token of the plain text with what plain decoding
-/// said there. Does so for reads of all rows; reads of selected rows are another model.
+/// Compares the logits of a verification after every token of the plain text with those of plain decoding.
+/// Only reads of all rows are compared, because reads of selected rows give other logits.
 template <class Reader>
 class Watched {
  public:
@@ -198,7 +198,7 @@ class Watched {
     compare(seen, call, logits);
     return logits;
   }
-  /// The largest difference so far; infinite once a logit was NaN.
+  /// The largest difference so far; infinite after a NaN.
   [[nodiscard]] float deviation() const { return deviation_; }
   [[nodiscard]] std::size_t compared() const { return compared_; }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What can go wrong around a decoder over real caches: a cache that is full or too small, memory that
-// runs out at every single allocation of a step, weights that are no numbers. Each gives a named error
-// or a named end, the text stays as it was, and what goes on equals plain decoding to the last bit.
+// Failures around a decoder over real caches: a cache that is full or too small, memory that runs out at
+// every single allocation of a step, weights that are NaN. Each gives a named error or a named end, the text
+// is unchanged, and what follows equals plain decoding to the last bit.
 #include <array>
 #include <cstddef>
 #include <limits>
@@ -37,7 +37,7 @@ struct Models {
   }
 };
 
-// Everything a hierarchy of three levels consists of, with memory of its own.
+// Everything that a hierarchy of three levels consists of, with memory of its own.
 template <class DraftOver>
 struct Running {
   Running(const Models& models, CacheOptions cache, DraftOver draft_over, SpeculationOptions options = {})
@@ -72,7 +72,7 @@ struct Running {
   SpeculativeDecoder<RowByRow, Cache, DraftType> decoder;
 };
 
-// Prompts are read in calls that can be taken back.
+// Prompts are read in calls that can be rolled back.
 constexpr auto three_levels = [](auto& target, auto& cache, auto& small, auto& small_cache) {
   return SelectedDraft{target, cache, ModelDraft{small, small_cache, {.chunk = prompt_chunk}},
                        {.length = 2, .adapt = false}};
@@ -85,7 +85,7 @@ bool is_prefix(std::span<const int> text, std::span<const int> of) {
   return text.size() <= of.size() && std::ranges::equal(text, of.first(text.size()));
 }
 
-TEST_CASE("a cache that is full ends the text where plain decoding would") {
+TEST_CASE("a full cache ends the text where plain decoding would") {
   const Models models;
   const PlainText plain = models.plain(40);
   const auto check = [&](auto draft_over) {
@@ -96,7 +96,7 @@ TEST_CASE("a cache that is full ends the text where plain decoding would") {
       Running running{models, options, draft_over};
       running.decoder.read_prompt(models.prompt);
       CHECK(running.decoder.generate(1000) == Ending::capacity);
-      // The last token was said, and cannot be read.
+      // The last token was decoded but cannot be read any more.
       CHECK(running.decoder.text().size() == options.max_tokens + 1);
       CHECK(is_prefix(running.decoder.text(), plain.text));
       CHECK(running.decoder.step().tokens.empty());
@@ -118,7 +118,7 @@ TEST_CASE("a prompt that does not fit changes nothing") {
   CHECK(running.full_cache.tokens() == 0);
 }
 
-TEST_CASE("sizes that cannot work") {
+TEST_CASE("invalid sizes") {
   const Models models;
   const auto with_rollback = [&](std::size_t rows, std::size_t length) {
     CacheOptions options = cache_options();
@@ -129,14 +129,14 @@ TEST_CASE("sizes that cannot work") {
   CHECK_THROWS_AS(with_rollback(6, 6), ConfigError);
   CHECK_THROWS_AS(with_rollback(0, 1), ConfigError);
   CHECK_NOTHROW(with_rollback(0, 0));
-  // A budget below one chunk.
+  // The budget is smaller than a chunk.
   CHECK_THROWS_AS((void)triforce_plan<float>(models.target.config().shape(), {.chunk = 8, .budget = 4}),
                   ConfigError);
   CHECK_THROWS_AS((void)triforce_draft_plan<float>(models.target.config().shape(), {.sinks = 4, .recent = 0}),
                   ConfigError);
 }
 
-TEST_CASE("a text shorter than the budget, and than a chunk") {
+TEST_CASE("texts shorter than the budget, and than a chunk") {
   Models models;
   models.prompt.resize(2);
   const PlainText plain = models.plain(20);
@@ -146,12 +146,12 @@ TEST_CASE("a text shorter than the budget, and than a chunk") {
   CHECK(std::ranges::equal(running.decoder.text(), plain.text));
 }
 
-TEST_CASE("stop tokens end the text where they stand, and it can go on") {
+TEST_CASE("stop tokens end the text after themselves, and it can continue") {
   const Models models;
   const PlainText plain = models.plain(40);
   const auto check = [&](auto draft_over) {
-    for (const std::size_t place : {0, 3, 9, 17}) {
-      const int stop = plain.continuation()[place];
+    for (const std::size_t index : {0, 3, 9, 17}) {
+      const int stop = plain.continuation()[index];
       Running running{models, cache_options(), draft_over, {.stop_tokens = {stop}}};
       running.decoder.read_prompt(models.prompt);
       std::size_t ends = 0;
@@ -171,8 +171,8 @@ TEST_CASE("stop tokens end the text where they stand, and it can go on") {
   check(tree);
 }
 
-// Tries `call` with ever more memory until it succeeds; `stays` looks at what a failure left. Only every
-// `stride`-th amount, from `first` on.
+// Tries `call` with ever more memory until it succeeds; `stays` checks what a failure left. Only every
+// `stride`-th amount is tried, from `first` on.
 template <class Fail, class Call, class Stays>
 std::size_t fail_until_done(std::size_t first, std::size_t stride, Fail fail, Call call, Stays stays) {
   std::size_t failures = 0;
@@ -190,8 +190,8 @@ std::size_t fail_until_done(std::size_t first, std::size_t stride, Fail fail, Ca
 template <class DraftOver>
 void run_out_of_memory(const Models& models, const PlainText& plain, DraftOver draft_over,
                        std::size_t commit_every) {
-  // `new` fails far more often. The first step tries each place (buffers that stay grow there), the
-  // others every 16th, from another on.
+  // There are far more allocations by `new`. The first step tries each of them (buffers that are kept grow
+  // there), the others every 16th, each from another one on.
   constexpr std::size_t steps = 16;
   struct Kind {
     bool any_new;
@@ -218,7 +218,7 @@ void run_out_of_memory(const Models& models, const PlainText& plain, DraftOver d
       }
     };
     auto& decoder = running.decoder;
-    // A prompt that fails on the way is read to its end by the step behind it.
+    // A prompt that fails on the way is read to its end by the next step.
     std::size_t read = 0;
     try {
       fail(any_new ? 700 : 9, [&] { decoder.read_prompt(models.prompt); });
@@ -253,7 +253,7 @@ TEST_CASE("memory runs out at every allocation of a step") {
   run_out_of_memory(models, plain, three_levels, 9);
 }
 
-TEST_CASE("weights that are no numbers") {
+TEST_CASE("weights that are NaN") {
   Models models;
   const PlainText plain = models.plain(20);
   const auto spoilt = [](const Llama& model) {
@@ -271,7 +271,7 @@ TEST_CASE("weights that are no numbers") {
     CHECK(running.full_cache.tokens() == models.prompt.size() - 1);
   }
   {
-    // Of the draft: the step says so, and the cache is what another decoder can go on with.
+    // The draft has the NaN: the step throws, and another decoder can continue with the cache.
     Models draft = models;
     draft.near = spoilt(models.near);
     Running running{draft, cache_options(), three_levels};

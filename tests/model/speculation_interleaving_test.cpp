@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What becomes of a text in long use: verifications that keep all, some or none of their guesses, as
-// chains and as trees, steps that are abandoned, choices made anew, text that is taken back, forks and
-// further prompts, in random order. After each the decoder's cache is compared with one that read the
-// same text token by token and knows none of this: same bytes, and for the next token the same logits
-// to the last bit (row_by_row.hpp).
+// A text in long use: verifications that accept all, some or none of their draft tokens, as chains and as
+// trees, abandoned steps, new selections, rollbacks, forks and further prompts, in random order. After each
+// operation the decoder's cache is compared with one that read the same text token by token: it must have the
+// same bytes, and for the next token the same logits to the last bit (row_by_row.hpp).
 #include <array>
 #include <cstddef>
 #include <memory>
@@ -25,7 +24,7 @@ namespace {
 
 constexpr std::size_t prompt_chunk = 30;
 
-// A tree of any tokens, which does not know when to stop: most are refused.
+// A tree of random tokens that never stops proposing; most tokens are refused.
 class RandomTree {
  public:
   explicit RandomTree(std::size_t vocabulary) : vocabulary_{vocabulary} {}
@@ -47,7 +46,7 @@ class RandomTree {
   std::size_t vocabulary_;
 };
 
-// Another draft for each call: all of them must follow a text that the others have moved.
+// Uses another draft for each call: all of them must follow a text that the others have extended.
 class Changing {
  public:
   explicit Changing(std::vector<AnyDraft> drafts) : drafts_{std::move(drafts)} {}
@@ -62,7 +61,7 @@ class Changing {
   std::vector<AnyDraft> drafts_;
 };
 
-// A decoder, and a cache that reads its text plainly.
+// A decoder, and a cache that reads its text token by token.
 template <class Plan>
 class Play {
  public:
@@ -110,7 +109,7 @@ class Play {
     return more;
   }
 
-  // Over caches of the drafts' own that have read nothing yet.
+  // Drafts have caches of their own that have read nothing yet.
   std::unique_ptr<Decoder> make_decoder() {
     const auto small_cache = [&] {
       return small_caches_.emplace_back(std::make_unique<SmallCache>(
@@ -145,7 +144,7 @@ class Play {
     catch_up(false);
   }
 
-  // The guesses are read and the step given up.
+  // Reads the draft tokens and abandons the step.
   void abandon() {
     REQUIRE(decoder_->begin());
     if (below(2) == 0) (void)target_.read(*cache_, decoder_->call());
@@ -158,7 +157,7 @@ class Play {
     catch_up(true);
   }
 
-  // Another decoder goes on with a fork, and the one before is gone.
+  // Another decoder continues with a fork, and the old one is destroyed.
   void fork() {
     auto fork = std::make_unique<Cache>(cache_->fork());
     decoder_.reset();
@@ -181,7 +180,7 @@ class Play {
     taken_back += rows;
   }
 
-  // The control reads all of the text but its last token: a prompt as a prompt, else one by one.
+  // The control cache reads all of the text but its last token: prompts in chunks, the rest one by one.
   void catch_up(bool prompt) {
     while (control_->tokens() + 1 < text_.size()) {
       const std::size_t left = text_.size() - 1 - control_->tokens();
@@ -204,7 +203,7 @@ class Play {
     Cache own = cache_->fork();
     Cache control = control_->fork();
     for (Cache* cache : {&own, &control}) {
-      // Rows that only one of them has committed are as good as committed where none is quantised.
+      // Where no row is quantised, a commit changes nothing, so both caches commit before the comparison.
       commit_every_ == 0 ? cache->commit() : commit_if_due(*cache, due_);
     }
     CHECK(own.bytes() == control.bytes());
@@ -224,7 +223,7 @@ class Play {
   std::vector<int> text_;
   std::unique_ptr<Cache> cache_;
   std::unique_ptr<Cache> control_ = std::make_unique<Cache>(plan_, cache_options());
-  bool due_ = false;  // a commit, in the next step
+  bool due_ = false;  // the next step must commit
   std::vector<std::unique_ptr<SmallCache>> small_caches_;
   std::unique_ptr<Decoder> decoder_;
 };
@@ -238,7 +237,7 @@ void play(const Plan& plan, const Llama& model, std::size_t commit_every, std::u
   play.run(operations / runs_share);
   MESSAGE("kept " << play.accepted << ", refused " << play.refused << " guesses; " << play.forks
                   << " forks, " << play.taken_back << " tokens taken back, " << play.abandoned
-                  << " steps abandoned, " << play.refreshes << " choices anew");
+                  << " steps abandoned, " << play.refreshes << " refreshes");
   CHECK(play.accepted > 0);
   CHECK(play.refused > 0);
 }
@@ -250,7 +249,7 @@ TEST_CASE("dense rows") {
   }
 }
 
-TEST_CASE("heads of all policies, with commits at places of the text") {
+TEST_CASE("heads of all policies, with commits at fixed positions of the text") {
   using Plan = HeadPlan<float>;
   using PerToken = PerTokenStorage<float>;
   using PerChannel = PerChannelStorage<float>;

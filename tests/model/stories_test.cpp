@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// stories260K, a real model whose heads have 8 channels, tells the story that llama2.c tells. Its
-// checkpoint and tokenizer lie in real_model/stories260K, beside the folder of published data
-// (io/shared_data.hpp). Without them the test says so and passes.
+// stories260K, a real model whose heads have 8 channels, tells the story that llama2.c tells. Its checkpoint
+// and tokenizer are in real_model/stories260K, beside the folder of published data (io/shared_data.hpp).
+// Without them the test prints a message and passes.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -70,7 +70,7 @@ class Reader {
   std::size_t at_ = 0;
 };
 
-// The checkpoint turns neighbouring channels together, this model channels half a head apart: of
+// The checkpoint pairs neighbouring channels in rotations, this model channels that are half a head apart: in
 // each head the even rows come first, then the odd ones.
 std::vector<float> halves_apart(const std::vector<float>& rows, std::size_t head_dim,
                                 std::size_t inputs) {
@@ -105,15 +105,15 @@ Llama load_stories() {
   LlamaWeights w;
   w.embedding = {c.hidden, c.vocabulary, file.floats(c.vocabulary * c.hidden), {}};
   w.layers.resize(c.layers);
-  // Each kind of weight stands for all layers before the next kind.
+  // The file has each kind of weight for all layers before the next kind.
   const auto norms = [&](std::vector<float> LlamaLayer::*norm) {
     for (LlamaLayer& layer : w.layers) layer.*norm = file.floats(c.hidden);
   };
   const auto linears = [&](Linear LlamaLayer::*linear, std::size_t inputs, std::size_t outputs,
-                           bool turned) {
+                           bool rotated) {
     for (LlamaLayer& layer : w.layers) {
       std::vector<float> weight = file.floats(inputs * outputs);
-      if (turned) weight = halves_apart(weight, c.head_dim, inputs);
+      if (rotated) weight = halves_apart(weight, c.head_dim, inputs);
       layer.*linear = {inputs, outputs, std::move(weight), {}};
     }
   };
@@ -132,10 +132,10 @@ Llama load_stories() {
   return Llama{std::move(c), std::move(w)};
 }
 
-// What each token says. A space at the beginning of a text is not said.
+// The text of each token. A space at the beginning of a text is dropped.
 std::vector<std::string> load_words(std::size_t count) {
   Reader file{bytes_of(folder + "tokenizer.bin")};
-  file.next<std::int32_t>();  // the longest token
+  file.next<std::int32_t>();  // length of the longest token
   std::vector<std::string> words;
   for (std::size_t i = 0; i < count; ++i) {
     file.next<float>();  // a score
@@ -145,12 +145,12 @@ std::vector<std::string> load_words(std::size_t count) {
   return words;
 }
 
-// As many of the likeliest tokens as there are words to say, from an empty text on.
+// The texts of the likeliest tokens, `count` of them, starting from an empty text.
 template <class Cache>
 std::string tell(const Llama& model, Cache& cache, std::size_t tokens) {
   const std::vector<std::string> words = load_words(model.config().vocabulary);
   std::string story;
-  int token = 1;  // a text begins
+  int token = 1;  // the token for the beginning of a text
   for (std::size_t i = 0; i < tokens; ++i) {
     const std::vector<float> logits = step(model, cache, std::array{token});
     token = static_cast<int>(std::ranges::max_element(logits) - logits.begin());
@@ -159,7 +159,7 @@ std::string tell(const Llama& model, Cache& cache, std::size_t tokens) {
   return story.substr(story.starts_with(' ') ? 1 : 0);
 }
 
-// What llama2.c prints for `run stories260K.bin -t 0.0 -n 200`.
+// The output of llama2.c for `run stories260K.bin -t 0.0 -n 200`.
 constexpr const char* story =
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
     "One day, she saw "
@@ -181,7 +181,7 @@ TEST_CASE("a model with heads of 8 channels tells its story") {
   CHECK(told.starts_with(story));
 }
 
-TEST_CASE("its logits are those of dense attention, and near them with 8 bits") {
+TEST_CASE("its logits equal those of dense attention, and are close to them with 8 bits") {
   if (!is_there()) return;
   const Llama model = load_stories();
   std::vector<int> tokens{1};

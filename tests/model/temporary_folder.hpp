@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A folder of a test's own, removed with all that is in it.
+// A folder for one test, which the destructor removes with all files in it.
 #pragma once
 
 #include <filesystem>

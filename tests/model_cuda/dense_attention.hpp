@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plainest cache for a model on a device: rows come to the host, wait there in bfloat16, and
-// attention is a loop in double over what a query may see.
+// The simplest cache for a model on a device: rows are copied to the host, kept in bfloat16, and attention is
+// a loop in double over the rows that a query may see.
 #pragma once
 
 #include <algorithm>
@@ -59,11 +59,11 @@ class DeviceDenseCache {
       const std::size_t end = before + token + 1;
       const std::size_t window = windows_[layer] == 0 ? end : std::min(windows_[layer], end);
       for (std::size_t head = 0; head < q.heads; ++head) {
-        const std::size_t place = head / (q.heads / k.heads) * dim;
+        const std::size_t offset = head / (q.heads / k.heads) * dim;
         const double* query = queries.data() + (token * q.heads + head) * dim;
         std::vector<double> weights;
         for (std::size_t row = end - window; row < end; ++row) {
-          const double* key = keys_[layer].data() + row * width + place;
+          const double* key = keys_[layer].data() + row * width + offset;
           double dot = 0;
           for (std::size_t i = 0; i < dim; ++i) dot += query[i] * key[i];
           weights.push_back(dot / std::sqrt(static_cast<double>(dim)));
@@ -74,7 +74,7 @@ class DeviceDenseCache {
         for (std::size_t i = 0; i < dim; ++i) {
           double mean = 0;
           for (std::size_t n = 0; n < window; ++n) {
-            mean += weights[n] / sum * values_[layer][(end - window + n) * width + place + i];
+            mean += weights[n] / sum * values_[layer][(end - window + n) * width + offset + i];
           }
           result[(token * q.heads + head) * dim + i] = bfloat16{static_cast<float>(mean)};
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Numbers of a test in device memory.
+// Numbers in device memory for a test.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class DeviceNumbers {
     cuda::check(cudaMemcpy(data(), numbers.data(), count_ * sizeof(T), cudaMemcpyHostToDevice),
                 "cudaMemcpy");
   }
-  /// Not yet written: NaN under the emulation.
+  /// Not initialised: NaN under the emulation.
   explicit DeviceNumbers(std::size_t count)
       : count_{count}, block_{cuda::allocate(cuda::default_memory(), count * sizeof(T), nullptr)} {}
 
@@ -59,7 +59,7 @@ class DeviceNumbers {
   return numbers;
 }
 
-/// What rounding to bfloat16 may change a number by, and a little for the sums in front of it.
+/// The largest change of a number by rounding to bfloat16, plus a little for the sums before it.
 [[nodiscard]] inline double rounding(double x) { return (x < 0 ? -x : x) * 0x1.1p-8 + 1e-6; }
 
 }  // namespace kvpolicy::reference

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each small kernel of the model on a GPU against plain loops in double.
+// Compares each small kernel of the model on a GPU with plain loops in double.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -29,7 +29,7 @@ namespace kernels = cuda::llama;
 
 double number(bfloat16 x) { return static_cast<double>(static_cast<float>(x)); }
 
-TEST_CASE("tokens become their rows of the embedding, and the position moves on") {
+TEST_CASE("tokens become their rows of the embedding, and the position advances") {
   constexpr int vocabulary = 11;
   for (const int hidden : {1, 35, 256, 300}) {
     for (const int rows : {1, 3, 130}) {
@@ -69,7 +69,7 @@ TEST_CASE("tokens become their rows of the embedding, and the position moves on"
   }
 }
 
-TEST_CASE("angles belong to the position on the device, far into a text as well") {
+TEST_CASE("angles follow the position on the device, also far into a text") {
   constexpr std::size_t rows = 5;
   for (const std::size_t pairs : {1, 32, 40, 128, 150}) {
     for (const int first : {0, 3, 4'000'000}) {
@@ -81,8 +81,8 @@ TEST_CASE("angles belong to the position on the device, far into a text as well"
       }
       const DeviceNumbers<float> given{frequencies};
       const DeviceNumbers<int> position{std::vector{first}};
-      const std::vector<int> behind{0, 1, 2, 1, 7};  // as in a tree of guesses
-      const DeviceNumbers<int> offsets{behind};
+      const std::vector<int> distances{0, 1, 2, 1, 7};  // as in a token tree
+      const DeviceNumbers<int> offsets{distances};
       const DeviceNumbers<float> cosines{rows * pairs};
       const DeviceNumbers<float> sines{rows * pairs};
       cuda::launch(kernels::angles_kernel<>, {.grid_x = rows, .threads = kernels::angles_threads},
@@ -97,7 +97,7 @@ TEST_CASE("angles belong to the position on the device, far into a text as well"
       double error = 0;
       for (std::size_t i = 0; i < rows * pairs; ++i) {
         const double angle =
-            static_cast<double>(first + behind[i / pairs]) * static_cast<double>(frequencies[i % pairs]);
+            static_cast<double>(first + distances[i / pairs]) * static_cast<double>(frequencies[i % pairs]);
         error =
             std::fmax(error, std::fabs(std::cos(angle) - static_cast<double>(cosines.get()[i])));
         error = std::fmax(error, std::fabs(std::sin(angle) - static_cast<double>(sines.get()[i])));
@@ -112,7 +112,7 @@ TEST_CASE("norm gives rows unit mean square") {
     CAPTURE(width);
     constexpr std::size_t rows = 3;
     auto x = random_floats(rows * width, 3, 4.0F);
-    std::fill_n(x.begin(), width, 0.0F);  // a row of zeros stays one
+    std::fill_n(x.begin(), width, 0.0F);  // a row of zeros stays zero
     const auto weight = random_floats(width, 4);
     const DeviceNumbers<float> in{x};
     const DeviceNumbers<float> scale{weight};
@@ -148,7 +148,7 @@ TEST_CASE("norm gives rows unit mean square") {
   }
 }
 
-TEST_CASE("the first heads of a row turn, the others stay") {
+TEST_CASE("the first heads of a row are rotated, the others stay") {
   for (const std::size_t pairs : {4, 32, 40, 128}) {
     for (const std::size_t heads : {2, 9}) {
       CAPTURE(pairs);
@@ -201,7 +201,7 @@ TEST_CASE("swiglu of gates large and small") {
     CAPTURE(width);
     constexpr std::size_t rows = 2;
     auto x = random_bfloat16(rows * 2 * width, 8, 10.0F);
-    x[0] = bfloat16{-200.0F};  // e^200 is beyond a float
+    x[0] = bfloat16{-200.0F};  // e^200 overflows a float
     x[1] = bfloat16{200.0F};
     const DeviceNumbers<bfloat16> in{x};
     const DeviceNumbers<bfloat16> out{rows * width};
@@ -251,7 +251,7 @@ Choice choose(const std::vector<float>& logits, int before = 0, std::size_t capa
   return {token.get()[0], chosen.get(), choices.get()[0]};
 }
 
-TEST_CASE("the likeliest token, ties to the lower, wherever it is") {
+TEST_CASE("the likeliest token at any index; ties go to the lower one") {
   for (const std::size_t vocabulary : {1, 2, 64, 1023, 1024, 1025, 5000}) {
     CAPTURE(vocabulary);
     for (const std::size_t at : {std::size_t{0}, vocabulary / 2, vocabulary - 1}) {
@@ -265,7 +265,7 @@ TEST_CASE("the likeliest token, ties to the lower, wherever it is") {
   }
 }
 
-TEST_CASE("choices are noted down as long as there is room, and counted beyond it") {
+TEST_CASE("choices are recorded while there is room, and counted beyond it") {
   const std::vector<float> logits{0.0F, 1.0F, -1.0F};
   CHECK(choose(logits, 0).chosen == std::vector<int>{1, 77, 77, 77});
   CHECK(choose(logits, 3).chosen == std::vector<int>{77, 77, 77, 1});
@@ -273,7 +273,7 @@ TEST_CASE("choices are noted down as long as there is room, and counted beyond i
   CHECK(choose(logits, 4).choices == 5);
 }
 
-TEST_CASE("logits that are no numbers have no likeliest token") {
+TEST_CASE("logits with NaN have no likeliest token") {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   for (const float bad : {std::nanf(""), infinity}) {
     for (const std::size_t at : {0, 40, 1999}) {
@@ -288,7 +288,7 @@ TEST_CASE("logits that are no numbers have no likeliest token") {
   CHECK(choose(banned).token == 7);
 }
 
-TEST_CASE("rows as 8-bit codes are off by half a step at most; rows beyond are zeros") {
+TEST_CASE("8-bit codes have an error of at most half a step; padded rows are zeros") {
   for (const std::size_t width : {4, 16, 1020, 1024, 1040}) {
     CAPTURE(width);
     constexpr std::size_t rows = 3;
@@ -323,7 +323,7 @@ TEST_CASE("rows as 8-bit codes are off by half a step at most; rows beyond are z
   }
 }
 
-TEST_CASE("sums of codes meet both scales, and go where they are asked to") {
+TEST_CASE("sums of codes are multiplied by both scales, for every output") {
   for (const std::size_t width : {1, 1023, 1024, 1025}) {
     for (const bool biased : {false, true}) {
       CAPTURE(width);
@@ -369,7 +369,7 @@ TEST_CASE("sums of codes meet both scales, and go where they are asked to") {
         const double y = sums[i] * static_cast<double>(row_scale[i / width]) *
                              static_cast<double>(column_scale[i % width]) +
                          (biased ? static_cast<double>(bias[i % width]) : 0.0);
-        const double tight = 1e-6 * std::fabs(y) + 1e-2;  // of numbers up to 40000
+        const double tight = 1e-6 * std::fabs(y) + 1e-2;  // for numbers up to 40000
         close = close && std::fabs(static_cast<double>(floats.get()[i]) - y) <= tight;
         close = close && std::fabs(static_cast<double>(added.get()[i]) - y - 5) <= tight;
         close = close && std::fabs(number(out.get()[i]) - y) <= rounding(y) + tight;
@@ -380,7 +380,7 @@ TEST_CASE("sums of codes meet both scales, and go where they are asked to") {
   }
 }
 
-TEST_CASE("random weights have the spread that was asked for, and no two layers are alike") {
+TEST_CASE("random weights have the requested spread, and no two layers are equal") {
   constexpr std::size_t count = 5003;
   const auto draw = [&](std::uint64_t seed) {
     const DeviceNumbers<bfloat16> out{count};

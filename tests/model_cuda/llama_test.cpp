@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The model on a device against the CPU's logits, over the plainest cache: the goldens of every
-// shape, any chunking, 8-bit weights, random weights, and what it refuses.
+// Compares the model on a device with the CPU's logits, over the simplest cache: the goldens of every shape,
+// any division into chunks, 8-bit weights, random weights, and invalid calls.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 namespace kvpolicy::reference {
 namespace {
 
-constexpr std::size_t length = 80;  // beyond every sliding window among the goldens
+constexpr std::size_t length = 80;  // longer than every sliding window among the goldens
 
 std::vector<float> device_logits(CudaLlama& model, std::span<const int> tokens, std::size_t chunk) {
   DeviceDenseCache cache{model.config()};
@@ -46,7 +46,7 @@ std::vector<float> host_logits(const Llama& model, std::span<const int> tokens) 
   return all_logits(model, tokens, 0, cache.attend());
 }
 
-TEST_CASE("logits equal those of the CPU within what bfloat16 activations cost") {
+TEST_CASE("logits equal those of the CPU up to the rounding of bfloat16 activations") {
   for (const std::string name : golden_names) {
     CAPTURE(name);
     const Llama model = rounded_to_bfloat16(Llama::load(golden_folder(name)));
@@ -56,7 +56,7 @@ TEST_CASE("logits equal those of the CPU within what bfloat16 activations cost")
   }
 }
 
-TEST_CASE("however the prompt is cut") {
+TEST_CASE("any division of the prompt gives the same logits") {
   const Llama model = rounded_to_bfloat16(Llama::load(golden_folder("qwen2_bias_gqa7")));
   const std::vector<int> tokens = golden_tokens("qwen2_bias_gqa7", length);
   const auto want = host_logits(model, tokens);
@@ -75,7 +75,7 @@ TEST_CASE("logits with 8-bit weights") {
   CHECK(device.weight_bytes() < CudaLlama{model}.weight_bytes());
 }
 
-TEST_CASE("logits of the last token are the last row of all, and none are none") {
+TEST_CASE("logits of the last token are the last row of all logits; none are empty") {
   const Llama model = Llama::load(golden_folder("tied_d64"));
   const std::vector<int> tokens = golden_tokens("tied_d64", length);
   const std::size_t vocabulary = model.config().vocabulary;
@@ -89,7 +89,7 @@ TEST_CASE("logits of the last token are the last row of all, and none are none")
   CHECK_THROWS_AS(device.choose_likeliest(), ShapeError);
 }
 
-TEST_CASE("a device that feeds itself reads what a host would feed it") {
+TEST_CASE("a device that feeds itself reads the tokens that a host would feed it") {
   const Llama model = Llama::load(golden_folder("gqa2_d80"));
   const std::vector<int> prompt{3, 1, 4, 1, 5, 9};
   constexpr std::size_t steps = 6;
@@ -122,17 +122,17 @@ TEST_CASE("logits without a likeliest token are reported when the choices are re
   DeviceDenseCache cache{config};
   static_cast<void>(device.forward(std::vector{1}, 0, cache.attend()));
   device.choose_likeliest();
-  device.forward(1, cache.attend());  // reads no memory beside the embedding
+  device.forward(1, cache.attend());  // does not read outside the embedding
   CHECK_THROWS_AS(static_cast<void>(device.take_choices()), ShapeError);
   CHECK(device.take_choices().empty());
 }
 
-TEST_CASE("what cannot be run is refused before anything is launched") {
+TEST_CASE("invalid calls are refused before anything is launched") {
   const Llama model = Llama::load(golden_folder("mha_d64"));
   CudaLlama device{model};
   DeviceDenseCache cache{model.config()};
   const auto attend = cache.attend();
-  CHECK_THROWS_AS(device.forward(1, attend), ShapeError);  // nothing is reserved
+  CHECK_THROWS_AS(device.forward(1, attend), ShapeError);  // nothing is reserved yet
   device.reserve(3);
   CHECK_THROWS_AS(device.set_tokens({}, 0), ShapeError);
   CHECK_THROWS_AS(device.set_tokens(std::vector{1, 2, 3, 4}, 0), ShapeError);
@@ -150,7 +150,7 @@ TEST_CASE("what cannot be run is refused before anything is launched") {
   CHECK_THROWS_AS(static_cast<void>(CudaLlama::random(odd)), ConfigError);
 }
 
-TEST_CASE("a model of random weights computes numbers, the same for the same seed") {
+TEST_CASE("a model of random weights gives finite logits, equal for equal seeds") {
   LlamaConfig config = Llama::load(golden_folder("sharded_bf16")).config();
   config.tied_embeddings = false;
   const std::vector<int> tokens{1, 2, 3, 4, 5};
@@ -168,7 +168,7 @@ TEST_CASE("a model of random weights computes numbers, the same for the same see
   }
 }
 
-// Counts, and passes on.
+// Counts the bytes and forwards the calls.
 class CountingMemory final : public cuda::MemoryResource {
  public:
   void* allocate(std::size_t bytes, cudaStream_t stream) override {
@@ -185,7 +185,7 @@ class CountingMemory final : public cuda::MemoryResource {
   std::size_t live = 0;
 };
 
-TEST_CASE("calls ask for no memory that was reserved, and what is held is counted") {
+TEST_CASE("calls allocate nothing that was reserved, and held memory is counted") {
   const Llama model = Llama::load(golden_folder("sharded_bf16"));
   for (const auto weights : {WeightFormat::bfloat16, WeightFormat::int8}) {
     CountingMemory memory;
@@ -212,7 +212,7 @@ TEST_CASE("calls ask for no memory that was reserved, and what is held is counte
 }
 
 #if !defined(__CUDACC__)
-TEST_CASE("a call of the runtime that fails is a DeviceError, and leaves nothing behind") {
+TEST_CASE("a failed call of the runtime is a DeviceError and leaks nothing") {
   const Llama model = Llama::load(golden_folder("mha_d64"));
   const std::size_t live = cuda::simt::live_bytes();
   std::uint64_t failures = 0;
@@ -234,7 +234,7 @@ TEST_CASE("a call of the runtime that fails is a DeviceError, and leaves nothing
   CHECK(failures > 50);
 }
 
-TEST_CASE("without a device there is a sentence that says so") {
+TEST_CASE("without a device the error says so") {
   const Llama model = Llama::load(golden_folder("mha_d64"));
   cuda::simt::device().devices = 0;
   CHECK_THROWS_AS(CudaLlama{model}, DeviceError);

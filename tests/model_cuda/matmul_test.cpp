@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Linear layers on a device against plain loops in double, in every format and to every output.
+// Compares linear layers on a device with plain loops in double, in every format and with every output.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 
 double number(bfloat16 x) { return static_cast<double>(static_cast<float>(x)); }
 
-// Weights and biases that bfloat16 can hold.
+// Weights and biases that bfloat16 represents exactly.
 Linear random_linear(std::size_t inputs, std::size_t outputs, bool biased, unsigned seed) {
   const auto floats = [](const std::vector<bfloat16>& numbers) {
     std::vector<float> out;
@@ -33,7 +33,7 @@ Linear random_linear(std::size_t inputs, std::size_t outputs, bool biased, unsig
   return linear;
 }
 
-// x [rows, inputs] through layers side by side, and the sum of magnitudes behind each result.
+// x [rows, inputs] through layers side by side, and the sum of the terms' magnitudes for each result.
 struct Expected {
   double y;
   double size;
@@ -58,7 +58,7 @@ std::vector<Expected> expected(const std::vector<const Linear*>& parts,
   return out;
 }
 
-// The device's product of x in floats; an added one is added to 1.
+// The device's product of x in floats; an added product is added to 1.
 std::vector<float> product(const DeviceLinear& linear, Output output,
                            const std::vector<bfloat16>& x, std::size_t rows) {
   Matmul matmul{cuda::default_memory(), nullptr};
@@ -124,7 +124,7 @@ TEST_CASE(
         const auto x = random_bfloat16(rows * inputs, 70);
         const auto want = expected({&one, &other}, x, rows);
         const auto got = product(both, output, x, rows);
-        // Each number of x and w is off by half a step of at most 2 / 127.
+        // Each number of x and w has an error of half a step of at most 2 / 127.
         const double bound = inputs * 2 * (2.0 * 0.5 * 2 / 127 + 1e-4);
         double squares = 0;
         bool close = true;
@@ -135,7 +135,7 @@ TEST_CASE(
           squares += error * error / static_cast<double>(want.size());
         }
         CHECK(close);
-        // Their errors are independent: in the mean far below that bound.
+        // The errors are independent, so their mean is far below that bound.
         CHECK(std::sqrt(squares) <= 0.2);
       }
     }
@@ -156,9 +156,9 @@ TEST_CASE("8-bit layers need inputs that the library can multiply") {
       ConfigError);
 }
 
-TEST_CASE("random layers keep the size of what goes through them, in both formats") {
+TEST_CASE("random layers keep the size of activations, in both formats") {
   constexpr std::size_t inputs = 512;
-  const auto x = random_bfloat16(4 * inputs, 100, std::sqrt(3.0F));  // of variance 1
+  const auto x = random_bfloat16(4 * inputs, 100, std::sqrt(3.0F));  // with variance 1
   for (const auto format : {WeightFormat::bfloat16, WeightFormat::int8}) {
     const auto layer = DeviceLinear::random(inputs, 64, Output::float32, format, 5,
                                             cuda::default_memory(), nullptr);

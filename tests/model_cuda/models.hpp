@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests run on a device and on the CPU: models whose weights are bfloat16 numbers, so that
-// both hold the very same and logits differ by the rounding of activations alone; and how far
-// logits may be apart.
+// Models for tests that run on a device and on the CPU. Their weights are bfloat16 numbers, so both have
+// exactly the same weights and logits only differ by the rounding of activations. Also the accepted
+// differences.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ namespace kvpolicy::reference {
   return tokens;
 }
 
-/// How far logits spread about their mean, over all tokens.
+/// The spread of logits about their mean, over all tokens.
 [[nodiscard]] inline float spread(std::span<const float> logits) {
   double mean = 0;
   double squares = 0;
@@ -59,7 +59,7 @@ namespace kvpolicy::reference {
   return static_cast<float>(std::sqrt(squares - mean * mean));
 }
 
-/// The errors of logits, in units of how far logits spread.
+/// The errors of logits, relative to the spread of logits.
 struct Errors {
   float largest;
   float mean;  // root of the mean square
@@ -74,8 +74,8 @@ struct Errors {
   return {largest / spread(want), static_cast<float>(std::sqrt(squares)) / spread(want)};
 }
 
-// Measured over all goldens: at most 0.065 and 0.0102. Rounding to bfloat16 moves an activation by
-// some 2^-9 of itself, and happens eight times in each of two layers.
+// Measured over all goldens: at most 0.065 and 0.0102. Rounding to bfloat16 changes an activation by about
+// 2^-9 of itself, and happens eight times in each of two layers.
 inline constexpr Errors of_bfloat16{.largest = 0.1F, .mean = 0.015F};
 // Measured: 0.18 and 0.033.
 inline constexpr Errors of_int8{.largest = 0.3F, .mean = 0.05F};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The model on a device over the library's own device cache: the CPU's logits and tokens over the
-// CPU's cache under the same plan, and a recorded step that does what a step does.
+// The model on a device over the library's device cache: compares logits and tokens with those of the CPU
+// over the CPU's cache under the same plan, and a recorded step with a plain step.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-// The heads of the models below; all instances would take minutes to compile.
+// Only the head dimensions of the models below; all of them would take minutes to compile.
 #define KVPOLICY_CUDA_HEAD_DIMS 64
 #include <kvpolicy/cache/kv_cache.hpp>
 #include <kvpolicy/cuda/kv_cache.hpp>
@@ -48,7 +48,7 @@ Plan plan_of(const Llama& model, const HeadSettings<bfloat16>& config) {
   return plan;
 }
 
-// Every other head a window.
+// Every other head has a window.
 Plan mixed_plan(const Llama& model) {
   Plan plan = plan_of(model, Full::Config{});
   for (std::size_t layer = 0; layer < model.config().layers; ++layer) {
@@ -59,7 +59,7 @@ Plan mixed_plan(const Llama& model) {
   return plan;
 }
 
-TEST_CASE("logits over a device cache are those over the CPU's, in prefill and decode") {
+TEST_CASE("logits over a device cache equal those over the CPU's, in prefill and decode") {
   constexpr std::size_t length = 90;
   constexpr std::size_t prompt = 70;
   for (const std::string name : {"gqa7_d64", "all_biases", "mistral_window", "llama3_scaling"}) {
@@ -88,7 +88,7 @@ TEST_CASE("logits over a device cache are those over the CPU's, in prefill and d
   }
 }
 
-TEST_CASE("a recorded step does to the bit what a step does") {
+TEST_CASE("a recorded step gives the bits of a plain step") {
   const Llama model = Llama::load(golden_folder("gqa7_d64"));
   const std::vector<int> prompt = golden_tokens("gqa7_d64", 50);
   const reference::Stream stream;
@@ -103,7 +103,7 @@ TEST_CASE("a recorded step does to the bit what a step does") {
     Decoder decoder{device, cache, {.graph = graph, .steps_before_graph = eager}, stream};
     Run result{decoder.continue_greedily(20), {}};
     CHECK(cache.tokens() == prompt.size() + 19);
-    result.logits = decoder.step(result.chosen.back());  // the other graph, and a new page
+    result.logits = decoder.step(result.chosen.back());  // uses the other graph, and a new page
     const auto more = decoder.continue_greedily(3);
     result.chosen.insert(result.chosen.end(), more.begin(), more.end());
     return result;
@@ -117,8 +117,8 @@ TEST_CASE("a recorded step does to the bit what a step does") {
     CHECK(recorded.logits == plain.logits);
   }
 #if !defined(__CUDACC__)
-  // A stream that does nothing before somebody waits for it: nothing is read or used again too
-  // soon.
+  // The emulated stream does nothing before it is waited for, so that reading or reusing memory too early is
+  // detected.
   cuda::simt::device().late = true;
   const Run late = run(true, 1);
   cuda::simt::device().late = false;
@@ -155,7 +155,7 @@ TEST_CASE("the shipped model answers on a device as on a host, byte for byte") {
   }
 }
 
-TEST_CASE("sequences share a model: a decoder goes on behind another's steps and a larger room") {
+TEST_CASE("sequences share a model: a decoder continues after another's steps and after buffers grew") {
   const Llama model = Llama::load(golden_folder("gqa7_d64"));
   const std::vector<int> tokens = golden_tokens("gqa7_d64", 100);
   const std::span all{tokens};
@@ -182,7 +182,7 @@ TEST_CASE("sequences share a model: a decoder goes on behind another's steps and
   CHECK(first.step(5) == alone(all.first(40)));
 }
 
-TEST_CASE("what a prompt and a graph cannot be is refused") {
+TEST_CASE("invalid prompts and graphs are refused") {
   const Llama model = Llama::load(golden_folder("gqa7_d64"));
   const reference::Stream stream;
   CudaLlama device{model, {}, stream};
@@ -192,7 +192,7 @@ TEST_CASE("what a prompt and a graph cannot be is refused") {
   CHECK_THROWS_AS(prefill(device, cache, std::array{1, 99}, 4, {}, {}, stream), ShapeError);
   CHECK(cache.tokens() == 0);
   CHECK_THROWS_AS((Graph{nullptr, [] {}}), ConfigError);
-  // What a recording throws ends it: the stream can be used again.
+  // An exception ends a recording, and the stream can be used again.
   CHECK_THROWS_AS((Graph{stream, [] { throw CapacityError{"full"}; }}), CapacityError);
   static_cast<void>(prefill(device, cache, std::array{1, 2, 3}, 2, {}, {}, stream));
   CHECK(cache.tokens() == 3);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Speculative decoding with target and draft on a device: the same code as on the host, over device
-// caches bound to their stream, decodes greedily what plain decoding does.
+// Speculative decoding with target and draft on a device. The code is the same as on the host, over device
+// caches bound to their stream, and decodes greedily the text of plain decoding.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-// The heads of the models below; all instances would take minutes to compile.
+// Only the head dimensions of the models below; all of them would take minutes to compile.
 #define KVPOLICY_CUDA_HEAD_DIMS 64
 #include <kvpolicy/cuda/kv_cache.hpp>
 #include <kvpolicy/cuda/on_stream.hpp>
@@ -43,7 +43,7 @@ struct Rig {
   Llama model = rounded_to_bfloat16(Llama::load(golden_folder("gqa7_d64")));
   reference::Stream stream;
   CudaLlama target{model, {}, stream};
-  CudaLlama small{model, {}, stream};  // agrees where its window tells it enough
+  CudaLlama small{model, {}, stream};  // agrees with the target where its window has enough of the text
   CudaLlamaReader target_reader{target};
   CudaLlamaReader small_reader{small};
   Plan plan{model.config().shape(), Retrieval::Config{.chunk = 4, .budget = 16}};
@@ -79,26 +79,26 @@ void check_text(Decoder decoder, const Rig& rig, const std::vector<int>& want) {
   CHECK(decoder.generate(new_tokens) == Ending::length);
   CHECK(std::vector<int>(decoder.text().begin(), decoder.text().end()) == want);
   CHECK(rig.cache.tokens() == want.size() - 1);
-  // Else the guesses took no part.
+  // Otherwise no draft token was used.
   CHECK(decoder.statistics().accepted > 0);
   CHECK(decoder.statistics().places > decoder.statistics().accepted - 1);
 }
 
-TEST_CASE("guesses on a device change no token") {
+TEST_CASE("draft tokens on a device change no token of the text") {
   const std::vector<int> want = plain_text();
-  SUBCASE("of a model with a window") {
+  SUBCASE("by a model with a window") {
     Rig rig;
     check_text(SpeculativeDecoder{rig.target_reader, rig.on_stream,
                                   ModelDraft{rig.small_reader, rig.small_on_stream}, greedy(4)},
                rig, want);
   }
-  SUBCASE("of the target over selected rows") {
+  SUBCASE("by the target over selected rows") {
     Rig rig;
     check_text(SpeculativeDecoder{rig.target_reader, rig.on_stream,
                                   SelectedDraft{rig.target_reader, rig.on_stream, NoDraft{}}, greedy(5)},
                rig, want);
   }
-  SUBCASE("of both") {
+  SUBCASE("by both") {
     Rig rig;
     check_text(triforce(rig.target_reader, rig.on_stream, rig.small_reader, rig.small_on_stream, greedy(6)),
                rig, want);
@@ -113,7 +113,7 @@ TEST_CASE("guesses on a device change no token") {
   }
 }
 
-TEST_CASE("quantised rows on a device are committed at the same places with guesses and without") {
+TEST_CASE("quantised rows on a device are committed at the same positions with drafts and without") {
   using Packed = QuantizedResidualCache<bfloat16>;
   Rig rig;
   const HeadPlan plan{rig.model.config().shape(),
@@ -134,7 +134,7 @@ TEST_CASE("quantised rows on a device are committed at the same places with gues
   CHECK(SpeculativeDecoder{rig.target_reader, rig.on_stream, NoDraft{}, greedy(0)}.commit_every() == 0);
 }
 
-TEST_CASE("tokens of a tree stand where their nodes do") {
+TEST_CASE("tokens of a tree have the positions of their nodes") {
   Rig rig;
   static_cast<void>(rig.target_reader.read(rig.on_stream, {.tokens = rig.prompt}));
   const std::size_t text = rig.prompt.size();
@@ -154,7 +154,7 @@ TEST_CASE("tokens of a tree stand where their nodes do") {
       float error = 0.0F;
       for (std::size_t i = 0; i < vocabulary; ++i) {
         const float difference = std::abs(alone[i] - row[i]);
-        error = difference <= error ? error : difference;  // NaN stays
+        error = difference <= error ? error : difference;  // keeps a NaN
       }
       CHECK(error <= 0.02F * spread(alone));
     }

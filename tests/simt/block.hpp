@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a grid under way consists of: blocks, warps, threads and what each is waiting for. How they
-// take turns is in scheduler.hpp.
+// The state of a grid that runs: blocks, warps, threads and what each of them waits for. scheduler.hpp
+// decides the order in which they run.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ namespace kvpolicy::cuda::simt {
 struct Block;
 struct Grid;
 
-/// What the lanes of a warp do together.
+/// The operations that lanes of a warp perform together.
 enum class Collective : std::uint8_t {
   sync_warp,
   shuffle,
@@ -40,29 +40,29 @@ inline const char* name_of(Collective kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-/// Where the lanes of a warp leave operands for each other. There are two, taken in turn: a lane
-/// that is ahead writes the other one while the slower ones still read.
+/// Memory in which the lanes of a warp store operands for each other. There are two, used alternately: a
+/// lane that is ahead writes to the other one while slower lanes still read.
 struct Exchange {
   struct alignas(16) Slot {
     std::byte bytes[16];
   };
   Slot slot[warp_lanes];
-  float a[16][16];  // of multiply_add
+  float a[16][16];  // for multiply_add
   float b[16][8];
 };
 
 struct Warp {
-  std::uint32_t members = 0;  // masks over lanes
+  std::uint32_t members = 0;  // masks of lanes
   std::uint32_t ready = 0;
   std::uint32_t arrived = 0;
   std::uint32_t at_barrier = 0;
   std::uint32_t exited = 0;
-  unsigned generation = 0;                  // collectives done
-  Collective kind = Collective::sync_warp;  // of those that have arrived
+  unsigned generation = 0;                  // number of finished collectives
+  Collective kind = Collective::sync_warp;  // what the lanes that have arrived perform
   Exchange exchange[2];
 };
 
-/// A copy under way: cp_async_16.
+/// A copy that has not arrived yet: cp_async_16.
 struct AsyncCopy {
   void* to;
   const void* from;  // null: zeros
@@ -75,30 +75,30 @@ struct Thread {
   Warp* warp = nullptr;
   int index = 0;
   int lane = 0;
-  unsigned copy_group = 0;  // the one that is open
+  unsigned copy_group = 0;  // number of the open group
   std::vector<AsyncCopy> copies;
 };
 
-/// Of all fibers of this OS thread, the one that runs.
+/// The fiber that runs among all fibers of this OS thread.
 inline constinit thread_local Thread* self = nullptr;
 
-/// One block under way, and the place for the next when it is done.
+/// A block that runs; the object is used again for the next block.
 struct Block {
   Grid* grid = nullptr;
   int x = 0;
   int y = 0;
   int live = 0;     // threads that have not ended
-  int waiting = 0;  // of them, at the barrier
+  int waiting = 0;  // of these, at the barrier
   bool running = false;
-  int last_warp = -1;      // goes on only where nobody else of the grid can
-  bool one_ahead = false;  // the first warp of the order that can run, does
-  std::vector<int> order;  // of warps
+  int last_warp = -1;      // runs only if no other thread of the grid can
+  bool one_ahead = false;  // the first runnable warp of `order` always runs next
+  std::vector<int> order;  // warps in their current order
   SharedMemory shared;
   std::vector<std::unique_ptr<Warp>> warps;
   std::vector<std::unique_ptr<Thread>> threads;
 };
 
-/// What is launched: fn(params) in every thread.
+/// A launch: every thread calls fn(params).
 struct Launch {
   void (*call)(const void* kernel, const void* params) = nullptr;
   const void* kernel = nullptr;
@@ -109,7 +109,7 @@ struct Launch {
   std::size_t shared_bytes = 0;
 };
 
-/// xorshift64*: small, quick and the same everywhere.
+/// xorshift64*: small, fast and the same on every machine.
 class Random {
  public:
   void seed(std::uint64_t value) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels with one mistake each. That the emulation finds them is what the other tests of the
-// kernels are worth: what is wrong here must be seen, as a fault with a name, as a wrong or NaN
-// result under one of a handful of orders, or by AddressSanitizer.
+// Kernels with one mistake each. The tests of the other kernels are only as good as the emulation's ability
+// to find mistakes: each mistake here must be detected as a named fault, as a wrong or NaN result under one
+// of a few orders of threads, or by AddressSanitizer.
 #include <doctest/doctest.h>
 
 #include <sys/wait.h>
@@ -25,9 +25,9 @@ using simt::run_kernel;
 namespace {
 
 constexpr int handful = 10;
-constexpr int many = 100;  // for what only a rare order shows
+constexpr int many = 100;  // orders to try for mistakes that few orders show
 
-// What the mistake is in; each kernel below is right without it.
+// Which mistake a kernel makes; without a mistake each kernel below is right.
 enum class Mistake : std::uint8_t { none, first, second, third };
 
 struct Output {
@@ -35,8 +35,8 @@ struct Output {
   Mistake mistake;
 };
 
-// ---- barriers that are missing ---------------------------------------------------------------
-// Threads sum what the others left in shared memory, for several rounds.
+// ---- missing barriers -------------------------------------------------------------------------
+// Threads sum what others stored in shared memory, for several rounds.
 void sum_kernel(const Output p) {
   auto* const shared = reinterpret_cast<float*>(shared_memory());
   float sum = 0.0F;
@@ -67,8 +67,8 @@ TEST_CASE("a missing barrier") {
   }
 }
 
-// The same inside a warp: each lane reads what the one below wrote, which goes well without a
-// meeting where lanes happen to run in ascending order.
+// The same within a warp: each lane reads what the lane below wrote. Without a sync_warp this happens to work
+// if lanes run in ascending order.
 void warp_exchange_kernel(const Output p) {
   auto* const shared = reinterpret_cast<float*>(shared_memory());
   shared[lane_index()] = static_cast<float>(lane_index());
@@ -89,8 +89,8 @@ TEST_CASE("a missing sync_warp") {
   CHECK(count_seeds(handful, [&] { return right(Mistake::first); }) == 0);
 }
 
-// Blocks add up partial results; the ticket must be taken after the result is written, and all
-// threads of the block must have written theirs.
+// Blocks add up partial results. The ticket must be taken after the result is written, and after all threads
+// of the block have written theirs.
 struct Ticket {
   float* partial;  // [blocks, 64]
   float* total;
@@ -110,7 +110,7 @@ void ticket_kernel(const Ticket p) {
   for (int i = 0; i < grid_x() * 64; ++i) *p.total += load_shared_by_blocks(p.partial + i);
 }
 
-TEST_CASE("a block that counts as done before it is") {
+TEST_CASE("a block that takes its ticket before it is done") {
   const auto right = [](Mistake mistake) {
     std::vector<float> partial(5 * 64, 0.0F);
     float total = 0.0F;
@@ -143,13 +143,13 @@ void copy_kernel(const Copy p) {
   for (int tile = 0; tile < 4; ++tile) {
     fetch(tile + 1);
     if (p.mistake == Mistake::first) {
-      cp_async_wait<2>();  // one group too many may be under way
+      cp_async_wait<2>();  // one group too many may still be copying
     } else if (p.mistake != Mistake::second) {
       cp_async_wait<1>();
     }
     sync_warp();
     sum += shared[tile % 2 * 128 + (lane_index() + 1) % 32 * 4];
-    if (p.mistake != Mistake::third) sync_warp();  // before the place is filled again
+    if (p.mistake != Mistake::third) sync_warp();  // before the buffer is filled again
   }
   p.out[lane_index()] = sum;
 }
@@ -175,7 +175,7 @@ TEST_CASE("a missing wait for a copy") {
   CHECK(count_seeds(handful, [&] { return nans(Mistake::third) > 0; }) == handful);
 }
 
-TEST_CASE("addresses that a device would refuse") {
+TEST_CASE("addresses that a device does not accept") {
   struct Params {
     const std::byte* in;
     int kind;
@@ -219,7 +219,7 @@ TEST_CASE("addresses that a device would refuse") {
 }
 
 // ---- tiles -----------------------------------------------------------------------------------
-// A dot product over tiles of 16 rows in shared memory; rows beyond `rows` were never written.
+// A dot product over tiles of 16 rows in shared memory; rows from `rows` on were never written.
 struct Rows {
   float* out;
   int rows;
@@ -249,7 +249,7 @@ TEST_CASE("one tile too many") {
   CHECK(attempt(64, 4, 4) == 0);
   CHECK(attempt(63, 4, 4) > 0);                           // a row that was never written
   CHECK(attempt(64, 6, 6) == 32);                         // a tile that was never written
-  CHECK_THROWS_AS(attempt(64, 6, 4), simt::OutOfBounds);  // a tile that is not there
+  CHECK_THROWS_AS(attempt(64, 6, 4), simt::OutOfBounds);  // a tile outside the memory
 }
 
 // ---- divergence ------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ bool contains(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("a warp collective that not all lanes come to") {
+TEST_CASE("a warp collective that not all lanes reach") {
   for (int s = 0; s < handful; ++s) {
     simt::seed(static_cast<std::uint64_t>(s));
     const std::string absent = message_of(64, [](const Output) {
@@ -294,10 +294,10 @@ TEST_CASE("a warp collective that not all lanes come to") {
   }
 }
 
-TEST_CASE("a barrier that not all threads come to") {
+TEST_CASE("a barrier that not all threads reach") {
   const std::string uneven = message_of(128, [](const Output) {
     sync_block();
-    // Warp 2 waits for a collective in which one of its lanes never joins.
+    // Warp 2 waits for a collective that one of its lanes never joins.
     if (warp_index() == 2 && lane_index() != 0) sync_warp();
     sync_block();
   });
@@ -305,7 +305,7 @@ TEST_CASE("a barrier that not all threads come to") {
   CHECK(contains(uneven, "warp 0: 32 lanes at the barrier"));
 }
 
-TEST_CASE("after a fault the next launch is as if nothing had happened") {
+TEST_CASE("a fault does not affect the next launch") {
   for (int i = 0; i < 3; ++i) {
     CHECK_THROWS_AS(run_kernel(
                         {4, 1, 96, 0}, Output{},
@@ -319,7 +319,7 @@ TEST_CASE("after a fault the next launch is as if nothing had happened") {
   }
 }
 
-// ---- what plain loads and stores do beside shared memory --------------------------------------
+// ---- plain loads and stores outside shared memory ---------------------------------------------
 struct Beside {
   int offset;
   bool write;
@@ -340,7 +340,7 @@ void run_beside(int offset, bool write) {
 }
 
 #if KVPOLICY_SIMT_ASAN
-// What AddressSanitizer said when body() ended a process of its own.
+// The message of AddressSanitizer when body() ended a process of its own.
 template <class Body>
 std::string last_words(Body body) {
   int ends[2];
@@ -366,7 +366,7 @@ std::string last_words(Body body) {
   return text;
 }
 
-TEST_CASE("AddressSanitizer stops beside shared memory") {
+TEST_CASE("AddressSanitizer stops an access outside shared memory") {
   for (const bool write : {false, true}) {
     CAPTURE(write);
     run_beside(24, write);
@@ -377,7 +377,7 @@ TEST_CASE("AddressSanitizer stops beside shared memory") {
   }
 }
 
-TEST_CASE("AddressSanitizer stops where a copy has a bad source") {
+TEST_CASE("AddressSanitizer stops a copy with a bad source") {
   struct Params {
     const std::byte* in;
   };
@@ -391,7 +391,7 @@ TEST_CASE("AddressSanitizer stops where a copy has a bad source") {
   CHECK(contains(last_words([&] { attempt(32); }), "heap-buffer-overflow"));
 }
 #else
-TEST_CASE("stores beside shared memory are found when the block ends") {
+TEST_CASE("stores outside shared memory are found when the block ends") {
   run_beside(24, true);
   for (const int offset : {25, 26, 500, -1, -500}) {
     CAPTURE(offset);

@@ -27,8 +27,8 @@ template <class T>
 inline constexpr bool can_shuffle = std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8);
 
 template <class T>
-inline void require_alignment(const T* place, std::size_t bytes, const char* what) {
-  if (reinterpret_cast<std::uintptr_t>(place) % bytes != 0) broken<Misaligned>(what);
+inline void require_alignment(const T* address, std::size_t bytes, const char* what) {
+  if (reinterpret_cast<std::uintptr_t>(address) % bytes != 0) broken<Misaligned>(what);
 }
 
 }  // namespace simt
@@ -78,24 +78,25 @@ inline bool any(bool vote) {
   return found;
 }
 
-/// Before an atomic and behind a fence others may go first: who adds first must not matter.
-inline std::uint32_t atomic_add(std::uint32_t* place, std::uint32_t value) {
-  simt::require_alignment(place, sizeof *place, "atomic_add: address not a multiple of 4");
+/// Other threads may run before an atomic and after a fence, because results must not depend on who adds
+/// first.
+inline std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value) {
+  simt::require_alignment(address, sizeof *address, "atomic_add: address not a multiple of 4");
   simt::grid().step_aside();
-  const std::uint32_t old = *place;
-  *place = old + value;
+  const std::uint32_t old = *address;
+  *address = old + value;
   return old;
 }
 inline void fence_device() { simt::grid().step_aside(); }
-inline float load_shared_by_blocks(const float* place) {
-  simt::require_alignment(place, sizeof *place,
+inline float load_shared_by_blocks(const float* address) {
+  simt::require_alignment(address, sizeof *address,
                           "load_shared_by_blocks: address not a multiple of 4");
-  return *place;
+  return *address;
 }
-inline Words4 load_shared_by_blocks(const Words4* place) {
-  simt::require_alignment(place, sizeof *place,
+inline Words4 load_shared_by_blocks(const Words4* address) {
+  simt::require_alignment(address, sizeof *address,
                           "load_shared_by_blocks: address not a multiple of 16");
-  return *place;
+  return *address;
 }
 
 }  // namespace kvpolicy::cuda

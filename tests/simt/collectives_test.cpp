@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads' places, barriers, shuffles, votes and atomics of the emulation, against plain loops and
-// under many orders of threads.
+// Compares thread indices, barriers, shuffles, votes and atomics of the emulation with plain loops, under
+// many orders of threads.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -16,7 +16,7 @@ using simt::run_kernel;
 
 namespace {
 
-TEST_CASE("every thread of every block runs once and knows its place") {
+TEST_CASE("every thread of every block runs once and knows its indices") {
   struct Params {
     int* seen;
   };
@@ -84,7 +84,7 @@ TEST_CASE("votes count the lanes of the own warp") {
   }
 }
 
-TEST_CASE("a barrier orders what stands before and behind it") {
+TEST_CASE("a barrier orders what is before and after it") {
   struct Params {
     int* out;
     int rounds;
@@ -128,7 +128,7 @@ TEST_CASE("a barrier does not wait for threads that have returned") {
 }
 
 TEST_CASE("the last block to arrive sees what all others wrote") {
-  // The pattern by which the attention kernels merge.
+  // The pattern with which the attention kernels merge partial results.
   struct Params {
     float* partial;
     float* total;
@@ -155,10 +155,10 @@ TEST_CASE("the last block to arrive sees what all others wrote") {
     CHECK(total == 28.0F);
     last_blocks.insert(static_cast<int>(ticket));
   }
-  CHECK(last_blocks.size() > 3);  // and it is not always the same one
+  CHECK(last_blocks.size() > 3);  // so the last block is not always the same one
 }
 
-// The order in which threads of two blocks came by.
+// The order in which threads of two blocks ran.
 std::vector<int> order_of(std::uint64_t seed) {
   struct Params {
     std::uint32_t* next;

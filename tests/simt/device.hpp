@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The state behind the stand-in of the CUDA runtime (include/cuda_runtime_api.h): memory, streams,
-// captures, and what tests turn: a call that is to fail, memory that is to run out, streams that
-// work late. Not for use from several threads at once.
+// The state of the stand-in for the CUDA runtime (include/cuda_runtime_api.h): memory, streams, captures, and
+// what tests can set: a call that fails, memory that runs out, streams that work late. Not thread-safe.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +23,7 @@ namespace kvpolicy::cuda::simt {
 
 using Work = std::function<void()>;
 
-/// What a stream was told between BeginCapture and EndCapture.
+/// The work that a stream received between BeginCapture and EndCapture.
 struct Capture {
   std::vector<Work> work;
   bool relaxed = false;
@@ -35,15 +34,15 @@ struct Capture {
 
 struct CUstream_st {
   bool blocking = true;  // waits for, and is waited for by, the default stream
-  bool eager = false;    // works at once though others are late
+  bool eager = false;    // works at once even if others are late
   std::shared_ptr<kvpolicy::cuda::simt::Capture> capture;
-  bool began_capture = false;                      // rather than having joined it
-  std::deque<kvpolicy::cuda::simt::Work> pending;  // only of streams that work late
+  bool began_capture = false;                      // rather than joined it
+  std::deque<kvpolicy::cuda::simt::Work> pending;  // only for streams that work late
   std::uint64_t submitted = 0;
   std::uint64_t done = 0;
 };
 struct CUevent_st {
-  CUstream_st* stream = nullptr;  // recorded there, behind `ticket` pieces of work
+  CUstream_st* stream = nullptr;  // recorded on this stream, after `ticket` pieces of work
   std::uint64_t ticket = 0;
   std::weak_ptr<kvpolicy::cuda::simt::Capture> capture;
   bool in_capture = false;
@@ -62,29 +61,29 @@ enum class MemoryKind : std::uint8_t { device, pinned };
 
 class Device {
  public:
-  // What cudaDeviceGetAttribute says.
+  // Results of cudaDeviceGetAttribute.
   int devices = 1;
   int major = 8;
   int minor = 0;
   int multiprocessors = 4;
   int max_shared_bytes = 166912;
   std::size_t total_bytes = std::size_t{8} << 30;
-  /// Work waits in its stream until somebody waits for the stream: host code that reads a result,
-  /// or uses a buffer again, too soon shows.
+  /// Work waits in its stream until the stream is waited for. This reveals host code that reads a result, or
+  /// uses a buffer again, too early.
   bool late = false;
-  /// Streams that are made from now on are not late: one that overtakes another, for which it should
-  /// have waited, shows.
+  /// Streams that are made from now on are not late. This reveals a stream that overtakes another one that it
+  /// should wait for.
   bool eager_streams = false;
 
   Device() { streams_.insert(&default_stream_); }
 
   // ---- errors --------------------------------------------------------------------------------
-  /// The n-th call from now that can fail does, once; 0: none.
+  /// Makes the n-th call from now that can fail do so, once; 0: none.
   void fail_after(std::uint64_t n, cudaError_t error) {
     fails_in_ = n;
     failure_ = error;
   }
-  /// Every call that can fail begins here.
+  /// Every call that can fail calls this first.
   cudaError_t enter() {
     ++calls_;
     if (fails_in_ > 0 && --fails_in_ == 0) return answer(failure_);
@@ -95,21 +94,21 @@ class Device {
     return error;
   }
   [[nodiscard]] std::uint64_t calls() const { return calls_; }
-  /// Calls that made the caller wait for the device, or might have.
+  /// Number of calls that made the caller wait for the device, or could have.
   [[nodiscard]] std::uint64_t waits() const { return waits_; }
   void note_wait() { ++waits_; }
   [[nodiscard]] cudaError_t last_error() const { return last_error_; }
   void clear_error() { last_error_ = cudaSuccess; }
 
   // ---- memory --------------------------------------------------------------------------------
-  cudaError_t allocate(void** place, std::size_t bytes, MemoryKind kind) {
-    if (place == nullptr) return answer(cudaErrorInvalidValue);
-    *place = nullptr;
+  cudaError_t allocate(void** address, std::size_t bytes, MemoryKind kind) {
+    if (address == nullptr) return answer(cudaErrorInvalidValue);
+    *address = nullptr;
     if (bytes == 0) return answer(cudaSuccess);
     if (kind == MemoryKind::device && bytes > total_bytes - std::min(total_bytes, live_bytes_)) {
       return answer(cudaErrorMemoryAllocation);
     }
-    // Exactly so many bytes, so that AddressSanitizer sees the first one beyond.
+    // Exactly this many bytes, so that AddressSanitizer detects the first byte after them.
     void* memory = ::operator new(bytes, memory_alignment, std::nothrow);
     if (memory == nullptr) return answer(cudaErrorMemoryAllocation);
     poison(memory, bytes);
@@ -118,30 +117,30 @@ class Device {
       live_bytes_ += bytes;
       peak_bytes_ = std::max(peak_bytes_, live_bytes_);
     }
-    *place = memory;
+    *address = memory;
     return cudaSuccess;
   }
-  cudaError_t release(void* place, MemoryKind kind) {
-    if (place == nullptr) return cudaSuccess;
-    const auto found = memory_.find(place);
+  cudaError_t release(void* address, MemoryKind kind) {
+    if (address == nullptr) return cudaSuccess;
+    const auto found = memory_.find(address);
     if (found == memory_.end() || found->second.kind != kind) return answer(cudaErrorInvalidValue);
     if (kind == MemoryKind::device) live_bytes_ -= found->second.bytes;
     memory_.erase(found);
-    ::operator delete(place, memory_alignment);
+    ::operator delete(address, memory_alignment);
     return cudaSuccess;
   }
-  /// Whether all of [place, place + bytes) is one allocation's of this kind.
-  [[nodiscard]] bool holds(const void* place, std::size_t bytes, MemoryKind kind) const {
-    auto after = memory_.upper_bound(const_cast<void*>(place));
+  /// Whether all of [address, address + bytes) belongs to one allocation of this kind.
+  [[nodiscard]] bool holds(const void* address, std::size_t bytes, MemoryKind kind) const {
+    auto after = memory_.upper_bound(const_cast<void*>(address));
     if (after == memory_.begin()) return false;
     const auto& [start, memory] = *--after;
-    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(place) -
+    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(address) -
                                                  static_cast<const std::byte*>(start));
     return memory.kind == kind && offset <= memory.bytes && bytes <= memory.bytes - offset;
   }
-  /// Memory of the runtime's, of either kind.
-  [[nodiscard]] bool owns(const void* place, std::size_t bytes) const {
-    return holds(place, bytes, MemoryKind::device) || holds(place, bytes, MemoryKind::pinned);
+  /// Whether the memory was allocated by the runtime, of either kind.
+  [[nodiscard]] bool owns(const void* address, std::size_t bytes) const {
+    return holds(address, bytes, MemoryKind::device) || holds(address, bytes, MemoryKind::pinned);
   }
   [[nodiscard]] std::size_t live_bytes() const { return live_bytes_; }
   [[nodiscard]] std::size_t peak_bytes() const { return peak_bytes_; }
@@ -149,7 +148,7 @@ class Device {
 
   // ---- streams -------------------------------------------------------------------------------
   CUstream_st* stream_of(CUstream_st* handle) {
-    // Null, cudaStreamLegacy and cudaStreamPerThread.
+    // The handle is null, cudaStreamLegacy or cudaStreamPerThread.
     return reinterpret_cast<std::uintptr_t>(handle) <= 2 ? &default_stream_ : handle;
   }
   CUstream_st& default_stream() { return default_stream_; }
@@ -168,7 +167,7 @@ class Device {
   }
   [[nodiscard]] std::size_t streams() const { return streams_.size() - 1; }
 
-  /// Does it now, or notes it down for a graph or for later.
+  /// Does the work now, or records it for a graph or for later.
   cudaError_t submit(CUstream_st* handle, Work work) {
     CUstream_st* stream = stream_of(handle);
     if (!knows(stream)) return answer(cudaErrorInvalidResourceHandle);
@@ -182,7 +181,7 @@ class Device {
     if (!late || stream->eager) finish(*stream);
     return cudaSuccess;
   }
-  /// Works until `ticket` pieces are done.
+  /// Works until `ticket` pieces of work are done.
   void advance(CUstream_st& stream, std::uint64_t ticket) {
     while (stream.done < ticket && !stream.pending.empty()) {
       const Work work = std::move(stream.pending.front());
@@ -200,7 +199,7 @@ class Device {
   void finish_all() {
     for (CUstream_st* stream : streams_) finish(*stream);
   }
-  /// A call that must not be made while a stream is captured: the capture is lost.
+  /// For calls that are not allowed while a stream is captured: the capture becomes invalid.
   [[nodiscard]] bool spoils_capture() {
     bool spoils = false;
     for (CUstream_st* stream : streams_) {
@@ -236,11 +235,11 @@ inline Device& device() {
   return instance;
 }
 
-/// The n-th call of the runtime from now on fails with `error`, once; 0: none does.
+/// Makes the n-th call of the runtime from now on fail with `error`, once; 0: none.
 inline void fail_after(std::uint64_t n, cudaError_t error = cudaErrorUnknown) {
   device().fail_after(n, error);
 }
-/// Device memory that is allocated.
+/// Bytes of device memory that are allocated.
 inline std::size_t live_bytes() { return device().live_bytes(); }
 
 }  // namespace kvpolicy::cuda::simt

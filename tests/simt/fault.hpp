@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a launch on the emulation throws when a kernel breaks a rule of the machine. On a device the
-// same kernel would hang, trap or compute nonsense.
+// What a launch on the emulation throws if a kernel breaks a rule of the machine. On a device the same kernel
+// would hang, trap or compute wrong results.
 #pragma once
 
 #include <stdexcept>
@@ -9,26 +9,26 @@
 
 namespace kvpolicy::cuda::simt {
 
-/// Any broken rule; the message says where: block, thread, what it did, and the seed of the order.
+/// Any broken rule. The message gives the block, the thread, what it did, and the seed of the order.
 class Fault : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Threads that should have met did not: part of a warp in a collective, a barrier that some
-/// threads never reach, lanes of a warp in different collectives.
+/// Threads that should have met did not: only part of a warp joined a collective, some threads never reached
+/// a barrier, or lanes of a warp were in different collectives.
 class Divergence : public Fault {
  public:
   using Fault::Fault;
 };
 
-/// An address that is not a multiple of what the instruction asks for.
+/// An address without the alignment that the instruction needs.
 class Misaligned : public Fault {
  public:
   using Fault::Fault;
 };
 
-/// An address outside the block's shared memory, or guard bytes around it that were overwritten.
+/// An address outside the block's shared memory, or an overwritten guard zone around it.
 class OutOfBounds : public Fault {
  public:
   using Fault::Fault;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads of a block as fibers: stacks of their own that hand the processor to each other by name.
-// Boost.Context does the switch in a few nanoseconds; where it is missing (KVPOLICY_SIMT_UCONTEXT),
-// ucontext does, some hundred times slower. AddressSanitizer is told of every switch.
+// Threads of a block as fibers: each has a stack of its own and names the fiber that runs next. Boost.Context
+// switches in a few nanoseconds; where it is missing (KVPOLICY_SIMT_UCONTEXT), ucontext takes some hundred
+// times as long. AddressSanitizer is informed of every switch.
 #pragma once
 
 #include <sys/mman.h>
@@ -36,8 +36,8 @@
 
 namespace kvpolicy::cuda::simt {
 
-/// A flow of control. Default constructed it stands for whoever is running (its stack is not ours);
-/// `start` gives it a stack and a function, which must never return.
+/// A flow of control. A default-constructed one stands for the flow that runs already, whose stack is not
+/// ours; `start` gives it a stack and a function, which must never return.
 class Fiber {
  public:
   using Entry = void (*)(void* argument);
@@ -49,11 +49,11 @@ class Fiber {
     if (mapping_ != nullptr) ::munmap(mapping_, mapping_bytes());
   }
 
-  /// Next time it is switched to, it begins with entry(argument), whatever it was doing before.
+  /// The next switch to this fiber begins entry(argument), whatever the fiber did before.
   void start(Entry entry, void* argument) {
     if (mapping_ == nullptr) map_stack();
 #if KVPOLICY_SIMT_ASAN
-    // An abandoned flow leaves the shadow of its frames behind.
+    // The frames of an abandoned flow are still poisoned in the shadow memory.
     ASAN_UNPOISON_MEMORY_REGION(bottom_, size_);
     fake_stack_ = nullptr;
 #endif
@@ -72,8 +72,8 @@ class Fiber {
   }
   [[nodiscard]] bool started() const { return entry_ != nullptr; }
 
-  /// Stops `from`, which is the running fiber, and goes on with `to`. Returns when somebody
-  /// switches to `from`.
+  /// Stops `from`, which must be the running fiber, and continues `to`. Returns when another fiber switches
+  /// to `from`.
   static void switch_to(Fiber& from, Fiber& to) {
 #if KVPOLICY_SIMT_ASAN
     __sanitizer_start_switch_fiber(&from.fake_stack_, to.bottom_, to.size_);
@@ -94,26 +94,26 @@ class Fiber {
   }
 
  private:
-  // Enough for a kernel's frames under AddressSanitizer; only what is touched takes memory.
+  // Enough for a kernel's frames under AddressSanitizer; only touched pages take memory.
   static constexpr std::size_t stack_bytes = std::size_t{256} << 10;
 
   static std::size_t page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
   static std::size_t mapping_bytes() { return stack_bytes + page_bytes(); }
 
   void map_stack() {
-    void* place = ::mmap(nullptr, mapping_bytes(), PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (place == MAP_FAILED) throw std::bad_alloc();
-    mapping_ = place;
-    // An overflow meets the page below.
+    void* address = ::mmap(nullptr, mapping_bytes(), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED) throw std::bad_alloc();
+    mapping_ = address;
+    // A stack overflow hits the page below, which cannot be accessed.
     ::mprotect(mapping_, page_bytes(), PROT_NONE);
     bottom_ = static_cast<char*>(mapping_) + page_bytes();
-    // Stacks that all began at one offset of a page would share a few sets of the cache.
+    // Stacks begin at different offsets in a page; otherwise all would use the same few sets of the cache.
     static thread_local std::size_t count = 0;
     size_ = stack_bytes - count++ % 61 * 320;
   }
 
-  // The rest of a switch, on the side of the fiber that goes on.
+  // The end of a switch, executed by the fiber that continues.
   void landed([[maybe_unused]] Fiber& left) {
 #if KVPOLICY_SIMT_ASAN
     const void* bottom = nullptr;
@@ -146,7 +146,7 @@ class Fiber {
 
   inline static thread_local Fiber* passing_ = nullptr;
 
-  void* mapping_ = nullptr;  // guard page and stack; null: the stack is somebody else's
+  void* mapping_ = nullptr;  // guard page and stack; null: the stack is not ours
   void* bottom_ = nullptr;
   std::size_t size_ = 0;
   [[maybe_unused]] void* fake_stack_ = nullptr;

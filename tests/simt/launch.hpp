@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launches a kernel on the emulation. A kernel that breaks a rule of the machine throws a
-// simt::Fault from here (from the graph launch or the wait, where the launch was put off).
+// Launches a kernel on the emulation. If a kernel breaks a rule of the machine, the call that runs it throws
+// a simt::Fault: this launch, or the graph launch or wait to which the work was deferred.
 #pragma once
 
 #include <climits>
@@ -15,7 +15,7 @@
 
 namespace kvpolicy::cuda::simt {
 
-/// As cudaLaunchKernel; what a device would refuse is refused with its error.
+/// Like cudaLaunchKernel; what a device would refuse is refused with the same error.
 template <class Params>
 inline cudaError_t launch(void (*kernel)(const Params), unsigned grid_x, unsigned grid_y,
                           unsigned threads, std::size_t shared_bytes, CUstream_st* stream,

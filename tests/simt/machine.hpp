@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The machine of kernels/kvpolicy/cuda/kernels/simt.cuh, emulated on the host: the same names with
-// the same meaning, for kernels that g++ compiles. Included by simt.cuh where nvcc is not at work;
-// <simt/launch.hpp> runs what was compiled.
+// The machine of kernels/kvpolicy/cuda/kernels/simt.cuh, emulated on the host: the same names with the same
+// meaning, for kernels that g++ compiles. simt.cuh includes this header if nvcc is not used;
+// `simt/launch.hpp` runs the kernels.
 //
-// Stricter than a device: copies arrive as late as they may, memory is NaN until it is written,
-// threads run in the worst order that a seed comes up with, and a broken rule (simt/fault.hpp) ends
-// the launch with its place. Not emulated: warps that race inside one stretch between two meetings,
-// and the timing of anything.
+// It is stricter than a device: copies arrive as late as they may, memory is NaN until it is written, threads
+// run in the worst order that a seed gives, and a broken rule (simt/fault.hpp) ends the launch and names the
+// thread. Two things are not emulated: races between warps that run without a meeting between them, and
+// timing.
 #pragma once
 
 #include <cstddef>

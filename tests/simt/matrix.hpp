@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix loads, transposition and products of kernels/simt.cuh, element by element as its comments
-// say. Products are exact (two 16-bit numbers in a float) and added in float, in ascending order of
-// the inner index; a device adds them in an order, and with a rounding, of its own.
+// Matrix loads, transposition and products of kernels/simt.cuh, element by element as its comments specify.
+// Products are exact (two 16-bit numbers in a float) and added in float, in ascending order of the inner
+// index. A device uses its own order and rounding.
 #pragma once
 
 #include <cstring>
@@ -18,7 +18,7 @@ struct MatrixRow {
   std::uint16_t number[8];
 };
 
-/// Every lane leaves the row it points at.
+/// Every lane stores the row that it points to.
 inline const Exchange& load_rows(Collective kind, const void* shared_row) {
   require_alignment(static_cast<const std::byte*>(shared_row), 16,
                     "load_matrix: row not at a multiple of 16");
@@ -39,8 +39,8 @@ inline float number_of(std::uint32_t bits) {
   return static_cast<float>(number);
 }
 
-/// d += a b for the four numbers of one lane. Indices are right by construction, and this is what
-/// the emulation of an attention kernel mostly does: AddressSanitizer need not look on.
+/// d += a b for the four numbers of one lane. Sanitizers are off here, because the indices are right by
+/// construction and the emulation of an attention kernel spends most of its time here.
 __attribute__((no_sanitize("address", "undefined"))) inline void add_products(float (&d)[4],
                                                                               const Exchange& all,
                                                                               int g, int t) {
@@ -81,7 +81,7 @@ inline std::uint32_t transpose_matrix(std::uint32_t r) {
   const auto& all = simt::meet_with(simt::Collective::transpose_matrix, r);
   const int row = simt::self->lane / 4;
   const int column = simt::self->lane % 4 * 2;
-  // Number (column, row) and (column + 1, row) of what was given.
+  // The numbers (column, row) and (column + 1, row) of the input.
   const auto low = simt::left_by<std::uint32_t>(all, column * 4 + row / 2);
   const auto high = simt::left_by<std::uint32_t>(all, (column + 1) * 4 + row / 2);
   const int shift = row % 2 * 16;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix loads, transposition and products of the emulation, against matrices written out.
+// Compares matrix loads, transposition and products of the emulation with matrices written out.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -17,8 +17,8 @@ using simt::run_kernel;
 
 namespace {
 
-TEST_CASE("load_matrix_x4 hands each lane its numbers of four matrices") {
-  constexpr int stride = 24;  // numbers from row to row; matrices lie in reverse order
+TEST_CASE("load_matrix_x4 gives each lane its numbers of four matrices") {
+  constexpr int stride = 24;  // numbers from row to row; the matrices are stored in reverse order
   struct Params {
     std::uint32_t* straight;  // [32 lanes, 4]
     std::uint32_t* transposed;
@@ -69,7 +69,7 @@ TEST_CASE("transpose_matrix") {
   }
 }
 
-// Small multiples of 1/8: sums of their products are exact in any order.
+// Small multiples of 1/8, whose products have exact sums in any order.
 float entry(int matrix, int row, int column) {
   return static_cast<float>((matrix * 7 + row * 13 + column * 29) % 31 - 15) / 8.0F;
 }
@@ -127,7 +127,7 @@ TEST_CASE("one NaN reaches exactly its row of the product") {
   CHECK(nans == 128);
 }
 
-// A product of larger matrices as kernels do it: rows through shared memory, both loads.
+// A product of larger matrices, computed as in kernels: rows go through shared memory, with both loads.
 TEST_CASE_TEMPLATE("matrices from shared memory", E, half, bfloat16) {
   constexpr int inner = 64;
   struct Params {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Loads and asynchronous copies of kernels/simt.cuh. A copy is done when its thread waits for it,
-// no sooner: until then its place holds NaN.
+// Loads and asynchronous copies of kernels/simt.cuh. A copy arrives only when its thread waits for it; until
+// then the destination holds NaN.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@ namespace kvpolicy::cuda {
 namespace simt {
 
 template <class Words>
-inline Words load_words(const Words* place) {
-  require_alignment(place, sizeof(Words), "load_once: address not a multiple of the access");
-  return *place;
+inline Words load_words(const Words* address) {
+  require_alignment(address, sizeof(Words), "load_once: address not a multiple of the access");
+  return *address;
 }
 
-inline void require_shared(const void* place, const char* what) {
-  if (!self->block->shared.contains(place, 16)) broken<OutOfBounds>(what);
+inline void require_shared(const void* address, const char* what) {
+  if (!self->block->shared.contains(address, 16)) broken<OutOfBounds>(what);
 }
 
 }  // namespace simt
@@ -27,14 +27,14 @@ inline void require_shared(const void* place, const char* what) {
 /// The block's dynamic shared memory, 16-byte aligned; its size is a launch argument.
 inline std::byte* shared_memory() { return simt::self->block->shared.begin(); }
 
-inline std::uint32_t shared_address(const void* place) {
-  return static_cast<std::uint32_t>(static_cast<const std::byte*>(place) - shared_memory());
+inline std::uint32_t shared_address(const void* address) {
+  return static_cast<std::uint32_t>(static_cast<const std::byte*>(address) - shared_memory());
 }
 
-inline Words4 load_once(const Words4* place) { return simt::load_words(place); }
-inline Words2 load_once(const Words2* place) { return simt::load_words(place); }
-inline Words1 load_once(const Words1* place) { return simt::load_words(place); }
-inline std::uint32_t load_once(const std::uint16_t* place) { return simt::load_words(place); }
+inline Words4 load_once(const Words4* address) { return simt::load_words(address); }
+inline Words2 load_once(const Words2* address) { return simt::load_words(address); }
+inline Words1 load_once(const Words1* address) { return simt::load_words(address); }
+inline std::uint32_t load_once(const std::uint16_t* address) { return simt::load_words(address); }
 
 inline void cp_async_16(void* shared, const void* global, bool valid) {
   const char* const name = "cp_async_16: address not a multiple of 16";
@@ -43,7 +43,7 @@ inline void cp_async_16(void* shared, const void* global, bool valid) {
   simt::require_shared(shared, "cp_async_16: destination outside shared memory");
   simt::poison(shared, 16);
   if (valid) {
-    // Touches the source now, so that a bad address is reported where it was asked for.
+    // Reads the source now, so that a bad address is reported at the copy and not at the wait.
     const auto* bytes = static_cast<const volatile std::byte*>(global);
     static_cast<void>(bytes[0]);
     static_cast<void>(bytes[15]);

@@ -17,7 +17,7 @@ using simt::run_kernel;
 
 namespace {
 
-TEST_CASE("shared memory is NaN in every block, whatever the block before left") {
+TEST_CASE("shared memory is NaN in every block, whatever the block before wrote") {
   struct Params {
     int* numbers;
   };
@@ -79,7 +79,7 @@ TEST_CASE("a copy arrives when its group is waited for, and not before") {
       cp_async_16(shared + group * 4, p.in + group * 4, group != 1);
       cp_async_commit();
     }
-    cp_async_16(shared + 12, p.in + 12, true);  // its group stays open
+    cp_async_16(shared + 12, p.in + 12, true);  // this group stays open
     cp_async_wait<2>();
     note(0);
     cp_async_wait<1>();
@@ -156,7 +156,7 @@ TEST_CASE("copies of a double-buffered loop, as kernels use them") {
               fetch(tile + 1);
               cp_async_wait<1>();
               sync_block();
-              // Somebody else's 16 bytes.
+              // 16 bytes of another thread.
               Words4 words;
               std::memcpy(&words,
                           shared + tile % 2 * threads * 16 + (thread_index() + 41) % threads * 16,

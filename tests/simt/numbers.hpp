@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Numbers of kernels/simt.cuh.
+// Conversions and arithmetic of kernels/simt.cuh.
 #pragma once
 
 #include <bit>
@@ -12,13 +12,13 @@
 namespace kvpolicy::cuda {
 namespace simt {
 
-/// A subnormal float to zero of its sign.
+/// A subnormal float becomes a zero of the same sign.
 inline float flushed(float x) {
   return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x;
 }
 
-/// a b + c, rounded once. The product of two halves is exact in double; what the two roundings that
-/// follow drop is kept in the last bit ("round to odd"), so that only the third, to half, counts.
+/// a b + c, rounded once. The product of two halves is exact in double. Information that the next two
+/// roundings drop is kept in the last bit ("round to odd"), so that only the third rounding, to half, counts.
 inline half fused(half a, half b, half c) {
   const double product = static_cast<double>(static_cast<float>(a)) * static_cast<float>(b);
   const double addend = static_cast<float>(c);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Conversions and arithmetic of the emulation. These need no launch.
+// Conversions and arithmetic of the emulation, which need no launch.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -17,13 +17,13 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-TEST_CASE("exp2_approximate at its ends") {
+TEST_CASE("exp2_approximate at the ends of its range") {
   CHECK(exp2_approximate(-infinity) == 0.0F);
   CHECK(exp2_approximate(infinity) == infinity);
   CHECK(exp2_approximate(0.0F) == 1.0F);
   CHECK(exp2_approximate(10.0F) == 1024.0F);
   CHECK(exp2_approximate(-126.0F) == 0x1p-126F);
-  CHECK(exp2_approximate(-127.0F) == 0.0F);  // subnormal: flushed
+  CHECK(exp2_approximate(-127.0F) == 0.0F);  // subnormal, flushed to 0
   CHECK(exp2_approximate(1e-40F) == 1.0F);
   CHECK(std::isnan(exp2_approximate(std::nanf(""))));
 }
@@ -38,7 +38,7 @@ TEST_CASE_TEMPLATE("16-bit numbers go to float and back", E, half, bfloat16) {
   }
 }
 
-// The half nearest to an exact number, ties to even, by trying both neighbours.
+// The half nearest to an exact number, ties to even, found by trying both neighbours.
 std::uint16_t nearest_half(long double exact) {
   std::uint32_t low = 0;  // the largest half not above |exact|
   const long double magnitude = exact < 0 ? -exact : exact;
@@ -60,12 +60,12 @@ std::uint16_t nearest_half(long double exact) {
 }
 
 TEST_CASE("half2_multiply_add rounds once") {
-  // a b = 1 + 2^-10 + 2^-22 ..., beside a c that makes ties: two roundings would differ.
+  // a b = 1 + 2^-10 + 2^-22 ..., with a c that makes ties, so that two roundings would give another result.
   std::mt19937 random{7};
   int ties_broken = 0;
   for (int i = 0; i < 200000; ++i) {
     const auto draw = [&] {
-      // Finite, exponents in a range whose sums fit the 64 bits of a long double.
+      // Finite numbers with exponents whose sums fit the 64 bits of a long double.
       const auto bits = static_cast<std::uint32_t>(random());
       const std::uint32_t exponent = 8 + (bits >> 16) % 14;
       return static_cast<std::uint16_t>((bits & 0x83ffU) | exponent << 10);
@@ -83,7 +83,7 @@ TEST_CASE("half2_multiply_add rounds once") {
     const float twice = static_cast<float>(product) + to_float<half>(c);
     ties_broken += from_float<half>(twice) != (got & 0xffffU);
   }
-  CHECK(ties_broken > 0);  // the test does meet numbers where it matters
+  CHECK(ties_broken > 0);  // the test includes numbers where it matters
   CHECK(half2_multiply_add(0x7c00U, 0x3c00U, 0x3c00U) == 0x7c00U);
   CHECK((half2_multiply_add(0x7bffU, 0x4000U, 0) & 0xffffU) == 0x7c00U);
 }

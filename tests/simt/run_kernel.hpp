@@ -27,7 +27,7 @@ void run_kernel(const Shape& shape, const Params& params, Kernel kernel) {
   REQUIRE(error == cudaSuccess);
 }
 
-/// body() under orders 1, 2, ... `seeds`; how often it returned true.
+/// Calls body() under the orders 1, 2, ... `seeds`; returns how often it returned true.
 template <class Body>
 int count_seeds(int seeds, Body body) {
   int count = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of the CUDA runtime's stand-in: errors, the device, memory and copies.
+// Part of the stand-in for the CUDA runtime: errors, the device, memory and copies.
 #pragma once
 
 #include <algorithm>
@@ -20,13 +20,13 @@ inline cudaError_t cudaGetLastError() {
 
 namespace kvpolicy::cuda::simt {
 
-/// A call of the runtime: what it may fail with from outside, then its body.
+/// A call of the runtime: fails if a test asks for it, otherwise runs its body.
 template <class Body>
 cudaError_t call(Body body) {
   if (const cudaError_t error = device().enter()) return error;
   return device().answer(body(device()));
 }
-/// The same for calls that a capture does not allow.
+/// The same for calls that are not allowed during a capture.
 template <class Body>
 cudaError_t call_outside_capture(Body body) {
   return call(
@@ -122,67 +122,67 @@ inline cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_by
 }
 
 // ---- memory ----------------------------------------------------------------------------------
-inline cudaError_t cudaMalloc(void** place, std::size_t bytes) {
+inline cudaError_t cudaMalloc(void** address, std::size_t bytes) {
   return kvpolicy::cuda::simt::call_outside_capture(
-      [=](auto& d) { return d.allocate(place, bytes, kvpolicy::cuda::simt::MemoryKind::device); });
+      [=](auto& d) { return d.allocate(address, bytes, kvpolicy::cuda::simt::MemoryKind::device); });
 }
 template <class T>
-cudaError_t cudaMalloc(T** place, std::size_t bytes) {
-  return cudaMalloc(reinterpret_cast<void**>(place), bytes);
+cudaError_t cudaMalloc(T** address, std::size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(address), bytes);
 }
-/// In a capture a device would make this a node of the graph; nothing of ours allocates there, so
-/// here it is refused.
-inline cudaError_t cudaMallocAsync(void** place, std::size_t bytes, cudaStream_t) {
-  return cudaMalloc(place, bytes);
+/// During a capture a device would record this as a node of the graph. Our code never allocates then, so it
+/// is refused here.
+inline cudaError_t cudaMallocAsync(void** address, std::size_t bytes, cudaStream_t) {
+  return cudaMalloc(address, bytes);
 }
 template <class T>
-cudaError_t cudaMallocAsync(T** place, std::size_t bytes, cudaStream_t stream) {
-  return cudaMallocAsync(reinterpret_cast<void**>(place), bytes, stream);
+cudaError_t cudaMallocAsync(T** address, std::size_t bytes, cudaStream_t stream) {
+  return cudaMallocAsync(reinterpret_cast<void**>(address), bytes, stream);
 }
-inline cudaError_t cudaFree(void* place) {
+inline cudaError_t cudaFree(void* address) {
   auto& d = kvpolicy::cuda::simt::device();
   d.note_wait();
   if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
   d.finish_all();
-  return d.release(place, kvpolicy::cuda::simt::MemoryKind::device);
+  return d.release(address, kvpolicy::cuda::simt::MemoryKind::device);
 }
-inline cudaError_t cudaFreeAsync(void* place, cudaStream_t stream) {
+inline cudaError_t cudaFreeAsync(void* address, cudaStream_t stream) {
   auto& d = kvpolicy::cuda::simt::device();
-  if (place == nullptr) return cudaSuccess;
+  if (address == nullptr) return cudaSuccess;
   if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
-  if (!d.holds(place, 1, kvpolicy::cuda::simt::MemoryKind::device)) {
+  if (!d.holds(address, 1, kvpolicy::cuda::simt::MemoryKind::device)) {
     return d.answer(cudaErrorInvalidValue);
   }
   return d.submit(stream,
-                  [&d, place] { d.release(place, kvpolicy::cuda::simt::MemoryKind::device); });
+                  [&d, address] { d.release(address, kvpolicy::cuda::simt::MemoryKind::device); });
 }
-inline cudaError_t cudaMallocHost(void** place, std::size_t bytes) {
+inline cudaError_t cudaMallocHost(void** address, std::size_t bytes) {
   return kvpolicy::cuda::simt::call_outside_capture(
-      [=](auto& d) { return d.allocate(place, bytes, kvpolicy::cuda::simt::MemoryKind::pinned); });
+      [=](auto& d) { return d.allocate(address, bytes, kvpolicy::cuda::simt::MemoryKind::pinned); });
 }
 template <class T>
-cudaError_t cudaMallocHost(T** place, std::size_t bytes) {
-  return cudaMallocHost(reinterpret_cast<void**>(place), bytes);
+cudaError_t cudaMallocHost(T** address, std::size_t bytes) {
+  return cudaMallocHost(reinterpret_cast<void**>(address), bytes);
 }
 template <class T>
-cudaError_t cudaHostAlloc(T** place, std::size_t bytes, unsigned) {
-  return cudaMallocHost(reinterpret_cast<void**>(place), bytes);
+cudaError_t cudaHostAlloc(T** address, std::size_t bytes, unsigned) {
+  return cudaMallocHost(reinterpret_cast<void**>(address), bytes);
 }
-/// Does not wait: nothing says that a device's would, so work that still needs the memory shows.
-inline cudaError_t cudaFreeHost(void* place) {
+/// Does not wait. Nothing guarantees that a device waits, so this reveals work that still needs the memory.
+inline cudaError_t cudaFreeHost(void* address) {
   auto& d = kvpolicy::cuda::simt::device();
   d.note_wait();
   if (d.spoils_capture()) return d.answer(cudaErrorStreamCaptureUnsupported);
-  return d.release(place, kvpolicy::cuda::simt::MemoryKind::pinned);
+  return d.release(address, kvpolicy::cuda::simt::MemoryKind::pinned);
 }
-inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* place) {
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     using kvpolicy::cuda::simt::MemoryKind;
-    *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, const_cast<void*>(place)};
-    if (d.holds(place, 1, MemoryKind::device)) {
-      *attributes = {cudaMemoryTypeDevice, 0, const_cast<void*>(place), nullptr};
-    } else if (d.holds(place, 1, MemoryKind::pinned)) {
-      *attributes = {cudaMemoryTypeHost, 0, const_cast<void*>(place), const_cast<void*>(place)};
+    *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, const_cast<void*>(address)};
+    if (d.holds(address, 1, MemoryKind::device)) {
+      *attributes = {cudaMemoryTypeDevice, 0, const_cast<void*>(address), nullptr};
+    } else if (d.holds(address, 1, MemoryKind::pinned)) {
+      *attributes = {cudaMemoryTypeHost, 0, const_cast<void*>(address), const_cast<void*>(address)};
     }
     return cudaSuccess;
   });
@@ -190,8 +190,8 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, c
 
 namespace kvpolicy::cuda::simt {
 
-/// Whether the sides of a copy are what its kind says: a host address taken for a device's is the
-/// commonest slip that host memory would hide.
+/// Whether the addresses of a copy are what its kind says. Taking a host address for a device address is the
+/// most common mistake that the emulation's host memory would hide.
 inline bool sides_are_right(const Device& d, const void* to, const void* from, std::size_t bytes,
                             cudaMemcpyKind kind) {
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
@@ -213,7 +213,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
     CUstream_st* const where = d.stream_of(stream);
     const bool captured = d.knows(where) && where->capture != nullptr;
     if (!captured && !d.owns(from, bytes)) {
-      // From pageable memory: the driver takes the bytes before the call returns.
+      // From pageable memory the driver takes the bytes before the call returns.
       d.note_wait();
       const auto* first = static_cast<const std::byte*>(from);
       return d.submit(stream, [to, taken = std::vector<std::byte>(first, first + bytes)] {
@@ -221,7 +221,7 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
       });
     }
     const cudaError_t error = d.submit(stream, [=] { std::memmove(to, from, bytes); });
-    // To pageable memory: the call returns when the bytes are there.
+    // To pageable memory the call returns when the bytes have arrived.
     if (error == cudaSuccess && !captured && !d.owns(to, bytes)) {
       d.note_wait();
       d.finish(*where);
@@ -253,19 +253,19 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cud
     return cudaSuccess;
   });
 }
-inline cudaError_t cudaMemsetAsync(void* place, int value, std::size_t bytes,
+inline cudaError_t cudaMemsetAsync(void* address, int value, std::size_t bytes,
                                    cudaStream_t stream = nullptr) {
   return kvpolicy::cuda::simt::call([=](auto& d) {
     if (bytes == 0) return cudaSuccess;
-    if (!d.owns(place, bytes)) return cudaErrorInvalidValue;
-    return d.submit(stream, [=] { std::memset(place, value, bytes); });
+    if (!d.owns(address, bytes)) return cudaErrorInvalidValue;
+    return d.submit(stream, [=] { std::memset(address, value, bytes); });
   });
 }
-inline cudaError_t cudaMemset(void* place, int value, std::size_t bytes) {
+inline cudaError_t cudaMemset(void* address, int value, std::size_t bytes) {
   return kvpolicy::cuda::simt::call_outside_capture([=](auto& d) {
-    if (!d.owns(place, bytes)) return cudaErrorInvalidValue;
+    if (!d.owns(address, bytes)) return cudaErrorInvalidValue;
     d.finish_blocking();
-    if (bytes > 0) std::memset(place, value, bytes);
+    if (bytes > 0) std::memset(address, value, bytes);
     return cudaSuccess;
   });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Errors, kinds and flags of the CUDA runtime, named and numbered as the toolkit does.
+// Errors, kinds and flags of the CUDA runtime, with the toolkit's names and numbers.
 #pragma once
 
 #include <cstdint>

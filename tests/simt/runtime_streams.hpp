@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Of the CUDA runtime's stand-in: streams, events and graphs.
+// Part of the stand-in for the CUDA runtime: streams, events and graphs.
 #pragma once
 
 #include <chrono>
@@ -109,7 +109,7 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, u
     CUstream_st* const stream = d.stream_of(handle);
     if (!d.knows(stream)) return cudaErrorInvalidResourceHandle;
     if (event->in_capture) {
-      // Waiting for a captured event is how a second stream joins the capture.
+      // A second stream joins a capture by waiting for a captured event.
       if (stream->capture == nullptr) stream->capture = event->capture.lock();
       return cudaSuccess;
     }

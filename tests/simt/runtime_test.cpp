@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The stand-in of the CUDA runtime: memory, streams that work late, captures, calls that fail.
+// The stand-in for the CUDA runtime: memory, streams that work late, captures, calls that fail.
 #include <doctest/doctest.h>
 
 #include <cuda_runtime_api.h>
@@ -16,7 +16,7 @@ using namespace kvpolicy::cuda;
 
 namespace {
 
-// Leaves the device as it was, whatever a test sets.
+// Restores the device's settings after a test.
 struct Restore {
   Restore() = default;
   Restore(const Restore&) = delete;
@@ -69,7 +69,7 @@ TEST_CASE("memory is exact, poisoned and counted") {
   CHECK(cudaFreeAsync(more, nullptr) == cudaSuccess);
 }
 
-TEST_CASE("copies refuse sides that their kind does not name") {
+TEST_CASE("copies refuse addresses that do not fit their kind") {
   const Restore restore;
   std::array<float, 4> host = {1, 2, 3, 4};
   float* memory = nullptr;
@@ -85,7 +85,7 @@ TEST_CASE("copies refuse sides that their kind does not name") {
   CHECK(cudaFree(memory) == cudaSuccess);
 }
 
-TEST_CASE("launches refuse what a device refuses") {
+TEST_CASE("launches that a device refuses are refused") {
   const Restore restore;
   std::array<float, 32> numbers{};
   const auto attempt = [&](unsigned x, unsigned y, unsigned threads, std::size_t shared) {
@@ -107,7 +107,7 @@ struct Stream {
   ~Stream() { CHECK(cudaStreamDestroy(handle) == cudaSuccess); }
 };
 
-TEST_CASE("a captured stream does nothing until the graph is launched, then each time") {
+TEST_CASE("captured work runs only when the graph is launched, each time") {
   const Restore restore;
   const Stream stream;
   float* numbers = nullptr;
@@ -163,7 +163,7 @@ TEST_CASE("a second stream joins a capture by its event") {
   CHECK(cudaFree(numbers) == cudaSuccess);
 }
 
-TEST_CASE("what a capture does not allow spoils it") {
+TEST_CASE("calls that a capture does not allow make it invalid") {
   const Restore restore;
   const Stream stream;
   std::array<float, 32> numbers{};
@@ -187,7 +187,7 @@ TEST_CASE("what a capture does not allow spoils it") {
         cudaErrorStreamCaptureUnsupported);
 }
 
-TEST_CASE("streams that work late show a result that is read too soon") {
+TEST_CASE("streams that work late reveal a result that is read too early") {
   const Restore restore;
   simt::device().late = true;
   const Stream stream;
@@ -197,7 +197,7 @@ TEST_CASE("streams that work late show a result that is read too soon") {
   REQUIRE(cudaMalloc(&numbers, 128) == cudaSuccess);
   REQUIRE(cudaMallocHost(&pinned, 128) == cudaSuccess);
 
-  // Pageable memory is taken at once, pinned memory when the stream comes to it.
+  // Pageable memory is read at once, pinned memory when the stream executes the copy.
   std::vector<float> host(32, 1.0F);
   CHECK(cudaMemcpyAsync(numbers, host.data(), 128, cudaMemcpyHostToDevice, stream.handle) ==
         cudaSuccess);
@@ -208,7 +208,7 @@ TEST_CASE("streams that work late show a result that is read too soon") {
   CHECK(std::isnan(pinned[0]));
   CHECK(cudaStreamQuery(stream.handle) == cudaErrorNotReady);
 
-  // Another stream that waits for an event takes this one along to there, and no further.
+  // Another stream that waits for an event makes this one work up to the event, and no further.
   cudaEvent_t event = nullptr;
   REQUIRE(cudaEventCreateWithFlags(&event, cudaEventDisableTiming) == cudaSuccess);
   CHECK(cudaEventRecord(event, stream.handle) == cudaSuccess);
@@ -252,7 +252,7 @@ TEST_CASE("the n-th call fails, once, and does nothing") {
   }
 }
 
-TEST_CASE("a device that is not there, and one that is") {
+TEST_CASE("without a device and with one") {
   const Restore restore;
   int value = 0;
   CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess);
@@ -264,7 +264,7 @@ TEST_CASE("a device that is not there, and one that is") {
   CHECK(value == 0);
 }
 
-TEST_CASE("a kernel that breaks a rule throws where the work is done") {
+TEST_CASE("a kernel that breaks a rule throws from the call that runs it") {
   const Restore restore;
   simt::device().late = true;
   const Stream stream;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs a grid: threads as fibers, in an order drawn from a seed.
+// Runs a grid: threads are fibers that run in an order drawn from a seed.
 //
-// A thread runs until it waits for others (barrier, warp collective) or ends. Who goes on is drawn:
-// for one stretch between barriers a warp runs ahead of all others as far as it can, for another
-// every step is anybody's; now and then one warp stands still while all others go as far as they
-// can; lanes of a warp take turns in any order; up to three blocks of the grid are under way at
-// once. So an order that a missing barrier allows does come up under some seed. Nothing waits for
-// ever: where no thread can go on, the launch throws Divergence.
+// A thread runs until it waits for others (barrier, warp collective) or ends; then the next thread is drawn.
+// In some stretches between barriers one warp runs ahead of all others as far as it can, in others each step
+// is drawn among all threads. Now and then one warp stands still while all others go as far as they can.
+// Lanes of a warp run in any order, and up to three blocks of the grid run at once. So every order that a
+// missing barrier allows occurs under some seed. A deadlock cannot happen: if no thread can continue, the
+// launch throws Divergence.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 
 namespace kvpolicy::cuda::simt {
 
-/// Everything of one OS thread's emulation; fibers and memory are kept from launch to launch.
+/// The whole emulation of one OS thread; fibers and memory are kept from launch to launch.
 struct Grid {
   static constexpr int most_resident = 3;
 
@@ -37,11 +37,11 @@ struct Grid {
   std::uint64_t seed = 1;
   std::uint64_t launches = 0;  // since the seed was set
   Random random;
-  std::vector<int> blocks;  // numbers of those still to come, the next one last
+  std::vector<int> blocks;  // numbers of the blocks that have not begun, the next one last
   std::array<Block, most_resident> resident;
   int resident_count = 0;
-  int current = 0;  // resident block that runs
-  int stretch = 0;  // steps before another may
+  int current = 0;  // resident block that runs now
+  int stretch = 0;  // steps before another block may run
   Fiber host;
   std::exception_ptr fault;
 
@@ -53,9 +53,9 @@ struct Grid {
 
   void run(const Launch& what);
 
-  /// The running thread stops; whoever is drawn goes on. Returns when it is drawn itself.
+  /// Stops the running thread and continues one that is drawn. Returns when this thread is drawn again.
   void switch_away();
-  /// The running thread could go on, but lets somebody else.
+  /// Lets another thread run although the running one could continue.
   void step_aside();
   void arrive_at_barrier();
   [[nodiscard]] std::string place_of(const Thread& thread) const;
@@ -78,7 +78,7 @@ inline Grid& grid() {
   return instance;
 }
 
-/// Sets the seed of the orders to come (default: KVPOLICY_SIMT_SEED or 1).
+/// Sets the seed of the following orders (default: KVPOLICY_SIMT_SEED or 1).
 inline void seed(std::uint64_t value) {
   grid().seed = value;
   grid().launches = 0;
@@ -105,7 +105,7 @@ inline void Grid::run(const Launch& what) {
   Fiber::switch_to(host, self->fiber);
   self = nullptr;
   if (fault != nullptr) {
-    // Whoever was under way is given up, stack and all.
+    // The blocks that were running are abandoned, with their stacks.
     for (Block& block : resident) {
       for (const auto& thread : block.threads) thread->fiber.start(&thread_entry, thread.get());
     }
@@ -162,8 +162,8 @@ inline void Grid::end_block(Block& block) {
   if (!blocks.empty()) begin_block(block);
 }
 
-// ---- whose turn it is ------------------------------------------------------------------------
-// For a step or for hundreds, so that a block also stands still while another runs to its end.
+// ---- choosing the next thread ------------------------------------------------------------------
+// A block runs for one step or for hundreds, so that some blocks stand still while another runs to its end.
 inline void Grid::turn_to_some_block() {
   current = random.below(resident_count);
   stretch = 1 << random.below(11);
@@ -262,7 +262,7 @@ inline void Grid::thread_ended() {
   }
 }
 
-// ---- meeting ---------------------------------------------------------------------------------
+// ---- barriers and collectives ------------------------------------------------------------------
 inline void Grid::arrive_at_barrier() {
   Block& block = *self->block;
   self->warp->at_barrier |= 1U << self->lane;
@@ -304,14 +304,14 @@ inline std::string Grid::who_waits() const {
   return text;
 }
 
-/// Throws E: what was wrong, and where.
+/// Throws E with the error and the thread.
 template <class E>
 [[noreturn]] void broken(const std::string& what) {
   throw E(what + ": " + grid().place_of(*self));
 }
 
-/// All lanes of the warp meet. `leave(exchange)` writes this lane's operands; what is returned
-/// holds everybody's until this lane's next collective.
+/// Lets all lanes of the warp meet. `leave(exchange)` stores this lane's operands; the returned object holds
+/// those of all lanes until this lane's next collective.
 template <class Leave>
 inline const Exchange& meet(Collective kind, Leave leave) {
   Thread& me = *self;

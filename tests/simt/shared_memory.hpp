@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A block's shared memory: exactly as large as the launch asked, between guard zones, and full of
-// NaN until it is written. AddressSanitizer stops at the first byte of a guard zone that is read or
-// written; without it, what was written there is found when the block ends.
+// A block's shared memory: exactly as large as the launch requested, between guard zones, and full of NaN
+// until it is written. AddressSanitizer stops at the first access to a guard zone; without it, writes to a
+// guard zone are found when the block ends.
 #pragma once
 
 #include <algorithm>
@@ -20,14 +20,14 @@ namespace kvpolicy::cuda::simt {
 /// A NaN as float, half and bfloat16, and a wild index as an integer.
 inline constexpr std::uint32_t poison_word = 0x7fc07fc0U;
 
-/// Fills memory with poison_word, also where `bytes` is no multiple of 4.
-inline void poison(void* place, std::size_t bytes) {
+/// Fills memory with poison_word, also where `bytes` is not a multiple of 4.
+inline void poison(void* address, std::size_t bytes) {
   static const std::array<std::uint32_t, 64> pattern = [] {
     std::array<std::uint32_t, 64> words;
     words.fill(poison_word);
     return words;
   }();
-  auto* at = static_cast<std::byte*>(place);
+  auto* at = static_cast<std::byte*>(address);
   while (bytes > 0) {
     const std::size_t part = std::min(bytes, sizeof pattern);
     std::memcpy(at, pattern.data(), part);
@@ -43,7 +43,7 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
   ~SharedMemory() { release(); }
 
-  /// Makes it `bytes` large; a size that it has already is kept.
+  /// Resizes the memory to `bytes`; memory that has this size already is kept.
   void resize(std::size_t bytes) {
     if (data_ != nullptr && bytes == bytes_) return;
     release();
@@ -57,15 +57,15 @@ class SharedMemory {
 
   [[nodiscard]] std::byte* begin() const { return data_ + guard_bytes; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
-  [[nodiscard]] bool contains(const void* place, std::size_t bytes) const {
-    const auto address = reinterpret_cast<std::uintptr_t>(place);
+  [[nodiscard]] bool contains(const void* start, std::size_t bytes) const {
+    const auto address = reinterpret_cast<std::uintptr_t>(start);
     const auto first = reinterpret_cast<std::uintptr_t>(begin());
     return address >= first && bytes <= bytes_ && address - first <= bytes_ - bytes;
   }
 
-  /// Whether nobody wrote beside it. Repairs the guard zones.
+  /// Whether no guard zone was written. Repairs the guard zones.
   [[nodiscard]] bool guards_are_whole() {
-    if constexpr (KVPOLICY_SIMT_ASAN != 0) return true;  // a write would not have got this far
+    if constexpr (KVPOLICY_SIMT_ASAN != 0) return true;  // a write would have been stopped
     bool whole = true;
     for (std::byte* zone : {data_, data_ + guard_bytes + bytes_}) {
       for (std::size_t i = 0; i < guard_bytes; ++i) {
@@ -77,16 +77,16 @@ class SharedMemory {
   }
 
  private:
-  static constexpr std::size_t guard_bytes = 8192;  // two tiles of [16, 128] numbers
+  static constexpr std::size_t guard_bytes = 8192;  // the size of two tiles of [16, 128] numbers
   static constexpr unsigned char guard_byte = 0xa5;
   static constexpr std::align_val_t alignment{1024};
 
   void set_guards([[maybe_unused]] bool closed) {
 #if KVPOLICY_SIMT_ASAN
-    std::byte* behind = data_ + guard_bytes + bytes_;
+    std::byte* end_guard = data_ + guard_bytes + bytes_;
     if (closed) {
       ASAN_POISON_MEMORY_REGION(data_, guard_bytes);
-      ASAN_POISON_MEMORY_REGION(behind, guard_bytes);
+      ASAN_POISON_MEMORY_REGION(end_guard, guard_bytes);
     } else {
       ASAN_UNPOISON_MEMORY_REGION(data_, bytes_ + 2 * guard_bytes);
     }

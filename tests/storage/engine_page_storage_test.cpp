@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows in an inference engine's own memory, under the plain engine, and what is refused.
+// Rows in an inference engine's own memory, with the plain engine, and refused settings.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -14,7 +14,7 @@ using test::contains;
 using test::EngineLayout;
 using test::thrown;
 
-TEST_CASE("an engine's memory: a cache in it answers as one over pages of its own") {
+TEST_CASE("an engine's memory: a cache in it equals one over pages of its own") {
   std::uint64_t seed = 0;
   for (const EngineLayout kind :
        {EngineLayout::vllm_nhd, EngineLayout::flashinfer_nhd, EngineLayout::flashinfer_hnd}) {
@@ -23,7 +23,7 @@ TEST_CASE("an engine's memory: a cache in it answers as one over pages of its ow
   }
 }
 
-TEST_CASE("an engine's memory: when its pages run out, the call fails and the cache is as it was") {
+TEST_CASE("an engine's memory: when its pages run out, the call fails and the cache is unchanged") {
   test::EngineMemory<float> memory{EngineLayout::flashinfer_hnd};
   PagePool pool{memory.pages()};
   using Full = FullCache<EnginePageStorage<float>>;
@@ -42,7 +42,7 @@ TEST_CASE("an engine's memory: when its pages run out, the call fails and the ca
   CHECK(cache.bytes() == 411 * 16 * 2 * 64 * sizeof(float) + 2 * 64 * sizeof(float));
 }
 
-TEST_CASE("an engine's memory: what does not fit it is refused") {
+TEST_CASE("an engine's memory: storages that do not fit it are refused") {
   test::EngineMemory<float> memory{EngineLayout::vllm_nhd};
   PagePool pool{memory.pages()};
   PagePool other;
@@ -54,7 +54,7 @@ TEST_CASE("an engine's memory: what does not fit it is refused") {
   CHECK(contains(error({64, 16}), "must be an engine's"));
   CHECK(contains(error({64, 32, &pool}), "have 16 rows of 256 bytes, the cache's 32 rows of 256 bytes"));
   CHECK(contains(error({32, 16, &pool}), "the cache's 16 rows of 128 bytes"));
-  // A storage whose pages hold one side, or codes, has pages of another size.
+  // The pages of a storage for one side, or for codes, have another size.
   DenseStorage<float> dense{{}, {64, 16, &pool}};
   const std::vector<float> row(64);
   CHECK_THROWS_AS(dense.append(rows_of(row.data(), row.data(), 1, 64, 0)), ConfigError);

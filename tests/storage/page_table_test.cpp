@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Page tables under random operations, beside plain lists of what each page should hold: forks,
-// reserved pages, fronts that go, pages that serve again.
+// Page tables under random operations, compared with plain lists of the contents of each page: forks,
+// reserved pages, dropped first pages, reused pages.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr std::size_t page_bytes = 192;
 
 struct Model {
   PageTable table;
-  std::deque<std::uint32_t> marks;  // of the pages in use
+  std::deque<std::uint32_t> marks;  // for the pages in use
 };
 
 void check(const Model& model) {
@@ -121,7 +121,7 @@ TEST_CASE("page tables: random operations on tables and forks of them") {
   }
 }
 
-TEST_CASE("page tables: a table that is full at least doubles, an empty one takes nothing") {
+TEST_CASE("page tables: a full table at least doubles, an empty one takes no memory") {
   PagePool pool;
   PageTable table{pool};
   CHECK(table.overhead_bytes() == 0);
@@ -136,7 +136,7 @@ TEST_CASE("page tables: a table that is full at least doubles, an empty one take
   CHECK(changes <= 11);
 }
 
-TEST_CASE("page tables: a reservation that fails leaves the table as it was") {
+TEST_CASE("page tables: a failed reservation leaves the table unchanged") {
   test::CountingResource memory;
   PagePool pool{&memory, {.max_slab_bytes = 0}};
   PageTable table{pool};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which numbers a quantised storage takes: told by the number as it is kept, rounded to the rows'
-// element type, and never one that would read as NaN.
+// Which numbers a quantised storage accepts. This is decided for the number as it is stored, rounded to the
+// element type of the rows; accepted numbers are never read back as NaN.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ namespace {
 constexpr std::size_t head_dim = 64;
 constexpr std::size_t rows = 32;
 
-// The nearest number of the element type, ties to even, from 32768 to 131072: by steps of the type.
+// The nearest number of the element type, ties to even, from 32768 to 131072, computed from the type's steps.
 template <class E>
 double kept_as(float x) {
   if (std::is_same_v<E, float> || !std::isfinite(x)) return x;
@@ -31,7 +31,7 @@ double kept_as(float x) {
   return std::nearbyint(static_cast<double>(x) / step) * step;
 }
 
-// All numbers from 65,200 to 65,700 by quarters, with both signs; and what is no number.
+// All multiples of a quarter from 65,200 to 65,700, with both signs, and infinities and NaN.
 std::vector<float> numbers_at_the_edge() {
   std::vector<float> numbers{
       std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
@@ -43,7 +43,7 @@ std::vector<float> numbers_at_the_edge() {
   return numbers;
 }
 
-// Rows of which one key has this number, everything else being small.
+// Rows in which one key has this number and all others are small.
 struct Rows {
   std::vector<float> keys, values;
   explicit Rows(float odd) : keys(rows * head_dim, 1.0F), values(rows * head_dim, 2.0F) {
@@ -79,7 +79,7 @@ void check_edge() {
     SegmentList shown;
     storage.show(0, rows, {}, shown);
     std::vector<float> back(head_dim);
-    // Half a step of 255 over the group's range, and half's own rounding of it.
+    // Half a step of 255 over the group's range, plus the rounding of half itself.
     const double bound = (std::abs(kept_as<E>(odd)) + 1) / 255 * 0.51;
     int wrong = 0;
     for (std::size_t row = 0; row < rows; ++row) {
@@ -103,7 +103,7 @@ TEST_CASE(
   check_edge<bfloat16, Granularity::per_channel>();
 }
 
-TEST_CASE("a value is refused as a key is") {
+TEST_CASE("a value is refused like a key") {
   Rows given{1.0F};
   given.values[31 * head_dim] = -65420.0F;
   const ResidualStorage<bfloat16> storage{{}, {.head_dim = head_dim}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// No number of a group is off by more than half a step, whatever the group holds.
+// Every number of a group is within half a step of its quantised value, whatever the group holds.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 
 const std::vector<Encoding> encodings{Encoding::uint2, Encoding::uint4, Encoding::uint8};
 
-// Whether all of them come back within scale / 2, up to the rounding of the float arithmetic.
+// Whether all numbers come back within scale / 2, up to the rounding of the float arithmetic.
 bool is_bounded(const std::vector<float>& numbers, Encoding encoding) {
   const auto [min, max] = std::ranges::minmax(numbers);
   const auto grid = AffineGrid::covering(min, max, encoding);
@@ -39,17 +39,17 @@ bool is_bounded(const std::vector<float>& numbers, Encoding encoding) {
 
 }  // namespace
 
-TEST_CASE("halves that bound a number from below and above") {
+TEST_CASE("rounding a number to half downwards and upwards") {
   test::Random random{1};
   int wrong = 0;
   for (int i = 0; i < 200000; ++i) {
-    // All magnitudes that half has, and below.
+    // All magnitudes that half represents, and smaller ones.
     const float x = std::ldexp(test::normal(random), static_cast<int>(test::below(random, 44)) - 30);
     if (std::abs(x) > half::largest) continue;
     const auto low = static_cast<float>(detail::half_at_most(x));
     const auto high = static_cast<float>(detail::half_at_least(x));
     wrong += low <= x && x <= high ? 0 : 1;
-    // Neighbours, or the number itself.
+    // Two neighbouring halves, or the number itself twice.
     wrong += low == high ? (x == low ? 0 : 1) : (static_cast<float>(detail::neighbour(half{low}, true)) == high ? 0 : 1);
   }
   CHECK(wrong == 0);
@@ -58,7 +58,7 @@ TEST_CASE("halves that bound a number from below and above") {
   CHECK(static_cast<float>(detail::neighbour(half{0x1p-24F}, false)) == 0.0F);
 }
 
-TEST_CASE("what is no number has a code all the same, as it may stand in a file") {
+TEST_CASE("NaN and infinity have codes, too, because files may contain them") {
   const float not_a_number = std::nanf(""), infinity = INFINITY;
   for (const Encoding encoding : encodings) {
     const AffineGrid grid = AffineGrid::covering(1.0F, 2.0F, encoding);
@@ -73,10 +73,10 @@ TEST_CASE("what is no number has a code all the same, as it may stand in a file"
   }
 }
 
-TEST_CASE("a group of numbers comes back within half a step") {
+TEST_CASE("a group of numbers is read back within half a step") {
   for (const Encoding encoding : encodings) {
     CHECK(is_bounded({0, 0, 0}, encoding));
-    CHECK(is_bounded({3.14159F, 3.14159F}, encoding));  // constant, and no half
+    CHECK(is_bounded({3.14159F, 3.14159F}, encoding));  // constant, and not a half
     CHECK(is_bounded({-65504, 65504, 0, 1}, encoding));
     CHECK(is_bounded({65504, 65503.5F}, encoding));
     CHECK(is_bounded({-65504, -65503.9F}, encoding));
@@ -142,14 +142,14 @@ TEST_CASE("packed rows: every head dimension, width, granularity and group") {
   CHECK(memory.faults() == 0);
 }
 
-// The layout that PageLayout documents, byte by byte, for kernels are written against it.
-TEST_CASE("packed rows: channels lie half or a quarter of a row apart") {
+// The layout that PageLayout documents, byte by byte, because kernels depend on it.
+TEST_CASE("packed rows: the channels of a byte are half or a quarter of a row apart") {
   const StorageContext context{64, 16};
   for (const Encoding encoding : encodings) {
     PlaneStore store{{encoding, Granularity::per_token, 64}, context};
     const auto levels = static_cast<float>((1U << bits_of(encoding)) - 1U);
     std::vector<float> row(64, 0.0F);
-    row[63] = levels;  // scale 1, zero 0: the code of a number is the number
+    row[63] = levels;  // scale 1 and zero 0, so that the code of a number is the number itself
     row[5] = 1;
     row[37] = 2;
     row[21] = 3;
@@ -177,7 +177,7 @@ TEST_CASE("packed rows: channels lie half or a quarter of a row apart") {
   }
 }
 
-TEST_CASE("a row's grids and codes are those of its numbers, one by one") {
+TEST_CASE("a row's grids and codes equal those computed number by number") {
   test::Random random{5};
   for (const Encoding encoding : encodings) {
     const std::size_t parts = 8 / bits_of(encoding);
@@ -247,8 +247,9 @@ TEST_CASE("columns of rows have a grid each") {
   }
 }
 
-TEST_CASE("codes are rounded to the nearest, to even in between") {
-  // Independent of how the library rounds: every code and half of one, on a grid of whole numbers.
+TEST_CASE("codes are rounded to nearest, ties to even") {
+  // Tests every code and every middle between two codes, on a grid of whole numbers; this does not depend on
+  // how the library rounds.
   for (const Encoding encoding : encodings) {
     const int levels = (1 << bits_of(encoding)) - 1;
     const AffineGrid grid{half{1.0F}, half{-3.0F}};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Storages under random appends, windows and reservations, against lists of rows; and that what a
-// reservation promises is enough, however the rows then come in pieces.
+// Storages under random appends, windows and reservations, compared with lists of rows. A reservation must
+// also be enough for its rows in whatever pieces they are appended.
 #include <doctest/doctest.h>
 
 #include <initializer_list>
@@ -34,7 +34,7 @@ Segment segment_of(const Tensor<float>& keys, const Tensor<float>& values, std::
   return {.keys = plane(keys), .values = plane(values), .rows = rows};
 }
 
-// What a storage shows: the rows [begin, end) with keys and values, one after another.
+// The keys and values of the rows [begin, end) that a storage shows, one after another.
 template <class Storage>
 std::vector<float> shown(const Storage& storage) {
   SegmentList list;
@@ -57,8 +57,8 @@ std::vector<float> shown(const Storage& storage) {
   return numbers;
 }
 
-// Whole batches on one side; on the other the same rows after a reservation, in random pieces, while
-// no memory is to be had; both must end alike, and hold what bytes_of_rows says.
+// One storage gets whole batches; the other gets the same rows after a reservation, in random pieces, while
+// no memory can be allocated. Both must end in the same state, and hold the bytes that bytes_of_rows says.
 template <class Storage>
 void reserved_pieces(const typename Storage::Config& config, std::size_t window, std::uint64_t seed, bool held = false) {
   CAPTURE(window);
@@ -84,7 +84,7 @@ void reserved_pieces(const typename Storage::Config& config, std::size_t window,
       whole.append(segment_of(keys, values, 0, rows), window);
       CHECK(whole_memory.live_bytes() == whole.bytes());
 
-      if (below(random, 4) == 0) forks.assign(1, pieces);  // shared pages cannot serve again
+      if (below(random, 4) == 0) forks.assign(1, pieces);  // shared pages cannot be reused
       pieces.reserve(rows, window);
       memory.fail_after(0);
       for (std::size_t done = 0; done < rows;) {
@@ -147,7 +147,7 @@ TEST_CASE("residual, per channel: pieces of a reservation") {
   }
 }
 
-TEST_CASE("a reservation that fails leaves nothing behind") {
+TEST_CASE("a failed reservation leaks nothing") {
   using Storage = ResidualStorage<float, Granularity::per_token>;
   Tensor<float> keys{70, 1, head_dim}, values{70, 1, head_dim};
   Random random{1};
@@ -173,7 +173,7 @@ TEST_CASE("a reservation that fails leaves nothing behind") {
   }
 }
 
-TEST_CASE("select keeps rows as they are and numbers them anew") {
+TEST_CASE("select keeps rows unchanged and renumbers them") {
   using Storage = ResidualStorage<half, Granularity::per_token>;
   Random random{1};
   Tensor<float> keys{90, 1, head_dim}, values{90, 1, head_dim};
@@ -190,7 +190,7 @@ TEST_CASE("select keeps rows as they are and numbers them anew") {
     CHECK(kept.begin() == 0);
     REQUIRE(kept.end() == numbers.size());
     const auto some = shown(kept);
-    // Fewer rows than the residual: none is quantised that was not.
+    // The kept rows are fewer than the residual, so no exact row is quantised.
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       for (std::size_t c = 0; c < 2 * head_dim; ++c) {
         CHECK(some[i * 2 * head_dim + c] == all[numbers[i] * 2 * head_dim + c]);
@@ -213,14 +213,14 @@ TEST_CASE("select keeps rows as they are and numbers them anew") {
   CHECK(memory.live_bytes() == dense.bytes() + kept.bytes());
 }
 
-TEST_CASE("a plane store loses its front, jumps ahead, and is copied half-way through a page") {
+TEST_CASE("a plane store drops its first rows, skips rows, and is copied with a half-full page") {
   Random random{4};
   for (int round = 0; round < 40; ++round) {
     CountingResource memory;
     PagePool pool{&memory, {.max_slab_bytes = 0}};
     const StorageContext context{head_dim, 16, &pool};
     PlaneStore store{{.encoding = Encoding::float32}, context};
-    std::vector<std::vector<float>> rows;  // rows[number - begin]
+    std::vector<std::vector<float>> rows;  // row `number` has the index number - begin
     std::size_t begin = 0;
     for (int i = 0; i < 40; ++i) {
       const std::size_t what = below(random, 5);
@@ -260,7 +260,7 @@ TEST_CASE("a plane store loses its front, jumps ahead, and is copied half-way th
   }
 }
 
-TEST_CASE("growing asks for memory by pages, and rarely for more") {
+TEST_CASE("growing allocates memory by pages, and rarely more") {
   CountingResource memory;
   PagePool pool{&memory, {.max_slab_bytes = 0}};
   DenseStorage<half> storage{{}, {head_dim, 64, &pool}};
@@ -270,7 +270,7 @@ TEST_CASE("growing asks for memory by pages, and rarely for more") {
   CHECK(memory.allocations() == 2 * 16);
 }
 
-TEST_CASE("storages refuse what cannot work") {
+TEST_CASE("storages refuse invalid settings") {
   using Storage = ResidualStorage<float, Granularity::per_token>;
   const auto context_error = [](StorageContext context) {
     return thrown<ConfigError>([&] { DenseStorage<float>{{}, context}; });

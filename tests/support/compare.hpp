@@ -12,8 +12,8 @@
 
 namespace test {
 
-/// The largest |a - b|; infinity if the sizes differ or either side holds a NaN. Two equal
-/// infinities are no difference.
+/// The largest |a - b|; infinity if the sizes differ or either side has a NaN. Two equal infinities have no
+/// difference.
 template <class A, class B>
 double largest_difference(const A& a, const B& b) {
   if (std::ranges::size(a) != std::ranges::size(b)) return std::numeric_limits<double>::infinity();
@@ -30,7 +30,7 @@ double largest_difference(const A& a, const B& b) {
   return largest;
 }
 
-/// The same bits: NaNs of one pattern are equal, 0 and -0 are not.
+/// Whether the bits are the same: NaNs of one pattern are equal, 0 and -0 are not.
 template <class A, class B>
 bool same_bits(const A& a, const B& b) {
   using T = std::ranges::range_value_t<A>;
@@ -40,7 +40,7 @@ bool same_bits(const A& a, const B& b) {
          (count == 0 || std::memcmp(std::ranges::data(a), std::ranges::data(b), count * sizeof(T)) == 0);
 }
 
-/// Calls `call`, expects an `E`, and returns what it says; an empty string if nothing was thrown.
+/// Runs `call`, expects an `E`, and returns its message, or an empty string if nothing was thrown.
 template <class E, class Call>
 std::string thrown(Call call) {
   try {

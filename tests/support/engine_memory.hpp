@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Caches in the memory of an inference engine, for every engine of attention: the layouts of vLLM
-// and FlashInfer, where a row lies in them by their own formulas, and a check that a cache there does
-// what one over pages of its own does.
+// Caches in the memory of an inference engine, for every attention engine: the layouts of vLLM and
+// FlashInfer, the index of a row in them by their own formulas, and a check that such a cache gives the
+// results of one with pages of its own.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -27,7 +27,7 @@ namespace test {
 
 enum class EngineLayout { vllm_nhd, flashinfer_nhd, flashinfer_hnd };
 
-/// A tensor of an engine whose block has `heads` pages.
+/// A tensor of an engine, each of whose blocks has `heads` pages.
 template <kvpolicy::Element E>
 struct EngineMemory {
   static constexpr std::size_t blocks = 150, page_rows = 16, heads = 3, head_dim = 64;
@@ -44,7 +44,7 @@ struct EngineMemory {
       default: return kvpolicy::flashinfer_hnd(bytes, shape);
     }
   }
-  /// Row `row` of a head in a block: its key (`side` 0) or value, by the shapes that the engines state.
+  /// Row `row` of a head in a block: its key (`side` 0) or value, by the shapes that the engines document.
   [[nodiscard]] std::span<const E> row(std::size_t block, std::size_t side, std::size_t row_,
                                        std::size_t head) const {
     std::size_t index = 0;
@@ -57,7 +57,8 @@ struct EngineMemory {
   }
 };
 
-/// Random calls, forks, compressions, a file: bit for bit as over pages of the cache's own.
+/// Makes random calls, forks, compressions and a file, and compares bit for bit with a cache over pages of
+/// its own.
 template <kvpolicy::Element E, class Engine>
 void check_engine_memory(EngineLayout kind, std::uint64_t seed) {
   using namespace kvpolicy;
@@ -83,7 +84,7 @@ void check_engine_memory(EngineLayout kind, std::uint64_t seed) {
   {
     Cache cache{own_plan, in_place};
     Cache control{control_plan, options};
-    std::vector<std::vector<float>> keys;  // of head 0 of layer 0, as they were given
+    std::vector<std::vector<float>> keys;  // of head 0 of layer 0, as passed to the cache
     const auto call = [&](Cache& a, Cache& b, std::size_t tokens, bool remember) {
       for (std::size_t layer = 0; layer < 2; ++layer) {
         Chunk<E> chunk{random, shape, tokens};
@@ -126,7 +127,7 @@ void check_engine_memory(EngineLayout kind, std::uint64_t seed) {
     load(loaded, file);
     CHECK(dump(loaded) == dump(cache));
     cache.commit();
-    // The rows lie where the engine's own kernels look for them.
+    // The rows must be where the engine's own kernels look for them.
     using Full = FullCache<EnginePageStorage<E>>;
     const auto& full = cache.template policy<Full>(0, 0);
     std::size_t found = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts the `new`s of the program and lets any of them fail. Include it in exactly one file of an executable: it replaces
-// the global operators.
+// Counts the `new`s of the program and makes any of them fail. Include this header in exactly one file of an
+// executable, because it replaces the global operators.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 
 namespace test {
 
-/// Before each block its size is kept, in as many bytes as keep the alignment.
+/// The size of each allocation is stored before it, in as many bytes as keep the alignment.
 inline constexpr std::size_t new_header = alignof(std::max_align_t);
 
-/// While it lives, the `new` after `successes` more fails, and all behind it.
+/// While it lives, every `new` after the next `successes` ones fails.
 struct FailNew {
   explicit FailNew(std::size_t successes) {
     news_left = successes;
@@ -29,7 +29,7 @@ struct FailNew {
 
 }  // namespace test
 
-// Not inlined, for then g++ sees `free` meet a pointer of `new`, and warns of a mismatch.
+// Not inlined, because g++ would then see `free` with a pointer from `new` and warn of a mismatch.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (test::news_left == 0) {
     ++test::failed_news;
@@ -52,7 +52,7 @@ struct FailNew {
   std::free(header);
 }
 void operator delete(void* start, std::size_t) noexcept { operator delete(start); }
-// As the standard's own would; under a sanitizer that one is the sanitizer's (std::stable_sort asks it).
+// Does what the standard's own operator does, which a sanitizer replaces (std::stable_sort calls it).
 [[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   try {
     return operator new(bytes);

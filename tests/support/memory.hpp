@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A memory resource that counts, fails on demand and notices writes beside its blocks.
+// A memory resource that counts, fails on demand and detects writes outside its allocations.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ namespace test {
 
 inline constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
-/// Each block lies between guard zones and is filled with 0xA5 (a large negative float, a NaN of
-/// no type), so that numbers nobody wrote are seen.
+/// Each allocation is between guard zones and filled with 0xA5 (a large negative float, and no NaN of any
+/// type), so that numbers that were never written are detected.
 class CountingResource : public std::pmr::memory_resource {
  public:
   CountingResource() = default;
@@ -31,14 +31,14 @@ class CountingResource : public std::pmr::memory_resource {
   [[nodiscard]] std::size_t peak_bytes() const { return peak_; }
   [[nodiscard]] std::size_t allocations() const { return allocations_; }
   [[nodiscard]] std::size_t failures() const { return failures_; }
-  /// Blocks given back with a wrong size or address, and blocks whose guard zones were written.
+  /// Number of deallocations with a wrong size or address, and of allocations whose guard zones were written.
   [[nodiscard]] std::size_t faults() const {
     std::size_t faults = faults_;
     for (const auto& [start, block] : blocks_) faults += is_intact(start, block) ? 0 : 1;
     return faults;
   }
 
-  /// The allocation after `successes` more fails, and all behind it until told otherwise.
+  /// Makes every allocation after the next `successes` ones fail, until it is called again.
   void fail_after(std::size_t successes) { left_ = successes; }
   void reset_peak() { peak_ = live_; }
 
@@ -73,7 +73,7 @@ class CountingResource : public std::pmr::memory_resource {
     std::memset(start, 0xA5, bytes);
     try {
       blocks_[start] = {base, bytes, alignment};
-    } catch (...) {  // tests let `new` fail as well
+    } catch (...) {  // in tests `new` may fail as well
       std::free(base);
       throw;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What attention is: softmax over a list of rows, in double, with plain loops. Shares no header
+// The definition of attention: softmax over a list of rows, in double, with plain loops. It shares no header
 // with the library that it judges.
 #pragma once
 
@@ -22,11 +22,11 @@ struct Row {
 struct Options {
   double scale = 1.0;
   double softcap = 0.0;               // 0: none
-  std::optional<double> sink_logit;   // of this query head
+  std::optional<double> sink_logit;   // for this query head
 };
 
 struct Result {
-  std::vector<double> out;  // zeros where no row was given
+  std::vector<double> out;  // zeros if there were no rows
   double log_sum_exp = -std::numeric_limits<double>::infinity();
 };
 
@@ -38,7 +38,7 @@ inline double logit(const std::vector<double>& query, const std::vector<double>&
   return options.softcap > 0 ? options.softcap * std::tanh(sum / options.softcap) : sum;
 }
 
-/// Each row's share of the attention of one query; with a sink they sum to less than 1.
+/// Each row's share of the attention of one query; with a sink logit they sum to less than 1.
 inline std::vector<double> probabilities(const std::vector<double>& query,
                                          const std::vector<const Row*>& rows,
                                          const Options& options, double* log_sum_exp = nullptr) {
@@ -61,7 +61,7 @@ inline std::vector<double> probabilities(const std::vector<double>& query,
 
 inline Result attend(const std::vector<double>& query, const std::vector<const Row*>& rows,
                      const Options& options, std::size_t value_dim = 0) {
-  // Without a row, nothing but the caller says how long a value is.
+  // Without rows only the caller knows the length of a value.
   Result result{std::vector<double>(value_dim == 0 ? query.size() : value_dim, 0.0)};
   const auto shares = probabilities(query, rows, options, &result.log_sum_exp);
   for (std::size_t r = 0; r < rows.size(); ++r) {
@@ -70,7 +70,7 @@ inline Result attend(const std::vector<double>& query, const std::vector<const R
   return result;
 }
 
-/// A key or query of angle 0 turned to `position`, pairs (i, i + n / 2), plain frequencies.
+/// A key or query at position 0 rotated to `position`, with pairs (i, i + n / 2) and plain frequencies.
 inline std::vector<double> turn(std::vector<double> row, double positions, double theta) {
   const std::size_t pairs = row.size() / 2;
   for (std::size_t i = 0; i < pairs; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the models' description of a head to the library's plans.
+// Converts the models' description of a head to the library's plans.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -78,7 +78,7 @@ typename P::Config policy_config(const HeadSpec& spec) {
   return "snapkv";
 }
 
-/// Whether heads of policy P can be what the spec describes.
+/// Whether policy P can be a head that the spec describes.
 template <class P>
 bool is_policy_of(const HeadSpec& spec) {
   using Storage = typename P::storage_type;
@@ -97,7 +97,7 @@ bool is_policy_of(const HeadSpec& spec) {
   return storage && spec.kind == Kind::full && P::name == "full";
 }
 
-/// What the spec describes, as settings of the one shipped policy that can be so.
+/// The settings of the shipped policy that the spec describes; exactly one policy fits.
 template <kvpolicy::Element E>
 kvpolicy::HeadSettings<E> settings_of(const HeadSpec& spec) {
   std::optional<kvpolicy::HeadSettings<E>> found;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each policy promises, as slow sets of text positions: which rows live, which of them are
-// exact, which a query reads. One model is one KV head. Shares no header with the library.
+// Slow models of the promises of each policy, as sets of text positions: which rows live, which of them are
+// exact, and which rows a query reads. One model is one KV head. It shares no header with the library.
 #pragma once
 
 #include <algorithm>
@@ -16,41 +16,41 @@ namespace oracle {
 
 enum class Kind { full, window, budget, retrieval };
 
-/// What ranks the rows of a head with a budget.
+/// The scorers that rank the rows of a head with a budget.
 enum class Rank { snapkv, tova, h2o, key_norm };
 
-/// The settings of a head, as the library's configs have them.
+/// The settings of a head, with the meaning of the library's configs.
 struct HeadSpec {
   Kind kind = Kind::full;
   // window
   std::size_t sinks = 0, recent = 0;
   bool prefill_chunk_mask = false;
   bool in_cache = false;
-  // budget; `window` is how many latest rows always stay: of TOVA none
+  // for a budget; `window` is the number of latest rows that are always kept (0 for TOVA)
   Rank rank = Rank::snapkv;
   std::size_t budget = 0, window = 8, kernel = 7, compress_every = 0;
-  std::size_t compress_from = 0;  // a text of fewer rows stays whole
-  bool after_first = false;       // compresses by itself from the first compression on
+  std::size_t compress_from = 0;  // a text of fewer rows keeps all of them
+  bool after_first = false;       // compresses by itself after the first requested compression
   bool average = false;
-  // retrieval (`budget` as well)
+  // for retrieval, together with `budget`
   std::size_t chunk = 8, refresh_every = 0;
   bool min_max = false;
-  // storage; bits 0: not quantised
+  // for storage; bits 0: not quantised
   std::size_t bits = 0, key_group = 0, value_group = 0, residual = 0;
   bool per_channel = false;
   bool kivi = false;
-  std::size_t flush_rows = 1;  // that leave the residual together, keys and values
-  // A compression may bring quantised rows back into the residual, as what they had become.
+  std::size_t flush_rows = 1;  // rows of keys, and of values, that leave the residual together
+  // A compression may move quantised rows into the residual, with their dequantised values.
   bool returns_rows = false;
 
   [[nodiscard]] std::size_t key_rows() const {
     return !per_channel ? 1 : key_group == 0 ? 32 : key_group;
   }
-  /// Latest queries that are asked when rows are dropped.
+  /// Number of latest queries whose attention is needed when rows are dropped.
   [[nodiscard]] std::size_t asked() const {
     return kind != Kind::budget ? 0 : rank == Rank::snapkv ? window : rank == Rank::tova ? 1 : 0;
   }
-  /// Whether the attention of every call is added up.
+  /// Whether the attention of all calls is summed.
   [[nodiscard]] bool adds_up() const { return kind == Kind::budget && rank == Rank::h2o; }
   /// Whether a cache with such a head refuses rollbacks.
   [[nodiscard]] bool cannot_return() const { return compress_every > 0 || adds_up(); }
@@ -63,7 +63,7 @@ class HeadModel {
   [[nodiscard]] const HeadSpec& spec() const { return spec_; }
   [[nodiscard]] std::size_t committed() const { return committed_; }
 
-  /// The text's rows up to `tokens` were handed to the policy. Rows leave the residual while others come.
+  /// Commits the rows of the text up to `tokens`. Rows leave the residual as others are added.
   void commit(std::size_t tokens) {
     if (committed_ >= tokens) return;
     for (; committed_ < tokens; ++committed_) {
@@ -86,7 +86,7 @@ class HeadModel {
   [[nodiscard]] bool value_is_quantized(std::int64_t position) const {
     return quantized_values_.contains(position);
   }
-  /// The rows whose keys share a scale with this one's: [first, last).
+  /// The rows whose keys share a scale with this row's key: [first, last).
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> key_block(std::int64_t position) const {
     const auto rows = static_cast<std::int64_t>(spec_.key_rows());
     return {position - position % rows, position - position % rows + rows};
@@ -113,7 +113,7 @@ class HeadModel {
     return false;
   }
 
-  // ---- a budget
+  // ---- budgets
 
   [[nodiscard]] bool is_compressible() const {
     return committed_ >= spec_.compress_from && kept_.size() > spec_.budget + spec_.window;
@@ -124,8 +124,8 @@ class HeadModel {
            kept_.size() >= spec_.budget + spec_.window + spec_.compress_every;
   }
 
-  /// From the attention that each kept row gets from each observed query of each query head,
-  /// [heads][queries][kept rows], to the score of each candidate.
+  /// Computes the score of each candidate from the attention of each observed query of each query head to
+  /// each kept row, [heads][queries][kept rows].
   [[nodiscard]] std::vector<double> scores(
       const std::vector<std::vector<std::vector<double>>>& attention) const {
     const std::size_t candidates = kept_.size() - spec_.window;
@@ -153,9 +153,9 @@ class HeadModel {
     return total;
   }
 
-  /// A query paid this to a row.
+  /// Adds a query's attention to a row.
   void pay(std::int64_t position, double share) { sums_[position] += share; }
-  /// The score of each candidate by all that was paid.
+  /// The score of each candidate by its summed attention.
   [[nodiscard]] std::vector<double> paid() const {
     std::vector<double> scores;
     for (std::size_t i = 0; i + spec_.window < kept_.size(); ++i) {
@@ -165,7 +165,7 @@ class HeadModel {
     return scores;
   }
 
-  /// From the attention of the observed queries, what each candidate gets itself, with no neighbour's.
+  /// The attention of the observed queries to each candidate itself, without its neighbours.
   [[nodiscard]] std::vector<double> votes(
       const std::vector<std::vector<std::vector<double>>>& attention) const {
     std::vector<double> total(kept_.size() - spec_.window, 0.0);
@@ -179,9 +179,9 @@ class HeadModel {
     return total;
   }
 
-  /// Whether `survivors` is what compressing by these scores leaves: the window, and the `budget`
-  /// highest candidates; among equals those of more votes, then the lower position; differences
-  /// below `slack` are no difference.
+  /// Whether a compression by these scores may leave `survivors`: the window, and the `budget` candidates
+  /// with the highest scores; among equal scores those with more votes, then the lower positions. Differences
+  /// below `slack` count as equal.
   [[nodiscard]] bool may_survive(const std::vector<std::int64_t>& survivors,
                                  const std::vector<double>& scores,
                                  const std::vector<double>& votes, double slack) const {
@@ -214,8 +214,8 @@ class HeadModel {
     erase_dead(quantized_values_);
     quantize();
   }
-  /// A compression that evicts nothing lets rows leave the residual from then on; where rows may come
-  /// back to it, that is, where a compression moves all of them, at once.
+  /// After a compression that drops nothing, rows leave the residual as others are added; or at once where a
+  /// compression moves all rows and so may bring some back to the residual.
   void release() {
     const bool moves = spec_.returns_rows && !released_;
     released_ = true;
@@ -231,10 +231,10 @@ class HeadModel {
     if (selections_.empty()) return true;
     return spec_.refresh_every > 0 && committed_ - selections_.back().committed >= spec_.refresh_every;
   }
-  /// Rows from here on are read whatever was chosen.
+  /// Rows from this position on are read whatever is selected.
   [[nodiscard]] std::int64_t selected_until() const { return selections_.back().until; }
 
-  /// Whether these chunks are the best ones for queries whose sum scores chunks like this.
+  /// Whether these chunks are the best ones for queries whose sum gives the chunks these scores.
   [[nodiscard]] bool may_select(const std::set<std::int64_t>& chosen,
                                 const std::vector<double>& scores, double slack) const {
     const auto chunks = static_cast<std::size_t>(full_chunks());
@@ -251,7 +251,7 @@ class HeadModel {
     }
     return true;
   }
-  /// `tokens`: the text with the query that chose.
+  /// `tokens`: the length of the text up to and including the selecting query.
   void select(const std::set<std::int64_t>& chunks, std::size_t tokens) {
     selections_.push_back({chunks, full_chunks() * static_cast<std::int64_t>(spec_.chunk), committed_, tokens});
   }
@@ -271,8 +271,8 @@ class HeadModel {
     std::erase_if(positions, [&](std::int64_t p) { return !std::ranges::binary_search(kept_, p); });
   }
 
-  // Rows leave the residual by their number behind the sinks, counted from the first row that
-  // ever came (or, after a compression, from the first survivor).
+  // Rows leave the residual in the order of their numbers after the sinks, counted from the first row of the
+  // text, or after a compression from the first survivor.
   void quantize() {
     if (spec_.bits == 0 || (spec_.kind == Kind::budget && !released_)) return;
     const std::size_t sinks = spec_.kind == Kind::window ? std::min(spec_.sinks, kept_.size()) : 0;
@@ -293,17 +293,17 @@ class HeadModel {
 
   HeadSpec spec_;
   std::size_t committed_ = 0;
-  std::size_t evicted_ = 0;  // of a window
+  std::size_t evicted_ = 0;  // number of rows dropped by a window
   std::vector<std::int64_t> kept_;
-  std::map<std::int64_t, double> sums_;  // of attention, mean over the query heads; of dropped rows too
+  std::map<std::int64_t, double> sums_;  // attention as a mean over the query heads, also of dropped rows
   std::set<std::int64_t> quantized_keys_;
   std::set<std::int64_t> quantized_values_;
-  bool released_ = false;  // whether it was ever compressed
+  bool released_ = false;  // whether it was compressed at least once
   std::vector<Selection> selections_;
 };
 
-/// How far a number may be from its quantised value, if these numbers share a scale: half a step,
-/// and what half precision adds to scale and zero.
+/// The largest distance of a number from its quantised value, if these numbers share a scale: half a step,
+/// plus the rounding of scale and zero to half precision.
 inline double quantization_bound(const std::vector<double>& block, std::size_t bits) {
   const auto [min, max] = std::ranges::minmax(block);
   const auto levels = static_cast<double>((1U << bits) - 1U);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Trees of guesses at random, and paths through them.
+// Random trees of draft tokens, and paths through them.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace test {
 
-/// `tree` with `more` nodes more, in one of several shapes: chains, levels, whatever comes.
+/// `tree` with `more` more nodes, in one of several shapes: chains, levels, random.
 inline kvpolicy::TokenTree grown(Random& random, kvpolicy::TokenTree tree, std::size_t more) {
   const std::size_t nodes = tree.size() + more;
   const std::size_t shape = below(random, 4);
   while (tree.size() < nodes) {
     const std::size_t size = tree.size();
-    std::size_t parent = below(random, size + 1);  // `size`: the text
+    std::size_t parent = below(random, size + 1);  // `size` stands for the text
     if (shape == 0) parent = size == 0 ? size : size - 1;
     if (shape == 1) parent = size < 3 ? size : (size - 3) / 2;
     if (shape == 2) parent = size < 2 || below(random, 8) == 0 ? size : size - 1 - below(random, 2);
@@ -31,7 +31,7 @@ inline kvpolicy::TokenTree random_tree(Random& random, std::size_t nodes) {
   return grown(random, {}, nodes);
 }
 
-/// From the text down to a node, which is drawn; nothing for a draw that misses.
+/// The path from the text to a node that is drawn; empty if the draw gives no node.
 inline std::vector<std::size_t> random_path(Random& random, const kvpolicy::TokenTree& tree) {
   std::vector<std::size_t> path;
   const std::size_t node = below(random, tree.size() + 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A head's rule beside the sets of its model: which rows live, which of them are exact, which a query
+// Compares a head's rule with the sets of its model: which rows live, which of them are exact, which a query
 // reads, and whether a compression would drop any.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace test {
 
-/// The parts of a rule with the integers of the host or of kernels.
+/// The functions of a rule with the integer type of the host or of kernels.
 template <class Int>
 struct RuleOf {
   kvpolicy::WindowRule<Int> window;
@@ -44,7 +44,7 @@ struct RuleOf {
   }
 };
 
-/// Of a text of `tokens` tokens, as many of them committed as the model says.
+/// Checks a text of `tokens` tokens, of which as many are committed as the model says.
 template <class Int>
 void check_rule(const kvpolicy::HeadRule& rule, const oracle::HeadModel& model, std::size_t tokens) {
   const RuleOf<Int> part{rule};
@@ -78,7 +78,7 @@ void check_rule(const kvpolicy::HeadRule& rule, const oracle::HeadModel& model, 
     CHECK(agree);
   }
 
-  // What the next query reads.
+  // The rows that the next query reads.
   const kvpolicy::RowRange<Int> all{0, static_cast<Int>(tokens)};
   const auto next = static_cast<std::int64_t>(tokens);
   std::set<std::int64_t> read, expected;

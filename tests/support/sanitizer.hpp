@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which sanitizer the tests run under: g++ and clang say it in different ways.
+// Which sanitizer the tests run under; g++ and clang report it in different ways.
 #pragma once
 
 #if defined(__has_feature)

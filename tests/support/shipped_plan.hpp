@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every policy that ships, as a list of types, for tests that go over all of them.
+// Every shipped policy in a list of types, for tests that iterate over all of them.
 #pragma once
 
 #include <type_traits>
@@ -29,7 +29,7 @@ using ShippedPlan = kvpolicy::HeadPlan<
     kvpolicy::ChunkRetrievalCache<kvpolicy::PerTokenStorage<E>, kvpolicy::MinMaxKey>,
     kvpolicy::ChunkRetrievalCache<kvpolicy::PerChannelStorage<E>, kvpolicy::MinMaxKey>>;
 
-/// Calls visit.template operator()<P>() for each of them.
+/// Calls visit.template operator()<P>() for each policy P.
 template <kvpolicy::Element E, class Visit>
 constexpr void for_each_shipped(Visit visit) {
   [&]<class... P>(std::type_identity<kvpolicy::HeadPlan<P...>>) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Slow memory for tests: it counts, fails on demand at any of its calls, and knows its blocks.
+// Slow memory for tests: it counts, can fail at any of its calls, and checks its blocks.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace test {
 
-/// Calls are numbered: allocations, fetches and writes. Read-aheads cannot fail.
+/// Allocations, fetches and writes are numbered together. Read-aheads cannot fail.
 class FailingSlowMemory : public kvpolicy::SlowMemory {
  public:
   FailingSlowMemory() = default;
@@ -27,21 +27,21 @@ class FailingSlowMemory : public kvpolicy::SlowMemory {
   [[nodiscard]] std::size_t calls() const { return calls_; }
   [[nodiscard]] std::size_t failures() const { return failures_; }
   [[nodiscard]] std::size_t written_bytes() const { return written_; }
-  /// Bytes fetched since the last call of this.
+  /// Bytes fetched since the last call of this function.
   [[nodiscard]] std::size_t take_fetched_bytes() {
     const std::size_t bytes = fetched_;
     fetched_ = 0;
     return bytes;
   }
 
-  /// The call after `successes` more fails, and all behind it until told otherwise.
+  /// Makes every call after the next `successes` ones fail, until it is called again.
   void fail_after(std::size_t successes) { left_ = successes; }
 
-  [[nodiscard]] bool holds(const std::byte* place) const noexcept override {
-    const auto behind = starts_.upper_bound(place);
-    if (behind == starts_.begin()) return false;
-    const auto block = std::prev(behind);
-    return place < block->first + block->second;
+  [[nodiscard]] bool holds(const std::byte* address) const noexcept override {
+    const auto after = starts_.upper_bound(address);
+    if (after == starts_.begin()) return false;
+    const auto block = std::prev(after);
+    return address < block->first + block->second;
   }
   void fetch(std::span<const Range> ranges) override {
     if (ranges.empty()) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small cache with heads of every kind, for tests that save and load it: its file is small enough
-// to be broken everywhere.
+// A small cache with heads of every kind, for tests that save and load it. Its file is small enough to be
+// damaged at every byte.
 #pragma once
 
 #include <cstddef>
@@ -61,13 +61,13 @@ inline kvpolicy::CacheOptions small_options() {
   return options;
 }
 
-/// Number i of a text's keys, values or queries: all exact in half, and the same on every machine.
+/// Number i of a text's keys, values or queries: all are exact in half, and the same on every machine.
 [[nodiscard]] inline float small_number(std::size_t i) {
   const auto mixed = static_cast<std::uint32_t>(i) * 2654435761U;
   return static_cast<float>(static_cast<int>(mixed >> 24) - 128) / 64.0F;
 }
 
-/// Adds `tokens` tokens whose numbers follow from their position; returns attention's output.
+/// Adds `tokens` tokens whose numbers follow from their position; returns the attention output.
 template <class Cache>
 std::vector<float> small_step(Cache& cache, std::size_t tokens,
                               const kvpolicy::AttendOptions& options = {}) {
@@ -87,7 +87,7 @@ std::vector<float> small_step(Cache& cache, std::size_t tokens,
   return out;
 }
 
-/// Behind a prompt, a compression, a selection and a few tokens, of which two can be taken back.
+/// A cache after a prompt, a compression, a selection and a few tokens, two of which can be rolled back.
 inline SmallCache small_cache() {
   SmallCache cache{small_plan(), small_options()};
   small_step(cache, 8);
@@ -113,7 +113,7 @@ void load_bytes(Cache& cache, const std::string& bytes, std::string_view tag = {
   kvpolicy::load(cache, stream, tag);
 }
 
-/// The file with checksums that fit what it holds: as someone would who wants it to be believed.
+/// The file with checksums that fit its contents, as an attacker would write it.
 [[nodiscard]] inline std::string with_checksums(std::string file) {
   std::uint64_t before = 0;
   std::size_t at = sizeof(kvpolicy::SavedPrefix);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random tensors in the layouts that callers have: contiguous, padded, heads first. Guard zones
-// lie between and around the rows.
+// Random tensors in the layouts of callers: contiguous, padded, heads first. Guard zones are between and
+// around the rows.
 #pragma once
 
 #include <cstddef>
@@ -24,17 +24,17 @@ template <class T>
 const T& one_of(Random& random, const std::vector<T>& choices) {
   return choices[below(random, choices.size())];
 }
-/// Normally distributed; computed here, for the standard's distributions differ between libraries.
+/// Normally distributed; computed here, because the standard's distributions differ between libraries.
 inline float normal(Random& random) {
   double sum = -6;
   for (int i = 0; i < 12; ++i) sum += static_cast<double>(random() >> 11) * 0x1p-53;
   return static_cast<float>(sum);
 }
 
-/// `padded` rows begin anywhere, `aligned` ones on 8 numbers, with room between.
+/// `padded` rows begin at any number, `aligned` ones at multiples of 8 numbers, with gaps between them.
 enum class Layout { contiguous, padded, heads_first, aligned };
 
-/// Owns [tokens, heads, head_dim] of T.
+/// Owns a tensor [tokens, heads, head_dim] of T.
 template <class T>
 class Tensor {
  public:
@@ -52,7 +52,7 @@ class Tensor {
     numbers_.assign(span + 2 * zone, T{guard});
   }
 
-  /// As `fill` says for (token, head, channel).
+  /// Fills it with fill(token, head, channel).
   template <class Fill>
   Tensor& fill(Fill fill) {
     for (std::size_t t = 0; t < tokens_; ++t) {
@@ -110,7 +110,7 @@ class Tensor {
 
  private:
   static constexpr std::size_t zone = 32;
-  static constexpr float guard = -7.5e8F;  // in half an infinity, which serves as well
+  static constexpr float guard = -7.5e8F;  // in half it is infinity, which serves as well
 
   std::size_t tokens_, heads_, head_dim_;
   std::size_t token_stride_ = 0;

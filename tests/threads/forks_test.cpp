@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forks used by threads of their own, without any lock: pages are shared, let go of and written
-// again across threads. Where ThreadSanitizer works (tests/CMakeLists.txt) this runs under it, and
-// a page written before its other readers are done is an error.
+// Forks used by separate threads without any lock: pages are shared, released and written again across
+// threads. Where ThreadSanitizer works (tests/CMakeLists.txt) this test runs under it, and a page that is
+// written before its other readers are done is an error.
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -48,8 +48,7 @@ double sum_of(const Storage& storage) {
   return sum;
 }
 
-// A fork reads the window's pages in its thread and lets go of them; then its origin writes them
-// again.
+// A fork reads the window's pages in its thread and releases them; then its origin writes them again.
 template <class Storage>
 void write_again(const typename Storage::Config& config) {
   Storage storage{config, {.head_dim = head_dim, .page_rows = 16}};
@@ -61,7 +60,7 @@ void write_again(const typename Storage::Config& config) {
     std::thread reader{[&, fork = std::optional{storage}]() mutable {
       read = sum_of(*fork);
       fork.reset();
-      gone.store(true, std::memory_order_relaxed);  // tells when, and orders nothing
+      gone.store(true, std::memory_order_relaxed);  // a signal that orders no memory accesses
     }};
     while (!gone.load(std::memory_order_relaxed)) std::this_thread::yield();
     append_rows(storage, 40, 32);
@@ -72,7 +71,7 @@ void write_again(const typename Storage::Config& config) {
 
 }  // namespace
 
-TEST_CASE("a page that a fork in another thread let go of is written again") {
+TEST_CASE("a page that a fork in another thread released is written again") {
 #if defined(KVPOLICY_TEST_TSAN)
   MESSAGE("forks are checked by ThreadSanitizer");
 #endif
@@ -80,7 +79,7 @@ TEST_CASE("a page that a fork in another thread let go of is written again") {
   write_again<ResidualStorage<half>>({.bits = 4, .residual = 20});
 }
 
-TEST_CASE("forks of one cache in threads of their own answer as they would one after another") {
+TEST_CASE("forks of one cache in separate threads give the results of a single thread") {
   const test::SmallCache origin = test::small_cache();
   constexpr std::size_t forks = 4;
   const auto go_on = [](test::SmallCache& cache, std::size_t number) {
@@ -102,7 +101,7 @@ TEST_CASE("forks of one cache in threads of their own answer as they would one a
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < forks; ++i) {
     threads.emplace_back([&, i, cache = origin.fork()]() mutable {
-      test::SmallCache mine = cache.fork();  // a fork of a fork, made here
+      test::SmallCache mine = cache.fork();  // a fork of a fork, made in this thread
       found[i] = go_on(mine, i);
       static_cast<void>(test::saved(cache));
     });

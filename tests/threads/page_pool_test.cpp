@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One pool used by several threads: each allocates, writes, shares, reads and releases pages, while
-// another reads the statistics.
+// One pool used by several threads: each allocates, writes, shares, reads and releases pages, while another
+// thread reads the statistics.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ bool is_as_written(const PagePool& pool, const Written& written) {
 
 }  // namespace
 
-TEST_CASE("a page that another thread let go of is written again") {
+TEST_CASE("a page that another thread released is written again") {
   PagePool pool;
   const PageId page = pool.allocate(256);
   for (int round = 0; round < 20; ++round) {
@@ -47,7 +47,7 @@ TEST_CASE("a page that another thread let go of is written again") {
     std::thread reader{[&] {
       found = is_as_written(pool, written);
       pool.release(page);
-      gone.store(true, std::memory_order_relaxed);  // tells when, and orders nothing
+      gone.store(true, std::memory_order_relaxed);  // a signal that orders no memory accesses
     }};
     while (!gone.load(std::memory_order_relaxed)) std::this_thread::yield();
     REQUIRE_FALSE(pool.is_shared(page));
@@ -58,7 +58,7 @@ TEST_CASE("a page that another thread let go of is written again") {
   pool.release(page);
 }
 
-TEST_CASE("a page that another thread owned last serves another") {
+TEST_CASE("a page that another thread owned last is allocated again") {
   test::CountingResource memory;
   PagePool pool{&memory};
   const PageId keeps_the_slab = pool.allocate(256);
@@ -84,11 +84,11 @@ TEST_CASE("a page that another thread owned last serves another") {
   CHECK(memory.live_bytes() == 0);
 }
 
-TEST_CASE("threads that share a pool, and pages of it, read what was written") {
-  test::CountingResource memory;  // the pool's lock guards it
+TEST_CASE("threads that share a pool and its pages read what was written") {
+  test::CountingResource memory;  // guarded by the pool's lock
   PagePool pool{&memory};
   constexpr std::size_t threads = 4;
-  // Pages that one thread hands over to any other: the list is what synchronises them.
+  // Pages that one thread hands over to any other; the list's mutex synchronises the threads.
   std::mutex handed_over_mutex;
   std::vector<Written> handed_over;
   std::array<std::size_t, threads> wrong{};
@@ -107,7 +107,7 @@ TEST_CASE("threads that share a pool, and pages of it, read what was written") {
           own.push_back(written);
           break;
         }
-        case 2: {  // share one
+        case 2: {  // share a page
           if (own.empty()) break;
           const Written written = test::one_of(random, own);
           pool.retain(written.page);
@@ -115,7 +115,7 @@ TEST_CASE("threads that share a pool, and pages of it, read what was written") {
           handed_over.push_back(written);
           break;
         }
-        case 3: {  // take one that is shared; write to it if the other owner is gone
+        case 3: {  // take a shared page; write to it if its other owner has released it
           const std::lock_guard lock{handed_over_mutex};
           if (handed_over.empty()) break;
           own.push_back(handed_over.back());
@@ -139,7 +139,7 @@ TEST_CASE("threads that share a pool, and pages of it, read what was written") {
           written = own.back();
           own.pop_back();
           if (i % 20 != 0) break;
-          // A page that this thread holds twice has two owners, and stays where it is.
+          // A page that this thread holds twice has two owners, so it must not move.
           ids.clear();
           for (const Written& one : own) ids.push_back(one.page);
           pool.consolidate(ids);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Caches of several threads that share one pool, without any lock of theirs: pages go from one to
-// another, and each answers as over a pool of its own.
+// Caches of several threads that share one pool, without any lock of their own: pages go from one cache to
+// another, and each cache gives the results of one with a pool of its own.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 using namespace kvpolicy;
 
-TEST_CASE("caches in threads of their own share a pool") {
+TEST_CASE("caches in separate threads share a pool") {
   using Full = FullCache<DenseStorage<float>>;
   using Window = SinkRecentCache<DenseStorage<float>>;
   HeadPlan<float> plan{ModelShape{1, 2, 2, 64}, Full::Config{}};

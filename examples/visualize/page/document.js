@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is chosen, and how parts of the document are made.
+// The selected head and step, and helpers that make parts of the document.
 
-// ---- what is chosen: in the address too, so that a view can be sent on
+// ---- the selection, which is also kept in the address so that a view can be shared
 
-// At first the head and the new token that look farthest back, with most attention.
+// Finds the initial selection: the head and the new token with the most attention to a far row.
 function farthestLook() {
   let best = {head: 0, step: lastStep, score: 0};
   for (const head of heads) {
@@ -27,14 +27,14 @@ function readAddress() {
     return value >= 0 && value < end ? value : null;
   };
   const layer = number('layer', about.layers);
-  const place = number('head', about.kvHeads);
-  if (layer !== null && place !== null) chosen.head = layer * about.kvHeads + place;
+  const kvHead = number('head', about.kvHeads);
+  if (layer !== null && kvHead !== null) chosen.head = layer * about.kvHeads + kvHead;
   chosen.step = number('step', steps.length) ?? chosen.step;
 }
 function writeAddress() {
   const head = heads[chosen.head];
   try {
-    const address = '#layer=' + head.layer + '&head=' + head.place + '&step=' + chosen.step;
+    const address = '#layer=' + head.layer + '&head=' + head.kvHead + '&step=' + chosen.step;
     history.replaceState(null, '', address);
   } catch { /* a page that may not: the view is not in its address */ }
 }
@@ -45,7 +45,7 @@ function choose(change) {
   chosen.step = Math.min(Math.max(chosen.step, 0), lastStep);
   if (otherHead) mapIsOf = null;
   draw();
-  clearTimeout(writing);  // browsers mind an address that changes with each move of a slider
+  clearTimeout(writing);  // browsers object to an address that changes with each move of a slider
   writing = setTimeout(writeAddress, 200);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One head: its rows step by step, the text as it has it, and where it looks.
+// One head: its rows step by step, the text as the head holds it, and where it attends.
 
 // ---- the chosen head
 
@@ -46,7 +46,8 @@ function drawMap(head) {
     for (let row = 0; row < rowCount; ++row) column[columnOf(row)] |= state[row];
     const {rows, levels} = head.reads[step];
     rows.forEach((row, i) => {
-      // A narrow line on a wide page: strong attention is drawn a little wider than its row.
+      // On a wide page a row is a thin line, so strong attention is drawn a little wider than its
+      // row.
       const reach = levels[i] >= 64 && columns > 400 ? 1 : 0;
       const first = Math.max(0, columnOf(row) - reach);
       const last = Math.min(columns - 1, columnOf(row) + reach);
@@ -72,15 +73,15 @@ function drawMap(head) {
 
 function makeMap() {
   const canvas = element('map');
-  const place = (event) => {
+  const pointAt = (event) => {
     const box = canvas.getBoundingClientRect();
     const within = (share, end) => Math.min(end - 1, Math.max(0, Math.floor(share * end)));
     return {step: within((event.clientY - box.top) / box.height, steps.length),
             row: within((event.clientX - box.left) / box.width, rowCount)};
   };
-  canvas.addEventListener('click', (event) => choose({step: place(event).step}));
+  canvas.addEventListener('click', (event) => choose({step: pointAt(event).step}));
   canvas.addEventListener('mousemove', (event) => {
-    const {step, row} = place(event);
+    const {step, row} = pointAt(event);
     const text = 'step ' + (step + 1) + ', ' + stepText(step) + '\nrow ' + whole(row) + ', ' +
       quoted(row);
     showTip(text, event.clientX, event.clientY);
@@ -118,13 +119,13 @@ function makeText() {
   text.addEventListener('scroll', hideTip);
 }
 
-let shown = null;  // of the head and step on the page: state, and level by row
+let shown = null;  // what the page shows for this head and step: state and level of each row
 function aboutRow(row) {
   const state = shown.state[row];
   const level = shown.levels.get(row);
   const bits = heads[chosen.head].kind.bits;
   const what = !(state & (isKept | isRead)) ? 'dropped'
-    : (state & isKept ? 'kept' : 'dropped behind this step') +
+    : (state & isKept ? 'kept' : 'dropped after this step') +
       (state & isRead ? ', read' : ', not read') + (state & isCoarse ? ', in ' + bits + ' bits' : '');
   const attention = level !== undefined ? percent(shareOf(level), 2) + ' of the attention'
     : state & isRead ? 'under ' + percent(about.leastShown, 2) + ' of the attention' : '';
@@ -168,7 +169,7 @@ function drawText(head, state, levels) {
   if (head.exactUntil) keys.push(make('span', [make('em', 'slanted'), ': in ' + bits + ' bits']));
   element('text-keys').replaceChildren(...keys);
   element('query').textContent = kind === 'compress'
-    ? 'behind the prompt, when heads with a budget have dropped rows; nothing is read'
+    ? 'after the prompt, when heads with a budget have dropped rows; nothing is read'
     : 'when row ' + whole(length - 1) + ', ' + quoted(length - 1) + ', is read' +
       (length < rowCount ? ' and ' + quoted(length) + ' comes next' : '');
 }
@@ -222,7 +223,7 @@ function drawHead() {
   const before = shown;
   shown = {head: head.index, step: chosen.step, state, levels: byRow};
   element('head-title').replaceChildren(
-    swatch(head.kind.colour), 'Layer ' + head.layer + ', KV head ' + head.place + ' ',
+    swatch(head.kind.colour), 'Layer ' + head.layer + ', KV head ' + head.kvHead + ' ',
     make('small', 'keeps ' + head.setting));
   const kept = counted(state, isKept);
   const read = counted(state, isRead);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The foot of the page; and all of it, drawn and drawn again.
+// The foot of the page, and the function that draws everything.
 
 // ---- the foot
 
@@ -13,30 +13,30 @@ function drawAbout() {
     ['A row is one token’s key and value in one KV head. The plan says what each head keeps and',
      'reads of them.'],
     ['Sampled: the prompt was read in ' + plural(pieces, 'piece', 'pieces') + ' of ' + size + ', and',
-     'each piece is a step: what its last token’s query read, and what was kept behind it. Of what',
-     'follows the prompt every token is a step. A prompt reads all rows; heads that select do so at',
-     'each new token.'],
+     'each piece is a step: what its last token’s query read, and what was kept after it. After the',
+     'prompt every token is a step. A prompt reads all rows; heads that select do so at each new',
+     'token.'],
     ['Attention is the engine’s own, for the rows that the cache gave it' + mean + '; in 256 levels,',
      'and left out below ' + percent(about.leastShown, 2) + ' of a query’s.'],
     ['Bytes held are whole pages of 64 rows, with summaries where heads select by them. Bytes read',
      'are those of cached keys and values; what a head reads to select is not among them, nor are',
-     'the rows of the very piece or token. 1 MB is 1,000,000 bytes.'],
+     'the rows of the piece or token itself. 1 MB is 1,000,000 bytes.'],
     ['Keys: arrows go through the heads in their table, and through the steps on the slider and on',
      'the map. The address of the page names head and step.'],
   ];
   element('about').append(...lines.map((line) => make('li', line.join(' '))));
 }
 
-// ---- together
+// ---- drawing everything
 
 function draw() {
   drawNow();
   drawGrid();
   drawChart();
   drawHead();
-  const {layer, place} = heads[chosen.head];
+  const {layer, kvHead} = heads[chosen.head];
   Object.assign(document.body.dataset, {heads: heads.length, steps: steps.length, rows: rowCount,
-                                        step: chosen.step, layer, head: place});
+                                        step: chosen.step, layer, head: kvHead});
 }
 
 let playing = 0;

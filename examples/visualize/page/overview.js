@@ -18,7 +18,7 @@ function drawFacts() {
 
 function stepText(step) {
   const {kind, tokens: length} = steps[step];
-  if (kind === 'compress') return 'behind the prompt: heads with a budget drop rows';
+  if (kind === 'compress') return 'after the prompt: heads with a budget drop rows';
   const next = length < rowCount ? ', next comes ' + quoted(length) : ', the last one';
   return (kind === 'prompt' ? 'prompt: ' : 'writes: ') + quoted(length - 1) + next;
 }
@@ -32,8 +32,8 @@ function drawNow() {
     whole(rowCount) + ' tokens', make('small', stepText(step)));
 }
 
-// ---- where a number of tokens stands from left to right, 0 to 1: new tokens, few beside a prompt,
-// get a fifth of the width at least
+// ---- the horizontal position of a token count, 0 to 1. New tokens are few compared to a prompt,
+// so they get at least a fifth of the width.
 
 const newTokens = rowCount - about.promptTokens;
 const promptWidth = newTokens === 0 ? 1 : Math.min(0.8, about.promptTokens / rowCount);
@@ -99,8 +99,8 @@ function makeGrid() {
   const rowOf = (name, role) => make('div', make('span', name, {class: 'name', role}),
                                      {class: 'row', role: 'row'});
   const top = rowOf('', 'columnheader');
-  for (let place = 0; place < about.kvHeads; ++place) {
-    const name = small ? String(place) : 'KV head ' + place;
+  for (let kvHead = 0; kvHead < about.kvHeads; ++kvHead) {
+    const name = small ? String(kvHead) : 'KV head ' + kvHead;
     top.append(make('span', name, {class: 'name top', role: 'columnheader'}));
   }
   grid.append(top);
@@ -157,7 +157,7 @@ const chartLine = (values) => values.map((n, step) => chartPoint(steps[step].tok
 const chartText = (x, y, anchor, text, name = '') =>
   draws('text', {x, y, 'text-anchor': anchor, class: name}, text);
 
-// Round distances of about a quarter of `most`.
+// A round distance of about a quarter of `most`.
 function tick(most) {
   const scale = 10 ** Math.floor(Math.log10(most / 4));
   return [1, 2, 5, 10].find((n) => n * scale * 5 >= most) * scale;
@@ -187,7 +187,8 @@ function chartAxes() {
   return made;
 }
 
-// Heads of one policy side by side, so that equal colours lie together; on top what is no head's.
+// Heads of one policy are stacked next to each other, so that equal colours touch; what belongs to
+// no head is on top.
 function chartBands() {
   const below = steps.map(() => 0);
   const band = (own, colour) => {
@@ -197,7 +198,7 @@ function chartBands() {
     const outline = [start, ...chartLine(below), ...before.reverse()];
     const path = draws('path', {class: 'band', d: 'M' + outline.join('L') + 'Z'});
     path.style.fill = colour;
-    // A thin one would be all line.
+    // A thin band would show nothing but its outline.
     if (chartY(0) - chartY(Math.max(...own)) < 6) path.style.stroke = 'none';
     return path;
   };

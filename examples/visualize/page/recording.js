@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 'use strict';
-// What was recorded, as page.cpp writes it. This and the other scripts become one, in the order of
-// examples/CMakeLists.txt. Text of the model or the prompt reaches the page by textContent alone.
+// Decodes the recording that page.cpp writes. CMake joins this and the other scripts in the order
+// of examples/CMakeLists.txt. Text of the model or the prompt is only put into the page as
+// textContent.
 
 const element = (id) => document.getElementById(id);
 const fail = (what) => {
@@ -48,7 +49,7 @@ const isBytes = typeof about.tokens === 'string';
 const tokens = isBytes ? bytesOf(about.tokens) : about.tokens;
 const rowCount = tokens.length;
 
-// Each row as it is shown. A character of several bytes stands at the first of them.
+// The text of each row as shown. A character of several bytes is shown at its first byte.
 const glyphs = (() => {
   if (!isBytes) return Array.from(tokens, (token) => token + ' ');
   const decoder = new TextDecoder('utf-8', {fatal: true});
@@ -126,13 +127,13 @@ const heads = (() => {
     const exactUntil = untils();
     const reads = steps.map(read);
     return {...head, kind: kinds[head.kind], index, until, exactUntil, reads,
-            layer: Math.floor(index / about.kvHeads), place: index % about.kvHeads};
+            layer: Math.floor(index / about.kvHeads), kvHead: index % about.kvHeads};
   });
 })();
-const nameOf = (head) => 'layer ' + head.layer + ', KV head ' + head.place;
+const nameOf = (head) => 'layer ' + head.layer + ', KV head ' + head.kvHead;
 const shareOf = (level) => (level / 255) ** 2;
 
-// For each row of the text 0, or a sum of these.
+// For each row of the text 0, or a sum of these flags.
 const isKept = 1, isRead = 2, isCoarse = 4;
 function rowsAt(head, step) {
   const {tokens: length} = steps[step];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a forward pass begins: the tokens' rows of the embedding, and the angles by which their
-// positions turn queries and keys. Tokens and position are read from the device, so that a captured
-// pass can be replayed while the text grows.
+// The beginning of a forward pass: the tokens' rows of the embedding, and the angles by which
+// queries and keys are rotated to their positions. Tokens and position are read from device memory,
+// so that a captured pass can be replayed while the text grows.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -12,7 +12,7 @@ namespace kvpolicy::cuda::llama {
 
 struct AnglesParams {
   const int* position = nullptr;               ///< of the first row
-  const int* offsets = nullptr;                ///< [rows]: positions of the rows behind the first
+  const int* offsets = nullptr;  ///< [rows]: distances of the rows' positions from the first one's
   const float* inverse_frequencies = nullptr;  ///< [pairs]
   float* cosines = nullptr;                    ///< [rows, pairs]
   float* sines = nullptr;
@@ -21,14 +21,15 @@ struct AnglesParams {
 
 inline constexpr int angles_threads = 128;
 
-/// One block a row: the same angles serve all heads of all layers.
+/// One block for each row. All heads of all layers use the same angles.
 template <int Threads = angles_threads>
 KVPOLICY_KERNEL(Threads, 1)
 angles_kernel(const KVPOLICY_GRID_CONSTANT AnglesParams p) {
   const int row = block_x();
   const long long at = static_cast<long long>(row) * p.pairs;
   for (int pair = thread_index(); pair < p.pairs; pair += thread_count()) {
-    // In double, as kvpolicy::rotate: at a million positions a float angle is off by a tenth.
+    // The product is in double, as in kvpolicy::rotate: at a million positions a float angle has an
+    // error of a tenth.
     sine_cosine(static_cast<double>(*p.position + p.offsets[row]) * p.inverse_frequencies[pair],
                 p.sines[at + pair], p.cosines[at + pair]);
   }
@@ -46,15 +47,15 @@ struct EmbedParams {
 
 inline constexpr int embed_threads = 256;
 
-/// One block a row. Moves the position on by the rows as well: it comes behind the angles, the last
-/// to read it, and so saves a launch.
+/// One block for each row. This kernel also advances the position by the rows, which saves a
+/// launch; it runs after the angles kernel, the last one that reads the position.
 template <int Threads = embed_threads>
 KVPOLICY_KERNEL(Threads, 1)
 embed_kernel(const KVPOLICY_GRID_CONSTANT EmbedParams p) {
   const int row = block_x();
   int token = p.tokens[row];
-  // -1 stands for "there was no likeliest token" (likeliest.cuh). The host hears of it when it
-  // reads the tokens; until then a replayed graph must not read beside the embedding.
+  // -1 says that no likeliest token exists (likeliest.cuh). The host throws when it reads the
+  // tokens; until then a replayed graph must not read outside the embedding.
   if (token < 0 || token >= p.vocabulary) token = 0;
   const std::uint16_t* from = p.embedding + static_cast<long long>(token) * p.hidden;
   float* to = p.residual + static_cast<long long>(row) * p.hidden;

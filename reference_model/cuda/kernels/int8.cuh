@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Around a product of 8-bit integers: activations get a scale for each token, weights have one for
-// each output, and the sums of the product meet both again. The scheme is that of SmoothQuant
-// (Xiao et al., arXiv:2211.10438) without its smoothing.
+// Conversions before and after a product of 8-bit integers. Activations get a scale for each token,
+// weights have one for each output, and the sums of the product are multiplied by both. The scheme
+// is that of SmoothQuant (Xiao et al., arXiv:2211.10438) without its smoothing.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -14,7 +14,7 @@ struct QuantizeRowsParams {
   const std::uint16_t* x = nullptr;  ///< [rows, width], bfloat16, rows aligned to 8 bytes
   std::uint32_t* codes = nullptr;    ///< [padded rows, width / 4]: four codes a word
   float* scales = nullptr;           ///< [padded rows]
-  int rows = 0;                      ///< those behind become zeros
+  int rows = 0;                      ///< the padding after them is filled with zeros
   int width = 0;                     ///< a multiple of 4
 };
 
@@ -25,7 +25,7 @@ constexpr std::size_t quantize_rows_shared_bytes() {
 
 KVPOLICY_DEVICE float magnitude(float x) { return x < 0.0F ? -x : x; }
 
-/// One block a padded row. x ~ scale * code, with codes -127 to 127.
+/// One block for each padded row. x ~ scale * code, with codes from -127 to 127.
 template <int Threads = quantize_rows_threads>
 KVPOLICY_KERNEL(Threads, 1)
 quantize_rows_kernel(const KVPOLICY_GRID_CONSTANT QuantizeRowsParams p) {
@@ -78,9 +78,9 @@ struct DequantizeParams {
   const float* row_scales = nullptr;     ///< [rows]
   const float* column_scales = nullptr;  ///< [width]
   const float* bias = nullptr;           ///< [width] or null
-  float* added = nullptr;                ///< [rows, width]: the product is added here, or
-  float* floats = nullptr;               ///< written here, or
-  std::uint16_t* out = nullptr;          ///< here, as bfloat16
+  float* added = nullptr;                ///< [rows, width]: the product is added to this, or
+  float* floats = nullptr;               ///< written to this, or
+  std::uint16_t* out = nullptr;          ///< written to this as bfloat16
   int width = 0;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The likeliest token, chosen where the logits are: a captured step feeds itself.
+// Chooses the likeliest token on the device, where the logits are, so that a captured step can feed
+// the next one.
 #pragma once
 
 #include <kvpolicy/cuda/kernels/simt.cuh>
@@ -11,8 +12,8 @@ struct LikeliestParams {
   const float* logits = nullptr;  ///< [vocabulary]
   int vocabulary = 0;
   int* token = nullptr;    ///< the choice
-  int* chosen = nullptr;   ///< [capacity]: choices so far
-  int* choices = nullptr;  ///< how many there were
+  int* chosen = nullptr;   ///< [capacity]: all choices so far
+  int* choices = nullptr;  ///< number of choices so far
   int capacity = 0;
 };
 
@@ -31,8 +32,8 @@ constexpr std::size_t likeliest_shared_bytes() {
   return likeliest_threads / warp_lanes * sizeof(Candidate);
 }
 
-/// One block. Ties go to the lower token. A NaN or +infinity, or nothing above -infinity, gives
-/// no_token: what reference::likeliest throws for.
+/// One block. Ties go to the lower token. A NaN, +infinity, or no logit above -infinity gives
+/// no_token; reference::likeliest throws in these cases.
 template <int Threads = likeliest_threads>
 KVPOLICY_KERNEL(Threads, 1)
 likeliest_kernel(const KVPOLICY_GRID_CONSTANT LikeliestParams p) {
@@ -40,7 +41,7 @@ likeliest_kernel(const KVPOLICY_GRID_CONSTANT LikeliestParams p) {
   Candidate best{-infinity, no_token};
   for (int token = thread_index(); token < p.vocabulary; token += Threads) {
     const float logit = p.logits[token];
-    // Written so that NaN takes the second branch, and then wins.
+    // The condition is written so that NaN takes the second branch, and then wins.
     if (logit < infinity) {
       if (logit > best.logit) best = {logit, token};
     } else {

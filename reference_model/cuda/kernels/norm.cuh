@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RMSNorm (Zhang and Sennrich, arXiv:1910.07467): a row to unit mean square, times a learned
-// weight.
+// RMSNorm (Zhang and Sennrich, arXiv:1910.07467): scales a row to unit mean square and multiplies
+// it by a learned weight.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -17,10 +17,11 @@ struct NormParams {
   float eps = 0.0F;
 };
 
-inline constexpr int norm_threads = 512;  // a decode step has one row, and waits for it
+inline constexpr int norm_threads = 512;  // many, because a decode step has one row and waits for
+                                          // it
 constexpr std::size_t norm_shared_bytes() { return norm_threads / warp_lanes * sizeof(float); }
 
-/// One block a row.
+/// One block for each row.
 template <int Threads = norm_threads>
 KVPOLICY_KERNEL(Threads, 1)
 norm_kernel(const KVPOLICY_GRID_CONSTANT NormParams p) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random weights, made where they are used: benches of models that no file is needed for.
+// Random weights made on the device, for benches of models without a file.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -9,8 +9,8 @@
 namespace kvpolicy::cuda::llama {
 
 struct RandomParams {
-  std::uint16_t* numbers = nullptr;  ///< bfloat16 in (-amplitude, amplitude), or
-  std::uint8_t* codes = nullptr;     ///< 8-bit codes -127 to 127, two's complement
+  std::uint16_t* numbers = nullptr;  ///< gets bfloat16 in (-amplitude, amplitude), or
+  std::uint8_t* codes = nullptr;     ///< gets 8-bit codes -127 to 127, two's complement
   long long count = 0;
   float amplitude = 0.0F;
   std::uint64_t seed = 0;

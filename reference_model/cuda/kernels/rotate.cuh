@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rotary positions: turns the queries and keys of a joint [rows, q | k | v] in place, by the angles
-// of embed.cuh. Channel i turns together with channel i + head_dim / 2.
+// Rotary positions: rotates the queries and keys of a joint [rows, q | k | v] in place, by the
+// angles of embed.cuh. Channel i is paired with channel i + head_dim / 2.
 #pragma once
 
 #include <kvpolicy/core/dtype.hpp>
@@ -14,13 +14,13 @@ struct RotateParams {
   const float* cosines = nullptr;  ///< [rows, pairs]
   const float* sines = nullptr;
   int row_width = 0;
-  int heads = 0;  ///< that turn: the row's first ones
+  int heads = 0;  ///< heads that are rotated: the first ones of a row
   int pairs = 0;  ///< head_dim / 2, even
 };
 
 inline constexpr int rotate_threads = 256;
 
-/// One block a row; a thread turns two neighbouring pairs at a time.
+/// One block for each row; a thread rotates two neighbouring pairs at a time.
 template <int Threads = rotate_threads>
 KVPOLICY_KERNEL(Threads, 1)
 rotate_kernel(const KVPOLICY_GRID_CONSTANT RotateParams p) {

@@ -17,9 +17,9 @@ struct SwigluParams {
 inline constexpr int swiglu_threads = 256;
 inline constexpr int swiglu_words_of_block = 4 * swiglu_threads;
 
-KVPOLICY_DEVICE float gated(std::uint32_t gate, std::uint32_t up, int place) {
-  const float g = to_float<bfloat16>(static_cast<std::uint16_t>(gate >> (16 * place)));
-  const float u = to_float<bfloat16>(static_cast<std::uint16_t>(up >> (16 * place)));
+KVPOLICY_DEVICE float gated(std::uint32_t gate, std::uint32_t up, int index) {
+  const float g = to_float<bfloat16>(static_cast<std::uint16_t>(gate >> (16 * index)));
+  const float u = to_float<bfloat16>(static_cast<std::uint16_t>(up >> (16 * index)));
   constexpr float log2_of_e = 1.4426950408889634F;
   return g * u / (1.0F + exp2_exact(-g * log2_of_e));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The installed library, taken up by a program that finds no Highway header and has no flag.
+// A program that uses the installed library without a Highway header and without compiler flags.
 #include <array>
 #include <cstdio>
 

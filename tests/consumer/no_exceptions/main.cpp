@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An engine built without exceptions: attention with both engines, then an error. What becomes of
-// it is what KVPOLICY_THROW says, or, without a definition (-DDEFAULT_HANDLER), a line and abort().
+// An engine built without exceptions: attention with both engines, then an error. The macro
+// KVPOLICY_THROW handles it, or, if undefined (-DDEFAULT_HANDLER), a message and abort().
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

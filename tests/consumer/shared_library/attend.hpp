@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fast engine, as either translation unit of the library compiles it.
+// The fast engine, compiled by both translation units of the library.
 #pragma once
 
 #include <kvpolicy/cpu.hpp>

@@ -9,7 +9,7 @@ kvpolicy::DuoCache<float> made_by_library() { return kvpolicy::DuoCache<float>{p
 
 void refuse() {
   kvpolicy::DuoCache<float> cache{plan()};
-  cache.truncate(1);  // more than it holds
+  cache.truncate(1);  // the cache holds fewer tokens
 }
 
 }  // namespace own

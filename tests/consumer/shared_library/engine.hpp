@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the shared library offers. Its two translation units are compiled for different instruction
-// sets, and the program that links it uses the same headers: one definition of each function must
-// serve all, or be a different function.
+// The interface of the shared library. Its two translation units are compiled for different instruction sets,
+// and the program that links it uses the same headers. So one definition of each function must serve all
+// three, or there must be separate functions.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +22,13 @@ inline constexpr kvpolicy::ModelShape shape{
     .layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 inline constexpr std::size_t tokens = 40;
 
-/// A number of [-1, 1), the same for the same place in every translation unit.
-inline float number(std::size_t seed, std::size_t place) {
-  const std::size_t mixed = (seed * 2654435761U + place * 40503U) % 65536U;
+/// A number in [-1, 1) that only depends on the arguments, in every translation unit.
+inline float number(std::size_t seed, std::size_t index) {
+  const std::size_t mixed = (seed * 2654435761U + index * 40503U) % 65536U;
   return static_cast<float>(mixed) / 32768.0F - 1.0F;
 }
 
-/// Prefill of all but 5 tokens, then 5 steps, with any cache.
+/// Makes a prefill of all but 5 tokens, then 5 steps, with any cache.
 template <class Cache>
 std::vector<float> run(Cache& cache) {
   const auto filled = [](std::size_t seed, std::size_t heads) {
@@ -60,7 +60,7 @@ inline kvpolicy::HeadPlan<float> plan() {
 #define ENGINE_API __attribute__((visibility("default")))
 ENGINE_API Attended attend_baseline();
 ENGINE_API Attended attend_native();
-/// A cache that the library made and the program goes on with.
+/// A cache that the library made and the program continues to use.
 ENGINE_API kvpolicy::DuoCache<float> made_by_library();
 /// Throws kvpolicy::RollbackError.
 ENGINE_API void refuse();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The program: both units of the library give what the plain engine gives here, a cache crosses the
-// border, and an error is caught by its type on this side of it.
+// The program: both units of the library give the results of the plain engine here, a cache is passed from
+// the library to the program, and an error of the library is caught by its type.
 #include <cmath>
 #include <cstdio>
 
@@ -14,7 +14,7 @@ bool equal(const std::vector<float>& expected, const own::Attended& attended) {
   float worst = 0;
   for (std::size_t i = 0; close && i < expected.size(); ++i) {
     const float error = std::abs(attended.out[i] - expected[i]);
-    close = error <= 1e-5F;  // false for NaN
+    close = error <= 1e-5F;  // is false for NaN
     worst = std::fmax(worst, error);
   }
   std::printf("%s: %s, error up to %g\n", attended.instruction_set.c_str(),
@@ -27,7 +27,7 @@ bool equal(const std::vector<float>& expected, const own::Attended& attended) {
 int main() {
   kvpolicy::DuoCache<float> here{own::plan()};
   const std::vector<float> expected = own::run(here);
-  // In both orders, so that neither unit's functions have only been called first.
+  // The baseline unit is called before and after the other one, which must not change its results.
   const own::Attended baseline = own::attend_baseline();
   const own::Attended native = own::attend_native();
   bool right = equal(expected, baseline) && equal(expected, native);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs the portfile.cmake of a port without vcpkg, whose tool is a download. The
-# helper functions are stand-ins that do with our files what vcpkg's do, and refuse what these
-# refuse; what comes out is held against the checks that vcpkg makes after a build.
+# Runs the portfile.cmake of a port without vcpkg's tool, which is a download. The helper functions are
+# stand-ins that do the same with our files as vcpkg's functions and report the same errors; the result is
+# checked as vcpkg checks it after a build.
 #
 #   cmake -DPORT_DIR=... -DFEATURES="cpu io" -DPACKAGES_DIR=... -DBUILD_DIR=... -P run_port.cmake
 cmake_minimum_required(VERSION 3.25)
@@ -62,7 +62,7 @@ function(vcpkg_cmake_configure)
             -DCMAKE_INSTALL_LIBDIR:STRING=lib -DCMAKE_INSTALL_BINDIR:STRING=bin
             -DCMAKE_ERROR_ON_ABSOLUTE_INSTALL_DESTINATION=ON ${arg_OPTIONS}
     ERROR_VARIABLE warnings COMMAND_ERROR_IS_FATAL ANY)
-  # vcpkg says so too: an option that nothing reads is most often misspelt.
+  # vcpkg reports this, too: an option that is never read is usually misspelt.
   foreach(option IN LISTS arg_OPTIONS)
     string(REGEX REPLACE "^-D([^:=]*).*$" "\\1" variable "${option}")
     if(warnings MATCHES "\n +${variable}\n" AND NOT variable IN_LIST arg_MAYBE_UNUSED_VARIABLES)
@@ -76,7 +76,7 @@ function(vcpkg_cmake_install)
                   OUTPUT_QUIET COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
-# Moves <CONFIG_PATH> to share/<PORT>, and shortens the way from there to the prefix.
+# Moves `CONFIG_PATH` to share/`PORT`, and shortens the path from there to the prefix.
 function(vcpkg_cmake_config_fixup)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "PACKAGE_NAME;CONFIG_PATH" "")
   if(DEFINED arg_UNPARSED_ARGUMENTS OR NOT VCPKG_BUILD_TYPE STREQUAL "release")
@@ -110,7 +110,7 @@ get_filename_component(_IMPORT_PREFIX "${_IMPORT_PREFIX}" PATH)]]
   endforeach()
 endfunction()
 
-# Each .pc file must resolve, with what it requires.
+# Each .pc file must resolve, with the packages that it requires.
 function(vcpkg_fixup_pkgconfig)
   find_program(PKG_CONFIG NAMES pkg-config pkgconf)
   if(NOT PKG_CONFIG)
@@ -131,7 +131,7 @@ endfunction()
 
 include("${PORT_DIR}/portfile.cmake")
 
-# ---- what vcpkg checks after a build ---------------------------------------------------------
+# ---- the checks of vcpkg after a build --------------------------------------------------------
 function(expect condition_holds what)
   if(NOT condition_holds)
     message(FATAL_ERROR "vcpkg would refuse the package: ${what}")
@@ -166,7 +166,7 @@ foreach(folder IN LISTS folders)
   endif()
 endforeach()
 
-# Each feature brings its component and headers, and no other does.
+# Each feature brings its component and headers, and no other component does.
 foreach(component cpu io format cuda)
   set(has FALSE)
   if(EXISTS "${PACKAGES_DIR}/share/kvpolicy/kvpolicy-${component}-targets.cmake" AND

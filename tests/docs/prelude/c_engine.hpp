@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The file of C++ that stands between an engine in C and its cache.
+// The C++ file between an engine in C and its cache.
 // needs: cpu
 #include <cstddef>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fragments about the CPU engine may use: a pool of threads of the caller's.
+// Names that fragments about the CPU engine may use: a pool of threads of the caller.
 // needs: cpu
 #include <cstddef>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fragments about the device may use. Compiled against the host emulation of the tests, whose
-// cuda_runtime_api.h stands in for the toolkit's.
+// Names that fragments about the device may use. They are compiled with the host emulation of the tests,
+// whose cuda_runtime_api.h replaces that of the toolkit.
 // needs: simt
 #define KVPOLICY_CUDA_HEAD_DIMS 64
 #include <kvpolicy/cuda.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fragments of the pages may use: an engine's shape, its findings about heads, and one layer's
-// tensors. Not at namespace level, where names of the library would shadow them.
+// Names that fragments of the pages may use: an engine's shape, its gates and scores of heads, and one
+// layer's tensors. They are members, because names of the library would hide them at namespace level.
 #include <cstddef>
 #include <cstdio>
 #include <memory_resource>

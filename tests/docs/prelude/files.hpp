@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fragments about files may use.
+// Names that fragments about files may use.
 // needs: io
 #include <kvpolicy/io/damage_json.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>

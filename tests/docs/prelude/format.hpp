@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What fragments about printing may use.
+// Names that fragments about printing may use.
 // needs: format
 #include <kvpolicy/format.hpp>
 #include <kvpolicy/kvpolicy.hpp>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Stand-in for the CUDA Toolkit's header of this name, on host memory: the part of the runtime that
-// kvpolicy's host code uses, so that the whole engine runs in the emulation. Same names and
-// numbers; calls throw nothing but simt::Fault, from a kernel that broke a rule.
+// kvpolicy's host code uses, so that the whole engine runs in the emulation. Names and numbers are the
+// toolkit's. Calls only throw simt::Fault, from a kernel that broke a rule.
 //
-// A stream does its work at once, unless it is being captured (then nothing happens before the
-// graph is launched) or simt::device().late is set (then nothing happens before somebody waits).
+// A stream does its work at once, unless it is being captured (the work then runs when the graph is launched)
+// or simt::device().late is set (it then runs when the stream is waited for).
 #pragma once
 
 #include <simt/runtime_memory.hpp>

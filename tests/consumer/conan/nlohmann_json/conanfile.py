@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Stands in for the Conan Center's package of this name, so that our recipe can be tested without
-# a remote: the system's own headers, found without any path.
+# Replaces Conan Center's package of this name, so that our recipe can be tested without a remote. It stands
+# for the system's own headers, which are found without a path.
 from conan import ConanFile
 
 
