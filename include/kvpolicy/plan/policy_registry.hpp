@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Finds a policy by its names, for files and tools that learn at run time what a head gets. A plan
-// needs no registry: any policy's settings can be set.
+// Finds a policy by its name, for files and tools that learn at run time which policy a head gets. A plan
+// in code needs no registry: any policy's settings can be set.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace kvpolicy {
 
-/// Policies whose rows are of element type E, by their names. A policy of your own joins by `add`:
+/// Policies over rows of element type E, by name. Add a policy of your own like this:
 ///
 ///     auto policies = kvpolicy::shipped_policies<half>();
 ///     policies.add<StridedCache>();
@@ -24,7 +24,7 @@ namespace kvpolicy {
 template <Element E>
 class PolicyRegistry {
  public:
-  /// Makes the policy known; one of the same names that is known already goes.
+  /// Adds the policy; replaces an earlier one with the same names.
   /// @throws std::bad_alloc
   template <KvPolicy P>
   PolicyRegistry& add() {
@@ -43,7 +43,8 @@ class PolicyRegistry {
     return *this;
   }
 
-  /// The settings of the policy with these names, as `fill` sets them; nothing if it is not known.
+  /// The settings of the policy with these names, filled in by `fill`; nothing if no policy has these
+  /// names.
   /// @throws what `fill` throws
   [[nodiscard]] std::optional<HeadSettings<E>> read(const PolicyNames& names,
                                                     FieldVisitor& fill) const {
