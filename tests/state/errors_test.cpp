@@ -80,7 +80,7 @@ TEST_CASE("what is no saved cache of this plan is refused, and says why") {
   CHECK(refusal(plan, "{\"plan\": 1, \"heads\": []}") ==
         "saved cache: is not a saved cache: its first 8 bytes must be \"kvpcache\"");
   CHECK(refusal(plan, file.substr(0, 11)) == "saved cache: is cut off after 11 bytes");
-  CHECK(refusal(plan, file.substr(0, 2000)) == "saved cache: is cut off inside block 1");
+  CHECK(refusal(plan, file.substr(0, 2000)) == "saved cache: is cut off inside record 1");
 
   std::string other = file;
   std::swap(other[8], other[11]);
@@ -184,7 +184,7 @@ TEST_CASE("a file takes the place of the one before, and stands alone in it") {
   CHECK(files_in(folder.path()) == 1);
   std::ofstream{path, std::ios::app} << 'x';
   CHECK(thrown<FormatError>([&] { kvpolicy::load(cache, path, "b"); }) ==
-        path.string() + ": goes on behind its last block");
+        path.string() + ": continues after its last record");
   CHECK(thrown<StorageError>([&] { kvpolicy::save(cache, folder.path()); }) ==
         folder.path().string() + ": is not a regular file, cannot be replaced by one");
   CHECK(thrown<StorageError>([&] { kvpolicy::load(cache, folder.path()); }) ==

@@ -106,7 +106,8 @@ class SelectedDraft {
     const auto drafted = Clock::now();
     const std::size_t seen = cache_->tokens();
     PendingCall pending{std::span{text_}.subspan(seen), guesses_};
-    const auto logits = model_->read(*cache_, pending.call({.read = Read::selected, .refresh_selection = refresh_due_}));
+    const auto logits = model_->read(
+        *cache_, pending.call({.read = Read::selected, .refresh_selection = refresh_due_}));
     refresh_due_ = false;
     Verification verification =
         verify<Rule>(guesses_, pending.last_rows(logits, vocabulary()), sampling, random);

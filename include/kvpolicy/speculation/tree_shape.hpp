@@ -112,12 +112,12 @@ inline void check_acceptance(std::span<const double> acceptance) {
 /// text's latest, if its row is not cached yet and the pass over the draft tokens reads it first.
 /// @throws ConfigError if `tree` has TokenTree::max_nodes already
 [[nodiscard]] inline TokenTree after_one_token(const TokenTree& tree) {
-  TokenTree behind;
-  behind.add(TokenTree::text);
+  TokenTree result;
+  result.add(TokenTree::text);
   for (std::size_t node = 0; node < tree.size(); ++node) {
-    behind.add(tree.parent(node) == TokenTree::text ? 0 : tree.parent(node) + 1);
+    result.add(tree.parent(node) == TokenTree::text ? 0 : tree.parent(node) + 1);
   }
-  return behind;
+  return result;
 }
 
 /// The best trees of every size up to `max_nodes`, in one table that `best_tree` and
