@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantised rows as integer products, where the target has what that takes; elsewhere the same names
-// for nothing, and every block becomes float first.
+// Quantised rows as integer products, if the target has the instructions for them. Otherwise this header
+// declares the same names without effect, and all rows are decoded to float first.
 #pragma once
 
 #include <cstddef>

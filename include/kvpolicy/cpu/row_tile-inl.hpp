@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Segments cut into blocks of up to 64 rows, each row as a pointer: pages, runs and strides end
-// here. A block's rows need not be neighbours, so many short runs fill blocks as one long one does.
+// Cuts segments into row tiles of up to 64 rows, each row given by a pointer: the code that uses them knows
+// no pages, runs and strides. The rows of a tile need not be neighbours, so many short runs fill tiles as
+// well as one long run.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,8 @@ namespace HWY_NAMESPACE {
 
 inline constexpr std::size_t max_block_rows = 64;
 
-/// Where each row of one side of a block lies. Scales and zeros only for quantised formats.
+/// The addresses of the rows of one side of a row tile. Scales and zeros are set only for quantised
+/// formats.
 struct BlockSide {
   RowFormat format = {};
   std::array<const std::byte*, max_block_rows> codes;
@@ -28,8 +30,8 @@ struct BlockSide {
   std::array<const half*, max_block_rows> zeros;
 };
 
-/// Rows of one segment, in its order, each seen by at least one query of the tile, as far as the
-/// positions of its run say.
+/// Rows of one segment, in its order. At least one query of the tile sees each of them, as far as the
+/// positions of its run tell.
 struct RowTile {
   const Segment* segment = nullptr;
   std::size_t rows = 0;
@@ -37,13 +39,13 @@ struct RowTile {
   BlockSide keys;
   BlockSide values;
   std::array<std::int64_t, max_block_rows> positions;
-  std::array<std::size_t, max_block_rows> nodes;     // where the segment's rows are nodes of a tree
-  std::array<std::size_t, max_block_rows> ordinals;  // among all rows that the segments show
+  std::array<std::size_t, max_block_rows> nodes;     // if the segment's rows are nodes of a tree
+  std::array<std::size_t, max_block_rows> ordinals;  // index among all rows that the segments show
 
   [[nodiscard]] std::size_t node(std::size_t row) const {
     return segment->node == no_node ? no_node : nodes[row];
   }
-  /// visit(Range) for neighbouring queries of the tile that see a row, and that do not.
+  /// Call visit(Range) for neighbouring queries of the tile that see a row, or that do not.
   template <class Visit>
   void for_each_seeing(const QueryTile& tile, std::size_t row, Visit visit) const {
     tile.for_each_seeing(positions[row], segment->window, node(row), visit);
@@ -54,8 +56,8 @@ struct RowTile {
   }
 };
 
-/// What one row costs: bytes read, and a little for the arithmetic, which is the same for all
-/// formats. A share of the work, not a time.
+/// The cost of one row: its bytes, and a small amount for the arithmetic, which is equal for all formats.
+/// It serves to divide work and is not a time.
 [[nodiscard]] inline std::size_t row_weight(const Segment& segment, const QueryTile& tile) {
   const std::size_t bits = tile.key_dim() * bits_of(segment.keys.format.encoding) +
                            tile.value_dim * bits_of(segment.values.format.encoding);
@@ -65,7 +67,7 @@ struct RowTile {
 /// The part of a run that some query of the tile may see.
 [[nodiscard]] inline RowRun seen_part(const Segment& segment, const RowRun& run,
                                       const QueryTile& tile) {
-  if (segment.positions != nullptr) return run;  // in any order: judged row by row
+  if (segment.positions != nullptr) return run;  // positions are in any order, so each row is checked later
   const auto first = static_cast<std::int64_t>(run.first);
   const auto last = static_cast<std::int64_t>(run.first + run.rows);
   const std::int64_t oldest = segment.window >= unlimited_window - segment.position - tile.earliest()
@@ -76,7 +78,7 @@ struct RowTile {
   return {static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)};
 }
 
-/// The weight of all rows that some query of the tile may see.
+/// The cost of all rows that some query of the tile may see.
 [[nodiscard]] inline std::size_t seen_weight(std::span<const Segment> segments,
                                              const QueryTile& tile) {
   std::size_t total = 0;
@@ -88,7 +90,7 @@ struct RowTile {
   return total;
 }
 
-/// The most rows of a block, by what its keys are.
+/// The most rows of a row tile, for dense and for quantised keys.
 struct BlockLimit {
   std::size_t dense;
   std::size_t quantized;
@@ -98,8 +100,8 @@ struct BlockLimit {
   }
 };
 
-/// Walks the rows that a tile sees, of those whose cumulated weight begins in [from, to): any cut
-/// of the weights is a cut of the rows.
+/// Reads the rows that a tile sees and whose cumulated cost begins in [from, to). Any cut of the cost is a
+/// cut of the rows.
 class RowTileReader {
  public:
   RowTileReader(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
@@ -108,7 +110,7 @@ class RowTileReader {
     if (!segments_.empty()) enter_segment();
   }
 
-  /// Fills `block` with the next rows, as many as `limit` allows; with none when there are no more.
+  /// Fills `row_tile` with the next rows, at most as many as `limit` allows; with none if no rows are left.
   void read(RowTile& block, const BlockLimit& limit) {
     block.rows = 0;
     block.cut = false;
@@ -134,7 +136,7 @@ class RowTileReader {
     value_layout_ = PageLayout{segment.values.format, tile_.value_dim, segment.values.page_rows};
   }
 
-  // To the next run of this segment, cut to what the tile sees and to the share of weight.
+  // Enters the next run of this segment, cut to the rows that the tile sees and to the range of cost.
   bool enter_run() {
     if (segment_ == segments_.size()) return false;
     const Segment& segment = segments_[segment_];
@@ -153,7 +155,7 @@ class RowTileReader {
     return true;
   }
 
-  // As many rows as lie one behind the other in both planes.
+  // Takes as many rows as are contiguous in both planes.
   void take(RowTile& block, std::size_t limit) {
     const Segment& segment = segments_[segment_];
     if (block.rows == 0) {
@@ -212,7 +214,7 @@ class RowTileReader {
     ordinal_ += count;
   }
 
-  // Places of `count` rows that lie one behind the other, from row `first` of the block on.
+  // Sets the addresses of `count` contiguous rows, from row `first` of the row tile on.
   static void place_rows(const Plane& plane, const RowAddress& place, std::size_t count,
                          const PageLayout& layout, BlockSide& side, std::size_t first) {
     const std::size_t step = plane.step(layout.row_bytes);
@@ -245,10 +247,10 @@ class RowTileReader {
   std::size_t from_, to_;
   std::size_t segment_ = 0;
   std::size_t run_ = 0;
-  std::size_t row_ = 0, end_ = 0;  // what is left of the run
-  std::size_t ordinal_ = 0;        // of row_
-  std::size_t shown_ = 0;          // rows of all runs entered
-  std::size_t passed_ = 0;         // weight of all rows seen in them
+  std::size_t row_ = 0, end_ = 0;  // remaining rows of the run
+  std::size_t ordinal_ = 0;        // ordinal of row_
+  std::size_t shown_ = 0;          // rows of all entered runs
+  std::size_t passed_ = 0;         // cost of all rows seen in them
   std::size_t weight_ = 0;
   std::int64_t oldest_ = 0, newest_ = 0;
   PageLayout key_layout_;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of few queries, as in decoding: bound by memory, so every key and value byte is read
-// once, in its stored format, for all queries of the tile. While the keys of a block are read its
-// values are fetched, and while they are read the next block's keys are: two streams that each
-// arrive half a block ahead.
+// Attention of few queries, as in decoding. It is bound by memory, so every key and value byte is read
+// once, in its stored format, for all queries of the tile. While the keys of a row tile are read, its
+// values are prefetched, and while those are read, the next row tile's keys are.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +21,13 @@ namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// Channels of a row that load_pair takes; the vector behind them stands alone.
+/// The channels that load_pair loads in pairs of vectors; a last vector after them is loaded alone.
 [[nodiscard]] constexpr std::size_t paired_channels(std::size_t head_dim) {
   return head_dim / (2 * lanes) * (2 * lanes);
 }
 
-/// logits[q * stride + row] = queries[q] . rows[row] for Q queries, whose pairs of vectors are in the
-/// order of part_pair<E>; four rows at once, so that `rows` must hold pointers, and `logits` room, up
+/// logits[q * stride + row] = queries[q] . rows[row] for Q queries, whose pairs of vectors are in the order
+/// of deinterleave_pair<E>. It takes four rows at once, so `rows` must have pointers, and `logits` room, up
 /// to a multiple of four.
 template <Encoding E, std::size_t Q>
 HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const float* queries,
@@ -76,8 +75,8 @@ HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const 
   }
 }
 
-/// values[q] = factors[q] * values[q] + sum over rows of weights[q * stride + row] * rows[row], for
-/// Q queries and N vectors of channels, one or pairs, that stay in registers throughout.
+/// values[q] = factors[q] * values[q] + sum over rows of weights[q * stride + row] * rows[row], for Q
+/// queries and N vectors of channels, single ones or pairs, which stay in registers throughout.
 template <Encoding E, std::size_t Q, std::size_t N>
 HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const float* weights,
                          std::size_t stride, const float* factors, float* values,
@@ -128,7 +127,7 @@ HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const 
   });
 }
 
-/// Queries whose sums fill the registers.
+/// The number of queries whose sums fill the registers.
 inline constexpr std::size_t query_portion = many_registers ? 4 : 2;
 
 /// softcap * tanh(logit / softcap).
@@ -141,7 +140,7 @@ inline void cap_logits(float softcap, float* logits, std::size_t count) {
   }
 }
 
-/// Whether all numbers of the block are finite.
+/// Whether all numbers are finite.
 [[nodiscard]] inline bool all_finite(const float* numbers, std::size_t count) {
   auto sum = zero_vector();
   for (std::size_t i = 0; i < count; i += lanes) {
@@ -151,10 +150,10 @@ inline void cap_logits(float softcap, float* logits, std::size_t count) {
   return hn::AllTrue(floats, hn::Eq(sum, zero_vector()));
 }
 
-/// One tile of queries over a sequence of blocks.
+/// Attention of one tile of queries over a sequence of row tiles.
 class StreamPass {
  public:
-  /// Of a query's logits; behind a block's there is room for a vector.
+  /// Floats between the logits of two queries; after the logits of a row tile there is room for a vector.
   static constexpr std::size_t stride = max_block_rows + lanes;
 
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, const HeadWidth& width) {
@@ -171,14 +170,14 @@ class StreamPass {
         integer_values_{tile.rows, width_.values, factors_ + tile.rows +
                                                       IntegerKeys::scratch_floats(tile.rows, width_.keys)} {}
 
-  /// Takes the queries [tile.rows, width().keys] of the blocks that follow.
+  /// Sets the queries [tile.rows, width().keys] for the row tiles that follow.
   void set_queries(const float* queries) {
     queries_ = queries;
     has_parted_queries_ = false;
     integer_keys_.set_queries(queries);
   }
 
-  /// `next` is the block that comes then, to be fetched.
+  /// Adds a row tile; `next` is the one after it, which is prefetched.
   void add(const RowTile& block, const RowTile& next) {
     fetch_params(next.keys, next.rows, tile_.key_dim());
     fetch_params(next.values, next.rows, tile_.value_dim);
@@ -189,10 +188,10 @@ class StreamPass {
     add_values(block, next);
   }
 
-  /// Behind the last block: until then the partial state lacks some of the values.
+  /// Must be called after the last row tile: until then the partial result lacks some of the values.
   void finish() { integer_values_.flush(partial_.values); }
 
-  /// Of each query with each row: [queries, stride]; `ahead` is what comes then, to be fetched.
+  /// The logits of each query with each row: [queries, stride]; `ahead` is needed next and is prefetched.
   const float* compute_logits(const RowTile& block, const Prefetch& ahead) {
     const bool whole = width_.keys == tile_.key_dim();
     if (whole && integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
@@ -214,7 +213,7 @@ class StreamPass {
     std::array<const std::byte*, max_block_rows + 3> rows;
   };
 
-  // The queries in the order that rows of encoding E are read in.
+  // The queries in the order in which rows of encoding E are loaded.
   template <Encoding E>
   [[nodiscard]] const float* queries_for() {
     if constexpr (parts_pairs<E>) {
@@ -241,7 +240,7 @@ class StreamPass {
     }
   }
 
-  // Pointers to dense rows: the stored ones, or decoded ones where they are quantised or do not fill vectors.
+  // Pointers to dense rows: the stored rows, or decoded ones if they are quantised or do not fill vectors.
   [[nodiscard]] Rows readable_rows(const BlockSide& side, std::size_t count, std::size_t channels,
                                    bool padded) {
     Rows result;
@@ -270,7 +269,7 @@ class StreamPass {
     }
   }
 
-  // Query m's logits become weights beside its new maximum.
+  // Turns query m's logits into weights relative to its new maximum.
   void update_softmax(std::size_t m, std::size_t rows) {
     float* logits = logits_ + m * stride;
     const std::size_t padded = (rows + lanes - 1) / lanes * lanes;
@@ -278,7 +277,7 @@ class StreamPass {
     auto highest = hn::Set(floats, partial_.max[m]);
     for (std::size_t i = 0; i < padded; i += lanes) {
       const auto x = hn::LoadU(floats, logits + i);
-      highest = hn::IfThenElse(hn::Gt(x, highest), x, highest);  // passes NaN by
+      highest = hn::IfThenElse(hn::Gt(x, highest), x, highest);  // ignores NaN
     }
     const float max = hn::GetLane(hn::MaxOfLanes(floats, highest));
     factors_[m] = rescale_factor(partial_.max[m], max);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of many queries, as in prefill: bound by arithmetic. A block's keys and values become
-// float once for the whole tile; then both products are register-blocked matrix products. Rows
-// stored in bfloat16 may go to a unit of the processor that multiplies such numbers, without ever
-// becoming float (matrix_unit.hpp). Logits are kept [row, query]: the queries are the lanes, turned
-// round once per tile, so neither the products nor the softmax ever sum across lanes.
+// Attention of many queries, as in prefill. It is bound by arithmetic. The keys and values of a row tile
+// are converted to float once for all queries; then both products are register-blocked matrix products.
+// Rows stored in bfloat16 may be multiplied by a unit of the processor for such numbers, without a
+// conversion to float (matrix_unit.hpp). Logits are kept as [row, query]: the lanes are queries, which are
+// transposed once per tile, so neither the products nor the softmax sum across lanes.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +26,14 @@ namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// Queries of a tile, padded to whole vectors and whole blocks of every product.
+/// The number of a tile's queries, padded to whole vectors and whole register blocks of every product.
 [[nodiscard]] constexpr std::size_t padded_queries(std::size_t queries) {
   constexpr std::size_t unit = std::max({lanes, product_rows, x86::tile_size});
   return (queries + unit - 1) / unit * unit;
 }
 
-/// One tile of queries over a sequence of blocks. `Tiles` are the processor's tile registers, or
-/// what a test has in their place.
+/// Attention of one tile of queries over a sequence of row tiles. `Tiles` are the processor's tile
+/// registers, or a replacement in a test.
 template <class Tiles = x86::AmxTiles>
 class TilePass {
  public:
@@ -42,7 +42,7 @@ class TilePass {
            (max_block_rows + 2) * width.widest() +
            PairProducts<Tiles>::scratch_floats(padded_queries(queries), width);
   }
-  /// Of the other scratch memory, which a plan in float does not touch.
+  /// Words of scratch memory; a plan in float needs none.
   [[nodiscard]] static std::size_t scratch_words(const ProductPlan& plan, std::size_t queries,
                                                  const HeadWidth& width) {
     if (!plan.is_narrow()) return 0;
@@ -59,21 +59,21 @@ class TilePass {
 
   [[nodiscard]] std::size_t width() const { return width_; }
 
-  /// Takes the queries [tile.rows, width of keys] of the blocks that follow, not scaled yet; they must
-  /// stay there. `turned`: by a rotation.
+  /// Sets the queries [tile.rows, width of keys] for the row tiles that follow. They are not scaled yet and
+  /// must stay in memory. `rotated`: whether a segment rotates them.
   void set_queries(const float* queries, bool turned) {
     given_queries_ = queries;
     has_float_queries_ = false;
     pairs_.set_queries(queries, tile_.rows, turned);
   }
 
-  /// `next` is the block that comes then, to be fetched; perhaps one without rows.
+  /// Adds a row tile; `next` is the one after it, which is prefetched and may have no rows.
   void add(const RowTile& block, const RowTile& next) {
     compute_logits(block, {block.values, block.rows, tile_.value_dim});
     update_softmax(block.rows);
     add_values(block, {next.keys, next.rows, tile_.key_dim()});
   }
-  /// Only the softmax's state: for sums of exponentials without values.
+  /// Updates only the softmax's state, for sums of exponentials without values.
   void add_keys(const RowTile& block, const RowTile& next) {
     compute_logits(block, {next.keys, next.rows, tile_.key_dim()});
     update_softmax(block.rows);
@@ -117,7 +117,8 @@ class TilePass {
     }
   }
 
-  // Of each row with each query: [block.rows, width()], -infinity where unseen.
+  // Computes the logits of each row with each query: [rows, width()], -infinity if the query does not see
+  // the row.
   void compute_logits(const RowTile& block, FetchAhead ahead) {
     const bool whole = head_.keys == tile_.key_dim();
     if (!whole || !pairs_.compute_logits(block.keys, block.rows, tile_.scale, logits_, ahead)) {
@@ -130,7 +131,7 @@ class TilePass {
     if (!block.cut) return;
     for (std::size_t row = 0; row < block.rows; ++row) {
       float* logits = logits_ + row * width_;
-      // Not the padding behind them: queries that see nothing take a slow path.
+      // Leaves out the padding after the queries: queries that see nothing take a slow path.
       block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
         std::fill(logits + unseeing.begin, logits + unseeing.end,
                   -std::numeric_limits<float>::infinity());
@@ -144,7 +145,7 @@ class TilePass {
       auto max = old;
       for (std::size_t row = 0; row < rows; ++row) {
         const auto x = hn::LoadU(floats, logits_ + row * width_ + m);
-        max = hn::IfThenElse(hn::Gt(x, max), x, max);  // passes NaN by
+        max = hn::IfThenElse(hn::Gt(x, max), x, max);  // ignores NaN
       }
       hn::StoreU(max, floats, partial_.max + m);
       auto sums = zero_vector();
@@ -155,7 +156,7 @@ class TilePass {
           sums = hn::Add(sums, weights);
           hn::StoreU(weights, floats, logits);
         }
-        // A first block comes with a maximum of -infinity: a factor of 0.
+        // Before the first row tile the maximum is -infinity, which gives a factor of 0.
         hn::StoreU(exp_nonpositive(hn::Sub(old, max)), floats, factors_ + m);
       } else {
         sums = special_weights(rows, m, old, max);
@@ -169,7 +170,7 @@ class TilePass {
     return hn::AllTrue(floats, hn::Eq(hn::Sub(x, x), zero_vector()));
   }
 
-  // Queries that have seen no row yet, or a logit that is infinite.
+  // For queries that have seen no row yet, or an infinite logit.
   HWY_NOINLINE FloatVector special_weights(std::size_t rows, std::size_t m, FloatVector old,
                                            FloatVector max) {
     HWY_ALIGN float old_lanes[lanes];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one thread of the engine does: walk the blocks of a task with the kernels that fit the
-// number of queries. Owns the memory that takes.
+// The work of one thread of the engine: it reads the row tiles of a task with the kernels that suit the
+// number of queries. It owns the memory for that.
 #pragma once
 
 #include <algorithm>
@@ -23,18 +23,18 @@
 
 namespace kvpolicy::cpu {
 
-/// Sizes that decide speed, not results, and how products are made. Derive and override to try
-/// others.
+/// Sizes that decide speed but not results, and how products are computed. Derive from this struct and
+/// override members to try others.
 struct DefaultTuning {
-  static constexpr std::size_t stream_rows = 64;     ///< of a block that few queries read; <= 64
-  static constexpr std::size_t stream_quantized_rows = 64;  ///< the same, where keys are quantised
-  static constexpr std::size_t tile_rows = 64;       ///< of a block that a tile reads; <= 64
-  static constexpr std::size_t stream_queries = 12;  ///< with more, a call works in tiles
+  static constexpr std::size_t stream_rows = 64;     ///< rows of a row tile for few queries; <= 64
+  static constexpr std::size_t stream_quantized_rows = 64;  ///< the same, for quantised keys
+  static constexpr std::size_t tile_rows = 64;       ///< rows of a row tile for a tile of queries; <= 64
+  static constexpr std::size_t stream_queries = 12;  ///< with more queries, a call works in tiles
   static constexpr std::size_t tile_queries = 128;
-  static constexpr std::size_t tasks_per_thread = 4;  ///< evens out what else the machine does
-  static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< no part of a tile is less
+  static constexpr std::size_t tasks_per_thread = 4;  ///< evens out other load of the machine
+  static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< least cost of a part of a tile
 
-  // These decide results too, by as much as they say.
+  // The following members change results, within the limits that they state.
   static constexpr Bfloat16Products bfloat16_products = Bfloat16Products::where_exact;
   using Tiles = x86::AmxTiles;  ///< tile registers, if matrix_unit() says so
   [[nodiscard]] static MatrixUnit matrix_unit() { return cpu::matrix_unit(); }
@@ -53,8 +53,8 @@ class Worker {
   using Pass = TilePass<typename Tuning::Tiles>;
 
  public:
-  /// Memory for tiles of at most `queries` rows, whose products are made as planned. Everything else
-  /// neither allocates nor throws.
+  /// Reserves memory for tiles of at most `queries` rows, whose products are computed as planned. No other
+  /// member allocates or throws.
   /// @throws std::bad_alloc
   void reserve(std::size_t queries, const HeadWidth& width, const ProductPlan& products) {
     const std::size_t partial = Partial::floats(padded_queries(queries), width.values);
@@ -68,12 +68,12 @@ class Worker {
     if (blocks_ == nullptr) blocks_ = std::make_unique<std::array<RowTile, 2>>();
   }
 
-  /// A partial state in the worker's own memory, overwritten by its next task.
+  /// A partial result in the worker's own memory; its next task overwrites it.
   [[nodiscard]] Partial own_partial(const QueryTile& tile) const {
     return {floats_.data(), padded_queries(tile.rows)};
   }
 
-  /// Attention of `tile` over the rows whose cumulated weight begins in [from, to).
+  /// Computes attention of `tile` over the rows whose cumulated cost begins in [from, to).
   void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
               std::size_t to, const Partial& partial) {
     partial.clear(padded_queries(tile.rows), tile.width().values);
@@ -98,8 +98,7 @@ class Worker {
     }
   }
 
-  /// Adds, for each row shown, the probabilities that the tile's queries give it: to
-  /// sums [group, rows].
+  /// Adds to sums [group, rows] the probabilities that the tile's queries give each row.
   void observe(std::span<const Segment> segments, const QueryTile& tile,
                std::span<const float> attention_sink_bias, std::span<float> sums) {
     const std::size_t weight = seen_weight(segments, tile);
@@ -114,7 +113,7 @@ class Worker {
         pass.add_keys(block, next);
       });
     }
-    float* log_sum_exp = partial.max;  // its place
+    float* log_sum_exp = partial.max;  // reuses its memory
     for (std::size_t m = 0; m < tile.rows; ++m) {
       SoftmaxState total = partial.state(m);
       if (!attention_sink_bias.empty()) merge(total, {}, {attention_sink_bias[tile.head(m)], 1.0F}, {});
@@ -133,7 +132,7 @@ class Worker {
     });
   }
 
-  /// out[i] = query . row i, for the rows whose cumulated weight begins in [from, to).
+  /// out[i] = query . row i, for the rows whose cumulated cost begins in [from, to).
   void score(const Segment& rows, const QueryTile& tile, std::span<const float> query,
              std::size_t from, std::size_t to, std::span<float> out) {
     RowTileReader reader{{&rows, 1}, tile, from, to};
@@ -154,13 +153,13 @@ class Worker {
   static constexpr BlockLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
   static constexpr BlockLimit tile_limit{Tuning::tile_rows, Tuning::tile_rows};
 
-  // The tile's queries as the segment at hand wants them turned.
+  // The tile's queries, rotated as the current segment requires.
   class Queries {
    public:
     Queries(const QueryTile& tile, float factor, float* rows)
         : tile_{tile}, factor_{factor}, rows_{rows} {}
 
-    /// Whether they are others than before.
+    /// Returns whether the queries have changed.
     bool load_for(const Segment& segment) {
       const QueryRotation rotation =
           tile_.is_turned_by(segment.rotation) ? segment.rotation : QueryRotation{};
