@@ -11,6 +11,7 @@
 // dropped rows, read as one more row), so dropped rows are lost; heads are KV heads, the heads that are
 // stored, each with the highest score of its query heads; and the window is fixed when the plan is made, as
 // max(S0, L / C) for the expected number L of tokens.
+#pragma once
 
 #include <algorithm>
 #include <cmath>

@@ -37,7 +37,7 @@ constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint4, Encoding::ui
 struct Block {
   test::RandomPlane plane;
   std::size_t rows;
-  vec::BlockSide side;
+  vec::RowTileSide side;
   std::vector<std::vector<float>> decoded;
 
   // Every `stride`-th row of the plane.
@@ -224,7 +224,7 @@ TEST_CASE("logits of quantised keys, any bits, head_dim, group and number of row
         CAPTURE(name_of(encoding));
         CAPTURE(head_dim);
         CAPTURE(queries);
-        const std::size_t rows = 1 + below(random, vec::max_block_rows);
+        const std::size_t rows = 1 + below(random, vec::max_tile_rows);
         const auto numbers = normals(random, queries * head_dim);
         const Block token{random, {encoding, Granularity::per_token, head_dim}, rows, head_dim,
                           1 + below(random, 2)};
@@ -330,7 +330,7 @@ TEST_CASE("sums of quantised values, any bits, head_dim and number of rows, form
         const Encoding encoding = encodings[below(random, 3)];
         if (head_dim * kvpolicy::bits_of(encoding) / 8 < 16) continue;
         blocks.emplace_back(random, RowFormat{encoding, Granularity::per_token, head_dim},
-                            1 + below(random, vec::max_block_rows), head_dim, 1 + below(random, 2));
+                            1 + below(random, vec::max_tile_rows), head_dim, 1 + below(random, 2));
       }
       largest = std::max(largest, check_values(blocks, queries, head_dim, random));
     }

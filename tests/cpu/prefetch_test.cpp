@@ -40,7 +40,7 @@ TEST_CASE("every row comes once, whatever the order") {
     const simd::Prefetch all{.rows = rows.data(), .count = count, .bytes = 64};
     std::vector<int> visits(count);
     for (std::size_t i = 0; i < count; ++i) {
-      const auto row = static_cast<std::size_t>(all.place(i) - bytes.data());
+      const auto row = static_cast<std::size_t>(all.start_of(i) - bytes.data());
       REQUIRE(row < count);
       ++visits[row];
     }

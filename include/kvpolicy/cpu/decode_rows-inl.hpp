@@ -104,7 +104,7 @@ HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params,
 }
 
 template <Encoding E>
-void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t head_dim,
+void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim,
                         float* params, float* out) {
   RowParams row_params{params, head_dim};
   if (head_dim * bits_of(E) / 8 < lanes) {  // shorter than any real head
@@ -113,9 +113,9 @@ void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t hea
       row_params.decode_short_row(E, side.codes[row], out + row * head_dim);
     }
   } else if (side.format.granularity == Granularity::per_token && side.format.group == head_dim) {
-    std::array<half, max_block_rows> halves;
-    std::array<float, max_block_rows> scales;
-    std::array<float, max_block_rows> zeros;
+    std::array<half, max_tile_rows> halves;
+    std::array<float, max_tile_rows> scales;
+    std::array<float, max_tile_rows> zeros;
     const auto gather = [&](const auto& from, auto& to) KVPOLICY_CPU_LAMBDA {
       for (std::size_t row = 0; row < rows; ++row) halves[row] = *from[row];
       for (std::size_t row = 0; row < rows; row += lanes) {
@@ -140,7 +140,7 @@ void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t hea
 
 /// `decode_side` for rows that do not fill whole vectors: it reads nothing after them and writes zeros
 /// after them.
-HWY_NOINLINE inline void decode_padded_side(const BlockSide& side, std::size_t rows, std::size_t channels,
+HWY_NOINLINE inline void decode_padded_side(const RowTileSide& side, std::size_t rows, std::size_t channels,
                                             float* out) {
   const RowFormat& format = side.format;
   const std::size_t width = padded_channels(channels);
@@ -158,7 +158,7 @@ HWY_NOINLINE inline void decode_padded_side(const BlockSide& side, std::size_t r
 
 /// Writes the rows of a row tile as float: [rows, padded_channels(head_dim)]. `params` holds 2 * head_dim
 /// floats.
-inline void decode_side(const BlockSide& side, std::size_t rows, std::size_t head_dim,
+inline void decode_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim,
                         float* params, float* out) {
   if (padded_channels(head_dim) != head_dim) return decode_padded_side(side, rows, head_dim, out);
   switch (side.format.encoding) {

@@ -107,12 +107,12 @@ class Engine {
     tile.queries.head_dim = tile.value_dim = query.size();
     tile.first_position = static_cast<std::int64_t>(out.size());
     tile.rows = 1;
-    const std::size_t weight = seen_weight({&segment, 1}, tile);
-    const std::size_t parts = std::clamp<std::size_t>(weight / Tuning::task_weight, 1, threads());
+    const std::size_t cost = seen_cost({&segment, 1}, tile);
+    const std::size_t parts = std::clamp<std::size_t>(cost / Tuning::task_weight, 1, threads());
     reserve(parts, 1, {width, width}, {});
     for_each(parts, [&](std::size_t part, Worker<Tuning>& worker) {
-      worker.score(segment, tile, query, part_begin(weight, part, parts),
-                   part_begin(weight, part + 1, parts), out);
+      worker.score(segment, tile, query, part_begin(cost, part, parts),
+                   part_begin(cost, part + 1, parts), out);
     });
   }
 
@@ -136,10 +136,10 @@ class Engine {
     return padded_channels(channels);
   }
 
-  [[nodiscard]] static std::size_t part_begin(std::size_t weight, std::size_t part,
+  [[nodiscard]] static std::size_t part_begin(std::size_t cost, std::size_t part,
                                               std::size_t parts) {
     // Not cost * part / parts, which could overflow.
-    return weight / parts * part + weight % parts * part / parts;
+    return cost / parts * part + cost % parts * part / parts;
   }
 
   // Lists the tasks; returns the largest number of query rows of a task.
@@ -161,10 +161,10 @@ class Engine {
         const std::size_t first = (end - 1) / most * most;
         QueryTile tile{work.queries, work.first_position, group, head, first, end - first,
                        work.scale(), work.options.softcap, work.out.head_dim};
-        if (work.options.tree != nullptr) tile.hang_on(tree_);
-        const std::size_t weight = seen_weight(work.heads[head], tile);
-        tasks_.push_back({tile, 0, weight, 1, 0});
-        total += weight;
+        if (work.options.tree != nullptr) tile.use_tree(tree_);
+        const std::size_t cost = seen_cost(work.heads[head], tile);
+        tasks_.push_back({tile, 0, cost, 1, 0});
+        total += cost;
         end = first;
       }
     }

@@ -98,7 +98,7 @@ class IntegerKeys {
       set->numbers = reinterpret_cast<std::byte*>(take(queries * head_dim / 2));
       set->rounded = take(queries * rounded_floats);
     }
-    dealt_ = take(queries * head_dim);
+    deinterleaved_ = take(queries * head_dim);
     products_ = take(query_portion * head_dim);
   }
 
@@ -107,12 +107,12 @@ class IntegerKeys {
   void set_queries(const float* queries) {
     queries_ = queries;
     state_ = queries == nullptr ? State::unusable : State::unknown;
-    has_dealt_ = false;
+    has_deinterleaved_ = false;
   }
 
   /// Writes logits[q * stride + row], which needs room up to a multiple of the lanes after `rows`. Returns
   /// false if the rows must be decoded first, because they have another format or a number is not finite.
-  bool compute_logits(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
+  bool compute_logits(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                       const Prefetch& values) {
     if (state_ == State::unusable || !has_code_steps(keys.format, head_dim_)) return false;
     const std::size_t vectors = (rows + lanes - 1) / lanes;
@@ -164,23 +164,23 @@ class IntegerKeys {
   // Demoting two vectors of 32 bits to one of 16 bits interleaves their groups of four. For a result in
   // order the channels must be deinterleaved before: of each 2 * lanes channels the even groups of four
   // first, then the odd ones. Channels after the last whole two vectors stay in order.
-  [[nodiscard]] std::size_t dealt_channels() const { return head_dim_ / (2 * lanes) * (2 * lanes); }
+  [[nodiscard]] std::size_t deinterleaved_channels() const { return head_dim_ / (2 * lanes) * (2 * lanes); }
 
-  void deal_queries() {
-    if (has_dealt_) return;
-    has_dealt_ = true;
+  void deinterleave_queries() {
+    if (has_deinterleaved_) return;
+    has_deinterleaved_ = true;
     for (std::size_t q = 0; q < count_; ++q) {
       const float* from = queries_ + q * head_dim_;
-      float* to = dealt_ + q * head_dim_;
-      std::copy(from + dealt_channels(), from + head_dim_, to + dealt_channels());
-      for (std::size_t channel = 0; channel < dealt_channels(); channel += 4) {
+      float* to = deinterleaved_ + q * head_dim_;
+      std::copy(from + deinterleaved_channels(), from + head_dim_, to + deinterleaved_channels());
+      for (std::size_t channel = 0; channel < deinterleaved_channels(); channel += 4) {
         const std::size_t four = channel % (2 * lanes) / 4;
-        const std::size_t dealt = (four / 2 + four % 2 * (lanes / 4)) * 4;
-        std::copy_n(from + channel, 4, to + channel / (2 * lanes) * (2 * lanes) + dealt);
+        const std::size_t to_channel = (four / 2 + four % 2 * (lanes / 4)) * 4;
+        std::copy_n(from + channel, 4, to + channel / (2 * lanes) * (2 * lanes) + to_channel);
       }
     }
   }
-  [[nodiscard]] static HWY_INLINE VectorPair load_dealt(const half* from) {
+  [[nodiscard]] static HWY_INLINE VectorPair load_deinterleaved(const half* from) {
     const hn::ScalableTag<std::uint64_t> fours;
     const auto all = hn::LoadU(fours, reinterpret_cast<const std::uint64_t*>(from));
     alignas(64) std::uint64_t even[hn::MaxLanes(fours)];
@@ -196,8 +196,8 @@ class IntegerKeys {
   HWY_INLINE bool round_queries(const Set& set, std::size_t q, const half* row_scales,
                                 const half* row_zeros, float middle) const {
     const std::size_t head_dim = head_dim_;
-    const std::size_t dealt = dealt_channels();
-    const float* queries = dealt_ + q * head_dim;
+    const std::size_t whole = deinterleaved_channels();
+    const float* queries = deinterleaved_ + q * head_dim;
     FloatVector highest[Q];
     FloatVector sums[4];
     KVPOLICY_CPU_UNROLL
@@ -220,19 +220,19 @@ class IntegerKeys {
         highest[i] = hn::Max(highest[i], hn::Abs(product));
       }
     };
-    for (std::size_t channel = 0; channel < dealt; channel += 2 * lanes) {
+    for (std::size_t channel = 0; channel < whole; channel += 2 * lanes) {
       VectorPair scales{zero_vector(), zero_vector()};
       VectorPair zeros = scales;
       if constexpr (Scaled) {
-        scales = load_dealt(row_scales + channel);
-        zeros = load_dealt(row_zeros + channel);
+        scales = load_deinterleaved(row_scales + channel);
+        zeros = load_deinterleaved(row_zeros + channel);
       }
       look_at(channel, scales.first, zeros.first);
       look_at(channel + lanes, scales.second, zeros.second);
     }
-    if (dealt < head_dim) {
-      look_at(dealt, Scaled ? load_half(row_scales + dealt) : zero_vector(),
-              Scaled ? load_half(row_zeros + dealt) : zero_vector());
+    if (whole < head_dim) {
+      look_at(whole, Scaled ? load_half(row_scales + whole) : zero_vector(),
+              Scaled ? load_half(row_zeros + whole) : zero_vector());
     }
     float sum[4];
     store_sums(sums[0], sums[1], sums[2], sums[3], sum);
@@ -257,7 +257,7 @@ class IntegerKeys {
     const auto round = [&](std::size_t at, std::size_t i) KVPOLICY_CPU_INLINE_LAMBDA {
       return hn::NearestInt(hn::Mul(hn::LoadU(floats, products + at), inverse[i]));
     };
-    for (std::size_t channel = 0; channel < dealt; channel += 2 * lanes) {
+    for (std::size_t channel = 0; channel < whole; channel += 2 * lanes) {
       KVPOLICY_CPU_UNROLL
       for (std::size_t i = 0; i < Q; ++i) {
         const std::size_t at = i * head_dim + channel;
@@ -268,13 +268,13 @@ class IntegerKeys {
         store_exchanged(shorts, narrow, numbers + 2 * at);
       }
     }
-    if (dealt < head_dim) {
+    if (whole < head_dim) {
       KVPOLICY_CPU_UNROLL
       for (std::size_t i = 0; i < Q; ++i) {
         const hn::Rebind<std::int16_t, Floats> shorts;
-        const auto x = round(i * head_dim + dealt, i);
+        const auto x = round(i * head_dim + whole, i);
         rounded_sums[i] = hn::Add(rounded_sums[i], x);
-        store_exchanged(shorts, hn::DemoteTo(shorts, x), numbers + 2 * (i * head_dim + dealt));
+        store_exchanged(shorts, hn::DemoteTo(shorts, x), numbers + 2 * (i * head_dim + whole));
       }
     }
     KVPOLICY_CPU_UNROLL
@@ -300,7 +300,7 @@ class IntegerKeys {
   template <bool Scaled>
   bool round_all_queries(const Set& set, const half* row_scales, const half* row_zeros,
                          float middle) {
-    deal_queries();
+    deinterleave_queries();
     bool finite = true;
     for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
       finite = finite && round_queries<Scaled, Q>(set, q, row_scales, row_zeros, middle);
@@ -309,21 +309,21 @@ class IntegerKeys {
   }
 
   template <std::size_t Bits>
-  bool per_token(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
+  bool per_token(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                  PrefetchWalk& ahead) {
     if (state_ == State::unknown) {
       state_ = round_all_queries<false>(plain_, nullptr, nullptr, 0.0F) ? State::usable
                                                                         : State::unusable;
       if (state_ == State::unusable) return false;
     }
-    BlockParams params;
+    RowTileParams params;
     if (!params.load(keys, rows)) return false;
     multiply<Bits>(plain_, keys.codes.data(), rows, &params, logits, stride, ahead);
     return true;
   }
 
   template <std::size_t Bits>
-  bool per_channel(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
+  bool per_channel(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                    PrefetchWalk& ahead) {
     for (std::size_t first = 0; first < rows;) {
       const std::size_t end = end_of_equal(keys.scales.data(), first, rows);
@@ -362,10 +362,10 @@ class IntegerKeys {
   // multiplied into the query. Rows are processed in whole vectors.
   template <std::size_t Bits>
   void multiply(const Set& set, const std::byte* const* rows, std::size_t count,
-                const BlockParams* params, float* out, std::size_t stride,
+                const RowTileParams* params, float* out, std::size_t stride,
                 PrefetchWalk& ahead) const {
     const std::size_t bytes = head_dim_ * Bits / 8;
-    std::array<const std::byte*, max_block_rows + lanes> padded;
+    std::array<const std::byte*, max_tile_rows + lanes> padded;
     if (count % lanes != 0) {  // pads the pointers to a whole vector with the last row
       std::copy_n(rows, count, padded.begin());
       std::fill_n(padded.begin() + static_cast<std::ptrdiff_t>(count), lanes - 1, rows[count - 1]);
@@ -407,9 +407,9 @@ class IntegerKeys {
   std::size_t count_;
   std::size_t head_dim_;
   const float* queries_ = nullptr;
-  float* dealt_ = nullptr;     // [queries, head_dim], if has_deinterleaved_
+  float* deinterleaved_ = nullptr;     // [queries, head_dim], if has_deinterleaved_
   float* products_ = nullptr;  // [query_portion, head_dim]
-  bool has_dealt_ = false;
+  bool has_deinterleaved_ = false;
   State state_ = State::unusable;
   Set plain_;
   Set scaled_;

@@ -112,7 +112,7 @@ class StepWeights {
  private:
   const std::byte* weights_;
   std::size_t bytes_;
-  IntVector beside_[Q][Fold > 1 ? max_block_rows / (2 * Fold) : 1];
+  IntVector beside_[Q][Fold > 1 ? max_tile_rows / (2 * Fold) : 1];
 };
 
 /// sums[q][x] = sum over rows of weights x codes for Q queries and N pairs from `First` on, multiplied by
@@ -185,14 +185,14 @@ class IntegerValues {
   /// Multiplies the earlier sums, `out` included, by factors[query], and adds the rows of a row tile with
   /// weights [queries, stride], which must be 0 from `rows` up to a whole vector. Returns false and does
   /// nothing if the rows must be decoded, because they have another format or a number is not finite.
-  bool add(const BlockSide& values, std::size_t rows, const float* weights, std::size_t stride,
+  bool add(const RowTileSide& values, std::size_t rows, const float* weights, std::size_t stride,
            const float* factors, float* out, const Prefetch& next) {
     const RowFormat& format = values.format;
     if (!has_code_steps(format, head_dim_) || format.group != head_dim_ ||
         format.granularity != Granularity::per_token) {
       return false;
     }
-    BlockParams params;
+    RowTileParams params;
     if (!params.load(values, rows)) return false;
     if (format.encoding != encoding_) flush(out);
     const float middle = 0.5F * static_cast<float>((1U << bits_of(format.encoding)) - 1U);
@@ -204,8 +204,8 @@ class IntegerValues {
       offsets_[q] = offsets_[q] * factors[q] + added_offsets_[q];
       kept_[q] *= factors[q];
     }
-    std::array<const std::byte*, max_block_rows> codes;  // up to a whole fetch_step
-    static_assert(max_block_rows % fetch_step == 0);
+    std::array<const std::byte*, max_tile_rows> codes;  // up to a whole fetch_step
+    static_assert(max_tile_rows % fetch_step == 0);
     std::copy_n(values.codes.begin(), rows, codes.begin());
     for (std::size_t row = rows; row % fetch_step != 0; ++row) codes[row] = codes[rows - 1];
     with_bits(format.encoding, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
@@ -252,7 +252,7 @@ class IntegerValues {
   }
 
  private:
-  static constexpr std::size_t weight_bytes = max_block_rows * sizeof(std::int16_t);
+  static constexpr std::size_t weight_bytes = max_tile_rows * sizeof(std::int16_t);
   static constexpr std::size_t query_portion = 4;
   static constexpr std::size_t pairs_at_once = many_registers ? 4 : 2;
 
@@ -268,9 +268,9 @@ class IntegerValues {
   }
 
   // Rounds query q's weights times the rows' scales to 16 bits; false if one is not finite.
-  bool round_weights(std::size_t q, const BlockParams& params, std::size_t rows,
+  bool round_weights(std::size_t q, const RowTileParams& params, std::size_t rows,
                      const float* weights, float middle) {
-    std::array<float, max_block_rows> scaled;
+    std::array<float, max_tile_rows> scaled;
     auto highest = zero_vector();
     auto sums = zero_vector();
     auto zeros = zero_vector();

@@ -59,7 +59,7 @@ enum class Bfloat16Products : std::uint8_t {
 struct ProductPlan {
   MatrixUnit unit = MatrixUnit::float_vectors;
   std::size_t query_terms = 1;
-  std::size_t turned_terms = 1;  ///< for queries that a segment rotates
+  std::size_t rotated_terms = 1;  ///< for queries that a segment rotates
   std::size_t weight_terms = 1;
 
   constexpr ProductPlan() = default;
@@ -70,7 +70,7 @@ struct ProductPlan {
       return allowed == Bfloat16Products::always || encoding == Encoding::bfloat16 ? 1 : 2;
     };
     query_terms = terms(queries);
-    turned_terms = terms(Encoding::float32);
+    rotated_terms = terms(Encoding::float32);
     weight_terms = terms(out);
     // Vectors compute two bfloat16 products in the time of one in float, so two terms do not pay.
     if (best == MatrixUnit::tiles || query_terms + weight_terms == 2) unit = best;

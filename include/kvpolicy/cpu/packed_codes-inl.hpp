@@ -106,12 +106,12 @@ HWY_INLINE void load_columns(const std::byte* const* rows, std::size_t at, IntVe
 
 /// Scales and zeros of the rows of a row tile, if each row has one of both; zeros follow up to a whole
 /// vector.
-struct BlockParams {
-  std::array<float, max_block_rows> scales;
-  std::array<float, max_block_rows> zeros;
+struct RowTileParams {
+  std::array<float, max_tile_rows> scales;
+  std::array<float, max_tile_rows> zeros;
 
   /// Returns whether all are finite.
-  bool load(const BlockSide& side, std::size_t rows) {
+  bool load(const RowTileSide& side, std::size_t rows) {
     auto sum = zero_vector();
     const auto gather = [&](const auto& from, auto& to) KVPOLICY_CPU_INLINE_LAMBDA {
       for (std::size_t row = 0; row < rows; row += lanes) {

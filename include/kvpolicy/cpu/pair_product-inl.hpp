@@ -60,7 +60,7 @@ class PairProducts {
   /// Words of scratch memory for `width` queries; `width` is a multiple of 16.
   [[nodiscard]] static std::size_t scratch_words(std::size_t width, const HeadWidth& head) {
     return most_terms * paneled(width) * channel_pairs(head.keys) +
-           max_block_rows * channel_pairs(head.keys) + row_pairs * head.values +
+           max_tile_rows * channel_pairs(head.keys) + row_pairs * head.values +
            most_terms * row_pairs * width;
   }
 
@@ -77,17 +77,17 @@ class PairProducts {
     if (!plan.is_narrow()) return;
     queries_ = scratch;
     keys_ = queries_ + most_terms * query_term();
-    values_ = keys_ + max_block_rows * channel_pairs(head.keys);
+    values_ = keys_ + max_tile_rows * channel_pairs(head.keys);
     weights_ = values_ + row_pairs * head.values;
     // Channels that pad the last tile's pairs are never written again.
-    std::fill_n(keys_, max_block_rows * channel_pairs(head.keys), 0U);
+    std::fill_n(keys_, max_tile_rows * channel_pairs(head.keys), 0U);
     if (plan.unit == MatrixUnit::tiles) tiles_.emplace();
   }
 
   /// Sets the queries [rows, width of keys] for the row tiles that follow. `rotated`: whether a segment
   /// rotates them.
-  void set_queries(const float* queries, std::size_t rows, bool turned) {
-    query_terms_ = turned ? plan_.turned_terms : plan_.query_terms;
+  void set_queries(const float* queries, std::size_t rows, bool rotated) {
+    query_terms_ = rotated ? plan_.rotated_terms : plan_.query_terms;
     has_queries_ = plan_.pays(query_terms_);
     if (!has_queries_) return;
     std::fill_n(queries_, query_terms_ * query_term(), 0U);
@@ -114,7 +114,7 @@ class PairProducts {
 
   /// logits[row, m] = scale * (row . query m), as [rows, width]; rows are written up to the next multiple
   /// of 16. Returns false and does nothing if the product must be computed in float.
-  bool compute_logits(const BlockSide& keys, std::size_t rows, float scale, float* logits,
+  bool compute_logits(const RowTileSide& keys, std::size_t rows, float scale, float* logits,
                       FetchAhead& ahead) {
     if (!has_queries_ || !takes(keys.format, head_.keys)) return false;
     const bool quantized = is_quantized(keys.format.encoding);
@@ -147,7 +147,7 @@ class PairProducts {
 
   /// values[m] = factors[m] * values[m] + sum over rows of weights[row, m] * row, for `queries` queries,
   /// rounded up to 16. Returns false and does nothing if the product must be computed in float.
-  bool add_values(const BlockSide& values, std::size_t rows, const float* weights,
+  bool add_values(const RowTileSide& values, std::size_t rows, const float* weights,
                   const float* factors, float* out, std::size_t queries, FetchAhead& ahead) {
     if (!plan_.is_narrow() || !takes(values.format, head_.values)) return false;
     const bool quantized = is_quantized(values.format.encoding);
@@ -187,9 +187,9 @@ class PairProducts {
 
  private:
   static constexpr std::size_t most_terms = 2;
-  static constexpr std::size_t row_pairs = max_block_rows / 2;
+  static constexpr std::size_t row_pairs = max_tile_rows / 2;
   static constexpr std::size_t columns = 2 * x86::tile_size;  // of a panel of queries
-  static_assert(max_block_rows % (2 * x86::tile_size) == 0);
+  static_assert(max_tile_rows % (2 * x86::tile_size) == 0);
 
   static std::size_t paneled(std::size_t width) { return (width + columns - 1) / columns * columns; }
   // Pairs of channels of a row, rounded up to whole tiles.
@@ -220,7 +220,7 @@ class PairProducts {
   }
 
   // Copies the row tile's keys contiguously; returns false if a number is not finite.
-  bool copy_rows(const BlockSide& side, std::size_t rows) {
+  bool copy_rows(const RowTileSide& side, std::size_t rows) {
     auto largest = hn::Zero(shorts);
     for (std::size_t row = 0; row < rows; ++row) {
       const auto* from = reinterpret_cast<const std::uint16_t*>(side.codes[row]);
@@ -238,7 +238,7 @@ class PairProducts {
 
   // Stores the row tile's values in pairs of rows, up to whole tiles; returns false if a number is not
   // finite.
-  bool pair_rows(const BlockSide& side, std::size_t rows) {
+  bool pair_rows(const RowTileSide& side, std::size_t rows) {
     auto largest = hn::Zero(words);
     const auto low_half = hn::Set(words, 0x7fffU);
     for (std::size_t pair = 0; pair < padded_pairs(rows); ++pair) {
@@ -270,7 +270,7 @@ class PairProducts {
   // Reads the row tile's scales and zeros, and calls take(row) for each row with its codes in numbers_.
   // Codes count from the middle one, so that less cancels. Returns false if a scale or zero is not finite.
   template <class Take>
-  bool take_codes(const BlockSide& side, std::size_t rows, std::size_t channels, Take take) {
+  bool take_codes(const RowTileSide& side, std::size_t rows, std::size_t channels, Take take) {
     const Encoding encoding = side.format.encoding;
     const float middle = static_cast<float>(1U << (bits_of(encoding) - 1));
     for (std::size_t row = 0; row < rows; ++row) {
@@ -358,7 +358,7 @@ class PairProducts {
         for (std::size_t term = 0; term < plan_.weight_terms; ++term) {
           std::uint32_t* to = weights_ + term * row_pairs * width_;
           if (tiles_) {
-            store_turned(packed[term], to + m * row_pairs + first);
+            store_transposed(packed[term], to + m * row_pairs + first);
           } else {
             for (std::size_t i = 0; i < 4; ++i) {
               hn::StoreU(packed[term][i], words, to + (first + i) * width_ + m);
@@ -370,7 +370,7 @@ class PairProducts {
   }
 
   // Stores four vectors as columns of [lanes, row_pairs].
-  static void store_turned(const WordVector* columns_of, std::uint32_t* to) {
+  static void store_transposed(const WordVector* columns_of, std::uint32_t* to) {
     HWY_ALIGN std::uint32_t numbers[4][lanes];
 #if HWY_TARGET == HWY_SCALAR
     for (std::size_t i = 0; i < 4; ++i) hn::Store(columns_of[i], words, numbers[i]);
@@ -411,14 +411,14 @@ class PairProducts {
   std::size_t query_terms_ = 1;
   bool has_queries_ = false;
   std::uint32_t* queries_ = nullptr;  // [terms] of panels of [channel pairs, columns]
-  std::uint32_t* keys_ = nullptr;     // [max_block_rows, channel pairs]
+  std::uint32_t* keys_ = nullptr;     // [max_tile_rows, channel pairs]
   std::uint32_t* values_ = nullptr;   // [row_pairs, width of values]
   std::uint32_t* weights_ = nullptr;  // [terms] of [row_pairs, width] or [width, row_pairs]
   float* query_sums_;  // [width]
   float* shifts_;      // [width]
   float* numbers_;     // [2, wider side]
-  std::array<float, max_block_rows> scales_;  // of the current rows; zeros_ are
-  std::array<float, max_block_rows> zeros_;   // the values of the middle code
+  std::array<float, max_tile_rows> scales_;  // of the current rows; zeros_ are
+  std::array<float, max_tile_rows> zeros_;   // the values of the middle code
   std::optional<Tiles> tiles_;
 };
 

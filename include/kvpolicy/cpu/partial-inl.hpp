@@ -84,12 +84,12 @@ struct Partial {
 /// values += weights x rows of the row tile, row by row, only for the queries that see the row. It is for
 /// row tiles with infinite values or NaN: a weight of zero does not hide those, so no weight may be
 /// multiplied with a row that its query does not see. `rows` is [rows of the row tile, width of values].
-inline void add_seen_values(const QueryTile& tile, const RowTile& block, const float* rows,
+inline void add_seen_values(const QueryTile& tile, const RowTile& row_tile, const float* rows,
                             const float* weights, std::size_t query_stride,
                             std::size_t row_stride, float* values) {
   const std::size_t width = tile.width().values;
-  for (std::size_t row = 0; row < block.rows; ++row) {
-    block.for_each_seeing(tile, row, [&](const QueryTile::Range& seeing) {
+  for (std::size_t row = 0; row < row_tile.rows; ++row) {
+    row_tile.for_each_seeing(tile, row, [&](const QueryTile::Range& seeing) {
       for (std::size_t m = seeing.begin; m < seeing.end; ++m) {
         const float weight = weights[m * query_stride + row * row_stride];
         for (std::size_t channel = 0; channel < width; ++channel) {

@@ -35,12 +35,12 @@ struct Prefetch {
 
   /// The start of the row that is fetched as number i. Rows of the two halves alternate, because memory
   /// delivers two streams faster than one (measured on Emerald Rapids: 6 %).
-  [[nodiscard]] HWY_INLINE const std::byte* place(std::size_t i) const {
+  [[nodiscard]] HWY_INLINE const std::byte* start_of(std::size_t i) const {
     return rows[i % 2 == 0 ? i / 2 : (count + i) / 2];
   }
   HWY_INLINE void row(std::size_t i) const {
     if (i >= count) return;
-    const std::byte* start = place(i);
+    const std::byte* start = start_of(i);
     for (std::size_t at = first_byte; at < bytes; at += 64) fetch_to_second_level(start + at);
   }
   /// The part of each row that pass number `index` of `passes` over the current rows has to fetch. If the
@@ -51,7 +51,7 @@ struct Prefetch {
   }
 };
 
-[[nodiscard]] inline Prefetch prefetch_of(const BlockSide& side, std::size_t rows,
+[[nodiscard]] inline Prefetch prefetch_of(const RowTileSide& side, std::size_t rows,
                                           std::size_t head_dim) {
   return {side.codes.data(), rows, head_dim * bits_of(side.format.encoding) / 8};
 }
@@ -65,7 +65,7 @@ class FourRowPrefetch {
       : at_{rows.first_byte}, end_{i + 4 <= rows.count ? rows.bytes : 0},
         stride_{((rows.bytes - rows.first_byte + 63) / 64 + steps - 1) / steps * 64} {
     if (end_ > 0) {
-      unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { starts_[j] = rows.place(i + j); });
+      unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { starts_[j] = rows.start_of(i + j); });
     } else {
       for (std::size_t last = i; last < rows.count; ++last) rows.row(last);
     }
@@ -100,7 +100,7 @@ class PrefetchWalk {
 
 /// Fetches the scales and zeros of a side's first and last rows. They come after the codes of a page, where
 /// the prefetch of rows does not reach. (Always inline: GCC drops calls of functions that only prefetch.)
-HWY_INLINE void fetch_params(const BlockSide& side, std::size_t rows, std::size_t head_dim) {
+HWY_INLINE void fetch_params(const RowTileSide& side, std::size_t rows, std::size_t head_dim) {
   if (rows == 0 || !is_quantized(side.format.encoding)) return;
   const bool per_token = side.format.granularity == Granularity::per_token;
   const std::size_t bytes = (per_token ? head_dim / side.format.group : head_dim) * sizeof(half);

@@ -30,7 +30,7 @@ class FetchAhead {
   static constexpr std::size_t stretch = 16;
 
   FetchAhead() = default;
-  FetchAhead(const BlockSide& side, std::size_t rows, std::size_t head_dim)
+  FetchAhead(const RowTileSide& side, std::size_t rows, std::size_t head_dim)
       : rows_{side.codes.data()}, count_{rows},
         row_bytes_{head_dim * bits_of(side.format.encoding) / 8} {}
 

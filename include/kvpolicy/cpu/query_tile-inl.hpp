@@ -49,7 +49,7 @@ struct QueryTile {
   std::int64_t lowest = 0, highest = 0;  // range of the tile's positions
 
   /// Declares that the tile's queries are nodes of the tree of `mask`.
-  void hang_on(const TreeMask& mask) {
+  void use_tree(const TreeMask& mask) {
     tree = &mask;
     lowest = highest = mask.position(token(0));
     for (std::size_t query = token(0); query <= token(rows - 1); ++query) {
@@ -80,7 +80,7 @@ struct QueryTile {
                        Visit visit) const {
     if (tree == nullptr) return visit(seeing(row_position, window));
     for (std::size_t m = 0; m < rows;) {
-      const std::size_t next = behind_token(m);
+      const std::size_t next = after_token(m);
       if (is_visible(row_position, position(m), window) && tree->sees(token(m), node)) {
         visit(Range{m, next});
       }
@@ -124,12 +124,12 @@ struct QueryTile {
   }
 
   /// The first query of the token after m's token.
-  [[nodiscard]] std::size_t behind_token(std::size_t m) const {
+  [[nodiscard]] std::size_t after_token(std::size_t m) const {
     return std::min(rows, m + group - (first + m) % group);
   }
 
   /// Whether a segment's rotation changes any query of the tile.
-  [[nodiscard]] bool is_turned_by(const QueryRotation& rotation) const {
+  [[nodiscard]] bool is_rotated_by(const QueryRotation& rotation) const {
     return rotation.inverse_frequencies != nullptr && latest() > rotation.latest_position;
   }
 
@@ -143,11 +143,11 @@ struct QueryTile {
       load_dense(queries.encoding, queries.row(token(m), head(m)), query);
       for (float& number : query) number *= factor;
     }
-    if (!is_turned_by(rotation)) return;
+    if (!is_rotated_by(rotation)) return;
     // One angle serves the whole group, because sines are expensive.
     const std::size_t pairs = head_dim / 2;
     for (std::size_t m = 0; m < rows;) {
-      const std::size_t next = behind_token(m);
+      const std::size_t next = after_token(m);
       const std::int64_t turn = rotation.latest_position - position(m);
       for (std::size_t pair = 0; pair < pairs && turn < 0; ++pair) {
         const double angle = static_cast<double>(turn) *

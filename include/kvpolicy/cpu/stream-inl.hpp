@@ -90,7 +90,7 @@ HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const 
       sums[q][0] = hn::Mul(hn::LoadU(floats, from), factor);
     } else {
       unroll<N / 2>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-        const VectorPair pair = part_pair<E>(from + 2 * n * lanes);
+        const VectorPair pair = deinterleave_pair<E>(from + 2 * n * lanes);
         sums[q][2 * n] = hn::Mul(pair.first, factor);
         sums[q][2 * n + 1] = hn::Mul(pair.second, factor);
       });
@@ -121,7 +121,7 @@ HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const 
       hn::StoreU(sums[q][0], floats, to);
     } else {
       unroll<N / 2>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-        join_pair<E>({sums[q][2 * n], sums[q][2 * n + 1]}, to + 2 * n * lanes);
+        interleave_pair<E>({sums[q][2 * n], sums[q][2 * n + 1]}, to + 2 * n * lanes);
       });
     }
   });
@@ -154,18 +154,18 @@ inline void cap_logits(float softcap, float* logits, std::size_t count) {
 class StreamPass {
  public:
   /// Floats between the logits of two queries; after the logits of a row tile there is room for a vector.
-  static constexpr std::size_t stride = max_block_rows + lanes;
+  static constexpr std::size_t stride = max_tile_rows + lanes;
 
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, const HeadWidth& width) {
-    return queries * (stride + 1 + width.keys) + (max_block_rows + 2) * width.widest() +
+    return queries * (stride + 1 + width.keys) + (max_tile_rows + 2) * width.widest() +
            IntegerKeys::scratch_floats(queries, width.keys) +
            IntegerValues::scratch_floats(queries, width.values);
   }
 
   StreamPass(const QueryTile& tile, const Partial& partial, float* scratch)
       : tile_{tile}, partial_{partial}, width_{tile.width()}, logits_{scratch},
-        rows_{logits_ + tile.rows * stride}, params_{rows_ + max_block_rows * width_.widest()},
-        parted_queries_{params_ + 2 * width_.widest()}, factors_{parted_queries_ + tile.rows * width_.keys},
+        rows_{logits_ + tile.rows * stride}, params_{rows_ + max_tile_rows * width_.widest()},
+        deinterleaved_{params_ + 2 * width_.widest()}, factors_{deinterleaved_ + tile.rows * width_.keys},
         integer_keys_{tile.rows, width_.keys, factors_ + tile.rows},
         integer_values_{tile.rows, width_.values, factors_ + tile.rows +
                                                       IntegerKeys::scratch_floats(tile.rows, width_.keys)} {}
@@ -173,34 +173,36 @@ class StreamPass {
   /// Sets the queries [tile.rows, width().keys] for the row tiles that follow.
   void set_queries(const float* queries) {
     queries_ = queries;
-    has_parted_queries_ = false;
+    has_deinterleaved_ = false;
     integer_keys_.set_queries(queries);
   }
 
   /// Adds a row tile; `next` is the one after it, which is prefetched.
-  void add(const RowTile& block, const RowTile& next) {
+  void add(const RowTile& row_tile, const RowTile& next) {
     fetch_params(next.keys, next.rows, tile_.key_dim());
     fetch_params(next.values, next.rows, tile_.value_dim);
-    compute_logits(block, prefetch_of(block.values, block.rows, tile_.value_dim));
+    compute_logits(row_tile, prefetch_of(row_tile.values, row_tile.rows, tile_.value_dim));
     if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, tile_.rows * stride);
-    if (block.cut) hide_unseen(block);
-    for (std::size_t m = 0; m < tile_.rows; ++m) update_softmax(m, block.rows);
-    add_values(block, next);
+    if (row_tile.cut) hide_unseen(row_tile);
+    for (std::size_t m = 0; m < tile_.rows; ++m) update_softmax(m, row_tile.rows);
+    add_values(row_tile, next);
   }
 
   /// Must be called after the last row tile: until then the partial result lacks some of the values.
   void finish() { integer_values_.flush(partial_.values); }
 
   /// The logits of each query with each row: [queries, stride]; `ahead` is needed next and is prefetched.
-  const float* compute_logits(const RowTile& block, const Prefetch& ahead) {
+  const float* compute_logits(const RowTile& row_tile, const Prefetch& ahead) {
     const bool whole = width_.keys == tile_.key_dim();
-    if (whole && integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
-    const auto keys = readable_rows(block.keys, block.rows, tile_.key_dim(), true);
+    if (whole && integer_keys_.compute_logits(row_tile.keys, row_tile.rows, logits_, stride, ahead)) {
+      return logits_;
+    }
+    const auto keys = readable_rows(row_tile.keys, row_tile.rows, tile_.key_dim(), true);
     const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion;
     with_dense_encoding(keys.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
       const float* queries = queries_for<E>();
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
-        dot_rows<E, Q>(keys.rows.data(), block.rows, queries + q * width_.keys, width_.keys,
+        dot_rows<E, Q>(keys.rows.data(), row_tile.rows, queries + q * width_.keys, width_.keys,
                        logits_ + q * stride, stride, ahead.share(q / query_portion, passes));
       });
     });
@@ -210,29 +212,29 @@ class StreamPass {
  private:
   struct Rows {
     Encoding encoding;
-    std::array<const std::byte*, max_block_rows + 3> rows;
+    std::array<const std::byte*, max_tile_rows + 3> rows;
   };
 
   // The queries in the order in which rows of encoding E are loaded.
   template <Encoding E>
   [[nodiscard]] const float* queries_for() {
-    if constexpr (parts_pairs<E>) {
-      if (!has_parted_queries_) part_queries<E>();
-      return parted_queries_;
+    if constexpr (deinterleaves_pairs<E>) {
+      if (!has_deinterleaved_) deinterleave_queries<E>();
+      return deinterleaved_;
     } else {
       return queries_;
     }
   }
 
   template <Encoding E>
-  void part_queries() {
-    has_parted_queries_ = true;
+  void deinterleave_queries() {
+    has_deinterleaved_ = true;
     const std::size_t paired = paired_channels(width_.keys);
     for (std::size_t m = 0; m < tile_.rows; ++m) {
       const float* from = queries_ + m * width_.keys;
-      float* to = parted_queries_ + m * width_.keys;
+      float* to = deinterleaved_ + m * width_.keys;
       for (std::size_t channel = 0; channel < paired; channel += 2 * lanes) {
-        const VectorPair pair = part_pair<E>(from + channel);
+        const VectorPair pair = deinterleave_pair<E>(from + channel);
         hn::StoreU(pair.first, floats, to + channel);
         hn::StoreU(pair.second, floats, to + channel + lanes);
       }
@@ -241,7 +243,7 @@ class StreamPass {
   }
 
   // Pointers to dense rows: the stored rows, or decoded ones if they are quantised or do not fill vectors.
-  [[nodiscard]] Rows readable_rows(const BlockSide& side, std::size_t count, std::size_t channels,
+  [[nodiscard]] Rows readable_rows(const RowTileSide& side, std::size_t count, std::size_t channels,
                                    bool padded) {
     Rows result;
     const std::size_t width = padded_channels(channels);
@@ -259,9 +261,9 @@ class StreamPass {
     return result;
   }
 
-  void hide_unseen(const RowTile& block) {
-    for (std::size_t row = 0; row < block.rows; ++row) {
-      block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
+  void hide_unseen(const RowTile& row_tile) {
+    for (std::size_t row = 0; row < row_tile.rows; ++row) {
+      row_tile.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
         for (std::size_t m = unseeing.begin; m < unseeing.end; ++m) {
           logits_[m * stride + row] = -std::numeric_limits<float>::infinity();
         }
@@ -302,22 +304,23 @@ class StreamPass {
     partial_.sum[m] = partial_.sum[m] * factors_[m] + sum;
   }
 
-  void add_values(const RowTile& block, const RowTile& next) {
+  void add_values(const RowTile& row_tile, const RowTile& next) {
     const Prefetch ahead = prefetch_of(next.keys, next.rows, tile_.key_dim());
     const std::size_t width = width_.values;
-    if (width == tile_.value_dim && integer_values_.add(block.values, block.rows, logits_, stride, factors_,
-                                                        partial_.values, ahead)) {
+    if (width == tile_.value_dim &&
+        integer_values_.add(row_tile.values, row_tile.rows, logits_, stride, factors_, partial_.values,
+                            ahead)) {
       return;
     }
     integer_values_.flush(partial_.values);
-    if (block.cut) {
-      decode_side(block.values, block.rows, tile_.value_dim, params_, rows_);
-      if (!all_finite(rows_, block.rows * width)) {
+    if (row_tile.cut) {
+      decode_side(row_tile.values, row_tile.rows, tile_.value_dim, params_, rows_);
+      if (!all_finite(rows_, row_tile.rows * width)) {
         for (std::size_t i = 0; i < tile_.rows * width; ++i) partial_.values[i] *= factors_[i / width];
-        return add_seen_values(tile_, block, rows_, logits_, stride, 1, partial_.values);
+        return add_seen_values(tile_, row_tile, rows_, logits_, stride, 1, partial_.values);
       }
     }
-    const auto values = readable_rows(block.values, block.rows, tile_.value_dim, false);
+    const auto values = readable_rows(row_tile.values, row_tile.rows, tile_.value_dim, false);
     const std::size_t columns = width / lanes;
     const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion *
                                (columns / 4 + columns % 4 / 2 + columns % 2);
@@ -325,7 +328,7 @@ class StreamPass {
     with_dense_encoding(values.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
         const auto add = [&]<std::size_t N>(std::size_t channel) KVPOLICY_CPU_LAMBDA {
-          add_rows<E, Q, N>(values.rows.data(), block.rows, logits_ + q * stride, stride,
+          add_rows<E, Q, N>(values.rows.data(), row_tile.rows, logits_ + q * stride, stride,
                             factors_ + q, partial_.values + q * width, channel, width,
                             ahead.share(pass++, passes));
           return channel + N * lanes;
@@ -342,14 +345,14 @@ class StreamPass {
   Partial partial_;
   HeadWidth width_;
   float* logits_;          // [queries, stride]
-  float* rows_;            // [max_block_rows, wider side]
+  float* rows_;            // [max_tile_rows, wider side]
   float* params_;          // [2, wider side]
-  float* parted_queries_;  // [queries, width of keys], see queries_for
+  float* deinterleaved_;  // [queries, width of keys], see queries_for
   float* factors_;         // [queries]
   IntegerKeys integer_keys_;
   IntegerValues integer_values_;
   const float* queries_ = nullptr;
-  bool has_parted_queries_ = false;
+  bool has_deinterleaved_ = false;
 };
 
 KVPOLICY_CPU_END_TARGET

@@ -38,8 +38,8 @@ template <class Tiles = x86::AmxTiles>
 class TilePass {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, const HeadWidth& width) {
-    return paneled(queries) * width.keys + padded_queries(queries) * (max_block_rows + 1) +
-           (max_block_rows + 2) * width.widest() +
+    return paneled(queries) * width.keys + padded_queries(queries) * (max_tile_rows + 1) +
+           (max_tile_rows + 2) * width.widest() +
            PairProducts<Tiles>::scratch_floats(padded_queries(queries), width);
   }
   /// Words of scratch memory; a plan in float needs none.
@@ -54,38 +54,38 @@ class TilePass {
       : tile_{tile}, partial_{partial}, head_{tile.width()},
         width_{padded_queries(tile.rows)}, queries_{scratch},
         logits_{queries_ + paneled(tile.rows) * head_.keys},
-        rows_{logits_ + width_ * max_block_rows}, params_{rows_ + max_block_rows * head_.widest()},
+        rows_{logits_ + width_ * max_tile_rows}, params_{rows_ + max_tile_rows * head_.widest()},
         factors_{params_ + 2 * head_.widest()}, pairs_{plan, width_, head_, word_scratch, factors_ + width_} {}
 
   [[nodiscard]] std::size_t width() const { return width_; }
 
   /// Sets the queries [tile.rows, width of keys] for the row tiles that follow. They are not scaled yet and
   /// must stay in memory. `rotated`: whether a segment rotates them.
-  void set_queries(const float* queries, bool turned) {
+  void set_queries(const float* queries, bool rotated) {
     given_queries_ = queries;
     has_float_queries_ = false;
-    pairs_.set_queries(queries, tile_.rows, turned);
+    pairs_.set_queries(queries, tile_.rows, rotated);
   }
 
   /// Adds a row tile; `next` is the one after it, which is prefetched and may have no rows.
-  void add(const RowTile& block, const RowTile& next) {
-    compute_logits(block, {block.values, block.rows, tile_.value_dim});
-    update_softmax(block.rows);
-    add_values(block, {next.keys, next.rows, tile_.key_dim()});
+  void add(const RowTile& row_tile, const RowTile& next) {
+    compute_logits(row_tile, {row_tile.values, row_tile.rows, tile_.value_dim});
+    update_softmax(row_tile.rows);
+    add_values(row_tile, {next.keys, next.rows, tile_.key_dim()});
   }
   /// Updates only the softmax's state, for sums of exponentials without values.
-  void add_keys(const RowTile& block, const RowTile& next) {
-    compute_logits(block, {next.keys, next.rows, tile_.key_dim()});
-    update_softmax(block.rows);
+  void add_keys(const RowTile& row_tile, const RowTile& next) {
+    compute_logits(row_tile, {next.keys, next.rows, tile_.key_dim()});
+    update_softmax(row_tile.rows);
   }
 
   /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
-  const float* compute_probabilities(const RowTile& block, const RowTile& next,
+  const float* compute_probabilities(const RowTile& row_tile, const RowTile& next,
                                      const float* log_sum_exp) {
-    compute_logits(block, {next.keys, next.rows, tile_.key_dim()});
+    compute_logits(row_tile, {next.keys, next.rows, tile_.key_dim()});
     for (std::size_t m = 0; m < width_; m += lanes) {
       const auto total = hn::LoadU(floats, log_sum_exp + m);
-      for (std::size_t row = 0; row < block.rows; ++row) {
+      for (std::size_t row = 0; row < row_tile.rows; ++row) {
         float* logits = logits_ + row * width_ + m;
         const auto x = hn::LoadU(floats, logits);
         const auto nothing = hn::Eq(x, hn::Set(floats, -std::numeric_limits<float>::infinity()));
@@ -119,20 +119,20 @@ class TilePass {
 
   // Computes the logits of each row with each query: [rows, width()], -infinity if the query does not see
   // the row.
-  void compute_logits(const RowTile& block, FetchAhead ahead) {
+  void compute_logits(const RowTile& row_tile, FetchAhead ahead) {
     const bool whole = head_.keys == tile_.key_dim();
-    if (!whole || !pairs_.compute_logits(block.keys, block.rows, tile_.scale, logits_, ahead)) {
+    if (!whole || !pairs_.compute_logits(row_tile.keys, row_tile.rows, tile_.scale, logits_, ahead)) {
       set_float_queries();
-      decode_side(block.keys, block.rows, tile_.key_dim(), params_, rows_);
+      decode_side(row_tile.keys, row_tile.rows, tile_.key_dim(), params_, rows_);
       product(rows_, head_.keys, 1, {queries_, panel_width * head_.keys, panel_width}, head_.keys, logits_,
-              width_, block.rows, width_, nullptr, ahead);
+              width_, row_tile.rows, width_, nullptr, ahead);
     }
-    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, block.rows * width_);
-    if (!block.cut) return;
-    for (std::size_t row = 0; row < block.rows; ++row) {
+    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, row_tile.rows * width_);
+    if (!row_tile.cut) return;
+    for (std::size_t row = 0; row < row_tile.rows; ++row) {
       float* logits = logits_ + row * width_;
       // Leaves out the padding after the queries: queries that see nothing take a slow path.
-      block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
+      row_tile.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
         std::fill(logits + unseeing.begin, logits + unseeing.end,
                   -std::numeric_limits<float>::infinity());
       });
@@ -191,19 +191,19 @@ class TilePass {
     return hn::Load(floats, sums);
   }
 
-  void add_values(const RowTile& block, FetchAhead ahead) {
+  void add_values(const RowTile& row_tile, FetchAhead ahead) {
     const std::size_t width = head_.values;
-    if (width == tile_.value_dim && pairs_.add_values(block.values, block.rows, logits_, factors_,
+    if (width == tile_.value_dim && pairs_.add_values(row_tile.values, row_tile.rows, logits_, factors_,
                                                       partial_.values, tile_.rows, ahead)) {
       return;
     }
-    decode_side(block.values, block.rows, tile_.value_dim, params_, rows_);
-    if (block.cut && !all_finite(rows_, block.rows * width)) {
+    decode_side(row_tile.values, row_tile.rows, tile_.value_dim, params_, rows_);
+    if (row_tile.cut && !all_finite(rows_, row_tile.rows * width)) {
       for (std::size_t i = 0; i < tile_.rows * width; ++i) partial_.values[i] *= factors_[i / width];
-      return add_seen_values(tile_, block, rows_, logits_, 1, width_, partial_.values);
+      return add_seen_values(tile_, row_tile, rows_, logits_, 1, width_, partial_.values);
     }
-    product(logits_, 1, width_, {rows_, panel_width, width}, block.rows, partial_.values, width, tile_.rows,
-            width, factors_, ahead);
+    product(logits_, 1, width_, {rows_, panel_width, width}, row_tile.rows, partial_.values, width,
+            tile_.rows, width, factors_, ahead);
   }
 
   const QueryTile& tile_;
@@ -211,8 +211,8 @@ class TilePass {
   HeadWidth head_;
   std::size_t width_;   // queries with padding
   float* queries_;      // panels of [width of keys, width]
-  float* logits_;       // [max_block_rows, width]
-  float* rows_;         // [max_block_rows, wider side]
+  float* logits_;       // [max_tile_rows, width]
+  float* rows_;         // [max_tile_rows, wider side]
   float* params_;       // [2, wider side]
   float* factors_;      // [width]
   PairProducts<Tiles> pairs_;

@@ -99,7 +99,7 @@ template <Encoding E>
 
 /// Whether load_pair returns a row's numbers in another order.
 template <Encoding E>
-inline constexpr bool parts_pairs = E == Encoding::bfloat16 && lanes > 1;
+inline constexpr bool deinterleaves_pairs = E == Encoding::bfloat16 && lanes > 1;
 
 struct VectorPair {
   FloatVector first, second;
@@ -110,7 +110,7 @@ struct VectorPair {
 /// Keeping them in order would take twice as many instructions.
 template <Encoding E>
 [[nodiscard]] HWY_INLINE VectorPair load_pair(const std::byte* row, std::size_t channel) {
-  if constexpr (parts_pairs<E>) {
+  if constexpr (deinterleaves_pairs<E>) {
     const hn::Rebind<std::uint32_t, Floats> words;
     const auto both =
         hn::LoadU(words, reinterpret_cast<const std::uint32_t*>(row + channel * sizeof(bfloat16)));
@@ -123,9 +123,9 @@ template <Encoding E>
 
 /// Loads numbers in float, which are in order, in the order of load_pair<E>.
 template <Encoding E>
-[[nodiscard]] HWY_INLINE VectorPair part_pair(const float* numbers) {
+[[nodiscard]] HWY_INLINE VectorPair deinterleave_pair(const float* numbers) {
   VectorPair pair;
-  if constexpr (parts_pairs<E>) {
+  if constexpr (deinterleaves_pairs<E>) {
     hn::LoadInterleaved2(floats, numbers, pair.first, pair.second);
   } else {
     pair = {hn::LoadU(floats, numbers), hn::LoadU(floats, numbers + lanes)};
@@ -135,8 +135,8 @@ template <Encoding E>
 
 /// Stores a pair of vectors in the original order.
 template <Encoding E>
-HWY_INLINE void join_pair(const VectorPair& pair, float* numbers) {
-  if constexpr (parts_pairs<E>) {
+HWY_INLINE void interleave_pair(const VectorPair& pair, float* numbers) {
+  if constexpr (deinterleaves_pairs<E>) {
     hn::StoreInterleaved2(pair.first, pair.second, floats, numbers);
   } else {
     hn::StoreU(pair.first, floats, numbers);

@@ -44,10 +44,10 @@ namespace HWY_NAMESPACE {
 
 template <class Tuning>
 class Worker {
-  static_assert(Tuning::stream_rows >= 1 && Tuning::stream_rows <= max_block_rows);
+  static_assert(Tuning::stream_rows >= 1 && Tuning::stream_rows <= max_tile_rows);
   static_assert(Tuning::stream_quantized_rows >= 1 &&
-                Tuning::stream_quantized_rows <= max_block_rows);
-  static_assert(Tuning::tile_rows >= 1 && Tuning::tile_rows <= max_block_rows);
+                Tuning::stream_quantized_rows <= max_tile_rows);
+  static_assert(Tuning::tile_rows >= 1 && Tuning::tile_rows <= max_tile_rows);
   static_assert(Tuning::stream_queries >= 1 && Tuning::tile_queries >= 1);
 
   using Pass = TilePass<typename Tuning::Tiles>;
@@ -65,7 +65,7 @@ class Worker {
     products_ = products;
     queries_ = floats_.data() + partial;
     scratch_ = queries_ + queries * width.keys;
-    if (blocks_ == nullptr) blocks_ = std::make_unique<std::array<RowTile, 2>>();
+    if (row_tiles_ == nullptr) row_tiles_ = std::make_unique<std::array<RowTile, 2>>();
   }
 
   /// A partial result in the worker's own memory; its next task overwrites it.
@@ -81,19 +81,19 @@ class Worker {
     if (tile.rows <= Tuning::stream_queries) {
       Queries queries{tile, tile.scale, queries_};
       StreamPass pass{tile, partial, scratch_};
-      RowTile* block = blocks_->data();
-      RowTile* next = block + 1;
-      for (reader.read(*block, stream_limit); block->rows > 0; std::swap(block, next)) {
+      RowTile* row_tile = row_tiles_->data();
+      RowTile* next = row_tile + 1;
+      for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
         reader.read(*next, stream_limit);
-        if (queries.load_for(*block->segment)) pass.set_queries(queries_);
-        pass.add(*block, *next);
+        if (queries.load_for(*row_tile->segment)) pass.set_queries(queries_);
+        pass.add(*row_tile, *next);
       }
       pass.finish();
     } else {
       Queries queries{tile, 1.0F, queries_};
       Pass pass{tile, partial, products_, scratch_, words_.data()};
-      for_each_block(reader, queries, pass, [&](const RowTile& block, const RowTile& next) {
-        pass.add(block, next);
+      for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
+        pass.add(row_tile, next);
       });
     }
   }
@@ -101,16 +101,16 @@ class Worker {
   /// Adds to sums [group, rows] the probabilities that the tile's queries give each row.
   void observe(std::span<const Segment> segments, const QueryTile& tile,
                std::span<const float> attention_sink_bias, std::span<float> sums) {
-    const std::size_t weight = seen_weight(segments, tile);
+    const std::size_t cost = seen_cost(segments, tile);
     const std::size_t rows = sums.size() / tile.group;
     const Partial partial = own_partial(tile);
     partial.clear(padded_queries(tile.rows), 0);
     Pass pass{tile, partial, products_, scratch_, words_.data()};
     {
-      RowTileReader reader{segments, tile, 0, weight};
+      RowTileReader reader{segments, tile, 0, cost};
       Queries queries{tile, 1.0F, queries_};
-      for_each_block(reader, queries, pass, [&](const RowTile& block, const RowTile& next) {
-        pass.add_keys(block, next);
+      for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
+        pass.add_keys(row_tile, next);
       });
     }
     float* log_sum_exp = partial.max;  // reuses its memory
@@ -119,13 +119,13 @@ class Worker {
       if (!attention_sink_bias.empty()) merge(total, {}, {attention_sink_bias[tile.head(m)], 1.0F}, {});
       log_sum_exp[m] = total.log_sum_exp();
     }
-    RowTileReader reader{segments, tile, 0, weight};
+    RowTileReader reader{segments, tile, 0, cost};
     Queries queries{tile, 1.0F, queries_};
-    for_each_block(reader, queries, pass, [&](const RowTile& block, const RowTile& next) {
-      const float* probabilities = pass.compute_probabilities(block, next, log_sum_exp);
-      for (std::size_t row = 0; row < block.rows; ++row) {
+    for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
+      const float* probabilities = pass.compute_probabilities(row_tile, next, log_sum_exp);
+      for (std::size_t row = 0; row < row_tile.rows; ++row) {
         for (std::size_t m = 0; m < tile.rows; ++m) {
-          sums[(tile.first + m) % tile.group * rows + block.ordinals[row]] +=
+          sums[(tile.first + m) % tile.group * rows + row_tile.ordinals[row]] +=
               probabilities[row * pass.width() + m];
         }
       }
@@ -139,19 +139,19 @@ class Worker {
     StreamPass pass{tile, own_partial(tile), scratch_};
     std::fill(std::copy(query.begin(), query.end(), queries_), queries_ + tile.width().keys, 0.0F);
     pass.set_queries(queries_);
-    RowTile* block = blocks_->data();
-    RowTile* next = block + 1;
-    for (reader.read(*block, stream_limit); block->rows > 0; std::swap(block, next)) {
+    RowTile* row_tile = row_tiles_->data();
+    RowTile* next = row_tile + 1;
+    for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
       reader.read(*next, stream_limit);
       const float* scores =
-          pass.compute_logits(*block, prefetch_of(next->keys, next->rows, query.size()));
-      for (std::size_t i = 0; i < block->rows; ++i) out[block->ordinals[i]] = scores[i];
+          pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, query.size()));
+      for (std::size_t i = 0; i < row_tile->rows; ++i) out[row_tile->ordinals[i]] = scores[i];
     }
   }
 
  private:
-  static constexpr BlockLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
-  static constexpr BlockLimit tile_limit{Tuning::tile_rows, Tuning::tile_rows};
+  static constexpr RowTileLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
+  static constexpr RowTileLimit tile_limit{Tuning::tile_rows, Tuning::tile_rows};
 
   // The tile's queries, rotated as the current segment requires.
   class Queries {
@@ -162,7 +162,7 @@ class Worker {
     /// Returns whether the queries have changed.
     bool load_for(const Segment& segment) {
       const QueryRotation rotation =
-          tile_.is_turned_by(segment.rotation) ? segment.rotation : QueryRotation{};
+          tile_.is_rotated_by(segment.rotation) ? segment.rotation : QueryRotation{};
       if (loaded_ && rotation.inverse_frequencies == rotation_.inverse_frequencies &&
           rotation.latest_position == rotation_.latest_position) {
         return false;
@@ -171,7 +171,7 @@ class Worker {
       rotation_ = rotation;
       return loaded_ = true;
     }
-    [[nodiscard]] bool turned() const { return rotation_.inverse_frequencies != nullptr; }
+    [[nodiscard]] bool rotated() const { return rotation_.inverse_frequencies != nullptr; }
 
    private:
     const QueryTile& tile_;
@@ -182,13 +182,13 @@ class Worker {
   };
 
   template <class Visit>
-  void for_each_block(RowTileReader& reader, Queries& queries, Pass& pass, Visit visit) {
-    RowTile* block = blocks_->data();
-    RowTile* next = block + 1;
-    for (reader.read(*block, tile_limit); block->rows > 0; std::swap(block, next)) {
+  void for_each_row_tile(RowTileReader& reader, Queries& queries, Pass& pass, Visit visit) {
+    RowTile* row_tile = row_tiles_->data();
+    RowTile* next = row_tile + 1;
+    for (reader.read(*row_tile, tile_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
       reader.read(*next, tile_limit);
-      if (queries.load_for(*block->segment)) pass.set_queries(queries_, queries.turned());
-      visit(*block, *next);
+      if (queries.load_for(*row_tile->segment)) pass.set_queries(queries_, queries.rotated());
+      visit(*row_tile, *next);
     }
   }
 
@@ -197,7 +197,7 @@ class Worker {
   ProductPlan products_;
   float* queries_ = nullptr;
   float* scratch_ = nullptr;
-  std::unique_ptr<std::array<RowTile, 2>> blocks_;
+  std::unique_ptr<std::array<RowTile, 2>> row_tiles_;
 };
 
 }  // namespace HWY_NAMESPACE

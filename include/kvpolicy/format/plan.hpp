@@ -8,6 +8,7 @@
 //
 // The line of a plan needs no model: it says which policy each head has, and what one more token costs in a
 // text that is longer than every window and budget, with pages of CacheOptions' default size.
+#pragma once
 
 #include <algorithm>
 #include <cstddef>

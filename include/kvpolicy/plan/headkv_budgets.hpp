@@ -9,6 +9,7 @@
 // gives them to KV heads, the heads that are stored: a group's score is the mean of its query heads, and
 // the budgets sum to exactly b per KV head. `published_headkv_budgets` reproduces the published integers.
 // Neither function gives rows that a short text leaves unused to other heads.
+#pragma once
 
 #include <algorithm>
 #include <cmath>
