@@ -23,7 +23,7 @@ std::uint64_t of(std::string_view text, std::uint64_t seed = 0) {
 }  // namespace
 
 TEST_CASE("checksums are XXH64's") {
-  // From xxhsum 0.8, and its specification.
+  // Values from xxhsum 0.8 and from the specification.
   CHECK(of("") == 0xEF46DB3751D8E999U);
   CHECK(of("a") == 0xD24EC4F1A98C6E5BU);
   CHECK(of("abc") == 0x44BC2CF5AD770999U);
