@@ -19,8 +19,8 @@
 
 namespace kvpolicy {
 
-/// Which rows a head shows. A ChunkRetrieval head shows all its rows or only those of its selection; every
-/// other head shows the same rows for both.
+/// The rows that a read shows. A ChunkRetrieval head shows all its rows or only those of its selection;
+/// every other head shows the same rows for both.
 enum class Read : std::uint8_t { all, selected };
 
 /// Options of one attention call. The defaults give plain causal attention over all rows.
@@ -88,8 +88,8 @@ struct LayerObservation {
   }
 };
 
-/// What a backend implements. `attend` writes outputs, with zeros for a query that sees no row.
-/// `observe` writes sums. `score` writes the dot products of one query [head_dim] with `out.size()`
+/// The interface that a backend implements. `attend` writes outputs, with zeros for a query that sees no
+/// row. `observe` writes sums. `score` writes the dot products of one query [head_dim] with `out.size()`
 /// dense rows. Calls on one engine object must not overlap.
 template <class E>
 concept AttentionEngine =

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How rollbacks affect the selections of a ChunkRetrieval head. A selection (here also: a choice) belongs
-// to the text up to the query that made it. A rollback that takes that query back also takes back the
-// selection, and the head reads the selection before it again. A ring keeps the latest selections; a
+// Computes how rollbacks affect the selections of a ChunkRetrieval head. A selection (here also: a choice)
+// belongs to the text up to the query that made it. A rollback that takes that query back also takes back
+// the selection, and the head reads the selection before it again. A ring keeps the latest selections; a
 // rollback past all of them makes the head choose a new one.
 #pragma once
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a KV head keeps and what a query reads of it, as plain numbers. A policy states its rule (`rule` of
-// its policy_traits). Code that treats heads of all policies alike, such as the device cache and printed
-// plans, reads only the rule. core/rule_ranges.hpp says what a rule's numbers mean.
+// Describes by plain numbers what a KV head keeps and what a query reads of it. A policy states its rule
+// (`rule` of its policy_traits). Code that treats heads of all policies alike, such as the device cache and
+// printed plans, reads only the rule. core/rule_ranges.hpp says what a rule's numbers mean.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace kvpolicy {
 
-/// How SnapKV scores of neighbouring rows are pooled.
+/// The pooling of SnapKV scores over neighbouring rows.
 enum class Pooling : std::uint8_t { max, average };
 
 /// The names of the enumerators in files.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a KV cache needs to know about a transformer: the heads, channels and window of each layer. In most
-// models all layers are alike, and four numbers describe them.
+// Describes a transformer as far as a KV cache needs it: the heads, channels and window of each layer. In
+// most models all layers are alike, and four numbers describe them.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many rows of a layer are appended and committed, and the arithmetic of commit and rollback. The host
-// cache, the device cache and the kernels use the same functions: a kernel advances its counters on the
-// device while the device cache computes the same counters on the host.
+// Counts how many rows of a layer are appended and committed, with the arithmetic of commit and rollback.
+// The host cache, the device cache and the kernels use the same functions: a kernel advances its counters
+// on the device while the device cache computes the same counters on the host.
 #pragma once
 
 #include <kvpolicy/core/host_device.hpp>

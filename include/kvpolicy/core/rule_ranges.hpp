@@ -66,7 +66,7 @@ struct WindowRule {
   }
 };
 
-/// Which rows leave the residual. The residual are the latest rows, which stay exact.
+/// The rule that decides which rows leave the residual, which are the latest rows and stay exact.
 template <class Int>
 struct ResidualRule {
   Int residual = 0;   ///< at least so many latest rows stay exact
@@ -109,8 +109,8 @@ template <class Int>
   return static_cast<Int>(safeguard * static_cast<double>(budget));
 }
 
-/// How many rows survive a compression of a head, and when the head compresses by itself. `rows` is the
-/// number of rows that the head holds, `tokens` the length of the text.
+/// The rule that decides how many rows survive a compression of a head, and when the head compresses by
+/// itself. `rows` is the number of rows that the head holds, `tokens` the length of the text.
 template <class Int>
 struct BudgetRule {
   Int budget = 0;         ///< rows that survive by rank

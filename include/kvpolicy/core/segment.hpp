@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a policy shows and an engine reads: runs of cached rows of one KV head. Neither side knows
-// the other, so a new policy needs no new kernel and a new kernel serves every policy.
+// Segments are what a policy shows and an engine reads: runs of cached rows of one KV head. Neither side
+// knows the other, so a new policy needs no new kernel and a new kernel serves every policy.
 #pragma once
 
 #include <cstddef>
@@ -15,35 +15,35 @@
 
 namespace kvpolicy {
 
-/// Which numbers of a quantised plane share a scale and a zero.
+/// The numbers of a quantised plane that share a scale and a zero.
 enum class Granularity : std::uint8_t {
   per_token,   ///< `group` neighbouring channels of one row.
   per_channel  ///< `group` neighbouring rows of one channel (KIVI's keys).
 };
 
-/// How the rows of one side (keys or values) of a head are encoded. The last two matter only for
-/// quantised encodings; a row is dequantised as `scale * code + zero`.
+/// The encoding of the rows of one side (keys or values) of a head. The last two matter only for quantised
+/// encodings; a row is dequantised as `scale * code + zero`.
 struct RowFormat {
   Encoding encoding = Encoding::float32;
   Granularity granularity = Granularity::per_token;
-  std::size_t group = 0;
+  std::size_t group = 0;  ///< numbers that share a scale and a zero; 0 for dense rows
 
   friend constexpr bool operator==(const RowFormat&, const RowFormat&) = default;
 };
 
-/// Where the parts of a page are. The codes of all rows come first, one row after another. Quantised
-/// formats then have all scales, then all zeros, both in half: per token [page_rows, head_dim / group], per
-/// channel [page_rows / group, head_dim].
+/// The layout of a page. The codes of all rows come first, one row after another. Quantised formats then
+/// have all scales, then all zeros, both in half: per token [page_rows, head_dim / group], per channel
+/// [page_rows / group, head_dim].
 ///
 /// Codes that share a byte are not neighbours: byte j of a 4-bit row holds channel j in its low and channel
 /// j + head_dim / 2 in its high nibble; byte j of a 2-bit row holds channels j + i * head_dim / 4 at bits
 /// 2i. Unpacking a vector of bytes then yields neighbouring channels.
 struct PageLayout {
-  std::size_t row_bytes = 0;
-  std::size_t scales_offset = 0;
-  std::size_t zeros_offset = 0;
-  std::size_t params_per_row = 0;  ///< per token; per channel: for each group of rows
-  std::size_t page_bytes = 0;
+  std::size_t row_bytes = 0;       ///< bytes of a row's codes, or of a dense row
+  std::size_t scales_offset = 0;   ///< bytes from the start of the page
+  std::size_t zeros_offset = 0;    ///< bytes from the start of the page
+  std::size_t params_per_row = 0;  ///< scales of a row; per channel: of a group of rows
+  std::size_t page_bytes = 0;      ///< size of the page
 
   constexpr PageLayout() = default;
   constexpr PageLayout(const RowFormat& format, std::size_t head_dim, std::size_t page_rows)
@@ -72,12 +72,12 @@ struct RowAddress {
 /// that are `row_stride` bytes apart and begin `page_offset` bytes after the start of the page.
 struct Plane {
   RowFormat format = {};
-  const std::byte* const* pages = nullptr;
-  std::size_t page_rows = 0;
-  const std::byte* base = nullptr;
-  std::size_t row_stride = 0;  // in bytes; 0 for pages that PageLayout describes
-  std::size_t first_row = 0;
-  std::size_t page_offset = 0;  // in bytes; 0 unless row_stride says how the rows of pages lie
+  const std::byte* const* pages = nullptr;  ///< the page table; null: rows begin at `base`
+  std::size_t page_rows = 0;                ///< rows of a page
+  const std::byte* base = nullptr;          ///< row 0 of the table, if there are no pages
+  std::size_t row_stride = 0;   ///< in bytes; 0 for pages that PageLayout describes
+  std::size_t first_row = 0;    ///< row 0 of the plane, as a row of the table
+  std::size_t page_offset = 0;  ///< in bytes; used only for pages with a row_stride
 
   [[nodiscard]] RowAddress address_of(std::size_t row) const {
     const std::size_t at = first_row + row;
@@ -115,7 +115,7 @@ inline constexpr std::size_t no_node = std::numeric_limits<std::size_t>::max();
 /// A window that hides no row.
 inline constexpr std::int64_t unlimited_window = std::numeric_limits<std::int64_t>::max();
 
-/// How to rotate a query back before it meets a segment, so that the segment's rows look closer than they
+/// The rotation of a query back before it meets a segment, so that the segment's rows look closer than they
 /// are: a query at position t is read as one at position min(t, latest_position).
 struct QueryRotation {
   const float* inverse_frequencies = nullptr;  ///< [head_dim / 2]; null: the query is not rotated
@@ -128,13 +128,13 @@ struct QueryRotation {
 struct Segment {
   Plane keys = {};
   Plane values = {};
-  std::size_t rows = 0;
+  std::size_t rows = 0;                       ///< rows of both planes
   std::int64_t position = 0;                  ///< text position of plane row 0
   const std::int64_t* positions = nullptr;    ///< [plane rows], if positions are not consecutive
   std::size_t node = no_node;                 ///< node of plane row 0; the next rows are the next nodes
   std::span<const RowRun> runs = {};          ///< its plane rows, ascending; empty: [0, rows)
-  std::int64_t window = unlimited_window;
-  QueryRotation rotation = {};
+  std::int64_t window = unlimited_window;     ///< latest tokens that a query sees, its own included
+  QueryRotation rotation = {};                ///< applied to a query before it meets the rows
 
   [[nodiscard]] std::int64_t position_of(std::size_t row) const {
     return positions != nullptr ? positions[row] : position + static_cast<std::int64_t>(row);

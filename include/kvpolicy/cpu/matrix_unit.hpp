@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which unit of the processor multiplies the queries of a prompt with rows stored in bfloat16, and how
-// exact the products must be.
+// Chooses the unit of the processor that multiplies the queries of a prompt with rows stored in bfloat16,
+// by how exact the products must be.
 #pragma once
 
 #include <cstddef>

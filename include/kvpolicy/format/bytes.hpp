@@ -61,7 +61,7 @@ inline constexpr std::array<ByteUnit, 7> binary_units{{{"B", 1.0},
   return with_commas(fmt::format("{}", number));
 }
 
-/// How to write a number of bytes.
+/// The format in which a number of bytes is written.
 struct ByteFormat {
   static constexpr int automatic = -1;
   bool binary = false;

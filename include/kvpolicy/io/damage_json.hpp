@@ -30,7 +30,7 @@ inline constexpr std::string_view damage_format = "kvpolicy damage";
 /// The version that is written and read.
 inline constexpr std::size_t damage_version = 1;
 
-/// What the model loses, in nats, if one head gets one choice of a menu.
+/// The measured damage, in nats, that the model takes if one head gets one choice of a menu.
 template <Element E>
 struct DamageTable {
   ModelShape shape;

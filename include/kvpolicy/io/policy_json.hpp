@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a plan file stores a head's settings: the policy's names, then the settings by the names that their
+// Stores a head's settings in a plan file: the policy's names, then the settings by the names that their
 // type lists (core/fields.hpp). A policy of your own can be used in plan files if it has a `name`, its
 // Config has `fields`, and a registry knows it (plan/policy_registry.hpp).
 #pragma once
@@ -135,7 +135,7 @@ template <Element E>
 [[nodiscard]] std::string write_setting(const HeadSettings<E>& settings) {
   const PolicyNames names = settings.names();
   require(settings.has_names(), "plan file: ", names.policy,
-          " cannot stand in a file: a policy needs a `name`, and its Config `void "
+          " cannot be written to a file: a policy needs a `name`, and its Config `void "
           "fields(FieldVisitor&)`");
   std::string text = "{";
   JsonFieldWriter writer{text, names.storage};

@@ -37,7 +37,7 @@
 
 namespace kvpolicy::offload {
 
-/// Where a FileResource has its file, and how large it may grow on the disk and in memory.
+/// Options of a FileResource: where its file is, and how large it may grow on the disk and in memory.
 struct FileOptions {
   /// Folder of the file. It should be on a disk: a folder in memory (tmpfs) saves no memory. The
   /// file has no name and disappears with the resource or the program.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which pieces of a file are in memory, and which of them to release for others. This is only
-// bookkeeping and reads nothing.
+// Keeps track of which pieces of a file are in memory, and decides which of them to release for others. It
+// reads nothing itself.
 #pragma once
 
 #include <cstddef>

@@ -30,14 +30,14 @@ namespace kvpolicy {
 /// it.
 using HeadGates = HeadTable<double>;
 
-/// What a head reads.
+/// The kind of a head: what its queries read.
 enum class HeadKind : std::uint8_t {
   streaming,  ///< reads the sinks and the latest rows
   retrieval   ///< reads every row
 };
 using HeadKinds = HeadTable<HeadKind>;  ///< [layers, kv_heads]
 
-/// How gates decide the kinds of heads.
+/// The rule by which gates decide the kinds of heads.
 enum class GateCut : std::uint8_t {
   /// The round((1 - sparsity) * heads) largest gates, halves to even, belong to retrieval heads. If the cut
   /// falls into a tie, the chosen heads are spread evenly over its layers (`highest_gates` returns the size

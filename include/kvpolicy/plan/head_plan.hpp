@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which policy each KV head of a model gets, with its settings. A plan can compute what a cache will cost
-// before the cache is made (plan/plan_memory.hpp).
+// A plan says which policy each KV head of a model gets, with its settings. A plan can compute what a cache
+// will cost before the cache is made (plan/plan_memory.hpp).
 #pragma once
 
 #include <algorithm>

@@ -29,7 +29,7 @@ namespace kvpolicy {
 using HeadScores = HeadTable<double>;        ///< [layers, q_heads], not negative, any scale
 using HeadBudgets = HeadTable<std::size_t>;  ///< rows besides the observation window
 
-/// How many rows there are, and how they are divided among heads.
+/// Settings of `headkv_budgets`: how many rows there are, and how they are divided among heads.
 struct HeadKvBudgetConfig {
   std::size_t capacity = 128;  ///< Average rows per head, observation window included.
   std::size_t observation_window = 8;      ///< Latest rows that every head keeps; at most `capacity`.

@@ -31,7 +31,7 @@ class PolicyRegistry {
     static_assert(std::same_as<typename P::element_type, E>,
                   "PolicyRegistry::add: the policy has rows of another element type");
     static_assert(policy_traits<P>::has_name && HasFields<typename P::Config>,
-                  "PolicyRegistry::add: to stand in files a policy needs a `name`, and its Config "
+                  "PolicyRegistry::add: to be written to files a policy needs a `name`, and its Config "
                   "`void fields(FieldVisitor&)`");
     const Entry entry{policy_traits<P>::names(), [](FieldVisitor& fill) -> HeadSettings<E> {
                         typename P::Config config;

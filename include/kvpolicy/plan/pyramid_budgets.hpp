@@ -23,7 +23,8 @@
 
 namespace kvpolicy {
 
-/// How many rows there are, and how steeply budgets fall from layer to layer.
+/// Settings of `pyramid_budgets`: how many rows there are, and how steeply budgets fall from layer to
+/// layer.
 struct PyramidBudgetConfig {
   std::size_t capacity = 128;  ///< Rows per head on average, observation window included.
   std::size_t observation_window = 8;      ///< Latest rows that every head keeps; at most `capacity`.

@@ -50,7 +50,7 @@ struct HeadChoice {
   HeadDamage damage;
 };
 
-/// How many bytes a plan may take, and for how long a text.
+/// Settings of `search_plan`: how many bytes a plan may take, and for how long a text.
 struct SearchConfig {
   std::size_t bytes = 0;      ///< The most that a cache may take, tail and kept queries included.
   std::size_t context = 0;    ///< Tokens that the cache holds then.

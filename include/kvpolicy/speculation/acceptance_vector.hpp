@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How often a node's first, second, ... child is the accepted one, measured while a decoder
-// verifies trees. speculation/tree_shape.hpp builds trees from these numbers.
+// Measures how often a node's first, second, ... child is the accepted one, while a decoder verifies trees.
+// speculation/tree_shape.hpp builds trees from these numbers.
 //
 // A child is only tried if its earlier siblings were refused, and nodes may have different numbers of
 // children. So the vector counts how often a child is accepted when it is tried (the estimate of Kaplan and
@@ -39,7 +39,7 @@ struct AcceptanceVectorConfig {
   }
 };
 
-/// How often a node's first, second, ... child is the accepted one, as measured so far. Not
+/// The measured frequency with which a node's first, second, ... child is the accepted one. Not
 /// synchronised.
 class AcceptanceVector {
  public:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many tokens to draft: what a round of drafting and verifying yields and costs if every draft token is
-// accepted with the same probability, independently of the others. Decoders that measure both use it
-// (speculation/draft_length.hpp), and benchmarks use it for predictions.
+// Computes how many tokens to draft: what a round of drafting and verifying yields and costs if every draft
+// token is accepted with the same probability, independently of the others. Decoders that measure both use
+// it (speculation/draft_length.hpp), and benchmarks use it for predictions.
 //
 // Method: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", arXiv:2211.17192;
 // in two levels, Sun et al., "TriForce", arXiv:2404.11912. Both assume a fixed cost of a verification; here
@@ -19,8 +19,7 @@
 
 namespace kvpolicy {
 
-/// What a pass of a model over some tokens costs, in seconds or any other unit; use one unit
-/// throughout.
+/// The cost of a pass of a model over some tokens, in seconds or any other unit; use one unit throughout.
 struct PassCost {
   double base = 0.0;       ///< cost of any pass: reading weights and cached rows once
   double per_token = 0.0;  ///< added for each token
@@ -39,7 +38,7 @@ struct PassCost {
   }
 };
 
-/// What drafting and verifying cost, in the same unit of time.
+/// The costs of drafting and verifying, in the same unit of time.
 struct DraftCosts {
   double draft = 0.0;  ///< cost of one draft token
   PassCost verify;     ///< cost of the target's pass
@@ -106,13 +105,13 @@ struct HierarchyCosts {
   PassCost all;        ///< cost of the target's pass over all rows
 };
 
-/// How often each level accepts a token.
+/// The share of tokens that each level accepts.
 struct HierarchyAcceptance {
   double selected = 0.0;  ///< share of draft tokens that the target over selected rows accepts
   double all = 0.0;       ///< share of the middle level's tokens that the target over all rows accepts
 };
 
-/// How many draft tokens each level makes at a time.
+/// The number of draft tokens that each level makes at a time.
 struct HierarchyLengths {
   std::size_t inner = 0;  ///< tokens that the draft proposes at a time; 0: there is no draft
   std::size_t outer = 0;  ///< tokens of the middle level per pass over all rows; 0: plain decoding

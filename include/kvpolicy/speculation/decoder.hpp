@@ -29,15 +29,15 @@
 
 namespace kvpolicy {
 
-/// When ChunkRetrieval heads choose a new selection, besides at the end of a prompt. Which rows attract
-/// attention changes slowly (TriForce, section 3), so a selection serves many tokens.
+/// Decides when ChunkRetrieval heads choose a new selection, in addition to the end of a prompt. Which rows
+/// attract attention changes slowly (TriForce, section 3), so a selection serves many tokens.
 struct RefreshRule {
   std::size_t every = 0;         ///< after so many tokens; 0: not by count
   double below_acceptance = 0.5; ///< if a smaller share of the latest draft tokens was accepted; 0: never
   std::size_t min_tokens = 32;   ///< fewest tokens between two refreshes by acceptance
 };
 
-/// How tokens are sampled, how many are drafted, and when the text ends.
+/// Options of a SpeculativeDecoder: how tokens are sampled, how many are drafted, and when the text ends.
 struct SpeculationOptions {
   SamplingOptions sampling = {};
   std::uint64_t seed = 0;
@@ -84,7 +84,7 @@ enum class Ending : std::uint8_t {
   cancelled    ///< the callback returned false
 };
 
-/// What one step added to the text.
+/// The result of one step: what it added to the text.
 struct DecodedStep {
   std::vector<NewToken> tokens;
   Ending ending = Ending::open;
@@ -113,8 +113,8 @@ class SpeculativeDecoder {
             ", must have the target's ", model.vocabulary());
     const std::size_t most = most_guesses(options_);
     require(most == 0 || most < rollback(), "SpeculativeDecoder: ", most,
-            " guesses, but the cache can take back max_rollback = ", rollback(),
-            " rows, must be one more than guesses");
+            " draft tokens, but the cache can take back max_rollback = ", rollback(),
+            " rows, must be one more than draft tokens");
     if (!options_.commit_every) options_.commit_every = changes_rows() ? rollback() : 0;
     require(commit_every() == 0 || (commits && commit_every() <= rollback()),
             "SpeculativeDecoder: commit_every is ", commit_every(),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a draft is: code that proposes tokens. It may use a smaller model, the same model over fewer rows,
-// or the text itself. A draft receives the whole text in each call and compares it with what it has read.
-// So the verifier need not report which draft tokens were accepted or that the text was shortened.
+// A draft is code that proposes tokens. It may use a smaller model, the same model over fewer rows, or the
+// text itself. A draft receives the whole text in each call and compares it with what it has read. So the
+// verifier need not report which draft tokens were accepted or that the text was shortened.
 #pragma once
 
 #include <concepts>
@@ -39,7 +39,7 @@ using DraftTokens = std::vector<DraftToken>;
   return true;
 }
 
-/// What proposes tokens. Requirements:
+/// A type that proposes tokens. Requirements:
 /// 
 ///     std::size_t vocabulary() const;  // 0 if it serves any vocabulary
 ///     void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&,
@@ -83,7 +83,7 @@ namespace detail {
 inline void check_guesses(std::span<const DraftToken> guesses, std::size_t max_guesses,
                           std::size_t vocabulary) {
   require<ShapeError>(guesses.size() <= max_guesses, "Draft: made ", guesses.size(),
-                      " guesses, must be at most the ", max_guesses, " that it was asked for");
+                      " draft tokens, must be at most the ", max_guesses, " that were requested");
   for (const DraftToken& guess : guesses) check_token("Draft", guess.token, vocabulary);
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What speculative decoding needs from an engine: a model that reads tokens over a cache and
-// returns logits of the next token. Your model needs two functions; kvpolicy's caches fit without
-// changes.
+// Speculative decoding needs one thing from an engine: a model that reads tokens over a cache and returns
+// logits of the next token. Your model needs two functions; kvpolicy's caches fit without changes.
 //
 //     struct MyModel {
 //       std::size_t vocabulary() const;
@@ -24,7 +23,7 @@
 
 namespace kvpolicy {
 
-/// Which tokens of a call need logits. `none` saves the product with the vocabulary matrix, for all
+/// The tokens of a call that need logits. `none` saves the product with the vocabulary matrix, for all
 /// calls of a prompt but the last.
 enum class LogitsOf : std::uint8_t { none, last, all };
 

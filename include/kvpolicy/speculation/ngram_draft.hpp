@@ -25,7 +25,7 @@
 
 namespace kvpolicy {
 
-/// How many of the latest tokens are looked up in the text.
+/// Settings of an NgramDraft: how many of the latest tokens are looked up in the text.
 struct NgramDraftConfig {
   std::size_t max_ngram = 4;  ///< Longest run of latest tokens that is looked up; at most 64.
   std::size_t min_ngram = 2;  ///< Shortest run, if longer ones are not found; at least 1.

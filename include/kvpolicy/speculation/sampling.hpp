@@ -24,7 +24,7 @@
 
 namespace kvpolicy {
 
-/// How a token is drawn from logits; the default takes the likeliest token.
+/// Options for drawing a token from logits; the default takes the likeliest token.
 struct SamplingOptions {
   float temperature = 0.0F;  ///< 0 takes the likeliest token; 1 samples the model's distribution
   std::size_t top_k = 0;     ///< only the k likeliest tokens; 0: all
@@ -195,8 +195,8 @@ class Distribution {
   return Distribution{std::move(kept)};
 }
 
-/// How a draft token is verified. The decoders take it as a template parameter: another rule may trade
-/// exactness for speed (typical acceptance, say), or be wrong on purpose for tests.
+/// The rule by which draft tokens are verified. The decoders take it as a template parameter: another rule
+/// may trade exactness for speed (typical acceptance, say), or be wrong on purpose for tests.
 struct SpeculativeSampling {
   /// Refuses a draft token that cannot have been drawn from q, because the rule would divide by 0 and
   /// always accept it. `verify` checks all draft tokens before it verifies any. Optional in a rule.

@@ -27,7 +27,7 @@
 
 namespace kvpolicy {
 
-/// How many tokens of the inner draft are verified at a time.
+/// Options of a SelectedDraft: how many tokens of the inner draft are verified at a time.
 struct SelectedDraftOptions {
   /// Draft tokens that are verified at once; in the paper it is one. With `adapt` the length is chosen from
   /// measured acceptance and times, up to `max_length`.

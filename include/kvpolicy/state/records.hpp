@@ -63,13 +63,13 @@ inline constexpr std::uint32_t saved_version = 1;
 /// Most bytes of a record.
 inline constexpr std::size_t block_bytes = std::size_t{1} << 20;
 
-/// What a file begins with, before its records.
+/// The beginning of a file, before its records.
 struct SavedPrefix {
   std::array<char, 8> magic = saved_magic;
   std::uint32_t byte_order = 0x01020304U;
   std::uint32_t version = saved_version;
 };
-/// What a record begins with, before its bytes.
+/// The beginning of a record, before its bytes.
 struct RecordHeader {
   std::uint32_t bytes = 0;
   std::uint32_t last = 0;
