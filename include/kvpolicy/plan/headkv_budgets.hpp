@@ -33,7 +33,7 @@ using HeadBudgets = HeadTable<std::size_t>;  ///< rows besides the observation w
 struct HeadKvBudgetConfig {
   std::size_t capacity = 128;  ///< Average rows per head, observation window included.
   std::size_t observation_window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
-  double beta = 1.005;         ///< b / beta is divided by score: 1: all rows, infinity: none.
+  double beta = 1.005;         ///< b / beta rows go by score; 1: all rows, infinity: none.
   double score_power = 1.0;    ///< Scores are raised to this power first; 0 makes all heads equal.
 
   void validate() const {
