@@ -49,7 +49,7 @@ struct SpeculationOptions {
   std::size_t max_length = 16;
   RefreshRule refresh_selection = {};
   /// When rows are committed. This matters for quantised heads, whose rows change when they are committed.
-  /// With n > 0, all rows are committed in the first step after a prompt and whenever n divides their
+  /// With a value n > 0, all rows are committed in the first step after a prompt and whenever n divides their
   /// number. No verification crosses such a position, so its tokens read the same rows as in plain
   /// decoding. With 0, the cache commits rows once they are `max_rollback` rows old, which is right if
   /// committed rows do not change. If it is not set, it is max_rollback if the cache's

@@ -14,8 +14,8 @@
 
 namespace kvpolicy {
 
-/// Owns the tokens and the tree that the call points to, so it must outlive the call. Paths are indices of its
-/// draft tokens, so those must not change in the meantime.
+/// Owns the tokens and the tree that the call points to, so it must outlive the call. Paths are indices of
+/// its draft tokens, so those must not change in the meantime.
 class PendingCall {
  public:
   PendingCall() = default;
