@@ -186,7 +186,7 @@ TEST_CASE("offload: any fault is a StorageError, and the cache continues") {
   std::size_t faults = 0;
   for (const Case& one : {Case{"a long step", 50, {}}, Case{"a step that fills pages", 14, {}},
                           Case{"a selected read", 1, {.read = Read::selected, .refresh_selection = true}},
-                          Case{"a refresh behind the call", 9, {.refresh_selection = true}}}) {
+                          Case{"a refresh after the call", 9, {.refresh_selection = true}}}) {
     CAPTURE(one.what);
     for (std::size_t n = 0;; n += n < 6 ? 1 : 4) {
       CAPTURE(n);
