@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Finds Highway (https://github.com/google/highway) as hwy::hwy: by its CMake package, else by
-# pkg-config. Used by our own build and, installed, by kvpolicyConfig.cmake. The engine dispatches
-# statically; the library is linked only for Highway's own checks in debug builds.
+# Finds Highway (https://github.com/google/highway) as hwy::hwy: by its CMake package, otherwise by
+# pkg-config. Our own build uses this file, and so does the installed kvpolicyConfig.cmake. The engine
+# dispatches statically; the library is linked only for Highway's own checks in debug builds.
 if(NOT TARGET hwy::hwy)
   find_package(hwy CONFIG QUIET)
 endif()

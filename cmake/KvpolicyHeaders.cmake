@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Which public header belongs to which component, and the targets that own them.
+# Decides which public header belongs to which component, and makes the targets that own them.
 #
 # A component named X beyond `kvpolicy` owns include/kvpolicy/X.hpp, include/kvpolicy/X/** and
 # kernels/kvpolicy/X/**; everything else is `kvpolicy` and needs only the standard library.
@@ -26,8 +26,8 @@ function(kvpolicy_headers out component)
 endfunction()
 
 # kvpolicy_add_component(<component> [LIBS targets...] [SOURCES files...] [PRIVATE_LIBS targets...]):
-# kvpolicy::<component>, compiled if it has sources. `include` and `kernels` are two roots here and one
-# folder once installed.
+# makes kvpolicy::<component>, a compiled library if it has sources. `include` and `kernels` are two
+# roots here and one folder in an installation.
 function(kvpolicy_add_component component)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LIBS;SOURCES;PRIVATE_LIBS")
   set(target kvpolicy)

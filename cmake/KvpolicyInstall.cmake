@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Install rules: the headers, the CMake package and the .pc files. Header-only, so everything goes
-# under include/ and share/ and serves every architecture.
+# Install rules: the headers, the CMake package and the .pc files. All but kvpolicy::compiled is
+# header-only, so it is installed under include/ and share/ and serves every architecture.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -33,8 +33,8 @@ install(FILES "${CMAKE_CURRENT_BINARY_DIR}/kvpolicyConfig.cmake"
               "${PROJECT_SOURCE_DIR}/cmake/KvpolicyFindHighway.cmake"
         DESTINATION "${config_dir}")
 
-# Relative to the .pc file, so that an installed tree may be moved; absolute only where the
-# include folder is.
+# Paths are relative to the .pc file, so that an installed tree may be moved; they are absolute only if
+# the include folder is.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
   set(KVPOLICY_PC_INCLUDEDIR "${CMAKE_INSTALL_INCLUDEDIR}")
 else()
@@ -42,7 +42,7 @@ else()
   string(REGEX REPLACE "/$" "" to_prefix "${to_prefix}")
   set(KVPOLICY_PC_INCLUDEDIR "\${pcfiledir}/${to_prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
 endif()
-# kvpolicy_install_pc(<name> <description> <requires>)
+# kvpolicy_install_pc(<name> <description> <requires>): installs one .pc file.
 function(kvpolicy_install_pc name description requires)
   set(PC_NAME "${name}")
   set(PC_DESCRIPTION "${description}")

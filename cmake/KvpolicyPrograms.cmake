@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# How our own programs (tests, examples, tools, benches, the reference model) are built. Nothing in
-# here reaches a consumer: the flags sit in one target that is never exported.
+# How our own programs (tests, examples, tools, benches, the reference model) are built. Nothing here
+# affects a consumer: the flags belong to one target that is never exported.
 find_program(KVPOLICY_CCACHE ccache)
 if(PROJECT_IS_TOP_LEVEL AND KVPOLICY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${KVPOLICY_CCACHE}")
@@ -13,37 +13,39 @@ add_library(kvpolicy_program_flags INTERFACE)
 target_compile_options(kvpolicy_program_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:${KVPOLICY_WARNING_FLAGS};$<$<BOOL:${KVPOLICY_WARNINGS_AS_ERRORS}>:-Werror>>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # g++ 12 sees an overlap in every "text" + std::string (its bug 105651).
+  # g++ 12 warns of an overlap in every "text" + std::string (its bug 105651).
   target_compile_options(kvpolicy_program_flags INTERFACE -Wno-restrict)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # What g++ thinks of reads and writes depends on how far it has inlined the standard library: on the
-  # level of optimisation and on the processor. Such a warning is to be seen; it must not stop a build
-  # that passes on the next machine.
+  # Which reads and writes g++ warns about depends on how far it has inlined the standard library, and
+  # so on the optimisation level and the processor. Such a warning is shown, but it must not break a
+  # build that passes on another machine.
   foreach(guess array-bounds free-nonheap-object maybe-uninitialized stringop-overflow stringop-overread)
     target_compile_options(kvpolicy_program_flags INTERFACE
       "$<$<COMPILE_LANGUAGE:CXX>:-Wno-error=${guess}>")
   endforeach()
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  # g++ does not count signs among conversions. In what consumers include clang may (tests/consumer).
+  # Off because -Wconversion of g++ does not include it. What consumers include is compiled without this
+  # option (tests/consumer).
   target_compile_options(kvpolicy_program_flags INTERFACE -Wno-sign-conversion)
 endif()
 if(KVPOLICY_ENABLE_SANITIZERS)
-  # Null pointers and dead objects end in AddressSanitizer too: checked at every use as well, they
-  # double the compile time.
+  # AddressSanitizer also stops at null pointers and dead objects; checking them at every use doubles
+  # the compile time.
   set(sanitizer_flags -fsanitize=address,undefined -fno-sanitize=null,vptr,object-size
                       -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_compile_options(kvpolicy_program_flags INTERFACE ${sanitizer_flags})
   target_link_options(kvpolicy_program_flags INTERFACE ${sanitizer_flags})
 endif()
 if(KVPOLICY_BUILD_FUZZERS)
-  # Coverage feedback everywhere; the targets themselves add libFuzzer's main.
+  # All code gives coverage feedback; only the fuzz targets link libFuzzer's main.
   target_compile_options(kvpolicy_program_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
-# The shipped policies once for all tests and tools that link this, with the flags of our own programs:
-# every file that names policies would compile them again, which was half of a build.
+# Compiles the shipped policies once, with the flags of our own programs, for all tests and tools that
+# link this library: otherwise every file that names policies compiles them again, which was half of a
+# build.
 add_library(kvpolicy_program_policies STATIC)
 foreach(element float half bfloat16)
   target_sources(kvpolicy_program_policies
@@ -54,14 +56,14 @@ target_link_libraries(kvpolicy_program_policies PUBLIC kvpolicy::kvpolicy
 target_compile_options(kvpolicy_program_policies INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include kvpolicy/compiled/policies.hpp>")
 
-# OpenMP is the tools' choice; the library takes any parallel_for.
+# Only the tools need OpenMP; the library takes any parallel_for.
 find_package(OpenMP QUIET COMPONENTS CXX)
 add_library(kvpolicy_openmp INTERFACE)
 if(OpenMP_CXX_FOUND)
   target_link_libraries(kvpolicy_openmp INTERFACE OpenMP::OpenMP_CXX)
 endif()
 
-# kvpolicy_have(<out> <target>...): true if all of these targets exist.
+# kvpolicy_have(<out> <target>...): sets <out> to true if all of these targets exist.
 function(kvpolicy_have out)
   set(${out} TRUE)
   foreach(target IN LISTS ARGN)
@@ -72,8 +74,8 @@ function(kvpolicy_have out)
   set(${out} ${${out}} PARENT_SCOPE)
 endfunction()
 
-# kvpolicy_add_program(<target> SOURCES files... [LIBS targets...] [NAME name]): an executable with
-# our flags, or a line that says why there is none.
+# kvpolicy_add_program(<target> SOURCES files... [LIBS targets...] [NAME name]): makes an executable
+# with our flags, or prints a line that says why it does not.
 function(kvpolicy_add_program target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "NAME" "SOURCES;LIBS")
   kvpolicy_have(complete ${arg_LIBS})

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the compiled engine calls through, and the functions that make one for an instruction set. Each of
-// those is defined in the file of its name.
+// The interface through which the compiled engine calls the engine of one instruction set, and the
+// functions that make such an engine. Each function is defined in the file that has its name.
 #pragma once
 
 #include <memory>

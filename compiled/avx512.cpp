@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The engine for AVX-512 with VNNI, which multiplies low-bit codes: Intel since Cascade Lake, AMD since
-// Zen 4. AVX-512 without VNNI (Skylake) gets AVX2.
+// Zen 4. Processors with AVX-512 but without VNNI (Skylake) use AVX2.
 #include "any_engine.hpp"
 
 #define KVPOLICY_COMPILED_TARGET HWY_AVX3

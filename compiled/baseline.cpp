@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine for what the compiler's flags name: what every processor of the architecture has.
+// The engine for the instruction set of the compiler's flags, which every processor of the architecture
+// has.
 #include "any_engine.hpp"
 
 #define HWY_COMPILE_ONLY_STATIC

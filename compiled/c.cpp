@@ -33,7 +33,7 @@ struct kvp_cache {
 
 namespace {
 
-// A message that does not fit into memory is cut.
+// A message is cut if there is no memory for it.
 thread_local std::string latest_error;
 
 kvp_status failed(kvp_status status, std::string_view what) noexcept {
@@ -45,7 +45,7 @@ kvp_status failed(kvp_status status, std::string_view what) noexcept {
   return status;
 }
 
-// Runs `call`; what it throws becomes a status.
+// Runs `call` and converts what it throws to a status.
 template <class Call>
 kvp_status guarded(Call call) noexcept {
   try {
@@ -80,7 +80,7 @@ T& given(T* pointer, const char* name) {
   return *pointer;
 }
 
-// What the caller knows of a structure that may have grown since; the rest has its defaults.
+// Copies the members of a structure that the caller knows; later members have their defaults.
 template <class T>
 T known_part(const T* options, T defaults, const char* name) {
   if (options == nullptr) return defaults;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What compiled/cache.hpp declares, for one element type: each has a file of its own, so that none takes
-// long.
+// Defines what compiled/cache.hpp declares, for one element type. Each type has a file of its own, so
+// that no file takes long to compile.
 #pragma once
 
 #include <kvpolicy/compiled/cache.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which instruction set an engine is made for.
+// Chooses the instruction set of an engine.
 #include <array>
 #include <cstdint>
 #include <string>

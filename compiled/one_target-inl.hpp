@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cpu::Engine behind AnyEngine, for the one target that the including file names. Highway includes this
-// file once for each of its targets; all but one find nothing. (All targets in one file, Highway's usual
-// way, would be one object of a minute and more than 1 GB.)
+// Wraps cpu::Engine as an AnyEngine for the one target that the including file names. Highway includes
+// this file once for each of its targets; it is empty for all but one. (With all targets in one file,
+// as is usual with Highway, that file would take more than a minute and 1 GB to compile.)
 #include <hwy/highway.h>
 
 #if HWY_TARGET == KVPOLICY_COMPILED_TARGET

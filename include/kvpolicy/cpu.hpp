@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The KV cache with the fast CPU engine. Needs Highway (target kvpolicy::cpu); compile with the
-// instruction set of the machine it shall run on (-march=native, -march=x86-64-v3), or it uses
-// what every machine has.
+// The KV cache with the fast CPU engine. Needs Highway (target kvpolicy::cpu). Compile for the instruction
+// set of the machine it will run on (-march=native, -march=x86-64-v3); otherwise the engine uses only what
+// every machine has.
 #pragma once
 
 #include <kvpolicy/cache/kv_cache.hpp>
@@ -11,8 +11,8 @@
 
 namespace kvpolicy::cpu {
 
-/// The cache on the fast CPU engine.
-/// `cpu::KvCache<E, cpu::Engine<MyPool>>` runs on the caller's own threads.
+/// The cache with the fast CPU engine. `cpu::KvCache<E, cpu::Engine<MyPool>>` runs on the caller's own
+/// threads.
 template <Element E, class CpuEngine = Engine<>>
 using KvCache = kvpolicy::KvCache<E, CpuEngine>;
 

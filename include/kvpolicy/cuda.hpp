@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine for NVIDIA GPUs, and the cache that uses it: kvpolicy::cuda. Include it in a .cu file;
-// it needs the CUDA Toolkit and nothing else.
+// The cache and the engine for NVIDIA GPUs: kvpolicy::cuda. Include this header in a .cu file; it needs
+// only the CUDA Toolkit.
 //
 //   kvpolicy::cuda::KvCache cache{plan, {.max_rollback = 8}, stream};
 //   cache.reserve(longest_text, stream);
 //   cache.step(layer, q, k, v, out, {}, stream);
 //
-// cuda/saved_cache.hpp adds files, cuda/host_copy.hpp copies of a cache on the host.
+// cuda/saved_cache.hpp saves and loads caches; cuda/host_copy.hpp copies a cache to and from the host.
 #pragma once
 
 #include <kvpolicy/cuda/engine.hpp>

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DuoAttention: some heads look things up anywhere in the text and keep all of it, the others read
-// only its opening and its latest rows. For long texts on models whose heads were told apart by
-// training (published gates) or by trying them one by one; it halves a cache at equal answers
-// where about half of the heads are streaming heads.
+// DuoAttention: some heads look things up anywhere in the text and keep all of it; the others read only its
+// first and its latest rows. It suits long texts on models whose heads were classified by training
+// (published gates) or by trying them one by one. Where about half of the heads are streaming heads, it
+// halves a cache with equal answers.
 //
 //     auto plan = kvpolicy::duo_plan<kvpolicy::half>(shape, gates, {.sparsity = 0.5});
 //     kvpolicy::DuoCache<kvpolicy::half> cache{plan};
 //
-// Method: Xiao et al., arXiv:2410.10819. Where we differ: ties between gates are spread evenly
-// over the layers instead of broken by noise (plan/duo_gates.hpp); a streaming head's window belongs to each query and
-// not to its chunk, unless `mask` says so (policy/sink_recent_cache.hpp); weights need no
-// reordering, for every head has its own segments (plan/reorder.hpp does it for other engines).
+// Method: Xiao et al., arXiv:2410.10819. Where we differ: ties between gates are spread evenly over the
+// layers instead of broken by noise (plan/duo_gates.hpp); the window of a streaming head counts from each
+// query, not from its prefill chunk, unless `mask` says so (policy/sink_recent_cache.hpp); weights need no
+// reordering, because every head has its own segments (plan/reorder.hpp reorders them for other engines).
 #pragma once
 
 #include <cstddef>
@@ -26,15 +26,15 @@
 
 namespace kvpolicy {
 
-/// A sequence under a plan of DuoAttention's.
+/// A cache of one sequence under a DuoAttention plan.
 template <Element E = float, AttentionEngine Engine = ScalarEngine>
 using DuoCache = KvCache<E, Engine>;
 
-/// Settings of `duo_plan`: how many heads stream, and what a streaming head keeps.
+/// Settings of `duo_plan`: how many heads are streaming heads, and what those keep.
 struct DuoConfig {
   double sparsity = 0.5;     ///< Share of streaming heads.
-  std::size_t sinks = 128;   ///< Opening rows that a streaming head keeps.
-  std::size_t recent = 256;  ///< Latest rows kept besides; both as the published gates were trained.
+  std::size_t sinks = 128;   ///< First rows that a streaming head keeps.
+  std::size_t recent = 256;  ///< Latest rows kept besides; both numbers as in the published training.
   Mask mask = Mask::exact;
   GateCut gate_cut = GateCut::exact_count;
 };
@@ -65,7 +65,7 @@ template <Element E>
   return plan;
 }
 
-/// The plan that DuoAttention's gates ask for.
+/// The plan that follows from DuoAttention's gates.
 /// @throws ConfigError if the gates do not fit the shape, a gate is not a number, the sparsity is not one
 /// from 0 to 1, or `recent` is 0.
 template <Element E = float>
@@ -80,7 +80,7 @@ template <Element E = float>
           .sinks = config.sinks, .recent = config.recent, .mask = config.mask});
 }
 
-/// The same with quantised retrieval heads, keys and values per token.
+/// Like `duo_plan`, with quantised retrieval heads: keys and values per token.
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> quantized_duo_plan(
     const ModelShape& shape, const HeadGates& gates, const DuoConfig& config = {},

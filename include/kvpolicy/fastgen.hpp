@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// FastGen: the prompt itself shows what each head needs. Behind it, every head gets the cheapest of
-// four policies that keeps enough of the attention that the prompt's last queries paid. For models
+// FastGen: the prompt itself shows what each head needs. After the prompt, every head gets the cheapest of
+// four policies that keeps enough of the attention that the prompt's last queries paid. It suits models
 // about which nothing is known beforehand, and prompts that are worth reading in full once.
 //
 //     KvCache<HeadPlan<FullCache<DenseStorage<half>>>> whole{full, {.kept_queries = 8}};
@@ -11,13 +11,13 @@
 //     auto cache = whole.fork_as(plan);  cache.compress();  …decode…
 //
 // Method: Ge et al., arXiv:2310.01801. Where we differ:
-//  - There are no token classes: the text's opening rows stand for the special tokens, and nothing
-//    for punctuation.
-//  - Latest and frequent rows together are chosen as one: the most attended, as many as both make.
-//    Attention to near rows is attention, so that keeps no less of it in no more rows.
-//  - The profile is that of the latest queries, not of all: a full profile is a second prefill.
-//  - The choice is made for KV heads; every query head of a group has to keep enough.
-//  - What is decoded later stays, in all but `locality` heads, unless `compress_every` is set.
+// - There are no token classes: the first rows of the text stand for the special tokens, and nothing
+//   stands for punctuation.
+// - The policy "latest and frequent rows" keeps the most attended rows, as many as both kinds have.
+//   Such rows include the latest ones that matter, so it keeps no less attention in no more rows.
+// - The profile covers the latest queries, not all: a full profile would be a second prefill.
+// - The choice is made for KV heads; every query head of a group has to keep enough.
+// - Rows that are decoded later stay, except in `locality` heads, unless `compress_every` is set.
 #pragma once
 
 #include <algorithm>
@@ -38,15 +38,16 @@
 
 namespace kvpolicy {
 
-/// What a full cache shows behind a prompt: for each KV head [group, rows], each row's attention,
-/// summed over the latest `queries` queries (`AttentionEngine::observe` writes it so).
+/// The attention of a full cache after a prompt: for each KV head [group, rows], each row's attention,
+/// summed over the latest `queries` queries, as `AttentionEngine::observe` writes it.
 struct AttentionProfile {
   HeadTable<std::vector<float>> sums;  ///< [layers, kv_heads]
   std::size_t queries = 0;
 };
 
-/// The profile of a cache whose heads keep every row, by the latest `queries` queries, or those that
-/// it has kept. @throws ConfigError if it has kept none, or a head keeps less; as KvCache::observe
+/// The profile of a cache whose heads keep every row, over the latest `queries` queries or, if it has kept
+/// fewer, over those. @throws ConfigError if it has kept none, or a head keeps fewer rows; otherwise as
+/// KvCache::observe
 template <class Cache>
 [[nodiscard]] AttentionProfile profile_attention(Cache& cache, std::size_t queries) {
   const ModelShape& shape = cache.plan().shape();
@@ -67,11 +68,11 @@ template <class Cache>
   return profile;
 }
 
-/// From the simplest to the dearest.
+/// The policies, from the cheapest to the most expensive.
 enum class FastGenChoice : std::uint8_t {
-  locality,                ///< the opening and the latest rows
+  locality,                ///< the first and the latest rows
   frequency,               ///< the most attended rows
-  locality_and_frequency,  ///< as many most attended rows as both
+  locality_and_frequency,  ///< the most attended rows, as many as both of these keep
   full
 };
 using FastGenChoices = HeadTable<FastGenChoice>;  ///< [layers, kv_heads]
@@ -79,11 +80,11 @@ using FastGenChoices = HeadTable<FastGenChoice>;  ///< [layers, kv_heads]
 /// Settings of `fastgen_plan`: how much attention a choice must keep, and what each choice keeps.
 struct FastGenConfig {
   double recovery = 0.95;       ///< Share of each query head's attention that the kept rows must have.
-  double local_share = 0.3;     ///< Latest rows, as a share of the prompt's.
-  double frequent_share = 0.3;  ///< Most attended rows, as a share of the prompt's.
-  std::size_t sinks = 4;        ///< Opening rows that `locality` keeps besides.
-  std::size_t observation_window = 8;       ///< Latest rows that are always kept, and latest queries that vote.
-  std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
+  double local_share = 0.3;     ///< Latest rows, as a share of the prompt's rows.
+  double frequent_share = 0.3;  ///< Most attended rows, as a share of the prompt's rows.
+  std::size_t sinks = 4;        ///< First rows that `locality` keeps besides.
+  std::size_t observation_window = 8;       ///< Latest rows, always kept; their queries rank the rows.
+  std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only on request.
 
   /// @throws ConfigError
   void validate() const {
@@ -96,12 +97,12 @@ struct FastGenConfig {
             frequent_share, ", must be more than 0 and at most 1");
     SnapKvScorer::validate(scorer());
   }
-  /// Rows are ranked one by one.
+  /// The scorer without pooling: rows are ranked one by one.
   [[nodiscard]] SnapKvScorer::Config scorer() const {
     return {.observation_window = observation_window, .pooling = Pooling::max, .kernel = 1};
   }
   [[nodiscard]] std::size_t recent(std::size_t rows) const { return part(local_share, rows); }
-  /// Rows of a head that ranks them, latest ones included.
+  /// Rows that a head with ranked rows keeps, latest ones included.
   [[nodiscard]] std::size_t ranked(FastGenChoice choice, std::size_t rows) const {
     const std::size_t both = choice == FastGenChoice::frequency ? 0 : part(local_share, rows);
     return std::max(observation_window, part(frequent_share, rows) + both);
@@ -115,7 +116,7 @@ struct FastGenConfig {
 
 namespace detail {
 
-// The rows that a choice would keep of [group, rows].
+// The rows that a choice would keep, given the attention `sums` [group, rows].
 [[nodiscard]] inline std::vector<std::size_t> kept_rows(FastGenChoice choice,
                                                         std::span<const float> sums,
                                                         std::size_t group, std::size_t queries,
@@ -137,7 +138,7 @@ namespace detail {
   return kept;
 }
 
-// Whether these rows have enough of every query head's attention.
+// Whether the rows `kept` have enough of the attention of every query head.
 [[nodiscard]] inline bool recovers(std::span<const std::size_t> kept, std::span<const float> sums,
                                    std::size_t group, double recovery) {
   const std::size_t rows = sums.size() / group;
@@ -154,9 +155,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// For each KV head the choice with the fewest rows that recovers enough; of equally many the
-/// simpler. @throws ConfigError for settings that do not work, or a profile that is not of this
-/// shape, has no queries or rows, or a share that is negative or not finite.
+/// For each KV head the choice with the fewest rows that recovers enough attention; of equally many rows
+/// the cheaper policy. @throws ConfigError for settings that do not work, or a profile that does not fit
+/// the shape, has no queries or rows, or has a sum that is negative or not finite.
 [[nodiscard]] inline FastGenChoices fastgen_choices(const ModelShape& shape,
                                                     const AttentionProfile& profile,
                                                     const FastGenConfig& config = {}) {
@@ -185,9 +186,8 @@ namespace detail {
   return choices;
 }
 
-/// The plan for a fork of the cache that was profiled (`KvCache::fork_as`), which is then told to
-/// compress.
-/// @throws ConfigError as above.
+/// The plan for a fork of the profiled cache (`KvCache::fork_as`). Call `compress()` on the fork.
+/// @throws ConfigError like `fastgen_choices`.
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> fastgen_plan(const ModelShape& shape,
                                                     const AttentionProfile& profile,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the library's values look like as text, for programs that print with fmt
-// (https://fmt.dev, 9 or newer; target kvpolicy::format): plans, heads' settings, storage formats,
-// byte counts and errors. For people and logs; what is to be read back is written by kvpolicy::io.
+// Prints the library's values as text with fmt (https://fmt.dev, 9 or newer; target kvpolicy::format):
+// plans, heads' settings, storage formats, byte counts and errors. The text is for people and logs;
+// kvpolicy::io writes text that can be read back.
 #pragma once
 
 #include <kvpolicy/format/bytes.hpp>

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// HeadKV: after the prompt each head keeps a budget of rows, larger for heads that retrieve and
-// reason, and in each head the rows that the prompt's last queries attend to most. For long
-// prompts with short answers: the cache shrinks to a fixed size, once, when told to.
+// HeadKV: after the prompt each head keeps a budget of rows, which is larger for heads that retrieve and
+// reason. Within its budget a head keeps the rows that the prompt's last queries attend to most. It suits
+// long prompts with short answers: `compress()` shrinks the cache once, to a fixed size.
 //
 //     auto plan = kvpolicy::headkv_plan<kvpolicy::half>(shape, scores, {.capacity = 128});
 //     kvpolicy::HeadKvCache<kvpolicy::half> cache{plan};
 //     …prefill…  cache.compress();  …decode…
 //
-// Method: Fu et al., arXiv:2410.19258, over SnapKV, arXiv:2404.14469. Where we differ, above all:
-// budgets and rows are chosen per KV head, by the mean of its query heads' votes, where the
-// published code expands the cache and lets each query head choose rows of its own. So a capacity
-// counts rows of a KV head: with four query heads to each it is a quarter of the paper's bytes. On
-// the shipped model that one rank is what makes the method work (23 of 25 questions answered; 3 of
-// 25 by the published rule), so do not expect the published code's answers. And budgets sum to the
-// capacity exactly (plan/headkv_budgets.hpp, which also has the published numbers).
+// Method: Fu et al., arXiv:2410.19258, over SnapKV, arXiv:2404.14469. The main difference: budgets and rows
+// are chosen per KV head, by the mean score of its query heads. The published code expands the cache and
+// lets each query head choose its own rows. So a capacity here counts rows of a KV head; with four query
+// heads per KV head it takes a quarter of the paper's bytes. On the shipped model this common ranking is
+// what makes the method work (23 of 25 questions answered; 3 of 25 by the published rule), so do not expect
+// the answers of the published code. Also, budgets sum to the capacity exactly (plan/headkv_budgets.hpp,
+// which also computes the published numbers).
 #pragma once
 
 #include <cstddef>
@@ -28,18 +28,19 @@
 
 namespace kvpolicy {
 
-/// Settings of `headkv_plan`: how many rows there are, how they are shared out, and how a head
-/// ranks its own. A *capacity* counts the window, a *budget* (HeadBudgets, HeadBudgetCache) does not.
+/// Settings of `headkv_plan`: how many rows there are, how they are divided among heads, and how a head
+/// ranks its rows. A *capacity* includes the observation window, a *budget* (HeadBudgets, HeadBudgetCache)
+/// does not.
 struct HeadKvConfig {
   std::size_t capacity = 128;  ///< Rows per KV head on average, observation window included.
-  std::size_t observation_window = 8;      ///< Latest rows, whose queries vote.
-  double beta = 1.005;         ///< 1 / beta of the rows are shared out by score.
+  std::size_t observation_window = 8;      ///< Latest rows, whose queries rank the rows.
+  double beta = 1.005;         ///< 1 / beta of the rows are divided by score.
   double score_power = 1.0;    ///< Scores are raised to this power first.
   Pooling pooling = Pooling::max;
-  std::size_t kernel = 7;          ///< Rows pooled together; odd.
-  std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only when told to.
-  /// A prompt shorter than `capacity` stays whole in every head, as in the published code; false: a
-  /// head whose budget is smaller drops rows of it.
+  std::size_t kernel = 7;          ///< Neighbouring rows that are pooled; odd.
+  std::size_t compress_every = 0;  ///< Rows decoded between compressions; 0: only on request.
+  /// Whether a prompt shorter than `capacity` stays whole in every head, as in the published code. If
+  /// false, a head whose budget is smaller than the prompt drops rows of it.
   bool keep_short_prompts = true;
 
   [[nodiscard]] std::size_t compress_from() const { return keep_short_prompts ? capacity : 0; }
@@ -47,7 +48,8 @@ struct HeadKvConfig {
   [[nodiscard]] SnapKvScorer::Config scorer() const { return {observation_window, pooling, kernel}; }
 };
 
-/// Every head gets `budgets(layer, head)` rows besides the window; all else is as in `settings`.
+/// Gives every head a budget of `budgets(layer, head)` rows besides the observation window, and otherwise
+/// `settings`.
 /// @throws ConfigError if `budgets` does not fit the shape, or a setting does not work.
 template <Element E, PolicyConfig Config>
 [[nodiscard]] HeadPlan<E> plan_of_budgets(const ModelShape& shape, const HeadBudgets& budgets,
@@ -63,8 +65,7 @@ template <Element E, PolicyConfig Config>
   return plan;
 }
 
-/// The plan that HeadKV's scores ask for.
-/// `scores` are [layers, q_heads].
+/// The plan that follows from HeadKV's scores [layers, q_heads].
 /// @throws ConfigError if the scores do not fit the shape or are negative, not finite or all zero,
 /// or a setting does not work.
 template <Element E = float>
@@ -79,7 +80,7 @@ template <Element E = float>
                               .scorer = config.scorer()});
 }
 
-/// The same with quantised survivors, keys and values per token.
+/// Like `headkv_plan`, with quantised survivors: keys and values per token.
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> quantized_headkv_plan(
     const ModelShape& shape, const HeadScores& scores, const HeadKvConfig& config = {},

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// KIVI: every row stays, in 2 or 4 bits. Keys are quantised per channel, in groups of rows, for
-// their outliers sit in few channels; values per token. For any model, without training or
-// calibration; the latest rows stay exact.
+// KIVI: every row stays, in 2 or 4 bits, except the latest rows, which stay exact. Values are quantised per
+// token. Keys are quantised per channel, in groups of rows, because their outliers are concentrated in few
+// channels. It suits any model and needs no training or calibration.
 //
 //     kvpolicy::KiviCache<kvpolicy::half> cache{kvpolicy::kivi_plan<kvpolicy::half>(shape)};
 //
-// Method: Liu et al., arXiv:2402.02750. Where we differ: scales are rounded so that no number is
-// off by more than half a step (storage/quantize.hpp). The flush is the published one: all keys
-// since the last flush leave together every `residual` rows, so at times none is exact.
-// `Flush::steady` keeps at least `residual` rows exact at all times instead.
+// Method: Liu et al., arXiv:2402.02750. Where we differ: scales are rounded so that no number is off by
+// more than half a step (storage/quantize.hpp). The flush is the published one: every `residual` rows, all
+// keys since the last flush are quantised together, so at times no key is exact. `Flush::steady` instead
+// keeps at least `residual` rows exact at all times.
 #pragma once
 
 #include <cstddef>
@@ -23,12 +23,12 @@ namespace kvpolicy {
 /// Settings of `kivi_plan`; the defaults are the paper's 2-bit cache.
 struct KiviConfig {
   std::size_t bits = 2;    ///< 2 or 4 in the paper; 8 works too.
-  std::size_t group = 32;  ///< Rows of a key channel, and channels of a value row, of one scale.
+  std::size_t group = 32;  ///< Rows of a key channel, and channels of a value row, that share a scale.
   std::size_t residual = 128;  ///< A multiple of `group`.
   Flush flush = Flush::kivi;
 };
 
-/// The plan that quantises every head alike.
+/// The plan that quantises every head with the same settings.
 /// @throws ConfigError if the bits, the group or the residual do not work for the shape.
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> kivi_plan(const ModelShape& shape,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Everything that needs only the standard library.
+// Includes all headers that need only the standard library.
 #pragma once
 
 #include <kvpolicy/cache/kv_cache.hpp>

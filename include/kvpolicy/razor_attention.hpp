@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RazorAttention: heads that look back at an earlier place with the same token (echo) or at what
-// followed it (induction) keep the whole text, the others its opening and its latest rows. For
-// models whose heads have not been trained apart: scores come from reading random tokens repeated.
+// RazorAttention: heads that attend to an earlier occurrence of the same token (echo) or to what followed
+// it (induction) keep the whole text; the others keep its first and its latest rows. It suits models whose
+// heads have not been classified by training: the scores come from reading repeated random tokens.
 //
 //     auto plan = kvpolicy::razor_attention_plan<kvpolicy::half>(shape, echo, induction);
 //     kvpolicy::RazorAttentionCache<kvpolicy::half> cache{plan};
 //
-// Method: Tang et al., arXiv:2407.15891. Where we differ: there is no compensation token (the mean
-// of the rows that were dropped, read as one more row), so what is dropped is gone; heads are KV
-// heads, the heads that are stored, each with the highest score of its query heads; and the window
-// is fixed when the plan is made, max(S0, L / C) for the L tokens that it is told.
+// Method: Tang et al., arXiv:2407.15891. Where we differ: there is no compensation token (the mean of the
+// dropped rows, read as one more row), so dropped rows are lost; heads are KV heads, the heads that are
+// stored, each with the highest score of its query heads; and the window is fixed when the plan is made, as
+// max(S0, L / C) for the expected number L of tokens.
 #pragma once
 
 #include <algorithm>
@@ -27,12 +27,12 @@ namespace kvpolicy {
 
 /// Settings of `razor_attention_plan`: how many heads keep everything, and what the others keep.
 struct RazorAttentionConfig {
-  double echo_share = 0.01;       ///< Of the heads, the best by echo score, that keep everything.
-  double induction_share = 0.14;  ///< The same by induction score; both are rounded up.
-  std::size_t sinks = 4;          ///< Opening rows of the other heads (N0).
-  std::size_t min_recent = 4000;  ///< Latest rows that they keep at least (S0).
-  double compression = 5.0;       ///< Of a text of `tokens` they keep 1 / compression (C).
-  std::size_t tokens = 0;         ///< Expected tokens of a text (L); 0: min_recent is kept.
+  double echo_share = 0.01;       ///< Share of heads, by echo score, that keep everything.
+  double induction_share = 0.14;  ///< Share of heads by induction score; both are rounded up.
+  std::size_t sinks = 4;          ///< First rows that the other heads keep (N0).
+  std::size_t min_recent = 4000;  ///< Latest rows that the other heads keep at least (S0).
+  double compression = 5.0;       ///< The other heads keep 1 / compression of `tokens` (C).
+  std::size_t tokens = 0;         ///< Expected tokens of a text (L); 0: they keep min_recent.
   Mask mask = Mask::exact;
 
   void validate() const {
@@ -44,16 +44,16 @@ struct RazorAttentionConfig {
     require(compression >= 1.0, "RazorAttentionConfig: compression is ", compression,
             ", must be at least 1");
   }
-  /// max(S0, L / C), rounded up.
+  /// The latest rows that the other heads keep: max(S0, L / C), rounded up.
   [[nodiscard]] std::size_t recent() const {
     return std::max(min_recent,
                     static_cast<std::size_t>(std::ceil(static_cast<double>(tokens) / compression)));
   }
 };
 
-/// Which KV heads keep everything: [layers, kv_heads]. Of equal scores at the cut, heads spread
-/// evenly over the layers (plan/highest.hpp). @throws ConfigError unless both tables of scores
-/// [layers, q_heads] fit the shape and are finite and not negative.
+/// The kind of each KV head [layers, kv_heads]. If a cut falls into a tie, the heads taken are spread
+/// evenly over the layers (plan/highest.hpp). @throws ConfigError unless both tables of scores [layers,
+/// q_heads] fit the shape and are finite and not negative.
 [[nodiscard]] inline HeadKinds razor_attention_kinds(const ModelShape& shape,
                                                      const HeadScores& echo,
                                                      const HeadScores& induction,
@@ -68,8 +68,7 @@ struct RazorAttentionConfig {
       double& own = best[i / layer.queries_per_kv()];
       own = std::max(own, scores.values()[i]);
     }
-    // A rounding error above a whole number is that number: 0.14 * 50 comes out
-    // as 7.000000000000001.
+    // The factor removes rounding errors just above a whole number: 0.14 * 50 gives 7.000000000000001.
     const auto count = static_cast<std::size_t>(
         std::ceil(share * static_cast<double>(best.size()) * (1.0 - 1e-12)));
     for (const std::size_t head : highest(best, count).places) {
@@ -81,8 +80,8 @@ struct RazorAttentionConfig {
   return kinds;
 }
 
-/// The plan that echo and induction scores ask for.
-/// @throws ConfigError as above, or if the others would keep no latest rows.
+/// The plan that follows from echo and induction scores.
+/// @throws ConfigError like `razor_attention_kinds`, or if the other heads would keep no latest rows.
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> razor_attention_plan(
     const ModelShape& shape, const HeadScores& echo, const HeadScores& induction,

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// StreamingLLM: every head keeps the opening rows of a text and the latest ones, and sees them as
-// if nothing lay between. For endless streams: memory is fixed, the distances that the model meets
-// never exceed sinks + recent, and what falls out of the window is forgotten.
+// StreamingLLM: every head keeps the first rows of a text and the latest ones, and sees them as if nothing
+// lay between. It suits endless streams: memory is fixed, and the distances that the model meets never
+// exceed sinks + recent. Rows that leave the window are forgotten.
 //
 //     auto plan = kvpolicy::streaming_llm_plan<kvpolicy::half>(shape, {.rotary_in_cache = rotary});
 //     kvpolicy::StreamingLlmCache<kvpolicy::half> cache{plan};
 //
-// Method: Xiao et al., arXiv:2309.17453. Where we differ: the published code turns all keys anew to
-// their places in the cache; only the sinks' distances differ by that, so here a query is turned
-// for the sinks alone (policy/sink_recent_cache.hpp). Each query has a window of its own, whatever
-// chunk it comes in; `mask` says otherwise.
+// Method: Xiao et al., arXiv:2309.17453. Where we differ: the published code rotates all keys again, to
+// their positions in the cache. That changes only the distances of the sinks, so here a query is rotated
+// for the sinks only (policy/sink_recent_cache.hpp). Each query has its own window, whatever prefill chunk
+// it comes in, unless `mask` says otherwise.
 #pragma once
 
 #include <cstddef>
@@ -25,15 +25,15 @@ namespace kvpolicy {
 
 /// Settings of `streaming_llm_plan`: what every head keeps, and at which positions.
 struct StreamingLlmConfig {
-  std::size_t sinks = 4;      ///< Opening rows that never go; the paper's number.
-  std::size_t recent = 1020;  ///< Latest rows kept besides; the paper's cache is 1,024 in all.
+  std::size_t sinks = 4;      ///< First rows that are never dropped; the paper's number.
+  std::size_t recent = 1020;  ///< Latest rows kept besides; the paper's cache has 1,024 in all.
   Mask mask = Mask::exact;
-  /// The model's own rotary embedding: positions are then those in the cache, as in the paper.
-  /// Without it rows keep their position in the text.
+  /// The model's own rotary embedding: positions are then those in the cache, as in the paper. If it is not
+  /// set, rows keep their positions in the text.
   std::optional<RotaryConfig> rotary_in_cache = {};
 };
 
-/// The plan under which a text may go on for ever.
+/// A plan that serves texts of any length in fixed memory.
 /// @throws ConfigError if `recent` is 0, or a setting does not work.
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> streaming_llm_plan(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// TriForce: lossless speculative decoding in three levels. A small model with a streaming cache
-// guesses; the target corrects it over the rows that its cache selects; the target decides over all
-// rows. For long texts, where reading the whole cache for one token is what decoding costs: it is
-// read once for many tokens instead, and not one token differs.
+// TriForce: lossless speculative decoding in three levels. A small model with a streaming cache drafts
+// tokens; the target verifies them over the rows that its cache selects; the target then decides over all
+// rows. It suits long texts, where reading the whole cache for each token dominates the time: the cache is
+// read once for many tokens instead, and the text keeps the target's distribution.
 //
 //     kvpolicy::CacheOptions options{.max_rollback = 32, .max_append = 32};
 //     kvpolicy::TriForceCache<> cache{kvpolicy::triforce_plan(shape), options};
@@ -12,11 +12,11 @@
 //     decoder.read_prompt(prompt);
 //     decoder.generate(500, [](const kvpolicy::NewToken& token) { return show(token); });
 //
-// Method: Sun et al., arXiv:2404.11912. Where we differ: the middle level corrects without bias
-// (speculation/selected_draft.hpp); chunks are selected per KV head, of all rows that are committed,
-// and rows since are read on top (policy/chunk_retrieval_cache.hpp); the number of guesses is
-// measured (speculation/draft_length.hpp). Trees of guesses, n-grams and batches are in the room
-// speculation/. docs/triforce.md explains it by a run.
+// Method: Sun et al., arXiv:2404.11912. Where we differ: the middle level verifies without bias
+// (speculation/selected_draft.hpp); chunks are selected per KV head among all committed rows, and later
+// rows are read as well (policy/chunk_retrieval_cache.hpp); the number of draft tokens adapts to
+// measurements (speculation/draft_length.hpp). Trees of draft tokens, n-grams and batches are in
+// speculation/. docs/triforce.md walks through a run.
 #pragma once
 
 #include <cstddef>
@@ -37,18 +37,18 @@
 
 namespace kvpolicy {
 
-/// The paper's settings; what they are relative to is a prompt of 120 Ki tokens.
+/// The paper's settings, which it chose for a prompt of 120 Ki tokens.
 struct TriForceConfig {
   std::size_t chunk = 8;      ///< rows chosen together
   std::size_t budget = 4096;  ///< rows that the middle level reads, besides the latest
 };
-/// Settings of `triforce_draft_plan`; the paper's small model keeps 256 rows in all.
+/// Settings of `triforce_draft_plan`; the paper's small model keeps 256 rows in total.
 struct TriForceDraftConfig {
-  std::size_t sinks = 16;    ///< opening rows that never go
+  std::size_t sinks = 16;    ///< first rows that are never dropped
   std::size_t recent = 240;  ///< latest rows kept besides
 };
 
-/// The plan of a target whose middle level reads selected chunks.
+/// The plan of the target, whose middle level reads selected chunks.
 /// @throws ConfigError if chunk and budget do not fit each other
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> triforce_plan(const ModelShape& shape,
@@ -57,7 +57,7 @@ template <Element E = float>
   return HeadPlan<E>{
       shape, typename Policy::Config{.chunk = config.chunk, .budget = config.budget}};
 }
-/// The same over quantised rows.
+/// Like `triforce_plan`, over quantised rows.
 /// @throws ConfigError also if a chunk is no multiple of the rows that share a scale
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> quantized_triforce_plan(
@@ -67,7 +67,7 @@ template <Element E = float>
       shape, typename Policy::Config{
                  .chunk = config.chunk, .budget = config.budget, .storage = quantized}};
 }
-/// The plan of a draft, which keeps the two ends of a text.
+/// The plan of the small model, which keeps the first and the latest rows of a text.
 /// @throws ConfigError if `recent` is 0
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> triforce_draft_plan(
@@ -77,8 +77,8 @@ template <Element E = float>
       shape, typename Policy::Config{.sinks = config.sinks, .recent = config.recent}};
 }
 
-/// The three levels, joined. All arguments but the options must outlive the decoder. A fixed length
-/// fixes that of the middle level too.
+/// Joins the three levels to a decoder. All arguments except the options must outlive it. If `options`
+/// fixes the number of draft tokens, the middle level's number is fixed too.
 /// @throws ConfigError as SpeculativeDecoder
 template <class Model, class Cache, class SmallModel, class SmallCache>
 [[nodiscard]] auto triforce(Model& model, Cache& cache, SmallModel& small, SmallCache& small_cache,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Makes an overlay port of this tree, with the tree's sources in it. vcpkg tells packages apart by the
-# files of the port's folder: sources elsewhere could change without vcpkg building them again.
+# Makes an overlay port of this tree, with the tree's sources in it. vcpkg identifies a package by the
+# files in the port's folder: if the sources were elsewhere, they could change and vcpkg would not build
+# them again.
 #
 #   cmake [-DTO=<folder>] -P packaging/vcpkg/make_port.cmake       makes <folder>/kvpolicy (default: ports)
 cmake_minimum_required(VERSION 3.23)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The laws of merging: parts in any order and grouping give the whole, an empty part gives nothing.
+// The laws of merging: partial results merge in any order and grouping to the whole result, and an
+// empty one changes nothing.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -43,7 +44,7 @@ Part random_part(test::Random& random, std::size_t rows, float spread) {
 
 }  // namespace
 
-TEST_CASE("an empty part merges to nothing, from both sides") {
+TEST_CASE("merging an empty part changes nothing, on either side") {
   test::Random random{1};
   for (const std::size_t rows : std::initializer_list<std::size_t>{0, 1, 9}) {
     const Part part = random_part(random, rows, 3);
@@ -86,7 +87,7 @@ TEST_CASE("merging is associative, commutative and equal to one pass, to roundin
   }
 }
 
-TEST_CASE("rows with far apart logits neither overflow nor vanish") {
+TEST_CASE("rows with distant logits neither overflow nor vanish") {
   Part part;
   part.add(-3e38F, {1, 1, 1, 1});
   CHECK(part.output() == std::vector<float>(4, 1.0F));
@@ -96,7 +97,7 @@ TEST_CASE("rows with far apart logits neither overflow nor vanish") {
   CHECK(part.output() == std::vector<float>(4, 2.0F));
 }
 
-TEST_CASE("a NaN stays one") {
+TEST_CASE("NaN stays NaN") {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   Part part;
   part.add(nan, {1, 1, 1, 1});
@@ -108,7 +109,7 @@ TEST_CASE("a NaN stays one") {
   CHECK(std::isnan(whole.output()[0]));
 }
 
-TEST_CASE("a sink is a part with weight and no value") {
+TEST_CASE("a sink is a part with a weight and no value") {
   Part sink;
   sink.state = {std::log(3.0F), 1.0F};
   Part rows;
@@ -116,7 +117,7 @@ TEST_CASE("a sink is a part with weight and no value") {
   rows.add(sink);
   CHECK(largest_difference(rows.output(), std::vector<float>{1, 2, 3, 4}) <= 1e-6);
   Part none;
-  none.state = {-inf, 1.0F};  // a sink that weighs nothing
+  none.state = {-inf, 1.0F};  // a sink without weight
   none.add(2.0F, {4, 8, 12, 16});
   CHECK(largest_difference(none.output(), std::vector<float>{4, 8, 12, 16}) <= 1e-6);
 }

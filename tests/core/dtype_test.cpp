@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// half and bfloat16 against the compiler's own half and against bit arithmetic in double.
+// Compares half and bfloat16 with the compiler's own half and with bit arithmetic in double.
 #include <doctest/doctest.h>
 
 #include <bit>
@@ -24,7 +24,7 @@ T from_bits(unsigned bits) {
 
 float as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// What a 16-bit pattern of so many mantissa bits stands for, from its definition.
+// The value of a 16-bit pattern with so many mantissa bits, from the definition.
 double meaning(unsigned bits, int mantissa_bits, int bias) {
   const int exponent_bits = 15 - mantissa_bits;
   const unsigned exponent = bits >> mantissa_bits & ((1U << exponent_bits) - 1U);
@@ -39,8 +39,8 @@ double meaning(unsigned bits, int mantissa_bits, int bias) {
                            static_cast<int>(exponent) - bias - mantissa_bits);
 }
 
-// Decoding of all patterns, and of the floats beside and between neighbours: a tie goes to the even
-// pattern, everything else to the nearer one.
+// Counts wrong conversions: all patterns are decoded, and the floats next to and between neighbours are
+// encoded. A tie must go to the even pattern, any other number to the nearer one.
 template <class T>
 int wrong_conversions(int mantissa_bits, int bias) {
   int wrong = 0;
@@ -54,7 +54,7 @@ int wrong_conversions(int mantissa_bits, int bias) {
     wrong += static_cast<double>(decoded) == expected && T{decoded}.bits == bits ? 0 : 1;
     const double next = meaning(bits + 1, mantissa_bits, bias);
     if ((bits & 0x7fffU) == 0x7fffU || !std::isfinite(expected) || !std::isfinite(next)) continue;
-    const auto middle = static_cast<float>((expected + next) / 2);  // exact: floats are finer
+    const auto middle = static_cast<float>((expected + next) / 2);  // exact, because floats are finer
     const unsigned even = bits % 2 == 0 ? bits : bits + 1;
     wrong += T{middle}.bits == even ? 0 : 1;
     const bool negative = (bits & 0x8000U) != 0;
@@ -68,8 +68,8 @@ int wrong_conversions(int mantissa_bits, int bias) {
 
 }  // namespace
 
-TEST_CASE("half: every pattern, every tie") { CHECK(wrong_conversions<half>(10, 15) == 0); }
-TEST_CASE("bfloat16: every pattern, every tie") { CHECK(wrong_conversions<bfloat16>(7, 127) == 0); }
+TEST_CASE("half: every pattern and every tie") { CHECK(wrong_conversions<half>(10, 15) == 0); }
+TEST_CASE("bfloat16: every pattern and every tie") { CHECK(wrong_conversions<bfloat16>(7, 127) == 0); }
 
 TEST_CASE("half: the ends of its range") {
   CHECK(half{65504.0F}.bits == 0x7bffU);
@@ -89,7 +89,7 @@ TEST_CASE("bfloat16: the ends of its range") {
   CHECK(bfloat16{as_float(0x7f7f7fffU)}.bits == 0x7f7fU);
   CHECK(bfloat16{as_float(0x7f7f8000U)}.bits == 0x7f80U);
   CHECK(bfloat16{-INFINITY}.bits == 0xff80U);
-  // NaNs whose payload lies in the lower half alone must not round to infinity, nor wrap around.
+  // NaNs with a payload in the lower half only must not round to infinity, nor wrap around.
   for (const std::uint32_t nan : {0x7f800001U, 0xff800001U, 0x7fffffffU, 0xffffffffU}) {
     CHECK(std::isnan(static_cast<float>(bfloat16{as_float(nan)})));
     CHECK(std::isnan(static_cast<float>(half{as_float(nan)})));
@@ -97,7 +97,7 @@ TEST_CASE("bfloat16: the ends of its range") {
   }
 }
 
-// GCC has ARM's own name for it from the start, _Float16 in C++ only from 13 on.
+// GCC has ARM's own name for it in all versions, _Float16 in C++ only since 13.
 #if defined(__ARM_FP16_FORMAT_IEEE)
 using compilers_half = __fp16;
 #elif defined(__FLT16_MAX__)
@@ -116,13 +116,13 @@ TEST_CASE("half: the compiler's own half agrees on every 257th float") {
 }
 #endif
 
-TEST_CASE("encodings know their bits") {
+TEST_CASE("encodings have the right number of bits") {
   using kvpolicy::Encoding;
   static_assert(kvpolicy::bits_of(Encoding::float32) == 32 && kvpolicy::bits_of(Encoding::uint2) == 2);
   static_assert(kvpolicy::encoding_of<half> == Encoding::float16);
   static_assert(kvpolicy::encoding_of<bfloat16> == Encoding::bfloat16);
   static_assert(!kvpolicy::is_quantized(Encoding::bfloat16) && kvpolicy::is_quantized(Encoding::uint8));
   static_assert(sizeof(half) == 2 && sizeof(bfloat16) == 2);
-  static_assert(half{1.5F}.bits == 0x3e00U && bfloat16{1.5F}.bits == 0x3fc0U);  // also when compiling
+  static_assert(half{1.5F}.bits == 0x3e00U && bfloat16{1.5F}.bits == 0x3fc0U);  // at compile time, too
   CHECK(kvpolicy::name_of(Encoding::uint4) == "uint4");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The texts of errors are composed without a stream; the oracle is a stream.
+// Messages are composed without a stream; the test compares them with a stream's output.
 #include <kvpolicy/core/error.hpp>
 
 #include <doctest/doctest.h>
@@ -60,7 +60,7 @@ TEST_CASE("integers of all widths") {
   check_limits<unsigned long long>();
 }
 
-TEST_CASE("characters are themselves, bytes included, and bools are numbers") {
+TEST_CASE("characters are printed as such, bytes included, and bools as numbers") {
   for (int code = CHAR_MIN; code <= CHAR_MAX; ++code) {
     const char c = static_cast<char>(code);
     CHECK(message(c) == streamed(c));
@@ -87,7 +87,7 @@ TEST_CASE("floating-point numbers, extremes included") {
   }
 }
 
-TEST_CASE("texts of every kind, and nothing") {
+TEST_CASE("texts of every kind, and empty ones") {
   const char* pointer = "pointer";
   char buffer[] = "array";
   using namespace std::string_view_literals;
@@ -105,7 +105,7 @@ TEST_CASE("addresses") {
   CHECK(message(highest, ' ', nothing) == streamed(highest, ' ', nothing));
 }
 
-TEST_CASE("a global locale with its own digits' grouping does not reach an error's text") {
+TEST_CASE("digit grouping of the global locale does not affect messages") {
   struct Grouped : std::numpunct<char> {
     char do_decimal_point() const override { return ','; }
     char do_thousands_sep() const override { return '.'; }
@@ -117,7 +117,7 @@ TEST_CASE("a global locale with its own digits' grouping does not reach an error
   CHECK(text == "1234567 2.5");
 }
 
-TEST_CASE("require names what was wrong, in the named type") {
+TEST_CASE("require throws the named type with the message") {
   CHECK_NOTHROW(kvpolicy::require<kvpolicy::ShapeError>(true, "rows: ", 3));
   CHECK_THROWS_WITH_AS(kvpolicy::require<kvpolicy::ShapeError>(false, "rows: ", std::size_t{3}, " > ", 2.5F),
                        "rows: 3 > 2.5", kvpolicy::ShapeError);

@@ -29,7 +29,7 @@ TEST_CASE("plain and linear frequencies") {
   for (std::size_t i = 0; i < 32; ++i) CHECK(linear[i] == doctest::Approx(plain[i] / 4.0F));
 }
 
-// The published rule, by wavelength as its authors wrote it.
+// The published rule, by wavelength, as its authors wrote it.
 TEST_CASE("llama3 frequencies") {
   const RotaryConfig config{.theta = 500000.0, .scaling = RotaryConfig::Scaling::llama3, .factor = 8.0,
                             .low_freq_factor = 1.0, .high_freq_factor = 4.0, .original_max_position = 8192};
@@ -54,7 +54,7 @@ TEST_CASE("llama3 frequencies") {
   CHECK(blended > 2);
 }
 
-TEST_CASE("rotating, also far, also back") {
+TEST_CASE("rotating by many positions, and back") {
   test::Random random{1};
   const auto frequencies = kvpolicy::inverse_frequencies({}, 64);
   for (const std::int64_t positions : {0, 1, -1, 77, -4096, 1000000}) {
@@ -63,14 +63,15 @@ TEST_CASE("rotating, also far, also back") {
     const std::vector<float> original = row;
     kvpolicy::rotate(row, frequencies, positions);
     const auto expected = oracle::turn({original.begin(), original.end()}, static_cast<double>(positions), 10000.0);
-    // At a million positions the frequencies, which are floats, are what is left of the error.
+    // At a million positions the rounding of the frequencies, which are floats, causes the remaining
+    // error.
     CHECK(largest_difference(row, expected) <= (std::abs(positions) > 10000 ? 0.05 : 1e-3));
     kvpolicy::rotate(row, frequencies, -positions);
     CHECK(largest_difference(row, original) <= 2e-6);
   }
 }
 
-TEST_CASE("rotary: what cannot work is refused by name") {
+TEST_CASE("rotary: settings that do not work are refused by name") {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   const auto error = [](RotaryConfig config) {
     return thrown<ConfigError>([&] { config.validate(); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A quantised row as float: each channel by the definition, its own code and its own grid.
+// A quantised row as float: each channel by the definition, from its own code and its own grid.
 #include <kvpolicy/core/row.hpp>
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace kvpolicy {
 namespace {
 
-// Pages of random codes and random grids, as PageLayout lays them out.
+// Pages of random codes and random grids, laid out as PageLayout says.
 struct Pages {
   RowFormat format;
   std::size_t head_dim;
@@ -37,7 +37,7 @@ struct Pages {
     }
   }
 
-  // Scale and zero lie at the same place of two tables, one for each group of the row or of rows.
+  // Scale and zero have the same index in two tables, one entry for each group of the row or of rows.
   [[nodiscard]] float number(std::size_t row, std::size_t channel) const {
     const std::byte* page = table[row / page_rows];
     const std::size_t in_page = row % page_rows;
@@ -48,7 +48,8 @@ struct Pages {
     const auto* zeros = reinterpret_cast<const half*>(page + layout.zeros_offset);
     const unsigned code =
         load_code(format.encoding, page + in_page * layout.row_bytes, channel, head_dim);
-    // A scale of 11 bits times a code of 8 is exact: fused or not, the sum is rounded once.
+    // The product of a scale of 11 bits and a code of 8 bits is exact, so the sum is rounded once,
+    // fused or not.
     return static_cast<float>(scales[grid]) * static_cast<float>(code) +
            static_cast<float>(zeros[grid]);
   }

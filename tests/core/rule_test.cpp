@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rule's arithmetic against sets of positions, over random rules and random sequences of calls, with
-// the integers of the host and those of kernels. The sets that say what a head holds and reads are the
-// model of support/policy_model.hpp, to which the host cache (tests/cache) and the device cache
-// (tests/cuda) are held as well; those that say which rows are committed are here.
+// Checks the arithmetic of rules against sets of positions, over random rules and random sequences of
+// calls, with the integers of the host and those of kernels. The sets that say what a head holds and
+// reads are those of support/policy_model.hpp, which also check the host cache (tests/cache) and the
+// device cache (tests/cuda). The sets that say which rows are committed are in this file.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -60,7 +60,7 @@ class TextModel {
   void add(std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) rows_.insert(rows_.size());
   }
-  // A row is firm once so many rows have come after it.
+  // Commits each row that has so many rows after it.
   void settle(std::size_t later) {
     for (auto row = rows_.begin(); row != rows_.end(); ++row) {
       const auto after = static_cast<std::size_t>(std::distance(row, rows_.end())) - 1;
@@ -195,7 +195,8 @@ class TwoHeads {
     check_choice();
   }
 
-  // What the queries of a call read of the rows before it and of its own, in two pieces cut anywhere.
+  // Checks what the queries of a call read of the rows before it and of its own, in two parts cut at a
+  // random row.
   void check_read(std::size_t queries) {
     if (kind_ == Kind::budget || queries == 0) return;
     const std::size_t call = text_.tokens();
@@ -236,7 +237,7 @@ class TwoHeads {
     CHECK(part_.budget.is_due(rows, progress_.committed, told_) == model_.wants_compress());
   }
 
-  // Of the candidates random ones survive: which of them is the scorer's business.
+  // Lets random candidates survive, because the choice among them is up to the scorer.
   void compress() {
     if (kind_ != Kind::budget) return;
     const std::vector<std::int64_t> before = model_.kept();
@@ -258,7 +259,7 @@ class TwoHeads {
     model_.compress({survivors.begin(), survivors.end()});
   }
 
-  // Random chunks are chosen, and chunk 0: which of them is the summaries' business.
+  // Chooses chunk 0 and random chunks, because the choice among them is up to the summaries.
   void choose() {
     if (kind_ != Kind::retrieval) return;
     model_.commit(text_.committed());
@@ -301,7 +302,7 @@ class TwoHeads {
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("random texts: a rule says of rows what sets of positions say", Int, std::size_t, int) {
+TEST_CASE_TEMPLATE("random texts: a rule and sets of positions agree about all rows", Int, std::size_t, int) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     CAPTURE(seed);
     Random random{seed};
@@ -311,8 +312,9 @@ TEST_CASE_TEMPLATE("random texts: a rule says of rows what sets of positions say
   }
 }
 
-// Against the choices by the length at which they were made, of which the latest are remembered.
-TEST_CASE_TEMPLATE("random choices and rollbacks: the ring returns to the choice before", Int, std::size_t, int) {
+// Compares with a list of the lengths at which choices were made, of which the latest are kept.
+TEST_CASE_TEMPLATE(
+    "random choices and rollbacks: the ring returns to the choice before", Int, std::size_t, int) {
   Random random{3};
   for (const std::size_t slots : {1U, 2U, 3U, 7U}) {
     CAPTURE(slots);

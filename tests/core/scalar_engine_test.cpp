@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The scalar engine on segments that no policy would show: window, positions, runs, pages, formats.
+// The scalar engine on segments that no policy would show: windows, positions, runs, pages, formats.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -42,7 +42,7 @@ struct Work {
   std::vector<Segment> segments;
   AttendOptions options = {};
 
-  // One query head at `t`; checks the output, the log-sum-exp and what `observe` says.
+  // Attends with one query head at `t`; checks the output, the log-sum-exp and the result of `observe`.
   void check(Random& random, std::int64_t t, const std::vector<oracle::Row>& rows) {
     Tensor<half> q{1, 1, head_dim, test::Layout::padded};
     q.randomize(random);
@@ -63,7 +63,7 @@ struct Work {
     CHECK(test::largest_difference(std::vector{result.log_sum_exp}, lse) <= 1e-5);
     CHECK(out.guards_intact());
 
-    // Shares in the order of the rows shown; hidden ones get none.
+    // Probabilities in the order of the rows shown; hidden rows get none.
     std::size_t shown = 0;
     for (const Segment& s : segments) s.for_each_run([&](const RowRun& run) { shown += run.rows; });
     std::vector<float> sums(shown, 7.0F);
@@ -106,7 +106,7 @@ TEST_CASE("a row at p is visible at t if p <= t and p > t - window") {
   }
 }
 
-TEST_CASE("several segments: element types, runs, positions, scale, softcap, sink") {
+TEST_CASE("several segments: element types, runs, positions, scale, softcap, sink bias") {
   Random random{2};
   Tensor<bfloat16> keys{12, 1, head_dim, test::Layout::padded}, values{12, 1, head_dim, test::Layout::padded};
   Tensor<half> more_keys{4, 1, head_dim}, more_values{4, 1, head_dim};
@@ -152,7 +152,7 @@ TEST_CASE("a query that sees nothing gives zeros, and minus infinity") {
   work.check(random, 9, {});
 }
 
-TEST_CASE("a rotation turns far queries to its latest position") {
+TEST_CASE("a rotation moves queries after its latest position to that position") {
   Random random{4};
   const auto frequencies = inverse_frequencies({}, head_dim);
   Tensor<float> keys{3, 1, head_dim}, values{3, 1, head_dim};

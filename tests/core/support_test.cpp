@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The judges judged: oracle, comparisons, guard zones and the counting resource, on cases small
-// enough to work out by hand, and on wrong ones.
+// Tests of the test helpers: the oracle, comparisons, guard zones and the counting resource, on cases
+// that are small enough to work out by hand, and on wrong ones.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -25,7 +25,7 @@ TEST_CASE("the oracle's attention by hand") {
   CHECK(largest_difference(result.out, std::vector<double>{7.5, 5.0}) < 1e-12);
   CHECK(result.log_sum_exp == doctest::Approx(std::log(4.0)));
 
-  options.sink_logit = std::log(4.0);  // takes half of the attention, and has no value
+  options.sink_logit = std::log(4.0);  // takes half of the attention and has no value
   const auto with_sink = oracle::attend({1, 5}, {&a, &b}, options);
   CHECK(largest_difference(with_sink.out, std::vector<double>{3.75, 2.5}) < 1e-12);
   CHECK(with_sink.log_sum_exp == doctest::Approx(std::log(8.0)));
@@ -40,12 +40,12 @@ TEST_CASE("the oracle's attention by hand") {
   CHECK(nothing.log_sum_exp == -std::numeric_limits<double>::infinity());
 }
 
-TEST_CASE("the oracle's rotation turns pairs half a row apart") {
+TEST_CASE("the oracle rotates pairs of channels that are half a row apart") {
   const auto turned = oracle::turn({1, 0, 0, 0}, 1.0, 10000.0);
   CHECK(largest_difference(turned, std::vector<double>{std::cos(1.0), 0, std::sin(1.0), 0}) < 1e-12);
   const auto slow = oracle::turn({0, 1, 0, 0}, 1.0, 10000.0);
   CHECK(largest_difference(slow, std::vector<double>{0, std::cos(0.01), 0, std::sin(0.01)}) < 1e-12);
-  // Only distances count.
+  // Only distances matter.
   const auto q = oracle::turn({0.3, -2, 1, 4}, 12, 10000.0);
   const auto k = oracle::turn({1, 2, -3, 0.5}, 10, 10000.0);
   const auto near = oracle::turn({0.3, -2, 1, 4}, 2, 10000.0);
@@ -72,7 +72,7 @@ TEST_CASE("comparisons: NaN and missing numbers fail") {
   CHECK(test::thrown<std::bad_alloc>([] {}).empty());
 }
 
-TEST_CASE("the counting resource counts, fails on demand and sees stray writes") {
+TEST_CASE("the counting resource counts, fails on demand and detects stray writes") {
   test::CountingResource memory;
   void* a = memory.allocate(100, 64);
   void* b = memory.allocate(28, 8);
@@ -90,7 +90,7 @@ TEST_CASE("the counting resource counts, fails on demand and sees stray writes")
   CHECK(memory.live_bytes() == 28);
   CHECK(memory.peak_bytes() == 129);
   CHECK(memory.faults() == 0);
-  static_cast<std::byte*>(b)[28] = std::byte{1};  // inside the guard zone, which is ours
+  static_cast<std::byte*>(b)[28] = std::byte{1};  // inside the guard zone, which the resource owns
   CHECK(memory.faults() == 1);
   memory.deallocate(b, 28, 8);
   CHECK(memory.faults() == 1);
@@ -99,7 +99,7 @@ TEST_CASE("the counting resource counts, fails on demand and sees stray writes")
   CHECK(memory.faults() == 2);
 }
 
-TEST_CASE("tensors: guards notice a write between rows") {
+TEST_CASE("tensors: guards detect a write between rows") {
   for (const auto layout : {test::Layout::padded, test::Layout::heads_first}) {
     test::Tensor<float> tensor{3, 2, 8, layout};
     tensor.fill([](std::size_t t, std::size_t h, std::size_t i) { return static_cast<float>(100 * t + 10 * h + i); });
@@ -126,7 +126,7 @@ TEST_CASE("the window model by hand") {
 
 TEST_CASE("the residual model by hand") {
   oracle::HeadModel steady{{.bits = 4, .key_group = 4, .residual = 5, .per_channel = true}};
-  steady.commit(15);  // 10 beyond the residual: 8 keys in whole groups, 10 values
+  steady.commit(15);  // 10 more than the residual: 8 keys in whole groups, 10 values
   CHECK(steady.key_is_quantized(7));
   CHECK(!steady.key_is_quantized(8));
   CHECK(steady.value_is_quantized(9));
@@ -135,7 +135,7 @@ TEST_CASE("the residual model by hand") {
   kivi.commit(15);
   CHECK(kivi.key_is_quantized(7));
   CHECK(!kivi.key_is_quantized(8));
-  kivi.commit(16);  // all keys leave at once
+  kivi.commit(16);  // all keys are quantised at once
   CHECK(kivi.key_is_quantized(15));
   CHECK(!kivi.value_is_quantized(8));
 }
@@ -144,7 +144,8 @@ TEST_CASE("the budget model by hand") {
   oracle::HeadModel model{{.kind = oracle::Kind::budget, .budget = 2, .window = 1, .kernel = 3}};
   model.commit(6);
   REQUIRE(model.is_compressible());
-  // One head, one query: pooled maxima are .3 .3 .3 .2 .1, where the window's .9 is not pooled.
+  // One head and one query: the pooled maxima are .3 .3 .3 .2 .1, and the .9 of the observation window
+  // is not pooled.
   const std::vector<std::vector<std::vector<double>>> attention{{{0.1, 0.3, 0.2, 0.1, 0.05, 0.9}}};
   const auto scores = model.scores(attention);
   const auto votes = model.votes(attention);
@@ -153,7 +154,7 @@ TEST_CASE("the budget model by hand") {
   const auto may = [&](const std::vector<std::int64_t>& rows) {
     return model.may_survive(rows, scores, votes, 1e-9);
   };
-  CHECK(may({1, 2, 5}));  // of the plateau those of most votes
+  CHECK(may({1, 2, 5}));  // of equal pooled scores, those with the highest own scores
   CHECK(!may({0, 1, 5}));
   CHECK(!may({0, 3, 5}));
   CHECK(!may({1, 3, 5}));
@@ -161,7 +162,7 @@ TEST_CASE("the budget model by hand") {
   CHECK(!may({1, 2, 2, 5}));
   const std::vector<double> level(5, 0.1);
   CHECK(model.may_survive({0, 1, 5}, level, level, 1e-9));
-  CHECK(!model.may_survive({1, 2, 5}, level, level, 1e-9));  // then the lower position
+  CHECK(!model.may_survive({1, 2, 5}, level, level, 1e-9));  // of equal scores, the lower position
   oracle::HeadModel average{{.kind = oracle::Kind::budget, .budget = 1, .window = 1, .kernel = 3, .average = true}};
   average.commit(4);
   CHECK(largest_difference(average.scores({{{0.3, 0.6, 0.0, 0.5}}}), std::vector<double>{0.3, 0.3, 0.2}) < 1e-12);
@@ -174,7 +175,7 @@ TEST_CASE("the retrieval model by hand") {
   CHECK(model.selection_is_stale());
   CHECK(model.may_select({0, 2}, scores, 1e-9));
   CHECK(!model.may_select({0, 3}, scores, 1e-9));
-  CHECK(!model.may_select({2, 3}, scores, 1e-9));  // chunk 0 is always taken
+  CHECK(!model.may_select({2, 3}, scores, 1e-9));  // chunk 0 is always chosen
   CHECK(!model.may_select({0}, scores, 1e-9));
   model.select({0, 2}, 9);
   CHECK(model.reads(5, 20, 20, true));

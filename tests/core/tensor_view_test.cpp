@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Views made of whatever integers an engine counts in.
+// Views are made from any integers that an engine counts in.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -15,7 +15,7 @@ using namespace kvpolicy;
 
 namespace {
 
-// The library's readers of a view must not see a difference.
+// Readers of a view must not see which integers it was made from.
 template <class Integer>
 void check_counts() {
   std::vector<float> data(2 * 3 * 64);
@@ -37,7 +37,7 @@ static_assert(TensorView<const float>{&one_number, 1, 1U, std::int64_t{1}}.head_
 
 }  // namespace
 
-TEST_CASE("a view is made of any integers") {
+TEST_CASE("a view can be made from any integers") {
   check_counts<int>();
   check_counts<unsigned>();
   check_counts<std::int64_t>();
@@ -45,7 +45,7 @@ TEST_CASE("a view is made of any integers") {
   check_counts<std::int8_t>();
 }
 
-TEST_CASE("a negative number is no shape") {
+TEST_CASE("a negative number is refused") {
   std::vector<float> data(64);
   const auto said = [&](int tokens, int heads, int head_dim, int token_stride, int head_stride) {
     return test::thrown<ShapeError>([&] {

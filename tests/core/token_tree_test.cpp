@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Trees by themselves: who sees whom, prefixes, paths, what is refused.
+// Trees without a cache: visibility, prefixes, paths, and what is refused.
 #include <doctest/doctest.h>
 
 #include <set>
@@ -29,13 +29,13 @@ std::vector<std::size_t> random_parents(test::Random& random, std::size_t nodes)
 
 }  // namespace
 
-TEST_CASE("a node sees itself and its ancestors, and stands behind them") {
+TEST_CASE("a node sees itself and its ancestors, and comes after them") {
   test::Random random{1};
   for (const std::size_t nodes : {1UL, 2UL, 5UL, 30UL, 100UL}) {
     const auto parents = random_parents(random, nodes);
     const TokenTree tree{parents};
     REQUIRE(tree.size() == nodes);
-    std::vector<std::set<std::size_t>> seen(nodes);  // by sets, not by walks
+    std::vector<std::set<std::size_t>> seen(nodes);  // by sets, not by following parents
     for (std::size_t i = 0; i < nodes; ++i) {
       if (parents[i] != text) seen[i] = seen[parents[i]];
       CHECK(tree.depth(i) == seen[i].size());
@@ -88,7 +88,7 @@ TEST_CASE("a path leads from the text downwards") {
   }
 }
 
-TEST_CASE("what is no tree is refused, and changes nothing") {
+TEST_CASE("what is no tree is refused and changes nothing") {
   TokenTree tree{std::vector<std::size_t>{text, 0}};
   for (const std::size_t parent : {2UL, 3UL, text - 1}) {
     const std::string said = test::thrown<ConfigError>([&] { tree.add(parent); });
@@ -101,7 +101,7 @@ TEST_CASE("what is no tree is refused, and changes nothing") {
   CHECK(tree.size() == TokenTree::max_nodes);
 }
 
-TEST_CASE("memory that runs out leaves a tree as it was") {
+TEST_CASE("a tree stays unchanged if memory runs out") {
   for (const std::size_t nodes : {0UL, 1UL, 2UL, 4UL, 64UL}) {
     TokenTree tree;
     for (std::size_t i = 0; i < nodes; ++i) tree.add(i == 0 ? text : i - 1);
@@ -119,7 +119,7 @@ TEST_CASE("memory that runs out leaves a tree as it was") {
         if (nodes > 0) CHECK(tree.depth(nodes - 1) == nodes - 1);
       }
     }
-    CHECK(failures > 0);  // all these sizes are full
+    CHECK(failures > 0);  // all these sizes are full, so one more node allocates
     CHECK(tree.depth(nodes) == 0);
     CHECK(tree.parent(nodes) == text);
   }

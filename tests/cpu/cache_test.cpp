@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole caches under every policy: the same random calls through the CPU engine and ScalarEngine.
+// Whole caches under every policy: the same random calls through the CPU engine and ScalarEngine must
+// agree.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -26,8 +27,8 @@ using test::below;
 using test::Random;
 using test::Tensor;
 
-// Settings at random of each policy that ships. A policy that cannot roll back gets, in a cache that
-// does, the settings of one that keeps everything.
+// Random settings of each shipped policy. A policy that cannot roll back gets, in a cache that rolls
+// back, the settings of a policy that keeps everything.
 template <KvPolicy P>
 HeadSettings<typename P::element_type> random_settings(Random& random, std::size_t head_dim,
                                                        bool rolls_back) {
@@ -66,7 +67,7 @@ HeadSettings<typename P::element_type> random_settings(Random& random, std::size
   return own;
 }
 
-// For KV head i of a layer, the settings of the i-th policy that ships.
+// Gives KV head i of a layer the settings of the i-th shipped policy.
 template <KvPolicy... P>
 auto settings_of_each(std::type_identity<HeadPlan<P...>>, Random& random, std::size_t head_dim,
                       bool rolls_back) {
@@ -77,7 +78,7 @@ constexpr std::size_t count(std::type_identity<HeadPlan<P...>>) {
   return sizeof...(P);
 }
 
-// A pool of one thread, of two, whatever the machine has.
+// A pool that claims so many threads and runs on one, whatever the machine has.
 struct Serially {
   std::size_t count;
   [[nodiscard]] std::size_t threads() const { return count; }
@@ -87,10 +88,10 @@ struct Serially {
   }
 };
 
-// Factors of 16 bits: about twice the largest difference seen.
+// For 16-bit factors: about twice the largest difference seen.
 constexpr double tolerance_of_quantized = 2.5e-4;
 
-// The largest norm of the keys, and the largest number among the values, that a KV head was given.
+// The largest norm of the keys and the largest number among the values that a KV head got.
 struct Largest {
   double key_norm = 0;
   double value = 0;
@@ -102,8 +103,8 @@ double norm(std::span<const float> row) {
   return std::sqrt(sum);
 }
 
-// What cpu::Bfloat16Products allows beyond the errors of float where queries and weights go into
-// tiles as two bfloat16 numbers each: 2^-16 of every product of a logit, and 2^-16 of every weight.
+// The error that cpu::Bfloat16Products allows in addition to those of float if queries and weights are
+// split into two bfloat16 numbers each: 2^-16 of every product of a logit, and 2^-16 of every weight.
 // Norms bound the sum of the products' magnitudes, also of queries that a segment rotates.
 double error_of_two_terms(std::span<const float> query, const Largest& rows) {
   const double scale = 1.0 / std::sqrt(static_cast<double>(query.size()));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tile registers in plain C++, after the description of TILELOADD, TILESTORED, TILEZERO and
-// TDPBF16PS in the Intel SDM: rows of 64 bytes; the second factor of a product in pairs of rows;
-// the first and the second numbers of the pairs are summed apart, then together, then onto the old
-// sum, in float, where subnormal numbers count as zeros of their sign.
+// Tile registers in plain C++, after the description of TILELOADD, TILESTORED, TILEZERO and TDPBF16PS
+// in the Intel SDM: rows of 64 bytes, and the second factor of a product in pairs of rows. The first
+// and the second numbers of the pairs are summed separately, then together, then added to the old sum,
+// in float, where subnormal numbers count as zeros of the same sign.
 #pragma once
 
 #include <array>
@@ -18,10 +18,10 @@ namespace test {
 
 class EmulatedTiles {
  public:
-  static inline std::size_t products = 0;  ///< that all threads made; for tests that run one
+  static inline std::size_t products = 0;  ///< made by all threads; for tests that run one
 
   EmulatedTiles() {
-    // What tiles hold at first is not to be counted on.
+    // The initial contents of tiles are undefined, so they are filled with NaN.
     for (Tile& tile : tiles_) {
       for (auto& row : tile) row.fill(0xffc12345U);
     }
@@ -48,7 +48,7 @@ class EmulatedTiles {
   }
   template <int Sums, int A, int B>
   void add_product() {
-    static_assert(Sums != A && Sums != B && A != B);  // anything else is an invalid instruction
+    static_assert(Sums != A && Sums != B && A != B);  // other operands are an invalid instruction
     ++products;
     for (std::size_t m = 0; m < 16; ++m) {
       std::array<float, 16> first{};

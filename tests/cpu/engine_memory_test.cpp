@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU engine over rows in an inference engine's own memory: bit for bit what it gives over pages
-// of the cache's own.
+// The CPU engine over rows in an inference engine's memory must give, bit for bit, what it gives over
+// the cache's own pages.
 #include <doctest/doctest.h>
 
 #include <kvpolicy/cpu.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU engine against its definition (ScalarEngine) and against attention in double.
+// Compares the CPU engine with its definition (ScalarEngine) and with attention in double.
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -24,9 +24,10 @@ using test::Tensor;
 const std::vector<std::size_t> head_dims{16, 32, 48, 64, 80, 96, 112, 128, 256};
 const std::vector<std::size_t> groups{1, 2, 3, 4, 5, 7, 8, 12, 13, 16, 24, 70};
 
-// Outputs are about 1, logits up to some tens, both engines compute in float. The largest error
-// against double over 3,000 calls was 6.4e-6 (ScalarEngine's: 6.7e-6); between the two 2.4e-5, over
-// many more outputs; of log-sum-exps 2.7e-6 relative. The bounds are about twice that.
+// Outputs are about 1, logits at most some tens, and both engines compute in float. Over 3,000 calls
+// the largest error against double was 6.4e-6 (ScalarEngine's: 6.7e-6); the largest difference between
+// the two was 2.4e-5, over many more outputs; the largest relative error of log-sum-exps was 2.7e-6.
+// The bounds are about twice that.
 constexpr double tolerance = 5e-5;
 constexpr double tolerance_to_double = 1.5e-5;
 constexpr double tolerance_of_log_sum_exp = 6e-6;
@@ -43,7 +44,8 @@ std::vector<float> numbers(const Tensor<T>& tensor) {
   return result;
 }
 
-// Relative for numbers beyond 1; NaN, and an infinity on one side alone, count as infinite.
+// The difference is relative for numbers above 1; NaN, and an infinity on one side only, count as
+// infinite.
 double largest_relative(const std::vector<float>& a, const std::vector<float>& b) {
   double largest = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -168,7 +170,7 @@ TEST_CASE("observe equals ScalarEngine") {
                                     call.first_position, call.segments, views, call.options};
     const auto observe = [&](auto& engine, auto& into) {
       for (std::size_t head = 0; head < kv_heads; ++head) {
-        // More places than rows, and something in them.
+        // There are more entries than rows, and they are not zero.
         into[head].assign((call.heads[head].rows_shown() + 1) * group, 5.0F);
         views[head] = into[head];
       }
@@ -205,7 +207,7 @@ TEST_CASE("score equals ScalarEngine, at any number of rows and threads") {
   }
 }
 
-TEST_CASE("nothing to see gives zeros and a log-sum-exp of -infinity") {
+TEST_CASE("a query that sees nothing gives zeros and a log-sum-exp of -infinity") {
   Random random{17};
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 20}) {
     test::RandomCall<float> call{random, 2, 4, 64, tokens};
@@ -226,7 +228,7 @@ TEST_CASE("nothing to see gives zeros and a log-sum-exp of -infinity") {
         REQUIRE(lse[token * 8 + head] == -std::numeric_limits<float>::infinity());
       }
     }
-    // A sink alone takes all the weight and gives nothing.
+    // The sink bias takes all the weight and has no value.
     call.attention_sink_bias.assign(8, 0.5F);
     call.bind();
     call.attend(engine, out, lse);
@@ -235,7 +237,7 @@ TEST_CASE("nothing to see gives zeros and a log-sum-exp of -infinity") {
   }
 }
 
-// Dense rows one position after another, in one segment, with the first query at row `at`.
+// Dense rows at consecutive positions, in one segment, with the first query at row `at`.
 template <class Change>
 void compare_special(std::size_t tokens, std::int64_t at, std::int64_t window, Change change,
                      double bound = tolerance) {
@@ -273,7 +275,7 @@ void compare_special(std::size_t tokens, std::int64_t at, std::int64_t window, C
   }
 }
 
-TEST_CASE("NaN and infinity reach the queries that see them, and no other") {
+TEST_CASE("NaN and infinity affect the queries that see them, and no others") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 3, 30}) {
@@ -289,7 +291,7 @@ TEST_CASE("NaN and infinity reach the queries that see them, and no other") {
         }
         compare_special(tokens, 100, window,
                         [&](auto&, auto& head) { head.keys(0).overwrite(row, 64, nan); });
-        // Logits of +infinity or -infinity, by the sign of a query's sum.
+        // Logits become +infinity or -infinity, by the sign of a query's sum.
         compare_special(tokens, 100, window, [&](auto& call, auto& head) {
           call.queries.fill([](std::size_t token, std::size_t q_head, std::size_t) {
             return (token + q_head) % 2 == 0 ? 0.5F : -0.5F;
@@ -306,9 +308,9 @@ TEST_CASE("NaN and infinity reach the queries that see them, and no other") {
   }
 }
 
-TEST_CASE("logits far apart") {
-  // Spreads of hundreds between rows and blocks: the running maximum moves late and often. Such a
-  // logit's own rounding is 1e-4, and so is that of its weight.
+TEST_CASE("logits with large differences") {
+  // Logits differ by hundreds between rows and row tiles, so the running maximum changes late and
+  // often. The rounding of such a logit is 1e-4, and so is that of its weight.
   for (const std::size_t tokens : std::initializer_list<std::size_t>{1, 30}) {
     compare_special(
         tokens, 149, kvpolicy::unlimited_window,
@@ -316,7 +318,7 @@ TEST_CASE("logits far apart") {
   }
 }
 
-TEST_CASE("a head_dim that no model has is refused") {
+TEST_CASE("a head_dim that is not a multiple of 8 is refused") {
   std::vector<float> query(20);
   std::vector<float> out(1);
   const kvpolicy::Plane plane{.base = reinterpret_cast<const std::byte*>(query.data()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU engine where keys and values have different numbers of channels, and where these do not
-// fill its vectors: against its definition (ScalarEngine) and against attention in double.
+// The CPU engine with different numbers of channels for keys and values, and with channels that do not
+// fill its vectors, compared with its definition (ScalarEngine) and with attention in double.
 #include <cmath>
 #include <cstddef>
 #include <initializer_list>
@@ -21,15 +21,17 @@ using test::below;
 using test::Random;
 using test::Tensor;
 
-// Primes times 8, multiples of 16 beside them, and the widest.
+// Primes times 8, multiples of 16 near them, and the largest.
 const std::vector<std::size_t> channels{8,   16,  24,  40,  56,  64,  88, 104,
                                         128, 136, 184, 256, 512, 568, 576};
 
-// Of dense rows: errors grow with the channels of a dot product, and those of engine_test.cpp are of up to 256.
+// For dense rows: errors grow with the channels of a dot product, and those of engine_test.cpp are for
+// up to 256.
 constexpr double tolerance = 1e-4;
 constexpr double tolerance_to_double = 3e-5;
-// Of quantised rows, whose factors have 16 bits: a logit's error grows with its scale, which is random here, and
-// with the root of the channels. The largest difference over 3,000 calls was 6.7e-4; this is twice that.
+// For quantised rows, whose factors have 16 bits: a logit's error grows with its scale, which is random
+// here, and with the square root of the channels. The largest difference over 3,000 calls was 6.7e-4;
+// this is twice that.
 constexpr double tolerance_of_codes = 1.4e-3;
 
 template <class Q>
@@ -80,7 +82,7 @@ void compare(Random& random, std::size_t head_dim, std::size_t value_dim, std::s
   REQUIRE(test::largest_difference(expected.row(token, head), truth.out) <= tolerance_to_double);
 }
 
-TEST_CASE("keys and values of different channels, in few queries and in many") {
+TEST_CASE("keys and values with different channels, with few queries and with many") {
   Random random{64};
   for (int round = 0; round < 200; ++round) {
     CAPTURE(round);
@@ -94,7 +96,7 @@ TEST_CASE("keys and values of different channels, in few queries and in many") {
   }
 }
 
-TEST_CASE("observe and score read keys alone") {
+TEST_CASE("observe and score read only keys") {
   Random random{65};
   for (int round = 0; round < 40; ++round) {
     const std::size_t head_dim = test::one_of(random, channels);

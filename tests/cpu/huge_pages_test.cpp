@@ -31,7 +31,7 @@ bool holds(const Block& block) {
                      [&](std::byte b) { return b == block.filling; });
 }
 
-TEST_CASE("blocks are aligned, lie apart and keep what is written into them") {
+TEST_CASE("allocations are aligned, do not overlap and keep their contents") {
   HugePages pages{1};
   std::mt19937 random{3};
   const std::vector<std::size_t> sizes{0, 1, 63, 64, 65, 4352, 16384, 16385, 300000, 3000000};
@@ -65,7 +65,7 @@ TEST_CASE("blocks are aligned, lie apart and keep what is written into them") {
   }
 }
 
-TEST_CASE("what is given back is used again, for blocks of its size") {
+TEST_CASE("freed memory is reused for allocations of its size") {
   HugePages pages{HugePages::page_bytes};
   std::vector<void*> blocks;
   for (int round = 0; round < 20; ++round) {
@@ -81,8 +81,8 @@ TEST_CASE("what is given back is used again, for blocks of its size") {
   pages.deallocate(large, 5 * HugePages::page_bytes + 1, 64);
 }
 
-#if !defined(KVPOLICY_TEST_ASAN)  // ends the program instead
-TEST_CASE("more than there is is std::bad_alloc, and changes nothing") {
+#if !defined(KVPOLICY_TEST_ASAN)  // which ends the program instead
+TEST_CASE("too large an allocation is std::bad_alloc and changes nothing") {
   HugePages pages;
   for (const std::size_t bytes : {std::numeric_limits<std::size_t>::max(),
                                   std::numeric_limits<std::size_t>::max() / 2}) {
@@ -95,7 +95,7 @@ TEST_CASE("more than there is is std::bad_alloc, and changes nothing") {
 }
 #endif
 
-TEST_CASE("many threads may ask at once") {
+TEST_CASE("many threads may allocate at once") {
   HugePages pages;
   std::vector<std::thread> threads;
   std::vector<char> right(4, 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantised rows as integer products: the pieces against plain loops, keys and values against sums
-// in double, with the bound that rounding a factor to 16 bits sets.
+// Quantised rows as integer products: compares the parts with plain loops, and logits and sums of
+// values with sums in double, with the bound that follows from rounding a factor to 16 bits.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -20,7 +20,7 @@
 #include "support/compare.hpp"
 #include "support/tensors.hpp"
 
-#if KVPOLICY_CPU_PAIR_PRODUCTS  // elsewhere quantised rows become float, as engine_test sees
+#if KVPOLICY_CPU_PAIR_PRODUCTS  // otherwise rows are decoded to float, which engine_test covers
 
 namespace {
 namespace vec = kvpolicy::cpu::HWY_NAMESPACE;
@@ -33,14 +33,14 @@ using test::Random;
 
 constexpr Encoding encodings[] = {Encoding::uint8, Encoding::uint4, Encoding::uint2};
 
-// Rows as a block has them; the plane owns the bytes.
+// Rows as in a row tile; the plane owns the bytes.
 struct Block {
   test::RandomPlane plane;
   std::size_t rows;
-  vec::BlockSide side;
+  vec::RowTileSide side;
   std::vector<std::vector<float>> decoded;
 
-  // Every `stride`-th row of the plane.
+  // Takes every `stride`-th row of the plane.
   Block(Random& random, const RowFormat& format, std::size_t count, std::size_t head_dim,
         std::size_t stride = 1)
       : plane{random, format, count * stride, head_dim}, rows{count} {
@@ -58,7 +58,7 @@ struct Block {
       kvpolicy::load_row(source, i * stride, decoded.emplace_back(head_dim));
     }
   }
-  // A scale of row i, of channel 0.
+  // The scale of channel 0 of row i.
   kvpolicy::half& scale(std::size_t i) { return const_cast<kvpolicy::half&>(*side.scales[i]); }
   kvpolicy::half& zero(std::size_t i) { return const_cast<kvpolicy::half&>(*side.zeros[i]); }
 };
@@ -78,7 +78,7 @@ void check_pair_products(D d, Random& random) {
     std::int32_t sums[width];
     std::int32_t expected[width];
     for (std::size_t i = 0; i < 2 * width; ++i) {
-      // Any code of 8 bits; any factor, the extreme ones often.
+      // Any 8-bit code, and any factor, with the extreme ones often.
       a[i] = static_cast<std::int16_t>(round % 2 == 0 ? 255 : below(random, 256));
       b[i] = static_cast<std::int16_t>(round % 5 == 0   ? 32767
                                        : round % 5 == 1 ? -32768
@@ -140,7 +140,7 @@ void check_code_pairs(Random& random) {
   });
 }
 
-TEST_CASE("codes leave packed bytes in pairs") {
+TEST_CASE("codes are extracted from packed bytes in pairs") {
   Random random{2};
   check_code_pairs<8>(random);
   check_code_pairs<4>(random);
@@ -166,13 +166,13 @@ TEST_CASE("columns of rows") {
   }
 }
 
-// The format's largest code.
+// The largest code of the format.
 double levels_of(const RowFormat& format) {
   return static_cast<double>((1U << kvpolicy::bits_of(format.encoding)) - 1U);
 }
 
-// Logits of `block` against sums in double; every number within what rounding the query to 16 bits
-// (or a little more for long heads) can do, and a margin for float. Returns the largest error.
+// Compares logits of `block` with sums in double. Every number must be within the error of rounding the
+// query to 16 bits (or to fewer for long heads), plus a margin for float. Returns the largest error.
 double check_keys(const Block& block, const std::vector<float>& queries, std::size_t count,
                   std::size_t head_dim) {
   constexpr std::size_t stride = vec::StreamPass::stride;
@@ -187,7 +187,7 @@ double check_keys(const Block& block, const std::vector<float>& queries, std::si
     for (std::size_t row = 0; row < block.rows; ++row) {
       double logit = 0;
       double size = 0;
-      double most = 0;  // of the query, times the scales where these go into it
+      double most = 0;  // of the query, times the scales if they are multiplied into it
       double scale_of_row = 0;
       for (std::size_t i = 0; i < head_dim; ++i) {
         const auto x = static_cast<double>(queries[q * head_dim + i]);
@@ -207,14 +207,14 @@ double check_keys(const Block& block, const std::vector<float>& queries, std::si
       largest = std::max(largest, error);
     }
   }
-  for (std::size_t i = 0; i < 7; ++i) {  // nothing was written behind the memory
+  for (std::size_t i = 0; i < 7; ++i) {  // nothing was written after the memory
     REQUIRE(scratch[scratch.size() - 1 - i] == -7.5e8F);
     REQUIRE(logits[logits.size() - 1 - i] == -7.5e8F);
   }
   return largest;
 }
 
-TEST_CASE("logits of quantised keys, any bits, head_dim, group and number of rows") {
+TEST_CASE("logits of quantised keys for any bits, head_dim, group and number of rows") {
   Random random{4};
   double largest = 0;
   for (const Encoding encoding : encodings) {
@@ -224,7 +224,7 @@ TEST_CASE("logits of quantised keys, any bits, head_dim, group and number of row
         CAPTURE(name_of(encoding));
         CAPTURE(head_dim);
         CAPTURE(queries);
-        const std::size_t rows = 1 + below(random, vec::max_block_rows);
+        const std::size_t rows = 1 + below(random, vec::max_tile_rows);
         const auto numbers = normals(random, queries * head_dim);
         const Block token{random, {encoding, Granularity::per_token, head_dim}, rows, head_dim,
                           1 + below(random, 2)};
@@ -235,7 +235,8 @@ TEST_CASE("logits of quantised keys, any bits, head_dim, group and number of row
       }
     }
   }
-  // Of queries and keys of deviation 1 and about 1.3: logits of deviation 10 to 25 (no 1 / sqrt(d)).
+  // Queries and keys of standard deviation 1 and about 1.3 give logits of deviation 10 to 25 (without 1
+  // / sqrt(d)).
   CHECK(largest <= 5e-3);
   MESSAGE("largest error of a logit ", largest);
 }
@@ -251,10 +252,10 @@ TEST_CASE("queries of extreme sizes") {
         CAPTURE(size);
         auto queries = normals(random, 3 * head_dim);
         for (float& number : queries) number *= size;
-        queries[head_dim + 3] = size * 1000.0F;  // one channel far beyond the others
+        queries[head_dim + 3] = size * 1000.0F;  // one channel is far larger than the others
         check_keys(block, queries, 3, head_dim);
       }
-      // All of one sign and the largest codes: the largest sums.
+      // Numbers of one sign and the largest codes give the largest sums.
       std::vector<float> ones(3 * head_dim, 1.0F);
       std::fill_n(ones.begin(), head_dim, -1.0F);
       for (std::size_t row = 0; row < block.rows; ++row) {
@@ -267,7 +268,7 @@ TEST_CASE("queries of extreme sizes") {
   }
 }
 
-// Weighted sums against double; returns the largest error.
+// Compares weighted sums with double; returns the largest error.
 double check_values(std::vector<Block>& blocks, std::size_t queries, std::size_t head_dim,
                     Random& random) {
   constexpr std::size_t stride = vec::StreamPass::stride;
@@ -318,7 +319,7 @@ double check_values(std::vector<Block>& blocks, std::size_t queries, std::size_t
   return largest;
 }
 
-TEST_CASE("sums of quantised values, any bits, head_dim and number of rows, formats in turn") {
+TEST_CASE("sums of quantised values for any bits, head_dim and number of rows, with alternating formats") {
   Random random{6};
   double largest = 0;
   for (std::size_t head_dim = 16; head_dim <= 320; head_dim += head_dim < 128 ? 16 : 64) {
@@ -330,7 +331,7 @@ TEST_CASE("sums of quantised values, any bits, head_dim and number of rows, form
         const Encoding encoding = encodings[below(random, 3)];
         if (head_dim * kvpolicy::bits_of(encoding) / 8 < 16) continue;
         blocks.emplace_back(random, RowFormat{encoding, Granularity::per_token, head_dim},
-                            1 + below(random, vec::max_block_rows), head_dim, 1 + below(random, 2));
+                            1 + below(random, vec::max_tile_rows), head_dim, 1 + below(random, 2));
       }
       largest = std::max(largest, check_values(blocks, queries, head_dim, random));
     }
@@ -339,7 +340,7 @@ TEST_CASE("sums of quantised values, any bits, head_dim and number of rows, form
   MESSAGE("largest error of a sum ", largest);
 }
 
-TEST_CASE("scales that are zero, negative, subnormal or far apart") {
+TEST_CASE("scales that are zero, negative, subnormal or very different") {
   Random random{7};
   for (const Encoding encoding : encodings) {
     const RowFormat format{encoding, Granularity::per_token, 128};
@@ -357,7 +358,7 @@ TEST_CASE("scales that are zero, negative, subnormal or far apart") {
   }
 }
 
-TEST_CASE("what is not finite, and formats that do not fit, are left to others") {
+TEST_CASE("numbers that are not finite, and formats that do not fit, are refused") {
   Random random{8};
   constexpr std::size_t stride = vec::StreamPass::stride;
   constexpr float inf = std::numeric_limits<float>::infinity();

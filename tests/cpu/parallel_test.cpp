@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Threads: any pool, any number, the same bits each time; and nothing lost when memory runs out.
+// Threads: any pool and any number of threads give the same bits each time, and nothing is lost when
+// memory runs out.
 #include <cstddef>
 #include <functional>
 #include <initializer_list>
@@ -20,14 +21,14 @@ using namespace kvpolicy;
 using test::Random;
 using test::Tensor;
 
-// A caller's own threads, behind a std::function as pools tend to be; a new thread for each call.
+// A caller's own threads, called through a std::function as in many pools; a new thread for each call.
 class ThreadPerCall {
  public:
   explicit ThreadPerCall(std::size_t threads) : threads_{threads} {}
   [[nodiscard]] std::size_t threads() const { return threads_; }
   void operator()(std::size_t count, const std::function<void(std::size_t)>& body) const {
     std::vector<std::jthread> threads;
-    // The last one first: nothing may count on an order.
+    // Starts with the last one, because nothing may depend on the order.
     for (std::size_t i = count; i > 0; --i) threads.emplace_back([&body, i] { body(i - 1); });
   }
 
@@ -36,7 +37,7 @@ class ThreadPerCall {
 };
 static_assert(cpu::ParallelFor<ThreadPerCall>);
 
-// Claims many threads and has one.
+// Claims several threads and has one.
 struct Pretender {
   [[nodiscard]] std::size_t threads() const { return 5; }
   template <class Body>
@@ -45,7 +46,7 @@ struct Pretender {
   }
 };
 
-// No part of a tile is too small to be cut off.
+// Cuts even the smallest parts off a tile.
 struct SmallParts : cpu::DefaultTuning {
   static constexpr std::size_t task_weight = 1;
 };
@@ -80,7 +81,7 @@ Result with_pool(const Pool& pool, Call& call, std::size_t head_dim) {
   return attend(cpu::Engine<Pool, Tuning>{pool}, call, head_dim);
 }
 
-TEST_CASE("any number of threads and any cut: equal to rounding, bit-equal when repeated") {
+TEST_CASE("any number of threads and any cut: equal up to rounding, and bit-equal when repeated") {
   Random random{31};
   for (int round = 0; round < 40; ++round) {
     CAPTURE(round);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lines fetched ahead, shared out among the passes over a block.
+// The lines that are prefetched, divided among the passes over a row tile.
 #include <cstddef>
 #include <vector>
 
@@ -11,7 +11,7 @@
 using namespace kvpolicy;
 namespace simd = cpu::HWY_NAMESPACE;
 
-TEST_CASE("every line of a row is fetched in just one pass") {
+TEST_CASE("every line of a row is fetched in exactly one pass") {
   for (const std::size_t bytes : {0U, 16U, 32U, 64U, 72U, 128U, 192U, 256U, 320U, 512U, 1024U}) {
     CAPTURE(bytes);
     for (std::size_t passes = 1; passes <= 7; ++passes) {
@@ -31,7 +31,7 @@ TEST_CASE("every line of a row is fetched in just one pass") {
   }
 }
 
-TEST_CASE("every row comes once, whatever the order") {
+TEST_CASE("every row is fetched once, in whatever order") {
   std::vector<std::byte> bytes(70);
   for (std::size_t count = 1; count <= 64; ++count) {
     CAPTURE(count);
@@ -40,7 +40,7 @@ TEST_CASE("every row comes once, whatever the order") {
     const simd::Prefetch all{.rows = rows.data(), .count = count, .bytes = 64};
     std::vector<int> visits(count);
     for (std::size_t i = 0; i < count; ++i) {
-      const auto row = static_cast<std::size_t>(all.place(i) - bytes.data());
+      const auto row = static_cast<std::size_t>(all.start_of(i) - bytes.data());
       REQUIRE(row < count);
       ++visits[row];
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of many queries in every unit that can multiply bfloat16: against attention in double,
-// within the bounds that cpu::Bfloat16Products states. Tiles are emulated; where the processor has
-// them, it runs too.
+// Attention of many queries in every unit that can multiply bfloat16, compared with attention in
+// double, within the bounds that cpu::Bfloat16Products states. Tiles are emulated; if the processor has
+// them, the real ones run too.
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
@@ -27,7 +27,7 @@ using test::below;
 using test::Random;
 using test::Tensor;
 
-// As in engine_test.cpp: what both kinds of products in float are off by.
+// As in engine_test.cpp: the error of both kinds of products in float.
 constexpr double tolerance_to_double = 1.5e-5;
 constexpr double tolerance_of_log_sum_exp = 6e-6;
 
@@ -53,7 +53,7 @@ using VectorsExactly = Forced<MatrixUnit::bfloat16_vectors, where_exact>;
 using VectorsAlways = Forced<MatrixUnit::bfloat16_vectors, always>;
 using InFloat = Forced<MatrixUnit::float_vectors, always>;
 
-// visit.operator()<Tuning>() for each way of making products that this processor has.
+// Calls visit.operator()<Tuning>() for each way of computing products that this processor has.
 template <class Visit>
 void for_each_unit(Visit visit) {
   visit.template operator()<InFloat>();
@@ -73,7 +73,7 @@ void for_each_unit(Visit visit) {
 
 constexpr RowFormat bfloat16_rows{.encoding = Encoding::bfloat16};
 
-// Heads of bfloat16 rows for the most part.
+// Heads mostly of bfloat16 rows.
 template <class Q>
 test::RandomCall<Q> random_prefill(Random& random, std::size_t kv_heads, std::size_t group,
                                    std::size_t head_dim, std::size_t tokens) {
@@ -122,7 +122,7 @@ Result attend(Call& call, std::size_t head_dim) {
   return result;
 }
 
-// A layer of quantised rows with one scale each, which the units take as well.
+// A layer of quantised rows with one scale each, which the units also multiply.
 template <class Q>
 test::RandomCall<Q> random_quantized(Random& random, std::size_t group, std::size_t head_dim,
                                      std::size_t tokens) {
@@ -141,17 +141,17 @@ test::RandomCall<Q> random_quantized(Random& random, std::size_t group, std::siz
   return call;
 }
 
-// How much of the bounds is used.
+// The largest share of the bounds that was needed.
 double worst_share = 0;
 double worst_exact = 0;
 
-// Of a row's numbers, and at least of those that its codes could be.
+// An upper bound of the range of a row's numbers and of its codes, counted from their middle.
 double range_of(const std::vector<double>& row) {
   const auto [least, largest] = std::ranges::minmax(row);
-  return 1.4 * (largest - least);  // two bits: 4 codes, of which the middle lies 2 from the least
+  return 1.4 * (largest - least);  // with 2 bits the middle of the 4 codes is 2 from the smallest
 }
 
-// One query's outputs and log-sum-exp within the bounds of `allowed`.
+// Checks one query's outputs and log-sum-exp against the bounds of `allowed`.
 template <class Out, class Call>
 void check_query(const Call& call, const Result& result, std::size_t head_dim, std::size_t token,
                  std::size_t head, bool narrow, Bfloat16Products allowed, bool bfloat16_queries,
@@ -172,7 +172,7 @@ void check_query(const Call& call, const Result& result, std::size_t head_dim, s
 
   double logit_error = 0;
   const bool exact_queries =
-      !narrow || (bfloat16_queries && !call.heads[head / call.group].is_turned());
+      !narrow || (bfloat16_queries && !call.heads[head / call.group].is_rotated());
   if (!exact_queries) {
     for (const auto& row : rows) {
       double magnitude = 0;
@@ -251,7 +251,7 @@ TEST_CASE("prefill in every unit is attention in double within the stated bounds
   CHECK(test::EmulatedTiles::products > 10000);
 }
 
-TEST_CASE("quantised rows with one scale each, too") {
+TEST_CASE("the same for quantised rows with one scale each") {
   Random random{68};
   for (int round = 0; round < 30; ++round) {
     CAPTURE(round);
@@ -266,13 +266,13 @@ TEST_CASE("quantised rows with one scale each, too") {
   }
 }
 
-TEST_CASE("a chunk of 512") {
+TEST_CASE("a call with 512 tokens") {
   Random random{62};
   check_prefill<bfloat16, bfloat16>(random, 4, 128, 512);
   check_prefill<float, float>(random, 1, 64, 509);
 }
 
-TEST_CASE("a call whose numbers allow it is made in bfloat16, any other is not") {
+TEST_CASE("a call is computed in bfloat16 only if its numbers allow it") {
   Random random{63};
   const auto products_of = [&]<class Tuning, class Q, class Out>(const RowFormat& keys,
                                                                  const RowFormat& values) {
@@ -288,8 +288,8 @@ TEST_CASE("a call whose numbers allow it is made in bfloat16, any other is not")
   };
   const RowFormat in_float{};
   const RowFormat in_half{.encoding = Encoding::float16};
-  // 80 queries are 5 tiles; rows come in blocks of 64 and of 36, 4 and 3 tiles; 64 channels are 2
-  // tiles of pairs or 4 of columns; blocks are 2 and 2 tiles of pairs of rows.
+  // 80 queries are 5 tiles. Rows come in row tiles of 64 and 36, which are 4 and 3 AMX tiles. 64
+  // channels are 2 AMX tiles of pairs or 4 of columns; both row tiles are 2 AMX tiles of pairs of rows.
   constexpr std::size_t keys = 5 * (4 + 3) * 2;
   constexpr std::size_t values = 5 * 4 * (2 + 2);
   CHECK(products_of.operator()<TilesExactly, bfloat16, bfloat16>(bfloat16_rows, bfloat16_rows) == keys + values);
@@ -314,10 +314,10 @@ TEST_CASE("a call whose numbers allow it is made in bfloat16, any other is not")
   CHECK_FALSE(cpu::ProductPlan{where_exact, vectors, narrow, Encoding::float32}.is_narrow());
   CHECK_FALSE(cpu::ProductPlan{where_exact, vectors, Encoding::float16, narrow}.is_narrow());
   CHECK(cpu::ProductPlan{always, vectors, Encoding::float16, Encoding::float32}.is_narrow());
-  CHECK_FALSE(cpu::ProductPlan{where_exact, vectors, narrow, narrow}.pays(2));  // turned queries
+  CHECK_FALSE(cpu::ProductPlan{where_exact, vectors, narrow, narrow}.pays(2));  // rotated queries
 }
 
-TEST_CASE("which unit is in use") {
+TEST_CASE("the unit that is in use") {
   const MatrixUnit unit = cpu::matrix_unit();
   MESSAGE("this machine multiplies bfloat16 in ", cpu::name_of(unit));
   CHECK(unit == cpu::matrix_unit());
@@ -328,7 +328,7 @@ TEST_CASE("which unit is in use") {
   CHECK(cpu::name_of(MatrixUnit::tiles) == "tiles");
 }
 
-// bfloat16 rows one position after another, some numbers of which are special.
+// bfloat16 rows at consecutive positions, some of whose numbers are special.
 template <class Tuning, class Change>
 void compare_special(std::size_t tokens, std::int64_t window, Change change) {
   Random random{64};
@@ -365,7 +365,7 @@ void compare_special(std::size_t tokens, std::int64_t window, Change change) {
   }
 }
 
-TEST_CASE("NaN and infinity among bfloat16 rows reach the queries that see them, and no other") {
+TEST_CASE("NaN and infinity in bfloat16 rows affect the queries that see them, and no others") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
   for_each_unit([&]<class Tuning>() {
@@ -396,8 +396,9 @@ TEST_CASE("NaN and infinity among bfloat16 rows reach the queries that see them,
   });
 }
 
-TEST_CASE("what an engine met before leaves no trace") {
-  // NaN keys of 32 channels lie where the next call's keys of 16 are filled up to whole tiles.
+TEST_CASE("earlier calls of an engine do not affect later ones") {
+  // The next call's keys of 16 channels are padded to whole tiles where the keys of 32 channels had
+  // NaN.
   Random random{67};
   const auto call_of = [&](std::size_t head_dim) {
     test::RandomCall<bfloat16> call{random, 1, 2, head_dim, 20};
@@ -433,7 +434,7 @@ TEST_CASE("what an engine met before leaves no trace") {
   });
 }
 
-TEST_CASE("a query that only rounding makes infinite stays finite") {
+TEST_CASE("a query that becomes infinite only by rounding stays finite") {
   test::EmulatedTiles::products = 0;
   Random random{65};
   test::RandomCall<float> call{random, 1, 2, 32, 20};
@@ -449,7 +450,7 @@ TEST_CASE("a query that only rounding makes infinite stays finite") {
   call.bind();
   const Result result = attend<TilesAlways, float>(call, 32);
   for (const float x : result.log_sum_exp) REQUIRE(x == doctest::Approx(std::log(100.0F)));
-  CHECK(test::EmulatedTiles::products > 0);  // the values
+  CHECK(test::EmulatedTiles::products > 0);  // products with the values
 }
 
 TEST_CASE("observe in every unit equals ScalarEngine") {
@@ -459,7 +460,7 @@ TEST_CASE("observe in every unit equals ScalarEngine") {
     const std::size_t group = 1 + below(random, 8);
     const std::size_t head_dim = 16 * (1 + below(random, 16));
     auto call = random_prefill<bfloat16>(random, 2, group, head_dim, 1 + below(random, 40));
-    for (auto& head : call.heads) {  // turned queries may be rounded
+    for (auto& head : call.heads) {  // rotated queries may be rounded
       for (std::size_t i = 0; i < head.segments().size(); ++i) head.segment(i).rotation = {};
     }
     call.bind();

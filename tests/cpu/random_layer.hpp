@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Layers that no policy would show: any mix of formats, pages, strides, runs, positions, reaches
-// and turned segments in one head.
+// Layers that no policy would show: any mix of formats, pages, strides, runs, positions, windows and
+// rotated segments in one head.
 #pragma once
 
 #include <algorithm>
@@ -67,8 +67,8 @@ class RandomPlane {
     plane_.page_rows = std::size_t{16} << below(random, 3);
     plane_.first_row = below(random, plane_.page_rows);
     const kvpolicy::PageLayout layout{format, head_dim, plane_.page_rows};
-    // Rows apart, as in an inference engine's memory; of their own numbers, so that all else is drawn
-    // as without them.
+    // Rows with a distance between them, as in an inference engine's memory. They have a random
+    // generator of their own, so that all other random numbers stay the same.
     Random own{rows * 64 + plane_.first_row};
     if (!quantized && below(own, 3) == 0) {
       const std::size_t bytes = kvpolicy::bits_of(format.encoding) / 8;
@@ -90,13 +90,13 @@ class RandomPlane {
       }
       const auto levels = static_cast<float>((1U << kvpolicy::bits_of(format.encoding)) - 1U);
       for (std::size_t at = layout.scales_offset; at < layout.page_bytes; at += 2) {
-        // Codes times scale about 3 wide, zero about -1.5.
+        // Codes times scale have a range of about 3, and zeros are about -1.5.
         const float number = at < layout.zeros_offset ? (2.5F + 0.3F * normal(random)) / levels
                                                       : -1.3F + 0.3F * normal(random);
         kvpolicy::store_dense(kvpolicy::Encoding::float16, {&number, 1}, page.data() + at);
       }
     }
-    // Pages lie in the order of the table; nothing may count on it.
+    // Here, pages are in memory in the order of the table, but nothing may depend on it.
     for (const auto& page : pages_) table_.push_back(page.data());
     table_.push_back(nullptr);
     plane_.pages = table_.data();
@@ -109,7 +109,7 @@ class RandomPlane {
 
   [[nodiscard]] const kvpolicy::Plane& plane() const { return plane_; }
 
-  /// Row `row` of a dense plane becomes `number` in every channel.
+  /// Sets all channels of row `row` of a dense plane to `number`.
   void overwrite(std::size_t row, std::size_t head_dim, float number) {
     const auto place = plane_.address_of(row);
     const std::vector<float> numbers(head_dim, number);
@@ -119,7 +119,7 @@ class RandomPlane {
   }
 
  private:
-  // The rows of a page `row_stride` bytes apart; what lies between is no number.
+  // Moves the rows of a page `row_stride` bytes apart; the bytes between them are NaN.
   [[nodiscard]] std::vector<std::byte> apart(const std::vector<std::byte>& page,
                                              std::size_t row_bytes) const {
     std::vector<std::byte> all(plane_.page_offset + plane_.page_rows * plane_.row_stride,
@@ -140,11 +140,11 @@ class RandomPlane {
   std::vector<const std::byte*> table_;
 };
 
-/// What 16-bit factors may add to an error of attention over quantised rows with random queries, of
-/// outputs and of log-sum-exps: about twice the largest difference seen, 1.1e-4.
+/// How much 16-bit factors may add to the error of outputs and of log-sum-exps over quantised rows with
+/// random queries: about twice the largest difference seen, 1.1e-4.
 inline constexpr double integer_tolerance = 2.5e-4;
 
-/// What a random segment may have besides rows.
+/// What a random segment may have in addition to rows.
 struct Traits {
   bool runs = true;
   bool positions = true;
@@ -152,7 +152,7 @@ struct Traits {
   bool rotation = true;
 };
 
-/// One KV head: its segments, and all they point to.
+/// One KV head: its segments and everything that they point to.
 class RandomHead {
  public:
   explicit RandomHead(std::size_t head_dim, std::size_t value_dim = 0)
@@ -161,7 +161,7 @@ class RandomHead {
         frequencies_{
             std::make_unique<std::vector<float>>(kvpolicy::inverse_frequencies({}, head_dim))} {}
 
-  /// Rows at positions from about `position` on.
+  /// Adds rows at positions from about `position` on.
   void add(Random& random, const kvpolicy::RowFormat& keys, const kvpolicy::RowFormat& values,
            std::size_t rows, std::int64_t position, std::int64_t queries_at, const Traits& traits) {
     keys_.emplace_back(random, keys, rows, head_dim_);
@@ -203,8 +203,8 @@ class RandomHead {
   [[nodiscard]] RandomPlane& values(std::size_t segment) { return values_[segment]; }
   [[nodiscard]] kvpolicy::Segment& segment(std::size_t i) { return segments_[i]; }
 
-  /// Whether a segment may turn queries.
-  [[nodiscard]] bool is_turned() const {
+  /// Whether a segment may rotate queries.
+  [[nodiscard]] bool is_rotated() const {
     return std::ranges::any_of(segments_, [](const kvpolicy::Segment& segment) {
       return segment.rotation.inverse_frequencies != nullptr;
     });
@@ -225,8 +225,8 @@ class RandomHead {
     return rows;
   }
 
-  /// The rows that a query at position t sees, in double. Those of turned segments are turned back
-  /// instead of the query.
+  /// The rows that a query at position t sees, in double. Instead of the query, the keys of segments
+  /// with a rotation are rotated, forwards.
   [[nodiscard]] std::vector<oracle::Row> seen_from(std::int64_t t) const {
     std::vector<oracle::Row> rows;
     std::vector<float> row(head_dim_);
@@ -275,11 +275,11 @@ class RandomHead {
   std::vector<kvpolicy::Segment> segments_;
 };
 
-/// Row counts on either side of vectors, blocks and pages, and primes.
+/// Row counts around the sizes of vectors, row tiles and pages, and primes.
 inline const std::vector<std::size_t> hard_sizes{0,  1,  2,  3,  5,   7,   15,  16,  17,  31, 32,
                                                  33, 63, 64, 65, 101, 127, 128, 129, 257, 509};
 
-/// Some segments, ending about where the queries are.
+/// Several segments that end near the positions of the queries.
 inline RandomHead random_head(Random& random, std::size_t head_dim, std::int64_t queries_at,
                               std::size_t tokens, const Traits& traits = {},
                               std::size_t value_dim = 0) {
@@ -298,7 +298,7 @@ inline RandomHead random_head(Random& random, std::size_t head_dim, std::int64_t
   return head;
 }
 
-/// A whole call: heads, queries and places for results.
+/// A whole call: heads, queries and memory for results.
 template <class Q>
 struct RandomCall {
   std::size_t group;
@@ -333,7 +333,7 @@ struct RandomCall {
     options.attention_sink_bias = attention_sink_bias;
   }
 
-  /// `dense`, and more where some rows are quantised.
+  /// The tolerance `dense`, with an addition if some rows are quantised.
   [[nodiscard]] double tolerance(double dense) const {
     const bool quantized = std::ranges::any_of(heads, &RandomHead::is_quantized);
     return quantized ? dense + integer_tolerance : dense;

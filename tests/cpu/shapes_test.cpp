@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Caches of random shapes over the CPU engine, against the models of their policies and attention
-// in double.
+// Caches of random shapes over the CPU engine, compared with the models of their policies and with
+// attention in double.
 #include <doctest/doctest.h>
 
 #include <kvpolicy/cpu.hpp>
@@ -12,8 +12,8 @@ namespace {
 
 struct CpuBackend : test::HostBackend<kvpolicy::bfloat16> {
   using Cache = kvpolicy::cpu::KvCache<kvpolicy::bfloat16>;
-  // Low-bit rows are multiplied by factors of 16 bits; rows in bfloat16 by queries and weights in
-  // bfloat16 alone where the call's own are.
+  // Low-bit rows are multiplied with 16-bit factors. Rows in bfloat16 are multiplied with queries and
+  // weights in bfloat16 only if those of the call are.
   static constexpr double out_error = 3e-4;
   static constexpr double lse_error = 3e-4;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Queries and rows that are nodes of a tree, in layers that no cache would show: both kernels, every
-// cut into tiles, blocks and parts, against ScalarEngine and against attention in double.
+// Queries and rows that are nodes of a tree, in layers that no cache would show: both kernels and every
+// cut into tiles, row tiles and parts, compared with ScalarEngine and with attention in double.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -48,14 +48,14 @@ struct OddSizes : SmallParts {
   static constexpr std::size_t stream_queries = 3;
   static constexpr std::size_t tile_queries = 10;
 };
-// Products in tiles, of two numbers for one: rows in bfloat16 are among the formats.
+// Products in tiles, with numbers split into two terms: rows in bfloat16 are among the formats.
 struct InTiles : SmallParts {
   static constexpr std::size_t stream_queries = 1;
   using Tiles = test::EmulatedTiles;
   static cpu::MatrixUnit matrix_unit() { return cpu::MatrixUnit::tiles; }
 };
 
-// A random layer of text, and the rows of a tree's nodes behind it, in several segments.
+// A random layer of text, followed by the rows of a tree's nodes, in several segments.
 struct TreeCall {
   test::RandomCall<float> call;
   TokenTree tree;
@@ -108,7 +108,8 @@ struct TreeCall {
     return result;
   }
 
-  // In double, of one query head; ancestors as a set, keys turned back where the query would be turned.
+  // The result of one query head in double. Ancestors are a set; instead of the query, keys are
+  // rotated.
   [[nodiscard]] oracle::Result expected(std::size_t token, std::size_t q_head) const {
     std::set<std::size_t> path;
     const std::size_t own = tree.size() - call.queries.tokens() + token;
@@ -232,7 +233,7 @@ TEST_CASE("a chain of nodes gives the bits that rows of the text give") {
   }
 }
 
-TEST_CASE("NaN and infinity of a node reach its own query and its descendants', and no other") {
+TEST_CASE("NaN and infinity of a node affect its own query and its descendants', and no others") {
   Random random{57};
   for (const std::size_t nodes : std::initializer_list<std::size_t>{3, 9, 40}) {
     for (const float number : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

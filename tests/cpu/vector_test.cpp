@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The engine's small functions against the standard library's, over all or very many inputs.
+// Compares the engine's small functions with the standard library's, over all or very many inputs.
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -28,7 +28,7 @@ TEST_CASE("the target that the engine was compiled for") {
   CHECK(vec::lanes == hn::Lanes(vec::floats));
 }
 
-TEST_CASE("exp_nonpositive is exp to 3e-7 relative, and exact about nothing and NaN") {
+TEST_CASE("exp_nonpositive is exp to 3e-7 relative, and exact for results of 0 and for NaN") {
   const auto exp = [](auto x) { return vec::exp_nonpositive(x); };
   double worst = 0;
   for (double x = 0; x > -87; x -= 3.7e-5) {
@@ -66,7 +66,7 @@ TEST_CASE("tanh to 3e-7 relative") {
   CHECK(std::isnan(apply(tanh, std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST_CASE("every half and bfloat16 reads as the scalar conversions say") {
+TEST_CASE("every half and bfloat16 loads as the scalar conversions say") {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     kvpolicy::half h;
     kvpolicy::bfloat16 b;

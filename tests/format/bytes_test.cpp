@@ -23,7 +23,7 @@ std::string at_run_time(const char* format, std::uint64_t count) {
 
 }  // namespace
 
-TEST_CASE("a number of bytes chooses its unit") {
+TEST_CASE("a number of bytes is printed in a suitable unit") {
   const std::vector<std::pair<std::uint64_t, std::string>> expected{
       {0, "0 B"},
       {1, "1 B"},
@@ -45,7 +45,7 @@ TEST_CASE("a number of bytes chooses its unit") {
   for (const auto& [count, text] : expected) CHECK(fmt::format("{}", Bytes{count}) == text);
 }
 
-TEST_CASE("or one of powers of 1024") {
+TEST_CASE("or in units of powers of 1024") {
   const std::vector<std::pair<std::uint64_t, std::string>> expected{
       {0, "0 B"},
       {999, "999 B"},
@@ -60,7 +60,7 @@ TEST_CASE("or one of powers of 1024") {
   for (const auto& [count, text] : expected) CHECK(fmt::format("{:iB}", Bytes{count}) == text);
 }
 
-TEST_CASE("a unit and digits may be given") {
+TEST_CASE("a unit and decimals can be given") {
   CHECK(fmt::format("{:MB}", Bytes{0}) == "0.00 MB");
   CHECK(fmt::format("{:MB}", Bytes{33'560'000}) == "33.56 MB");
   CHECK(fmt::format("{:MB}", Bytes{1'234'560'000}) == "1,234.56 MB");
@@ -79,7 +79,7 @@ TEST_CASE("a unit and digits may be given") {
   CHECK(fmt::format("{:.3EiB}", Bytes{std::uint64_t{1} << 60}) == "1.000 EiB");
 }
 
-TEST_CASE("and a width, an alignment and a fill") {
+TEST_CASE("a width, an alignment and a fill can be given") {
   CHECK(fmt::format("[{:12}]", Bytes{17'309'696}) == "[    17.31 MB]");
   CHECK(fmt::format("[{:>12}]", Bytes{17'309'696}) == "[    17.31 MB]");
   CHECK(fmt::format("[{:<12}]", Bytes{17'309'696}) == "[17.31 MB    ]");
@@ -92,8 +92,8 @@ TEST_CASE("and a width, an alignment and a fill") {
   CHECK(fmt::format("{1:MB}|{0}", Bytes{1}, Bytes{2'000'000}) == "2.00 MB|1 B");
 }
 
-TEST_CASE("a format that cannot be read is refused") {
-  // In a checked format string it does not compile: compile_fail/.
+TEST_CASE("a wrong format is refused") {
+  // In a checked format string it does not compile: see compile_fail/.
   for (const char* format : {"{:KB}", "{:mb}", "{:MB }", "{: MB}", "{:ZB}", "{:x}", "{:d}",
                              "{:.MB}", "{:.19MB}", "{:10001}", "{:99999999999999999999}", "{:.2B}",
                              "{:i}", "{:>>>5}", "{:05}", "{:{}}", "{:\xC3<}", "{:.3.3}"}) {

@@ -19,7 +19,7 @@ class OwnError : public ShapeError {
   using ShapeError::ShapeError;
 };
 
-// As it is printed where it is caught as what all of them are.
+// Prints the error after it was caught as the base class.
 template <class E>
 std::string caught() {
   try {
@@ -31,7 +31,7 @@ std::string caught() {
 
 }  // namespace
 
-TEST_CASE("an error prints with the name of what was thrown") {
+TEST_CASE("an error prints with the name of its dynamic type") {
   CHECK(caught<Error>() == "Error: HeadPlan: wrong");
   CHECK(caught<ConfigError>() == "ConfigError: HeadPlan: wrong");
   CHECK(caught<ShapeError>() == "ShapeError: HeadPlan: wrong");
@@ -43,7 +43,7 @@ TEST_CASE("an error prints with the name of what was thrown") {
   CHECK(caught<OwnError>() == "ShapeError: HeadPlan: wrong");
 }
 
-TEST_CASE("by its own type as well") {
+TEST_CASE("an error also prints when it is caught by its own type") {
   CHECK(fmt::format("{}", ConfigError{"a"}) == "ConfigError: a");
   CHECK(fmt::format("{}", ShapeError{"a"}) == "ShapeError: a");
   CHECK(fmt::format("{}", CapacityError{"a"}) == "CapacityError: a");

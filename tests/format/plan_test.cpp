@@ -19,7 +19,7 @@ using ChannelCodes = PerChannelStorage<bfloat16>;
 
 }  // namespace
 
-// A policy of somebody else's: no name, no memory prediction.
+// A foreign policy without a name and without a prediction of its memory.
 namespace elsewhere {
 
 struct Nameless : kvpolicy::FullCache<Dense> {
@@ -95,14 +95,14 @@ TEST_CASE("settings of policies") {
         "again every 64");
 }
 
-TEST_CASE("what a head of a plan keeps, whichever policy it has") {
+TEST_CASE("what a head of a plan keeps, for any policy") {
   Plan plan{{.layers = 1, .q_heads = 2, .kv_heads = 2, .head_dim = 64}};
   plan.set(0, 1, SinkRecentCache<Dense>::Config{.sinks = 1, .recent = 2});
   CHECK(describe(plan.at(0, 0)) == "every row");
   CHECK(describe(plan.at(0, 1)) == "the first 1 rows and the latest 2");
 }
 
-TEST_CASE("shapes and plans on a line") {
+TEST_CASE("shapes and plans in one line") {
   const ModelShape shape{.layers = 32, .q_heads = 32, .kv_heads = 8, .head_dim = 128};
   CHECK(fmt::format("{}", shape) == "32 layers, 32 query heads, 8 KV heads of 128");
   const ModelShape one{1, 1, 1, 64};
@@ -123,16 +123,16 @@ TEST_CASE("shapes and plans on a line") {
         "kB a token once "
         "compressed");
 
-  // A row of 64 codes of 4 bits for keys and for values, each with a scale and a zero of 2 bytes.
+  // A row has 64 codes of 4 bits for keys and for values, each with a scale and a zero of 2 bytes.
   const HeadPlan<QuantizedResidualCache<float>> quantised{one};
   CHECK(fmt::format("{}", quantised) ==
         "1 layer of 1 KV head: 1 full (4 bits); grows by 72 B a token");
   CHECK(fmt::format("{}", uniform_plan<SinkRecentCache<DenseStorage<float>>>(one)) ==
         "1 layer of 1 KV head: 1 sink_recent; of bounded size");
-  // 8 bytes for each of 64 channels, and a mean of 64 floats every 8 rows.
+  // 8 bytes for each of 64 channels, and a mean of 64 floats for every 8 rows.
   CHECK(fmt::format("{}", uniform_plan<ChunkRetrievalCache<DenseStorage<float>>>(one)) ==
         "1 layer of 1 KV head: 1 chunk_retrieval; grows by 544 B a token");
-  // All that a plan keeps until it chooses: a budget beyond every text.
+  // All that a plan keeps before a selection: the budget exceeds every text.
   CHECK(fmt::format("{}",
                     uniform_plan<HeadBudgetCache<Dense>>(one, {.budget = std::size_t{1} << 40})) ==
         "1 layer of 1 KV head: 1 head_budget; grows by 256 B a token once compressed");
@@ -140,13 +140,13 @@ TEST_CASE("shapes and plans on a line") {
         "[1 layer of 1 KV head: 1 full; grows by 256 B a token]");
 }
 
-TEST_CASE("a policy of somebody else's has a place in it") {
+TEST_CASE("a foreign policy can be in a plan") {
   static_assert(KvPolicy<elsewhere::Nameless>);
   const HeadPlan<elsewhere::Nameless, FullCache<Dense>> plan{{2, 2, 1, 64}};
   CHECK(fmt::format("{}", plan) == "2 layers of 1 KV head: 2 other");
 }
 
-TEST_CASE("what a plan costs") {
+TEST_CASE("the memory of a plan") {
   CHECK(fmt::format("{}", MemoryEstimate{}) == "0 B");
   CHECK(fmt::format("{}", MemoryEstimate{.heads = 17'000'000}) == "17.00 MB (rows 17.00 MB)");
   CHECK(fmt::format("{}", MemoryEstimate{.heads = 3000, .tail = 500, .queries = 1, .slow = 2000}) ==

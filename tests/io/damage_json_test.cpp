@@ -33,7 +33,7 @@ std::string with(std::string_view old, std::string_view changed) {
 
 }  // namespace
 
-TEST_CASE("a table of damages comes back as it was written") {
+TEST_CASE("a table of damages is read back as it was written") {
   const Table table = sample();
   const Table read = parse_damage<bfloat16>(format_damage(table));
   CHECK(read.shape == table.shape);
@@ -62,7 +62,7 @@ TEST_CASE("a damaged table is refused by name") {
   refused("[]", "object");
 }
 
-TEST_CASE("a number that is none is not written") {
+TEST_CASE("a number that is not finite is not written") {
   Table table = sample();
   table.choices[0].damage(0, 0) = std::nan("");
   CHECK_THROWS_AS((void)format_damage(table), ConfigError);

@@ -16,7 +16,7 @@ using namespace kvpolicy::test;
 
 namespace {
 
-// The message of the FormatError for these gates; "" if they are taken.
+// The message of the FormatError for these gates; "" if they are accepted.
 std::string refusal(std::string_view text) {
   try {
     (void)io::parse_duo_gates(text, "gates.tsv");
@@ -56,7 +56,7 @@ TEST_CASE("the shipped sample is read") {
   CHECK(pattern.recent == 64);
 }
 
-TEST_CASE("what numpy.savetxt writes is read, whatever the line ends and blank lines") {
+TEST_CASE("what numpy.savetxt writes is read, with any line ends and blank lines") {
   const HeadGates expected{2, 2, {0.5, -1e-5, 1.0, 3.0}};
   CHECK(io::parse_duo_gates("5.000000000000000000e-01\t-1.000000000000000082e-05\n1\t3\n") ==
         expected);
@@ -120,12 +120,12 @@ TEST_CASE("files that are missing, empty, folders or huge are refused before the
   CHECK(folder_refusal(folder.path()) == Says{"is empty"});
   std::ofstream{folder.path() / io::duo_gates_file} << "1\t2\n";
   CHECK(folder_refusal(folder.path()) == Says{"config.json: there is no such file"});
-  // Sparse: takes no room on the disk.
+  // A sparse file, which takes no space on the disk.
   std::filesystem::resize_file(folder.path() / io::duo_gates_file, std::uintmax_t{1} << 33);
   CHECK(folder_refusal(folder.path()) == Says{"has 8589934592 bytes, must be at most"});
 }
 
-TEST_CASE("a pattern may be named by its .tsv, of whatever name, with config.json beside it") {
+TEST_CASE("a pattern may be named by its .tsv file, under any name, with config.json beside it") {
   const TemporaryFolder folder;
   const io::DuoPattern pattern{HeadGates{1, 2, {0.5, 1.0}}, 7, 33};
   io::save_duo_pattern(folder.path(), pattern);
@@ -138,7 +138,7 @@ TEST_CASE("a pattern may be named by its .tsv, of whatever name, with config.jso
   CHECK(folder_refusal(folder.path() / "gates.tsv") == Says{"config.json: there is no such file"});
 }
 
-TEST_CASE("a link that leads to itself is a named error wherever it stands") {
+TEST_CASE("a link that leads to itself is a named error for every file") {
   const TemporaryFolder folder;
   const std::filesystem::path loop = folder.path() / "loop";
   std::filesystem::create_symlink(loop, loop);

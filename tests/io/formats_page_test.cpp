@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// docs/formats.md shows a file of each format: what it shows is read, and what it says of defaults and
-// keys is so.
+// docs/formats.md shows a file of each format. Each must be readable, and what the page says about
+// defaults and keys must be true.
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -33,7 +33,7 @@ std::string shown(const std::string& name) {
   return text.substr(first, text.find("```", first) - first);
 }
 
-TEST_CASE("docs/formats.md: every file that it shows is read") {
+TEST_CASE("docs/formats.md: every file on the page is read") {
   CHECK(io::parse_duo_config(shown("duo config")) == std::pair<std::size_t, std::size_t>{128, 256});
 
   const HeadScores scores = io::parse_head_scores(shown("head scores"));
@@ -67,7 +67,7 @@ TEST_CASE("docs/formats.md: the limits are those of the code") {
   says("| depth of arrays and objects | 16 |");
 }
 
-// Each setting written with all of its keys: the page names every one of them, with its default.
+// Writes each setting with all of its keys: the page must name every key and its default.
 TEST_CASE("docs/formats.md: the tables of keys are complete, and the defaults are those of the code") {
   const std::string text = page();
   const auto says = [&](const std::string& words) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Published patterns and scores through the published arithmetic: every head of every golden.
+// Computes published results from published patterns and scores, for every head of every golden file.
 #include <cmath>
 #include <cstddef>
 #include <sstream>
@@ -59,8 +59,8 @@ TEST_CASE("DuoAttention patterns: threshold and every head as published") {
     }
     CHECK(kept == item.value()["full_heads"].get<std::size_t>());
 
-    // The default rule keeps what it says, and only heads that the threshold keeps too where it
-    // keeps fewer.
+    // The default rule keeps the number that it states. If it keeps fewer heads than the threshold,
+    // they are among those that the threshold keeps.
     const HeadKinds exact = head_kinds(pattern.gates, sparsity);
     std::size_t count = 0;
     for (std::size_t i = 0; i < exact.values().size(); ++i) {
@@ -72,14 +72,14 @@ TEST_CASE("DuoAttention patterns: threshold and every head as published") {
   }
 }
 
-TEST_CASE("published gates that tie: the upper layers get their part of the places") {
+TEST_CASE("ties in published gates: the upper layers get their proportional number of heads") {
   if (!has_shared_data()) return;
   const io::DuoPattern pattern =
       io::load_duo_pattern(shared_data() / "duo_patterns" / "Mistral-7B-Instruct-v0.2");
   const HeadGates& gates = pattern.gates;
   for (const double sparsity : {0.75, 0.9}) {
     CAPTURE(sparsity);
-    // All places go to the 110 gates of 1 (and above).
+    // Only heads of the 110 gates of 1 (and above) are taken.
     const Highest found = highest_gates(gates, sparsity);
     CHECK(found.tied == 110);
     CHECK(found.tied_in == (sparsity == 0.75 ? 64 : 26));
@@ -126,7 +126,7 @@ TEST_CASE("HeadKV scores: budgets as published") {
         CHECK(budgets(layer, head) == item.value()["rows"][layer][head].get<std::size_t>());
       }
     }
-    // The plan's budgets, for the model's 8 KV heads, sum exactly.
+    // The plan's budgets for the model's 8 KV heads sum exactly.
     const HeadBudgets plan = headkv_budgets(scores, 8, config);
     std::size_t plan_sum = 0;
     for (const std::size_t budget : plan.values()) plan_sum += budget;

@@ -39,11 +39,11 @@ TEST_CASE("the shipped sample is read: a head's score is the mean of its list") 
   CHECK(io::parse_head_scores(R"({"0-0": [0.25, 0.5, 0]})")(0, 0) == 0.25);
 }
 
-TEST_CASE("the key says which head it is, in any order") {
+TEST_CASE("the key decides which head a score belongs to, in any order") {
   const HeadScores scores =
       io::parse_head_scores(R"({"1-1": [4], "0-0": [1], "1-0": [2, 4], "0-1": [1, 3]})");
   CHECK(scores == HeadScores{2, 2, {1, 2, 3, 4}});
-  // Two digits sort in front of one.
+  // As text, keys with two digits sort before those with one.
   std::string text = "{";
   for (int head = 11; head >= 0; --head) {
     text += message('"', "0-", head, "\": [", head, ']', head > 0 ? "," : "}");
@@ -77,7 +77,7 @@ TEST_CASE("what is no score file is refused with its key") {
   CHECK(refusal("{\"0-0\": [1]} x") != "");
 }
 
-TEST_CASE("nesting is refused before it can use up the stack") {
+TEST_CASE("deep nesting is refused before it can exhaust the stack") {
   const std::size_t deep = 5'000'000;
   CHECK(refusal("{\"0-0\":" + std::string(deep, '[') + std::string(deep, ']') + "}") ==
         Says{"nested deeper than 16"});
@@ -87,7 +87,7 @@ TEST_CASE("nesting is refused before it can use up the stack") {
   CHECK(refusal(std::string(deep, '[')) == Says{"nested deeper than 16"});
 }
 
-TEST_CASE("scores are the same after they were written and read, on one line as published") {
+TEST_CASE("scores are the same after they are written and read, on one line as published") {
   const TemporaryFolder folder;
   const HeadScores scores{2, 3, {0.1, 1.0 / 3.0, 5e-324, 1e300, 0.0, -0.25}};
   io::save_head_scores(folder.path() / "scores.json", scores);
@@ -103,7 +103,7 @@ TEST_CASE("scores are the same after they were written and read, on one line as 
                   StorageError);
 }
 
-TEST_CASE("samples are read one by one and written as they are") {
+TEST_CASE("samples are read one by one and written unchanged") {
   const std::string text = R"({"0-0": [0.5, 0.25, 1e-7], "0-1": [0], "1-0": [1, 2], "1-1": [3]})";
   const io::HeadSamples samples = io::parse_head_samples(text);
   CHECK(samples(0, 0) == std::vector<double>{0.5, 0.25, 1e-7});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON that is refused, and how much work and how long a message that takes.
+// JSON that is refused: the work that takes and the length of the message.
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -33,7 +33,7 @@ std::string repeated(std::string_view part, std::size_t count) {
   return text;
 }
 
-/// Counts how often the parser asks where it is: each answer reads all of the text before.
+/// Counts how often the parser asks for its position, because each answer reads all of the text before.
 struct CountedPlace {
   std::size_t& asked;
   std::string operator()(std::string_view text, std::size_t offset) const {
@@ -44,7 +44,7 @@ struct CountedPlace {
 
 }  // namespace
 
-TEST_CASE("where in the text the parser is is asked once, and only of a text that is refused") {
+TEST_CASE("the parser asks for its position once, and only for a text that is refused") {
   const std::string arrays = "[" + repeated("[],", 1000) + "[]]";
   std::string keys = "{";
   for (int i = 0; i < 1000; ++i) keys += "\"" + std::to_string(i) + "\": [{}], ";
@@ -63,7 +63,7 @@ TEST_CASE("where in the text the parser is is asked once, and only of a text tha
   }
 }
 
-TEST_CASE("a message quotes a little of what it refuses, however long that is") {
+TEST_CASE("a message quotes only a little of a long text") {
   const std::string digits(100'000, '7');
   for (const std::string& text :
        {digits + "e99999", digits + "x", "\"" + digits + "\n\"", "[" + digits,
@@ -74,10 +74,10 @@ TEST_CASE("a message quotes a little of what it refuses, however long that is") 
     CHECK(said.starts_with("x.json: line "));
     CHECK(said.size() < 400);
   }
-  CHECK(refusal("[1, 2") == Says{"expected"});  // a short one is whole
+  CHECK(refusal("[1, 2") == Says{"expected"});  // a short text is quoted whole
 }
 
-TEST_CASE("what is quoted is cut between characters, and has no control bytes") {
+TEST_CASE("quotes are cut between characters and have no control bytes") {
   CHECK(io::in_quotes("short") == "'short'");
   const std::string exact(60, 'a');
   CHECK(io::in_quotes(exact) == "'" + exact + "'");
@@ -98,7 +98,7 @@ TEST_CASE("what is quoted is cut between characters, and has no control bytes") 
   CHECK(io::in_quotes(std::string(100, '\x80')) == "'…'");  // no character begins anywhere
 }
 
-TEST_CASE("more values than a text may have are refused where the first one too many stands") {
+TEST_CASE("more values than a text may have are refused at the first one too many") {
   const io::JsonLimits limits{.deepest = 16, .most_values = 4};
   CHECK(refusal("[1, 2, 3]", limits).empty());
   CHECK(refusal("[1, 2, 3, 4]", limits) ==
@@ -117,7 +117,7 @@ TEST_CASE("a text of the largest size and the shortest values is refused after a
   CHECK(refusal(text) == Says{"line 1, column 8388610: has more than 4194304 values and keys"});
 }
 
-TEST_CASE("a table of gates that is taken for JSON is told where it belongs") {
+TEST_CASE("the error for a table of gates that is read as JSON says where it belongs") {
   const std::string gates = "0.98\t0.03\n1.00\t0.47\n";
   CHECK(refusal(gates, {}, "duo/full_attention_heads.tsv") ==
         Says{"a .tsv of gates belongs to a DuoAttention pattern: give the folder that it is in"});

@@ -48,7 +48,7 @@ TEST_CASE("a plan of layers that differ is read as it was written") {
   CHECK(io::format_plan(read) == text);
 }
 
-TEST_CASE("a uniform shape is written as ever, and values may have channels of their own") {
+TEST_CASE("a uniform shape is written as before, and values may have a different number of channels") {
   const HeadPlan<float> plan{ModelShape{.layers = 1, .q_heads = 2, .kv_heads = 1, .head_dim = 8}};
   CHECK(contains(io::format_plan(plan),
                  "\"shape\": {\"layers\":1,\"q_heads\":2,\"kv_heads\":1,\"head_dim\":8}"));
@@ -57,7 +57,7 @@ TEST_CASE("a uniform shape is written as ever, and values may have channels of t
   CHECK(io::parse_plan<float>(io::format_plan(HeadPlan<float>{wide})).shape() == wide);
 }
 
-TEST_CASE("what does not fit the layers is refused with its place") {
+TEST_CASE("settings that do not fit a layer are refused with their position") {
   const std::string text = io::format_plan(HeadPlan<float>{some_shape()});
   CHECK(contains(refused(text, "\"head_dim\":24", "\"head_dim\":12"),
                  "layer 2: head_dim is 12, must be a multiple of 8"));
@@ -68,7 +68,7 @@ TEST_CASE("what does not fit the layers is refused with its place") {
   CHECK(contains(refused(text, "\"layers\":5", "\"layers\":6"),
                  "must be an array of 6 layers, is an array of 5"));
   CHECK(contains(refused(text, "[0, 0, 0]", "[0, 0]"), "heads[2]: must be an array of 3 KV heads"));
-  // Groups that fit the first layer and not the third.
+  // Groups that fit the first layer but not the third.
   const std::string groups =
       "{\"policy\":\"full\",\"storage\":{\"type\":\"residual_per_token\",\"key_group\":32}}";
   const std::size_t setting = text.find("{\"policy\"");

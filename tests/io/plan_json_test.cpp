@@ -33,7 +33,7 @@ std::string refusal(std::string_view text,
   return "";
 }
 
-// A plan file of two heads in one layer, with these settings and heads.
+// The text of a plan file for two heads in one layer, with these settings and heads.
 std::string plan_text(std::string_view settings, std::string_view heads = "[[0, 0]]",
                       std::string_view more = "") {
   return message(R"({"format": "kvpolicy plan", "version": 1,
@@ -43,7 +43,7 @@ std::string plan_text(std::string_view settings, std::string_view heads = "[[0, 
 
 }  // namespace
 
-TEST_CASE("every plan comes back the same, in every element type") {
+TEST_CASE("every plan is read back unchanged, in every element type") {
   Random random{31};
   for (int round = 0; round < 200; ++round) {
     const auto plan = random_plan<HeadPlan<float>>(shape, random);
@@ -55,7 +55,7 @@ TEST_CASE("every plan comes back the same, in every element type") {
   }
 }
 
-TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
+TEST_CASE("every setting of a head with a budget is read back, for every scorer") {
   using Dense = DenseStorage<float>;
   const HeadBudgetCache<Dense, H2oScorer>::Config h2o{
       .budget = 3, .compress_every = 1, .after_first_compress = true, .scorer = {.recent = 5}};
@@ -74,7 +74,7 @@ TEST_CASE("every setting of a head with a budget comes back, of every scorer") {
     CAPTURE(part);
     CHECK(text.find(part) != std::string::npos);
   }
-  // A setting of another scorer's is unknown, and a flag is a flag.
+  // A setting of another scorer is unknown, and a flag must be true or false.
   std::string wrong = text;
   wrong.replace(wrong.find("\"recent\""), 8, "\"window\"");
   CHECK_THROWS_AS((void)io::parse_plan(wrong), FormatError);
@@ -96,7 +96,7 @@ TEST_CASE("the quantised cache of transformers, as the page of its policy writes
                                                 .storage = {.bits = 4, .key_group = 64, .value_group = 64, .residual = 128}}});
 }
 
-TEST_CASE("numbers come back to the last bit, and sizes beyond 53 bits too") {
+TEST_CASE("numbers are read back to the last bit, and sizes of more than 53 bits too") {
   using Window = SinkRecentCache<DenseStorage<float>>;
   Random random{8};
   for (int round = 0; round < 200; ++round) {
@@ -116,7 +116,7 @@ TEST_CASE("numbers come back to the last bit, and sizes beyond 53 bits too") {
   }
 }
 
-TEST_CASE("a method's plan comes back, and policies that a registry does not know are refused") {
+TEST_CASE("a method's plan is read back, and policies that a registry does not know are refused") {
   const HeadGates gates{3, 4, {.1, .9, .2, .8, .7, .1, .6, .2, .5, .5, .5, .5}};
   const auto duo = duo_plan<half>(shape, gates, {.sparsity = 0.5, .sinks = 4, .recent = 60});
   CHECK(io::parse_plan<half>(io::format_plan(duo)) == duo);
@@ -150,13 +150,13 @@ TEST_CASE("the shipped sample is read, defaults filled in") {
   CHECK(plan.at(2, 1).get<Chunks>().budget == 512);
 }
 
-TEST_CASE("a plan file is compact: equal settings stand once") {
+TEST_CASE("a plan file is compact: equal settings are listed once") {
   const ModelShape wide{.layers = 80, .q_heads = 64, .kv_heads = 8, .head_dim = 128};
   const HeadGates gates{80, 8, 0.5};
   CHECK(io::format_plan(duo_plan<float>(wide, gates)).size() < 4000);
 }
 
-TEST_CASE("a plan is saved and loaded; a file that cannot be written leaves nothing behind") {
+TEST_CASE("a plan is saved and loaded; a file that cannot be written leaves no trace") {
   const TemporaryFolder folder;
   Random random{1};
   const auto plan = random_plan<HeadPlan<float>>(shape, random);
@@ -185,7 +185,7 @@ TEST_CASE("a file that is no plan, or of another version, is refused") {
   CHECK(refusal(plan_text(R"({"policy": "full"})").substr(0, 100)) == Says{"line 2, column"});
 }
 
-TEST_CASE("settings that do not work are refused with their place") {
+TEST_CASE("settings that do not work are refused with their position") {
   const auto setting = [](const char* text) { return refusal(plan_text(text)); };
   CHECK(setting("") == Says{"settings: must be an array of at least one"});
   CHECK(setting("3") == Says{"settings[0]: must be an object, is 3"});
@@ -218,7 +218,7 @@ TEST_CASE("settings that do not work are refused with their place") {
   CHECK(setting(
             R"({"policy": "full", "storage": {"type": "residual_per_token", "key_group": 48}})") ==
         Says{"key_group is 48, must divide head_dim = 64"});
-  // A window over per-channel groups does not exist in any plan.
+  // A window over per-channel groups exists in no plan.
   CHECK(setting(R"({"policy": "sink_recent", "storage": {"type": "residual_per_channel"}})") ==
         Says{"settings[0]: storage.type is 'residual_per_channel', must be dense or residual_per_token"});
   CHECK(setting(R"({"policy": "head_budget", "scorer": "h2o", "storage": {"type": "residual_per_token"}})") ==

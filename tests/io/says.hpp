@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CHECK(message == Says{"part"}): an error says what it must, and the test shows what it said.
+// CHECK(message == Says{"part"}) checks that a message contains a part; a failed check shows the whole
+// message.
 #pragma once
 
 #include <ostream>

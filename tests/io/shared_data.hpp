@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the published patterns and scores lie that the tests compare with: a folder beside the
-// repository, or the one that KVPOLICY_SHARED_DATA names. Tests say so and pass where it is absent.
+// The folder with the published patterns and scores that tests compare with: a folder beside the
+// repository, or the one that KVPOLICY_SHARED_DATA names. If it does not exist, tests say so and pass.
 #pragma once
 
 #include <cstdlib>

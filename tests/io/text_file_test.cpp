@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole files and streams to strings and back.
+// Reading and writing whole files and streams.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Gives as many bytes as anybody asks for, and counts them.
+/// A stream that never ends and counts the bytes that are read.
 class Endless : public std::streambuf {
  public:
   [[nodiscard]] std::size_t given() const { return given_; }
@@ -49,7 +49,7 @@ class Endless : public std::streambuf {
 
 }  // namespace
 
-TEST_CASE("writers of one file each write a whole one, and leave nothing else") {
+TEST_CASE("writers of one file each write a whole file and leave nothing else") {
   const TemporaryFolder folder;
   const fs::path path = folder.path() / "plan.json";
   constexpr std::size_t size = 300'000;
@@ -74,7 +74,7 @@ TEST_CASE("writers of one file each write a whole one, and leave nothing else") 
     try {
       const std::string text = io::read_text_file(path);
       mixed += text == std::string(size, text.front()) ? 0 : 1;
-    } catch (const Error&) {  // it was cut off while it was read
+    } catch (const Error&) {  // the file was replaced while it was read
       ++mixed;
     }
   }
@@ -84,7 +84,7 @@ TEST_CASE("writers of one file each write a whole one, and leave nothing else") 
   CHECK(std::distance(fs::directory_iterator{folder.path()}, fs::directory_iterator{}) == 1);
 }
 
-TEST_CASE("a stream is read to its end, and no further than its limit") {
+TEST_CASE("a stream is read to its end, and not beyond its limit") {
   std::istringstream none{""};
   CHECK(io::read_text_stream(none, "stdin").empty());
   for (const std::size_t size : {1UL, 65535UL, 65536UL, 65537UL, 200'000UL}) {
@@ -104,7 +104,7 @@ TEST_CASE("a stream is read to its end, and no further than its limit") {
 }
 
 #if defined(__linux__)
-TEST_CASE("what is no file is neither read nor replaced") {
+TEST_CASE("what is not a file is neither read nor replaced") {
   const TemporaryFolder folder;
   const fs::path pipe = folder.path() / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
@@ -113,7 +113,8 @@ TEST_CASE("what is no file is neither read nor replaced") {
   CHECK(thrown<StorageError>([&] { io::write_text_file(pipe, "x"); }) ==
         Says{"pipe: is not a regular file, cannot be replaced by one"});
   CHECK(fs::is_fifo(pipe));
-  // A device of the test's own, which only root can make: the machine's are not to be tried.
+  // The test makes a device of its own, which needs root, so that it does not try the machine's
+  // devices.
   const fs::path full = folder.path() / "full";
   if (::mknod(full.c_str(), S_IFCHR | 0600, ::makedev(1, 7)) == 0) {
     CHECK(thrown<StorageError>([&] { io::write_text_file(full, "x"); }) ==

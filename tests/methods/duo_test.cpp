@@ -30,7 +30,7 @@ TEST_CASE("a duo plan gives each head what its gate asks for") {
   CHECK(window == Window::Config{.sinks = 5, .recent = 70, .mask = Mask::prefill_chunk});
 }
 
-TEST_CASE("a quantised duo plan quantises the retrieval heads alone") {
+TEST_CASE("a quantised duo plan quantises the retrieval heads only") {
   const auto plan = quantized_duo_plan<float>(shape, gates, {.sparsity = 0.25},
                                               {.bits = 8, .key_group = 32, .residual = 16});
   using Codes = QuantizedResidualCache<float>;
@@ -51,7 +51,7 @@ TEST_CASE("settings that do not work are refused") {
   CHECK_THROWS_AS((void)quantized_duo_plan<float>(shape, gates, {}, {.bits = 5}), ConfigError);
 }
 
-TEST_CASE("a duo cache holds its window and gives the same for the whole text in any chunks") {
+TEST_CASE("a duo cache holds its window and gives the result of the whole text in any division into calls") {
   constexpr std::size_t tokens = 150;
   const auto plan = duo_plan<float>(shape, gates, {.sparsity = 0.5, .sinks = 3, .recent = 20});
   std::vector<float> q(tokens * 4 * 64);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The choice against sets of rows that are made one by one, over hand-made and random attention; and
-// a whole cache, profiled, forked and compressed, against attention in double.
+// Compares the choice with sets of rows that are built one row at a time, over hand-made and random
+// attention; and a whole cache, which is profiled, forked and compressed, with attention in double.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -25,7 +25,8 @@ using namespace kvpolicy;
 namespace {
 
 constexpr ModelShape one_head{.layers = 1, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
-// Of 20 rows: 2 sinks and 5 latest, 4 most attended, or 9 most attended, 2 of them the latest.
+// For 20 rows the choices keep: 2 sinks and 5 latest rows; the 4 most attended rows; or the 9 most
+// attended rows, which include the 2 latest.
 constexpr FastGenConfig small{
     .recovery = 0.9, .local_share = 0.25, .frequent_share = 0.2, .sinks = 2, .observation_window = 2};
 
@@ -38,7 +39,7 @@ FastGenChoice choice_of(std::vector<float> sums, const FastGenConfig& config = s
 
 using Sets = std::set<std::size_t>;
 
-// The rows that each choice keeps, by taking the best that is left again and again.
+// The rows that each choice keeps, found by repeatedly taking the best row that is left.
 Sets slow_rows(FastGenChoice choice, const std::vector<double>& mean, const FastGenConfig& config) {
   const std::size_t rows = mean.size();
   const auto part = [&](double share) {
@@ -95,15 +96,15 @@ FastGenChoice slow_choice(const std::vector<float>& sums, std::size_t group,
 
 }  // namespace
 
-TEST_CASE("the cheapest policy that keeps enough") {
+TEST_CASE("the choice is the cheapest policy that keeps enough") {
   using enum FastGenChoice;
-  // Four rows by rank are the cheapest; the seven near ones come next, then nine by rank.
+  // Four rows by rank are the cheapest; then seven by position, then nine by rank.
   CHECK(choice_of({0, 0, 0, 0, 1}) == frequency);
   CHECK(choice_of({1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1}) == locality);
   CHECK(choice_of({0, 0, 1, 1, 1, 1, 1, 1, 1}) == locality_and_frequency);
   CHECK(choice_of({0, 0, 1, 1, 1, 1, 1, 1, 1, 1}) == full);  // 7 of 8 is less than 0.9
   CHECK(choice_of(std::vector<float>(20, 1.0F)) == full);
-  // Just enough, in numbers that have no rounding.
+  // Just enough, in numbers without rounding errors.
   CHECK(choice_of({0, 0, 0.5F, 0.25F, 0.125F, 0.125F}, {.recovery = 0.5, .frequent_share = 0.15,
                                                         .observation_window = 2}) == frequency);
   FastGenConfig any = small;
@@ -120,11 +121,11 @@ TEST_CASE("every query head of a group must keep enough") {
   for (const auto row : std::initializer_list<std::size_t>{3, 7}) sums[row] = 1.0F;
   for (const auto row : std::initializer_list<std::size_t>{4, 5, 6, 8, 9}) sums[20 + row] = 0.01F;
   profile.sums(0, 0) = sums;
-  // Together 3 and 7 have 97.6 %, but the second head has nothing of them.
+  // Together, rows 3 and 7 have 97.6 % of the attention, but nothing of the second head's.
   CHECK(fastgen_choices(shape, profile, small)(0, 0) == FastGenChoice::locality_and_frequency);
 }
 
-TEST_CASE("random attention, any settings") {
+TEST_CASE("random attention and any settings") {
   std::mt19937 random{8};
   std::set<FastGenChoice> met;
   for (int round = 0; round < 600; ++round) {
@@ -149,7 +150,7 @@ TEST_CASE("random attention, any settings") {
   CHECK(met.size() == 4);
 }
 
-TEST_CASE("a cache is profiled, forked under the plan and compressed to what was foreseen") {
+TEST_CASE("a cache is profiled, forked under the plan and compressed to the predicted rows") {
   constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
   constexpr std::size_t tokens = 120, queries = 8;
   const FastGenConfig config{.recovery = 0.8, .local_share = 0.2, .frequent_share = 0.1, .sinks = 4};
@@ -163,7 +164,7 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to what was
     k.randomize(random);
     v.randomize(random);
     if (layer == 0) {
-      // Head 0 looks at row 30, head 1 at its near rows.
+      // Head 0 attends to row 30, head 1 to its nearest rows.
       q.fill([&](std::size_t t, std::size_t h, std::size_t i) {
         return h < 2 ? (i == 0 ? 4.0F : 0.0F) : i == 1 ? 4.0F : 0.01F * static_cast<float>(t);
       });
@@ -190,7 +191,7 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to what was
       }
     }
   }
-  const AttentionProfile profile = profile_attention(whole, 100);  // more than it has kept
+  const AttentionProfile profile = profile_attention(whole, 100);  // more queries than it has kept
   CHECK(profile.queries == queries);
   for (std::size_t i = 0; i < 4; ++i) {
     REQUIRE(profile.sums.values()[i].size() == slow.sums.values()[i].size());
@@ -224,7 +225,7 @@ TEST_CASE("a cache is profiled, forked under the plan and compressed to what was
           }
         });
       }
-      // The next query's window has moved on by one row.
+      // The window of the next query has moved by one row.
       Sets expected = slow_rows(chosen.values()[head], mean, other);
       if (chosen.values()[head] == FastGenChoice::locality) {
         expected.erase(tokens - other.recent(tokens));
@@ -258,7 +259,7 @@ TEST_CASE("each choice is a policy") {
   CHECK(plan.has<FullCache<DenseStorage<half>>>(1, 1));
 }
 
-TEST_CASE("what does not work is refused") {
+TEST_CASE("settings and profiles that do not work are refused") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   AttentionProfile profile{{1, 1}, 1};
   profile.sums(0, 0).assign(20, 1.0F);

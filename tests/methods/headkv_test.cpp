@@ -28,7 +28,7 @@ TEST_CASE("each KV head gets the budget of its group's score") {
                                        .kernel = 5,
                                        .compress_every = 16});
   using Policy = HeadBudgetCache<DenseStorage<half>>;
-  const std::size_t expected[]{16, 48, 32, 32};  // 32 rows x 4 heads, by 1 : 3 : 2 : 2
+  const std::size_t expected[]{16, 48, 32, 32};  // 32 rows x 4 heads, as 1 : 3 : 2 : 2
   for (std::size_t i = 0; i < 4; ++i) {
     const auto& config = plan.at(i / 2, i % 2).get<Policy>();
     CHECK(config == Policy::Config{.budget = expected[i],
@@ -84,11 +84,11 @@ TEST_CASE("after a compression each head has its budget and the window") {
 }
 
 TEST_CASE("a prompt shorter than the capacity stays whole in every head, as published") {
-  // The published code compresses unless base_capacity > prompt - window, base_capacity being
-  // capacity - window: it asks for the average of all heads, not for a head's own budget.
+  // The published code compresses unless base_capacity > prompt - window, where base_capacity is
+  // capacity - window: it uses the average of all heads, not a head's own budget.
   using Rows = std::vector<std::size_t>;
   constexpr std::size_t capacity = 128, window = 8;
-  const Rows budgets{60, 180, 120, 120};  // 120 a head, by 1 : 3 : 2 : 2
+  const Rows budgets{60, 180, 120, 120};  // 120 per head, as 1 : 3 : 2 : 2
   for (const std::size_t tokens : {std::size_t{1}, std::size_t{8}, std::size_t{100}, std::size_t{127},
                                    std::size_t{128}, std::size_t{129}, std::size_t{300}}) {
     CAPTURE(tokens);
@@ -111,13 +111,13 @@ TEST_CASE("a prompt shorter than the capacity stays whole in every head, as publ
   }
 }
 
-TEST_CASE("a prompt that stayed whole is compressed once the text is long enough") {
+TEST_CASE("a prompt that stayed whole is compressed when the text is long enough") {
   const HeadKvConfig config{.capacity = 128, .beta = 1.0, .compress_every = 4};
   using Rows = std::vector<std::size_t>;
   KvCache<float> cache{headkv_plan<float>(shape, scores, config)};
   feed(cache, 120);
   cache.compress();
-  feed(cache, 1);  // 53 rows more than the first head's budget and window
+  feed(cache, 1);  // 53 rows more than the first head's capacity
   CHECK(rows_of(cache) == Rows(4, 121));
   KvCache<float> fork = cache.fork();
   for (int i = 0; i < 7; ++i) feed(cache, 1);

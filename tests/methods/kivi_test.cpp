@@ -21,11 +21,11 @@ TEST_CASE("keys per channel, values per token, the published flush") {
             .bits = 2, .key_group = 32, .value_group = 32, .residual = 128, .flush = Flush::kivi});
 }
 
-TEST_CASE("a KIVI cache of 2 bits takes what its codes, scales and residual take") {
+TEST_CASE("a KIVI cache of 2 bits takes the bytes of its codes, scales and residual") {
   const auto plan = kivi_plan<half>(shape);
   const CacheOptions options{.page_rows = 64};
-  // 1,024 rows: all keys quantised, values but for the latest 128. A row of 64 codes has 16 bytes,
-  // and a scale and a zero for 32 of them.
+  // Of 1,024 rows all keys are quantised, and all values but the latest 128. A row of 64 codes has 16
+  // bytes, and a scale and a zero for each 32 codes.
   const std::size_t codes = 1024 * (16 + 64 / 32 * 4);
   const std::size_t values = (1024 - 128) * (16 + 64 / 32 * 4) + 128 * 64 * 2;
   CHECK(plan.memory(1024, options).heads == 2 * (codes + values));

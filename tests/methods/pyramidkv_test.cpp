@@ -41,7 +41,7 @@ TEST_CASE("a prompt shorter than the capacity stays whole in every layer, as pub
   }
 }
 
-TEST_CASE("a compressed cache holds what its plan foresaw") {
+TEST_CASE("a compressed cache holds what its plan predicted") {
   constexpr std::size_t tokens = 100;
   KvCache<float> cache{pyramidkv_plan<float>(shape, {.capacity = 48, .beta = 4.0})};
   const std::vector<float> q(tokens * 4 * 64, 0.5F);

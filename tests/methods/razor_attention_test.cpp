@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The choice of heads against sets that are filled one best head at a time.
+// Compares the choice of heads with sets that are filled one best head at a time.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -22,7 +22,7 @@ constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim =
 const HeadScores echo{2, 4, {0.1, 0.2, 0.0, 0.9, 0.3, 0.3, 0.4, 0.0}};       // KV: .2 .9 .3 .4
 const HeadScores induction{2, 4, {0.5, 0.0, 0.1, 0.1, 0.0, 0.6, 0.6, 0.2}};  // KV: .5 .1 .6 .6
 
-// How many heads are chosen: heads x percent / 100, rounded up, in whole numbers.
+// How many heads are chosen: heads x percent / 100, rounded up, computed in whole numbers.
 std::size_t chosen_of(std::size_t heads, std::size_t percent) { return (heads * percent + 99) / 100; }
 
 std::vector<double> best_of_groups(const HeadScores& scores, std::size_t group) {
@@ -35,7 +35,7 @@ std::vector<double> best_of_groups(const HeadScores& scores, std::size_t group) 
 
 }  // namespace
 
-TEST_CASE("the best by either score keep everything") {
+TEST_CASE("the best heads by either score keep everything") {
   const auto kinds = [](double e, double i) {
     const HeadKinds table =
         razor_attention_kinds(shape, echo, induction, {.echo_share = e, .induction_share = i});
@@ -48,13 +48,13 @@ TEST_CASE("the best by either score keep everything") {
   using Heads = std::set<std::size_t>;
   CHECK(kinds(0, 0) == Heads{});
   CHECK(kinds(0.01, 0) == Heads{1});
-  CHECK(kinds(0.01, 0.14) == Heads{1, 2});  // of two equals the first
+  CHECK(kinds(0.01, 0.14) == Heads{1, 2});  // of two equal scores, the first head
   CHECK(kinds(0.25, 0.5) == Heads{1, 2, 3});
   CHECK(kinds(0, 0.75) == Heads{0, 2, 3});
   CHECK(kinds(1, 0) == Heads{0, 1, 2, 3});
 }
 
-TEST_CASE("any scores, any shares") {
+TEST_CASE("any scores and any shares") {
   std::mt19937 random{4};
   for (int round = 0; round < 300; ++round) {
     const std::size_t group = 1 + random() % 3;
@@ -71,8 +71,9 @@ TEST_CASE("any scores, any shares") {
     const HeadKinds kinds = razor_attention_kinds(
         whole, first, second,
         {.echo_share = static_cast<double>(e) / 100, .induction_share = static_cast<double>(i) / 100});
-    // A head that keeps everything is among the best by one score; whoever is better by it does so too,
-    // and whoever is worse than all of them by both does not.
+    // A head that keeps everything is among the best by at least one score. A head that is better by
+    // that score keeps everything too, and a head that is worse than all of these by both scores does
+    // not.
     const auto by_first = best_of_groups(first, group);
     const auto by_second = best_of_groups(second, group);
     const std::size_t heads = by_first.size();
@@ -97,7 +98,7 @@ TEST_CASE("any scores, any shares") {
   }
 }
 
-TEST_CASE("of equal scores at the cut, heads spread over the layers") {
+TEST_CASE("of equal scores at the cut, the heads spread over the layers") {
   const ModelShape deep{.layers = 12, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
   const HeadScores equal{12, 1, 1.0};
   const HeadKinds kinds = razor_attention_kinds(deep, equal, equal, {.echo_share = 0.0, .induction_share = 0.25});
@@ -106,7 +107,7 @@ TEST_CASE("of equal scores at the cut, heads spread over the layers") {
   }
 }
 
-TEST_CASE("the others keep the opening and the latest rows") {
+TEST_CASE("the other heads keep the first and the latest rows") {
   using Full = FullCache<DenseStorage<half>>;
   using Window = SinkRecentCache<DenseStorage<half>>;
   const auto plan = razor_attention_plan<half>(shape, echo, induction, {.mask = Mask::prefill_chunk});
@@ -122,7 +123,7 @@ TEST_CASE("the others keep the opening and the latest rows") {
   CHECK(RazorAttentionConfig{.tokens = 20'000}.recent() == 4000);
   CHECK(RazorAttentionConfig{.tokens = 20'001}.recent() == 4001);
   CHECK(RazorAttentionConfig{.min_recent = 10, .compression = 3.0, .tokens = 100}.recent() == 34);
-  // Two heads of every row, two of 4 + 4,096, in pages of 64 rows.
+  // Two heads keep every row, two keep 4 + 4,096, in pages of 64 rows.
   const RazorAttentionConfig long_text{.tokens = 20'480};
   const auto memory = razor_attention_plan<half>(shape, echo, induction, long_text).memory(20'480);
   constexpr std::size_t row = 2 * 64 * sizeof(half);
@@ -130,7 +131,7 @@ TEST_CASE("the others keep the opening and the latest rows") {
   CHECK(memory.heads <= (2 * 20'480 + 2 * (4100 + 3 * 64)) * row);
 }
 
-TEST_CASE("what does not work is refused") {
+TEST_CASE("settings that do not work are refused") {
   const auto refused = [](const HeadScores& some, const RazorAttentionConfig& config = {}) {
     CHECK_THROWS_AS((void)razor_attention_plan<float>(shape, echo, some, config), ConfigError);
     CHECK_THROWS_AS((void)razor_attention_plan<float>(shape, some, induction, config), ConfigError);

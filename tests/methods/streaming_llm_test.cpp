@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Against the paper's own description, in double: keys are kept as they were before their rotation,
-// and for each query the rows in the cache are numbered anew and turned to those numbers.
+// Compares with the paper's own description, in double: keys are kept as they were before their
+// rotation, and for each query the rows in the cache are numbered again and rotated to those numbers.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -23,8 +23,8 @@ namespace {
 constexpr ModelShape shape{.layers = 1, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
 constexpr double theta = 10000.0;
 
-// Channel i with channel i + 32, as the Llama family does.
-std::vector<double> turned(const std::vector<double>& row, std::size_t position) {
+// Rotates channel i with channel i + 32, as in the Llama family.
+std::vector<double> rotated(const std::vector<double>& row, std::size_t position) {
   std::vector<double> out(row.size());
   const std::size_t pairs = row.size() / 2;
   for (std::size_t i = 0; i < pairs; ++i) {
@@ -55,29 +55,29 @@ std::vector<double> expected_row(const Rows& q, const Rows& k, const Rows& v, st
   }
   std::vector<oracle::Row> rows(kept.size());
   std::vector<const oracle::Row*> seen;
-  for (std::size_t place = 0; place < kept.size(); ++place) {
-    const std::size_t at = kept[place] * 2 + q_head / 2;
-    rows[place].key = turned(k[at], in_cache ? place : kept[place]);
-    rows[place].value = v[at];
-    seen.push_back(&rows[place]);
+  for (std::size_t slot = 0; slot < kept.size(); ++slot) {
+    const std::size_t at = kept[slot] * 2 + q_head / 2;
+    rows[slot].key = rotated(k[at], in_cache ? slot : kept[slot]);
+    rows[slot].value = v[at];
+    seen.push_back(&rows[slot]);
   }
-  const auto query = turned(q[token * 4 + q_head], in_cache ? kept.size() - 1 : token);
+  const auto query = rotated(q[token * 4 + q_head], in_cache ? kept.size() - 1 : token);
   const auto weights = oracle::probabilities(query, seen, {.scale = 1.0 / 8.0, .sink_logit = {}});
   std::vector<double> out(64);
-  for (std::size_t place = 0; place < kept.size(); ++place) {
-    for (std::size_t i = 0; i < 64; ++i) out[i] += weights[place] * rows[place].value[i];
+  for (std::size_t slot = 0; slot < kept.size(); ++slot) {
+    for (std::size_t i = 0; i < 64; ++i) out[i] += weights[slot] * rows[slot].value[i];
   }
   return out;
 }
 
 test::Tensor<float> tensor(const Rows& rows, std::size_t first, std::size_t tokens,
-                           std::size_t heads, bool turn) {
+                           std::size_t heads, bool rotate) {
   test::Tensor<float> out{tokens, heads, 64};
   for (std::size_t t = 0; t < tokens; ++t) {
     for (std::size_t h = 0; h < heads; ++h) {
       const auto& row = rows[(first + t) * heads + h];
-      const auto placed = turn ? turned(row, first + t) : row;
-      for (std::size_t i = 0; i < 64; ++i) out.at(t, h, i) = static_cast<float>(placed[i]);
+      const auto seen = rotate ? rotated(row, first + t) : row;
+      for (std::size_t i = 0; i < 64; ++i) out.at(t, h, i) = static_cast<float>(seen[i]);
     }
   }
   return out;
@@ -85,7 +85,7 @@ test::Tensor<float> tensor(const Rows& rows, std::size_t first, std::size_t toke
 
 }  // namespace
 
-TEST_CASE("rows look as near as their places in the cache") {
+TEST_CASE("rows look as close as their positions in the cache") {
   test::Random random{3};
   for (const bool in_cache : {true, false}) {
     for (const auto chunk : std::initializer_list<std::size_t>{1, 7, 40}) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cache whose full rows lie in a file, under the engine that brings them: the bits of a cache in
-// memory, a text several times what may be in memory, and every fault a named error.
+// A cache whose full rows are in a file, under the engine that fetches them: its results must equal
+// those of a cache in memory bit for bit, for a text several times as large as the memory, and every
+// fault must be a named error.
 #include <doctest/doctest.h>
 
 #include <sys/mman.h>
@@ -67,7 +68,7 @@ struct Sequence {
     return options;
   }
 
-  // Rows that nobody attends with: a long text at once.
+  // Appends a long text without attention.
   void fill(std::size_t tokens) {
     const std::size_t most = cache.options().max_append;
     for (std::size_t done = 0; done < tokens; done += most) {
@@ -78,7 +79,7 @@ struct Sequence {
       }
     }
   }
-  // The same call on every layer of both, which must give the same bits.
+  // Makes the same call on every layer of both caches, which must give the same bits.
   void step(std::size_t tokens, const AttendOptions& options = {}) {
     for (std::size_t l = 0; l < cache.plan().shape().layers; ++l) step_layer(l, tokens, options);
   }
@@ -94,8 +95,8 @@ struct Sequence {
 
 }  // namespace
 
-TEST_CASE("offload: a text several times what may be in memory gives the bits of one in memory") {
-  // 6 layers of 1500 tokens: more than 4 MB in the file, of which 1.25 MB may be in memory.
+TEST_CASE("offload: a text several times as large as the memory gives the bits of one in memory") {
+  // 6 layers of 1500 tokens take more than 4 MB in the file; 1.25 MB may be in memory.
   Sequence s{mixed_plan(6), {.max_rollback = 3, .max_append = 250}, 1280 * KiB};
   s.fill(1500);
   s.step(2, {.refresh_selection = true});
@@ -125,7 +126,7 @@ TEST_CASE("offload: selected reads touch no page of the file") {
   s.step(4, {.refresh_selection = true});
   s.step(1, {.read = Read::selected});
   s.calls.counts.clear();
-  // Whoever touches a page of the file now ends the program.
+  // From here on, an access to a page of the file ends the program.
   REQUIRE(::mprotect(s.calls.mapping, s.file.file_bytes(), PROT_NONE) == 0);
   for (int i = 0; i < 100; ++i) s.step(1, {.read = Read::selected});
   s.cache.truncate(s.cache.tokens() - 5);
@@ -139,9 +140,9 @@ TEST_CASE("offload: selected reads touch no page of the file") {
   CHECK(test::dump(s.cache, false) == test::dump(s.control, false));
 }
 
-TEST_CASE("offload: the next layer's rows are asked for while a layer is attended") {
+TEST_CASE("offload: the next layer's rows are read ahead while a layer is attended") {
   Plan plan{ModelShape{.layers = 4, .q_heads = 2, .kv_heads = 2, .head_dim = 64}, Full::Config{}};
-  // A layer takes 512 KiB: two of four fit.
+  // A layer takes 512 KiB, so two of four fit.
   Sequence s{plan, {.max_append = 64}, 1024 * KiB};
   s.fill(1024);
   s.step(1);
@@ -163,7 +164,7 @@ TEST_CASE("offload: the next layer's rows are asked for while a layer is attende
     REQUIRE(own.size() == 2 * 16);
     s.calls.ahead.clear();
     s.step_layer(layer, 1);
-    // What was read ahead before is not asked for again, and the next layer's is.
+    // Rows that were read ahead are not fetched again, and the next layer's rows are read ahead.
     const auto asked = [&](const std::set<std::size_t>& pages) {
       return std::ranges::count_if(pages, [&](std::size_t page) {
         return std::ranges::any_of(s.calls.ahead, [&](const auto& part) { return part.first <= page && page < part.last; });
@@ -176,7 +177,7 @@ TEST_CASE("offload: the next layer's rows are asked for while a layer is attende
 }
 
 // Every call to the system fails once, in every call of the cache.
-TEST_CASE("offload: a fault anywhere is a StorageError, and the cache goes on") {
+TEST_CASE("offload: any fault is a StorageError, and the cache continues") {
   struct Case {
     const char* what;
     std::size_t tokens;
@@ -185,7 +186,7 @@ TEST_CASE("offload: a fault anywhere is a StorageError, and the cache goes on") 
   std::size_t faults = 0;
   for (const Case& one : {Case{"a long step", 50, {}}, Case{"a step that fills pages", 14, {}},
                           Case{"a selected read", 1, {.read = Read::selected, .refresh_selection = true}},
-                          Case{"a refresh behind the call", 9, {.refresh_selection = true}}}) {
+                          Case{"a refresh after the call", 9, {.refresh_selection = true}}}) {
     CAPTURE(one.what);
     for (std::size_t n = 0;; n += n < 6 ? 1 : 4) {
       CAPTURE(n);
@@ -223,7 +224,7 @@ TEST_CASE("offload: a fault anywhere is a StorageError, and the cache goes on") 
   CHECK(faults >= 12);
 }
 
-TEST_CASE("offload: a full disk stops a text where it is, and what is there can be used") {
+TEST_CASE("offload: a full disk stops a text, and its rows can still be used") {
   Plan plan{ModelShape{.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 64}, Full::Config{}};
   Sequence s{plan, {.max_rollback = 4}, 0};
   s.step(100);
@@ -235,7 +236,7 @@ TEST_CASE("offload: a full disk stops a text where it is, and what is there can 
     CHECK(test::contains(error.what(), "No space left on device"));
   }
   CHECK(steps < 100);
-  // A step may have come through some layers only: they are taken back to where all are.
+  // A step may have passed some layers only, so all layers return to the same length.
   const std::size_t tokens = s.cache.tokens();
   const std::size_t behind = std::max(s.cache.tokens(0), s.cache.tokens(1)) - tokens;
   CHECK(behind <= 16);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file as memory: blocks keep what they are given while most of it is not in memory, limits and
-// faults are named, and what is given back is really gone from memory.
+// A file as memory: allocations keep their contents while most of them are not in memory, limits and
+// faults are named errors, and released memory is really released.
 #include <doctest/doctest.h>
 
 #include <sys/resource.h>
@@ -57,7 +57,7 @@ bool holds_its_numbers(FileResource& file, const Block& block) {
 
 }  // namespace
 
-TEST_CASE("file resource: random blocks keep their numbers, and never touch each other") {
+TEST_CASE("file resource: random allocations keep their numbers and never overlap") {
   const kvpolicy::test::TemporaryFolder folder;
   test::RecordingCalls calls;
   test::Random random{4};
@@ -103,7 +103,7 @@ TEST_CASE("file resource: random blocks keep their numbers, and never touch each
     for (Block& block : blocks) {
       block.start = static_cast<std::byte*>(file.allocate(block.bytes, block.alignment));
     }
-    CHECK(file.file_bytes() == size);  // what was given back serves again
+    CHECK(file.file_bytes() == size);  // freed memory is reused
     std::byte other{};
     CHECK_FALSE(file.holds(&other));
     CHECK_FALSE(file.holds(nullptr));
@@ -111,7 +111,7 @@ TEST_CASE("file resource: random blocks keep their numbers, and never touch each
   CHECK(calls.closed == 1);
 }
 
-TEST_CASE("file resource: what is in memory stays within its budget") {
+TEST_CASE("file resource: what is in memory stays within the budget") {
   const kvpolicy::test::TemporaryFolder folder;
   test::RecordingCalls calls;
   FileResource file{{.folder = folder.path(), .resident_bytes = 2 * MiB}, calls};
@@ -145,7 +145,7 @@ TEST_CASE("file resource: what is in memory stays within its budget") {
       if (measurable) CHECK(test::bytes_in_memory(blocks[first].start, 60 * 16384) == 60 * 16384);
     }
   }
-  // More than the budget at once: as long as it is needed, no longer.
+  // More than the budget at once stays in memory only as long as it is needed.
   std::vector<SlowMemory::Range> all;
   for (const Block& block : blocks) all.emplace_back(block.start, block.bytes);
   file.fetch(all);
@@ -179,7 +179,7 @@ TEST_CASE("file resource: options and folders that do not work") {
   CHECK_THROWS_AS((void)file.allocate(64, 1 << 20), std::bad_alloc);
 }
 
-TEST_CASE("file resource: its own limit, the process's, and a full disk") {
+TEST_CASE("file resource: its own limit, the process's limit, and a full disk") {
   const kvpolicy::test::TemporaryFolder folder;
   const auto fill = [](FileResource& file) {
     std::size_t blocks = 0;
@@ -192,11 +192,11 @@ TEST_CASE("file resource: its own limit, the process's, and a full disk") {
   {
     FileResource file{{.folder = folder.path(), .max_bytes = MiB + 40000, .slab_bytes = MiB / 2}};
     const auto [blocks, text] = fill(file);
-    CHECK(blocks == 64 + 2);  // of the last, small slab as well
+    CHECK(blocks == 64 + 2);  // the last, small slab included
     CHECK(contains(text, "raise max_bytes"));
     CHECK(contains(text, "no room for 16384 more bytes after 1081344"));
   }
-  {  // Beyond this limit a process gets SIGXFSZ, whose default is its end.
+  {  // Beyond this limit a process gets SIGXFSZ, which ends it by default.
     rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
     const rlimit lowered{.rlim_cur = MiB + 100, .rlim_max = before.rlim_max};
@@ -224,11 +224,11 @@ TEST_CASE("file resource: its own limit, the process's, and a full disk") {
   }
 }
 
-// The system itself runs into a limit: the calls below the seam are the real ones.
-TEST_CASE("file resource: a real refusal of the system to grow a file") {
+// The system itself reaches a limit: the calls below FileCalls are the real ones.
+TEST_CASE("file resource: the system really refuses to grow a file") {
   const kvpolicy::test::TemporaryFolder folder;
   test::RecordingCalls calls;
-  calls.limit = 100 * MiB;  // so that the resource does not see the limit coming
+  calls.limit = 100 * MiB;  // so that the resource does not see the limit before
   FileResource file{{.folder = folder.path()}, calls};
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
@@ -260,15 +260,15 @@ TEST_CASE("file resource: reads and writes that fail") {
   }
   write(file, block);
   CHECK(holds_its_numbers(file, block));
-  // The mapping fails without saying why, the read says it.
+  // `populate` fails without a reason; `read` reports it.
   calls.errors = {{"populate", EFAULT}, {"read", EIO}};
   const auto text = thrown<StorageError>([&] { (void)holds_its_numbers(file, block); });
   CHECK(contains(text, "cannot read 16384 bytes at 0"));
   CHECK(contains(text, "Input/output error"));
-  // It fails, and the read does not: no reason to believe it.
+  // `populate` fails, and `read` does not, so the failure is ignored.
   calls.errors = {{"populate", EFAULT}};
   CHECK(contains(thrown<StorageError>([&] { (void)holds_its_numbers(file, block); }), "Bad address"));
-  // A system that does not know the call: the read does its work.
+  // A system without `populate`: `read` does its work.
   calls.errors = {{"populate", EINVAL}};
   const std::size_t reads = calls.counts["read"];
   CHECK(holds_its_numbers(file, block));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The system's file calls, on record, any of which can be told to fail.
+// Records the file calls of the real system, any of which can be made to fail.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,20 +17,20 @@
 
 namespace test {
 
-/// `limit_failures(n, error)`: of all calls that can fail, the one behind n more fails, and all
-/// behind it. `errors["read"]`: every call of that name fails.
+/// `limit_failures(n, error)`: of all calls that can fail, the first n succeed and all later ones fail.
+/// `errors["read"]`: every call of that name fails.
 class RecordingCalls : public kvpolicy::offload::FileCalls {
  public:
   std::map<std::string, int> errors;
   std::map<std::string, std::size_t> counts;
   std::byte* mapping = nullptr;
   std::size_t failures = 0;
-  std::optional<std::size_t> limit;  // of the size of files
+  std::optional<std::size_t> limit;  // limit of the size of files
 
   struct Part {
     std::size_t first, last;
   };
-  std::vector<Part> ahead;  // asked for ahead, in bytes of the file
+  std::vector<Part> ahead;  // parts that were read ahead, in bytes of the file
 
   void fail_after(std::size_t successes, int error) {
     left_ = successes;
@@ -103,7 +103,7 @@ class RecordingCalls : public kvpolicy::offload::FileCalls {
   int error_ = 0;
 };
 
-/// Bytes of the first `bytes` bytes of a mapping that are in memory.
+/// How many of the first `bytes` bytes of a mapping are in memory.
 inline std::size_t bytes_in_memory(std::byte* mapping, std::size_t bytes) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   std::vector<unsigned char> pages((bytes + page - 1) / page);
@@ -114,7 +114,7 @@ inline std::size_t bytes_in_memory(std::byte* mapping, std::size_t bytes) {
   return count * page;
 }
 
-/// Whether files in this folder are kept in memory, which then cannot be given back.
+/// Whether files in this folder are kept in memory, which then cannot be released.
 inline bool is_in_memory(const std::string& folder) {
   struct statfs info {};
   constexpr long tmpfs = 0x01021994, ramfs = 0x858458f6;

@@ -13,7 +13,7 @@ using Use = Residency::Use;
 
 namespace {
 
-// Uses the pieces [first, last); returns how many were not in memory.
+// Uses the pieces [first, last); returns how many of them were not in memory.
 std::size_t read(Residency& residency, Use use, std::size_t first, std::size_t last,
                  std::set<std::size_t>& in_memory) {
   std::size_t absent = 0;
@@ -31,7 +31,7 @@ std::size_t read(Residency& residency, Use use, std::size_t first, std::size_t l
 
 }  // namespace
 
-TEST_CASE("residency: layers in a circle, of which nearly all fit, are nearly all found again") {
+TEST_CASE("residency: of layers read in a cycle, nearly all stay in memory if nearly all fit") {
   Residency residency{80};
   residency.grow(100);
   std::set<std::size_t> in_memory;
@@ -41,12 +41,13 @@ TEST_CASE("residency: layers in a circle, of which nearly all fit, are nearly al
       absent += read(residency, Use::fetch, 10 * layer, 10 * layer + 10, in_memory);
       CHECK(in_memory.size() <= 80);
     }
-    // The least that any choice can do is 20 of 100; the oldest first would read all of them.
+    // The minimum for any strategy is 20 of 100; releasing the oldest first would read all of them
+    // again.
     if (round > 0) CHECK(absent <= 40);
   }
 }
 
-TEST_CASE("residency: what was fetched last stays, even where it is more than the budget") {
+TEST_CASE("residency: what was fetched last stays, even if it exceeds the budget") {
   Residency residency{8};
   residency.grow(64);
   std::set<std::size_t> in_memory;
@@ -60,12 +61,12 @@ TEST_CASE("residency: what was fetched last stays, even where it is more than th
   CHECK(residency.room() == 5);
   read(residency, Use::ahead, 50, 55, in_memory);
   CHECK(in_memory == std::set<std::size_t>{40, 41, 42, 50, 51, 52, 53, 54});
-  read(residency, Use::fetch, 50, 55, in_memory);  // now it is its turn, and the next may come
+  read(residency, Use::fetch, 50, 55, in_memory);  // now it is used, and the next may be read ahead
   read(residency, Use::ahead, 60, 63, in_memory);
   CHECK(in_memory == std::set<std::size_t>{50, 51, 52, 53, 54, 60, 61, 62});
 }
 
-TEST_CASE("residency: what nobody uses any more goes before what is used in turn") {
+TEST_CASE("residency: unused pieces are released before those that are used in turn") {
   Residency residency{20};
   residency.grow(64);
   std::set<std::size_t> in_memory;
@@ -94,7 +95,7 @@ TEST_CASE("residency: random uses, against a plain list of what is in memory") {
       CHECK(in_memory.size() <= std::max<std::size_t>(30, last - first));
     } else {
       read(residency, use, first, std::min(last, first + residency.room()), in_memory);
-      // The last fetch counts on top where it takes all the room.
+      // The last fetch is added if it takes all the room.
       CHECK(in_memory.size() <= 80);
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Thresholds and kept heads are what numpy.quantile and a comparison give for the same gates.
+// Thresholds and kept heads must equal what numpy.quantile and a comparison give for the same gates.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -50,7 +50,7 @@ TEST_CASE("threshold is numpy's linear quantile of the clipped gates") {
   }
 }
 
-TEST_CASE("a sparsity at or beyond its ends keeps all heads or none") {
+TEST_CASE("a sparsity at or beyond 0 or 1 keeps all heads or none") {
   for (const GateCut rule : {GateCut::exact_count, GateCut::threshold}) {
     for (const double sparsity : {0.0, -0.5, -std::numeric_limits<double>::infinity()}) {
       CHECK(text_of(head_kinds(gates, sparsity, rule)) == "1111 1111 1111 ");
@@ -61,8 +61,8 @@ TEST_CASE("a sparsity at or beyond its ends keeps all heads or none") {
   }
 }
 
-TEST_CASE("exact count: of a tie at the cut, heads spread evenly") {
-  // The gates of 1.0 and 1.1 are one tie once clipped, as are the three of 0.7.
+TEST_CASE("exact count: of a tie at the cut, the kept heads are spread evenly") {
+  // The gates 1.0 and 1.1 tie after clipping, as do the three gates 0.7.
   CHECK(text_of(head_kinds(gates, 1.0 - 1.0 / 12)) == "0010 0000 0000 ");
   CHECK(text_of(head_kinds(gates, 1.0 - 2.0 / 12)) == "0010 0010 0000 ");
   CHECK(text_of(head_kinds(gates, 1.0 - 4.0 / 12)) == "0010 1010 0100 ");  // the middle one
@@ -74,28 +74,28 @@ TEST_CASE("exact count: of a tie at the cut, heads spread evenly") {
   CHECK(text_of(head_kinds(equal, 0.5)) == "10 10 10 10 ");
 }
 
-TEST_CASE("how many gates tie at the cut") {
+TEST_CASE("the number of gates that tie at the cut") {
   const auto tie = [](double sparsity) {
     const Highest found = highest_gates(gates, sparsity);
     return std::pair{found.tied, found.tied_in};
   };
   using Tie = std::pair<std::size_t, std::size_t>;
   CHECK(tie(1.0 - 1.0 / 12) == Tie{2, 1});
-  CHECK(tie(1.0 - 2.0 / 12) == Tie{0, 0});  // both are in
+  CHECK(tie(1.0 - 2.0 / 12) == Tie{0, 0});  // both are kept
   CHECK(tie(1.0 - 5.0 / 12) == Tie{3, 2});
   CHECK(tie(0.5) == Tie{0, 0});
   CHECK(tie(0.0) == Tie{0, 0});
   CHECK(tie(1.0) == Tie{0, 0});
 }
 
-TEST_CASE("any tie: each run of layers gets its part of the places to within one") {
+TEST_CASE("any tie: each run of layers gets its proportional number of heads to within one") {
   std::mt19937 random{11};
   for (int round = 0; round < 200; ++round) {
     HeadGates drawn{1 + random() % 40, 1 + random() % 9};
     for (double& gate : drawn.values()) gate = static_cast<double>(random() % 4) / 3.0;
     const double sparsity = static_cast<double>(random() % 1001) / 1000.0;
     const HeadKinds kinds = head_kinds(drawn, sparsity);
-    // Each gate's heads and those that are in, by layer.
+    // The heads with each gate and those that are kept, by layer.
     for (const double gate : {0.0, 1.0 / 3.0, 2.0 / 3.0, 1.0}) {
       std::vector<double> there(drawn.layers()), in(drawn.layers());
       double all = 0, all_in = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Published budgets are what numpy gives for the published lines of Python; plan budgets come from
-// the formula in exact fractions. Both made apart from the library and written down here.
+// Published budgets are what numpy gives for the published lines of Python; plan budgets come from the
+// formula in exact fractions. Both were computed without the library and written down here.
 #include <limits>
 #include <numeric>
 #include <random>
@@ -43,8 +43,9 @@ TEST_CASE("published budgets match numpy") {
   CHECK(published({128, 8, 1.1, 0.0}) == Rows(8, 120));
 }
 
-TEST_CASE("published floor division is Python's, by the remainder") {
-  // Equal scores: budget = b whatever beta; with one score above the others the pool shows.
+TEST_CASE("the published floor division is Python's, computed by the remainder") {
+  // With equal scores, budget = b for any beta; one higher score shows how many rows are divided by
+  // score.
   const auto pool = [](std::size_t rows, double beta) {
     const HeadBudgets budgets =
         published_headkv_budgets(HeadScores{1, 2, {1.0, 0.0}}, {rows, 0, beta});
@@ -70,7 +71,7 @@ TEST_CASE("plan budgets are the formula, rounded by largest remainder") {
   CHECK(rows_of(headkv_budgets(thirds, 1, {17, 8, 1.5})) == Rows{9, 9});
 }
 
-TEST_CASE("plan budgets sum to the capacity exactly, whatever the scores") {
+TEST_CASE("plan budgets sum to the capacity exactly, for any scores") {
   std::mt19937 random{7};
   for (int round = 0; round < 300; ++round) {
     const std::size_t layers = 1 + random() % 6;
@@ -102,7 +103,7 @@ TEST_CASE("plan budgets sum to the capacity exactly, whatever the scores") {
   }
 }
 
-TEST_CASE("what does not work is refused by name") {
+TEST_CASE("settings that do not work are refused by name") {
   const auto make = [](const HeadScores& some, const HeadKvBudgetConfig& config = {}) {
     CHECK_THROWS_AS((void)published_headkv_budgets(some, config), ConfigError);
     CHECK_THROWS_AS((void)headkv_budgets(some, 2, config), ConfigError);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Texts and plans that no machine holds: a named error, never a number that wrapped around.
+// Texts and plans too large for any machine must give a named error, never a number that wrapped
+// around.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -25,12 +26,12 @@ using Plan = HeadPlan<bfloat16>;
 constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t longest = std::size_t{1} << 40;
 constexpr ModelShape small{.layers = 2, .q_heads = 2, .kv_heads = 2, .head_dim = 128};
-// With 2^40 tokens its rows take 2^50 heads' and tokens' worth of 2^9 bytes, and more.
+// With 2^40 tokens its rows take more than 2^59 bytes.
 constexpr ModelShape large{.layers = 1024, .q_heads = 128, .kv_heads = 128, .head_dim = 256};
 
 }  // namespace
 
-TEST_CASE("memory is exact up to the longest text, and refused beyond") {
+TEST_CASE("memory is exact up to the longest text, and refused for longer ones") {
   const Plan plan{small};
   // 4 heads, keys and values of 128 numbers of 2 bytes; the tail has one row of each head.
   CHECK(plan.memory(longest).heads == longest * 4 * 512);
@@ -45,7 +46,7 @@ TEST_CASE("memory is exact up to the longest text, and refused beyond") {
   }
 }
 
-TEST_CASE("a plan whose bytes are no std::size_t is refused, and one that is just below is not") {
+TEST_CASE("a plan whose bytes exceed a std::size_t is refused, and one just below is not") {
   const Plan plan{large};
   // 2^17 heads of 2^10 bytes a row: 2^27 bytes a token.
   const std::size_t most = std::size_t{1} << 36;
@@ -53,7 +54,7 @@ TEST_CASE("a plan whose bytes are no std::size_t is refused, and one that is jus
   CHECK(contains(thrown<CapacityError>([&] { static_cast<void>(plan.memory(most * 2)); }),
                  "137438953472 tokens take more bytes than a std::size_t holds"));
   CHECK(!thrown<CapacityError>([&] { static_cast<void>(plan.memory(longest)); }).empty());
-  // The longest context is found all the same.
+  // The longest context is found nevertheless.
   CHECK(plan.max_context(std::size_t{1} << 40) < (std::size_t{1} << 13));
   CHECK(plan.max_context(std::size_t{1} << 40) > (std::size_t{1} << 13) - 128);
   CHECK(plan.max_context(huge / 2) <= std::optional{most});
@@ -77,7 +78,7 @@ TEST_CASE("plan search refuses a context that no text has, and finds a plan wher
                    }),
                    message("search_plan: ", context, " tokens")));
   }
-  // Every row of every head is beyond all bytes; a window is not.
+  // All rows of all heads exceed any number of bytes; a window does not.
   constexpr ModelShape wide{.layers = 64, .q_heads = 512, .kv_heads = 512, .head_dim = 256};
   const std::vector<HeadChoice<bfloat16>> choices{
       {FullCache<DenseStorage<bfloat16>>::Config{}, HeadDamage{wide.layers, wide.kv_heads, 0.0}},

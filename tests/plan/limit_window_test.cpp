@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model layer with a sliding window of its own overrules the plan where it is narrower.
+// A sliding window of the model replaces a head's settings if they keep more rows than the window.
 #include <cstddef>
 
 #include <doctest/doctest.h>
@@ -39,7 +39,7 @@ TEST_CASE("heads become sliding windows unless they keep no more than that") {
   CHECK(plan.at(0, 4) == limited);
   CHECK(plan.at(0, 5) == limited);
   for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-    CHECK(plan.at(1, head) == before.at(1, head));  // another layer stays as it is
+    CHECK(plan.at(1, head) == before.at(1, head));  // another layer does not change
   }
   const Plan once = plan;
   plan.limit_window(0, 100);
@@ -48,7 +48,7 @@ TEST_CASE("heads become sliding windows unless they keep no more than that") {
   CHECK(plan == once);
 }
 
-TEST_CASE("a window of nothing and a layer that is not there are refused") {
+TEST_CASE("a window of 0 and a layer that does not exist are refused") {
   Plan plan{shape};
   const Plan before = plan;
   CHECK_THROWS_AS(plan.limit_window(0, 0), ConfigError);
@@ -56,7 +56,7 @@ TEST_CASE("a window of nothing and a layer that is not there are refused") {
   CHECK(plan == before);
 }
 
-TEST_CASE("plans refuse heads that are not there and settings that do not work, unchanged") {
+TEST_CASE("plans refuse heads that do not exist and settings that do not work, and do not change") {
   Plan plan{shape};
   const Plan before = plan;
   CHECK_THROWS_AS((void)plan.at(2, 0), ConfigError);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A memory resource that knows what is asked of it and can refuse to go beyond a limit.
+// A memory resource that counts its allocations and can refuse to exceed a limit.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a plan predicts is what a cache asks of its memory resource, byte for byte, for any policy,
-// chunking, page size and rollback; and what max_context allows is all that fits.
+// The memory that a plan predicts must equal what a cache allocates from its memory resource, byte for
+// byte, for any policy, division into calls, page size and rollback; and max_context must be the
+// longest text that fits.
 #include <algorithm>
 #include <cstddef>
 #include <optional>
@@ -20,8 +21,8 @@ using namespace kvpolicy::test;
 
 namespace {
 
-/// Reads nothing: memory does not depend on what attention finds. Rows score by their number, so
-/// that a compression has a choice to make.
+/// An engine that reads nothing, because memory does not depend on the results of attention. A row's
+/// score is its number, so that a compression has rows to choose from.
 struct IdleEngine {
   void attend(const LayerAttention&) {}
   void observe(const LayerObservation& observation) {
@@ -87,14 +88,14 @@ bool any_head(const Plan& plan, bool HeadRoles::*does) {
 }
 
 bool compresses(const Plan& plan) { return any_head(plan, &HeadRoles::compresses); }
-/// Heads that add up attention allow no rollback.
+/// Heads that accumulate attention allow no rollback.
 bool accumulates(const Plan& plan) { return any_head(plan, &HeadRoles::accumulates); }
-/// Heads that select hold copies besides, of which a plan knows only the most.
+/// Heads that select also hold copies, of which a plan only knows the largest number.
 bool selects(const Plan& plan) { return any_head(plan, &HeadRoles::selects); }
 
 }  // namespace
 
-TEST_CASE("a cache holds what its plan predicts, for every policy and any chunking") {
+TEST_CASE("a cache holds what its plan predicts, for every policy and any division into calls") {
   Random random{2024};
   Feeder feeder;
   for (int round = 0; round < 150; ++round) {
@@ -129,7 +130,7 @@ TEST_CASE("a cache holds what its plan predicts, for every policy and any chunki
   }
 }
 
-TEST_CASE("the parts of an estimate are what they say") {
+TEST_CASE("the parts of an estimate are right") {
   const Plan plan{shape, FullCache<DenseStorage<half>>::Config{}};
   const CacheOptions options{.max_rollback = 7, .max_append = 3, .page_rows = 32};
   const MemoryEstimate estimate = plan.memory(100, options);
@@ -147,7 +148,7 @@ TEST_CASE("the parts of an estimate are what they say") {
   CHECK(mixed.memory(100, options, true).heads == (3 * 2 * 96 + 2 * 32) * row);
 }
 
-TEST_CASE("the bound of a head with a budget never falls, and nothing is above it") {
+TEST_CASE("the bound of a head with a budget never falls, and the head never exceeds it") {
   Random random{4};
   const StorageContext context{.head_dim = 64, .page_rows = 16};
   const auto check = [&]<class P>(std::type_identity<P>) {
@@ -195,7 +196,7 @@ TEST_CASE("a compressed cache holds what its plan predicts") {
   }
 }
 
-TEST_CASE("max_context: so many tokens fit on the way, one more does not") {
+TEST_CASE("max_context: so many tokens fit at every step, and one more does not") {
   Random random{5};
   Feeder feeder;
   int limited = 0;
@@ -223,8 +224,8 @@ TEST_CASE("max_context: so many tokens fit on the way, one more does not") {
     const std::size_t last = std::min<std::size_t>(*most, 900);
     limited += *most < 900;
 
-    // A cache with so much memory and no more comes that far, token by token, and no further: what
-    // counts is what it asks for while rows come and go, not only what it holds afterwards.
+    // A cache with exactly this memory takes that many tokens, token by token, and no more: what counts
+    // is what it allocates while rows come and go, not only what it holds afterwards.
     LimitedResource memory{bytes};
     options.memory = &memory;
     if (is_slow) options.slow_memory = &memory;
@@ -246,7 +247,7 @@ TEST_CASE("max_context: so many tokens fit on the way, one more does not") {
   CHECK(limited > 60);
 }
 
-TEST_CASE("max_context is quick however long the periods of a plan") {
+TEST_CASE("max_context is quick for plans with long periods") {
   QuantizedResidualCache<half>::Config config;
   config.storage = {.bits = 4, .residual = (std::size_t{1} << 39) + 7, .flush = Flush::kivi};
   const Plan plan{shape, config};
@@ -256,7 +257,7 @@ TEST_CASE("max_context is quick however long the periods of a plan") {
   CHECK(plan.memory(*most + 64).total() > std::size_t{80} << 30);
 }
 
-TEST_CASE("max_context knows its ends") {
+TEST_CASE("max_context at its limits") {
   const Plan full{shape, FullCache<DenseStorage<half>>::Config{}};
   const std::size_t page = 2 * 2 * 2 * 64 * 64 * sizeof(half);  // one page for every plane
   const std::size_t tail = full.memory(0).total();

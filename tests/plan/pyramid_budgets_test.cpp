@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Budgets against the line in whole numbers: multiplied by beta x (layers - 1), it has no fractions.
+// Compares budgets with the line in whole numbers: multiplied by beta x (layers - 1), it has no
+// fractions.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,7 +24,7 @@ ModelShape shape_of(std::size_t layers, std::size_t kv_heads) {
   return {.layers = layers, .q_heads = 2 * kv_heads, .kv_heads = kv_heads, .head_dim = 64};
 }
 
-// Of the first head of each layer; the others must have the same.
+// The budget of the first head of each layer; the others must have the same.
 Rows of_layers(const HeadBudgets& budgets) {
   Rows rows;
   for (std::size_t layer = 0; layer < budgets.layers(); ++layer) {
@@ -46,12 +47,12 @@ TEST_CASE("the paper's pyramid") {
   CHECK(rows(4, {128, 8, 1.0}) == Rows{120, 120, 120, 120});
   CHECK(rows(1, {128, 8, 20.0}) == Rows{120});
   CHECK(rows(2, {128, 8, std::numeric_limits<double>::infinity()}) == Rows{240, 0});
-  // 97.5, 50, 2.5: the halves are one row, for the lower layer.
+  // 97.5, 50, 2.5: the two halves make one row, which goes to the lower layer.
   CHECK(rows(3, {50, 0, 20.0}) == Rows{98, 50, 2});
   CHECK(rows(5, {8, 8, 20.0}) == Rows{0, 0, 0, 0, 0});
 }
 
-TEST_CASE("a short prompt lays the line flatter, as published") {
+TEST_CASE("a short prompt makes the line flatter, as published") {
   const auto rows = [](std::size_t tokens) {
     return of_layers(
         pyramid_budgets(shape_of(3, 2), {.capacity = 128, .observation_window = 8, .tokens = tokens}));
@@ -65,7 +66,7 @@ TEST_CASE("a short prompt lays the line flatter, as published") {
   CHECK(rows(3) == Rows{120, 120, 120});
 }
 
-TEST_CASE("budgets lie on the line, fall and sum to what was given") {
+TEST_CASE("budgets follow the line, fall and sum to the total") {
   std::mt19937 random{11};
   for (int round = 0; round < 500; ++round) {
     const std::size_t layers = 2 + random() % 40;
@@ -83,7 +84,7 @@ TEST_CASE("budgets lie on the line, fall and sum to what was given") {
             static_cast<std::size_t>(given) * layers);
     const auto b = static_cast<std::int64_t>(beta);
     const auto last = static_cast<std::int64_t>(layers) - 1;
-    const std::int64_t whole = b * last;  // what one row counts
+    const std::int64_t whole = b * last;  // the value of one row
     double least_up = 2.0;
     double most_down = -1.0;
     for (std::size_t i = 0; i < layers; ++i) {
@@ -96,7 +97,7 @@ TEST_CASE("budgets lie on the line, fall and sum to what was given") {
       if (off < 0) most_down = std::max(most_down, rest);
       if (i > 0) CHECK(rows[i] <= rows[i - 1]);
     }
-    CHECK(least_up + 1e-9 >= most_down);  // the largest remainders are those rounded up
+    CHECK(least_up + 1e-9 >= most_down);  // the largest remainders are rounded up
   }
 }
 

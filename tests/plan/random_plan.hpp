@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans over every shipped policy and storage with settings at random, small enough that pages,
-// windows, groups and residuals are all crossed within a few hundred tokens.
+// Plans over every shipped policy and storage with random settings, small enough that a few hundred
+// tokens cross pages, windows, groups and residuals.
 #pragma once
 
 #include <cstddef>
@@ -61,14 +61,14 @@ void randomize(Config& config, Random& random) {
   if constexpr (requires { config.storage; }) randomize(config.storage, random);
 }
 
-/// How many policies ship.
+/// The number of shipped policies.
 inline constexpr std::size_t policy_count = [] {
   std::size_t count = 0;
   ::test::for_each_shipped<float>([&]<class P>() { ++count; });
   return count;
 }();
 
-/// Settings at random of policy number `policy` of ShippedPlan.
+/// Random settings of policy number `policy` of ShippedPlan.
 template <Element E>
 HeadSettings<E> random_settings(Random& random, std::size_t policy) {
   std::optional<HeadSettings<E>> settings;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small attention layer in plain loops computes the same before and after its heads moved.
+// A small attention layer in plain loops must compute the same before and after its heads are moved.
 #include <cmath>
 #include <cstddef>
 #include <random>
@@ -34,7 +34,7 @@ struct Layer {
   std::size_t width, q_heads, kv_heads, head_dim;
   Numbers q, k, v, o, bq, bk, bv, bo;
 
-  // Two tokens, no mask, no positions: enough to mix up heads that are out of place.
+  // Two tokens without a mask or positions are enough to reveal heads that are in the wrong order.
   [[nodiscard]] Numbers forward(const Numbers& x0, const Numbers& x1) const {
     const Numbers query = apply(q, bq, x0);
     const Numbers keys[2]{apply(k, bk, x0), apply(k, bk, x1)};
@@ -68,7 +68,7 @@ Numbers random_numbers(std::size_t count, std::mt19937& random) {
 
 }  // namespace
 
-TEST_CASE("retrieval heads come first, each kind in the order it had") {
+TEST_CASE("retrieval heads come first, and each kind keeps its order") {
   const HeadKinds kinds{3, 4, {S, R, S, R, R, R, R, R, S, S, S, S}};
   const auto orders = deployment_orders(kinds);
   REQUIRE(orders.size() == 3);
@@ -79,7 +79,7 @@ TEST_CASE("retrieval heads come first, each kind in the order it had") {
   CHECK(inverse_order(orders[0]) == HeadOrder{2, 0, 3, 1});
 }
 
-TEST_CASE("rows and columns move in blocks") {
+TEST_CASE("rows and columns move in groups") {
   std::vector<int> rows{1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6};  // 3 heads x 2 rows x 2 columns
   reorder_rows(std::span{rows}, {2, 0, 1}, 2, 2);
   CHECK(rows == std::vector<int>{5, 5, 6, 6, 1, 1, 2, 2, 3, 3, 4, 4});
@@ -88,7 +88,7 @@ TEST_CASE("rows and columns move in blocks") {
   CHECK(columns == std::vector<int>{5, 6, 1, 2, 3, 4, 11, 12, 7, 8, 9, 10});
 }
 
-TEST_CASE("a layer computes the same after its heads moved, O's bias left alone") {
+TEST_CASE("a layer computes the same after its heads moved, with O's bias unchanged") {
   std::mt19937 random{11};
   for (const std::size_t group : {1U, 2U, 3U}) {
     Layer layer{.width = 10,
@@ -134,7 +134,7 @@ TEST_CASE("a layer computes the same after its heads moved, O's bias left alone"
     for (std::size_t i = 0; i < before.size(); ++i) {
       CHECK(std::abs(after[i] - before[i]) <= 1e-12);
     }
-    // The inverse brings the weights back.
+    // The inverse order restores the weights.
     reorder_columns(std::span{moved.o}, inverse_order(queries), moved.head_dim, moved.width);
     reorder_rows(std::span{moved.k}, inverse_order(order), moved.head_dim, moved.width);
     CHECK(moved.o == layer.o);

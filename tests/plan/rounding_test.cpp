@@ -15,17 +15,17 @@ namespace {
 using Rows = std::vector<std::size_t>;
 }
 
-TEST_CASE("the largest remainders are rounded up, of a tie parts spread evenly") {
+TEST_CASE("the largest remainders are rounded up, and a tie is spread evenly") {
   const auto rounded = [](std::vector<double> parts, std::size_t total) {
     return round_to_sum(parts, total);
   };
   CHECK(rounded({1.25, 2.75, 3.0}, 7) == Rows{1, 3, 3});
-  // Not {1, 1, 0, 0}: g++ 12 builds that literal wrong for AVX-512.
+  // Not {1, 1, 0, 0}, because g++ 12 compiles that literal wrongly for AVX-512.
   CHECK(rounded({1.5, 2.5, 3.5, 4.5}, 12) == Rows{2, 2, 4, 4});
   CHECK(rounded({1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5}, 10) == Rows{1, 2, 1, 1, 1, 2, 1, 1});
   CHECK(rounded({4.0, 5.0}, 9) == Rows{4, 5});
   CHECK(rounded({}, 0) == Rows{});
-  // Parts that do not sum to the total still yield it.
+  // Parts that do not sum to the total give the total nevertheless.
   CHECK(rounded({1.5, 1.25}, 6) == Rows{3, 3});
   CHECK(rounded({3.5, 0.25, 2.0}, 4) == Rows{3, 0, 1});
   CHECK(rounded({-1e-12, 3.0}, 3) == Rows{0, 3});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plan search against every plan there is, and against a bound where there are too many.
+// Compares plan search with all possible plans or, if there are too many, with a bound.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -32,7 +32,7 @@ using Codes = QuantizedResidualCache<bfloat16>::Config;
 HeadDamage random_damage(const ModelShape& shape, Random& random) {
   HeadDamage damage{shape.layers, shape.kv_heads};
   for (double& one : damage.values()) {
-    // Zeros and ties on purpose.
+    // Includes zeros and ties on purpose.
     one = pick(random, 0, 3) == 0 ? 0.0 : static_cast<double>(pick(random, 1, 40)) / 8.0;
   }
   return damage;
@@ -60,7 +60,7 @@ struct Cost {
   double damage = 0;
 };
 
-// Of the plan that gives head i choice numbers[i]. Queries count for all layers or none.
+// The cost of the plan that gives head i choice numbers[i]. Either no layer keeps queries or all do.
 Cost cost_of(const ModelShape& shape, const Choices& choices, const std::vector<std::size_t>& numbers,
              std::size_t context) {
   Plan plan{shape, choices[numbers[0]].settings};
@@ -81,7 +81,7 @@ Cost cost_of(const ModelShape& shape, const Choices& choices, const std::vector<
   return cost;
 }
 
-// The greatest difference that one head's choice can make.
+// The largest difference that the choice of one head can make.
 double largest_step(const Choices& choices) {
   double largest = 0;
   for (std::size_t i = 0; i < choices.front().damage.values().size(); ++i) {
@@ -100,7 +100,7 @@ double damage_of(const ModelShape& shape, const Choices& choices, const Plan& pl
   double damage = 0;
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      // Where two choices are the same setting, the better table must have been meant.
+      // If two choices have the same settings, the search must have used the smaller damage.
       double own = std::numeric_limits<double>::infinity();
       for (const auto& choice : choices) {
         if (choice.settings == plan.at(layer, head)) own = std::min(own, choice.damage(layer, head));
@@ -113,7 +113,7 @@ double damage_of(const ModelShape& shape, const Choices& choices, const Plan& pl
 
 }  // namespace
 
-TEST_CASE("the plan found is within a head's step of the best of all plans, and mostly the best") {
+TEST_CASE("the plan found is within one head's step of the best plan, and mostly the best") {
   const ModelShape shape{2, 4, 2, 64};
   Random random{11};
   std::size_t best_found = 0;
@@ -147,7 +147,7 @@ TEST_CASE("the plan found is within a head's step of the best of all plans, and 
   CHECK(best_found >= rounds * 8 / 10);
 }
 
-TEST_CASE("a large model's plan is within a head's step of what no plan can beat") {
+TEST_CASE("a large model's plan is within one head's step of a bound that no plan can beat") {
   const ModelShape shape{32, 32, 8, 128};
   Random random{12};
   for (int round = 0; round < 6; ++round) {
@@ -165,7 +165,7 @@ TEST_CASE("a large model's plan is within a head's step of what no plan can beat
     const auto found =
         search_plan<bfloat16>(shape, choices, {.bytes = static_cast<std::size_t>(bytes), .context = context});
     CHECK(static_cast<double>(found.bytes) <= bytes);
-    // For any price of a byte, no plan within the bytes has less damage than this (weak duality).
+    // For any price per byte, no plan within the bytes has less damage than this (weak duality).
     double bound = 0;
     for (double price = 1e-9; price < 1.0; price *= 1.02) {
       double value = -price * bytes;
@@ -183,7 +183,7 @@ TEST_CASE("a large model's plan is within a head's step of what no plan can beat
   }
 }
 
-TEST_CASE("room for everything means no damage and no byte too much; room for nothing is refused") {
+TEST_CASE("enough bytes give no damage and use no byte too much; too few bytes are refused") {
   const ModelShape shape{2, 4, 2, 64};
   HeadDamage none{2, 2};
   HeadDamage some{2, 2, 1.0};
@@ -192,7 +192,7 @@ TEST_CASE("room for everything means no damage and no byte too much; room for no
   const std::size_t full = Plan{shape}.memory(1000).total();
   const auto found = search_plan<bfloat16>(shape, choices, {.bytes = full, .context = 1000});
   CHECK(found.damage == 0.0);
-  CHECK(found.plan.has<SinkRecentCache<Dense>>(1, 0));  // harmless there
+  CHECK(found.plan.has<SinkRecentCache<Dense>>(1, 0));  // it does no damage there
   CHECK(found.plan.has<FullCache<Dense>>(0, 0));
   CHECK(found.bytes < full);
 
@@ -238,7 +238,7 @@ TEST_CASE("the rule of thumb: a head that retrieves keeps more than one that doe
   CHECK_THROWS_AS((void)choices_by_importance<bfloat16>(shape, HeadGates{2, 3}, 4096), ConfigError);
   CHECK_THROWS_AS((void)choices_by_importance<bfloat16>(shape, gates, 4096, {.sinks = 64}), ConfigError);
   CHECK(choices.size() == 6 + 3 * 7);
-  // Keys per channel are among them, with as many exact rows as keys per token have.
+  // The choices include keys per channel, with as many exact rows as with keys per token.
   using ByToken = QuantizedResidualCache<bfloat16>;
   using ByChannel = QuantizedResidualCache<bfloat16, Granularity::per_channel>;
   std::size_t by_channel = 0;
@@ -258,7 +258,7 @@ TEST_CASE("the rule of thumb: a head that retrieves keeps more than one that doe
   CHECK(by_channel == 2);
 }
 
-TEST_CASE("importance of scores: group means, the largest 1") {
+TEST_CASE("importance from scores: group means, of which the largest is 1") {
   const ModelShape shape{1, 4, 2, 64};
   const HeadGates importance = importance_of(HeadScores{1, 4, {0.1, 0.3, 0.0, 0.1}}, shape);
   CHECK(importance(0, 0) == doctest::Approx(1.0));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Each policy by itself, as a program without a cache would use it: rows_of, commit, segments, an
-// engine. What it holds, shows and weighs is what its model says.
+// Each policy without a cache, as a program would use it: rows_of, commit, segments, an engine. What it
+// holds, shows and weighs must be what its model says.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -26,7 +26,7 @@ using oracle::Kind;
 
 constexpr std::size_t head_dim = 80;
 
-// Feeds random pieces, and reads after each with the query at the last row.
+// Feeds random pieces of text, and after each reads with the query at the last row.
 template <class P>
 void alone(const HeadSpec& spec, std::uint64_t seed) {
   using E = typename P::element_type;
@@ -97,7 +97,7 @@ void alone(const HeadSpec& spec, std::uint64_t seed) {
 using PerToken = ResidualStorage<half, Granularity::per_token>;
 using PerChannel = ResidualStorage<half, Granularity::per_channel>;
 
-// A head's rows [count, head_dim] with one number in every channel.
+// Rows [count, head_dim] of one head; all channels of a row have the same number.
 Segment level_rows(const std::vector<float>& numbers, std::size_t first, std::size_t count) {
   return rows_of(numbers.data() + first * head_dim, numbers.data() + first * head_dim, count, head_dim,
                  static_cast<std::int64_t>(first));
@@ -105,18 +105,18 @@ Segment level_rows(const std::vector<float>& numbers, std::size_t first, std::si
 
 }  // namespace
 
-TEST_CASE("full, alone") {
+TEST_CASE("full, without a cache") {
   alone<FullCache<DenseStorage<bfloat16>>>({}, 1);
   alone<FullCache<PerToken>>({.bits = 8, .residual = 5}, 2);
   alone<FullCache<PerChannel>>({.bits = 4, .key_group = 16, .residual = 40, .per_channel = true}, 3);
 }
 
-TEST_CASE("sinks and a window, alone") {
+TEST_CASE("sinks and a window, without a cache") {
   alone<SinkRecentCache<DenseStorage<float>>>({.kind = Kind::window, .sinks = 5, .recent = 30}, 1);
   alone<SinkRecentCache<PerToken>>({.kind = Kind::window, .sinks = 17, .recent = 16, .bits = 4, .residual = 7}, 2);
 }
 
-TEST_CASE("retrieval, alone") {
+TEST_CASE("retrieval, without a cache") {
   alone<ChunkRetrievalCache<DenseStorage<float>>>({.kind = Kind::retrieval, .budget = 16, .chunk = 8}, 1);
   alone<ChunkRetrievalCache<PerChannel, MinMaxKey>>(
       {.kind = Kind::retrieval, .budget = 16, .chunk = 8, .min_max = true, .bits = 8, .key_group = 4, .residual = 9, .per_channel = true}, 2);
@@ -124,7 +124,7 @@ TEST_CASE("retrieval, alone") {
   using Retrieval = ChunkRetrievalCache<DenseStorage<float>>;
   Retrieval policy{{.chunk = 4, .budget = 8}, {head_dim, 16}};
   std::vector<float> numbers(22 * head_dim);
-  const std::vector<float> level{0, 1, 5, 2, 5};  // of each chunk; the sixth is not full
+  const std::vector<float> level{0, 1, 5, 2, 5};  // one number for each chunk; the sixth chunk is not full
   for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = i / head_dim < 20 ? level[i / head_dim / 4] : 9.0F;
   policy.commit(level_rows(numbers, 0, 22));
   CHECK(policy.selection_is_stale());
@@ -134,7 +134,7 @@ TEST_CASE("retrieval, alone") {
   CHECK(!policy.selection_is_stale());
   REQUIRE(policy.selection().size() == 2);
   CHECK(policy.selection()[0].first == 0);
-  CHECK(policy.selection()[1].first == 8);  // a tie, to the earlier chunk
+  CHECK(policy.selection()[1].first == 8);  // of equal chunks, the earlier one
   CHECK(policy.selection()[1].rows == 4);
   CHECK(policy.selected_until() == 20);
   policy.refresh(std::vector<float>(head_dim, -1.0F), engine);
@@ -142,7 +142,7 @@ TEST_CASE("retrieval, alone") {
   CHECK(policy.selection()[0].rows == 8);
 }
 
-TEST_CASE("a budget, alone") {
+TEST_CASE("a budget, without a cache") {
   using Budget = HeadBudgetCache<DenseStorage<float>>;
   const Budget::Config config{.budget = 2, .scorer = {.observation_window = 2, .kernel = 1}};
   Budget policy{config, {head_dim, 16}};
@@ -156,7 +156,7 @@ TEST_CASE("a budget, alone") {
   policy.abandon_compress();
   CHECK(policy.rows() == 8);
   policy.prepare_compress(sums, 1, 2);
-  CHECK(policy.rows() == 8);  // nothing changes until it is finished
+  CHECK(policy.rows() == 8);  // nothing changes before the compression is finished
   policy.finish_compress();
   CHECK(policy.rows() == 4);
   const auto positions = [&] {
@@ -172,7 +172,7 @@ TEST_CASE("a budget, alone") {
   std::vector<float> more(10 * head_dim, 2.0F);
   policy.commit(level_rows(more, 8, 2));
   CHECK(positions() == std::vector<std::int64_t>{1, 4, 6, 7, 8, 9});
-  // Again, over survivors.
+  // A second compression, over the survivors.
   policy.prepare_compress(std::vector<float>{0.0F, 0.3F, 0.0F, 0.1F, 1, 1}, 1, 2);
   policy.finish_compress();
   CHECK(positions() == std::vector<std::int64_t>{4, 7, 8, 9});
@@ -180,8 +180,8 @@ TEST_CASE("a budget, alone") {
 }
 
 TEST_CASE(
-    "max pooling makes a plateau: the row that was looked at stays, and what was looked at next to "
-    "it") {
+    "max pooling gives neighbours equal scores: the attended row stays, and its neighbours with the most "
+    "attention of their own") {
   using Budget = HeadBudgetCache<DenseStorage<float>>;
   const auto survivors = [](std::size_t budget, const std::vector<float>& sums, std::size_t group) {
     const std::size_t rows = sums.size() / group;
@@ -197,16 +197,18 @@ TEST_CASE(
     for (const Segment& s : list) {
       for (std::size_t i = 0; i < s.rows; ++i) kept.push_back(s.position_of(i));
     }
-    kept.pop_back();  // the window
+    kept.pop_back();  // the observation window
     return kept;
   };
   using Rows = std::vector<std::int64_t>;
-  // Row 5 is looked at; rows 2 to 8 score as much. Row 7 is the next best of them.
+  // Row 5 has attention, and pooling gives rows 2 to 8 the same score. Among them, row 7 has the next
+  // highest own score.
   const std::vector<float> one{0, 0, 0, 0, 0, 0.8F, 0, 0.1F, 0, 0, 0, 0.05F, 0.05F};
   CHECK(survivors(1, one, 1) == Rows{5});
   CHECK(survivors(2, one, 1) == Rows{5, 7});
-  CHECK(survivors(3, one, 1) == Rows{2, 5, 7});  // those of no votes: the earlier
-  // Two query heads vote together: of the plateau rows 4 and 6 were looked at themselves.
+  CHECK(survivors(3, one, 1) == Rows{2, 5, 7});  // of those without attention, the earlier row
+  // The scores of two query heads are added: of the rows with equal pooled scores, 4 and 6 have
+  // attention of their own.
   const std::vector<float> two{0,      0, 0, 0, 0.4F, 0, 0,    0, 0, 0.6F,
                                /**/ 0, 0, 0, 0, 0,    0, 0.5F, 0, 0, 0.5F};
   CHECK(survivors(1, two, 2) == Rows{6});

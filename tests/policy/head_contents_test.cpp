@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A head that takes the contents of another one is that head: it saves the same bytes and goes on alike.
+// A head that takes the contents of another head equals it: it saves the same bytes and continues in
+// the same way.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -37,7 +38,7 @@ test::Rows rows_of(const kvpolicy::Head& head, kvpolicy::Read read) {
   head.show({.read = read}, shown);
   return test::rows_of_segments(shown, {.head_dim = 64, .value_dim = 64});
 }
-// Positions and numbers of all rows, then of those that a selected read finds.
+// Positions and numbers of all rows, then of those that a selected read shows.
 std::vector<double> rows_of(const kvpolicy::Head& head) {
   std::vector<double> all;
   for (const auto read : {kvpolicy::Read::all, kvpolicy::Read::selected}) {
@@ -52,7 +53,7 @@ std::vector<double> rows_of(const kvpolicy::Head& head) {
 
 }  // namespace
 
-TEST_CASE("the contents of a head are all of it, whatever the policy") {
+TEST_CASE("a head's contents are everything it holds, for every policy") {
   constexpr kvpolicy::ModelShape shape{2, 20, 10, 64};
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     CAPTURE(seed);
@@ -74,8 +75,8 @@ TEST_CASE("the contents of a head are all of it, whatever the policy") {
           for (const std::size_t page_rows : std::vector<std::size_t>{32, 64}) {
             const kvpolicy::HeadPtr copy = plan.at(l, h).make_head({.head_dim = 64, .page_rows = page_rows});
             copy->take(head.contents(cache.tokens()), shape.head_dim);
-            // A chunk that is not full is summarised again, from its keys as they are read by now.
-            // And a window that has no quantised row forgets which it had last.
+            // A chunk that is not full is summarised again, from its keys as they are read now. And a
+            // window without quantised rows forgets which quantised row was its last.
             const kvpolicy::HeadRule rule = plan.at(l, h).rule(64);
             const bool other_bytes = rule.is_quantized() && (rule.chunk > 0 || rule.recent > 0);
             CHECK((other_bytes || saved_head(*copy, cache.tokens()) == saved_head(head, cache.tokens())));

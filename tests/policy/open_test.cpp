@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The concepts are open: a policy and a storage that the library has never heard of, in a plan and
-// in a cache beside its own. Also what the concepts must refuse.
+// The concepts are open: a user's own policy and storage work in a plan and in a cache beside those of
+// the library. The file also tests what the concepts must refuse.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -57,7 +57,8 @@ class EveryNth {
   std::vector<std::int64_t> positions_;
 };
 
-// A storage of one block that is copied when it grows; pages of one row, so that planes can show it.
+// A storage of one array that is copied when it grows; its pages have one row, so that planes can show
+// it.
 class FlatStorage {
  public:
   using element_type = float;
@@ -126,7 +127,7 @@ static_assert(!AttentionEngine<Nothing>);
 
 using namespace user;
 
-TEST_CASE("a policy and a storage of the user's own, in one plan with ours") {
+TEST_CASE("a user's policy and storage, in one plan with the library's") {
   const ModelShape shape{1, 6, 3, 64};
   HeadPlan<float> plan{shape};
   plan.set(0, 1, EveryNth::Config{.n = 5});

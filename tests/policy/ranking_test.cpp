@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks rows and chunks: top_rows, SnapKV's scorer, chunk summaries.
+// The ranking of rows and chunks: top_rows, SnapKV's scorer, chunk summaries.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ constexpr float inf = std::numeric_limits<float>::infinity();
 Places top(std::vector<float> scores, std::size_t count) { return top_rows(scores, count); }
 }  // namespace
 
-TEST_CASE("top_rows: ties to the lower place, NaN last") {
+TEST_CASE("top_rows: ties go to the lower index, NaN comes last") {
   CHECK(top({1, 3, 2}, 2) == Places{1, 2});
   CHECK(top({1, 1, 1, 1}, 2) == Places{0, 1});
   CHECK(top({0, 5, 5, 5, 9}, 3) == Places{1, 2, 4});
@@ -37,7 +37,7 @@ TEST_CASE("top_rows: ties to the lower place, NaN last") {
   CHECK(top({-0.0F, 0.0F, -0.0F}, 1) == Places{0});
 }
 
-TEST_CASE("top_rows: against sorting") {
+TEST_CASE("top_rows equals sorting") {
   test::Random random{1};
   for (int round = 0; round < 300; ++round) {
     std::vector<float> scores(test::below(random, 40));
@@ -52,7 +52,7 @@ TEST_CASE("top_rows: against sorting") {
   }
 }
 
-TEST_CASE("top_ranks: a second score decides between equal ones, then the lower place") {
+TEST_CASE("top_ranks: a second score decides between equal ones, then the lower index") {
   test::Random random{2};
   for (int round = 0; round < 300; ++round) {
     std::vector<float> scores(test::below(random, 40)), second(scores.size());
@@ -101,7 +101,7 @@ void check_bounds() {
   for (int i = 0; i < 9; ++i) {
     std::vector<float> key(64);
     for (float& x : key) x = std::ldexp(test::normal(random), static_cast<int>(test::below(random, 30)) - 20);
-    key[3] = 1e-30F;   // beneath half's least, on either side of zero
+    key[3] = 1e-30F;   // less than half's smallest number, on either side of zero
     key[4] = -1e-30F;
     for (float& x : key) x = static_cast<float>(E{x});  // as a cache keeps it
     bounds.add(key);
@@ -115,7 +115,7 @@ void check_bounds() {
     float min = inf, max = -inf;
     for (const auto& key : keys) min = std::min(min, key[c]), max = std::max(max, key[c]);
     wrong += low[c] == min && high[c] == max ? 0 : 1;
-    // What is stored is stored exactly.
+    // Stored summaries are exact in the element type.
     wrong += static_cast<float>(E{low[c]}) == low[c] && static_cast<float>(E{high[c]}) == high[c] ? 0 : 1;
   }
   CHECK(wrong == 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The measured acceptance against the one that made the observations.
+// Compares the measured acceptance with the one that generated the observations.
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -21,7 +21,7 @@ using Shares = std::vector<double>;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-// Which of `children` children is accepted, if the k-th is with probability shares[k].
+// Draws which of `children` children is accepted, if the k-th is with probability shares[k].
 std::optional<std::size_t> draw_child(std::mt19937& random, const Shares& shares,
                                       std::size_t children) {
   double draw = std::uniform_real_distribution<double>{0.0, 1.0}(random);
@@ -34,7 +34,7 @@ std::optional<std::size_t> draw_child(std::mt19937& random, const Shares& shares
 
 }  // namespace
 
-TEST_CASE("without observations the prior stands") {
+TEST_CASE("without observations the prior is used") {
   const Shares prior{0.5, 0.25, 0.0, 0.125};
   const AcceptanceVector measured{{.prior = prior}};
   REQUIRE(measured.size() == 4);
@@ -42,7 +42,7 @@ TEST_CASE("without observations the prior stands") {
     CHECK(measured.acceptance()[k] == doctest::Approx(prior[k]));
     CHECK(measured.trials(k) == 0.0);
   }
-  // Nothing is left for the second child; a prior that says so divides nothing by zero.
+  // Nothing is left for the second child; such a prior must not cause a division by zero.
   CHECK(AcceptanceVector{{.prior = {1.0, 0.0}}}.acceptance() == Shares{1.0, 0.0});
   const Shares all = AcceptanceVector{}.acceptance();
   CHECK(std::accumulate(all.begin(), all.end(), 0.0) <= 1.0);
@@ -54,19 +54,19 @@ TEST_CASE("counts, by hand") {
   measured.observe(2, 0);
   measured.observe(2, 1);
   measured.observe(2, std::nullopt);
-  measured.observe(1, std::nullopt);  // says nothing of a second child
-  measured.observe(0, std::nullopt);  // nothing at all
+  measured.observe(1, std::nullopt);  // says nothing about a second child
+  measured.observe(0, std::nullopt);  // says nothing at all
   CHECK(measured.trials(0) == 4.0);
   CHECK(measured.trials(1) == 2.0);
-  // First: 1 of 4, prior 1 of 2. Second, when tried: 1 of 2, prior 1 of 2.
+  // First child: 1 of 4, prior 1 of 2. Second child, when it was tried: 1 of 2, prior 1 of 2.
   CHECK(measured.acceptance()[0] == doctest::Approx(2.0 / 6.0));
   CHECK(measured.acceptance()[1] == doctest::Approx(4.0 / 6.0 * 0.5));
-  measured.observe(9, 7);  // beyond the places that are measured: both were refused
+  measured.observe(9, 7);  // more children than are measured: both were refused
   CHECK(measured.trials(1) == 3.0);
   CHECK(measured.acceptance()[0] == doctest::Approx(2.0 / 7.0));
 }
 
-TEST_CASE("measured acceptance comes to the true one, however many children nodes have") {
+TEST_CASE("measured acceptance converges to the true one, for any numbers of children") {
   std::mt19937 random{5};
   const Shares truth{0.55, 0.2, 0.1, 0.05};
   AcceptanceVector measured{{.prior = {0.1, 0.1, 0.1, 0.1}, .memory = infinity}};
@@ -81,7 +81,7 @@ TEST_CASE("measured acceptance comes to the true one, however many children node
   }
 }
 
-TEST_CASE("old observations fade") {
+TEST_CASE("old observations lose weight") {
   std::mt19937 random{6};
   AcceptanceVector measured{{.prior = {0.5, 0.1}, .memory = 500.0}};
   for (const Shares& truth : {Shares{0.9, 0.05}, Shares{0.2, 0.4}}) {

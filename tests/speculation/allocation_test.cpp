@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that cannot be had, at every place where it is asked for.
+// Allocation failures at every place that allocates.
 #include <algorithm>
 #include <cstddef>
 #include <new>
@@ -19,7 +19,7 @@
 
 using namespace kvpolicy;
 
-TEST_CASE("an index of n-grams that gets no memory is as it was, and goes on") {
+TEST_CASE("an index of n-grams stays unchanged if memory runs out, and continues") {
   std::mt19937 random{31};
   std::vector<int> text(700);
   for (int& token : text) token = static_cast<int>(random() % 4);
@@ -27,8 +27,8 @@ TEST_CASE("an index of n-grams that gets no memory is as it was, and goes on") {
   text.resize(200);
 
   struct Case {
-    std::size_t size;  // 250 fits the tables of 200, 700 does not
-    bool copied;       // a copy has no room to spare in the rest
+    std::size_t size;  // 250 fits into the tables of 200, 700 does not
+    bool copied;       // a copy has no spare capacity in its other members
     std::size_t least_failures;
   };
   for (const auto [size, copied, least_failures] :
@@ -66,7 +66,7 @@ TEST_CASE("an index of n-grams that gets no memory is as it was, and goes on") {
   }
 }
 
-TEST_CASE("a copied index takes tokens back and adds as many without asking for memory") {
+TEST_CASE("a copied index removes tokens and adds as many without allocating") {
   NgramIndex index;
   std::vector<int> text(300, 1);
   index.update(text);
@@ -74,7 +74,7 @@ TEST_CASE("a copied index takes tokens back and adds as many without asking for 
   index.update(text);
   NgramIndex copy = index;
   text.resize(295, 2);
-  copy.update(text);  // makes room here
+  copy.update(text);  // allocates the capacity here
   text.resize(500, 1);
   {
     const test::FailNew fail{0};
@@ -83,11 +83,11 @@ TEST_CASE("a copied index takes tokens back and adds as many without asking for 
   CHECK(std::ranges::equal(copy.text(), text));
 }
 
-TEST_CASE("a step that gets no memory leaves the text as it was, and the next goes on") {
+TEST_CASE("a step that runs out of memory leaves the text unchanged, and the next one continues") {
   using test::copy;
   using test::Pair;
   constexpr std::size_t text = TokenTree::text;
-  // In the first step, which makes room for all that follow, and in a later one.
+  // In the first step, which allocates memory for all later ones, and in a later step.
   const auto runs_out_in = [](auto make_draft, std::size_t already) {
     bool done = false;
     std::size_t failures = 0;
@@ -130,7 +130,7 @@ TEST_CASE("a step that gets no memory leaves the text as it was, and the next go
   });
   runs_out([](Pair& p) { return p.tree({text, text, 0, 1, 3}); });
   runs_out([](Pair& p) {
-    p.small = p.target.like(1, 0.0F);  // its guesses stay
+    p.small = p.target.like(1, 0.0F);  // its draft tokens are accepted
     return p.tree({text, text, 0, 2});
   });
   runs_out([](Pair& p) {
@@ -138,7 +138,7 @@ TEST_CASE("a step that gets no memory leaves the text as it was, and the next go
   });
 }
 
-TEST_CASE("a tree of guesses that gets no memory is followed by one about any text") {
+TEST_CASE("a tree draft that ran out of memory can then draft for any text") {
   const std::vector<std::size_t> parents{TokenTree::text, TokenTree::text, 0, 2, 3};
   std::size_t failures = 0;
   bool done = false;
@@ -157,7 +157,7 @@ TEST_CASE("a tree of guesses that gets no memory is followed by one about any te
       done = false;
       ++failures;
     }
-    // As if some of its guesses had become text.
+    // As if some of its draft tokens had been accepted.
     const std::vector<int> text = test::plain_greedy(pair.small, pair.prompt, 4);
     draft.propose(text, 5, {}, random, guesses);
     test::Pair fresh;

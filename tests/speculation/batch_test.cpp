@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Several texts in steps together: each writes what it writes alone, whoever joins, leaves or
-// fails.
+// Several texts in common steps: each must become what it becomes alone, whichever others join, leave
+// or fail.
 #include <algorithm>
 #include <cstddef>
 #include <exception>
@@ -25,7 +25,7 @@ using test::TableModel;
 
 namespace {
 
-/// Serves several caches in one call, of which it can be told to fail.
+/// Serves several caches in one call, and can be told to fail in it.
 struct BatchedModel : TableModel {
   using TableModel::TableModel;
   std::vector<std::vector<float>> read_batch(std::span<const BatchCall<TableCache>> calls) {
@@ -43,7 +43,7 @@ struct BatchedModel : TableModel {
 static_assert(BatchedLanguageModel<BatchedModel, TableCache>);
 static_assert(!BatchedLanguageModel<TableModel, TableCache>);
 
-/// One text with everything of its own but the target.
+/// One text with its own objects, except the target.
 template <class Model>
 struct Text {
   using Middle = SelectedDraft<Model, TableCache, Small>;
@@ -70,7 +70,7 @@ struct Text {
   Decoder decoder;
 };
 
-// Steps of `number` alone until there are so many tokens.
+// Steps text `number` alone until there are so many tokens.
 template <class Model>
 std::vector<int> alone(std::size_t number, std::size_t tokens) {
   Model target{6, 33, 2.0F, 0.5F};
@@ -88,7 +88,7 @@ void joins_and_leaves() {
     if (round % 8 == 0 && texts.size() < 7) {
       texts.push_back(std::make_unique<Text<Model>>(target, texts.size()));
     }
-    // Text 2 rests now and then, text 0 leaves for good.
+    // Text 2 pauses now and then, text 0 leaves for good.
     std::vector<typename Text<Model>::Decoder*> present;
     std::vector<std::size_t> lengths;
     for (std::size_t i = 0; i < texts.size(); ++i) {
@@ -117,12 +117,12 @@ void joins_and_leaves() {
 
 }  // namespace
 
-TEST_CASE("texts of different acceptance, joining and leaving, are what they are alone") {
+TEST_CASE("texts with different acceptance that join and leave are the same as alone") {
   joins_and_leaves<TableModel>();
   joins_and_leaves<BatchedModel>();
 }
 
-TEST_CASE("a model that can reads all texts at once; ended texts are left out, and say why") {
+TEST_CASE("a batched model reads all texts at once; ended texts are left out and say why") {
   BatchedModel target{6, 33, 2.0F, 0.5F};
   std::vector<std::unique_ptr<Text<BatchedModel>>> texts;
   std::vector<Text<BatchedModel>::Decoder*> decoders;
@@ -134,11 +134,11 @@ TEST_CASE("a model that can reads all texts at once; ended texts are left out, a
   (void)step_together(target, all);
   CHECK(target.batches == 1);
   CHECK(target.largest == 4);
-  // No more than asked for.
+  // No more tokens than requested.
   for (const BatchedStep& result : step_together(target, all, 1)) {
     CHECK(result.step.tokens.size() == 1);
   }
-  // One has no room left.
+  // One text has no room left.
   TableCache small_cache{{.max_rollback = 16, .max_tokens = 5}};
   TableCache draft_cache;
   TableModel small = target.like(9, 0.5F);
@@ -157,7 +157,7 @@ TEST_CASE("a model that can reads all texts at once; ended texts are left out, a
   CHECK(results[1].step.tokens.empty());
   CHECK(results[1].error == nullptr);
   CHECK(results[2].step.tokens.size() >= 1);
-  // All ended: the model is not asked. None: nothing.
+  // All texts have ended, so the model is not called. With no texts, nothing happens.
   target.batches = 0;
   std::vector<Text<BatchedModel>::Decoder*> ended{&full};
   CHECK(step_together(target, std::span<Text<BatchedModel>::Decoder* const>{ended}).size() == 1);
@@ -167,7 +167,7 @@ TEST_CASE("a model that can reads all texts at once; ended texts are left out, a
   CHECK_THROWS_AS((void)step_together(target, std::span{twice}), ConfigError);
 }
 
-TEST_CASE("one text fails alone: by its draft, or by its logits") {
+TEST_CASE("one text fails alone, by its draft or by its logits") {
   for (const bool by_draft : {true, false}) {
     CAPTURE(by_draft);
     BatchedModel target{6, 33, 2.0F, 0.5F};
@@ -201,7 +201,7 @@ TEST_CASE("one text fails alone: by its draft, or by its logits") {
   }
 }
 
-TEST_CASE("a common call that fails has moved no text on") {
+TEST_CASE("a common call that fails changes no text") {
   BatchedModel target{6, 33, 2.0F, 0.5F};
   std::vector<std::unique_ptr<Text<BatchedModel>>> texts;
   std::vector<Text<BatchedModel>::Decoder*> decoders;
@@ -215,7 +215,7 @@ TEST_CASE("a common call that fails has moved no text on") {
     CAPTURE(failing);
     std::vector<std::vector<int>> before;
     for (const auto* decoder : decoders) before.push_back(copy(decoder->text()));
-    // In the midst of the first, second or third text's layers; or one text's logits are missing.
+    // It fails in the layers of the first, second or third text; or one text's logits are missing.
     if (failing < 3) {
       target.fault = test::Fault{test::Fault::Kind::throws_half_way, target.calls() + failing};
       CHECK_THROWS_AS((void)step_together(target, all), std::runtime_error);

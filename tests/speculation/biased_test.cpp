@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lossless_test.cpp would see if sampling were not lossless: decoders that are wrong on
-// purpose fail the same test beyond doubt. And the tools of that test against known values.
+// Shows that lossless_test.cpp would notice sampling that is not lossless: decoders that are wrong on
+// purpose fail the same test beyond doubt. Also tests the tools of that test with known values.
 #include <cmath>
 #include <cstddef>
 #include <vector>
@@ -24,23 +24,23 @@ using test::TableModel;
 
 namespace {
 
-// The small model errs often, the selected rows seldom: what is wrong below shows above.
+// The small model errs often, the selected rows seldom, so errors of the lower level show above.
 const TableModel target{4, 11, 1.5F, 0.3F};
 const TableModel small = target.like(12, 2.5F);
 
 using Small = ModelDraft<TableModel, TableCache>;
 
-/// As the published code of TriForce resamples at its middle level: from p, and p is reported.
+/// Resamples like the published code of TriForce at its middle level: from p, and reports p.
 struct PublishedResampling : SpeculativeSampling {
   static Distribution after_refusal(const Distribution& p, const Distribution&) { return p; }
 };
-/// Keeps a guess a little too often.
+/// Accepts a token a little too often.
 struct TooEager : SpeculativeSampling {
   static bool accepts(const Distribution& p, const Distribution& q, int guess, Random& random) {
     return random.uniform() * q(guess) < 1.15 * p(guess);
   }
 };
-/// Siblings drawn without replacement, reported as if with it.
+/// Draws siblings without replacement, but reports distributions with replacement.
 struct ForgetsReplacement {
   TreeDraft<TableModel, TableCache> tree;
   [[nodiscard]] std::size_t vocabulary() const { return tree.vocabulary(); }
@@ -66,14 +66,14 @@ constexpr double doubtless = 1e-6;
 
 }  // namespace
 
-TEST_CASE("the published resampling at the middle level is biased, and seen to be") {
+TEST_CASE("the published resampling at the middle level is biased, and the test sees it") {
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
                   hierarchy<PublishedResampling>(1)) < doubtless);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F, .top_p = 0.8F}, .length = 5},
                   hierarchy<PublishedResampling>(2)) < doubtless);
 }
 
-TEST_CASE("accepting too often is seen, at either level") {
+TEST_CASE("accepting too often is seen at either level") {
   CHECK(p_of_runs<TooEager>(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
                             draft_only()) < doubtless);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
@@ -87,7 +87,7 @@ TEST_CASE("a draft that reports another distribution than it drew from is seen")
         }) < doubtless);
 }
 
-TEST_CASE("chi-square: values of the tables") {
+TEST_CASE("chi-square: values from tables") {
   using test::chi_square_p;
   CHECK(chi_square_p(3.841459, 1) == doctest::Approx(0.05).epsilon(1e-5));
   CHECK(chi_square_p(18.307038, 10) == doctest::Approx(0.05).epsilon(1e-5));
@@ -102,7 +102,7 @@ TEST_CASE("chi-square: values of the tables") {
   CHECK(chi_square_p(std::nan(""), 3) == 0.0);
 }
 
-TEST_CASE("shaping by the definitions") {
+TEST_CASE("temperature, top-k and top-p by their definitions") {
   const std::vector<float> logits{std::log(0.2F), std::log(0.5F), std::log(0.2F), std::log(0.1F)};
   const auto is = [&](const SamplingOptions& options, const std::vector<double>& expected) {
     const std::vector<double> share = test::shaped(logits, options);
@@ -119,7 +119,7 @@ TEST_CASE("shaping by the definitions") {
   is({.temperature = 1.0F, .top_k = 3, .top_p = 0.5F}, {0.0, 1.0, 0.0, 0.0});
 }
 
-TEST_CASE("plain draws of the model pass, draws of a slightly other one do not") {
+TEST_CASE("plain draws of the model pass, draws of a slightly different one do not") {
   const auto counted = [](const TableModel& source) {
     test::RunCounts counts{4};
     Random random{3};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether texts were drawn from a model, by counting: an independent account of temperature, top-k
-// and top-p, the exact probability of every run of three tokens, and Pearson's chi-square test.
+// Tests by counting whether texts were drawn from a model: an independent implementation of
+// temperature, top-k and top-p, the exact probability of every run of three tokens, and Pearson's
+// chi-square test.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,7 @@
 
 namespace test {
 
-/// The share of each token, from the definitions: [vocabulary].
+/// The probability of each token by the definitions: [vocabulary].
 inline std::vector<double> shaped(std::span<const float> logits,
                                   const kvpolicy::SamplingOptions& options) {
   const std::size_t n = logits.size();
@@ -44,7 +45,7 @@ inline std::vector<double> shaped(std::span<const float> logits,
     for (std::size_t rank = options.top_k; rank < n; ++rank) share[order[rank]] = 0.0;
   }
   normalise();
-  double before = 0.0;  // the share of all that are likelier
+  double before = 0.0;  // the share of all likelier tokens
   for (const std::size_t token : order) {
     const double own = share[token];
     if (before >= static_cast<double>(options.top_p)) share[token] = 0.0;
@@ -89,20 +90,20 @@ inline double upper_gamma(double a, double x) {
   return h * scale;
 }
 
-/// How likely a chi-square statistic with so many degrees of freedom is as large as this, or
-/// larger.
+/// The probability that a chi-square statistic with so many degrees of freedom is at least as large as
+/// this one.
 inline double chi_square_p(double statistic, std::size_t freedom) {
   if (!(statistic >= 0.0)) return 0.0;  // NaN too
   return freedom == 0 ? 1.0 : upper_gamma(static_cast<double>(freedom) / 2.0, statistic / 2.0);
 }
 
-/// Runs of three tokens, counted by the two tokens before them, which are all that a TableModel
-/// goes by: given those, runs that do not overlap are independent draws.
+/// Counts runs of three tokens by the two tokens before them, on which alone a TableModel depends:
+/// given those, runs that do not overlap are independent draws.
 class RunCounts {
  public:
   explicit RunCounts(std::size_t vocabulary) : vocabulary_{vocabulary}, counts_(power(5), 0) {}
 
-  /// Counts `runs` runs behind the first `prompt` tokens, at least two, of `text`.
+  /// Counts `runs` runs after the first `prompt` tokens (at least two) of `text`.
   void add(std::span<const int> text, std::size_t prompt, std::size_t runs) {
     for (std::size_t run = 0; run < runs; ++run) {
       std::size_t bin = 0;
@@ -115,8 +116,8 @@ class RunCounts {
   }
   [[nodiscard]] std::size_t samples() const { return samples_; }
 
-  /// The p-value of "these runs are draws of `model` over all rows". Of each pair of tokens before
-  /// them, runs that are expected less than five times are counted as one.
+  /// The p-value of "these runs are draws of `model` over all rows". For each pair of tokens before
+  /// them, runs that are expected less than five times are counted together.
   [[nodiscard]] double p_value(const TableModel& model,
                                const kvpolicy::SamplingOptions& sampling) const {
     std::vector<std::vector<double>> next;
@@ -143,7 +144,7 @@ class RunCounts {
                                            run / vocabulary_ % vocabulary_, run % vocabulary_};
         double share = 1.0;
         for (std::size_t i = 2; i < 5; ++i) share *= next[t[i - 2] * vocabulary_ + t[i - 1]][t[i]];
-        if (share == 0.0 && observed[run] > 0) return 0.0;  // it cannot come
+        if (share == 0.0 && observed[run] > 0) return 0.0;  // this run is impossible
         const Bin bin{share * total, static_cast<double>(observed[run])};
         if (bin.expected >= 5.0) {
           bins.push_back(bin);

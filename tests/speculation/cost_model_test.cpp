@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The cost model against sums written out, against rounds played with random numbers, and its best
-// lengths against a search.
+// Compares the cost model with sums that are written out and with rounds that are simulated with random
+// numbers, and its best lengths with a search.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -31,7 +31,7 @@ struct Played {
   double seconds = 0;
 };
 
-// One round of the hierarchy, token by token.
+// Simulates one round of the hierarchy, token by token.
 Played play(std::mt19937& random, const HierarchyAcceptance& a, const HierarchyLengths& lengths,
             const HierarchyCosts& costs) {
   const auto accepted = [&](double probability) {
@@ -70,7 +70,8 @@ TEST_CASE("expected tokens are the sum of powers") {
 }
 
 TEST_CASE("speed-up, by hand") {
-  // 1 + 0.5 + 0.25 tokens for 2 drafts of 0.1 and a pass over 3 tokens, where plain ones take 1.
+  // 1 + 0.5 + 0.25 tokens for 2 draft tokens of cost 0.1 and a pass over 3 tokens; a plain step costs
+  // 1.
   const DraftCosts costs{0.1, {0.9, 0.1}};
   CHECK(speedup(0.5, 2, costs) == doctest::Approx(1.75 / (0.2 + 1.2)));
   CHECK(speedup(0.5, 0, costs) == doctest::Approx(1.0));
@@ -79,7 +80,7 @@ TEST_CASE("speed-up, by hand") {
         doctest::Approx((1 - std::pow(0.8, 6)) / (0.2 * (5 * 0.05 + 1))));
 }
 
-TEST_CASE("the best length is the best of all, the shortest among equals") {
+TEST_CASE("the best length is the best of all, and the shortest of equal ones") {
   std::mt19937 random{8};
   std::uniform_real_distribution<double> uniform{0.0, 1.0};
   for (int round = 0; round < 500; ++round) {
@@ -100,19 +101,19 @@ TEST_CASE("the best length is the best of all, the shortest among equals") {
   }
 }
 
-TEST_CASE("lengths at the ends") {
+TEST_CASE("the best length in extreme cases") {
   const DraftCosts cheap{0.01, {1.0, 0.001}};
   CHECK(best_length(0.0, cheap, 16) == 0);
   CHECK(best_length(1.0, cheap, 16) == 16);
   CHECK(best_length(1.0, cheap, 0) == 0);
-  CHECK(best_length(0.9, {2.0, {1.0, 0.0}}, 16) == 0);   // a draft dearer than the target
-  CHECK(best_length(0.9, {0.0, {0.0, 1.0}}, 16) == 0);   // a pass that gains nothing by its length
-  CHECK(best_length(0.5, {0.0, {1.0, 0.0}}, 16) == 16);  // guesses for nothing
-  // Accepted as often as a draft costs: the first token breaks even, and plain decoding wins ties.
+  CHECK(best_length(0.9, {2.0, {1.0, 0.0}}, 16) == 0);   // a draft costs more than the target
+  CHECK(best_length(0.9, {0.0, {0.0, 1.0}}, 16) == 0);   // a longer pass saves nothing
+  CHECK(best_length(0.5, {0.0, {1.0, 0.0}}, 16) == 16);  // drafts cost nothing
+  // A draft costs as much as it is accepted: the first token breaks even, and plain decoding wins ties.
   CHECK(best_length(0.25, {0.25, {1.0, 0.0}}, 16) == 0);
 }
 
-TEST_CASE("a hierarchy, played, takes and yields what the model says") {
+TEST_CASE("a simulated hierarchy takes and yields what the model says") {
   std::mt19937 random{9};
   const HierarchyCosts costs{0.05, {0.3, 0.02}, {1.0, 0.03}};
   for (const HierarchyAcceptance& a :
@@ -169,7 +170,7 @@ TEST_CASE("the best lengths of a hierarchy are the best of all") {
     }
   }
   CHECK(best_lengths({0.9, 0.9}, {0.1, {2.0, 0.0}, {1.0, 0.0}}, {0, 9}) == HierarchyLengths{0, 0});
-  // Nothing gained by a draft that is never right: the target alone proposes.
+  // A draft that is never right gains nothing: the target alone proposes.
   CHECK(best_lengths({0.0, 0.9}, {0.1, {0.2, 0.0}, {1.0, 0.0}}, {4, 16}).inner == 0);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The decoder where nothing fails: prompts and turns, ends of a text, levels, counts.
+// The decoder without failures: prompts and turns, ends of a text, levels, counts.
 #include <algorithm>
 #include <cstddef>
 #include <span>
@@ -29,10 +29,10 @@ namespace {
 
 constexpr std::size_t text = TokenTree::text;
 
-/// Names one right token after another, from the text that is to come.
+/// A draft that knows the text and proposes its tokens.
 struct Oracle {
   std::vector<int> future;                                // the whole text
-  std::size_t wrong_from = static_cast<std::size_t>(-1);  // guesses from here on are wrong
+  std::size_t wrong_from = static_cast<std::size_t>(-1);  // draft tokens from here on are wrong
   static std::size_t vocabulary() { return 0; }
   void propose(std::span<const int> seen, std::size_t most, const SamplingOptions&, Random&,
                DraftTokens& guesses) const {
@@ -45,7 +45,7 @@ struct Oracle {
   }
 };
 
-/// Another draft's first guesses: no more than half of what it was asked for, at times none.
+/// Passes on the first tokens of another draft: at most half of what is requested, sometimes none.
 template <class Inner>
 struct Fewer {
   Inner inner;
@@ -65,7 +65,7 @@ std::vector<int> tokens_of(const DecodedStep& step) {
 
 }  // namespace
 
-TEST_CASE("greedy decoding writes the plain text, whatever guesses, for every length") {
+TEST_CASE("greedy decoding writes the plain text, with any draft and any length") {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     const TableModel target{6, 100 + seed, 2.0F, 0.6F};
     const TableModel small = target.like(200 + seed, seed % 4 == 0 ? 0.0F : 1.0F);
@@ -107,7 +107,7 @@ TEST_CASE("greedy decoding writes the plain text, whatever guesses, for every le
   }
 }
 
-TEST_CASE("the length chosen at run time changes no token") {
+TEST_CASE("a length chosen at run time changes no token") {
   Pair pair;
   Decoder<Selected<Small>> decoder{
       pair.target, pair.cache, pair.hierarchy(), {.length = 3, .adapt = true, .max_length = 9}};
@@ -117,7 +117,7 @@ TEST_CASE("the length chosen at run time changes no token") {
   CHECK(decoder.length() <= 9);
 }
 
-TEST_CASE("the same seed gives the same text, another one another") {
+TEST_CASE("the same seed gives the same text, and another seed another one") {
   const auto sampled = [](std::uint64_t seed) {
     Pair pair;
     auto options = fixed(4, {.temperature = 1.0F});
@@ -131,12 +131,12 @@ TEST_CASE("the same seed gives the same text, another one another") {
   CHECK(sampled(1) != sampled(2));
 }
 
-TEST_CASE("levels: who brought each token") {
+TEST_CASE("levels: which level proposed each token") {
   Pair pair;
   const std::vector<int> expected = plain_greedy(pair.target, pair.prompt, 40);
   Decoder<Oracle> decoder{pair.target, pair.cache, Oracle{expected, 5 + 4}, fixed(3)};
   decoder.read_prompt(pair.prompt);
-  // Three guesses stay and the target adds one; then all guesses are wrong.
+  // Three draft tokens are accepted and the target adds one; then all are wrong.
   DecodedStep step = decoder.step();
   REQUIRE(step.tokens.size() == 4);
   for (std::size_t i = 0; i < 3; ++i) CHECK(step.tokens[i].level == 1);
@@ -146,7 +146,7 @@ TEST_CASE("levels: who brought each token") {
   CHECK(step.tokens[0].level == 0);
   CHECK(copy(decoder.text()) == std::vector<int>(expected.begin(), expected.begin() + 10));
 
-  // Three levels: kept of the small model, corrected over selected rows, the target's own.
+  // Three levels: tokens of the small model, of the target over selected rows, and of the target.
   Pair deep;
   Decoder<Selected<Small>> three{deep.target, deep.cache, deep.hierarchy(1), fixed(4)};
   three.read_prompt(deep.prompt);
@@ -160,7 +160,7 @@ TEST_CASE("levels: who brought each token") {
   CHECK(came[1] + came[2] == three.statistics().accepted);
   CHECK(came[1] > 0);
   CHECK(came[2] > 0);
-  // With a small model that is the target, all of its tokens stay.
+  // If the small model is the target, all of its tokens are accepted.
   Pair alike;
   alike.small = alike.target.like(1, 0.0F);
   Decoder<Small> sure{alike.target, alike.cache, alike.small_draft(), fixed(4)};
@@ -200,7 +200,7 @@ TEST_CASE("statistics of both levels add up") {
   CHECK(pair.target.calls(Read::all) == outer.verifications + 1);  // and the prompt
 }
 
-TEST_CASE("a step brings no more than was asked for") {
+TEST_CASE("a step adds no more tokens than requested") {
   Pair pair;
   const std::vector<int> expected = plain_greedy(pair.target, pair.prompt, 30);
   Decoder<Oracle> decoder{pair.target, pair.cache, Oracle{expected}, fixed(6)};
@@ -216,7 +216,7 @@ TEST_CASE("a step brings no more than was asked for") {
   CHECK(std::ranges::equal(decoder.text(), std::span{expected}.first(25)));
 }
 
-TEST_CASE("a stop token ends the text, also among guesses that stay; reopen goes on behind it") {
+TEST_CASE("a stop token ends the text, also among accepted draft tokens; reopen continues after it") {
   Pair pair;
   const std::vector<int> expected = plain_greedy(pair.target, pair.prompt, 60);
   for (const int stop : {0, 1, 2, 3, 4, 5}) {
@@ -253,7 +253,7 @@ TEST_CASE("a stop token ends the text, also among guesses that stay; reopen goes
       const LevelStatistics& counted = decoder.statistics();
       CHECK(counted.accepted <= counted.places);
       CHECK(counted.tokens == decoder.text().size() - 5);
-      CHECK(counted.acceptance() == (length == 0 ? 0.0 : 1.0));  // its guesses are right
+      CHECK(counted.acceptance() == (length == 0 ? 0.0 : 1.0));  // its draft tokens are right
     }
   }
 }
@@ -270,12 +270,12 @@ TEST_CASE("the callback cancels; tokens of the same step are part of the text") 
   CHECK(decoder.ending() == Ending::open);
   CHECK(decoder.generate(20) == Ending::length);
   CHECK(std::ranges::equal(decoder.text(), std::span{expected}.first(35)));
-  // A callback that throws takes nothing back.
+  // A callback that throws undoes nothing.
   CHECK_THROWS_AS(decoder.generate(5, [](const NewToken&) -> bool { throw 3; }), int);
   CHECK(std::ranges::equal(decoder.text(), std::span{expected}.first(40)));
 }
 
-TEST_CASE("capacity: the text goes on to the last token that the cache can bring") {
+TEST_CASE("capacity: the text continues to the last token that the cache has room for") {
   for (const std::size_t length : std::vector<std::size_t>{0, 1, 4, 7}) {
     for (const std::size_t most : std::vector<std::size_t>{5, 6, 9, 20}) {
       CAPTURE(length);
@@ -302,7 +302,7 @@ TEST_CASE("capacity: the text goes on to the last token that the cache can bring
   CHECK(decoder.text().empty());
 }
 
-TEST_CASE("a prompt of one token, and one read in chunks with its progress told") {
+TEST_CASE("a prompt of one token, and one that is read in chunks and reports progress") {
   Pair pair;
   Decoder<Selected<Small>> one{pair.target, pair.cache, pair.hierarchy(), fixed(3)};
   one.read_prompt(std::vector<int>{2});
@@ -329,7 +329,7 @@ TEST_CASE("a prompt of one token, and one read in chunks with its progress told"
   CHECK(copy(decoder.text()) == plain_greedy(chunked.target, prompt, 20));
 }
 
-TEST_CASE("further turns: tokens are added to the text and read, also behind an end") {
+TEST_CASE("later turns: tokens are added to the text and read, also after an end") {
   Pair pair;
   auto options = fixed(4);
   options.prompt_chunk = 2;
@@ -350,7 +350,7 @@ TEST_CASE("further turns: tokens are added to the text and read, also behind an 
   CHECK(copy(decoder.text()) == plain_greedy(pair.target, expected, 11));
 }
 
-TEST_CASE("a fork of a cache that read the prompt is taken up") {
+TEST_CASE("a fork of a cache that read the prompt can be continued") {
   Pair pair;
   Decoder<NoDraft> first{pair.target, pair.cache, NoDraft{}, fixed(0)};
   first.read_prompt(pair.prompt);
@@ -366,7 +366,7 @@ TEST_CASE("a fork of a cache that read the prompt is taken up") {
   CHECK(pair.cache.text() == std::vector<int>(pair.prompt.begin(), pair.prompt.end() - 1));
 }
 
-TEST_CASE("what cannot work is refused before anything happens") {
+TEST_CASE("settings that do not work are refused before anything happens") {
   Pair pair;
   const TableModel other{5, 1};
   TableModel foreign = other;
@@ -417,7 +417,7 @@ TEST_CASE("a step in parts: abandoned, begun again, concluded once") {
   (void)pair.target.read(decoder.cache(), decoder.call());
   decoder.abandon();
   CHECK(pair.cache.tokens() == 4);
-  // Read, but begun again instead of concluded.
+  // The call was read, but the step is begun again instead of concluded.
   REQUIRE(decoder.begin());
   (void)pair.target.read(decoder.cache(), decoder.call());
   REQUIRE(decoder.begin());
@@ -427,7 +427,7 @@ TEST_CASE("a step in parts: abandoned, begun again, concluded once") {
   CHECK_THROWS_AS(decoder.conclude(logits), ShapeError);
   const std::vector<int> expected = plain_greedy(pair.target, pair.prompt, 30);
   CHECK(std::ranges::equal(tokens_of(step), std::span{expected}.subspan(5, step.tokens.size())));
-  // A further turn in the midst of a step.
+  // A further turn is added during a step.
   REQUIRE(decoder.begin());
   (void)pair.target.read(decoder.cache(), decoder.call());
   std::vector<int> so_far = copy(decoder.text());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tests of decoders over table models share: the text that plain greedy decoding writes, and a
+// Helpers for tests of decoders over table models: the text that plain greedy decoding writes, and a
 // target and a small model with their caches.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace test {
 
-/// `count` tokens behind `prompt`, each the likeliest: from the table, without cache or decoder.
+/// `count` tokens after `prompt`, each the likeliest one: from the table, without cache or decoder.
 inline std::vector<int> plain_greedy(const TableModel& model, std::vector<int> prompt,
                                      std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
@@ -40,7 +40,7 @@ using Selected = kvpolicy::SelectedDraft<TableModel, TableCache, Inner>;
 template <class Draft>
 using Decoder = kvpolicy::SpeculativeDecoder<TableModel, TableCache, Draft>;
 
-/// A target, and a small model that is often of its opinion.
+/// A target, and a small model that often agrees with it.
 struct Pair {
   TableModel target{6, 33, 2.0F, 0.5F};
   TableModel small = target.like(34, 0.8F);
@@ -57,7 +57,7 @@ struct Pair {
   }
 };
 
-/// A decoder's options with a fixed number of guesses.
+/// Options of a decoder with a fixed number of draft tokens.
 inline kvpolicy::SpeculationOptions fixed(std::size_t length,
                                           kvpolicy::SamplingOptions sampling = {}) {
   return {.sampling = sampling, .seed = 5, .length = length, .adapt = false};

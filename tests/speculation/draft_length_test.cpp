@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lengths chosen from measurements, in simulated decoding: the truth is known, times are noisy and
-// some are ten times too long.
+// Lengths chosen from measurements in simulated decoding: the true costs are known, times are noisy,
+// and some are ten times too long.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -25,7 +25,7 @@ struct Truth {
   double base = 1.0;
   double per_token = 0.01;
 
-  // The best length, by trying each.
+  // The best length, found by trying each.
   [[nodiscard]] std::size_t best(std::size_t most) const {
     std::size_t best = 0;
     double highest = 0;
@@ -47,7 +47,7 @@ class Simulation {
   explicit Simulation(unsigned seed, double noise = 0.05, double outliers = 0.03)
       : random_{seed}, noise_{noise}, outliers_{outliers} {}
 
-  // One round of the length it asks for.
+  // Simulates one round with the requested length.
   DraftRound round(const DraftLength& length, const Truth& truth) {
     DraftRound result{.drafted = length.length()};
     while (result.accepted < result.drafted && uniform() < truth.acceptance) ++result.accepted;
@@ -69,7 +69,8 @@ class Simulation {
   double outliers_;
 };
 
-// Share of `rounds` rounds whose best length is within 1 of the true one, and of lengths asked for.
+// The share of `rounds` rounds whose best length is within 1 of the true one, and the same for
+// requested lengths.
 struct Share {
   double best = 0;
   double asked = 0;
@@ -90,7 +91,7 @@ Share near_optimum(DraftLength& length, Simulation& simulation, const Truth& tru
 
 }  // namespace
 
-TEST_CASE("the length comes to the optimum and stays") {
+TEST_CASE("the length converges to the optimum and stays") {
   unsigned seed = 0;
   for (const Truth& truth :
        {Truth{0.9, 0.1, 1.0, 0.02}, Truth{0.7, 0.05, 1.0, 0.05}, Truth{0.5, 0.02, 1.0, 0.1},
@@ -111,7 +112,7 @@ TEST_CASE("the length comes to the optimum and stays") {
   }
 }
 
-TEST_CASE("another acceptance is followed, and other costs are") {
+TEST_CASE("the length follows a change of acceptance and of costs") {
   DraftLength length;
   Simulation simulation{20};
   const Truth good{0.9, 0.1, 1.0, 0.02};
@@ -123,7 +124,7 @@ TEST_CASE("another acceptance is followed, and other costs are") {
   }
 }
 
-TEST_CASE("plain decoding where a draft does not pay, and back when it does") {
+TEST_CASE("plain decoding if a draft does not pay off, and back if it does") {
   DraftLength length;
   Simulation simulation{21};
   const Truth useless{0.05, 0.3, 1.0, 0.05};
@@ -144,7 +145,7 @@ TEST_CASE("plain decoding where a draft does not pay, and back when it does") {
   }
 }
 
-TEST_CASE("never accepted, always accepted") {
+TEST_CASE("drafts that are never accepted, and drafts that always are") {
   Simulation simulation{22};
   DraftLength never;
   DraftLength always;
@@ -158,14 +159,14 @@ TEST_CASE("never accepted, always accepted") {
   CHECK(always.acceptance() > 0.99);
 }
 
-TEST_CASE("the first length stands until a draft was tried, whatever passes without one cost") {
+TEST_CASE("the first length is used until a draft was tried, even if passes without a draft have a cost") {
   for (const std::size_t first : {1U, 4U, 9U}) {
     DraftLength length{{.max_length = 16, .first = first}};
     for (int round = 0; round < 100; ++round) {
       length.observe({.drafted = 0, .verify_seconds = 1.0});
       CHECK(length.length() == first);
     }
-    // One that is never accepted is given up as ever.
+    // A draft that is never accepted is given up as usual.
     for (int round = 0; round < 100; ++round) {
       length.observe({.drafted = length.length(), .draft_seconds = 1.0, .verify_seconds = 1.0});
     }
@@ -173,8 +174,8 @@ TEST_CASE("the first length stands until a draft was tried, whatever passes with
   }
 }
 
-TEST_CASE("drafts behind a refused one are no evidence") {
-  // Of 8 drafts one stands and one is refused: 1 of 2, not 1 of 8.
+TEST_CASE("draft tokens after a refused one are no evidence") {
+  // Of 8 draft tokens one is accepted and one is refused: 1 of 2, not 1 of 8.
   DraftLength length{{.prior = 0.5, .memory = infinity}};
   for (int i = 0; i < 100; ++i) length.observe({.drafted = 8, .accepted = 1});
   CHECK(length.acceptance() == doctest::Approx(0.5));
@@ -187,7 +188,7 @@ TEST_CASE("drafts behind a refused one are no evidence") {
   CHECK(all.acceptance() == doctest::Approx(3.5 / 5));
 }
 
-TEST_CASE("what cannot be a time is ignored, and the acceptance beside it is not") {
+TEST_CASE("implausible times are ignored, but the acceptance counts") {
   DraftLength length{{.prior = 0.5, .prior_trials = 1.0, .memory = infinity}};
   for (const double bad : {0.0, -1.0, not_a_number, infinity, 1e300, 1e-320}) {
     length.observe({.drafted = 4, .accepted = 4, .draft_seconds = bad, .verify_seconds = bad});
@@ -196,7 +197,7 @@ TEST_CASE("what cannot be a time is ignored, and the acceptance beside it is not
     CHECK(length.length() == 4);
   }
   CHECK(length.acceptance() == doctest::Approx(24.5 / 25));
-  // A draft without times costs nothing, so many are worth while.
+  // A draft without times costs nothing, so a long draft pays off.
   length.observe({.drafted = 4, .accepted = 4, .draft_seconds = 0.0, .verify_seconds = 1.0});
   CHECK(length.best() == 16);
   const DraftCosts before = length.costs();
@@ -224,7 +225,7 @@ TEST_CASE("a fixed length is kept, and measured") {
   CHECK(DraftLength{{.max_length = 2}}.length() == 2);
 }
 
-TEST_CASE("lengths never pass the longest; without probes they are the best") {
+TEST_CASE("lengths never exceed the longest; without probes they are the best") {
   for (const std::size_t most : {1u, 2u, 5u}) {
     DraftLength length{{.max_length = most}};
     DraftLength settled{{.max_length = most, .probe_every = 0}};
@@ -252,7 +253,7 @@ TEST_CASE("a draft that is given up for good is not tried again") {
   }
 }
 
-TEST_CASE("some times may be any number of times too long") {
+TEST_CASE("single times may be any number of times too long") {
   PassTimes times;
   std::mt19937 random{26};
   for (int i = 0; i < 400; ++i) {
@@ -272,12 +273,12 @@ TEST_CASE("the line through the times, by hand") {
   CHECK(times.cost()(4) == 0.0);
   times.add(4, 2.0);
   CHECK_FALSE(times.has_slope());
-  CHECK(times.cost()(9) == 2.0);  // nothing is known of longer ones
+  CHECK(times.cost()(9) == 2.0);  // nothing is known about longer passes
   times.add(8, 3.0);
   CHECK(times.has_slope());
   CHECK(times.cost().base == doctest::Approx(1.0));
   CHECK(times.cost().per_token == doctest::Approx(0.25));
-  times.add(8, 3.0);  // 8 is surer now than 4: the slope stays until 4 is as sure
+  times.add(8, 3.0);  // 8 has more measurements than 4: the slope stays until 4 has as many
   CHECK_FALSE(times.has_slope());
   CHECK(times.cost()(8) == doctest::Approx(3.0));
   CHECK(times.cost().per_token == doctest::Approx(0.25));
@@ -285,10 +286,10 @@ TEST_CASE("the line through the times, by hand") {
   CHECK_FALSE(times.has_slope());
   times.add(8, 3.0);
   CHECK(times.cost().per_token == doctest::Approx(0.1));
-  for (int i = 0; i < 5; ++i) times.add(4, 5.0);  // falls with the tokens: taken as level
+  for (int i = 0; i < 5; ++i) times.add(4, 5.0);  // times fall with the tokens: treated as constant
   CHECK(times.cost().per_token == 0.0);
   CHECK(times.cost().base == doctest::Approx((5 * 5.0 + 3 * 3.0) / 8));
-  PassTimes steep;  // below 0 at none: through the origin
+  PassTimes steep;  // the line is negative at 0 tokens: it goes through the origin
   for (int i = 0; i < 2; ++i) {
     steep.add(1, 0.1);
     steep.add(3, 2.0);
@@ -297,7 +298,7 @@ TEST_CASE("the line through the times, by hand") {
   CHECK(steep.cost().per_token == doctest::Approx(1.05 / 2));
 }
 
-TEST_CASE("times of long ago are not believed") {
+TEST_CASE("old times are not used") {
   PassTimes times;
   for (int i = 0; i < 3; ++i) times.add(2, 1.0);
   for (std::size_t i = 0; i < PassTimes::believed_for; ++i) times.add(6, 9.0);
@@ -308,7 +309,7 @@ TEST_CASE("times of long ago are not believed") {
   CHECK(times.cost().per_token == doctest::Approx(0.0));
 }
 
-TEST_CASE("errors leave it as it was") {
+TEST_CASE("errors leave the measurements as they were") {
   DraftLength length;
   length.observe({.drafted = 4, .accepted = 2, .draft_seconds = 0.1, .verify_seconds = 1.0});
   const double before = length.acceptance();

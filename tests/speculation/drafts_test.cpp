@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What drafts owe whoever judges them: as many guesses as asked for, each with the distribution
-// that it was drawn from, about the text that they are told, whatever they were told before.
+// What drafts must do for a verifier: propose at most as many tokens as requested, each with the
+// distribution that it was drawn from, for the text that they get, whatever text they got before.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -31,12 +31,12 @@ constexpr SamplingOptions plain{.temperature = 1.0F};
 template <class D>
 DraftTokens propose(D& draft, std::span<const int> seen, std::size_t most, Random& random,
                 const SamplingOptions& sampling = plain) {
-  DraftTokens guesses{{99, Distribution::certain(99)}};  // what a draft finds it overwrites
+  DraftTokens guesses{{99, Distribution::certain(99)}};  // a draft must overwrite it
   draft.propose(seen, most, sampling, random, guesses);
   return guesses;
 }
 
-/// The text and a guess's ancestors, and itself.
+/// The text, the ancestors of a draft token, and the token.
 std::vector<int> path_to(std::vector<int> seen, const DraftTokens& guesses, std::size_t guess) {
   std::vector<int> reversed;
   for (std::size_t i = guess; i != text; i = guesses[i].parent)
@@ -61,8 +61,8 @@ bool equal(const DraftTokens& a, const DraftTokens& b) {
   });
 }
 
-/// Tells `draft` a text that grows by some of its guesses, shrinks, and changes; each time it must
-/// guess what a new one guesses that is told this text first.
+/// Gives `draft` a text that grows by some of its draft tokens, shrinks, and changes. Each time it must
+/// propose what a new draft proposes that gets this text first.
 template <class MakeDraft>
 void keeps_up(MakeDraft make_draft) {
   std::mt19937_64 dice{17};
@@ -80,12 +80,12 @@ void keeps_up(MakeDraft make_draft) {
     Random same = dealt;
     CHECK(equal(guesses, propose(newcomer, seen, most, same)));
     CHECK(guesses.size() <= most);
-    // A path of the guesses stays, in part, then comes a token of the judge's.
-    std::size_t place = text;
+    // A part of a path of the draft tokens is accepted, then the verifier adds a token.
+    std::size_t latest = text;
     for (std::size_t i = 0; i < guesses.size() && dice() % 4 != 0; ++i) {
-      if (guesses[i].parent != place) continue;
+      if (guesses[i].parent != latest) continue;
       seen.push_back(guesses[i].token);
-      place = i;
+      latest = i;
     }
     if (dice() % 4 == 0) seen.resize(std::max<std::size_t>(seen.size() - dice() % 5, 2));
     if (dice() % 5 != 0) seen.push_back(static_cast<int>(dice() % 6));
@@ -94,7 +94,7 @@ void keeps_up(MakeDraft make_draft) {
 
 }  // namespace
 
-TEST_CASE("ModelDraft: a run of guesses, each drawn from what it reports") {
+TEST_CASE("ModelDraft: a chain of draft tokens, each drawn from what it reports") {
   Pair pair;
   Small draft = pair.small_draft();
   Random random{1};
@@ -118,7 +118,7 @@ TEST_CASE("ModelDraft: a run of guesses, each drawn from what it reports") {
   CHECK(draft.vocabulary() == 6);
 }
 
-TEST_CASE("ModelDraft reads a long text in chunks, and of a text it knows only what is new") {
+TEST_CASE("ModelDraft reads a long text in chunks, and only the new part of a text that it knows") {
   Pair pair;
   std::vector<test::CallRecord> calls;
   pair.small.records = &calls;
@@ -136,7 +136,7 @@ TEST_CASE("ModelDraft reads a long text in chunks, and of a text it knows only w
   REQUIRE(calls.size() == 1);
   CHECK(calls[0].tokens == 1);
   CHECK(calls[0].seen == 11);
-  // Taken up from a cache that has read some of it.
+  // A draft over a cache that has read a part of the text.
   TableCache read;
   (void)pair.small.read(read, {.tokens = seen});
   CHECK_THROWS_AS((Small{pair.small, read}), ConfigError);
@@ -144,18 +144,18 @@ TEST_CASE("ModelDraft reads a long text in chunks, and of a text it knows only w
   calls.clear();
   (void)propose(later, seen, 1, random);
   REQUIRE(calls.size() == 1);
-  CHECK(calls[0].tokens == 1);  // the last token, again, for its logits
+  CHECK(calls[0].tokens == 1);  // only the last token, again, for its logits
 }
 
-TEST_CASE("drafts keep up with a text that grows, shrinks and changes") {
+TEST_CASE("drafts follow a text that grows, shrinks and changes") {
   keeps_up([](Pair& p) { return p.small_draft(); });
   keeps_up([](Pair& p) { return p.tree({text, text, 0, 0, 2}); });
   keeps_up([](Pair& p) { return p.tree({text, 0, 1, 2, 3}); });
   keeps_up([](Pair& p) { return p.tree({text, text, text}); });
 }
 
-TEST_CASE("SelectedDraft: each guess follows the target over selected rows, and says so") {
-  // Whatever is inside, and whoever brought the guess.
+TEST_CASE("SelectedDraft: each draft token follows the target over selected rows, and reports it") {
+  // With any inner draft, and whichever level proposed the token.
   const auto check = [](auto make_draft) {
     Pair pair;
     (void)pair.target.read(pair.cache, {.tokens = std::span{pair.prompt}.first(4)});
@@ -176,7 +176,7 @@ TEST_CASE("SelectedDraft: each guess follows the target over selected rows, and 
       }
       CHECK(pair.cache.tokens() > 4);
       CHECK(pair.cache.partial_rows() == pair.cache.tokens() - 4);
-      pair.cache.truncate(4);  // as a judge does
+      pair.cache.truncate(4);  // as a verifier does
     }
     return levels;
   };
@@ -194,7 +194,7 @@ TEST_CASE("SelectedDraft: each guess follows the target over selected rows, and 
 }
 
 TEST_CASE(
-    "TreeDraft: guesses have the shape, siblings are drawn one after another without return") {
+    "TreeDraft: draft tokens have the shape, and siblings are drawn without replacement") {
   const std::vector<std::size_t> parents{text, text, text, 0, 0, 2, 3, 5, 5};
   Pair pair;
   Tree draft = pair.tree(parents);
@@ -231,7 +231,7 @@ TEST_CASE("TreeDraft: greedy siblings are the likeliest in order; no more than t
   Tree draft = pair.tree(std::vector<std::size_t>(8, text));
   Random random{2};
   const DraftTokens guesses = propose(draft, pair.prompt, 8, random, {});
-  REQUIRE(guesses.size() == 6);  // the vocabulary
+  REQUIRE(guesses.size() == 6);  // the size of the vocabulary
   const auto logits = pair.small.logits(1, 5);
   for (std::size_t i = 0; i < 6; ++i) {
     CHECK(guesses[i].from == Distribution::certain(guesses[i].token));
@@ -239,7 +239,7 @@ TEST_CASE("TreeDraft: greedy siblings are the likeliest in order; no more than t
     CHECK(logits[static_cast<std::size_t>(guesses[i - 1].token)] >=
           logits[static_cast<std::size_t>(guesses[i].token)]);
   }
-  // Of a node that has no token the children are left out as well.
+  // If a node has no token, its children are left out too.
   Pair narrow;
   std::vector<std::size_t> parents(7, text);
   for (std::size_t i = 0; i < 7; ++i) parents.push_back(i);
@@ -249,24 +249,24 @@ TEST_CASE("TreeDraft: greedy siblings are the likeliest in order; no more than t
   for (std::size_t i = 0; i < 12; ++i) CHECK(two_levels[i].parent == (i < 6 ? text : i - 6));
 }
 
-TEST_CASE("TreeDraft: what it has read of guesses that became text is not read again") {
+TEST_CASE("TreeDraft: it does not read draft tokens again that became text") {
   Pair pair;
   Tree draft = pair.tree({text, text, 0, 1, 3});
   Random random{2};
   const DraftTokens guesses = propose(draft, pair.prompt, 5, random);
-  std::vector<int> seen = path_to(pair.prompt, guesses, 4);  // by way of the second sibling
+  std::vector<int> seen = path_to(pair.prompt, guesses, 4);  // by the second sibling
   seen.push_back(2);
   std::vector<test::CallRecord> calls;
   pair.small.records = &calls;
   (void)propose(draft, seen, 1, random);
   REQUIRE(calls.size() == 1);
-  // Of the three guesses the last was a leaf, which it had not read.
+  // The last of the three draft tokens was a leaf, which the draft had not read.
   CHECK(calls[0].seen == pair.prompt.size() + 2);
   CHECK(calls[0].tokens == 2);
   CHECK(pair.small_cache.text() == seen);
 }
 
-TEST_CASE("a tree that its cache cannot take back whole is refused by the cache") {
+TEST_CASE("a cache refuses a tree that it cannot take back as a whole") {
   Pair pair;
   pair.small_cache = TableCache{{.max_rollback = 3}};
   Tree draft = pair.tree({text, text, text, text, 0, 1, 2, 3});

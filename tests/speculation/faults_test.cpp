@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Faults of models, drafts and memory at every call of a decoder: each comes out by its name, the
-// text stays as it was, and what is decoded afterwards is what a run without the fault writes.
+// Faults of models, drafts and memory at every call of a decoder: each must be a named error, the text
+// must stay unchanged, and later tokens must be those of a run without the fault.
 #include <cstddef>
 #include <new>
 #include <span>
@@ -33,7 +33,7 @@ constexpr std::size_t wanted = 30;
 
 enum class Where { target, small };
 
-/// Decodes with one fault; the step in which it comes must throw what it should, exactly once.
+/// Decodes with one fault; exactly the step in which it occurs must throw the expected error.
 template <class MakeDraft>
 void survives(const MakeDraft& make_draft, Where where, const Fault& fault) {
   Pair pair;
@@ -69,7 +69,7 @@ void survives(const MakeDraft& make_draft, Where where, const Fault& fault) {
     is_named([&] { (void)decoder.step(expected.size() - before.size()); });
     if (thrown > already) CHECK(copy(decoder.text()) == before);
   }
-  // Calls that want no logits cannot tell that they would be none.
+  // Calls that request no logits cannot notice that they are missing.
   const bool silent = fault.kind != Fault::Kind::throws_before &&
                       fault.kind != Fault::Kind::throws_half_way &&
                       fault.kind != Fault::Kind::no_memory;
@@ -113,7 +113,7 @@ TEST_CASE("the target fails at any call") {
   survives_all(tree_inside, Where::target, Read::selected);
 }
 
-TEST_CASE("the small model fails at any call, alone, inside, and as a tree") {
+TEST_CASE("the small model fails at any call: alone, as an inner draft, and as a tree") {
   survives_all([](Pair& p) { return p.small_draft(); }, Where::small, Read::all);
   survives_all([](Pair& p) { return p.hierarchy(3); }, Where::small, Read::all);
   survives_all([](Pair& p) { return p.tree({text, text, 0, 1, 3}); }, Where::small, Read::all);
@@ -124,7 +124,7 @@ TEST_CASE("the small model fails at any call, alone, inside, and as a tree") {
       Where::small, Read::all);
 }
 
-TEST_CASE("faults again and again do not add up") {
+TEST_CASE("repeated faults do not add up") {
   Pair pair;
   const std::vector<int> expected = plain_greedy(pair.target, pair.prompt, wanted);
   Decoder<Selected<Small>> decoder{pair.target, pair.cache, pair.hierarchy(2), fixed(4)};
@@ -149,7 +149,7 @@ TEST_CASE("faults again and again do not add up") {
   CHECK(copy(decoder.text()) == expected);
 }
 
-TEST_CASE("what a failed prompt left is read in chunks by the next step, or the next prompt") {
+TEST_CASE("the next step, or the next prompt, reads the rest of a failed prompt in chunks") {
   for (const bool by_step : {true, false}) {
     CAPTURE(by_step);
     Pair pair;
@@ -173,18 +173,18 @@ TEST_CASE("what a failed prompt left is read in chunks by the next step, or the 
     REQUIRE(calls.size() >= 4);
     for (std::size_t i = 0; i < 4; ++i) {
       CHECK(calls[i].tokens == (i < 3 ? 8 : 7));
-      CHECK_FALSE(calls[i].refresh_selection);  // the step that reads the last token chooses
+      CHECK_FALSE(calls[i].refresh_selection);  // the step that reads the last token selects
     }
     decoder.generate(expected.size() - decoder.text().size());
     CHECK(copy(decoder.text()) == expected);
   }
 }
 
-TEST_CASE("rows that could not be taken back are told, not decoded upon") {
+TEST_CASE("rows that could not be taken back cause an error and are not used") {
   Pair pair;
   Decoder<Small> decoder{pair.target, pair.cache, pair.small_draft(), fixed(4)};
   decoder.read_prompt(pair.prompt);
-  // Somebody else writes the cache, more than it takes back.
+  // Other code writes to the cache, more rows than it can take back.
   const std::vector<int> foreign(40, 1);
   (void)pair.target.read(pair.cache, {.tokens = foreign});
   CHECK_THROWS_AS(decoder.step(), RollbackError);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Draws many texts by speculative decoding over table models and asks whether they could be those
-// of plain sampling. For tests of decoders, of drafts and of rules.
+// Draws many texts by speculative decoding over table models and tests whether they could be plain
+// samples. For tests of decoders, drafts and rules.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +20,14 @@
 
 namespace test {
 
-// The sanitizers make it too slow for as many: there the tests look for slips of memory first.
+// Sanitizers make it too slow for all of them; with sanitizers the tests mainly look for memory errors.
 #if defined(KVPOLICY_TEST_ASAN)
 inline constexpr std::size_t wanted_samples = 20'000;
 #else
 inline constexpr std::size_t wanted_samples = 200'000;
 #endif
 
-/// The parts of one text: the target and a small model, each with a cache of its own.
+/// The parts of one text: the target and a small model, each with its own cache.
 struct Bench {
   TableModel target;
   TableModel small;
@@ -38,9 +38,9 @@ struct Bench {
       : target{target_model}, small{small_model} {}
 };
 
-/// p-value of "runs of three tokens, 200,000 of them, come as `target` would have them". Each text
-/// goes on for `runs` runs, so that they begin and end anywhere in a verification. `draft(bench)`
-/// is the Draft to judge.
+/// The p-value of "200,000 runs of three tokens are distributed as `target` says". Each text continues
+/// for `runs` runs, so that they begin and end anywhere in a verification. `draft(bench)` is the Draft
+/// to test.
 template <class Rule = kvpolicy::SpeculativeSampling, class MakeDraft>
 double p_of_runs(const TableModel& target, const TableModel& small,
                  const kvpolicy::SpeculationOptions& options, MakeDraft draft,
@@ -58,7 +58,7 @@ double p_of_runs(const TableModel& target, const TableModel& small,
     kvpolicy::SpeculativeDecoder<TableModel, TableCache, decltype(guesser), Rule> decoder{
         bench.target, bench.cache, std::move(guesser), own};
     decoder.read_prompt(prompt);
-    // More than is counted, so that the end does not shorten the last verifications.
+    // More tokens than are counted, so that the end does not shorten the last verifications.
     decoder.generate(3 * runs + 8);
     counts.add(decoder.text(), prompt.size(), runs);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Speculative sampling is lossless: for every structure of drafts, runs of three tokens come with
-// the probabilities that the target alone gives them.
+// Speculative sampling is lossless: for every structure of drafts, runs of three tokens must have the
+// probabilities that the target alone gives them.
 #include <array>
 #include <cstddef>
 #include <span>
@@ -61,8 +61,8 @@ auto tree_in_hierarchy(std::vector<std::size_t> parents) {
   };
 }
 
-/// Certain of each guess, as a search in the text is, but wrong more often: the token above the
-/// latest. At times it has none.
+/// Proposes tokens with certainty, like a search in the text, but is wrong more often: it proposes the
+/// token number after the latest one. Sometimes it proposes none.
 struct CertainDraft {
   static std::size_t vocabulary() { return 0; }
   static void propose(std::span<const int> tokens, std::size_t most, const SamplingOptions&,
@@ -78,7 +78,7 @@ struct CertainDraft {
   }
 };
 
-/// Independent draws at one place, which may be equal (SpecInfer's siblings), each with one behind.
+/// Draws siblings independently, so they may be equal (SpecInfer), each with one child.
 struct IndependentDraft {
   static std::size_t vocabulary() { return 0; }
   static void propose(std::span<const int> tokens, std::size_t most,
@@ -99,7 +99,7 @@ constexpr double least = 0.001;
 
 }  // namespace
 
-TEST_CASE("a draft model: runs of tokens are the target's, at every length and shape of sampling") {
+TEST_CASE("a draft model: runs of tokens are the target's, at every length and sampling setting") {
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 1}, draft_only()) >
         least);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F}, .length = 2}, draft_only()) >
@@ -118,7 +118,7 @@ TEST_CASE("the target over selected rows as its own draft") {
                   self_speculation()) > least);
 }
 
-TEST_CASE("three levels, with several lengths of the inner run") {
+TEST_CASE("three levels, with several lengths of the inner draft") {
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3}, hierarchy(1)) >
         least);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F, .top_p = 0.8F}, .length = 5},
@@ -126,12 +126,12 @@ TEST_CASE("three levels, with several lengths of the inner run") {
   CHECK(p_of_runs(wide_target, wide_small,
                   {.sampling = {.temperature = 1.0F, .top_k = 3}, .length = 5},
                   hierarchy(3)) > least);
-  // One text for each run: the next three tokens behind a prompt, and nothing else.
+  // One text for each run: only the next three tokens after a prompt.
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 2}, hierarchy(2),
                   1) > least);
 }
 
-TEST_CASE("guesses without a model, each certain, alone and corrected over selected rows") {
+TEST_CASE("draft tokens without a model, each certain, alone and verified over selected rows") {
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
                   [](Bench&) { return CertainDraft{}; }) > least);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F, .top_p = 0.8F}, .length = 5},
@@ -140,7 +140,7 @@ TEST_CASE("guesses without a model, each certain, alone and corrected over selec
                   }) > least);
 }
 
-TEST_CASE("n-grams of the text itself, alone and corrected over selected rows") {
+TEST_CASE("n-grams of the text itself, alone and verified over selected rows") {
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F}, .length = 5},
                   [](Bench&) { return NgramDraft{}; }) > least);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F, .top_k = 3}, .length = 3},
@@ -150,7 +150,7 @@ TEST_CASE("n-grams of the text itself, alone and corrected over selected rows") 
 }
 
 TEST_CASE("trees of several shapes, siblings drawn without replacement") {
-  // Three at the root; two levels of two; one long branch among short ones.
+  // Three nodes at the root; two levels of two; one long branch among short ones.
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
                   tree({text, text, text})) > least);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F, .top_p = 0.8F}, .length = 6},
@@ -158,7 +158,7 @@ TEST_CASE("trees of several shapes, siblings drawn without replacement") {
   CHECK(p_of_runs(wide_target, wide_small,
                   {.sampling = {.temperature = 1.0F, .top_k = 3}, .length = 8},
                   tree({text, text, text, 0, 0, 1, 3, 6})) > least);
-  // More siblings than there are tokens to guess, and fewer guesses than the shape has nodes.
+  // More siblings than there are tokens to draw, and fewer draft tokens than the shape has nodes.
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F, .top_k = 2}, .length = 5},
                   tree({text, text, text, text, 0, 1, 1})) > least);
 }
@@ -168,7 +168,7 @@ TEST_CASE("siblings drawn independently, which may be the same token") {
                   [](Bench&) { return IndependentDraft{}; }) > least);
 }
 
-TEST_CASE("three levels with a tree inside") {
+TEST_CASE("three levels with a tree as inner draft") {
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 1.0F}, .length = 3},
                   tree_in_hierarchy({text, text, 0})) > least);
   CHECK(p_of_runs(target, small, {.sampling = {.temperature = 0.7F, .top_p = 0.8F}, .length = 5},

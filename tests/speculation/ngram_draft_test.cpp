@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DraftTokens against a search through the text from its end, over random texts that grow and are taken
-// back.
+// Compares the draft tokens with a search through the text from its end, over random texts that grow
+// and shrink.
 #include <algorithm>
 #include <cstddef>
 #include <limits>
@@ -18,7 +18,7 @@ namespace {
 
 using Text = std::vector<int>;
 
-// The definition, from the longest n-gram down and from the text's end to its front.
+// The definition: from the longest n-gram to the shortest, and from the text's end to its beginning.
 Text oracle(const Text& text, std::size_t most_guesses, const NgramDraftConfig& config) {
   for (std::size_t n = config.max_ngram; n >= config.min_ngram; --n) {
     for (std::size_t end = text.size(); end-- > n;) {  // an occurrence that ends before `end`
@@ -50,16 +50,16 @@ Text proposed(NgramDraft& draft, const Text& text, std::size_t most) {
 
 }  // namespace
 
-TEST_CASE("what followed before follows again") {
+TEST_CASE("what followed before is proposed again") {
   NgramDraft draft;
   CHECK(proposed(draft, {1, 2, 3, 4, 5, 9, 1, 2, 3}, 2) == Text{4, 5});
   // The longest n-gram counts, then its latest occurrence.
   CHECK(proposed(draft, {7, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2}, 1) == Text{3});
   CHECK(proposed(draft, {7, 1, 2, 3, 8, 1, 2, 4, 6, 1, 2}, 1) == Text{4});
-  // On into its own guesses.
+  // It continues with its own draft tokens.
   CHECK(proposed(draft, {5, 6, 7, 5, 6}, 7) == Text{7, 5, 6, 7, 5, 6, 7});
   CHECK(proposed(draft, {3, 3, 3}, 4) == Text{3, 3, 3, 3});
-  // Nothing there yet.
+  // There is no earlier occurrence yet.
   CHECK(proposed(draft, {1, 2, 3, 4}, 4).empty());
   CHECK(proposed(draft, {1}, 4).empty());
   CHECK(proposed(draft, {1, 1}, 4).empty());
@@ -70,7 +70,7 @@ TEST_CASE("what followed before follows again") {
         Text{std::numeric_limits<int>::max(), -1});
 }
 
-TEST_CASE("any history of texts: the guesses of a search") {
+TEST_CASE("any history of texts: the draft tokens are those of a search") {
   for (unsigned seed = 1; seed <= 24; ++seed) {
     CAPTURE(seed);
     std::mt19937 random{seed};
@@ -82,18 +82,18 @@ TEST_CASE("any history of texts: the guesses of a search") {
     std::size_t guessed = 0;
     for (int call = 0; call < 120; ++call) {
       switch (random() % 6) {
-        case 0:  // taken back, a little or a lot
+        case 0:  // it shrinks, a little or a lot
           text.resize(text.size() - random() % (1 + std::min<std::size_t>(text.size(), 9)));
           break;
         case 1:
           if (random() % 8 == 0) text.resize(random() % (text.size() + 1));
           break;
-        case 2:  // another text altogether, or one token of it
+        case 2:  // another text, or one other token
           if (!text.empty() && random() % 4 == 0) {
             text[random() % text.size()] = static_cast<int>(random()) % words;
           }
           break;
-        case 3:  // a part again
+        case 3:  // a part is repeated
           if (!text.empty()) {
             const std::size_t first = random() % text.size();
             const std::size_t last = std::min(text.size(), first + random() % 12);
@@ -108,7 +108,7 @@ TEST_CASE("any history of texts: the guesses of a search") {
           }
       }
       if (text.empty()) text.push_back(0);
-      if (random() % 40 == 0) draft = NgramDraft{draft};  // a copy goes on like its original
+      if (random() % 40 == 0) draft = NgramDraft{draft};  // a copy continues like its original
       const std::size_t most = 1 + random() % 12;
       const Text guesses = proposed(draft, text, most);
       CHECK(guesses == oracle(text, most, config));
@@ -118,7 +118,7 @@ TEST_CASE("any history of texts: the guesses of a search") {
   }
 }
 
-TEST_CASE("a long text: across every size of the tables, and back to its beginning") {
+TEST_CASE("a long text: through every size of the tables, and back to the beginning") {
   std::mt19937 random{77};
   const NgramDraftConfig config;
   NgramDraft draft{config};
@@ -132,19 +132,19 @@ TEST_CASE("a long text: across every size of the tables, and back to its beginni
     const Text part(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
     REQUIRE(proposed(draft, part, 3) == oracle(part, 3, config));
   }
-  // One token somewhere is another, and all behind it stays.
+  // One token differs somewhere, and all tokens after it stay.
   NgramIndex index;
   index.update(text);
-  for (const std::size_t place : {0u, 1u, 1023u, 1024u, 1025u, 2047u, 2048u, 3500u, 5999u}) {
-    text[place] += 100;
-    CAPTURE(place);
+  for (const std::size_t changed : {0u, 1u, 1023u, 1024u, 1025u, 2047u, 2048u, 3500u, 5999u}) {
+    text[changed] += 100;
+    CAPTURE(changed);
     REQUIRE(proposed(draft, text, 3) == oracle(text, 3, config));
     index.update(text);
     REQUIRE(std::ranges::equal(index.text(), text));
   }
 }
 
-TEST_CASE("the index holds the text it was told, and forgets n-grams that went") {
+TEST_CASE("the index holds the text that it got, and forgets n-grams that were removed") {
   NgramIndex index{{.max_ngram = 2, .min_ngram = 2}};
   CHECK_FALSE(index.continuation());
   index.update(Text{1, 2, 9, 1, 2});

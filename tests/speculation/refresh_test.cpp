@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When the selecting heads of a decoder's cache choose anew, and by which token's query.
+// When the ChunkRetrieval heads of a decoder's cache choose a new selection, and by which token's
+// query.
 #include <algorithm>
 #include <cstddef>
 #include <vector>
@@ -37,8 +38,9 @@ std::vector<test::CallRecord> refreshing(const std::vector<test::CallRecord>& ca
   return result;
 }
 
-// The prompt is read without a choice. In the step that reads its last token the target's pass chooses by
-// that token for good, and before it the first of the selected reads, if there are any, for the others.
+// The prompt is read without a selection. In the step that reads its last token, the first selected
+// read (if there are any) selects by that token for the other selected reads, and the target's pass
+// then makes the lasting selection by the same token.
 template <class D>
 void chooses_by_the_prompts_last_token(Pair& pair, Decoder<D>& decoder,
                                        const std::vector<int>& prompt) {
@@ -66,13 +68,13 @@ void chooses_by_the_prompts_last_token(Pair& pair, Decoder<D>& decoder,
   pair.target.records = outer;
 }
 
-// Steps `rounds` times and looks at the choice after each.
+// Makes `rounds` steps and checks the selection after each.
 template <class D>
 void chooses_every(Pair& pair, Decoder<D>& decoder, std::size_t every, std::size_t rounds) {
   chooses_by_the_prompts_last_token(pair, decoder, pair.prompt);
   std::vector<test::CallRecord> calls;
   pair.target.records = &calls;
-  std::size_t chosen = decoder.text().size();  // how long the text was after the last choice
+  std::size_t chosen = decoder.text().size();  // length of the text after the last selection
   std::size_t choices = 0;
   for (std::size_t round = 0; round < rounds; ++round) {
     calls.clear();
@@ -81,7 +83,7 @@ void chooses_every(Pair& pair, Decoder<D>& decoder, std::size_t every, std::size
     (void)decoder.step();
     for (const test::CallRecord& call : calls) {
       CHECK(call.refresh_selection == (due && call.read == Read::all));
-      // By the text's last token, which no verdict takes back.
+      // By the text's last token, which no verification takes back.
       if (call.read == Read::all) CHECK(call.selection_query == before - 1 - call.seen);
     }
     if (due) {
@@ -97,7 +99,7 @@ void chooses_every(Pair& pair, Decoder<D>& decoder, std::size_t every, std::size
 
 }  // namespace
 
-TEST_CASE("every n tokens the verification chooses, by the text's last token") {
+TEST_CASE("every n tokens the verification selects, by the text's last token") {
   for (const std::size_t every : std::vector<std::size_t>{1, 7, 20}) {
     CAPTURE(every);
     const RefreshRule rule{.every = every, .below_acceptance = 0.0};
@@ -115,7 +117,7 @@ TEST_CASE("every n tokens the verification chooses, by the text's last token") {
   }
 }
 
-TEST_CASE("no rule, no choice but the prompt's; further turns choose again") {
+TEST_CASE("without a rule only the prompt's selection is made; later turns select again") {
   Pair pair;
   std::vector<test::CallRecord> calls;
   pair.target.records = &calls;
@@ -127,12 +129,12 @@ TEST_CASE("no rule, no choice but the prompt's; further turns choose again") {
   CHECK(decoder.refreshes() == 0);
   CHECK(pair.cache.chosen_at() == 5);
   chooses_by_the_prompts_last_token(pair, decoder, {1, 2, 3});
-  decoder.read_prompt({});  // nothing to read, nothing to choose by
+  decoder.read_prompt({});  // nothing to read, and no token to select by
   (void)decoder.step();
   CHECK(refreshing(calls).empty());
 }
 
-TEST_CASE("a fork that is taken up chooses by its last token as well") {
+TEST_CASE("a fork that is continued selects by its last token too") {
   Pair pair;
   Decoder<NoDraft> first{pair.target, pair.cache, NoDraft{}, with({})};
   first.read_prompt(pair.prompt);
@@ -146,7 +148,7 @@ TEST_CASE("a fork that is taken up chooses by its last token as well") {
   CHECK(calls.front().seen + *calls.front().selection_query == pair.prompt.size() - 1);
 }
 
-TEST_CASE("a turn without tokens does not put off a choice that is due") {
+TEST_CASE("a turn without tokens does not delay a selection that is due") {
   Pair pair;
   Decoder<Small> decoder{pair.target, pair.cache, pair.small_draft(),
                          with({.every = 4, .below_acceptance = 0.0})};
@@ -161,7 +163,7 @@ TEST_CASE("a turn without tokens does not put off a choice that is due") {
   CHECK(pair.cache.chosen_at() == length);
 }
 
-TEST_CASE("behind a prompt of one token the first verification chooses") {
+TEST_CASE("after a prompt of one token the first verification selects") {
   Pair pair;
   Decoder<Selected<>> decoder{pair.target, pair.cache, Selected<>{pair.target, pair.cache},
                               with({.every = 0, .below_acceptance = 0.0})};
@@ -173,7 +175,7 @@ TEST_CASE("behind a prompt of one token the first verification chooses") {
   CHECK(pair.cache.chosen_at() == 1);
 }
 
-TEST_CASE("a step that failed has not chosen; the next one does") {
+TEST_CASE("a step that failed has not selected; the next one does") {
   Pair pair;
   Decoder<Small> decoder{pair.target, pair.cache, pair.small_draft(),
                          with({.every = 1, .below_acceptance = 0.0})};
@@ -182,7 +184,7 @@ TEST_CASE("a step that failed has not chosen; the next one does") {
   CHECK_THROWS_AS(decoder.step(), ShapeError);
   CHECK(pair.cache.chosen_at() == 0);
   (void)decoder.step();
-  CHECK(pair.cache.chosen_at() == pair.prompt.size());  // the prompt's choice
+  CHECK(pair.cache.chosen_at() == pair.prompt.size());  // the prompt's selection
   (void)decoder.step();
   const std::size_t length = decoder.text().size();
   const std::size_t chosen = pair.cache.chosen_at();
@@ -195,8 +197,8 @@ TEST_CASE("a step that failed has not chosen; the next one does") {
   CHECK(decoder.refreshes() == 1);
 }
 
-TEST_CASE("where acceptance falls the choice is made anew, no sooner than allowed") {
-  // What is selected serves for 20 tokens, and then misleads.
+TEST_CASE("if acceptance falls, a new selection is made, but not too soon") {
+  // A selection is good for 20 tokens, and then misleads.
   const auto decoded = [](RefreshRule rule) {
     Pair pair;
     pair.target = TableModel{6, 33, 2.0F, 0.1F};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From logits to distributions and draws: against the definitions on random logits, and what lies
-// at the edges.
+// From logits to distributions and draws: compared with the definitions on random logits, and tested at
+// the limits.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -73,11 +73,11 @@ TEST_CASE("distributions equal the definitions on random logits, with ties and b
   }
 }
 
-TEST_CASE("greedy is a temperature of 0, and the limit of small ones") {
+TEST_CASE("greedy is a temperature of 0, and the limit of small temperatures") {
   const std::vector<float> logits{0.5F, 2.0F, -1.0F, 2.0F, 1.99F};
   CHECK(sampled(logits, {}) == Distribution::certain(1));
   CHECK(sampled(logits, {.temperature = 1.0F, .top_k = 1}) == Distribution::certain(1));
-  // Nothing overflows however small: the two likeliest share what there is.
+  // Nothing overflows, however small the temperature: the two likeliest tokens share the probability.
   for (const float tiny : {1e-6F, 1e-30F, std::numeric_limits<float>::denorm_min()}) {
     const Distribution p = sampled(logits, {.temperature = tiny});
     CHECK(p(1) == 0.5);
@@ -89,7 +89,7 @@ TEST_CASE("greedy is a temperature of 0, and the limit of small ones") {
   CHECK(far == Distribution::certain(1));
 }
 
-TEST_CASE("logits that say nothing are refused by name") {
+TEST_CASE("logits without a meaning are refused by name") {
   for (const float temperature : {0.0F, 1.0F}) {
     CHECK(throws_shape_error({}, temperature));
     CHECK(throws_shape_error({1.0F, nan_value}, temperature));
@@ -104,7 +104,7 @@ TEST_CASE("logits that say nothing are refused by name") {
                        ShapeError);
 }
 
-TEST_CASE("options that cannot be are refused") {
+TEST_CASE("options that do not work are refused") {
   for (const float temperature : {-1.0F, nan_value, infinity}) {
     CHECK_THROWS_AS(SamplingOptions{.temperature = temperature}.validate(), ConfigError);
     CHECK_THROWS_AS((void)sampled({1.0F, 2.0F}, {.temperature = temperature}), ConfigError);
@@ -118,7 +118,7 @@ TEST_CASE("options that cannot be are refused") {
   CHECK_NOTHROW(edge.validate());
 }
 
-TEST_CASE("top_k: ties go to the lower token, more than the vocabulary is all of it") {
+TEST_CASE("top_k: ties go to the lower token, and a k above the vocabulary means all") {
   const std::vector<float> logits{1.0F, 3.0F, 1.0F, 1.0F};
   const Distribution p = sampled(logits, {.temperature = 1.0F, .top_k = 2});
   REQUIRE(p.outcomes().size() == 2);
@@ -128,13 +128,13 @@ TEST_CASE("top_k: ties go to the lower token, more than the vocabulary is all of
         sampled(logits, {.temperature = 1.0F}));
   CHECK(sampled(logits, {.temperature = 1.0F, .top_k = 99}) ==
         sampled(logits, {.temperature = 1.0F}));
-  // Banned tokens never fill the places.
+  // Banned tokens never count for k.
   const Distribution few =
       sampled({-infinity, 0.0F, -infinity, 0.0F}, {.temperature = 1.0F, .top_k = 3});
   CHECK(few.outcomes().size() == 2);
 }
 
-TEST_CASE("top_p: the fewest that reach it, at least one, counted among the top_k") {
+TEST_CASE("top_p: the fewest tokens that reach it, at least one, counted among the top_k") {
   const std::vector<float> logits{0.0F, 0.0F, 0.0F, 0.0F};
   const auto kept = [&](float top_p, std::size_t top_k = 0) {
     return sampled(logits, {.temperature = 1.0F, .top_k = top_k, .top_p = top_p}).outcomes().size();
@@ -146,12 +146,12 @@ TEST_CASE("top_p: the fewest that reach it, at least one, counted among the top_
   CHECK(kept(0.75F) == 3);
   CHECK(kept(0.76F) == 4);
   CHECK(kept(1.0F) == 4);
-  CHECK(kept(0.5F, 2) == 1);  // of two, not of four
+  CHECK(kept(0.5F, 2) == 1);  // of two tokens, not of four
   // Ties go to the lower token.
   CHECK(sampled(logits, {.temperature = 1.0F, .top_p = 0.5F}).outcomes().back().token == 1);
 }
 
-TEST_CASE("draws: the ends of [0, 1), shares, and nothing of probability 0") {
+TEST_CASE("draws: the ends of [0, 1), shares, and no token of probability 0") {
   const Distribution p{{{2, 1.0}, {5, 0.0}, {7, 3.0}, {9, 0.0}}};
   CHECK(p.draw(0.0) == 2);
   CHECK(p.draw(0.249999) == 2);
@@ -159,7 +159,7 @@ TEST_CASE("draws: the ends of [0, 1), shares, and nothing of probability 0") {
   CHECK(p.draw(just_below_one) == 7);
   const Distribution leading_zero{{{0, 0.0}, {1, 1.0}}};
   CHECK(leading_zero.draw(0.0) == 1);
-  // What rounding leaves over goes to the last that can come: ten tenths are less than 1.
+  // Rounding errors go to the last possible token: ten tenths sum to less than 1.
   std::vector<Distribution::Outcome> tenths;
   for (int token = 0; token < 10; ++token) tenths.push_back({token, 1.0});
   tenths.push_back({10, 0.0});
@@ -170,7 +170,7 @@ TEST_CASE("draws: the ends of [0, 1), shares, and nothing of probability 0") {
   CHECK(p(7) == 0.75);
 }
 
-TEST_CASE("what is left of p where a token of q was refused") {
+TEST_CASE("the rest of p after a token of q was refused") {
   const Distribution p{{{0, 0.5}, {1, 0.3}, {3, 0.2}}};
   const Distribution q{{{0, 0.2}, {1, 0.5}, {2, 0.3}}};
   const Distribution rest = positive_part(p, q);
@@ -184,7 +184,7 @@ TEST_CASE("what is left of p where a token of q was refused") {
   CHECK(positive_part(p, Distribution::certain(0)) == p.without(0));
 }
 
-TEST_CASE("a distribution that knows one token does not come") {
+TEST_CASE("the only token of a distribution has no others") {
   const Distribution p{{{0, 1.0}, {1, 1.0}, {3, 2.0}}};
   CHECK(p.without(3) == Distribution{{{0, 1.0}, {1, 1.0}}});
   CHECK(p.without(2) == p);
@@ -193,7 +193,7 @@ TEST_CASE("a distribution that knows one token does not come") {
   CHECK(Distribution{}.without(0).empty());
 }
 
-TEST_CASE("the rule: a token of q stays with min(1, p / q), and what comes in all is p") {
+TEST_CASE("the rule: a token of q is accepted with min(1, p / q), and the result is distributed as p") {
   const Distribution p{{{0, 0.5}, {1, 0.3}, {3, 0.2}}};
   const Distribution q{{{0, 0.2}, {1, 0.5}, {2, 0.3}}};
   Random random{9};
@@ -223,7 +223,7 @@ TEST_CASE("the rule: a token of q stays with min(1, p / q), and what comes in al
   CHECK(test::chi_square_p(statistic, 2) > 0.001);
 }
 
-TEST_CASE("random numbers: [0, 1), the same of the same seed on every platform") {
+TEST_CASE("random numbers: [0, 1), the same for the same seed on every platform") {
   Random random{12345};
   double lowest = 1.0;
   double highest = 0.0;
@@ -239,7 +239,7 @@ TEST_CASE("random numbers: [0, 1), the same of the same seed on every platform")
   CHECK(highest < 1.0);
   CHECK(highest > 0.999);
   CHECK(std::abs(sum / 100'000 - 0.5) < 0.005);
-  // The standard names the 10,000th number of the engine's default seed.
+  // The standard states the 10,000th number of the engine's default seed.
   Random standard{5489};
   double last = 0.0;
   for (int i = 0; i < 10'000; ++i) last = standard.uniform();

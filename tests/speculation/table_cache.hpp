@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cache of tokens instead of rows, for tests of speculative decoding without attention. It has
-// KvCache's ways with tentative rows and trees and holds its caller to them: whatever a decoder or
-// a draft may not do throws BrokenRule.
+// A cache of tokens instead of rows, for tests of speculative decoding without attention. It handles
+// tentative rows and trees like KvCache and checks its caller: whatever a decoder or a draft must not
+// do throws BrokenRule.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace test {
 
-/// Not an error of the library: none of its handlers may take it for one.
+/// Not an error of the library, so that none of its handlers catches it as one.
 struct BrokenRule : std::logic_error {
   using std::logic_error::logic_error;
 };
@@ -41,11 +41,11 @@ class TableCache {
 
   [[nodiscard]] TableCache fork() const { return TableCache{*this}; }
   [[nodiscard]] const TableCacheOptions& options() const { return options_; }
-  /// As KvCache counts: the rows of a call that failed half-way are not in all layers.
+  /// Counts like KvCache: the rows of a call that failed half-way are not in all layers.
   [[nodiscard]] std::size_t tokens() const { return torn_at_.value_or(rows_.size()); }
   [[nodiscard]] std::size_t commit_point() const { return committed_; }
 
-  /// Allocates nothing, as KvCache's does not: it is called while an exception is on its way.
+  /// Allocates nothing, like KvCache's, because it is called during exception handling.
   void truncate(std::size_t tokens) {
     kvpolicy::require<kvpolicy::RollbackError>(tokens >= committed_ && tokens <= this->tokens(),
                                                "TableCache: cannot go back to ", tokens, " from ",
@@ -63,7 +63,7 @@ class TableCache {
     kvpolicy::require<kvpolicy::ShapeError>(kvpolicy::is_path(tree_, path),
                                             "TableCache: not a path");
     const std::size_t text = root();
-    // A choice stays if the query that chose is part of the text now.
+    // A selection stays if the query that made it is part of the text now.
     std::size_t unmoved = 0;
     while (unmoved < path.size() && path[unmoved] == unmoved) ++unmoved;
     for (std::size_t i = 0; i < path.size(); ++i) rows_[text + i] = rows_[text + path[i]];
@@ -74,7 +74,7 @@ class TableCache {
 
   // ---- for the model
 
-  /// The rows of a call: as step, attention and bookkeeping of KvCache would.
+  /// Appends the rows of a call, as step, attention and bookkeeping of KvCache would.
   void append(std::span<const int> tokens, const kvpolicy::AttendOptions& options) {
     rule(!torn_at_, "a call after one that failed half-way, expected truncate first");
     rule(!tokens.empty(), "a call without tokens");
@@ -100,7 +100,7 @@ class TableCache {
     } else {
       kvpolicy::require<kvpolicy::RollbackError>(tree_.empty(), "TableCache: a tree waits");
     }
-    // What needs memory comes first: a call that fails changes nothing.
+    // Allocations come first, so that a call that fails changes nothing.
     rows_.reserve(rows_.size() + tokens.size());
     choices_.reserve(choices_.size() + 1);
     tree_ = options.tree == nullptr ? kvpolicy::TokenTree{} : kvpolicy::TokenTree{*options.tree};
@@ -112,10 +112,10 @@ class TableCache {
          "rows that a selected read wrote are committed");
     choose(tokens.size(), options);
   }
-  /// The call that brought the latest `tokens` rows fails half-way through the layers.
+  /// Makes the call that brought the latest `tokens` rows fail half-way through the layers.
   void tear(std::size_t tokens) { torn_at_ = rows_.size() - tokens; }
 
-  /// The tokens of row `row` and of the one before it on its path; `none` before the first.
+  /// The tokens of row `row` and of the row before it on its path; `none` if there is none before.
   [[nodiscard]] std::pair<int, int> latest_two(std::size_t row, int none) const {
     const std::size_t text = root();
     if (row < text) return {row == 0 ? none : rows_[row - 1].token, rows_[row].token};
@@ -137,7 +137,7 @@ class TableCache {
     while (count < rows_.size() && rows_[rows_.size() - 1 - count].partial) ++count;
     return count;
   }
-  /// How long the text was with the query that chose last; 0 if none did.
+  /// The length of the text up to the query that made the latest selection; 0 if there is none.
   [[nodiscard]] std::size_t chosen_at() const { return choices_.empty() ? 0 : choices_.back(); }
   [[nodiscard]] bool has_tree() const { return !tree_.empty(); }
 

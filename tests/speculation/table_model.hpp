@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A LanguageModel that is a table: what it expects depends on the latest two tokens of the path
-// that a query sees, and on whether it reads all rows or selected ones. So small that everything it
-// can say can be enumerated.
+// A LanguageModel that is a table: its logits depend on the latest two tokens of the path that a query
+// sees, and on whether it reads all rows or selected ones. It is so small that all its outputs can be
+// enumerated.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,8 @@
 
 namespace test {
 
-/// What goes wrong at one of a model's calls, and at which: the n-th of those that read so.
+/// A fault at one of a model's calls: which fault, and at which call among those that read in the same
+/// way.
 struct Fault {
   enum class Kind { nan, infinite, throws_before, throws_half_way, no_memory, too_few_logits };
   Kind kind = Kind::nan;
@@ -31,10 +32,10 @@ struct Fault {
   kvpolicy::Read read = kvpolicy::Read::all;
 };
 
-/// What a test may want to know of a call.
+/// What a test may need to know about a call.
 struct CallRecord {
   kvpolicy::Read read;
-  std::size_t seen;  // tokens in the cache before it
+  std::size_t seen;  // tokens in the cache before the call
   std::size_t tokens;
   bool tree;
   bool refresh_selection;
@@ -43,8 +44,8 @@ struct CallRecord {
 
 class TableModel {
  public:
-  /// `spread` of the logits: more makes the model surer. `selected` is how far a read of selected
-  /// rows strays from one of all rows.
+  /// `spread` scales the logits: a larger one makes the model more certain. `selected` is how far a
+  /// read of selected rows differs from one of all rows.
   TableModel(std::size_t vocabulary, std::uint64_t seed, float spread = 1.5F, float selected = 0.7F)
       : vocabulary_{vocabulary},
         all_((vocabulary + 1) * vocabulary * vocabulary),
@@ -56,7 +57,7 @@ class TableModel {
       stale_[i] = spread * noise(seed + 2, i);
     }
   }
-  /// Another model that expects much the same as this one does of all rows.
+  /// Another model whose logits over all rows are similar to this one's.
   [[nodiscard]] TableModel like(std::uint64_t seed, float distance) const {
     TableModel other = *this;
     for (std::size_t i = 0; i < all_.size(); ++i) {
@@ -99,7 +100,7 @@ class TableModel {
     logits.reserve(count * vocabulary_);
     for (std::size_t row = end - count; row < end; ++row) {
       const auto [before, own] = cache.latest_two(row, static_cast<int>(vocabulary_));
-      const auto at = table.begin() + static_cast<std::ptrdiff_t>(place(before, own));
+      const auto at = table.begin() + static_cast<std::ptrdiff_t>(row_start(before, own));
       logits.insert(logits.end(), at, at + static_cast<std::ptrdiff_t>(vocabulary_));
     }
     if (fails && fault->kind == Fault::Kind::too_few_logits) logits.resize(logits.size() / 2);
@@ -112,11 +113,11 @@ class TableModel {
     return logits;
   }
 
-  /// What it expects behind `before, own`; `vocabulary()` stands for no token before.
+  /// The logits after the tokens `before, own`; `vocabulary()` stands for no token before.
   [[nodiscard]] std::span<const float> logits(int before, int own,
                                               kvpolicy::Read read = kvpolicy::Read::all) const {
     const auto& table = read == kvpolicy::Read::all ? all_ : selected_;
-    return std::span{table}.subspan(place(before, own), vocabulary_);
+    return std::span{table}.subspan(row_start(before, own), vocabulary_);
   }
 
   [[nodiscard]] std::size_t calls(kvpolicy::Read read = kvpolicy::Read::all) const {
@@ -125,18 +126,18 @@ class TableModel {
 
   std::optional<Fault> fault;
   std::vector<CallRecord>* records = nullptr;
-  /// Selected reads so many tokens behind the choice expect something else altogether; 0: never.
+  /// From so many tokens after the selection on, selected reads give very different logits; 0: never.
   std::size_t fresh_for = 0;
 
  private:
-  // Uniform in [-1, 1), by splitmix64.
+  // Uniform numbers in [-1, 1), by splitmix64.
   [[nodiscard]] static float noise(std::uint64_t seed, std::uint64_t i) {
     std::uint64_t x = (seed * 0x100000001b3ULL + i + 1) * 0x9e3779b97f4a7c15ULL;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
     return static_cast<float>(static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1p-52 - 1.0);
   }
-  [[nodiscard]] std::size_t place(int before, int own) const {
+  [[nodiscard]] std::size_t row_start(int before, int own) const {
     return (static_cast<std::size_t>(before) * vocabulary_ + static_cast<std::size_t>(own)) *
            vocabulary_;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Best trees against a search through all trees; expectations against a walk from the leaves up and
-// against the process itself, played with random numbers.
+// Compares best trees with a search through all trees, and expectations with a recursion from the
+// leaves up and with the process itself, simulated with random numbers.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,7 +20,7 @@ using Shares = std::vector<double>;
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-// Children of each node in order; those of the text at the end.
+// The children of each node in order; those of the text come last.
 std::vector<std::vector<std::size_t>> children_of(const TokenTree& tree) {
   std::vector<std::vector<std::size_t>> children(tree.size() + 1);
   for (std::size_t node = 0; node < tree.size(); ++node) {
@@ -30,7 +30,7 @@ std::vector<std::vector<std::size_t>> children_of(const TokenTree& tree) {
   return children;
 }
 
-// Accepted nodes below `node`, by the definition, from the leaves up.
+// The number of accepted nodes below `node`, by the definition, from the leaves up.
 double oracle_below(const std::vector<std::vector<std::size_t>>& children, std::size_t node,
                     const Shares& shares) {
   double sum = 0;
@@ -61,7 +61,8 @@ Shape shape_of(const TokenTree& tree) {
   return shape;
 }
 
-// Every tree of `nodes` nodes within the limits (most of them under several names).
+// Visits every tree of `nodes` nodes within the limits (most of them several times, numbered
+// differently).
 template <class Visit>
 void for_each_tree(std::size_t nodes, const TreeLimits& limits, TokenTree tree, Visit&& visit) {
   if (tree.size() == nodes) {
@@ -76,7 +77,7 @@ void for_each_tree(std::size_t nodes, const TreeLimits& limits, TokenTree tree, 
   }
 }
 
-// The most that any tree reaches; -1 if there is none.
+// The largest expectation of any tree; -1 if there is none.
 double highest(std::size_t nodes, const TreeLimits& limits, const Shares& shares) {
   double value = -1;
   for_each_tree(nodes, limits, {}, [&](const TokenTree& tree) {
@@ -85,7 +86,8 @@ double highest(std::size_t nodes, const TreeLimits& limits, const Shares& shares
   return value;
 }
 
-// Parents before children, depths never falling, and the nodes of a level in their parents' order.
+// Whether parents come before children, depths never fall, and the nodes of a level are in their
+// parents' order.
 bool level_by_level(const TokenTree& tree) {
   for (std::size_t node = 1; node < tree.size(); ++node) {
     if (tree.depth(node) < tree.depth(node - 1)) return false;
@@ -142,16 +144,16 @@ TEST_CASE("no tree of few nodes is better than the best") {
   }
 }
 
-TEST_CASE("a later child may be the likelier one") {
-  // The first child is tried first and never accepted; the second pays for both.
+TEST_CASE("a later child may be likelier than the first") {
+  // The first child is tried first and never accepted; the second one is worth the nodes of both.
   const Shares shares{0.0, 0.9};
   CHECK(best_tree(shares, 2) == TokenTree{std::vector{TokenTree::text, TokenTree::text}});
   CHECK(oracle_accepted(best_tree(shares, 4), shares) == doctest::Approx(0.9 + 0.81));
 }
 
-TEST_CASE("large trees: those nodes that are reached most often") {
-  // With falling shares the best tree is known apart from any recurrence: of the infinite tree, the
-  // nodes with the largest products.
+TEST_CASE("large trees consist of the nodes that are reached most often") {
+  // With falling shares the best tree is known without any recurrence: it consists of those nodes of
+  // the infinite tree that have the largest products.
   std::mt19937 random{2};
   for (const std::size_t nodes : {64u, 127u, 300u}) {
     const Shares shares = random_shares(random, 5, true);
@@ -168,7 +170,7 @@ TEST_CASE("large trees: those nodes that are reached most often") {
     CHECK(tree.size() == nodes);
     CHECK(level_by_level(tree));
     CHECK(oracle_accepted(tree, shares) == doctest::Approx(sum).epsilon(1e-10));
-    // With a limit that does not bind, and one that does.
+    // With a limit that has no effect, and with one that has.
     const std::size_t levels = levels_of(tree);
     CHECK(best_tree(shares, nodes, {.levels = levels}) == tree);
     const TokenTree flatter = best_tree(shares, nodes, {.levels = levels - 1});
@@ -188,10 +190,11 @@ TEST_CASE("Sequoia: only first children are accepted, so the best tree is a chai
   CHECK(levels_of(best_tree(Shares(8, 0.01), 8, {.levels = 1})) == 1);
 }
 
-TEST_CASE("Sequoia: trees go on growing where sequences do not") {
-  const Shares shares{0.6, 0.2, 0.1, 0.05};  // 0.95 in all
+TEST_CASE("Sequoia: the yield of trees grows beyond that of sequences") {
+  const Shares shares{0.6, 0.2, 0.1, 0.05};  // 0.95 in total
   const auto tokens = [&](const TokenTree& tree) { return expected_tokens(tree, shares); };
-  // One sequence is bounded by 1 / (1 - a), several by the same behind their first token.
+  // The yield of one sequence is bounded by 1 / (1 - a), and that of several is bounded in the same way
+  // after their first token.
   CHECK(tokens(chain(512)) == doctest::Approx(2.5));
   CHECK(tokens(independent_sequences(8, 64)) == doctest::Approx(1 + 0.95 * 2.5));
   double last = 0;
@@ -203,7 +206,7 @@ TEST_CASE("Sequoia: trees go on growing where sequences do not") {
   CHECK(last > 5.5);
 }
 
-TEST_CASE("the process, played, accepts as many tokens as expected") {
+TEST_CASE("the simulated process accepts as many tokens as expected") {
   std::mt19937 random{3};
   std::uniform_real_distribution<double> uniform{0.0, 1.0};
   for (const std::size_t nodes : {5u, 24u, 60u}) {
@@ -238,7 +241,7 @@ TEST_CASE("the process, played, accepts as many tokens as expected") {
   }
 }
 
-TEST_CASE("sequences, and a tree behind one token") {
+TEST_CASE("sequences, and a tree after one token") {
   CHECK(chain(0).empty());
   CHECK(chain(3) == TokenTree{std::vector<std::size_t>{TokenTree::text, 0, 1}});
   CHECK(independent_sequences(3, 2) ==
@@ -265,7 +268,7 @@ TEST_CASE("a tree for given costs is the fastest of all") {
     const Shares shares = random_shares(random, 3, round % 2 == 0);
     const double per_level = 0.3 * uniform(random);
     const double per_node = 0.1 * uniform(random);
-    // A device that reads in fours: neither affine nor smooth.
+    // A device that reads in groups of four: its cost is neither linear nor smooth.
     const auto seconds = [&](std::size_t nodes, std::size_t levels) {
       return 1.0 + per_level * static_cast<double>(levels) +
              per_node * static_cast<double>((nodes + 3) / 4 * 4);
@@ -285,7 +288,7 @@ TEST_CASE("a tree for given costs is the fastest of all") {
   }
 }
 
-TEST_CASE("where guesses do not pay there is no tree") {
+TEST_CASE("if drafts do not pay off there is no tree") {
   const auto dear = [](std::size_t nodes, std::size_t) {
     return 1.0 + 5.0 * static_cast<double>(nodes);
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Judging one set of guesses, and the call in which a model reads them.
+// Verifies one set of draft tokens, and tests the call in which a model reads them.
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t text = TokenTree::text;
 
-// Logits of a model that is sure of one token of four at each place.
+// Logits of a model that is certain of one of four tokens at each position.
 std::vector<float> sure_of(std::initializer_list<int> tokens) {
   std::vector<float> logits;
   for (const int token : tokens) {
@@ -40,7 +40,7 @@ using Path = std::vector<std::size_t>;
 
 }  // namespace
 
-TEST_CASE("greedy: guesses stay as long as the target agrees, then its own token comes") {
+TEST_CASE("greedy: draft tokens are accepted while the target agrees, then its own token follows") {
   const DraftTokens chain{certain(1, text), certain(2, 0), certain(3, 1)};
   Verification verification = greedy(chain, sure_of({1, 2, 3, 0}));
   CHECK(verification.path == Path{0, 1, 2});
@@ -66,7 +66,7 @@ TEST_CASE("greedy: guesses stay as long as the target agrees, then its own token
   CHECK(verification.places == 0);
 }
 
-TEST_CASE("greedy: of siblings the one that the target names leads on, at every depth") {
+TEST_CASE("greedy: of siblings the one that the target chooses is accepted, at every depth") {
   // 0 and 1 follow the text, 2 and 3 follow 1, 4 follows 3.
   const DraftTokens tree{certain(0, text), certain(1, text), certain(2, 1), certain(3, 1),
                      certain(2, 3)};
@@ -74,19 +74,19 @@ TEST_CASE("greedy: of siblings the one that the target names leads on, at every 
   CHECK(verification.path == Path{1, 3, 4});
   CHECK(verification.next == 1);
   CHECK(verification.places == 3);
-  // None of the two at the second place: the target's own.
+  // None of the two at the second position is accepted, so the target's own token follows.
   verification = greedy(tree, sure_of({1, 0, 0, 3, 3, 3}));
   CHECK(verification.path == Path{1});
   CHECK(verification.next == 0);
   CHECK(verification.places == 2);
-  // A leaf that stays has no place behind it.
+  // After an accepted leaf there is no draft token.
   verification = greedy(tree, sure_of({0, 2, 3, 0, 2, 1}));
   CHECK(verification.path == Path{0});
   CHECK(verification.next == 2);
   CHECK(verification.places == 1);
 }
 
-TEST_CASE("a guess of the target's own distribution always stays") {
+TEST_CASE("a token drawn from the target's own distribution is always accepted") {
   Random random{3};
   const std::vector<float> row{0.1F, 0.9F, -0.4F, 0.3F};
   const SamplingOptions sampling{.temperature = 1.0F};
@@ -104,7 +104,7 @@ TEST_CASE("a guess of the target's own distribution always stays") {
   }
 }
 
-TEST_CASE("a token that cannot be the target's never comes") {
+TEST_CASE("a token that the target cannot generate never results") {
   Random random{5};
   const float banned = -std::numeric_limits<float>::infinity();
   const std::vector<float> logits{0.0F, banned, 0.0F, banned, 0.0F, 0.0F, 0.0F, 0.0F};
@@ -126,14 +126,14 @@ TEST_CASE("verify refuses logits of another size, and NaN where it decides") {
   CHECK_THROWS_AS((void)verify(guesses, std::vector<float>(7), {}, random), ShapeError);
   logits[5] = std::nanf("");
   CHECK_THROWS_AS((void)verify(guesses, logits, {}, random), ShapeError);
-  // Behind a refused guess nobody looks.
-  std::vector<float> behind = sure_of({0, 2});
-  behind[5] = std::nanf("");
-  CHECK(verify(guesses, behind, {}, random).next == 0);
+  // Logits after a refused draft token are not used.
+  logits = sure_of({0, 2});
+  logits[5] = std::nanf("");
+  CHECK(verify(guesses, logits, {}, random).next == 0);
 }
 
 TEST_CASE(
-    "a chain of guesses is read as a run of tokens, and its rows are cut off behind the path") {
+    "a chain of draft tokens is read as a run of tokens, and rows after the path are dropped") {
   const std::vector<int> unread{7, 8};
   const DraftTokens guesses{certain(1, text), certain(2, 0), certain(3, 1)};
   const PendingCall pending{unread, guesses};
@@ -145,7 +145,7 @@ TEST_CASE(
   CHECK(call.attend.tree == nullptr);
   CHECK(call.attend.read == Read::selected);
   CHECK(call.attend.refresh_selection);
-  CHECK(call.attend.selection_query == 1);  // the text's last
+  CHECK(call.attend.selection_query == 1);  // the text's last token
   CHECK(call.positions(10) == std::vector<std::size_t>{10, 11, 12, 13, 14});
 
   test::TableCache cache;
@@ -161,7 +161,7 @@ TEST_CASE(
   CHECK_THROWS_AS((void)pending.last_rows({}, 3), ShapeError);
 }
 
-TEST_CASE("guesses that branch are read as a tree behind the unread text") {
+TEST_CASE("draft tokens that branch are read as a tree after the unread text") {
   const std::vector<int> unread{7, 8};
   const DraftTokens guesses{certain(1, text), certain(2, text), certain(3, 0), certain(4, 1)};
   const PendingCall pending{unread, guesses};
@@ -179,7 +179,7 @@ TEST_CASE("guesses that branch are read as a tree behind the unread text") {
   CHECK_FALSE(cache.has_tree());
 }
 
-TEST_CASE("a tree of which nothing stays leaves the unread text") {
+TEST_CASE("if nothing of a tree is accepted, the unread text stays") {
   const DraftTokens guesses{certain(1, text), certain(2, text)};
   const PendingCall pending{std::array{5}, guesses};
   test::TableCache cache;
@@ -189,7 +189,7 @@ TEST_CASE("a tree of which nothing stays leaves the unread text") {
   CHECK(cache.text() == std::vector<int>{5});
 }
 
-TEST_CASE("rates are 0 before there is anything to divide") {
+TEST_CASE("rates are 0 as long as there is nothing to divide") {
   LevelStatistics statistics;
   CHECK(statistics.acceptance() == 0.0);
   CHECK(statistics.tokens_per_verification() == 0.0);

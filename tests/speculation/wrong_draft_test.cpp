@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Drafts that break their promises: guesses that they cannot have drawn, tokens of no vocabulary, more
-// guesses than were asked for. All are refused by name, and whoever decodes on without them gets texts
-// of the target's distribution.
+// Drafts that break their promises: draft tokens that they cannot have drawn, tokens outside the
+// vocabulary, more draft tokens than requested. All are refused by name, and a caller that continues
+// without them gets texts of the target's distribution.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +35,7 @@ namespace {
 
 constexpr std::size_t text = TokenTree::text;
 
-/// A small model's guesses, of which every fifth names a token that its distribution lacks.
+/// A small model's draft tokens; every fifth names a token that its distribution does not contain.
 struct Misreports {
   Small draft;
   std::size_t made = 0;
@@ -49,7 +49,7 @@ struct Misreports {
   }
 };
 
-/// Whatever it is told to guess; serves any vocabulary.
+/// Proposes exactly the given tokens; serves any vocabulary.
 struct Told {
   DraftTokens told;
   static std::size_t vocabulary() { return 0; }
@@ -69,18 +69,18 @@ DraftTokens chain(std::initializer_list<int> tokens) {
 
 }  // namespace
 
-TEST_CASE("the rule refuses a guess that its distribution lacks, whatever the target says of it") {
+TEST_CASE("the rule refuses a draft token that its distribution lacks, whatever the target says") {
   Random random{1};
   const Distribution p{{{0, 0.5}, {1, 0.5}}};
   const Distribution q{{{0, 1.0}}};
-  for (const int guess : {1, 2}) {  // one that the target knows, and one that it does not
+  for (const int guess : {1, 2}) {  // one that the target accepts, and one that it does not
     CHECK_THROWS_AS((void)SpeculativeSampling::accepts(p, q, guess, random), ShapeError);
   }
   CHECK_THROWS_WITH_AS((void)SpeculativeSampling::accepts(p, Distribution{}, 1, random),
                        doctest::Contains("token 1"), ShapeError);
 }
 
-TEST_CASE("verify refuses such a guess before it tries any, also one that would not be reached") {
+TEST_CASE("verify refuses such a draft token before it tries any, even if it would not be reached") {
   const std::vector<float> logits{5.0F, 0.0F, 0.0F, 0.0F, 0.0F, 5.0F, 0.0F, 0.0F, 0.0F};
   DraftTokens guesses = chain({2, 1});  // the target says 0: the second is never tried
   Random random{1};
@@ -88,12 +88,12 @@ TEST_CASE("verify refuses such a guess before it tries any, also one that would 
   guesses[1].from = Distribution::certain(0);
   Random before = random;
   CHECK_THROWS_AS((void)verify(guesses, logits, {}, random), ShapeError);
-  CHECK(before.uniform() == random.uniform());  // nothing was left to chance
+  CHECK(before.uniform() == random.uniform());  // no random number was drawn
 }
 
-TEST_CASE("texts follow the target though a draft names tokens that its distribution lacks") {
-  // Each step that is refused is taken again without guesses. If it were refused by what the target
-  // makes of the guesses before the wrong one, the texts would be biased as well.
+TEST_CASE("texts follow the target even if a draft names tokens that its distribution lacks") {
+  // Each refused step is repeated without draft tokens. If the refusal depended on whether the target
+  // accepts the draft tokens before the wrong one, the texts would be biased.
   const TableModel target{4, 11, 1.5F, 0.3F};
   const TableModel small = target.like(12, 1.5F);
   const SamplingOptions sampling{.temperature = 1.0F};
@@ -135,7 +135,7 @@ TEST_CASE("tokens outside the vocabulary are refused before the model reads them
     CHECK_THROWS_WITH_AS(decoder.step(), doctest::Contains("outside the vocabulary of 6"), ShapeError);
     CHECK(copy(decoder.text()) == pair.prompt);
     CHECK(pair.cache.tokens() + 1 == pair.prompt.size());
-    // It can be decoded on.
+    // Decoding can continue.
     decoder.draft().told.clear();
     decoder.generate(20);
     CHECK(copy(decoder.text()) == plain_greedy(pair.target, pair.prompt, 20));
@@ -151,7 +151,7 @@ TEST_CASE("tokens outside the vocabulary are refused before the model reads them
   }
 }
 
-TEST_CASE("more guesses than were asked for are refused") {
+TEST_CASE("more draft tokens than requested are refused") {
   Pair pair;
   Decoder<Told> decoder{pair.target, pair.cache, Told{chain({1, 2, 3, 4, 5})}, fixed(4)};
   decoder.read_prompt(pair.prompt);
@@ -161,7 +161,7 @@ TEST_CASE("more guesses than were asked for are refused") {
   CHECK_NOTHROW(decoder.step());
 }
 
-TEST_CASE("a text that is taken up must be of the vocabulary") {
+TEST_CASE("a text to be continued must consist of tokens of the vocabulary") {
   for (const int token : {-1, 6}) {
     Pair pair;
     Decoder<NoDraft> first{pair.target, pair.cache, NoDraft{}, fixed(0)};
@@ -190,5 +190,5 @@ TEST_CASE("weights that are no distribution are refused") {
   }
   CHECK(Distribution{Outcomes{}}.empty());
   CHECK_NOTHROW((void)Distribution{{{0, std::numeric_limits<double>::denorm_min()}}});
-  CHECK_THROWS_AS((void)Distribution{}.draw(0.5), ShapeError);  // nothing can come
+  CHECK_THROWS_AS((void)Distribution{}.draw(0.5), ShapeError);  // it has no token
 }

@@ -23,14 +23,14 @@ std::uint64_t of(std::string_view text, std::uint64_t seed = 0) {
 }  // namespace
 
 TEST_CASE("checksums are XXH64's") {
-  // From xxhsum 0.8, and its specification.
+  // Values from xxhsum 0.8 and from the specification.
   CHECK(of("") == 0xEF46DB3751D8E999U);
   CHECK(of("a") == 0xD24EC4F1A98C6E5BU);
   CHECK(of("abc") == 0x44BC2CF5AD770999U);
   CHECK(of("Nobody inspects the spammish repetition") == 0xFBCEA83C8A378BF1U);
 }
 
-TEST_CASE("blocks: any cut of the bytes on either side gives them back") {
+TEST_CASE("records return the bytes, however the writes and the reads are cut") {
   test::Random random{1};
   for (const std::size_t size :
        {std::size_t{0}, std::size_t{1}, kvpolicy::block_bytes - 1, kvpolicy::block_bytes,
@@ -63,16 +63,16 @@ TEST_CASE("blocks: any cut of the bytes on either side gives them back") {
     std::byte more{};
     CHECK(test::thrown<kvpolicy::FormatError>([&] {
             reader.read({&more, 1});
-          }) == "file: ends where more was to come");
+          }) == "file: ends where more must follow");
   }
 }
 
-TEST_CASE("blocks that change places or are left out are noticed") {
+TEST_CASE("a reader notices records that are swapped or left out") {
   std::ostringstream out;
   kvpolicy::StreamSink sink{out};
   kvpolicy::RecordWriter writer{sink};
-  const std::vector<std::byte> block(kvpolicy::block_bytes);
-  for (int i = 0; i < 3; ++i) writer.write(block);  // three that are alike
+  const std::vector<std::byte> record(kvpolicy::block_bytes);
+  for (int i = 0; i < 3; ++i) writer.write(record);  // three equal records
   writer.finish();
   const std::string file = out.str();
   constexpr std::size_t whole = kvpolicy::block_bytes + sizeof(kvpolicy::RecordHeader);
@@ -88,8 +88,8 @@ TEST_CASE("blocks that change places or are left out are noticed") {
   CHECK(reads(file).empty());
   const std::string swapped = file.substr(0, 16) + file.substr(16 + whole, whole) +
                               file.substr(16, whole) + file.substr(16 + 2 * whole);
-  CHECK(test::contains(reads(swapped), "file: block 1 is damaged: its checksum is "));
-  CHECK(test::contains(reads(file.substr(0, 16) + file.substr(16 + whole)), "block 1 is damaged"));
-  CHECK(reads(file.substr(0, 16 + whole)) == "file: is cut off in front of block 2");
-  CHECK(reads(file + "x") == "file: goes on behind its last block");
+  CHECK(test::contains(reads(swapped), "file: record 1 is damaged: its checksum is "));
+  CHECK(test::contains(reads(file.substr(0, 16) + file.substr(16 + whole)), "record 1 is damaged"));
+  CHECK(reads(file.substr(0, 16 + whole)) == "file: is cut off before record 2");
+  CHECK(reads(file + "x") == "file: continues after its last record");
 }

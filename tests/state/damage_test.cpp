@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that are not what they should be: every byte, every length, with and without checksums that
-// fit. Run with sanitizers, for what must not happen is a read out of bounds.
+// Damaged files: every byte and every length, with checksums that fit and with others. Run it with
+// sanitizers, because a read out of bounds must not happen.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -23,7 +23,7 @@ namespace {
 
 SmallCache empty_cache() { return SmallCache{test::small_plan(), test::small_options()}; }
 
-// What a cache must bear whose file was believed.
+// Uses a cache in every way after its file was accepted.
 void use(SmallCache& cache) {
   for (const auto read : {kvpolicy::Read::selected, kvpolicy::Read::all}) {
     kvpolicy::AttendOptions options;
@@ -41,7 +41,7 @@ void use(SmallCache& cache) {
   (void)test::small_step(cache, 7, options);
 }
 
-// Whether the file was refused; the cache is as it was then.
+// Whether the file was refused; if so, the cache must be unchanged.
 bool is_refused(SmallCache& cache, const std::string& file) {
   const std::size_t tokens = cache.tokens();
   try {
@@ -69,7 +69,7 @@ TEST_CASE("a file that is cut off anywhere is refused") {
   CHECK(!is_refused(cache, file));
 }
 
-TEST_CASE("a byte that flipped anywhere is noticed") {
+TEST_CASE("a flipped byte anywhere is noticed") {
   std::string file = test::saved(test::small_cache(), "");
   auto cache = empty_cache();
   std::size_t refused = 0;
@@ -87,7 +87,7 @@ TEST_CASE("a byte that was changed on purpose is refused or does no harm") {
   std::size_t believed = 0;
   for (const int change : {0x01, 0xff}) {
     for (std::size_t at = 0; at < file.size(); ++at) {
-      // Among rows a sample will do.
+      // Among the rows a sample of bytes is enough.
       if (at > 1200 && at % 19 != static_cast<std::size_t>(change) % 19) continue;
       const char before = file[at];
       file[at] = static_cast<char>(before ^ change);
@@ -99,11 +99,11 @@ TEST_CASE("a byte that was changed on purpose is refused or does no harm") {
       file[at] = before;
     }
   }
-  CHECK(believed > 500);  // numbers of rows may be any
+  CHECK(believed > 500);  // some numbers, such as those of rows, may have any value
 }
 
-TEST_CASE("a size that was made up asks for no memory") {
-  // The first text's length, and the number of heads' rows, are among the first bytes.
+TEST_CASE("a false size allocates no memory") {
+  // The length of the first text and the number of rows of the heads are among the first bytes.
   const std::string file = test::saved(test::small_cache());
   for (std::size_t at = 32; at + 8 <= file.size(); at += at < 2000 ? 1 : 97) {
     std::string forged = file;
@@ -116,7 +116,7 @@ TEST_CASE("a size that was made up asks for no memory") {
   }
 }
 
-TEST_CASE("whatever throws while a cache is loaded leaves it as it was") {
+TEST_CASE("any exception during loading leaves the cache unchanged") {
   const std::string file = test::saved(test::small_cache());
   test::CountingResource memory;
   auto options = test::small_options();
@@ -151,7 +151,7 @@ TEST_CASE("whatever throws while a cache is loaded leaves it as it was") {
   CHECK(memory.faults() == 0);
 }
 
-TEST_CASE("a file of version 1 loads, and is written again as it was") {
+TEST_CASE("a file of version 1 loads and is written again unchanged") {
   const std::string path = KVPOLICY_SOURCE_DIR "/tests/state/version_1.kvcache";
   std::ifstream in{path, std::ios::binary};
   REQUIRE(in.good());
@@ -161,7 +161,7 @@ TEST_CASE("a file of version 1 loads, and is written again as it was") {
   CHECK(cache.tokens() == 11);
   CHECK(cache.commit_point() == 9);
   CHECK(test::saved(cache, "version 1") == file);
-  // The first head keeps every row as it came.
+  // The first head keeps every row exactly.
   std::vector<float> row(64);
   std::size_t token = 0;
   for (const kvpolicy::Segment& rows : cache.segments(0, 0)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is refused, in which words, and what stays as it was.
+// What is refused, with which message, and that nothing changes then.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -46,7 +46,7 @@ std::size_t files_in(const fs::path& folder) {
   return files;
 }
 
-// What loading says of bytes, into a cache of this plan.
+// The message of loading these bytes into a cache of this plan.
 template <class Plan>
 std::string refusal(const Plan& plan, const std::string& bytes, std::string_view tag = {},
                     const kvpolicy::CacheOptions& options = test::small_options()) {
@@ -54,7 +54,7 @@ std::string refusal(const Plan& plan, const std::string& bytes, std::string_view
   return thrown<FormatError>([&] { test::load_bytes(cache, bytes, tag); });
 }
 
-// Takes `most` bytes and then no more.
+// A stream that accepts `most` bytes and then fails.
 class ShortBuffer : public std::streambuf {
  public:
   explicit ShortBuffer(std::size_t most) : left_{most} {}
@@ -71,7 +71,7 @@ class ShortBuffer : public std::streambuf {
 
 }  // namespace
 
-TEST_CASE("what is no saved cache of this plan is refused, and says why") {
+TEST_CASE("what is no saved cache of this plan is refused, with the reason") {
   const std::string file = test::saved(test::small_cache());
   const auto plan = test::small_plan();
   CHECK(refusal(plan, file).empty());
@@ -80,7 +80,7 @@ TEST_CASE("what is no saved cache of this plan is refused, and says why") {
   CHECK(refusal(plan, "{\"plan\": 1, \"heads\": []}") ==
         "saved cache: is not a saved cache: its first 8 bytes must be \"kvpcache\"");
   CHECK(refusal(plan, file.substr(0, 11)) == "saved cache: is cut off after 11 bytes");
-  CHECK(refusal(plan, file.substr(0, 2000)) == "saved cache: is cut off inside block 1");
+  CHECK(refusal(plan, file.substr(0, 2000)) == "saved cache: is cut off inside record 1");
 
   std::string other = file;
   std::swap(other[8], other[11]);
@@ -125,7 +125,7 @@ TEST_CASE("what is no saved cache of this plan is refused, and says why") {
   CHECK(without_tail.commit_point() == 11);
 }
 
-TEST_CASE("a plan of fewer policies loads what a plan of all saved, if its heads are the same") {
+TEST_CASE("a plan over fewer policies loads what a plan over all saved, if its heads are the same") {
   using Full = kvpolicy::FullCache<kvpolicy::DenseStorage<kvpolicy::half>>;
   const kvpolicy::ModelShape shape{1, 2, 2, 64};
   SmallCache wide{test::SmallPlan{shape}};
@@ -136,7 +136,7 @@ TEST_CASE("a plan of fewer policies loads what a plan of all saved, if its heads
   CHECK(test::small_step(narrow, 1) == test::small_step(wide, 1));
 }
 
-TEST_CASE("a tag keeps caches apart that only their text tells from each other") {
+TEST_CASE("a tag distinguishes caches that differ only in their text") {
   const std::string file = test::saved(test::small_cache(), "model 7, prompt 3");
   CHECK(refusal(test::small_plan(), file, "model 7, prompt 3").empty());
   CHECK(refusal(test::small_plan(), file, "model 7, prompt 4") ==
@@ -149,7 +149,7 @@ TEST_CASE("a tag keeps caches apart that only their text tells from each other")
         "save: the tag has 65537 bytes, must have at most 65536");
 }
 
-TEST_CASE("between the layers of a step, and while a tree is pending, nothing is saved") {
+TEST_CASE("a cache cannot be saved between the layers of a step or while a tree is pending") {
   kvpolicy::KvCache<float> cache{kvpolicy::HeadPlan<float>{{2, 1, 1, 64}}, {.max_rollback = 4}};
   test::Random random{1};
   test::Chunk chunk{random, cache.plan().shape(), 3};
@@ -168,7 +168,7 @@ TEST_CASE("between the layers of a step, and while a tree is pending, nothing is
                  "KvCache::save: a tree of 2 nodes waits"));
 }
 
-TEST_CASE("a file takes the place of the one before, and stands alone in it") {
+TEST_CASE("a file replaces the one before, and must contain nothing else") {
   const kvpolicy::test::TemporaryFolder folder;
   const fs::path path = folder.path() / "prompt.kvcache";
   SmallCache cache{test::small_plan(), test::small_options()};
@@ -184,7 +184,7 @@ TEST_CASE("a file takes the place of the one before, and stands alone in it") {
   CHECK(files_in(folder.path()) == 1);
   std::ofstream{path, std::ios::app} << 'x';
   CHECK(thrown<FormatError>([&] { kvpolicy::load(cache, path, "b"); }) ==
-        path.string() + ": goes on behind its last block");
+        path.string() + ": continues after its last record");
   CHECK(thrown<StorageError>([&] { kvpolicy::save(cache, folder.path()); }) ==
         folder.path().string() + ": is not a regular file, cannot be replaced by one");
   CHECK(thrown<StorageError>([&] { kvpolicy::load(cache, folder.path()); }) ==
@@ -218,7 +218,7 @@ TEST_CASE("several caches in one stream") {
   CHECK(test::dump(cache) == test::dump(other));
 }
 
-TEST_CASE("a stream that takes only a part is an error wherever it ends") {
+TEST_CASE("a stream that accepts only a part is an error wherever it ends") {
   const auto cache = test::small_cache();
   const std::size_t size = test::saved(cache).size();
   for (std::size_t most = 0; most < size; most += 1009) {
@@ -252,7 +252,7 @@ int in_child(F run) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-// A child may write so many bytes of a file.
+// Saves in a child process that may write so many bytes to a file.
 int save_limited(const SmallCache& cache, const fs::path& path, std::size_t max_bytes) {
   return in_child([&] {
     const rlimit limit{max_bytes, max_bytes};
@@ -266,7 +266,7 @@ int save_limited(const SmallCache& cache, const fs::path& path, std::size_t max_
   });
 }
 
-// A child is ended after so many bytes.
+// Kills a child process after it has written so many bytes.
 int die_while_saving(const std::string& bytes, const fs::path& path, std::size_t written) {
   return in_child([&] {
     kvpolicy::NewFile file{path};
@@ -275,7 +275,7 @@ int die_while_saving(const std::string& bytes, const fs::path& path, std::size_t
   });
 }
 
-TEST_CASE("a disk that is full and a process that dies while it writes leave the old file") {
+TEST_CASE("a full disk and a process that dies while writing leave the old file") {
   const kvpolicy::test::TemporaryFolder folder;
   const fs::path path = folder.path() / "prompt.kvcache";
   const auto old = test::small_cache();
@@ -293,7 +293,7 @@ TEST_CASE("a disk that is full and a process that dies while it writes leave the
     CHECK(die_while_saving(test::saved(longer), path, most) == -SIGKILL);
     CHECK(content(path) == before);
   }
-  CHECK(files_in(folder.path()) == 4);  // what three crashes left over
+  CHECK(files_in(folder.path()) == 4);  // the rest of three crashes
   SmallCache cache{test::small_plan(), test::small_options()};
   kvpolicy::load(cache, path);
   CHECK(test::dump(cache) == test::dump(old));

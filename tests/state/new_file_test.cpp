@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What of a file is kept when another one takes its place: its permissions, the links to it, and
-// itself where the new one cannot be written.
+// What stays of a file that is replaced: its permissions, the links to it, and the file itself if the
+// new one cannot be written.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -53,7 +53,7 @@ void replace(const fs::path& path, std::string_view text,
 
 }  // namespace
 
-TEST_CASE("until it is replaced, the old file stands, and nothing of the new one stays") {
+TEST_CASE("until it is replaced, the old file stays, and the new one leaves no trace") {
   const kvpolicy::test::TemporaryFolder folder;
   const fs::path path = folder.path() / "file";
   replace(path, "old");
@@ -70,7 +70,7 @@ TEST_CASE("until it is replaced, the old file stands, and nothing of the new one
   CHECK(entries(folder.path()) == 1);
 }
 
-TEST_CASE("two writers of one file do not meet: the last to replace it wins, whole") {
+TEST_CASE("two writers of one file do not interfere: the last one to replace it wins, whole") {
   const kvpolicy::test::TemporaryFolder folder;
   const fs::path path = folder.path() / "file";
   const auto bytes = [](std::string_view text) { return std::as_bytes(std::span{text}); };
@@ -97,7 +97,7 @@ unsigned mode_of(const fs::path& path) {
 
 }  // namespace
 
-TEST_CASE("a file keeps its permissions; a new one has those of the umask, or of its owner alone") {
+TEST_CASE("a file keeps its permissions; a new one has those of the umask, or of its owner only") {
   const kvpolicy::test::TemporaryFolder folder;
   const mode_t before = ::umask(0027);
   replace(folder.path() / "shared", "x");
@@ -114,7 +114,7 @@ TEST_CASE("a file keeps its permissions; a new one has those of the umask, or of
     }
   }
   ::umask(before);
-  // A prompt cache holds what the prompt said.
+  // A prompt cache contains the prompt, so only its owner may read it.
   kvpolicy::save(test::small_cache(), folder.path() / "prompt.kvcache");
   CHECK(mode_of(folder.path() / "prompt.kvcache") == 0600);
   REQUIRE(::chmod((folder.path() / "prompt.kvcache").c_str(), 0644) == 0);
@@ -122,7 +122,7 @@ TEST_CASE("a file keeps its permissions; a new one has those of the umask, or of
   CHECK(mode_of(folder.path() / "prompt.kvcache") == 0644);
 }
 
-TEST_CASE("a link stays, and what it points to is replaced") {
+TEST_CASE("a link stays, and its target is replaced") {
   const kvpolicy::test::TemporaryFolder folder;
   fs::create_directory(folder.path() / "far");
   const fs::path target = folder.path() / "far" / "file";
@@ -139,14 +139,14 @@ TEST_CASE("a link stays, and what it points to is replaced") {
   }
   CHECK(entries(folder.path()) == 4);
   CHECK(entries(folder.path() / "far") == 1);
-  // A link to what is not there yet makes it.
+  // A link to a file that does not exist yet creates it.
   fs::create_symlink("far/next", folder.path() / "dangling");
   replace(folder.path() / "dangling", "x");
   CHECK(fs::is_symlink(folder.path() / "dangling"));
   CHECK(content(folder.path() / "far" / "next") == "x");
 }
 
-TEST_CASE("links that lead to each other, pipes and folders are refused and stay") {
+TEST_CASE("links that form a cycle, pipes and folders are refused and stay") {
   const kvpolicy::test::TemporaryFolder folder;
   fs::create_symlink("b", folder.path() / "a");
   fs::create_symlink("a", folder.path() / "b");
@@ -163,8 +163,8 @@ TEST_CASE("links that lead to each other, pipes and folders are refused and stay
   CHECK(entries(folder.path()) == 4);
 }
 
-// Beyond its limit of file size a process is ended by a signal, unless it asks first.
-TEST_CASE("at the limit of file size there is an error, and the process goes on") {
+// A write beyond the limit of file size kills a process by a signal, unless it checks first.
+TEST_CASE("at the limit of file size there is an error, and the process continues") {
   const kvpolicy::test::TemporaryFolder folder;
   const fs::path path = folder.path() / "file";
   replace(path, "old");

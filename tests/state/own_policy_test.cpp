@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A policy and a storage that the library has never heard of are saved like its own.
+// A user's own policy and storage are saved like those of the library.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace user {
 
 using kvpolicy::Segment;
 
-// Keeps the rows at even positions, in a vector of its own.
+// A policy that keeps the rows at even positions, in its own vector.
 class EvenRows {
  public:
   using element_type = float;
@@ -70,16 +70,16 @@ class EvenRows {
   std::vector<float> keys_, values_;
 };
 
-// The same rows, but nothing says how they are saved.
+// The same rows, without a function to save them.
 class Unsaved : public kvpolicy::FullCache<kvpolicy::DenseStorage<float>> {
  public:
   using FullCache::FullCache;
-  void serialize() {}  // none that takes an archive
+  void serialize() {}  // does not take an archive
 };
 
 }  // namespace user
 
-TEST_CASE("a policy of the user's own is saved and loaded by its own function") {
+TEST_CASE("a user's policy is saved and loaded by its own function") {
   kvpolicy::HeadPlan<float> plan{{1, 2, 2, 64}};
   plan.set(0, 1, user::EvenRows::Config{.every = 3});
   kvpolicy::KvCache<float> cache{plan, {.max_rollback = 2}};
@@ -97,11 +97,11 @@ TEST_CASE("a policy of the user's own is saved and loaded by its own function") 
       "KV head 1 of layer 0 is \"even_rows over dense\" with other settings"));
 }
 
-TEST_CASE("what a policy's own check refuses is an error that names the head") {
+TEST_CASE("if a policy's own check fails, the error names the head") {
   kvpolicy::KvCache cache{kvpolicy::uniform_plan<user::EvenRows>({1, 1, 1, 64})};
   test::small_step(cache, 3);
   std::string file = test::saved(cache);
-  // Two positions, 0 and 2, follow their number.
+  // The two positions, 0 and 2, follow their number.
   const std::size_t at = file.find(std::string("\2\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\2", 17));
   REQUIRE(at != std::string::npos);
   file[at + 16] = 5;
@@ -112,7 +112,7 @@ TEST_CASE("what a policy's own check refuses is an error that names the head") {
       "every 2, not at 5");
 }
 
-TEST_CASE("a policy that says nothing of how it is saved works in a cache, and is refused by name") {
+TEST_CASE("a policy without a function to save it works in a cache, and saving is refused by name") {
   const auto plan = kvpolicy::uniform_plan<user::Unsaved>({1, 1, 1, 64});
   kvpolicy::KvCache cache{plan};
   test::small_step(cache, 3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Caches whose full pages lie in slow memory, on either side of a file.
+// Saving and loading caches whose full pages are in slow memory.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// What a text of 61 tokens with a selection leaves, for any memory.
+// A cache after a text of 61 tokens with a selection, with any memory.
 test::SmallCache long_cache(const kvpolicy::CacheOptions& options) {
   test::SmallCache cache{test::small_plan(), options};
   test::small_step(cache, 50);
@@ -26,7 +26,7 @@ test::SmallCache long_cache(const kvpolicy::CacheOptions& options) {
 
 }  // namespace
 
-TEST_CASE("rows in slow memory are asked for before they are saved, and the file is the same") {
+TEST_CASE("rows in slow memory are fetched before they are saved, and the file is the same") {
   test::CountingResource memory;
   test::FailingSlowMemory slow;
   auto options = test::small_options();
@@ -58,7 +58,7 @@ TEST_CASE("loading moves full pages to slow memory, or fails there and changes n
   options.slow_memory = &slow;
   {
     auto twin = long_cache(options);
-    twin.commit();  // what could leave fast memory has left it
+    twin.commit();  // everything that can leave fast memory has left it
     test::SmallCache cache{test::small_plan(), options};
     test::small_step(cache, 3);
     const auto before = test::dump(cache);

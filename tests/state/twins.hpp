@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two caches that are given the same calls, one of which is saved and loaded on the way: nothing
-// that can be seen of them may differ.
+// Two caches get the same calls, and one of them is saved and loaded in between: there must be no
+// visible difference between them.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -25,8 +25,7 @@ using kvpolicy::CacheOptions;
 using kvpolicy::ModelShape;
 using kvpolicy::Read;
 
-/// A plan of any policies that a cache of these options takes, some of which compress by
-/// themselves.
+/// A plan of any policies that a cache with these options accepts; some of them compress by themselves.
 template <kvpolicy::Element E>
 kvpolicy::HeadPlan<E> random_saved_plan(const ModelShape& shape, kvpolicy::test::Random& random,
                                         bool rollback) {
@@ -69,18 +68,18 @@ class Twins {
     return untouched_.tokens() - untouched_.commit_point();
   }
 
-  /// One is saved and goes on as a new cache with `options`.
+  /// Saves one cache and replaces it by a new cache with `options` that loads the file.
   void reload(const CacheOptions& options) {
     const std::string bytes = saved(saved_);
     Cache loaded{untouched_.plan(), options};
     load_bytes(loaded, bytes);
-    // A tail of another length has room for other numbers of queries.
+    // A tail of another length has room for another number of queries.
     const bool same_tail = options.tail_rows() == saved_.options().tail_rows();
     CHECK((!same_tail || saved(loaded) == bytes));
     saved_ = std::move(loaded);
   }
 
-  /// The same tokens through all layers of both.
+  /// Feeds the same tokens through all layers of both caches.
   void run(Random& random, std::size_t tokens, bool apart, const kvpolicy::AttendOptions& options) {
     for (std::size_t l = 0; l < shape_.layers; ++l) {
       Chunk<float> one{random, shape_, tokens};
@@ -105,7 +104,7 @@ class Twins {
     }
   }
 
-  /// The same call of both, which may throw of both.
+  /// Makes the same call on both caches; both may throw.
   template <class Act>
   void both(Act act) {
     const std::string one = thrown<kvpolicy::Error>([&] { act(untouched_); });
@@ -126,7 +125,7 @@ class Twins {
 struct RandomRun {
   ModelShape shape;
   CacheOptions options;
-  bool other_options = false;  // the loaded cache gets other pages, and slow memory or not
+  bool other_options = false;  // the loaded cache has another page size, and slow memory or not
 };
 
 template <kvpolicy::Element E>

@@ -35,17 +35,17 @@ void any_plans(std::uint64_t seed, bool other_options, std::size_t operations) {
 
 }  // namespace
 
-TEST_CASE("a cache that is saved and loaded on the way goes on as one that never was") {
+TEST_CASE("a cache that is saved and loaded in between continues like one that is not") {
   any_plans<float>(10, false, 60);
 }
 
 TEST_CASE("the same in 16 bits") { any_plans<kvpolicy::bfloat16>(20, false, 25); }
 
-TEST_CASE("pages of another size and slow memory change where rows lie and nothing else") {
+TEST_CASE("pages of another size and slow memory change the addresses of rows and nothing else") {
   any_plans<float>(30, true, 40);
 }
 
-TEST_CASE("heads that share their layer's budget go on sharing") {
+TEST_CASE("heads that share their layer's budget continue to share it") {
   for (const std::size_t every : {std::size_t{0}, std::size_t{25}}) {
     test::RandomRun run{{2, 4, 4, 64}, {}, false};
     HeadPlan<float> plan{run.shape};

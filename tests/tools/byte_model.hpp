@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model of bytes that knows nothing, for tests of what is done with a model.
+// A model of bytes with random weights, for tests of code that uses a model.
 #pragma once
 
 #include <cstddef>

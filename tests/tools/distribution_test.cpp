@@ -31,7 +31,7 @@ std::vector<float> draw(std::mt19937& bits, std::size_t count, float scale) {
 
 }  // namespace
 
-TEST_CASE("surprise and divergence are those of probabilities written out") {
+TEST_CASE("surprise and divergence equal those of explicit probabilities") {
   std::mt19937 bits{11};
   for (const std::size_t count : {1UL, 2UL, 7UL, 256UL}) {
     for (const float scale : {0.1F, 3.0F, 20.0F}) {
@@ -51,14 +51,14 @@ TEST_CASE("surprise and divergence are those of probabilities written out") {
   }
 }
 
-TEST_CASE("logits beyond what exp can take do no harm") {
+TEST_CASE("logits that are too large for exp do no harm") {
   const std::vector<float> large{1000.0F, 1001.0F, -1e30F};
   const std::vector<float> small{0.0F, 1.0F, -1e30F};
   CHECK(surprise(large, 0) == doctest::Approx(surprise(small, 0)));
   CHECK(divergence(large, small) <= 1e-9);
 }
 
-TEST_CASE("distributions of other sizes are refused") {
+TEST_CASE("distributions of different sizes are refused") {
   const std::vector<float> two{0.0F, 1.0F};
   const std::vector<float> one{0.0F};
   CHECK_THROWS_AS(static_cast<void>(divergence(two, one)), ShapeError);

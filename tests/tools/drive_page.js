@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Uses a page of visualize as its reader does, by mouse and by keys. open_page.cmake puts this behind
-// the page's own script; what went wrong, or "well", is left as data of the body.
+// Uses a page of visualize like a reader, by mouse and by keys. open_page.cmake adds this after the
+// page's own script. It stores the error, or "well", as data of the body.
 (async () => {
   const {dataset} = document.body;
   const failures = [];

@@ -30,7 +30,7 @@ DuoCheckpoint some_checkpoint() {
 
 }  // namespace
 
-TEST_CASE("a checkpoint comes back bit for bit") {
+TEST_CASE("a checkpoint is read back bit for bit") {
   const test::TemporaryFolder folder;
   const std::string path = (folder.path() / "made/here/checkpoint.json").string();
   const DuoCheckpoint saved = some_checkpoint();
@@ -59,7 +59,7 @@ TEST_CASE("damaged checkpoints are refused") {
     io::write_text_file(path, text);
     CHECK_THROWS_AS(static_cast<void>(load_checkpoint(path, settings)), FormatError);
   };
-  CHECK_THROWS_AS(static_cast<void>(load_checkpoint(path, settings)), FormatError);  // none
+  CHECK_THROWS_AS(static_cast<void>(load_checkpoint(path, settings)), FormatError);  // there is no file
   save_checkpoint(path, some_checkpoint());
   const std::string whole = io::read_text_file(path);
   refused(whole.substr(0, whole.size() / 2));

@@ -24,7 +24,7 @@ ByteBudget budget(double share, std::size_t length) {
   return {.share = share, .length = length, .shape = shape};
 }
 
-// What a cache really keeps of so many rows, as a share of a full one.
+// How much a cache really keeps of so many rows, as a share of a full cache.
 double kept(const reference::Llama& model, const std::string& plan_name, std::size_t length) {
   const ExamPlan plan = make_exam_plan(plan_name, shape, repository_path(shipped_model));
   const auto cache = make_sequence(model, plan.plan);
@@ -47,7 +47,8 @@ TEST_CASE("methods get the setting that fits their bytes") {
   CHECK(at_equal_bytes("tova", budget(1, 77)) == "tova:77");
   CHECK(at_equal_bytes("streaming_llm", budget(0.5, 2048)) == "streaming_llm:16,1008");
   CHECK(at_equal_bytes("sink_recent", budget(1.0 / 64, 1024)) == "sink_recent:8,8");
-  // 16 heads of 4,096 rows, 144 where they stream: 9 streaming leave 45.7 %, 8 leave 51.8 %.
+  // 16 heads of 4,096 rows, or 144 if they are streaming heads: with 9 streaming heads 45.7 %, with 8
+  // 51.8 %.
   CHECK(at_equal_bytes("duo", budget(0.5, 4096)) == "duo:0.5625");
   CHECK(at_equal_bytes("duo", budget(0.52, 4096)) == "duo:0.5");
   CHECK(at_equal_bytes("duo", budget(1, 4096)) == "duo:0");
@@ -57,14 +58,14 @@ TEST_CASE("methods get the setting that fits their bytes") {
   CHECK(at_equal_bytes("headkv+int4", budget(0.25, 1024)) == "headkv+int4:819");
   CHECK(at_equal_bytes("headkv:kernel=29,beta=2", budget(0.25, 1024)) ==
         "headkv:256,kernel=29,beta=2");
-  // Groups of 64 take two bytes less of scales for keys, and for values: 72 bytes.
+  // Groups of 64 take two bytes less for the scales of keys, and of values: 72 bytes.
   CHECK(at_equal_bytes("headkv+int4:group=64", budget(0.25, 1024)) == "headkv+int4:910,group=64");
   CHECK(at_equal_bytes("duo:sinks=64,recent=1984", budget(0.52, 4096)) ==
         "duo:1,sinks=64,recent=1984");
   CHECK(at_equal_bytes("duo@a:b/c+int4", budget(0.35, 4096)) == "duo@a:b/c+int4:0");
 }
 
-TEST_CASE("what is asked for is what a cache keeps, and the next setting would keep too much") {
+TEST_CASE("a cache keeps the requested bytes, and with the next setting it would keep too much") {
   const auto model = reference::Llama::load(repository_path(shipped_model));
   const std::size_t length = 640;
   for (const double share : {0.25, 0.3, 0.41, 0.6}) {
@@ -73,11 +74,11 @@ TEST_CASE("what is asked for is what a cache keeps, and the next setting would k
       CAPTURE(share);
       const double own = kept(model, at_equal_bytes(method, budget(share, length)), length);
       CHECK(own <= share);
-      // Of a window's rows the next query is one.
+      // The next query's row is one of the window's rows.
       CHECK(own > share - (method == "sink_recent" ? 2.0 / 640 : 1.0 / 16));
     }
   }
-  // A text's end: heads whose budget is longer than the text leave some of it unused.
+  // At the end of a text: heads whose budget is longer than the text leave some of it unused.
   for (const double share : {0.05, 0.1}) {
     const double own = kept(model, at_equal_bytes("headkv", budget(share, length)), length);
     CHECK(own <= share);

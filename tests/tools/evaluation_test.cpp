@@ -55,7 +55,7 @@ std::vector<nlohmann::ordered_json> as_jsons(const std::vector<Point>& points) {
 
 }  // namespace
 
-TEST_CASE("suites draw as many tasks as asked for, the same each time") {
+TEST_CASE("suites draw as many tasks as requested, the same ones each time") {
   const std::string plain = evaluation_text();
   SuiteConfig config = small();
   config.length = 1024;
@@ -77,7 +77,7 @@ TEST_CASE("suites draw as many tasks as asked for, the same each time") {
       CHECK(plain.find(tasks[i].text.body + tasks[i].follows) != std::string::npos);
       CHECK(tasks[i].text.body.size() == 1004);
     }
-    // A grid rounds up to whole texts.
+    // A grid is rounded up to whole texts.
     CHECK(questions == (suite == Suite::perplexity ? 0 : suite == Suite::passkey ? 4 : 3));
     CHECK(windows == (asks(suite) ? 0 : 2));
   }
@@ -96,7 +96,7 @@ TEST_CASE("surprise and divergence are those of the bytes that follow") {
   CHECK(outcomes[1].measures.at("text_kl")[0] > 0);
   CHECK(outcomes[1].measures.at("text_same")[0] < 1);
 
-  // Byte by byte over a cache of its own, with probabilities written out.
+  // Byte by byte over a cache of its own, with explicit probabilities.
   double apart = 0;
   std::array<double, 2> nats{};
   const auto probabilities = [](const std::vector<float>& logits) {
@@ -120,20 +120,20 @@ TEST_CASE("surprise and divergence are those of the bytes that follow") {
     of_full = full->decode(next);
     of_window = window->decode(next);
   }
-  // The caches here read the last byte of the text with the rest of it: rows differ in rounding.
+  // Here the caches read the last byte of the text together with the rest, so rows differ in rounding.
   CHECK(outcomes[0].measures.at("nats")[0] == doctest::Approx(nats[0] / 20).epsilon(1e-3));
   CHECK(outcomes[1].measures.at("nats")[0] == doctest::Approx(nats[1] / 20).epsilon(1e-3));
   CHECK(outcomes[1].measures.at("text_kl")[0] == doctest::Approx(apart / 20).epsilon(1e-2));
 }
 
-TEST_CASE("answers are what greedy decoding writes, and the bytes those where they begin") {
+TEST_CASE("answers are those of greedy decoding, and the byte count is that at their start") {
   const auto model = random_byte_model();
   const SuiteConfig config = small();
   auto tasks = draw_tasks(Suite::keys, config, 1, evaluation_text());
   const auto made = entries(model, {"full", "sink_recent:4,16", "int4:32", "quest:16,64"});
   for (const Entry& entry : made) {
     CAPTURE(entry.plan.name);
-    // Questions whose right answers are what the plan answers, but for the second.
+    // The right answers of these questions are those of the plan, except for the second.
     const std::vector<int> body = tokens_of(tasks[0].text.body);
     std::vector<std::string> answers;
     for (Question& question : tasks[0].text.questions) {
@@ -183,7 +183,7 @@ TEST_CASE("results depend neither on threads nor on which plans are measured tog
     const auto three =
         as_jsons(measure(model, suite, config, {1, 2}, entries(model, names), plain));
     CHECK(file_of("c", settings, one) == file_of("c", settings, three));
-    // Gone on with: one plan from a file, the others now.
+    // Continued: one plan comes from a file, the others are measured now.
     const auto first =
         as_jsons(measure(model, suite, config, {1, 2}, entries(model, {names[2]}), plain));
     write_result(path, file_of("c", settings, first));
@@ -204,7 +204,7 @@ TEST_CASE("results depend neither on threads nor on which plans are measured tog
                      .outcome = {}};
         const auto* found = find_point(known, wanted);
         REQUIRE(found != nullptr);
-        // What a name meant when it was measured is part of the measurement.
+        // The settings that a name stood for are part of the measurement.
         wanted.settings["kernel"] = 5;
         CHECK(find_point(known, wanted) == nullptr);
         ordered.push_back(*found);
@@ -221,7 +221,7 @@ TEST_CASE("results depend neither on threads nor on which plans are measured tog
   CHECK(points_of(path, settings).empty());
 }
 
-TEST_CASE("plans that evict do so behind the question, or behind the text") {
+TEST_CASE("plans that drop rows do so after the question, or after the text") {
   const auto model = random_byte_model();
   SuiteConfig config = small();
   const auto tasks = draw_tasks(Suite::keys, config, 1, evaluation_text());

@@ -29,7 +29,7 @@ std::vector<RetrievalText> texts(std::size_t count) {
 
 }  // namespace
 
-TEST_CASE("questions of one text do not disturb each other") {
+TEST_CASE("questions about one text do not affect each other") {
   const auto model = random_byte_model();
   const ExamPlan plan = make_exam_plan("full", model.config().shape(), "");
   std::vector<RetrievalText> both = texts(1);
@@ -40,7 +40,7 @@ TEST_CASE("questions of one text do not disturb each other") {
   CHECK(examine(model, plan, both).answers[0] == together.answers[1]);
 }
 
-TEST_CASE("threads may share the texts") {
+TEST_CASE("threads can share the texts") {
   const auto model = random_byte_model();
   const ExamPlan plan = make_exam_plan("sink_recent:16,64", model.config().shape(), "");
   const auto drawn = texts(3);
@@ -58,7 +58,7 @@ TEST_CASE("threads may share the texts") {
   CHECK(agreement(one, many) == 1.0);
 }
 
-TEST_CASE("a plan that reads everything after all answers like the full one") {
+TEST_CASE("a plan that reads everything answers like the full plan") {
   const auto model = random_byte_model();
   const ModelShape shape = model.config().shape();
   const auto drawn = texts(2);
@@ -73,7 +73,7 @@ TEST_CASE("a plan that reads everything after all answers like the full one") {
   CHECK(window.bytes_read < full.bytes_read / 10);
 }
 
-TEST_CASE("bytes read are those of the rows that are shown") {
+TEST_CASE("the bytes read are those of the rows that are shown") {
   const auto model = random_byte_model();
   const ModelShape shape = model.config().shape();
   const auto drawn = texts(1);
@@ -106,7 +106,7 @@ TEST_CASE("a model that does not write bytes is refused") {
   CHECK_THROWS_AS(require_bytes(model), ConfigError);
 }
 
-TEST_CASE("gates and scores may come from elsewhere, and be quantised") {
+TEST_CASE("gates and scores can come from elsewhere, and can be quantised") {
   const ModelShape shape{.layers = 4, .q_heads = 8, .kv_heads = 4, .head_dim = 64};
   const std::string weights = repository_path(shipped_model);
   const auto plan = [&](const std::string& name) {

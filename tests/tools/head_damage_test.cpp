@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Damages of single heads against a forward pass in plain loops that masks what the head may not see.
+// Compares damages of single heads with a forward pass in plain loops that masks the rows that the head
+// may not see.
 #include <common/head_damage.hpp>
 
 #include <cmath>
@@ -43,7 +44,7 @@ std::vector<RetrievalText> texts(std::size_t count, std::size_t questions = 2) {
 }
 
 // Attention of a whole text in plain loops. From token `from` on, KV head `head` of layer `layer` sees
-// the first `sinks` tokens and the latest `recent`.
+// only the first `sinks` tokens and the latest `recent`.
 struct MaskedHead {
   std::size_t layer = 0, head = 0, sinks = 0, recent = 0, from = 0;
 };
@@ -78,7 +79,7 @@ reference::AttendFn plain_attention(const MaskedHead& masked) {
   };
 }
 
-// Mean nats of tokens[from, end).
+// The mean loss of tokens[from, end), in nats.
 double plain_loss(const std::vector<int>& tokens, std::size_t from, const MaskedHead& masked) {
   const auto logits =
       shipped().forward(tokens, std::size_t{0}, plain_attention(masked), reference::LogitsOf::all);
@@ -123,7 +124,7 @@ TEST_CASE("losses under a plan are those of plain loops with a mask") {
     const TextLoss slow = plain_losses(
         drawn[0], end,
         {static_cast<std::size_t>(layer), static_cast<std::size_t>(head), 8, 40, 0});
-    // Rows are kept in bfloat16 here, and in float there.
+    // Rows are kept in bfloat16 here and in float there.
     CHECK(std::abs(fast.answers - slow.answers) <= 0.05 * slow.answers + 0.005);
     CHECK(std::abs(fast.text - slow.text) <= 0.02 * slow.text);
     if (layer == 1) retrieval_damage = slow.answers;
@@ -132,10 +133,10 @@ TEST_CASE("losses under a plan are those of plain loops with a mask") {
   const TextLoss slow = plain_losses(drawn[0], end, {99, 0, 0, 0, 0});
   CHECK(std::abs(full.answers - slow.answers) <= 0.05 * slow.answers + 0.005);
   CHECK(std::abs(full.text - slow.text) <= 0.02 * slow.text);
-  CHECK(retrieval_damage > full.answers + 0.02);  // so that the bounds above say something
+  CHECK(retrieval_damage > full.answers + 0.02);  // otherwise the bounds above would not test anything
 }
 
-TEST_CASE("damage is the rise of the loss of one head, choice by choice, whatever the threads") {
+TEST_CASE("damage is how much one head's choice raises the loss, for any number of threads") {
   const ModelShape shape = shipped().config().shape();
   const auto drawn = texts(2);
   const std::vector<HeadSettings<bfloat16>> choices{Full{}, Window{.sinks = 4, .recent = 28},
@@ -159,7 +160,7 @@ TEST_CASE("damage is the rise of the loss of one head, choice by choice, whateve
   }
   for (const double damage : measured[0].damage.values()) CHECK(damage == 0.0);
 
-  // Each case by itself: the head alone has the choice, and the head alone has not.
+  // Each case separately: only the head has the choice, and only the head does not have it.
   const auto rise = [&](const Plan& worse, const Plan& better) {
     const TextLoss a = loss_under(shipped(), worse, drawn, 64);
     const TextLoss b = loss_under(shipped(), better, drawn, 64);

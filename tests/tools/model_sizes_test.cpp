@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The models that the tools know by name: their caches' bytes, computed by hand from the numbers of
-// their config files.
+// The models that the tools know by name: the bytes of their caches, computed by hand from the numbers
+// in their config files.
 #include <doctest/doctest.h>
 
 #include <cstddef>
@@ -23,7 +23,7 @@ namespace {
 // Layers of one kind.
 struct Layers {
   std::size_t count, kv_heads, key_channels, value_channels;
-  std::size_t rows;  // that a head holds
+  std::size_t rows;  // rows that a head holds
   [[nodiscard]] std::size_t bytes(std::size_t held) const {
     return count * kv_heads * (key_channels + value_channels) * 2 * held;
   }
@@ -31,8 +31,8 @@ struct Layers {
 
 constexpr std::size_t tokens = 131'072;
 
-// A full cache in bfloat16. Windows and the text end with a page, so pages hold no row more. The
-// tail is one row.
+// Checks a full cache in bfloat16. Windows and the text end with a page, so pages have no unused rows.
+// The tail has one row.
 void check(const std::string& name, const std::vector<Layers>& layers) {
   CAPTURE(name);
   std::size_t rows = 0;
@@ -46,7 +46,7 @@ void check(const std::string& name, const std::vector<Layers>& layers) {
   CHECK(estimate.heads == rows);
   CHECK(estimate.tail == tail);
   CHECK(estimate.total() == rows + tail);
-  // A window holds a page more between two ends of pages, so there the same bytes take fewer
+  // Between two ends of pages a window holds one page more, so there the same bytes suffice for fewer
   // tokens.
   const bool windows = layers.size() > 1;
   CHECK(plan.max_context(estimate.total()).value() <= tokens);
@@ -118,7 +118,7 @@ TEST_CASE("a model folder says which layers have a window or no cache") {
   CHECK(::test::contains(refused(R"(, "layer_types": ["full_attention", "sliding_attention"])"), "sliding_window is missing"));
 }
 
-TEST_CASE("a name that nobody knows is refused with those that are known") {
+TEST_CASE("an unknown name is refused, and the message lists the known ones") {
   const std::string error =
       ::test::thrown<ConfigError>([] { static_cast<void>(parse_shape("gpt-5")); });
   CHECK(::test::contains(error, "--shape gpt-5"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Needles are found again in the prompt by plain searches of its text.
+// Finds needles again by plain searches in the text of the prompt.
 #include <cmath>
 #include <cstddef>
 #include <set>
@@ -26,7 +26,7 @@ std::string text_of(std::span<const int> tokens) {
 
 }  // namespace
 
-TEST_CASE("a needle stands where it was wanted, and is what the question asks for") {
+TEST_CASE("a needle is at the requested depth, and is what the question asks for") {
   const std::string plain = identification_text();
   for (const bool reasoning : {false, true}) {
     bool older_first = false;
@@ -45,7 +45,7 @@ TEST_CASE("a needle stands where it was wanted, and is what the question asks fo
         CHECK(prompt.substr(sample.needle, sample.needle_tokens) == answer);
         const std::size_t question = prompt.rfind("\nWhat is the key of ");
         REQUIRE(question != std::string::npos);
-        CHECK(prompt.find(answer) == sample.needle);       // the only place, and in the text
+        CHECK(prompt.find(answer) == sample.needle);       // occurs once, and in the text
         CHECK(sample.needle + sample.needle_tokens < question);
         const double end = static_cast<double>(sample.needle + sample.needle_tokens + 1);
         CHECK(std::abs(end / static_cast<double>(question) - depth) <= 0.05 + 1e-9);
@@ -66,7 +66,7 @@ TEST_CASE("a needle stands where it was wanted, and is what the question asks fo
   }
 }
 
-TEST_CASE("needles are drawn by seed and number, and refused where there is no place") {
+TEST_CASE("needles are drawn by seed and number, and refused if there is no room for them") {
   const std::string plain = identification_text();
   const auto prompt = [&](const NeedleConfig& config) {
     return text_of(draw_needle(plain, config).prompt);

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Writes a page with visualize, opens it in a headless Chromium and looks at the document as its scripts
-# leave it: nothing complained, every head and step is there, and what the page says of a head is what
-# visualize --json says.
+# Writes a page with visualize, opens it in a headless Chromium and checks the document after its
+# scripts have run: there are no errors, every head and step is there, and what the page says about a
+# head is what visualize --json says.
 #   cmake -DPROGRAM=<visualize> -DARGS=<list> -DPAGE=<file.html> [-DMOST_BYTES=n] [-DBROWSER=<path>]
 #         -P open_page.cmake
 cmake_minimum_required(VERSION 3.25)
@@ -75,7 +75,7 @@ function(must_have document times regex)
   endif()
 endfunction()
 
-# As the page writes a number: 4,096.
+# The number as the page writes it: 4,096.
 function(with_commas out number)
   while(number MATCHES "^(.*[0-9])([0-9][0-9][0-9])($|,.*)")
     set(number "${CMAKE_MATCH_1},${CMAKE_MATCH_2}${CMAKE_MATCH_3}")
@@ -90,7 +90,7 @@ math(EXPR tokens "${prompt_tokens} + ${new_tokens}")
 math(EXPR last_step "${steps} - 1")
 string(JSON heads LENGTH "${json}" heads)
 
-# As the page opens, in light and in dark.
+# The page as it opens, in light and in dark.
 foreach(scheme 0 1)  # dark, light
   dump(document "" OPTIONS --blink-settings=preferredColorScheme=${scheme})
   must_match("${document}" "drawn to its end" "<body[^>]*data-drawn=\"true\"")
@@ -107,7 +107,7 @@ if(document MATCHES "<body[^>]*data-broken" OR document MATCHES "<span data-row=
   message(FATAL_ERROR "text of the prompt became part of the document; see ${PAGE}")
 endif()
 
-# What it says of each head behind the last step.
+# What the page says about each head after the last step.
 math(EXPR last_head "${heads} - 1")
 foreach(i RANGE ${last_head})
   from_json(layer heads ${i} layer)
@@ -115,7 +115,7 @@ foreach(i RANGE ${last_head})
   from_json(kept heads ${i} rows_kept)
   from_json(read heads ${i} rows_read)
   from_json(exact heads ${i} rows_exact)
-  # Heads that look alike need no browser each.
+  # Of heads that look alike, only one is opened in a browser.
   if("${kept} ${read} ${exact}" IN_LIST seen)
     continue()
   endif()
@@ -139,14 +139,14 @@ foreach(i RANGE ${last_head})
   if(NOT unread)
     must_match("${document}" "where it looks" "aria-label=\"Scroll the text to row ${most}\"")
   endif()
-  # The text shows what the numbers say, row by row.
+  # The text shows the same as the numbers, row by row.
   must_have("${document}" ${read} "class=\"[a-z ]*read[a-z ]*\"")
   if(kept GREATER_EQUAL read)
     math(EXPR gone "${tokens} - ${kept}")
     must_have("${document}" ${gone} "class=\"gone\"")
   endif()
 endforeach()
-# As it is used.
+# The page in use.
 file(READ "${PAGE}" page)
 file(READ "${CMAKE_CURRENT_LIST_DIR}/drive_page.js" drive)
 string(REPLACE "</body>" "<script>${drive}</script></body>" page "${page}")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files are put together here by hand, as text; what is read from them is compared with what was
-// meant, and every kind of damage must be told by name.
+// Files are written here by hand, as text. What is read from them is compared with what was meant, and
+// every kind of damage must be named.
 #include <identify/own_texts.hpp>
 
 #include <cstddef>
@@ -38,7 +38,7 @@ const std::string needles = R"({"format": "kvpolicy needle samples", "version": 
   {"prompt": [63], "answer": [0], "needle": [0, 1]},
   {"prompt": [1, 2, 3], "answer": [3, 3], "needle": [2, 1]}]})";
 
-/// `text` with one place of it replaced; the place must be there, and once.
+/// `text` with `place` replaced by `other`; `place` must occur exactly once.
 std::string with(const std::string& text, const std::string& place, const std::string& other) {
   const std::size_t at = text.find(place);
   REQUIRE(at != std::string::npos);
@@ -62,7 +62,7 @@ void refuse_needles(const std::string& place, const std::string& other, const ch
 
 }  // namespace
 
-TEST_CASE("labelled texts are read as they are meant, ranges at both ends of a text included") {
+TEST_CASE("labelled texts are read as they are meant, with ranges at both ends of a text") {
   const LabelledTexts own = parse_labelled_texts(labelled, "own.json", vocabulary);
   REQUIRE(own.texts.size() == 2);
   for (const auto& text : own.texts) CHECK_NOTHROW(text.check());
@@ -79,13 +79,13 @@ TEST_CASE("labelled texts are read as they are meant, ranges at both ends of a t
   CHECK(own.texts[1].labels == std::vector<std::size_t>{0, 1});
   CHECK(own.texts[1].passkeys.empty());
 
-  // Ranges that touch, and a text that is labelled all over.
+  // Adjacent ranges, and a text that is labelled everywhere.
   const LabelledTexts touching = parse_labelled_texts(
       with(labelled, "[[3, 4], [5, 6]]", "[[0, 2], [2, 6]]"), "own.json", vocabulary);
   CHECK(touching.texts[0].labels == std::vector<std::size_t>{0, 1, 2, 3, 4, 5});
 }
 
-TEST_CASE("needle samples are read as they are meant, needles at both ends included") {
+TEST_CASE("needle samples are read as they are meant, with needles at both ends") {
   const NeedleSamples own = parse_needle_samples(needles, "own.json", vocabulary);
   REQUIRE(own.samples.size() == 3);
   for (const auto& sample : own.samples) CHECK_NOTHROW(sample.check());
@@ -100,7 +100,7 @@ TEST_CASE("needle samples are read as they are meant, needles at both ends inclu
   CHECK(own.samples[2].needle_tokens == 1);
 }
 
-TEST_CASE("texts that we draw come back from a file as they went in") {
+TEST_CASE("texts that we draw are read back from a file unchanged") {
   const std::string plain = identification_text();
   io::Json texts = io::Json::array();
   io::Json samples = io::Json::array();
@@ -113,7 +113,7 @@ TEST_CASE("texts that we draw come back from a file as they went in") {
       keys.push_back({{"hidden", {key.hidden, key.hidden + key.tokens}},
                       {"answer", {key.answer, key.answer + key.tokens}}});
     }
-    // Labels are everything behind the body.
+    // All tokens after the body are labelled.
     const std::size_t first = text.labels.front();
     texts.push_back({{"tokens", text.tokens},
                      {"labelled", io::Json::array({{first, text.tokens.size()}})},
@@ -151,7 +151,7 @@ TEST_CASE("texts that we draw come back from a file as they went in") {
   }
 }
 
-TEST_CASE("labelled texts that are damaged are refused, and it is said where and why") {
+TEST_CASE("damaged labelled texts are refused, with position and reason") {
   refuse_labelled("labelled texts", "labeled texts", "own.json, format: is 'kvpolicy labeled");
   refuse_labelled("\"version\": 1", "\"version\": 2", "own.json, version: is 2");
   refuse_labelled("\"texts\": [", "\"texts\": [], \"more\": [", "own.json, texts: must be an array "
@@ -198,7 +198,7 @@ TEST_CASE("labelled texts that are damaged are refused, and it is said where and
                   "passkeys[1]: must be an object");
 }
 
-TEST_CASE("needle samples that are damaged are refused, and it is said where and why") {
+TEST_CASE("damaged needle samples are refused, with position and reason") {
   refuse_needles("needle samples", "labelled texts", "own.json, format: is 'kvpolicy labelled");
   refuse_needles("\"version\": 1", "\"version\": 0", "own.json, version: is 0");
   refuse_needles("\"samples\": [", "\"samples\": {}, \"more\": [", "own.json, samples: must be");
@@ -219,7 +219,7 @@ TEST_CASE("needle samples that are damaged are refused, and it is said where and
   refuse_needles("[0, 1]", "[0, 1.5]", "needle[1]: must be a whole number, is 1.5");
 }
 
-TEST_CASE("half a file, or none, is refused as well") {
+TEST_CASE("half a file, or an empty one, is refused") {
   for (const std::string& whole : {labelled, needles}) {
     const auto parse = [&](const std::string& text) {
       if (whole == labelled) {
@@ -245,7 +245,7 @@ TEST_CASE("half a file, or none, is refused as well") {
   CHECK_THROWS_AS(static_cast<void>(load_labelled_texts(path, vocabulary)), FormatError);
 }
 
-TEST_CASE("a file's digest tells it from another, however little they differ") {
+TEST_CASE("a file's digest distinguishes it from others, however small the difference") {
   const LabelledTexts own = parse_labelled_texts(labelled, "own.json", vocabulary);
   CHECK(own.digest.size() == 16);
   CHECK(parse_labelled_texts(labelled, "other.json", vocabulary).digest == own.digest);
@@ -256,7 +256,7 @@ TEST_CASE("a file's digest tells it from another, however little they differ") {
   CHECK(parse_needle_samples(needles + " ", "own.json", vocabulary).digest != digest);
 }
 
-TEST_CASE("where passkeys are looked for, the first text without any is named") {
+TEST_CASE("if passkeys are needed, the first text without one is named") {
   LabelledTexts own = parse_labelled_texts(labelled, "own.json", vocabulary);
   CHECK_THROWS_WITH_AS(require_passkeys(own, "own.json"),
                        doctest::Contains("own.json, texts[1]: has no passkeys"), FormatError);
@@ -264,7 +264,7 @@ TEST_CASE("where passkeys are looked for, the first text without any is named") 
   CHECK_NOTHROW(require_passkeys(own, "own.json"));
 }
 
-TEST_CASE("training goes on with the file it was begun with, not with another of its name") {
+TEST_CASE("training continues with the file it was begun with, not with another of the same name") {
   DuoSettings a;
   a.model = "some/model";
   a.labelled = "here/own.json";
@@ -275,7 +275,7 @@ TEST_CASE("training goes on with the file it was begun with, not with another of
   CHECK(begun.at("labelled") == "own.json");
   for (const char* name : {"context", "lengths", "seed", "passkeys"}) {
     CAPTURE(name);
-    CHECK_FALSE(begun.contains(name));  // they mean nothing to such texts
+    CHECK_FALSE(begun.contains(name));  // they mean nothing for such texts
   }
   const test::TemporaryFolder folder;
   const std::string path = (folder.path() / "checkpoint.json").string();

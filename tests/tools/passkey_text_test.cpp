@@ -25,7 +25,7 @@ std::string bytes_of(const reference::LabelledText& text) {
 
 }  // namespace
 
-TEST_CASE("digits: each is hidden once, asked for once, and answered right") {
+TEST_CASE("digits: each is hidden once, asked for once, and answered correctly") {
   const std::string plain = identification_text();
   for (const std::size_t number : {0UL, 1UL, 77UL}) {
     const auto text = passkey_text(plain, {.context = 2048, .seed = 4}, number);
@@ -59,7 +59,7 @@ TEST_CASE("labels are the questions and answers, to the end") {
   }
 }
 
-TEST_CASE("a round of numbers takes every length once, the longest is the context") {
+TEST_CASE("a round of numbers takes every length once, and the longest is the context") {
   const std::string plain = identification_text();
   const PasskeyTextConfig config{.context = 1500, .lengths = 20, .passkeys = 4, .seed = 2};
   std::vector<std::size_t> sizes;
@@ -76,8 +76,8 @@ TEST_CASE("a round of numbers takes every length once, the longest is the contex
   CHECK(std::ranges::adjacent_find(first) == first.end());
 }
 
-TEST_CASE("depths are where they should be") {
-  const std::string plain(20'000, 'x');  // one sentence: places are not moved to a beginning
+TEST_CASE("depths are as requested") {
+  const std::string plain(20'000, 'x');  // one sentence, so positions are not moved to its beginning
   std::size_t first = 0;
   std::size_t last = 0;
   for (std::size_t number = 0; number < 50; ++number) {
@@ -91,13 +91,13 @@ TEST_CASE("depths are where they should be") {
     }
     const std::size_t haystack = static_cast<std::size_t>(std::ranges::count(bytes, 'x'));
     const std::size_t before = bytes.find("\n\nRemeber");
-    CHECK(before >= haystack * 4 / 100);  // the words hold a few x
+    CHECK(before >= haystack * 4 / 100);  // the words contain a few x
     const std::string body = bytes.substr(0, text.labels.front());
     CHECK(body.size() - body.rfind("\n\n") >= haystack * 4 / 100);
     first += before < haystack / 10 ? 1 : 0;
     last += body.size() - body.rfind("\n\n") < haystack / 8 ? 1 : 0;
   }
-  CHECK(first > 5);  // ten of a thousand: the first lies in the first tenth two times of five
+  CHECK(first > 5);  // in about 2 of 5 texts the first key is in the first tenth
   CHECK(last > 5);
 }
 
@@ -117,7 +117,7 @@ TEST_CASE("words: the published sentences in their order") {
   CHECK(bytes.find("what is the first passkey to the vault?\nPasskey: ") == text.labels.front() + 34);
 }
 
-TEST_CASE("plain text is a slice, and every byte that something foretells counts") {
+TEST_CASE("plain text is a slice, and every byte that can be predicted counts") {
   const std::string plain = identification_text();
   const auto text = plain_text(plain, {.context = 1024}, 5);
   CHECK(plain.find(bytes_of(text)) != std::string::npos);
@@ -136,7 +136,7 @@ TEST_CASE("a seed and a number give one text, others another") {
   CHECK(draw(1, 2) != draw(2, 2));
 }
 
-TEST_CASE("texts that cannot be are refused") {
+TEST_CASE("texts that are impossible are refused") {
   const std::string plain = identification_text();
   const auto draw = [&](PasskeyTextConfig config) {
     static_cast<void>(passkey_text(plain, config, 0));

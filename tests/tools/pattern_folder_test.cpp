@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A folder that is gone afterwards.
+// A folder that is deleted afterwards.
 class Folder {
  public:
   Folder() { fs::create_directories(path); }
@@ -36,7 +36,7 @@ class Folder {
 
 }  // namespace
 
-TEST_CASE("a pattern may lie one folder down, as the published ones do, or be named by its file") {
+TEST_CASE("a pattern may be one folder below, like the published ones, or be named by its file") {
   const Folder folder;
   const std::string run = "Llama/lr=0.02-ctx=1000_32000";
   folder.write(run + "/full_attention_heads.tsv", "1\t0\n");
@@ -45,8 +45,8 @@ TEST_CASE("a pattern may lie one folder down, as the published ones do, or be na
   CHECK(pattern_folder(folder.path / run / "full_attention_heads.tsv") == folder.path / run);
   CHECK_FALSE(is_pattern_path(folder.path / run / "scores.json"));
   CHECK(is_pattern_path(folder.path / "Llama"));
-  // Two are a choice that nobody made; none is for the reader to complain of, and two levels are
-  // none.
+  // A folder without a pattern, or with one two levels below, is returned for the reader to refuse; two
+  // patterns are ambiguous.
   CHECK(pattern_folder(folder.path) == folder.path);
   folder.write("Llama/another/full_attention_heads.tsv", "1\t0\n");
   CHECK_THROWS_WITH_AS(static_cast<void>(pattern_folder(folder.path / "Llama")),
@@ -63,7 +63,7 @@ TEST_CASE("a model's shape is read from any config that has it") {
     folder.write("config.json", config);
     return parse_shape(folder.path.string());
   };
-  // Two that the reference model refuses: yarn, and an architecture of its own.
+  // Two configs that the reference model refuses: one with yarn, and one with its own architecture.
   CHECK(
       shape(
           R"({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_attention_heads": 32,

@@ -41,12 +41,12 @@ TEST_CASE("a plan's name has parts") {
   CHECK(parts("headkv@scores.json:64") == "headkv|scores.json||headkv@scores.json");
   CHECK(parts("duo@p/lr=0.02,x:0.5") == "duo|p/lr=0.02,x||duo@p/lr=0.02,x");
   CHECK(parts("search@d.json:0.25,4096") == "search|d.json||search@d.json");
-  // What is no name is a path, and all of it is.
+  // A text that is not a name is a path as a whole.
   CHECK(parts("plans/a:b+int4,c=1") == "plans/a:b+int4,c=1|||plans/a:b+int4,c=1");
   CHECK(parts("a@b/plan.json") == "a|b/plan.json||a@b/plan.json");
 }
 
-TEST_CASE("numbers have places, settings have names, and all that was taken is known") {
+TEST_CASE("numbers are positional, settings have names, and everything that was used is known") {
   PlanName plan{"headkv:128,kernel=29,beta=2"};
   plan.place({"capacity", "window"});
   CHECK(plan.count("capacity", 1) == 128);
@@ -64,7 +64,7 @@ TEST_CASE("numbers have places, settings have names, and all that was taken is k
   CHECK(placed.count("a", 0) == 3);
 }
 
-TEST_CASE("what a name gives twice, misspells or gives too much of is refused") {
+TEST_CASE("a setting that is given twice, misspelt or superfluous is refused") {
   const auto taken = [](const std::string& text) {
     return refusal([&] {
       PlanName plan{text};
@@ -104,7 +104,7 @@ TEST_CASE("a library's error names the option instead of the C++ type") {
   CHECK(said("duo_plan: gates do not fit") == "--plan x: gates do not fit");
   CHECK(said("the capacity: is 4") == "--plan x: the capacity: is 4");
   CHECK(said("nothing") == "--plan x: nothing");
-  // What is named already stays: a file may be called as a type could be.
+  // A name in a message is not changed: a file may be called like a type.
   CHECK(refusal([] {
           static_cast<void>(named_by("--plan x", [] {
             return named_by("Scores",
@@ -113,6 +113,6 @@ TEST_CASE("a library's error names the option instead of the C++ type") {
         }) == "--plan x: Scores: there are none");
 }
 
-TEST_CASE("JSON is printed whatever bytes an option has") {
+TEST_CASE("JSON is printed for any bytes in an option") {
   CHECK(as_line(nlohmann::json{{"plan", "a\xff"}}) == "{\"plan\":\"a\xEF\xBF\xBD\"}");
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs PROGRAM twice with the prompt cache FILE: the first run reads the prompt and saves, the second
-# loads, and both go on with the same text.
+# Runs PROGRAM twice with the prompt cache FILE: the first run reads the prompt and saves it, the second
+# loads it, and both continue with the same text.
 #   cmake -DPROGRAM=<save_load> -DFILE=<path> -P prompt_cache.cmake
 file(REMOVE "${FILE}")
 foreach(run first second)

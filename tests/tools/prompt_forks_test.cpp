@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A prompt that one cache reads for many plans: what follows is, bit for bit, what follows where each
-// plan reads the prompt itself.
+// A prompt that one cache reads for many plans: the tokens after it must be, bit for bit, those of
+// plans that read the prompt themselves.
 #include <common/prompt_forks.hpp>
 
 #include <cstddef>
@@ -30,7 +30,7 @@ HeadPlan<bfloat16> plan_named(const std::string& name, const ModelShape& shape) 
 
 }  // namespace
 
-TEST_CASE("plans that keep a prompt whole go on from a shared reading as from their own") {
+TEST_CASE("plans that keep a prompt whole continue from a shared prompt as from their own") {
   const reference::Llama model = random_byte_model();
   std::vector<int> prompt(560);
   for (std::size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int>((i * i + 7 * i) % 251);

@@ -38,7 +38,7 @@ std::string without_facts(std::string text) {
 
 }  // namespace
 
-TEST_CASE("text, one question and its answer are as long as asked for") {
+TEST_CASE("text, one question and its answer have the requested length") {
   const std::string plain = held_out_text();
   for (const std::size_t length : {640UL, 1024UL, 8192UL}) {
     for (const bool lead_in : {false, true}) {
@@ -51,7 +51,7 @@ TEST_CASE("text, one question and its answer are as long as asked for") {
   }
 }
 
-TEST_CASE("a question asks for a fact that is hidden once, as far back as it says") {
+TEST_CASE("a question asks for a fact that is hidden once, at the stated distance") {
   const std::string plain = held_out_text();
   const auto text = draw_text(plain, {.length = 4096, .questions = 32, .seed = 1});
   CHECK(text.facts == 32);
@@ -66,7 +66,7 @@ TEST_CASE("a question asks for a fact that is hidden once, as far back as it say
   CHECK(plain.find(without_facts(text.body)) != std::string::npos);
 }
 
-TEST_CASE("a two-step question names a pair whose older has the key") {
+TEST_CASE("a two-step question names a pair of which the older one has the key") {
   const std::string plain = held_out_text();
   const auto text = draw_text(plain, {.length = 2048, .questions = 9, .two_step = true, .seed = 1});
   REQUIRE(text.questions.size() == questions_per_text(2048, true));
@@ -92,8 +92,8 @@ TEST_CASE("a seed and a number give one text, others another") {
   CHECK(draw(5, 0).body != draw(6, 0).body);
 }
 
-TEST_CASE("what is asked for does not stand first where sentences meet") {
-  // Slices without a boundary inside: all facts lie at one place, in random order.
+TEST_CASE("a fact that is asked for is not always first if sentences meet") {
+  // Slices without a boundary inside: all facts are at one position, in random order.
   std::string plain;
   for (int i = 0; i < 8; ++i) plain += std::string(1500, 'x') + ". ";
   std::size_t first = 0;
@@ -113,7 +113,7 @@ TEST_CASE("lengths that cannot be are refused") {
   CHECK_NOTHROW(draw_text(plain, {.length = longest_text(plain)}));
 }
 
-TEST_CASE("heads are found and judged on texts that share nothing") {
+TEST_CASE("heads are found and judged on texts that have nothing in common") {
   const std::string all = held_out_text();
   const std::string first = identification_text();
   const std::string rest = evaluation_text();
@@ -124,7 +124,7 @@ TEST_CASE("heads are found and judged on texts that share nothing") {
   CHECK_NOTHROW(draw_text(first, {.length = 16384}));
 }
 
-TEST_CASE("facts are hidden at the depths asked for") {
+TEST_CASE("facts are hidden at the requested depths") {
   const std::string plain = held_out_text();
   for (const std::size_t length : {1024UL, 4096UL}) {
     const std::vector<double> depths{0.0, 0.05, 0.35, 0.5, 0.95, 1.0};
@@ -134,7 +134,7 @@ TEST_CASE("facts are hidden at the depths asked for") {
     CHECK(text.facts == depths.size());
     const std::string prose = without_facts(text.body);
     for (std::size_t i = 0; i < depths.size(); ++i) {
-      // How much of the prose stands before the fact; a boundary is never far.
+      // How much prose comes before the fact; a boundary is always near.
       const std::string fact = text.questions[i].answer + ' ';
       REQUIRE(count(text.body, fact) == 1);
       const std::string before = without_facts(text.body.substr(0, text.body.find(fact)));
@@ -164,7 +164,7 @@ TEST_CASE("the other answer of a two-step question is the younger one's key") {
   }
 }
 
-TEST_CASE("a plain text is a slice from behind a sentence") {
+TEST_CASE("a plain text is a slice that begins after a sentence") {
   const std::string plain = held_out_text();
   const auto text = draw_plain_text(plain, {.length = 3000, .seed = 1, .number = 2});
   CHECK(text.body.size() == 3000);

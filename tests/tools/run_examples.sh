@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs every example that a tool's --help shows, as it stands there, in a folder laid out like the
-# published ones.
+# Runs every example that a tool's --help shows, exactly as shown, in a folder with the same layout as
+# the published ones.
 #
 #   run_examples.sh REPOSITORY FOLDER_OF_THE_TOOLS WORK_FOLDER TOOL [SUBCOMMAND]
 #
-# An example is a line after "Examples:" that begins with a tool's name; what follows two spaces explains
-# it. Sizes that an example leaves to the defaults are made small, so that all of them take seconds.
+# An example is a line after "Examples:" that begins with a tool's name; the text after two spaces
+# explains it. Sizes that an example leaves to the defaults are made small, so that all examples
+# together take seconds.
 set -euo pipefail
 repository=$1 tools=$2 work=$3 tool=$4 subcommand=${5:-}
 
@@ -16,7 +17,7 @@ fail() {
   exit 1
 }
 
-# smaller COMMAND: the options that make it quick, but for those that it gives itself.
+# smaller COMMAND: prints the options that make it quick, except those that it has already.
 smaller() {
   local -a options
   case $1 in
@@ -48,7 +49,7 @@ rm -rf "$work"
 mkdir -p "$work"
 cd "$work"
 ln -s "$repository/reference_model" "$repository/tests" .
-# DuoAttention's repository: a folder for the model, and in it one for the training run.
+# The layout of DuoAttention's repository: a folder for the model, with one for the training run.
 pattern=attn_patterns/Llama-3-8B-Instruct-Gradient-1048k/lr=0.02-reg=0.05-ctx=1000_32000-multi_passkey10
 mkdir -p "$pattern"
 awk 'BEGIN {
@@ -57,7 +58,7 @@ awk 'BEGIN {
 }' >"$pattern/full_attention_heads.tsv"
 echo '{"sink_size": 128, "recent_size": 256}' >"$pattern/config.json"
 ln -s "$(dirname "$pattern")" PATTERN_FOLDER
-# HeadKV's repository: samples of each query head.
+# The layout of HeadKV's repository: samples of each query head.
 awk 'BEGIN {
   for (layer = 0; layer < 32; ++layer)
     for (head = 0; head < 32; ++head)
@@ -82,7 +83,7 @@ mapfile -t examples < <("$tool" ${subcommand:+"$subcommand"} --help | sed -n '/^
   grep -E "^ +(echo [^|]*\| )?($names)( |$)" | sed -E 's/^ +//; s/ {2,}.*$//')
 [ ${#examples[@]} -gt 0 ] || fail "$tool $subcommand --help shows no example"
 for example in "${examples[@]}"; do
-  # A training of hours is one of two steps here.
+  # A training of hours is replaced by one of two steps.
   run=$(sed -E 's/--steps [0-9]{3,}/--steps 2/; s/--context 4096( --sinks)/--context 1024\1/' <<<"$example")
   case $run in *" > "*) run=${run/ > /$(smaller "$run") > } ;; *) run+=$(smaller "${run##*| }") ;; esac
   printf '== %s\n   as: %s\n' "$example" "$run"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Runs PROGRAM with ARGS and checks STATUS, JSON, PRINTS and ERROR: see CMakeLists.txt beside.
+# Runs PROGRAM with ARGS and checks STATUS, JSON, PRINTS and ERROR; CMakeLists.txt explains them.
 execute_process(COMMAND "${PROGRAM}" ${ARGS} RESULT_VARIABLE status OUTPUT_VARIABLE printed
                 ERROR_VARIABLE complaint INPUT_FILE /dev/null)
 function(fail why)

@@ -39,7 +39,7 @@ std::vector<int> prompt() {
 
 }  // namespace
 
-TEST_CASE("what a run reports adds up") {
+TEST_CASE("the numbers that a run reports add up") {
   for (const NamedStructure& s : structures()) {
     CAPTURE(s.name);
     SpeculativeText text{model(), &model(), setup_of(s.structure)};
@@ -67,7 +67,7 @@ TEST_CASE("what a run reports adds up") {
     CHECK(result.tokens_of_turn(1).size() == 17);
     CHECK(text.text().size() == 90 + 3 + 57);
 
-    // Levels against steps, which come another way.
+    // Levels are compared with steps, which are counted in another way.
     REQUIRE(!result.levels.empty());
     const LevelReport& target = result.levels.front();
     CHECK(target.name == "target");
@@ -95,14 +95,14 @@ TEST_CASE("what a run reports adds up") {
       CHECK(result.predicted_tokens_per_verification() == doctest::Approx(1.0));
     }
     if (s.structure == Structure::self || s.structure == Structure::triforce) {
-      // A text below the budget: the middle level reads what the target reads.
+      // The text is shorter than the budget, so the middle level reads what the target reads.
       CHECK(target.acceptance() > 0.5);
       CHECK(result.tokens_per_verification() > 2.0);
     }
   }
 }
 
-TEST_CASE("a fork goes on as its origin does, and leaves it alone") {
+TEST_CASE("a fork continues like its origin, and does not change it") {
   for (const Structure structure : {Structure::triforce, Structure::draft, Structure::tree}) {
     CAPTURE(named(structure).name);
     SpeculativeText text{model(), &model(), setup_of(structure)};
@@ -116,7 +116,7 @@ TEST_CASE("a fork goes on as its origin does, and leaves it alone") {
   }
 }
 
-TEST_CASE("a turn ends behind its stop text, wherever steps end") {
+TEST_CASE("a turn ends after its stop text, wherever steps end") {
   SpeculativeText text{model(), nullptr, setup_of(Structure::plain)};
   SpeculationTurn turn;
   turn.prompt = prompt();
@@ -125,7 +125,7 @@ TEST_CASE("a turn ends behind its stop text, wherever steps end") {
   REQUIRE(all.size() == 30);
   for (const std::size_t at : {0U, 1U, 7U, 20U}) {
     turn.stop = {all[at].token, all[at + 1].token, all[at + 2].token};
-    std::size_t ends = 0;  // the first place where the three stand
+    std::size_t ends = 0;  // the first position where the three tokens occur
     while (all[ends].token != turn.stop[0] || all[ends + 1].token != turn.stop[1] ||
            all[ends + 2].token != turn.stop[2]) {
       ++ends;
@@ -139,7 +139,7 @@ TEST_CASE("a turn ends behind its stop text, wherever steps end") {
   }
 }
 
-TEST_CASE("what cannot be is refused by name") {
+TEST_CASE("options that do not work are refused by name") {
   CHECK_THROWS_WITH_AS(static_cast<void>(structure_named("tri")),
                        doctest::Contains("triforce, self, draft"), ConfigError);
   for (const NamedStructure& s : structures()) CHECK(structure_named(s.name) == s.structure);

@@ -39,7 +39,7 @@ TEST_CASE("numbers have separators") {
   CHECK(duration(3 * 3600 + 65) == "3 h 01 min");
 }
 
-TEST_CASE("text on one line shows what would break it") {
+TEST_CASE("characters that would break a line are escaped") {
   CHECK(one_line("a\nb\x1b[1m", 80) == "a\\nb\\x1b[1m");
   CHECK(one_line("abcdef", 3) == "abc…");
   CHECK(one_line("abc", 3) == "abc");

@@ -8,7 +8,7 @@
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
 
-TEST_CASE("marks stand below the tokens that they are of") {
+TEST_CASE("marks are below their tokens") {
   const TokenStrip strip{{"target", "selected", "draft"}, true, false};
   CHECK(strip.legend() == "proposed by  . draft  s selected  T target");
   const std::vector<NewToken> tokens{{'a', 2}, {'b', 1}, {' ', 0}, {'c', 2}};
@@ -17,13 +17,13 @@ TEST_CASE("marks stand below the tokens that they are of") {
   CHECK(strip.marked({}) == "");
 }
 
-TEST_CASE("bytes that are no characters take a column as well") {
+TEST_CASE("bytes that are no characters take a column too") {
   const TokenStrip strip{{"target", "draft"}, true, false};
   const std::vector<NewToken> tokens{{'a', 0}, {'\n', 1}, {200, 0}, {7, 1}};
   CHECK(strip.marked(tokens) == "a \nT.\n..\nT.\n");
 }
 
-TEST_CASE("tokens that are no bytes are shown by number") {
+TEST_CASE("tokens that are no bytes are shown as numbers") {
   const TokenStrip strip{{"target", "draft"}, false, false};
   const std::vector<NewToken> tokens{{128000, 0}, {7, 1}, {41, 1}};
   CHECK(strip.marked(tokens) == "128000 7 41 \nT      . .  \n");
@@ -31,7 +31,7 @@ TEST_CASE("tokens that are no bytes are shown by number") {
   CHECK(strip.coloured({41, 1}) == "41 ");
 }
 
-TEST_CASE("on a terminal a token has a colour, and no control character gets through") {
+TEST_CASE("on a terminal a token has a colour, and control characters are not printed") {
   const TokenStrip strip{{"target", "selected", "draft"}, true, true};
   CHECK(strip.coloured({'x', 0}) == "\033[1;35mx\033[0m");
   CHECK(strip.coloured({'x', 1}) == "\033[33mx\033[0m");

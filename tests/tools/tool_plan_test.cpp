@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The names that --plan takes, and their settings.
+// The names that --plan accepts, and their settings.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ std::string refusal(const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("--plan: so many rows per head in all, ranked by the scorer of the name") {
+TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name states") {
   const auto same = [](const std::string& name, const HeadSettings<float>& settings) {
     return plan_named(name) == Plan{shape, settings};
   };
@@ -116,7 +116,7 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
       make_exam_plan("headkv:128,kernel=29,beta=2,pooling=average", own, weights);
   CHECK(tuned.plan.at(1, 0).get<Budget>().scorer ==
         SnapKvScorer::Config{.observation_window = 8, .pooling = Pooling::average, .kernel = 29});
-  // beta = 2 leaves a head of no score half of an equal share; 1.005 next to nothing.
+  // beta = 2 leaves a head with score 0 half of an equal share; 1.005 leaves it almost nothing.
   std::size_t least = 128;
   std::size_t least_published = 128;
   for (std::size_t i = 0; i < 16; ++i) {
@@ -134,7 +134,7 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
   CHECK(fastgen.settings["recovery"] == 0.9);
 }
 
-TEST_CASE("--plan: settings of storages, windows and rules stand in the name") {
+TEST_CASE("--plan: the name can contain settings of storages, windows and rules") {
   using ByChannel = QuantizedResidualCache<float, Granularity::per_channel>;
   const auto kivi = [](const std::string& name) {
     return plan_named(name).at(0, 0).get<ByChannel>().storage;

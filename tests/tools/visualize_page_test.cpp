@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The page of visualize without a browser: whether it holds what was recorded, read back by a decoder of
-// its own; whether it stays within its size; and whether text can break out of it. open_page.cmake opens
-// one in a browser.
+// The page of visualize without a browser: whether it holds what was recorded, read by a decoder of its
+// own; whether it stays within its size; and whether text can break out of it. open_page.cmake opens a
+// page in a browser.
 #include <visualize/page.hpp>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ const reference::Llama& model() {
   return made;
 }
 
-// A policy and a storage in each head.
+// Each head has another policy and storage.
 Plan mixed_plan() {
   Plan plan{model().config().shape()};
   SinkRecentCache<PerTokenStorage<bfloat16>>::Config window{.sinks = 3, .recent = 40};
@@ -67,7 +67,7 @@ std::size_t count(std::string_view text, std::string_view part) {
   return times;
 }
 
-// As a browser cuts it: the element ends at the first end tag.
+// Cuts the page like a browser: the element ends at the first end tag.
 nlohmann::json data_of(const std::string& html) {
   const std::string_view start = "id=\"recording\">";
   const std::size_t from = html.find(start) + start.size();
@@ -92,7 +92,7 @@ std::vector<std::uint8_t> decoded(const std::string& base64) {
   return bytes;
 }
 
-// The layout that stands in page.cpp.
+// Reads the layout that page.cpp describes.
 class Reader {
  public:
   explicit Reader(std::vector<std::uint8_t> bytes) : bytes_{std::move(bytes)} {}
@@ -200,7 +200,7 @@ TEST_CASE("a page holds what was recorded") {
   check_rows(recording, data["rows"].get<std::string>(), page.least_shown);
 }
 
-TEST_CASE("a page leaves the smallest shares of attention out rather than grow") {
+TEST_CASE("a page leaves out the smallest shares of attention rather than grow") {
   const Recording recording = recording_of(long_text(), mixed_plan());
   const HtmlPage whole = write_page(recording);
   CHECK(whole.html.size() < 1'900'000);
@@ -209,7 +209,7 @@ TEST_CASE("a page leaves the smallest shares of attention out rather than grow")
   CHECK(smaller.html.size() <= most);
   CHECK(smaller.least_shown > whole.least_shown);
   check_rows(recording, data_of(smaller.html)["rows"].get<std::string>(), smaller.least_shown);
-  // A page that cannot be as small as that is still one.
+  // If a page cannot be that small, it is written nevertheless.
   const HtmlPage smallest = write_page(recording, 1);
   CHECK(smallest.html.size() < smaller.html.size());
   CHECK(data_of(smallest.html)["heads"].size() == 4);
@@ -220,7 +220,7 @@ TEST_CASE("no text breaks out of a page") {
   Recording recording = recording_of(hostile, Plan{model().config().shape()});
   const std::string plain = write_page(recording).html;
   recording.plan = hostile;
-  recording.model = hostile + "\xFF\xC3";  // no UTF-8 either
+  recording.model = hostile + "\xFF\xC3";  // no valid UTF-8 either
   const std::string html = write_page(recording).html;
   for (const std::string_view part : {"<script", "</script", "<!--", "<img", "onerror=alert(2)>"}) {
     CAPTURE(part);
@@ -230,9 +230,9 @@ TEST_CASE("no text breaks out of a page") {
   CHECK(data_of(html)["plan"] == hostile);
 }
 
-TEST_CASE("a page asks for nothing but itself") {
+TEST_CASE("a page loads nothing from elsewhere") {
   const std::string html = write_page(recording_of("abc", Plan{model().config().shape()})).html;
-  // The names of namespaces are no addresses that anything is fetched from.
+  // Names of namespaces are not addresses that are loaded.
   CHECK(count(html, "://") == count(html, "'http://www.w3.org/2000/svg'"));
   for (const std::string_view part : {" src=", "<link", "@import", "url(", "fetch(", "innerHTML",
                                       "eval(", "document.write", "/*page.", "<!--recording"}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What visualize records, against what each policy's definition says of the rows, and against softmax
-// in double of the attention that they get.
+// Compares what visualize records with what each policy's definition says about the rows, and with the
+// softmax in double of the attention that they get.
 #include <visualize/recording.hpp>
 
 #include <algorithm>
@@ -57,7 +57,7 @@ Rows rows_of_runs(const RowRuns& runs) {
   bool first = true;
   for (const RowRun& run : runs) {
     CHECK(run.rows > 0);
-    CHECK((first || run.first > before));  // ascending, and they touch nowhere
+    CHECK((first || run.first > before));  // ascending, and not adjacent
     for (std::size_t i = 0; i < run.rows; ++i) rows.insert(run.first + i);
     before = run.first + run.rows;
     first = false;
@@ -85,7 +85,7 @@ void for_each_step(const Recording& recording, Check check) {
   }
 }
 
-// Layer 0 sees the same queries and keys under every plan.
+// Layer 0 has the same queries and keys under every plan.
 struct FirstLayer {
   std::vector<float> queries, keys;  // [tokens, heads, head_dim]
 
@@ -106,13 +106,14 @@ struct FirstLayer {
   }
 };
 
-// To the nearest bfloat16, as rows are kept.
+// Rounds to the nearest bfloat16, as rows are kept.
 double rounded(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   return std::bit_cast<float>((bits + 0x7FFFU + (bits >> 16 & 1U)) & 0xFFFF0000U);
 }
 
-// The attention of the last of `tokens` tokens over `read`, rows from `fresh` on as they came.
+// The attention of the last of `tokens` tokens over the rows `read`; rows from `fresh` on are not
+// rounded.
 std::vector<double> attention_over(const FirstLayer& layer, std::size_t head, std::size_t tokens,
                                    std::size_t fresh, const Rows& read) {
   const ModelShape shape = model().config().shape();
@@ -164,7 +165,7 @@ void check_attention(const Recording& recording) {
         CHECK(own.attention[at].row == row);
         const double share = static_cast<double>(own.attention[at].share);
         const double error = std::abs(share - expected[at++]);
-        worst = error <= worst ? worst : error;  // a NaN stays
+        worst = error <= worst ? worst : error;  // NaN stays
         sum += share;
       }
       CHECK(worst <= 2e-4);
@@ -176,7 +177,7 @@ void check_attention(const Recording& recording) {
 
 }  // namespace
 
-TEST_CASE("a recording has a step for each piece of the prompt and each new token") {
+TEST_CASE("a recording has a step for each part of the prompt and each new token") {
   const Recording recording = record_all(FullCache<Dense>::Config{});
   CHECK(recording.prompt_tokens == prompt_tokens);
   CHECK(recording.tokens.size() == prompt_tokens + 9);
@@ -204,7 +205,7 @@ TEST_CASE("a full head keeps and reads every row") {
   check_attention(recording);
 }
 
-TEST_CASE("a window reads what it keeps: sinks and the latest rows, the query's own among them") {
+TEST_CASE("a window reads what it keeps: sinks and the latest rows, including the query's own") {
   const Recording recording =
       record_all(SinkRecentCache<Dense>::Config{.sinks = 4, .recent = 20});
   for_each_step(recording, [](const Step& step, const HeadStep& head, const Rows&) {
@@ -231,15 +232,16 @@ TEST_CASE("quantised rows: the latest are exact, all are read, at fewer bytes") 
     Rows exact;
     for (std::size_t row = coarse; row < step.tokens; ++row) exact.insert(row);
     CHECK(rows_of_runs(head.exact) == exact);
-    // The call still found those exact that were when it began, and its own are not read from the
-    // cache: a row in 4 bits has 32 bytes a side, and 2 groups with scale and zero of 2 bytes each.
+    // The call found those rows exact that were exact when it began, and its own rows are not read from
+    // the cache. A row in 4 bits has 32 bytes per side, and 2 groups with a scale and a zero of 2 bytes
+    // each.
     const std::size_t found_coarse = before.size() - std::min<std::size_t>(before.size(), 32);
     CHECK(head.bytes_read == found_coarse * 2 * (32 + 2 * 4) +
                                  (before.size() - found_coarse) * 2 * 64 * 2);
   });
 }
 
-TEST_CASE("a budget keeps everything until it is told to compress, and what comes after") {
+TEST_CASE("a budget keeps everything until a compression is requested, and then also later rows") {
   const Recording recording = record_all(
       HeadBudgetCache<Dense>::Config{.budget = 24, .scorer = {.observation_window = 8, .kernel = 3}});
   REQUIRE(recording.steps.size() == 16 + 1 + 9);
@@ -266,7 +268,7 @@ TEST_CASE("a budget keeps everything until it is told to compress, and what come
   check_attention(recording);
 }
 
-TEST_CASE("a head that evicts at each token reads the row that it then drops") {
+TEST_CASE("a head that compresses at each token reads the row that it then drops") {
   const Recording recording = record_all(HeadBudgetCache<Dense, TovaScorer>::Config{
       .budget = 16, .compress_every = 1, .after_first_compress = true});
   for_each_step(recording, [](const Step& step, const HeadStep& head, const Rows& before) {
@@ -281,7 +283,7 @@ TEST_CASE("a head that evicts at each token reads the row that it then drops") {
   check_attention(recording);
 }
 
-TEST_CASE("a head that selects keeps all, and reads whole chunks and the rows behind them") {
+TEST_CASE("a head that selects keeps everything, and reads whole chunks and the rows after them") {
   const Recording recording =
       record_all(ChunkRetrievalCache<Dense>::Config{.chunk = 8, .budget = 32});
   for_each_step(recording, [](const Step& step, const HeadStep& head, const Rows& before) {
@@ -300,13 +302,13 @@ TEST_CASE("a head that selects keeps all, and reads whole chunks and the rows be
       chosen += rows;
     }
     CHECK(chosen == 32);
-    CHECK(read.contains(0));  // sinks are always among them
+    CHECK(read.contains(0));  // the sinks are always among them
     for (std::size_t row = chunks_end; row < step.tokens; ++row) CHECK(read.contains(row));
   });
   check_attention(recording);
 }
 
-TEST_CASE("a recording leaves small shares of attention out, and ends where it is told to") {
+TEST_CASE("a recording leaves out small shares of attention, and ends as requested") {
   const RecordSettings settings{.prompt_steps = 1, .most_new = 9, .least_attention = 0.02F};
   const Plan plan{model().config().shape(), FullCache<Dense>::Config{}};
   const Recording recording = record(model(), plan, prompt(), settings);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The cache over the compiled engine, and plans from files over every policy that ships: declared
-// here, compiled once into the library (target kvpolicy::compiled). A file that reads plans and steps a
-// cache so compiles in seconds. Plans of your own policies work as they do without the library: the
-// policies are then compiled in your file.
+// The cache with the compiled engine, and plans from files over every shipped policy. Both are declared
+// here and compiled once, in the library (target kvpolicy::compiled), so a file that reads plans and steps
+// a cache compiles in seconds. Plans with policies of your own work as without the library: those policies
+// are compiled in your file.
 #pragma once
 
 #include <string>
@@ -21,20 +21,20 @@ extern template class KvCache<bfloat16, compiled::Engine>;
 
 namespace compiled {
 
-/// A sequence over the compiled engine.
+/// A cache of one sequence with the compiled engine.
 template <Element E = float>
 using KvCache = kvpolicy::KvCache<E, Engine>;
 
-/// `io::parse_plan` over every policy that ships; E is float, half or bfloat16.
+/// `io::parse_plan` over every shipped policy; E is float, half or bfloat16.
 /// @throws FormatError
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> parse_plan(std::string_view text, std::string_view origin = "plan");
-/// `io::load_plan` over the same.
+/// `io::load_plan` over every shipped policy.
 /// @throws FormatError
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> load_plan(const std::string& path);
-/// `io::format_plan`: the text of a plan file.
-/// @throws ConfigError for a policy that cannot stand in a file
+/// `io::format_plan`: writes the text of a plan file.
+/// @throws ConfigError for a policy that cannot be written to a file
 template <Element E>
 [[nodiscard]] std::string format_plan(const HeadPlan<E>& plan);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU engine, compiled once into a library (target kvpolicy::compiled) for several instruction sets, of
-// which it takes the best that the processor has when it is made. This header reads none of the engine's
-// code and needs neither Highway nor a compiler flag: a file with it compiles as fast as one with
+// The CPU engine, compiled once into a library (target kvpolicy::compiled) for several instruction sets. An
+// engine takes the best one that the processor has when it is made. This header includes none of the
+// engine's code and needs neither Highway nor a compiler flag: a file with it compiles as fast as one with
 // ScalarEngine, and one program runs well on every machine. Results are those of cpu::Engine compiled for
 // the same instruction set.
 #pragma once
@@ -20,11 +20,10 @@
 
 namespace kvpolicy::compiled {
 
-/// Any cpu::ParallelFor, its type forgotten. A call allocates nothing by itself. Thread-safe where the
-/// pool is.
+/// A type-erased cpu::ParallelFor. A call allocates nothing by itself. Thread-safe if the pool is.
 class AnyParallelFor {
  public:
-  /// Calls one index of a loop's body; two words, so that std::function<void(std::size_t)> holds one
+  /// Calls one index of a loop's body. It has two words, so std::function<void(std::size_t)> holds it
   /// without allocating.
   struct Body {
     const void* object;
@@ -33,7 +32,7 @@ class AnyParallelFor {
     void operator()(std::size_t index) const { call(object, index); }
   };
 
-  // Asked in this order: whether an AnyParallelFor can be copied must not depend on itself.
+  // The order of the conditions matters: whether an AnyParallelFor can be copied must not depend on itself.
   template <class Pool>
     requires(!std::same_as<Pool, AnyParallelFor> && cpu::ParallelFor<Pool>)
   AnyParallelFor(Pool pool)
@@ -58,20 +57,20 @@ namespace detail {
 class AnyEngine;
 }
 
-/// The names of the instruction sets that this processor and this library both have, best first: of
-/// "AVX512-VNNI", "AVX2", "SSE4" and, always, "baseline".
+/// The names of the instruction sets that both this processor and this library have, best first. They are
+/// among "AVX512-VNNI", "AVX2", "SSE4" and "baseline"; the last is always there.
 [[nodiscard]] std::vector<std::string_view> instruction_sets();
 
-/// An AttentionEngine; keys and values may have any multiple of 8 channels, a group any size. Calls
-/// on one engine must not overlap, as they share scratch memory. A copy has its own scratch memory
-/// and a copy of the pool. An engine that was moved from may only be assigned to or destroyed.
+/// An AttentionEngine. Keys and values may have any multiple of 8 channels, and a GQA group any size. Calls
+/// on one engine must not overlap, because they share scratch memory. A copy has its own scratch memory and
+/// a copy of the pool. An engine that was moved from may only be assigned to or destroyed.
 class Engine {
  public:
-  /// On the calling thread, with the best instruction set.
+  /// Runs on the calling thread, with the best instruction set.
   Engine();
-  /// On the threads of `pool`.
+  /// Runs on the threads of `pool`.
   explicit Engine(AnyParallelFor pool);
-  /// With one of `instruction_sets()`.
+  /// Uses one of `instruction_sets()`.
   /// @throws ConfigError for any other name
   Engine(AnyParallelFor pool, std::string_view instruction_set);
   Engine(const Engine& other);
@@ -87,7 +86,7 @@ class Engine {
   /// @throws ShapeError for a query length that 8 does not divide, std::bad_alloc
   void score(const Plane& rows, std::span<const float> query, std::span<float> out);
 
-  /// What this engine was made for.
+  /// The instruction set of this engine.
   [[nodiscard]] std::string_view instruction_set() const noexcept;
 
  private:

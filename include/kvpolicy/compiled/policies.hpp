@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The shipped policies and the cache over the plain engine: declared here, compiled once into the library (target
-// kvpolicy::compiled). A file that includes this and names these policies in plans compiles in about half
-// the time; it means the same without. Policies of your own, and engines of your own, are compiled where
-// they are named, as always.
+// The shipped policies and the cache with the plain engine: declared here and compiled once, in the library
+// (target kvpolicy::compiled). A file that includes this header and names these policies in plans compiles
+// in about half the time; its meaning is the same. Policies and engines of your own are compiled where they
+// are named.
 #pragma once
 
 #include <kvpolicy/cache/kv_cache.hpp>

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The complete interface between a cache and an attention engine: one layer's queries, each KV
-// head's segments, and three operations. The scalar engine defines them; cpu/ has a fast one.
+//
+// The complete interface between a cache and an attention engine: one layer's queries, the segments of each
+// KV head, and three operations. `ScalarEngine` defines what the operations compute; `cpu::Engine` computes
+// the same fast.
 #pragma once
 
 #include <cmath>
@@ -17,23 +19,23 @@
 
 namespace kvpolicy {
 
-/// Which rows a head that can choose shows: a ChunkRetrieval head shows its selected chunks or all
-/// rows, every other head the same for both.
+/// The rows that a read shows. A ChunkRetrieval head shows all its rows or only those of its selection;
+/// every other head shows the same rows for both.
 enum class Read : std::uint8_t { all, selected };
 
 /// Options of one attention call. The defaults give plain causal attention over all rows.
 struct AttendOptions {
   std::optional<float> scale = {};             ///< multiplies logits; default 1 / sqrt(head_dim)
   float softcap = 0.0F;                        ///< logit -> cap * tanh(logit / cap); 0: no cap
-  std::span<const float> attention_sink_bias = {};     ///< [q_heads]: attention sink bias
-  std::span<float> log_sum_exp = {};           ///< [tokens, q_heads], written if not empty
+  std::span<const float> attention_sink_bias = {};     ///< [q_heads] learned logits; empty: none
+  std::span<float> log_sum_exp = {};           ///< [tokens, q_heads], written unless it is empty
   Read read = Read::all;
-  /// Selecting heads choose a new selection: before a `selected` read, or after an `all` read (at
-  /// the end of a prompt, say) for the selected reads that follow.
+  /// Makes ChunkRetrieval heads choose a new selection. A `selected` read chooses before it reads. An `all`
+  /// read (the end of a prompt, say) chooses afterwards, for the `selected` reads that follow.
   bool refresh_selection = false;
-  /// Index of the call's token whose query chooses the selection; default: the last. A rollback to
-  /// before that token undoes the selection. With a tree it must be set, to a node on all its
-  /// paths.
+  /// Index of the call's token whose query chooses the selection; default: the last. A rollback to before
+  /// that token undoes the selection. In a call with a tree it must be set, to a node that all paths
+  /// contain.
   std::optional<std::size_t> selection_query = {};
   /// If set, the call's tokens are the last nodes of this tree of draft tokens, and the latest
   /// calls appended its earlier nodes. If null, the tokens continue the text one after another. The
@@ -60,8 +62,8 @@ struct LayerAttention {
     return options.tree->size() - queries.tokens + token;
   }
   [[nodiscard]] std::int64_t position(std::size_t token) const {
-    const std::size_t behind = options.tree == nullptr ? token : options.tree->depth(node(token));
-    return first_position + static_cast<std::int64_t>(behind);
+    const std::size_t offset = options.tree == nullptr ? token : options.tree->depth(node(token));
+    return first_position + static_cast<std::int64_t>(offset);
   }
   /// Whether query row `token` sees row `row` of the segment.
   [[nodiscard]] bool sees(std::size_t token, const Segment& segment, std::size_t row) const {
@@ -70,9 +72,9 @@ struct LayerAttention {
   }
 };
 
-/// Asks how much attention each row gets: its attention probability, summed over the queries (the
-/// column sums of the attention matrix). No segment may contain nodes of a tree. Values are not
-/// read.
+/// Asks how much attention each row gets: its attention probability, summed over the queries (the column
+/// sums of the attention matrix). No segment may contain nodes of a tree. Values are not read, so their
+/// planes may be empty.
 struct LayerObservation {
   ConstTensor queries;                                  ///< [tokens, q_heads, head_dim]
   std::int64_t first_position = 0;
@@ -86,8 +88,8 @@ struct LayerObservation {
   }
 };
 
-/// What a backend implements. `attend` writes outputs, with zeros for a query that sees no row.
-/// `observe` writes sums. `score` writes the dot products of one query [head_dim] with `out.size()`
+/// The interface that a backend implements. `attend` writes outputs, with zeros for a query that sees no
+/// row. `observe` writes sums. `score` writes the dot products of one query [head_dim] with `out.size()`
 /// dense rows. Calls on one engine object must not overlap.
 template <class E>
 concept AttentionEngine =

@@ -32,7 +32,8 @@ struct SoftmaxState {
   return from == to ? 1.0F : std::exp(from - to);
 }
 
-/// Adds one row of weight exp(logit) to a state and its unnormalised values [head_dim].
+/// Adds one row to a softmax state and to its unnormalised values [head_dim]: `row` is the row's value, and
+/// its weight is exp(logit).
 inline void accumulate(SoftmaxState& state, std::span<float> values, float logit,
                        std::span<const float> row) {
   KVPOLICY_ASSERT(values.size() == row.size());
@@ -48,7 +49,7 @@ inline void accumulate(SoftmaxState& state, std::span<float> values, float logit
   for (std::size_t i = 0; i < values.size(); ++i) values[i] += weight * row[i];
 }
 
-/// Merges `part` into `state`, with their unnormalised values.
+/// Merges the state `part` and its unnormalised values [head_dim] into `state` and `values`.
 inline void merge(SoftmaxState& state, std::span<float> values, const SoftmaxState& part,
                   std::span<const float> part_values) {
   KVPOLICY_ASSERT(values.size() == part_values.size());
@@ -62,7 +63,8 @@ inline void merge(SoftmaxState& state, std::span<float> values, const SoftmaxSta
   }
 }
 
-/// Turns unnormalised values into attention's output; zeros if no row was seen.
+/// Divides unnormalised values by the sum of weights, which gives attention's output; zeros if no row was
+/// seen.
 inline void normalize(const SoftmaxState& state, std::span<float> values) {
   const float factor = state.sum == 0.0F ? 0.0F : 1.0F / state.sum;  // NaN stays NaN
   for (float& value : values) value *= factor;

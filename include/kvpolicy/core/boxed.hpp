@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A value that few objects need: absent it takes one pointer.
+// An optional value that few objects have. An object without it spends only the size of one pointer.
 #pragma once
 
 #include <memory>

@@ -25,8 +25,8 @@ struct half;
   return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffU) > 0x7f800000U;
 }
 
-/// How one number of a row is encoded in memory. The last three are packed codes of an affine
-/// quantisation (see storage/quantize.hpp).
+/// The encoding of one number of a row in memory. The last three are packed codes of an affine quantisation
+/// (see storage/quantize.hpp).
 enum class Encoding : std::uint8_t { float32, float16, bfloat16, uint8, uint4, uint2 };
 
 /// Whether the encoding is one of the packed codes.

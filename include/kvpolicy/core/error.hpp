@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The named errors of the library. Each carries, in its message, what was wrong, the value that
-// was met and what would fit; the object it was thrown from is unchanged.
+// The error types of the library. Each message says what was wrong, which value was met and what would fit.
+// The object that threw is unchanged.
 #pragma once
 
 #include <bit>
@@ -17,18 +17,18 @@
 
 #include <kvpolicy/core/try.hpp>
 
-/// Checks a precondition of an inner function; public entry points throw instead. Define it
-/// before the first include to route failures elsewhere, or to nothing.
+/// Checks a precondition of an inner function; public entry points throw instead. A program may define it
+/// before the first include, to route failures elsewhere, or as nothing.
 #ifndef KVPOLICY_ASSERT
 #include <cassert>
 #define KVPOLICY_ASSERT(condition) assert(condition)
 #endif
 
-/// What becomes of an error. `error` is an object derived from `std::exception`; whatever stands
-/// here must not return (a program that does is aborted). Without a definition the error is thrown,
-/// or, under -fno-exceptions, its `what()` is printed to stderr and the program aborted. Define it
-/// before the first include, and the same in all of a program: the functions that use it are
-/// inline.
+/// Decides what an error does. `error` is an object derived from `std::exception`. The definition must not
+/// return; if it does, the program is aborted. Without a definition, errors are thrown; under
+/// -fno-exceptions, `what()` is printed to stderr and the program is aborted. A program that defines it
+/// must do so before the first include, and in the same way in every source file, because the functions
+/// that use it are inline.
 #ifndef KVPOLICY_THROW
 #if KVPOLICY_EXCEPTIONS
 #define KVPOLICY_THROW(error) throw error
@@ -39,7 +39,7 @@
 
 namespace kvpolicy {
 
-/// What `KVPOLICY_THROW` is where there are no exceptions and nothing else is defined.
+/// The default of `KVPOLICY_THROW` where there are no exceptions.
 [[noreturn]] inline void print_and_abort(const std::exception& error) noexcept {
   std::fprintf(stderr, "kvpolicy: %s\n", error.what());
   std::abort();
@@ -51,7 +51,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A setting that cannot work: of a policy, a plan, a cache or a model.
+/// A setting of a policy, a plan, a cache or a model that cannot work.
 class ConfigError : public Error {
  public:
   using Error::Error;
@@ -69,7 +69,8 @@ class CapacityError : public Error {
   using Error::Error;
 };
 
-/// A rollback to rows that are committed already, or were never seen.
+/// A rollback to a text length that the cache cannot return to: below the committed rows, or above its
+/// tokens.
 class RollbackError : public Error {
  public:
   using Error::Error;
@@ -81,8 +82,8 @@ class FormatError : public Error {
   using Error::Error;
 };
 
-/// Slow memory that cannot be had, read or written, or a file that cannot be written: a full disk,
-/// a failing one.
+/// Slow memory that cannot be allocated, read or written, or a file that cannot be written (the disk is
+/// full or fails).
 class StorageError : public Error {
  public:
   using Error::Error;
@@ -100,7 +101,7 @@ template <class T>
 concept Text = std::convertible_to<const T&, std::string_view>;
 template <class T>
 concept Character = std::same_as<T, char> || std::same_as<T, signed char> || std::same_as<T, unsigned char>;
-// The library has no use for wide characters and enumerations here, and to_chars refuses them.
+// The library prints no wide characters and no enumerations here, and std::to_chars refuses them.
 template <class T>
 concept Number = std::same_as<T, bool> || requires(char* text, T number) { std::to_chars(text, text, number); };
 template <class T>
@@ -135,9 +136,9 @@ void append_part(std::string& text, const Part& part) {
 
 }  // namespace detail
 
-/// The parts one after another: text, single characters, numbers and addresses. They look as a stream prints
-/// them in the "C" locale: a float has six significant digits, a bool is 0 or 1. (A stream itself would
-/// have every header of the library read the headers of streams.)
+/// Concatenates the parts: text, single characters, numbers and addresses. Numbers look as a stream prints
+/// them in the "C" locale: a float has six significant digits, a bool is 0 or 1. It uses no stream, because
+/// then every header of the library would include the stream headers.
 template <class... Parts>
 [[nodiscard]] std::string message(const Parts&... parts) {
   std::string text;
@@ -145,7 +146,7 @@ template <class... Parts>
   return text;
 }
 
-/// Throws `error`, or does with it what `KVPOLICY_THROW` says.
+/// Throws `error`, or passes it to `KVPOLICY_THROW` where the program has defined that.
 template <class E>
 [[noreturn]] void throw_error(const E& error) {
   KVPOLICY_THROW(error);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The named settings of a type, listed once. A settings type says
+// The named settings of a type, listed once. A settings type declares
 //
 //     void fields(FieldVisitor& visit) {
 //       visit("sinks", sinks);
 //       visit("recent", recent);
 //     }
 //
-// and plan files, saved caches and printed plans go through this list, so that a new setting is one
-// line. A setting may be a count, a flag, a number, or an enumerator whose names `names_of` gives:
+// and plan files, saved caches and printed plans go through this list, so a new setting takes one line. A
+// setting may be a count, a flag, a number, or an enumerator whose names `names_of` gives:
 //
 //     [[nodiscard]] constexpr auto names_of(Mask) {
 //       return std::array<std::string_view, 2>{"exact", "chunk"};
@@ -39,7 +39,7 @@ class FieldVisitor {
   FieldVisitor& operator=(const FieldVisitor&) = delete;
   virtual ~FieldVisitor() = default;
 
-  /// One setting.
+  /// Visits one setting.
   template <class T>
   void operator()(std::string_view name, T& value) {
     if constexpr (std::same_as<T, bool>) {
@@ -58,7 +58,7 @@ class FieldVisitor {
       number(name, value);
     }
   }
-  /// Settings that a plan may lack.
+  /// Visits settings that a plan may lack.
   template <HasFields T>
   void operator()(std::string_view name, std::optional<T>& settings) {
     if (!begin_optional(name, settings.has_value())) {
@@ -69,32 +69,32 @@ class FieldVisitor {
     settings->fields(*this);
     end();
   }
-  /// Settings with a name of their own, such as those of a storage.
+  /// Visits settings that have a name in common, such as those of a storage.
   template <HasFields T>
   void operator()(std::string_view name, T& settings) {
     begin(name);
     settings.fields(*this);
     end();
   }
-  /// A setting that a plan file leaves out where it has this value.
+  /// Visits a setting that a plan file leaves out if it has the value `usual`.
   template <class T>
   void brief(std::string_view name, T& value, const std::type_identity_t<T>& usual) {
     if (!is_brief() || value != usual) (*this)(name, value);
   }
-  /// A setting that had another name before: files with the old name can still be read, and all that is
-  /// written has the new one.
+  /// Visits a setting that was named `before` in older versions. Files with the old name can still be read;
+  /// files and messages that are written have the new one.
   template <class T>
   void renamed(std::string_view name, std::string_view before, T& value) {
     (*this)(name_in_use(name, before), value);
   }
-  /// Both of these.
+  /// Visits a setting that is both `brief` and `renamed`.
   template <class T>
   void brief_renamed(std::string_view name, std::string_view before, T& value,
                      const std::type_identity_t<T>& usual) {
     brief(name_in_use(name, before), value, usual);
   }
-  /// A setting that joined its type after caches were saved without it. All that is written leaves
-  /// it out where it has this value, which must never change.
+  /// Visits a setting that joined its type after caches had been saved without it. Whatever is written
+  /// leaves the setting out if it has the value `usual`, so that value must never change.
   template <class T>
   void later(std::string_view name, T& value, const std::type_identity_t<T>& usual) {
     if (!is_writing() || value != usual) (*this)(name, value);
@@ -104,23 +104,23 @@ class FieldVisitor {
   virtual void count(std::string_view name, std::size_t& value) = 0;
   virtual void number(std::string_view name, double& value) = 0;
   virtual void flag(std::string_view name, bool& value) = 0;
-  /// One of `names`, by its index.
+  /// Visits a setting that is one of `names`, by its index.
   virtual void choice(std::string_view name, std::size_t& index,
                       std::span<const std::string_view> names) = 0;
-  /// The settings that follow until `end` have a name in common.
+  /// Begins settings that have the prefix `name`; they end at `end`.
   virtual void begin(std::string_view name) = 0;
-  /// The same for settings that may be missing. Returns whether they are visited; `present`: whether
-  /// the type has them now.
+  /// Begins settings that may be missing; `present`: whether the type has them now. Returns whether the
+  /// type's settings are visited.
   virtual bool begin_optional(std::string_view name, bool present) = 0;
   virtual void end() = 0;
   /// Whether the visitor writes settings down; otherwise it fills them.
   [[nodiscard]] virtual bool is_writing() const = 0;
-  /// The name by which the visitor knows a setting that was renamed.
+  /// The name that a renamed setting has in the visited file or output.
   [[nodiscard]] virtual std::string_view name_in_use(std::string_view name,
                                                      std::string_view /*before*/) {
     return name;
   }
-  /// Whether it leaves out what `brief` names.
+  /// Whether the visitor leaves out settings that `brief` visits with their usual value.
   [[nodiscard]] virtual bool is_brief() const { return false; }
 };
 

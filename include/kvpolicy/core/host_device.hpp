@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Marks functions that kernels call as well as the host, and gives them the integer arithmetic that
-// the standard library has for the host alone.
+// Marks functions that kernels call as well as the host, and defines the integer arithmetic that the
+// standard library offers to the host only.
 #pragma once
 
 /// @cond
@@ -22,7 +22,7 @@ template <class Int>
 [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int larger(Int a, Int b) {
   return a > b ? a : b;
 }
-/// a - b, or 0 where b is larger.
+/// a - b, or 0 if b is larger.
 template <class Int>
 [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int minus(Int a, Int b) {
   return a > b ? a - b : 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a KV cache needs to know of a transformer: of each layer the heads, their channels and its
-// window. Most models have layers that are all alike, and four numbers say everything.
+// Describes a transformer as far as a KV cache needs it: the heads, channels and window of each layer. In
+// most models all layers are alike, and four numbers describe them.
 #pragma once
 
 #include <algorithm>
@@ -15,23 +15,24 @@
 
 namespace kvpolicy {
 
-/// Keys and values have a multiple of `head_dim_step` channels, at most `largest_head_dim`. A
-/// backend may serve fewer; it refuses the others itself.
+/// Keys and values have a multiple of `head_dim_step` channels, at most `largest_head_dim`. A backend may
+/// support fewer sizes; it refuses the others itself.
 inline constexpr std::size_t head_dim_step = 8;
-/// The latent keys of DeepSeek-V3: 512 channels and 64 rotated ones.
+/// Enough for the latent keys of DeepSeek-V3: 512 channels and 64 rotated ones.
 inline constexpr std::size_t largest_head_dim = 576;
 
 /// One layer of a model.
 struct LayerShape {
-  std::size_t q_heads = 0;  ///< Query heads; a multiple of the KV heads that they read.
+  std::size_t q_heads = 0;  ///< Query heads; a multiple of `kv_heads`.
   /// KV heads that the layer caches; 0: it has no cache (linear attention, Mamba).
   std::size_t kv_heads = 0;
   std::size_t head_dim = 0;   ///< Channels of a query and of a key.
   std::size_t value_dim = 0;  ///< Channels of a value and of an output; 0: as many as head_dim.
-  std::size_t window = 0;     ///< The layer attends to so many latest tokens; 0: to all.
-  float softcap = 0.0F;  ///< Attention logits become softcap * tanh(logit / softcap); 0: they stay.
-  /// The earlier layer whose cache this one reads, because the model shares it; then `kv_heads` is
-  /// 0, and `head_dim`, `value_dim` and `window` are those of that layer and stay 0 here.
+  std::size_t window = 0;     ///< Latest tokens that a query sees, its own included; 0: all.
+  float softcap = 0.0F;  ///< Logits become softcap * tanh(logit / softcap); 0: no cap.
+  /// The earlier layer whose cache this layer reads, in models that share caches between layers. Then
+  /// `kv_heads` is 0, and `head_dim`, `value_dim` and `window` stay 0, because they are those of the other
+  /// layer.
   std::optional<std::size_t> reads = {};
 
   /// Query heads that read one KV head of this layer's own cache.
@@ -39,27 +40,27 @@ struct LayerShape {
   friend constexpr bool operator==(const LayerShape&, const LayerShape&) = default;
 };
 
-/// The layers of a model. `ModelShape{.layers = 32, .q_heads = 32, .kv_heads = 8, .head_dim = 128}`
-/// has 32 that are alike; `change(layer)` makes one differ. Layers have the model's own numbers, so
-/// a layer without a cache has a number too.
+/// The layers of a model. `ModelShape{.layers = 32, .q_heads = 32, .kv_heads = 8, .head_dim = 128}` has 32
+/// layers that are all alike; `change(layer)` makes one differ. Layers are numbered as in the model, so a
+/// layer without a cache has a number too.
 struct ModelShape {
   std::size_t layers = 0;
-  std::size_t q_heads = 0;   ///< Of each layer, as the next three.
+  std::size_t q_heads = 0;   ///< Of each layer, like the next three numbers.
   std::size_t kv_heads = 0;  ///< Query head h reads KV head h / queries_per_kv().
   std::size_t head_dim = 0;
   std::size_t value_dim = 0;  ///< 0: as many as head_dim.
-  /// Empty where all layers are alike. Otherwise one entry for each layer, and the four numbers
-  /// above mean nothing.
+  /// Empty if all layers are alike. Otherwise it has one entry for each layer, and the four numbers above
+  /// are not used.
   std::vector<LayerShape> per_layer = {};
 
-  /// What layer `number` is, with the value_dim that it has. Requires number < layers.
+  /// The shape of layer `number`, with its value_dim filled in. Requires number < layers.
   [[nodiscard]] constexpr LayerShape layer(std::size_t number) const {
     LayerShape own = per_layer.empty() ? common() : per_layer[number];
     if (own.value_dim == 0) own.value_dim = own.head_dim;
     return own;
   }
-  /// The layer to be changed: `shape.change(5).window = 1024`. @throws ConfigError if there is no
-  /// such layer
+  /// The shape of layer `number`, to be changed: `shape.change(5).window = 1024`.
+  /// @throws ConfigError if there is no such layer; std::bad_alloc
   [[nodiscard]] LayerShape& change(std::size_t number) {
     require(number < layers, "ModelShape: there is no layer ", number, ", the shape has ", layers);
     if (per_layer.empty()) per_layer.assign(layers, common());
@@ -70,7 +71,8 @@ struct ModelShape {
     return per_layer.empty() ? number : per_layer[number].reads.value_or(number);
   }
 
-  /// Of models whose layers are alike. A layer of any model: `layer(number).queries_per_kv()`.
+  /// Query heads for each KV head, for models whose layers are alike. For a layer of any model, use
+  /// `layer(number).queries_per_kv()`.
   [[nodiscard]] constexpr std::size_t queries_per_kv() const { return q_heads / kv_heads; }
   /// KV heads of all layers together.
   [[nodiscard]] constexpr std::size_t kv_head_count() const {
@@ -79,8 +81,8 @@ struct ModelShape {
     for (const LayerShape& own : per_layer) count += own.kv_heads;
     return count;
   }
-  /// Whether all layers are alike, keep every token in view and have a cache of their own whose
-  /// keys and values have as many channels.
+  /// Whether all layers are alike, have no window and no shared cache, and have keys and values with the
+  /// same number of channels.
   [[nodiscard]] constexpr bool is_uniform() const {
     const LayerShape first = layers == 0 ? LayerShape{} : layer(0);
     if (first.window != 0 || first.softcap != 0.0F || first.value_dim != first.head_dim)
@@ -100,8 +102,8 @@ struct ModelShape {
     return true;
   }
 
-  /// @throws ConfigError for no layers, no KV heads at all, a number of heads or channels that no
-  /// layer can have, or a layer that reads the cache of one that has none
+  /// Checks the shape. @throws ConfigError for no layers, no KV heads at all, a number of heads or channels
+  /// that no layer can have, or a layer that reads the cache of a layer without one
   void validate() const {
     require(layers > 0 && layers <= most, "ModelShape: layers is ", layers, ", must be 1 to ", most);
     require(per_layer.empty() || per_layer.size() == layers, "ModelShape: per_layer has ",
@@ -115,7 +117,7 @@ struct ModelShape {
   }
 
  private:
-  static constexpr std::size_t most = std::size_t{1} << 20;  // far above any model: no overflow
+  static constexpr std::size_t most = std::size_t{1} << 20;  // far above any model; products cannot overflow
 
   // The layer that the four numbers describe.
   [[nodiscard]] constexpr LayerShape common() const {
@@ -142,7 +144,7 @@ struct ModelShape {
     require(own.kv_heads <= most, "ModelShape: ", where, "kv_heads is ", own.kv_heads,
             ", must be at most ", most);
     check_softcap(own.softcap, where);
-    if (own.kv_heads == 0) return;  // nothing is cached, so nothing else matters
+    if (own.kv_heads == 0) return;  // the layer has no cache, so nothing else matters
     check_q_heads(own.q_heads, own.kv_heads, where);
     check_channels("head_dim", own.head_dim, where);
     check_channels("value_dim", own.value_dim, where);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rotary position embedding (Su et al., arXiv:2104.09864) in the form that Llama checkpoints use:
-// channel i turns together with channel i + head_dim / 2. Plain, linearly interpolated, and with
-// Llama 3's wavelength-dependent scaling.
+// Rotary position embedding (Su et al., arXiv:2104.09864) in the form that Llama checkpoints use: channel i
+// is rotated together with channel i + head_dim / 2. Supports plain frequencies, linear interpolation, and
+// Llama 3's scaling by wavelength.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct RotaryConfig {
 
   double theta = 10000.0;
   Scaling scaling = Scaling::none;
-  double factor = 1.0;                    ///< linear and llama3: how far positions are stretched.
+  double factor = 1.0;                    ///< linear and llama3: by how much positions are stretched.
   double low_freq_factor = 1.0;           ///< llama3 only.
   double high_freq_factor = 4.0;          ///< llama3 only.
   double original_max_position = 8192.0;  ///< llama3 only.
@@ -74,7 +74,7 @@ struct RotaryConfig {
     if (config.scaling == RotaryConfig::Scaling::linear) {
       frequency /= config.factor;
     } else if (config.scaling == RotaryConfig::Scaling::llama3) {
-      // Short waves stay, long waves are stretched, those between are blended.
+      // Short waves stay, long waves are stretched, and those between are blended.
       const double wavelength = 2.0 * std::numbers::pi / frequency;
       const double turns = config.original_max_position / wavelength;
       if (turns < config.low_freq_factor) {
@@ -90,13 +90,14 @@ struct RotaryConfig {
   return frequencies;
 }
 
-/// Turns a row [head_dim] by `positions` steps, in place; negative turns it back.
+/// Rotates a row [head_dim] by `positions` positions, in place; a negative number rotates it back.
 inline void rotate(std::span<float> row, std::span<const float> frequencies,
                    std::int64_t positions) {
   const std::size_t pairs = frequencies.size();
   KVPOLICY_ASSERT(row.size() == 2 * pairs);
   for (std::size_t pair = 0; pair < pairs; ++pair) {
-    // The product in double: at a million positions a float angle is off by a tenth of a radian.
+    // The product is computed in double: at a million positions a float angle is off by a tenth of a
+    // radian.
     const double angle = static_cast<double>(positions) * static_cast<double>(frequencies[pair]);
     const auto cosine = static_cast<float>(std::cos(angle));
     const auto sine = static_cast<float>(std::sin(angle));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads rows of any format as float, one at a time. Storage, selection and the scalar engine use
-// these simple functions; fast engines have their own loops.
+// Reads rows of any format as float, one at a time. Storage, selection and `ScalarEngine` use these simple
+// functions; fast engines have loops of their own.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ inline void round_dense(Encoding encoding, std::span<float> row) {
 /// Dequantises the codes of one packed row. Each scale and zero belongs to `group` neighbouring channels.
 inline void load_codes(Encoding encoding, const std::byte* codes, const half* scales,
                        const half* zeros, std::size_t group, std::span<float> out) {
-  // First the codes, in the order of load_code but without its division for each channel.
+  // First writes the codes, in the order of load_code but without its division for each channel.
   const std::size_t bits = bits_of(encoding);
   const std::size_t bytes = out.size() * bits / 8;
   const unsigned mask = (1U << bits) - 1U;
@@ -71,7 +71,7 @@ inline void load_codes(Encoding encoding, const std::byte* codes, const half* sc
       out[channel] = static_cast<float>((static_cast<unsigned>(codes[byte]) >> shift) & mask);
     }
   }
-  // Then scale and zero.
+  // Then applies scale and zero.
   for (std::size_t channel = 0; channel < out.size(); ++scales, ++zeros) {
     const float scale = static_cast<float>(*scales);
     const float zero = static_cast<float>(*zeros);

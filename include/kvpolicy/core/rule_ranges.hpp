@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arithmetic of a head's rule (core/head_rule.hpp): which rows live, which of them a query
-// reads, where the quantised rows end, which heads compress and how many rows survive. Policies and
-// storages of the host, the device cache and its kernels all use these functions, so a rule has one
-// meaning.
+// The arithmetic of a head's rule (core/head_rule.hpp): which rows live, which of them a query reads, which
+// rows are quantised, which heads compress and how many rows survive. The policies and storages of the
+// host, the device cache and its kernels all use these functions, so a rule means the same everywhere.
 //
 // Rows are numbered from 0 in the order of the text. No number here is negative. `Int` is
 // std::size_t on the host and int in kernels.
@@ -19,7 +18,7 @@ struct RowRange {
   Int begin = 0;
   Int end = 0;
 
-  /// 0 where `end` comes before `begin`.
+  /// Number of rows; 0 if `end` comes before `begin`.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int rows() const { return detail::minus(end, begin); }
 
   friend bool operator==(const RowRange&, const RowRange&) = default;
@@ -28,8 +27,8 @@ struct RowRange {
 /// The sinks and the sliding window of a head. Without a window (`recent` = 0) every row lives.
 template <class Int>
 struct WindowRule {
-  Int sinks = 0;            ///< the text's first rows, which always live
-  Int recent = 0;           ///< latest rows that live besides; 0: all
+  Int sinks = 0;            ///< first rows of the text, which always live
+  Int recent = 0;           ///< latest rows that live besides the sinks; 0: all
   bool prefill_chunk_mask = false;  ///< `recent` counts from the call's first query, not from each query
 
   /// The oldest row besides the sinks that lives in a text of `tokens` tokens.
@@ -41,14 +40,14 @@ struct WindowRule {
     return detail::smaller(sinks, tokens) + detail::minus(tokens, first_kept(tokens));
   }
 
-  /// The oldest row besides the sinks that any query of a call reads; the call's lowest query is at
-  /// `first_position`. With `prefill_chunk_mask` that query reads the `recent` rows before it, else they include
-  /// its own.
+  /// The oldest row besides the sinks that any query of a call reads; the call's first query is at
+  /// `first_position`. With `prefill_chunk_mask` that query reads the `recent` rows before it; otherwise
+  /// the `recent` rows include its own.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int first_read(Int first_position) const {
     return first_kept(first_position + (prefill_chunk_mask ? 0 : 1));
   }
-  /// A query at t reads a row at p besides the sinks only if p > t - query_window. `unlimited`: what stands for
-  /// no such limit.
+  /// The window of a query: a query at t reads a row at p besides the sinks only if p > t - query_window.
+  /// `unlimited` is returned if there is no such limit.
   template <class Window>
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Window query_window(Window unlimited) const {
     return recent > 0 && !prefill_chunk_mask ? static_cast<Window>(recent) : unlimited;
@@ -58,8 +57,8 @@ struct WindowRule {
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr RowRange<Int> sinks_among(RowRange<Int> rows) const {
     return {rows.begin, detail::smaller(detail::larger(sinks, rows.begin), rows.end)};
   }
-  /// What the queries of a call read of the rows `rows` besides the sinks: each of them as far as its
-  /// `query_window` goes.
+  /// The rows among `rows`, besides the sinks, that at least one query of a call reads, according to its
+  /// `query_window`.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr RowRange<Int> recent_among(RowRange<Int> rows,
                                                                          Int first_position) const {
     return {detail::smaller(detail::larger(first_read(first_position), rows.begin), rows.end),
@@ -67,12 +66,12 @@ struct WindowRule {
   }
 };
 
-/// When rows leave the residual, the latest rows, which stay exact.
+/// The rule that decides which rows leave the residual, which are the latest rows and stay exact.
 template <class Int>
 struct ResidualRule {
-  Int residual = 0;   ///< latest rows that stay exact, at least
-  Int unit = 1;       ///< rows are quantised so many at a time
-  bool kivi = false;  ///< all are quantised whenever their number is a multiple of `residual`
+  Int residual = 0;   ///< at least so many latest rows stay exact
+  Int unit = 1;       ///< rows that are quantised together
+  bool kivi = false;  ///< all rows are quantised when their number is a multiple of `residual`
 
   /// How many of the first `rows` rows are quantised.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int quantized(Int rows) const {
@@ -81,16 +80,16 @@ struct ResidualRule {
   }
 };
 
-/// Rows that are chosen in chunks, of which only full ones are eligible.
+/// Selection by retrieval chunks. Only full chunks can be selected.
 template <class Int>
 struct ChunkRule {
   Int chunk = 0;          ///< rows of a chunk; 0: every row is read
   Int budget = 0;         ///< chunks that a query reads
-  Int refresh_every = 0;  ///< a choice stands for so many rows; 0: until told otherwise
+  Int refresh_every = 0;  ///< committed rows until a new choice; 0: only on request
 
-  /// Chunks whose rows are all among the first `rows`.
+  /// Number of full chunks among the first `rows` rows.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int closed(Int rows) const { return rows / chunk; }
-  /// Rows of these chunks; a query reads all rows after them.
+  /// Number of rows in full chunks; a query reads all rows after them.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int closed_rows(Int rows) const {
     return closed(rows) * chunk;
   }
@@ -98,34 +97,34 @@ struct ChunkRule {
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int chosen(Int rows) const {
     return detail::smaller(budget, closed(rows));
   }
-  /// Whether a choice made when `then` rows were committed is too old once `now` are.
+  /// Whether a choice is too old: `then` rows were committed when it was made, and `now` rows are.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr bool is_stale(Int then, Int now) const {
     return refresh_every > 0 && now - then >= refresh_every;
   }
 };
 
-/// Of a budget that heads share, the rows that one head keeps whatever the others have.
+/// The rows of its budget that a head keeps in any case when a layer's heads share their budgets (Ada-KV).
 template <class Int>
 [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int safe_rows(double safeguard, Int budget) {
   return static_cast<Int>(safeguard * static_cast<double>(budget));
 }
 
-/// How many rows a compression leaves a head, and when the head compresses by itself. `rows` are those
-/// that it holds, `tokens` those of the text.
+/// The rule that decides how many rows survive a compression of a head, and when the head compresses by
+/// itself. `rows` is the number of rows that the head holds, `tokens` the length of the text.
 template <class Int>
 struct BudgetRule {
-  Int budget = 0;         ///< rows that stay by rank
-  Int kept_rows = 0;      ///< latest rows that stay besides
-  Int compress_from = 0;  ///< a text of fewer tokens stays whole
-  Int compress_every = 0;  ///< the head compresses by itself at so many rows more; 0: never
-  bool after_first_compress = false;  ///< that begins with the first compression that it is told to make
+  Int budget = 0;         ///< rows that survive by rank
+  Int kept_rows = 0;      ///< latest rows that always survive
+  Int compress_from = 0;  ///< a shorter text is not compressed
+  Int compress_every = 0;  ///< rows until the head compresses again by itself; 0: never
+  bool after_first_compress = false;  ///< `compress_every` starts with the first requested compression
 
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int capacity() const { return budget + kept_rows; }
-  /// Rows that are ranked.
+  /// Number of rows that are ranked.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int candidates(Int rows) const {
     return detail::minus(rows, kept_rows);
   }
-  /// Rows that survive by their rank.
+  /// Number of rows that survive by rank.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr Int chosen(Int rows) const {
     return detail::smaller(budget, candidates(rows));
   }
@@ -135,7 +134,7 @@ struct BudgetRule {
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr bool drops_rows(Int rows, Int tokens) const {
     return survivors(rows, tokens) < rows;
   }
-  /// Whether the head compresses unasked now; `told`: whether it was ever told to.
+  /// Whether the head must compress by itself now; `told`: whether a compression was ever requested.
   [[nodiscard]] KVPOLICY_HOST_DEVICE constexpr bool is_due(Int rows, Int tokens, bool told) const {
     return compress_every > 0 && (told || !after_first_compress) && tokens >= compress_from &&
            rows >= capacity() + compress_every;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The definition of attention over segments: one row after another, in float. It needs only the
-// standard library and takes no shortcuts. Faster engines are compared with it.
+// The definition of attention over segments: one row after another, in float. It needs only the standard
+// library and takes no shortcuts. Faster engines are compared with it.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a policy shows and an engine reads: runs of cached rows of one KV head. Neither side knows
-// the other, so a new policy needs no new kernel and a new kernel serves every policy.
+// Segments are what a policy shows and an engine reads: runs of cached rows of one KV head. Neither side
+// knows the other, so a new policy needs no new kernel and a new kernel serves every policy.
 #pragma once
 
 #include <cstddef>
@@ -15,35 +15,35 @@
 
 namespace kvpolicy {
 
-/// Which numbers of a quantised plane share a scale and a zero.
+/// The numbers of a quantised plane that share a scale and a zero.
 enum class Granularity : std::uint8_t {
   per_token,   ///< `group` neighbouring channels of one row.
   per_channel  ///< `group` neighbouring rows of one channel (KIVI's keys).
 };
 
-/// How the rows of one side (keys or values) of a head are encoded. The last two matter only for
-/// quantised encodings; a row is dequantised as `scale * code + zero`.
+/// The encoding of the rows of one side (keys or values) of a head. The last two matter only for quantised
+/// encodings; a row is dequantised as `scale * code + zero`.
 struct RowFormat {
   Encoding encoding = Encoding::float32;
   Granularity granularity = Granularity::per_token;
-  std::size_t group = 0;
+  std::size_t group = 0;  ///< numbers that share a scale and a zero; 0 for dense rows
 
   friend constexpr bool operator==(const RowFormat&, const RowFormat&) = default;
 };
 
-/// Where the parts of a page lie: first the rows' codes, one row after another, then, for
-/// quantised formats, all scales, then all zeros, both in half. Per token they are
-/// [page_rows, head_dim / group], per channel [page_rows / group, head_dim].
+/// The layout of a page. The codes of all rows come first, one row after another. Quantised formats then
+/// have all scales, then all zeros, both in half: per token [page_rows, head_dim / group], per channel
+/// [page_rows / group, head_dim].
 ///
-/// Packed rows interleave by planes, not by neighbours: byte j of a 4-bit row holds channel j in
-/// its low and channel j + head_dim / 2 in its high nibble; byte j of a 2-bit row holds channels
-/// j + i * head_dim / 4 at bits 2i. Unpacking a vector of bytes then yields neighbouring channels.
+/// Codes that share a byte are not neighbours: byte j of a 4-bit row holds channel j in its low and channel
+/// j + head_dim / 2 in its high nibble; byte j of a 2-bit row holds channels j + i * head_dim / 4 at bits
+/// 2i. Unpacking a vector of bytes then yields neighbouring channels.
 struct PageLayout {
-  std::size_t row_bytes = 0;
-  std::size_t scales_offset = 0;
-  std::size_t zeros_offset = 0;
-  std::size_t params_per_row = 0;  ///< per token; per channel: numbers per group of rows
-  std::size_t page_bytes = 0;
+  std::size_t row_bytes = 0;       ///< bytes of a row's codes, or of a dense row
+  std::size_t scales_offset = 0;   ///< bytes from the start of the page
+  std::size_t zeros_offset = 0;    ///< bytes from the start of the page
+  std::size_t params_per_row = 0;  ///< scales of a row; per channel: of a group of rows
+  std::size_t page_bytes = 0;      ///< size of the page
 
   constexpr PageLayout() = default;
   constexpr PageLayout(const RowFormat& format, std::size_t head_dim, std::size_t page_rows)
@@ -58,26 +58,26 @@ struct PageLayout {
   }
 };
 
-/// Where a row of a plane is in memory.
+/// The address of one row of a plane.
 struct RowAddress {
   const std::byte* page;       ///< start of the page; with a row_stride the row itself
   std::size_t row;             ///< row inside the page; with a row_stride 0
   std::size_t contiguous_rows; ///< rows that follow in this page, this one included
 };
 
-/// One side of a run of rows. Either paged (`pages` is the page table) or, for dense formats,
-/// rows `row_stride` bytes apart from `base`. Row 0 of the plane is row `first_row` of the table:
-/// groups, packed bits and blocks may begin in the middle of a page. The rows of a page follow each
-/// other as PageLayout says; those of an inference engine's pages (memory/engine_pages.hpp), which are
-/// dense, may lie `row_stride` bytes apart and begin `page_offset` bytes after the page.
+/// One side (keys or values) of a run of rows. A plane is either paged (`pages` is the page table) or, for
+/// dense formats, rows that are `row_stride` bytes apart from `base`. Row 0 of the plane is row `first_row`
+/// of the table, so a run may begin in the middle of a page or of a group. Rows of a page follow each other
+/// as PageLayout says. Dense pages of an inference engine (memory/engine_pages.hpp) may instead have rows
+/// that are `row_stride` bytes apart and begin `page_offset` bytes after the start of the page.
 struct Plane {
   RowFormat format = {};
-  const std::byte* const* pages = nullptr;
-  std::size_t page_rows = 0;
-  const std::byte* base = nullptr;
-  std::size_t row_stride = 0;  // in bytes; of pages as PageLayout has them: 0
-  std::size_t first_row = 0;
-  std::size_t page_offset = 0;  // in bytes; 0 unless row_stride says how the rows of pages lie
+  const std::byte* const* pages = nullptr;  ///< the page table; null: rows begin at `base`
+  std::size_t page_rows = 0;                ///< rows of a page
+  const std::byte* base = nullptr;          ///< row 0 of the table, if there are no pages
+  std::size_t row_stride = 0;   ///< in bytes; 0 for pages that PageLayout describes
+  std::size_t first_row = 0;    ///< row 0 of the plane, as a row of the table
+  std::size_t page_offset = 0;  ///< in bytes; used only for pages with a row_stride
 
   [[nodiscard]] RowAddress address_of(std::size_t row) const {
     const std::size_t at = first_row + row;
@@ -90,12 +90,12 @@ struct Plane {
     return {page + page_offset + index * row_stride, 0, page_rows - index};
   }
 
-  /// From one row of a page to the next, in bytes; `row_bytes` is what a row takes.
+  /// The distance in bytes from one row of a page to the next; `row_bytes` is the size of a row.
   [[nodiscard]] std::size_t step(std::size_t row_bytes) const {
     return pages != nullptr && row_stride == 0 ? row_bytes : row_stride;
   }
 
-  /// The same plane beginning `rows` later.
+  /// The plane that begins `rows` rows later.
   [[nodiscard]] Plane from(std::size_t rows) const {
     Plane later = *this;
     later.first_row += rows;
@@ -109,32 +109,32 @@ struct RowRun {
   std::size_t rows = 0;
 };
 
-/// Instead of a node's number: the row is one of the text.
+/// Stands for the number of a node: the row belongs to the text.
 inline constexpr std::size_t no_node = std::numeric_limits<std::size_t>::max();
 
 /// A window that hides no row.
 inline constexpr std::int64_t unlimited_window = std::numeric_limits<std::int64_t>::max();
 
-/// Turns the query before it meets a segment, so that the segment's rows look as if they lay
-/// closer: a query at position t is read as one at position min(t, latest_position).
+/// The rotation of a query back before it meets a segment, so that the segment's rows look closer than they
+/// are: a query at position t is read as one at position min(t, latest_position).
 struct QueryRotation {
-  const float* inverse_frequencies = nullptr;  ///< [head_dim / 2]; null: leave the query alone
+  const float* inverse_frequencies = nullptr;  ///< [head_dim / 2]; null: the query is not rotated
   std::int64_t latest_position = unlimited_window;
 };
 
-/// Cached rows of one KV head. The row at position p is visible to the query at position t if
-/// `p <= t` and `p > t - window`, and, if it is a node of a tree of guesses, the query is that node's
-/// or a descendant's (core/token_tree.hpp). Pointers stay valid until the owner next changes.
+/// Cached rows of one KV head. The row at position p is visible to the query at position t if `p <= t` and
+/// `p > t - window`. A row that is a node of a tree of draft tokens is visible only to the queries of that
+/// node and of its descendants (core/token_tree.hpp). Pointers stay valid until the owner next changes.
 struct Segment {
   Plane keys = {};
   Plane values = {};
-  std::size_t rows = 0;
+  std::size_t rows = 0;                       ///< rows of both planes
   std::int64_t position = 0;                  ///< text position of plane row 0
-  const std::int64_t* positions = nullptr;    ///< of each plane row, where they are not consecutive
-  std::size_t node = no_node;                 ///< of plane row 0; the next rows are the next nodes
-  std::span<const RowRun> runs = {};          ///< the plane rows that count, ascending; empty: [0, rows)
-  std::int64_t window = unlimited_window;
-  QueryRotation rotation = {};
+  const std::int64_t* positions = nullptr;    ///< [plane rows], if positions are not consecutive
+  std::size_t node = no_node;                 ///< node of plane row 0; the next rows are the next nodes
+  std::span<const RowRun> runs = {};          ///< its plane rows, ascending; empty: [0, rows)
+  std::int64_t window = unlimited_window;     ///< latest tokens that a query sees, its own included
+  QueryRotation rotation = {};                ///< applied to a query before it meets the rows
 
   [[nodiscard]] std::int64_t position_of(std::size_t row) const {
     return positions != nullptr ? positions[row] : position + static_cast<std::int64_t>(row);
@@ -169,7 +169,7 @@ struct Segment {
   }
 };
 
-/// What one KV head shows, in any order.
+/// The segments that one KV head shows, in any order.
 using SegmentList = std::vector<Segment>;
 
 /// Whether the query at text position `query` sees the row at position `row`.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rotary frequencies that many heads read, kept once.
+// Shares one list of rotary frequencies between the many heads that read the same one.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace kvpolicy::detail {
 
-/// `inverse_frequencies` as one list for all that ask for the same and hold it at the same time. Any
-/// thread may ask.
+/// Like `inverse_frequencies`, but calls with the same arguments return the same list for as long as
+/// somebody holds it. Thread-safe.
 /// @throws ConfigError as inverse_frequencies, std::bad_alloc
 [[nodiscard]] inline std::shared_ptr<const std::vector<float>> shared_frequencies(
     const RotaryConfig& config, std::size_t head_dim) {

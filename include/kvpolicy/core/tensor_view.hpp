@@ -84,8 +84,8 @@ struct AnyTensor {
   std::size_t tokens = 0;
   std::size_t heads = 0;
   std::size_t head_dim = 0;
-  std::size_t token_stride = 0;  // in elements
-  std::size_t head_stride = 0;
+  std::size_t token_stride = 0;  ///< in elements
+  std::size_t head_stride = 0;   ///< in elements
 
   AnyTensor() = default;
 

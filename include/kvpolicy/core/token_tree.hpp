@@ -101,8 +101,8 @@ class TokenTree {
   return true;
 }
 
-/// How many nodes of `path` keep their row when the path becomes the text: a node does if it and all
-/// nodes before it stay.
+/// How many nodes of `path` keep the index of their row when the path becomes the text: a node does if it
+/// and all nodes before it in the path do.
 [[nodiscard]] inline std::size_t unmoved_nodes(std::span<const std::size_t> path) {
   std::size_t count = 0;
   while (count < path.size() && path[count] == count) ++count;

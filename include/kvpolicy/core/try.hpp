@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Macros for try, catch and rethrow in our own headers, which also compile without exceptions.
-// Without exceptions nothing is thrown, so the code that undoes half of a call never runs, and
-// KVPOLICY_THROW decides what an error does (core/error.hpp).
+// Macros for try, catch and rethrow in our own headers, which also compile without exceptions. Without
+// exceptions nothing is thrown, so the code that undoes a half-done call never runs, and KVPOLICY_THROW
+// decides what an error does (core/error.hpp).
 #pragma once
 
 #include <cstdlib>
@@ -31,7 +31,7 @@
 
 namespace kvpolicy::detail {
 
-/// Stands for a caught exception in catch blocks, which compile but never run without exceptions.
+/// Takes the place of the caught exception in catch blocks, which compile without exceptions but never run.
 template <class E>
 [[noreturn]] const E& nothing_caught() noexcept {
   std::abort();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scratch memory of an engine: grows, never shrinks, and is worth nothing to a copy.
+// Scratch memory of an engine. It grows and never shrinks; a copy does not get its contents.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ class AlignedBuffer {
   AlignedBuffer& operator=(AlignedBuffer&&) noexcept = default;
   ~AlignedBuffer() = default;
 
-  /// At least `count` numbers, zero where newly obtained; what was there may be lost.
+  /// At least `count` numbers. New memory is zero; earlier contents may be lost.
   /// @throws std::bad_alloc
   T* resize(std::size_t count) {
     if (count > size_) {

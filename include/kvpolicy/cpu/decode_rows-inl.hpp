@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One side of a block as float rows in first-level cache: what quantised rows need before anything
-// else, and what a tile of many queries shares.
+// Decodes one side of a row tile to float rows in the first-level cache. Quantised rows need that before
+// any other work, and a tile of many queries decodes them once for all queries.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// f.operator()<E>() for the dense encoding `encoding`.
+/// Calls f.operator()<E>() for the dense encoding `encoding`.
 template <class F>
 HWY_INLINE void with_dense_encoding(Encoding encoding, F&& f) {
   switch (encoding) {
@@ -28,7 +28,7 @@ HWY_INLINE void with_dense_encoding(Encoding encoding, F&& f) {
   }
 }
 
-/// Channel-wise scales and zeros of one row; refilled only when the row's own lie elsewhere.
+/// Scales and zeros of one row, one for each channel; refilled only when the next row has others.
 class RowParams {
  public:
   /// `scratch` holds 2 * head_dim floats.
@@ -57,7 +57,7 @@ class RowParams {
     return hn::LoadU(floats, zeros_ + channel);
   }
 
-  /// Without vectors, for rows of less than one vector of bytes.
+  /// Decodes without vectors, for rows of less than one vector of bytes.
   void decode_short_row(Encoding encoding, const std::byte* codes, float* out) const {
     for (std::size_t channel = 0; channel < head_dim_; ++channel) {
       const auto code = static_cast<float>(load_code(encoding, codes, channel, head_dim_));
@@ -72,7 +72,7 @@ class RowParams {
   const half* current_ = nullptr;
 };
 
-/// A scale and a zero for the whole row, in the place of RowParams.
+/// One scale and one zero for the whole row; can replace RowParams.
 struct WholeRowParams {
   FloatVector scale, zero;
 
@@ -104,7 +104,7 @@ HWY_INLINE void decode_packed_row(const std::byte* codes, const Params& params,
 }
 
 template <Encoding E>
-void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t head_dim,
+void decode_packed_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim,
                         float* params, float* out) {
   RowParams row_params{params, head_dim};
   if (head_dim * bits_of(E) / 8 < lanes) {  // shorter than any real head
@@ -113,9 +113,9 @@ void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t hea
       row_params.decode_short_row(E, side.codes[row], out + row * head_dim);
     }
   } else if (side.format.granularity == Granularity::per_token && side.format.group == head_dim) {
-    std::array<half, max_block_rows> halves;
-    std::array<float, max_block_rows> scales;
-    std::array<float, max_block_rows> zeros;
+    std::array<half, max_tile_rows> halves;
+    std::array<float, max_tile_rows> scales;
+    std::array<float, max_tile_rows> zeros;
     const auto gather = [&](const auto& from, auto& to) KVPOLICY_CPU_LAMBDA {
       for (std::size_t row = 0; row < rows; ++row) halves[row] = *from[row];
       for (std::size_t row = 0; row < rows; row += lanes) {
@@ -138,9 +138,9 @@ void decode_packed_side(const BlockSide& side, std::size_t rows, std::size_t hea
   }
 }
 
-/// `decode_side` for rows that do not fill whole vectors: nothing after them is read, and zeros follow
-/// them.
-HWY_NOINLINE inline void decode_padded_side(const BlockSide& side, std::size_t rows, std::size_t channels,
+/// `decode_side` for rows that do not fill whole vectors: it reads nothing after them and writes zeros
+/// after them.
+HWY_NOINLINE inline void decode_padded_side(const RowTileSide& side, std::size_t rows, std::size_t channels,
                                             float* out) {
   const RowFormat& format = side.format;
   const std::size_t width = padded_channels(channels);
@@ -156,8 +156,9 @@ HWY_NOINLINE inline void decode_padded_side(const BlockSide& side, std::size_t r
   }
 }
 
-/// The block's rows as float: [rows, padded_channels(head_dim)]. `params` holds 2 * head_dim floats.
-inline void decode_side(const BlockSide& side, std::size_t rows, std::size_t head_dim,
+/// Writes the rows of a row tile as float: [rows, padded_channels(head_dim)]. `params` holds 2 * head_dim
+/// floats.
+inline void decode_side(const RowTileSide& side, std::size_t rows, std::size_t head_dim,
                         float* params, float* out) {
   if (padded_channels(head_dim) != head_dim) return decode_padded_side(side, rows, head_dim, out);
   switch (side.format.encoding) {

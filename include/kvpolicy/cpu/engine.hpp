@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU attention engine: the same results as ScalarEngine to rounding, with vectors and threads.
-// Arithmetic is float's, but for calls of many queries over rows in bfloat16, which may be multiplied
-// as such (Bfloat16Products says when, and what it costs), and for few queries over low-bit rows, whose
-// codes are multiplied as integers (integer_keys-inl.hpp, integer_values-inl.hpp: off by far less than
-// the quantisation was).
-// A call is cut into tiles of queries of one KV head; where these are too few to keep every thread
-// busy, as in decoding, a tile's rows are cut into parts of equal weight, whose partial states are
-// merged in order. The cut depends on the segments and the number of threads, never on timing, so
-// equal calls give equal bits.
+// The CPU attention engine. It gives the same results as ScalarEngine up to rounding, with vectors and
+// threads. Arithmetic is in float, with two exceptions. Calls of many queries over rows in bfloat16 may
+// multiply bfloat16 numbers (Bfloat16Products says when, and what it costs). Few queries over low-bit rows
+// multiply the codes as integers (integer_keys-inl.hpp, integer_values-inl.hpp; the error is far smaller
+// than that of the quantisation).
+//
+// A call is cut into tiles of queries of one KV head. If these are too few to keep every thread busy, as in
+// decoding, a tile's rows are cut into parts of equal cost, whose partial results are merged in order. The
+// cut depends on the segments and the number of threads, never on timing, so equal calls give equal bits.
 #pragma once
 
 #include <algorithm>
@@ -27,10 +27,10 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-/// An AttentionEngine; keys and values may have any multiple of 8 channels, a group any size. Rows
-/// of a multiple of 16 channels are read where they are, others are copied block by block. Calls on
-/// one engine must not overlap, as they share scratch memory; all of it is obtained before anything
-/// is written. A copy has its own scratch memory and a copy of the ParallelFor.
+/// An AttentionEngine. Keys and values may have any multiple of 8 channels, and a GQA group any size. Rows
+/// of a multiple of 16 channels are read where they are; others are copied, one row tile at a time. Calls
+/// on one engine must not overlap, because they share scratch memory; all of it is allocated before
+/// anything is written. A copy has its own scratch memory and a copy of the ParallelFor.
 template <ParallelFor Parallel = DefaultParallelFor, class Tuning = DefaultTuning>
 class Engine {
  public:
@@ -55,7 +55,8 @@ class Engine {
     const auto partial_of = [&](const Task& task) {
       return Partial{partials + task.partial * partial, padded_queries(task.tile.rows)};
     };
-    // Not asked for what decoding needs not: memory for tiles makes signal frames larger.
+    // Decoding does not plan for tiles, so it does not request AMX: tile registers enlarge every signal
+    // frame of the process.
     const bool tiled = most_queries > Tuning::stream_queries;
     reserve(tasks_.size(), most_queries, width,
             tiled ? product_plan(work.queries, work.out.encoding) : ProductPlan{});
@@ -99,49 +100,49 @@ class Engine {
   /// @throws ShapeError for a query length that 8 does not divide, std::bad_alloc
   void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
     if (out.empty()) return;
-    // Rows that a query behind them sees all of.
+    // All rows come before the query, so it sees all of them.
     const Segment segment{.keys = rows, .values = rows, .rows = out.size()};
     QueryTile tile;
     const std::size_t width = checked("head_dim", query.size());
     tile.queries.head_dim = tile.value_dim = query.size();
     tile.first_position = static_cast<std::int64_t>(out.size());
     tile.rows = 1;
-    const std::size_t weight = seen_weight({&segment, 1}, tile);
-    const std::size_t parts = std::clamp<std::size_t>(weight / Tuning::task_weight, 1, threads());
+    const std::size_t cost = seen_cost({&segment, 1}, tile);
+    const std::size_t parts = std::clamp<std::size_t>(cost / Tuning::task_weight, 1, threads());
     reserve(parts, 1, {width, width}, {});
     for_each(parts, [&](std::size_t part, Worker<Tuning>& worker) {
-      worker.score(segment, tile, query, part_begin(weight, part, parts),
-                   part_begin(weight, part + 1, parts), out);
+      worker.score(segment, tile, query, part_begin(cost, part, parts),
+                   part_begin(cost, part + 1, parts), out);
     });
   }
 
  private:
-  // The rows that a tile sees, or a part of them by cumulated weight.
+  // The rows that a tile sees, or a part of them that is cut by cumulated cost.
   struct Task {
     QueryTile tile;
     std::size_t from, to;
-    std::size_t parts;    // of the tile; they follow one another
-    std::size_t partial;  // its place among the partial states, where parts > 1
+    std::size_t parts;    // number of parts of the tile; their tasks are consecutive
+    std::size_t partial;  // index of its partial result, if parts > 1
   };
 
   [[nodiscard]] std::size_t threads() const {
     return std::max<std::size_t>(static_cast<std::size_t>(parallel_.threads()), 1);
   }
 
-  // The width of such a side.
+  // The padded width of a side with so many channels.
   static std::size_t checked(const char* name, std::size_t channels) {
     require<ShapeError>(channels > 0 && channels % 8 == 0, "cpu::Engine: ", name, " is ", channels,
                         ", must be a positive multiple of 8");
     return padded_channels(channels);
   }
 
-  [[nodiscard]] static std::size_t part_begin(std::size_t weight, std::size_t part,
+  [[nodiscard]] static std::size_t part_begin(std::size_t cost, std::size_t part,
                                               std::size_t parts) {
-    // Not weight * part / parts, which may not fit.
-    return weight / parts * part + weight % parts * part / parts;
+    // Not cost * part / parts, which could overflow.
+    return cost / parts * part + cost % parts * part / parts;
   }
 
-  // Lists the tasks; returns the most query rows that one of them has.
+  // Lists the tasks; returns the largest number of query rows of a task.
   std::size_t plan(const LayerAttention& work) {
     const std::size_t group = work.queries_per_kv();
     const std::size_t rows = work.queries.tokens * group;
@@ -155,15 +156,15 @@ class Engine {
     partial_count_ = 0;
     std::size_t total = 0;
     for (std::size_t head = 0; head < work.heads.size(); ++head) {
-      // Late tokens see most: they come first, so that the last tasks to end are short.
+      // Late tokens see the most rows. They come first, so that the last tasks to end are short.
       for (std::size_t end = rows; end > 0;) {
         const std::size_t first = (end - 1) / most * most;
         QueryTile tile{work.queries, work.first_position, group, head, first, end - first,
                        work.scale(), work.options.softcap, work.out.head_dim};
-        if (work.options.tree != nullptr) tile.hang_on(tree_);
-        const std::size_t weight = seen_weight(work.heads[head], tile);
-        tasks_.push_back({tile, 0, weight, 1, 0});
-        total += weight;
+        if (work.options.tree != nullptr) tile.use_tree(tree_);
+        const std::size_t cost = seen_cost(work.heads[head], tile);
+        tasks_.push_back({tile, 0, cost, 1, 0});
+        total += cost;
         end = first;
       }
     }
@@ -191,7 +192,7 @@ class Engine {
     return {Tuning::bfloat16_products, Tuning::matrix_unit(), queries.encoding, out};
   }
 
-  // Workers for `count` pieces of work.
+  // Reserves workers for `count` tasks.
   void reserve(std::size_t count, std::size_t queries, const HeadWidth& width,
                const ProductPlan& products) {
     active_ = std::min(threads(), count);
@@ -199,7 +200,7 @@ class Engine {
     for (std::size_t i = 0; i < active_; ++i) workers_[i].reserve(queries, width, products);
   }
 
-  // Every worker takes the next index until none is left.
+  // Runs all indices; every worker takes the next index until none is left.
   template <class Run>
   void for_each(std::size_t count, Run run) {
     std::atomic<std::size_t> next{0};
@@ -210,9 +211,9 @@ class Engine {
 
   Parallel parallel_;
   std::vector<Task> tasks_;
-  std::vector<Task> whole_;  // before they are cut
+  std::vector<Task> whole_;  // the tasks before they are cut
   std::size_t partial_count_ = 0;
-  TreeMask tree_;            // of the call at hand
+  TreeMask tree_;            // of the current call
   AlignedFloats partials_;
   std::vector<Worker<Tuning>> workers_;
   std::size_t active_ = 0;

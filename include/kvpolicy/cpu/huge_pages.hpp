@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Row memory on huge pages, for CacheOptions::memory. A decode step reads memory far apart: page by
-// page, head by head, and of a head that selects chunk by chunk. With pages of 4 KiB every few rows
-// cost a walk through the page tables, with pages of 2 MiB next to none.
+// Row memory on huge pages, for CacheOptions::memory. A decode step reads memory at distant addresses: page
+// by page, head by head, and chunk by chunk of a head that selects. With pages of 4 KiB every few rows need
+// a walk through the page tables; with pages of 2 MiB almost none do.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +20,15 @@
 
 namespace kvpolicy::cpu {
 
-/// Takes memory in slabs and asks the system to back them by huge pages, which Linux does where
-/// transparent huge pages are not switched off; elsewhere it is memory like any other. What is given
-/// back is kept for blocks of the same size, and all of it until the resource goes: let many caches
-/// share one, which must outlive them. Thread-safe.
+/// Allocates memory in slabs and asks the system to back them by huge pages. Linux does so unless
+/// transparent huge pages are switched off; elsewhere it is ordinary memory. Freed memory is kept for
+/// allocations of the same size until the resource is destroyed. Many caches may share one resource, which
+/// must outlive them. Thread-safe.
 class HugePages final : public std::pmr::memory_resource {
  public:
   static constexpr std::size_t page_bytes = std::size_t{2} << 20;
 
-  /// @param slab_bytes taken at a time, rounded up to whole huge pages; the system backs what is used
+  /// @param slab_bytes size of a slab, rounded up to whole huge pages; the system backs only what is used
   explicit HugePages(std::size_t slab_bytes = std::size_t{32} << 20)
       : slab_bytes_{round_up(std::max(slab_bytes, page_bytes), page_bytes)} {}
   ~HugePages() override {
@@ -46,18 +46,18 @@ class HugePages final : public std::pmr::memory_resource {
   }
 
  private:
-  static constexpr std::size_t line = 64;  // every block begins on one
+  static constexpr std::size_t line = 64;  // every allocation begins on one
 
   struct Slab {
     void* memory;
     std::size_t bytes;
     std::size_t alignment;
   };
-  struct FreeBlock {  // lies in the block itself
+  struct FreeBlock {  // stored in the free memory itself
     FreeBlock* next;
   };
 
-  // The nearest multiple that fits where that is none: no system has so much.
+  // Rounds up; if that would overflow, returns the largest multiple, which no system can allocate.
   [[nodiscard]] static std::size_t round_up(std::size_t bytes, std::size_t unit) {
     const std::size_t most = static_cast<std::size_t>(-1) / unit * unit;
     return bytes > most ? most : (bytes + unit - 1) / unit * unit;
@@ -66,7 +66,7 @@ class HugePages final : public std::pmr::memory_resource {
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     const std::size_t size = round_up(std::max(bytes, line), std::max(alignment, line));
     const std::lock_guard lock{mutex_};
-    // A place for the block's return first: giving back must not fail.
+    // Makes the map entry for freed memory now, because deallocation must not fail.
     FreeBlock*& free = free_.try_emplace(size, nullptr).first->second;
     if (free != nullptr && is_aligned(free, alignment)) {
       void* block = free;
@@ -100,7 +100,7 @@ class HugePages final : public std::pmr::memory_resource {
     slabs_.reserve(slabs_.size() + 1);
     void* memory = ::operator new(bytes, std::align_val_t{alignment});
 #if defined(__linux__)
-    ::madvise(memory, bytes, MADV_HUGEPAGE);  // a wish: refused, it is memory all the same
+    ::madvise(memory, bytes, MADV_HUGEPAGE);  // only a hint; ordinary memory if it is refused
 #endif
     slabs_.push_back({memory, bytes, alignment});
     next_ = 0;
@@ -108,7 +108,7 @@ class HugePages final : public std::pmr::memory_resource {
 
   std::size_t slab_bytes_;
   mutable std::mutex mutex_;
-  std::vector<Slab> slabs_;  // of the last one the first `next_` bytes were given out
+  std::vector<Slab> slabs_;  // the first `next_` bytes of the last one are in use
   std::size_t next_ = 0;
   std::unordered_map<std::size_t, FreeBlock*> free_;  // by size
 };

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Logits of quantised keys as integer products: the query is rounded to 16 bits once, the codes
-// stay what they are. With one scale and zero per row (q, c: query and codes, n: the rounded query)
+// Logits of quantised keys as integer products: the query is rounded to 16 bits once, and the codes are not
+// changed. With one scale and zero per row (q, c: query and codes, n: the rounded query)
 //
 //   q . (scale * c + zero) = scale * (q . c) + zero * sum(q),  q . c ~ s * (n . c),  q ~ s * n,
 //
-// and where rows share a scale and zero per channel (KIVI), these go into the query first, once for
-// each such run of rows. 16 or 8 rows are the lanes, so no sum ever crosses lanes.
+// If rows share a scale and zero per channel (KIVI), these are multiplied into the query first, once for
+// each run of rows that shares them. The lanes are 16 or 8 rows, so no sum crosses lanes.
 //
-// Error: rounding moves a channel of the query by s / 2 at most, s being its largest divided by
-// 32767; codes count from their middle, since sum(q) - s * sum(n) is made good. A logit is off by
-// less than 3 % of what rounding the keys to 8 bits cost it (root mean square, at worst, for a head
-// of 128; 0.2 % for 4 bits), about 2e-5 for numbers of a deviation of 1. No sum leaves 32 bits: for
-// heads beyond 257 channels the query is rounded to fewer bits accordingly.
+// Error: rounding changes a channel of the query by s / 2 at most, where s is its largest channel divided
+// by 32767; codes count from their middle, because sum(q) - s * sum(n) is added exactly. The error of a
+// logit is less than 3 % of what rounding the keys to 8 bits cost it (root mean square, at worst, for a
+// head of 128; 0.2 % for 4 bits), about 2e-5 for numbers of standard deviation 1. No sum exceeds 32 bits:
+// for heads with more than 257 channels the query is rounded to fewer bits.
 #pragma once
 
 #include <algorithm>
@@ -27,13 +27,13 @@
 #include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
-#if KVPOLICY_CPU_PAIR_PRODUCTS  // elsewhere integer_rows-inl.hpp has the names, for nothing
+#if KVPOLICY_CPU_PAIR_PRODUCTS  // otherwise integer_rows-inl.hpp declares the names
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// sums[q][r], lane i = query q . codes of row r * lanes + i, for Q queries of R * lanes rows.
-/// Queries are 16-bit numbers, in each four the middle ones exchanged, `query_bytes` apart.
+/// sums[q][r], lane i = query q . codes of row r * lanes + i, for Q queries and R * lanes rows. Queries are
+/// 16-bit numbers, `query_bytes` apart; in each group of four the middle two are exchanged.
 template <std::size_t Bits, std::size_t Q, std::size_t R>
 HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const std::byte* queries,
                           std::size_t query_bytes, PrefetchWalk& ahead, IntVector (&sums)[Q][R]) {
@@ -49,7 +49,7 @@ HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const
     IntVector columns[R][4];
     KVPOLICY_CPU_UNROLL
     for (std::size_t r = 0; r < R; ++r) load_columns(rows + r * lanes, at, columns[r]);
-    if (HWY_UNLIKELY(at != step)) {  // columns that the step before has taken
+    if (HWY_UNLIKELY(at != step)) {  // these columns were taken in the step before
       KVPOLICY_CPU_UNROLL
       for (std::size_t k = 0; k < 3; ++k) {
         if (at + 4 * k >= step) continue;
@@ -63,7 +63,7 @@ HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const
         IntVector codes[R];
         KVPOLICY_CPU_UNROLL
         for (std::size_t r = 0; r < R; ++r) codes[r] = Pairs::template take<pair>(ints, columns[r][k]);
-        // Two bytes a channel; the pair of bytes 0 and 2 comes before that of 1 and 3.
+        // A number has two bytes; the pair of bytes 0 and 2 comes before that of bytes 1 and 3.
         const std::byte* numbers = queries + 2 * (Pairs::part(pair) * bytes + at + 4 * k) +
                                    4 * Pairs::byte(pair);
         KVPOLICY_CPU_UNROLL
@@ -79,7 +79,7 @@ HWY_INLINE void dot_codes(const std::byte* const* rows, std::size_t bytes, const
   }
 }
 
-/// The queries of a tile against blocks of quantised keys.
+/// Multiplies the queries of a tile with row tiles of quantised keys.
 class IntegerKeys {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
@@ -98,20 +98,21 @@ class IntegerKeys {
       set->numbers = reinterpret_cast<std::byte*>(take(queries * head_dim / 2));
       set->rounded = take(queries * rounded_floats);
     }
-    dealt_ = take(queries * head_dim);
+    deinterleaved_ = take(queries * head_dim);
     products_ = take(query_portion * head_dim);
   }
 
-  /// Of the blocks that follow: [queries, head_dim]. Null: none, every block is left to others.
+  /// Sets the queries [queries, head_dim] for the row tiles that follow. Null: there are none, and
+  /// `compute_logits` returns false.
   void set_queries(const float* queries) {
     queries_ = queries;
     state_ = queries == nullptr ? State::unusable : State::unknown;
-    has_dealt_ = false;
+    has_deinterleaved_ = false;
   }
 
-  /// logits[q * stride + row], with room up to a multiple of the lanes behind `rows`. False where
-  /// the block must be decoded first: another format, or some number is not finite.
-  bool compute_logits(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
+  /// Writes logits[q * stride + row], which needs room up to a multiple of the lanes after `rows`. Returns
+  /// false if the rows must be decoded first, because they have another format or a number is not finite.
+  bool compute_logits(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                       const Prefetch& values) {
     if (state_ == State::unusable || !has_code_steps(keys.format, head_dim_)) return false;
     const std::size_t vectors = (rows + lanes - 1) / lanes;
@@ -133,7 +134,7 @@ class IntegerKeys {
  private:
   static constexpr std::size_t query_portion = 4;
 
-  /// With fewer that share a scale, decoding them is less work than rounding the queries for each.
+  /// If fewer rows share a scale, decoding them is less work than rounding the queries for each run.
   static constexpr std::size_t fewest_rows = 8;
 
   enum class State { unknown, usable, unusable };
@@ -141,11 +142,11 @@ class IntegerKeys {
   // One query in 16 bits: number ~ scale * rounded number.
   struct Rounded {
     float scale;
-    float sum;          // of the numbers; per channel: of what they are at middle codes, zeros included
+    float sum;          // of the numbers; per channel: of their products with middle codes and zeros
     float rounded_sum;  // of scale * rounded numbers
   };
   static constexpr std::size_t rounded_floats = 3;
-  // All of them: numbers [queries, head_dim] of 16 bits, and a Rounded for each.
+  // All queries: numbers [queries, head_dim] of 16 bits, and a Rounded for each query.
   struct Set {
     std::byte* numbers;
     float* rounded;
@@ -160,26 +161,26 @@ class IntegerKeys {
     }
   };
 
-  // Two vectors of 32 bits become one of 16 bits by fours in turn. What is to come out in order goes
-  // in dealt: of 2 * lanes channels the even fours first, then the odd ones. Channels behind the last
-  // whole two vectors stay as they are.
-  [[nodiscard]] std::size_t dealt_channels() const { return head_dim_ / (2 * lanes) * (2 * lanes); }
+  // Demoting two vectors of 32 bits to one of 16 bits interleaves their groups of four. For a result in
+  // order the channels must be deinterleaved before: of each 2 * lanes channels the even groups of four
+  // first, then the odd ones. Channels after the last whole two vectors stay in order.
+  [[nodiscard]] std::size_t deinterleaved_channels() const { return head_dim_ / (2 * lanes) * (2 * lanes); }
 
-  void deal_queries() {
-    if (has_dealt_) return;
-    has_dealt_ = true;
+  void deinterleave_queries() {
+    if (has_deinterleaved_) return;
+    has_deinterleaved_ = true;
     for (std::size_t q = 0; q < count_; ++q) {
       const float* from = queries_ + q * head_dim_;
-      float* to = dealt_ + q * head_dim_;
-      std::copy(from + dealt_channels(), from + head_dim_, to + dealt_channels());
-      for (std::size_t channel = 0; channel < dealt_channels(); channel += 4) {
+      float* to = deinterleaved_ + q * head_dim_;
+      std::copy(from + deinterleaved_channels(), from + head_dim_, to + deinterleaved_channels());
+      for (std::size_t channel = 0; channel < deinterleaved_channels(); channel += 4) {
         const std::size_t four = channel % (2 * lanes) / 4;
-        const std::size_t dealt = (four / 2 + four % 2 * (lanes / 4)) * 4;
-        std::copy_n(from + channel, 4, to + channel / (2 * lanes) * (2 * lanes) + dealt);
+        const std::size_t to_channel = (four / 2 + four % 2 * (lanes / 4)) * 4;
+        std::copy_n(from + channel, 4, to + channel / (2 * lanes) * (2 * lanes) + to_channel);
       }
     }
   }
-  [[nodiscard]] static HWY_INLINE VectorPair load_dealt(const half* from) {
+  [[nodiscard]] static HWY_INLINE VectorPair load_deinterleaved(const half* from) {
     const hn::ScalableTag<std::uint64_t> fours;
     const auto all = hn::LoadU(fours, reinterpret_cast<const std::uint64_t*>(from));
     alignas(64) std::uint64_t even[hn::MaxLanes(fours)];
@@ -189,14 +190,14 @@ class IntegerKeys {
     return {load_half(even), load_half(odd)};
   }
 
-  // Queries [q, q + Q) into `set`, Scaled: times the scales of a run of rows; false if a number is not
-  // finite. Side by side, for each alone would wait for its own sums.
+  // Writes queries [q, q + Q) into `set`; if Scaled, times the scales of a run of rows. Returns false if a
+  // number is not finite. It works on Q queries at once, because a single one would wait for its own sums.
   template <bool Scaled, std::size_t Q>
   HWY_INLINE bool round_queries(const Set& set, std::size_t q, const half* row_scales,
                                 const half* row_zeros, float middle) const {
     const std::size_t head_dim = head_dim_;
-    const std::size_t dealt = dealt_channels();
-    const float* queries = dealt_ + q * head_dim;
+    const std::size_t whole = deinterleaved_channels();
+    const float* queries = deinterleaved_ + q * head_dim;
     FloatVector highest[Q];
     FloatVector sums[4];
     KVPOLICY_CPU_UNROLL
@@ -219,19 +220,19 @@ class IntegerKeys {
         highest[i] = hn::Max(highest[i], hn::Abs(product));
       }
     };
-    for (std::size_t channel = 0; channel < dealt; channel += 2 * lanes) {
+    for (std::size_t channel = 0; channel < whole; channel += 2 * lanes) {
       VectorPair scales{zero_vector(), zero_vector()};
       VectorPair zeros = scales;
       if constexpr (Scaled) {
-        scales = load_dealt(row_scales + channel);
-        zeros = load_dealt(row_zeros + channel);
+        scales = load_deinterleaved(row_scales + channel);
+        zeros = load_deinterleaved(row_zeros + channel);
       }
       look_at(channel, scales.first, zeros.first);
       look_at(channel + lanes, scales.second, zeros.second);
     }
-    if (dealt < head_dim) {
-      look_at(dealt, Scaled ? load_half(row_scales + dealt) : zero_vector(),
-              Scaled ? load_half(row_zeros + dealt) : zero_vector());
+    if (whole < head_dim) {
+      look_at(whole, Scaled ? load_half(row_scales + whole) : zero_vector(),
+              Scaled ? load_half(row_zeros + whole) : zero_vector());
     }
     float sum[4];
     store_sums(sums[0], sums[1], sums[2], sums[3], sum);
@@ -245,7 +246,7 @@ class IntegerKeys {
     for (std::size_t i = 0; i < Q; ++i) {
       finite = finite && std::isfinite(sum[i]);
       const float most = hn::GetLane(hn::MaxOfLanes(floats, highest[i]));
-      const bool counts = most > 1e-30F;  // where its inverse exists
+      const bool counts = most > 1e-30F;  // so that its inverse is finite
       inverse[i] = hn::Set(floats, counts ? amplitude / most : 0.0F);
       scale[i] = counts ? most / amplitude : 0.0F;
       rounded_sums[i] = hn::Zero(ints);
@@ -256,7 +257,7 @@ class IntegerKeys {
     const auto round = [&](std::size_t at, std::size_t i) KVPOLICY_CPU_INLINE_LAMBDA {
       return hn::NearestInt(hn::Mul(hn::LoadU(floats, products + at), inverse[i]));
     };
-    for (std::size_t channel = 0; channel < dealt; channel += 2 * lanes) {
+    for (std::size_t channel = 0; channel < whole; channel += 2 * lanes) {
       KVPOLICY_CPU_UNROLL
       for (std::size_t i = 0; i < Q; ++i) {
         const std::size_t at = i * head_dim + channel;
@@ -267,13 +268,13 @@ class IntegerKeys {
         store_exchanged(shorts, narrow, numbers + 2 * at);
       }
     }
-    if (dealt < head_dim) {
+    if (whole < head_dim) {
       KVPOLICY_CPU_UNROLL
       for (std::size_t i = 0; i < Q; ++i) {
         const hn::Rebind<std::int16_t, Floats> shorts;
-        const auto x = round(i * head_dim + dealt, i);
+        const auto x = round(i * head_dim + whole, i);
         rounded_sums[i] = hn::Add(rounded_sums[i], x);
-        store_exchanged(shorts, hn::DemoteTo(shorts, x), numbers + 2 * (i * head_dim + dealt));
+        store_exchanged(shorts, hn::DemoteTo(shorts, x), numbers + 2 * (i * head_dim + whole));
       }
     }
     KVPOLICY_CPU_UNROLL
@@ -285,7 +286,7 @@ class IntegerKeys {
     return true;
   }
 
-  // In each four, the middle ones exchanged.
+  // Stores numbers with the middle two of each group of four exchanged.
   template <class D>
   static HWY_INLINE void store_exchanged(D, hn::Vec<D> numbers, std::byte* to) {
     const hn::Repartition<std::uint8_t, D> bytes;
@@ -299,7 +300,7 @@ class IntegerKeys {
   template <bool Scaled>
   bool round_all_queries(const Set& set, const half* row_scales, const half* row_zeros,
                          float middle) {
-    deal_queries();
+    deinterleave_queries();
     bool finite = true;
     for_each_portion<query_portion>(count_, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
       finite = finite && round_queries<Scaled, Q>(set, q, row_scales, row_zeros, middle);
@@ -308,21 +309,21 @@ class IntegerKeys {
   }
 
   template <std::size_t Bits>
-  bool per_token(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
+  bool per_token(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                  PrefetchWalk& ahead) {
     if (state_ == State::unknown) {
       state_ = round_all_queries<false>(plain_, nullptr, nullptr, 0.0F) ? State::usable
                                                                         : State::unusable;
       if (state_ == State::unusable) return false;
     }
-    BlockParams params;
+    RowTileParams params;
     if (!params.load(keys, rows)) return false;
     multiply<Bits>(plain_, keys.codes.data(), rows, &params, logits, stride, ahead);
     return true;
   }
 
   template <std::size_t Bits>
-  bool per_channel(const BlockSide& keys, std::size_t rows, float* logits, std::size_t stride,
+  bool per_channel(const RowTileSide& keys, std::size_t rows, float* logits, std::size_t stride,
                    PrefetchWalk& ahead) {
     for (std::size_t first = 0; first < rows;) {
       const std::size_t end = end_of_equal(keys.scales.data(), first, rows);
@@ -330,7 +331,7 @@ class IntegerKeys {
                                    middle_of<Bits>)) {
         return false;
       }
-      // What is written after a run's rows, the next run overwrites.
+      // A vector may write past the run's rows; the next run overwrites that.
       multiply<Bits>(scaled_, keys.codes.data() + first, end - first, nullptr, logits + first, stride,
                      ahead);
       first = end;
@@ -338,7 +339,7 @@ class IntegerKeys {
     return true;
   }
 
-  // How far all are equal to pointers[first].
+  // The end of the pointers that equal pointers[first].
   [[nodiscard]] static HWY_INLINE std::size_t end_of_equal(const half* const* pointers,
                                                            std::size_t first, std::size_t count) {
     const hn::ScalableTag<std::uint64_t> longs;
@@ -357,15 +358,15 @@ class IntegerKeys {
   template <std::size_t Bits>
   static constexpr float middle_of = 0.5F * static_cast<float>(CodePairs<Bits>::levels);
 
-  // out[q * stride + row] = query q . the row, of which `params` are the scales and zeros (null: they
-  // went into the query). Rows are taken up to a whole vector.
+  // out[q * stride + row] = query q . row. `params` are the scales and zeros of the rows; null: they were
+  // multiplied into the query. Rows are processed in whole vectors.
   template <std::size_t Bits>
   void multiply(const Set& set, const std::byte* const* rows, std::size_t count,
-                const BlockParams* params, float* out, std::size_t stride,
+                const RowTileParams* params, float* out, std::size_t stride,
                 PrefetchWalk& ahead) const {
     const std::size_t bytes = head_dim_ * Bits / 8;
-    std::array<const std::byte*, max_block_rows + lanes> padded;
-    if (count % lanes != 0) {  // pointers up to a whole vector: of the last row
+    std::array<const std::byte*, max_tile_rows + lanes> padded;
+    if (count % lanes != 0) {  // pads the pointers to a whole vector with the last row
       std::copy_n(rows, count, padded.begin());
       std::fill_n(padded.begin() + static_cast<std::ptrdiff_t>(count), lanes - 1, rows[count - 1]);
       rows = padded.data();
@@ -406,9 +407,9 @@ class IntegerKeys {
   std::size_t count_;
   std::size_t head_dim_;
   const float* queries_ = nullptr;
-  float* dealt_ = nullptr;     // [queries, head_dim], if has_dealt_
+  float* deinterleaved_ = nullptr;     // [queries, head_dim], if has_deinterleaved_
   float* products_ = nullptr;  // [query_portion, head_dim]
-  bool has_dealt_ = false;
+  bool has_deinterleaved_ = false;
   State state_ = State::unusable;
   Set plain_;
   Set scaled_;

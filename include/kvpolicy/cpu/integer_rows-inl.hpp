@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantised rows as integer products, where the target has what that takes; elsewhere the same names
-// for nothing, and every block becomes float first.
+// Quantised rows as integer products, if the target has the instructions for them. Otherwise this header
+// declares the same names without effect, and all rows are decoded to float first.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct IntegerKeys {
   [[nodiscard]] static std::size_t scratch_floats(std::size_t, std::size_t) { return 0; }
   IntegerKeys(std::size_t, std::size_t, float*) {}
   void set_queries(const float*) {}
-  bool compute_logits(const BlockSide&, std::size_t, float*, std::size_t, const Prefetch&) {
+  bool compute_logits(const RowTileSide&, std::size_t, float*, std::size_t, const Prefetch&) {
     return false;
   }
 };
@@ -29,7 +29,7 @@ struct IntegerKeys {
 struct IntegerValues {
   [[nodiscard]] static std::size_t scratch_floats(std::size_t, std::size_t) { return 0; }
   IntegerValues(std::size_t, std::size_t, float*) {}
-  bool add(const BlockSide&, std::size_t, const float*, std::size_t, const float*, float*,
+  bool add(const RowTileSide&, std::size_t, const float*, std::size_t, const float*, float*,
            const Prefetch&) {
     return false;
   }

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Weighted sums of quantised values as integer products, for rows of one scale and zero each. In a
-// block, with weights p and codes c:
+// Weighted sums of quantised values as integer products, for rows with one scale and zero each. In a row
+// tile, with weights p and codes c:
 //
 //   sum(p * (scale * c + zero)) = s * sum(n * c) + sum(p * zero),  p * scale ~ s * n,
 //
-// where n has 16 bits and s is the block's largest p * scale divided by 32767. Two rows share a pair
-// product; codes count from their middle, since sum(p * scale) - s * sum(n) is made good.
+// where n has 16 bits and s is the row tile's largest p * scale divided by 32767. Two rows share a pair
+// product; codes count from their middle, because sum(p * scale) - s * sum(n) is added exactly.
 //
-// Error: at worst (one row outweighs the other 63 of its block, none of them vanishing) 2 % of what
+// Error: at worst (one row outweighs the other 63 of its row tile, and none of them vanishes) 2 % of what
 // rounding the values to 8 bits cost the output, root mean square, and 0.1 % for 4 bits.
 //
-// Sums leave the registers in the order in which codes leave their bytes, and stay in it from block
-// to block; `flush` brings them home.
+// Sums are stored in the order in which codes leave their bytes, from row tile to row tile; `flush` brings
+// them into the order of channels.
 #pragma once
 
 #include <algorithm>
@@ -26,26 +26,26 @@
 #include <kvpolicy/cpu/row_tile-inl.hpp>
 #include <kvpolicy/cpu/vector-inl.hpp>
 
-#if KVPOLICY_CPU_PAIR_PRODUCTS  // elsewhere integer_rows-inl.hpp has the names, for nothing
+#if KVPOLICY_CPU_PAIR_PRODUCTS  // otherwise integer_rows-inl.hpp declares the names
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// Codes of two rows by pairs: those of the rows' low 16 bits in each 4 bytes come first (pairs
-/// 0 to 16 / Bits), then those of the high ones.
+/// Pairs of codes of two rows. The codes in the low 16 bits of each 4 bytes come first (pairs 0 to 16 /
+/// Bits), then those in the high 16 bits.
 template <std::size_t Bits>
 struct RowPairs {
   using Codes = CodePairs<Bits>;
   static constexpr std::size_t pairs = 2 * Codes::pairs;
 
-  /// The channel that lane i of a pair belongs to, of a column of bytes that begins at `at`.
+  /// The channel that lane i of a pair belongs to, for a column of bytes that begins at `at`.
   static constexpr std::size_t channel(std::size_t pair, std::size_t i, std::size_t at,
                                        std::size_t bytes) {
     const std::size_t code = pair % Codes::pairs;
     return Codes::part(code) * bytes + at + 4 * i + 2 * (pair / Codes::pairs) + Codes::byte(code);
   }
 
-  /// Codes are masked where they lie in their byte, not moved: so many times as large as they are.
+  /// Codes are masked but not shifted inside their byte, so they appear multiplied by this number.
   static constexpr std::size_t times(std::size_t pair) { return std::size_t{1} << pair * Bits % 8; }
 
   template <std::size_t Pair, class D>
@@ -59,10 +59,10 @@ struct RowPairs {
   }
 };
 
-/// Rows between two portions that are fetched; a block is taken in so many at a time.
+/// Rows between two prefetches; a row tile is processed in steps of so many rows.
 inline constexpr std::size_t fetch_step = 8;
 
-/// `Fold` pairs of 16-bit numbers, one behind the other, each in as many lanes.
+/// `Fold` consecutive pairs of 16-bit numbers, each repeated in as many lanes.
 template <std::size_t Fold, class D>
 [[nodiscard]] HWY_INLINE hn::Vec<D> broadcast_pairs(D d, const std::byte* pairs) {
   if constexpr (Fold == 1) {
@@ -74,7 +74,7 @@ template <std::size_t Fold, class D>
   }
 }
 
-/// The sum of a vector's parts that are as long as one of `D`.
+/// Cuts a vector into parts of the length of `D` and returns their sum.
 template <class D, class V>
 [[nodiscard]] HWY_INLINE hn::Vec<D> add_parts(D d, V sum) {
   const hn::DFromV<V> whole;
@@ -86,9 +86,9 @@ template <class D, class V>
   }
 }
 
-/// The 16-bit weights of Q queries, `bytes` apart, as multiplied in steps of 2 * Fold rows: one pair
-/// in all lanes, or several, laid side by side beforehand since every pass over the rows needs them.
-/// Up to a whole fetch_step behind the rows they are 0.
+/// The 16-bit weights of Q queries, `bytes` apart, for steps of 2 * Fold rows: one pair in all lanes, or
+/// several pairs side by side. The latter are prepared here, because every pass over the rows needs them.
+/// Weights after the last row, up to a whole fetch_step, must be 0.
 template <std::size_t Q, std::size_t Fold>
 class StepWeights {
  public:
@@ -112,12 +112,12 @@ class StepWeights {
  private:
   const std::byte* weights_;
   std::size_t bytes_;
-  IntVector beside_[Q][Fold > 1 ? max_block_rows / (2 * Fold) : 1];
+  IntVector beside_[Q][Fold > 1 ? max_tile_rows / (2 * Fold) : 1];
 };
 
-/// sums[q][x] of weights x codes for Q queries and N pairs from `First` on, times what these are taken
-/// by, over the rows' bytes [at, at + 4 * lanes of D). Each step takes two rows, or as many more as
-/// fill a vector; behind the last row there are pointers up to a whole fetch_step.
+/// sums[q][x] = sum over rows of weights x codes for Q queries and N pairs from `First` on, multiplied by
+/// RowPairs::times, over the rows' bytes [at, at + 4 * lanes of D). Each step takes two rows, or as many
+/// more as fill a vector; there must be row pointers up to a whole fetch_step.
 template <std::size_t Bits, std::size_t First, std::size_t Q, std::size_t N, std::size_t Fold, class D>
 HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, std::size_t at,
                           const StepWeights<Q, Fold>& weights, PrefetchWalk& ahead,
@@ -154,7 +154,7 @@ HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, 
       }
     }
   };
-  // No loop in the loop: GCC would copy all sums each time round.
+  // The inner loop is unrolled, because GCC would copy all sums in each of its iterations.
   for (std::size_t row = 0; row < count; row += fetch_step) {
     ahead.step();
     KVPOLICY_CPU_UNROLL
@@ -168,7 +168,7 @@ HWY_INLINE void add_codes(D d, const std::byte* const* rows, std::size_t count, 
   static_assert(First + N <= Pairs::pairs);
 }
 
-/// The values of a tile's queries, as far as they come from quantised rows.
+/// The sums over values of a tile's queries, as far as they come from quantised rows.
 class IntegerValues {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, std::size_t head_dim) {
@@ -182,17 +182,17 @@ class IntegerValues {
         added_offsets_{offsets_ + queries}, steps_{added_offsets_ + queries},
         kept_{steps_ + queries} {}
 
-  /// Rescales by factors[query] what has come so far, `out` included, and adds the block's rows with
-  /// weights [queries, stride], which are 0 from `rows` up to a whole vector. False, and nothing
-  /// done, where the block must be decoded: another format, or some number is not finite.
-  bool add(const BlockSide& values, std::size_t rows, const float* weights, std::size_t stride,
+  /// Multiplies the earlier sums, `out` included, by factors[query], and adds the rows of a row tile with
+  /// weights [queries, stride], which must be 0 from `rows` up to a whole vector. Returns false and does
+  /// nothing if the rows must be decoded, because they have another format or a number is not finite.
+  bool add(const RowTileSide& values, std::size_t rows, const float* weights, std::size_t stride,
            const float* factors, float* out, const Prefetch& next) {
     const RowFormat& format = values.format;
     if (!has_code_steps(format, head_dim_) || format.group != head_dim_ ||
         format.granularity != Granularity::per_token) {
       return false;
     }
-    BlockParams params;
+    RowTileParams params;
     if (!params.load(values, rows)) return false;
     if (format.encoding != encoding_) flush(out);
     const float middle = 0.5F * static_cast<float>((1U << bits_of(format.encoding)) - 1U);
@@ -204,8 +204,8 @@ class IntegerValues {
       offsets_[q] = offsets_[q] * factors[q] + added_offsets_[q];
       kept_[q] *= factors[q];
     }
-    std::array<const std::byte*, max_block_rows> codes;  // up to a whole fetch_step
-    static_assert(max_block_rows % fetch_step == 0);
+    std::array<const std::byte*, max_tile_rows> codes;  // up to a whole fetch_step
+    static_assert(max_tile_rows % fetch_step == 0);
     std::copy_n(values.codes.begin(), rows, codes.begin());
     for (std::size_t row = rows; row % fetch_step != 0; ++row) codes[row] = codes[rows - 1];
     with_bits(format.encoding, [&]<std::size_t Bits>() KVPOLICY_CPU_LAMBDA {
@@ -226,7 +226,7 @@ class IntegerValues {
     return true;
   }
 
-  /// Brings everything into out [queries, head_dim]; before anyone else rescales or reads that.
+  /// Adds all pending sums to out [queries, head_dim]. Needed before other code rescales or reads `out`.
   void flush(float* out) {
     if (!pending_) return;
     pending_ = false;
@@ -252,11 +252,11 @@ class IntegerValues {
   }
 
  private:
-  static constexpr std::size_t weight_bytes = max_block_rows * sizeof(std::int16_t);
+  static constexpr std::size_t weight_bytes = max_tile_rows * sizeof(std::int16_t);
   static constexpr std::size_t query_portion = 4;
   static constexpr std::size_t pairs_at_once = many_registers ? 4 : 2;
 
-  /// For every code of a row, and those that a last, overlapping step takes twice.
+  /// Room for every code of a row, and for those that an overlapping last step takes twice.
   [[nodiscard]] static std::size_t room(std::size_t head_dim) { return head_dim + 4 * code_step; }
 
   void start(Encoding encoding) {
@@ -267,10 +267,10 @@ class IntegerValues {
     std::fill_n(kept_, count_, 1.0F);
   }
 
-  // Query q's weights times the rows' scales, in 16 bits; false if one is not finite.
-  bool round_weights(std::size_t q, const BlockParams& params, std::size_t rows,
+  // Rounds query q's weights times the rows' scales to 16 bits; false if one is not finite.
+  bool round_weights(std::size_t q, const RowTileParams& params, std::size_t rows,
                      const float* weights, float middle) {
-    std::array<float, max_block_rows> scaled;
+    std::array<float, max_tile_rows> scaled;
     auto highest = zero_vector();
     auto sums = zero_vector();
     auto zeros = zero_vector();
@@ -286,7 +286,7 @@ class IntegerValues {
     const float zero = hn::GetLane(hn::SumOfLanes(floats, zeros));
     if (!std::isfinite(sum) || !std::isfinite(zero)) return false;
     const float most = hn::GetLane(hn::MaxOfLanes(floats, highest));
-    const bool counts = most > 1e-30F;  // where its inverse exists
+    const bool counts = most > 1e-30F;  // so that its inverse is finite
     const auto inverse = hn::Set(floats, counts ? 32767.0F / most : 0.0F);
     steps_[q] = counts ? most / 32767.0F : 0.0F;
     auto rounded_sums = hn::Zero(ints);
@@ -303,8 +303,8 @@ class IntegerValues {
     return true;
   }
 
-  // visit(tag, first byte, bytes of all columns before, bytes of the row that those have covered):
-  // whole vectors as long as they fit, then shorter ones, then one that overlaps.
+  // Calls visit(tag, first byte, bytes of all columns before, bytes of the row that those have covered):
+  // for whole vectors as long as they fit, then for shorter ones, then for one that overlaps.
   template <class Visit>
   static HWY_INLINE void for_each_column(std::size_t bytes, Visit visit) {
     std::size_t at = 0;
@@ -349,13 +349,13 @@ class IntegerValues {
   std::size_t count_;
   std::size_t head_dim_;
   bool pending_ = false;
-  Encoding encoding_ = Encoding::uint8;  // of what is pending
-  float* sums_;                          // [queries, room]: columns, in them pairs, in them lanes
-  std::byte* weights_;                   // [queries, max_block_rows] of 16 bits
-  float* offsets_;                       // [queries]: what every channel gets besides
-  float* added_offsets_;                 // [queries], of the block at hand
+  Encoding encoding_ = Encoding::uint8;  // of the pending sums
+  float* sums_;                          // [queries, room]: columns of pairs of lanes
+  std::byte* weights_;                   // [queries, max_tile_rows] of 16 bits
+  float* offsets_;                       // [queries]: added to every channel
+  float* added_offsets_;                 // [queries], of the current row tile
   float* steps_;                         // [queries]: one unit of the rounded weights
-  float* kept_;                          // [queries]: what is left of `out`
+  float* kept_;                          // [queries]: what remains to be multiplied into `out`
 };
 
 KVPOLICY_CPU_END_TARGET

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Quantised rows as operands of 16-bit pair products, without becoming float first: packed bytes
-// of several rows are brought into lanes as they lie, and codes leave them two at a time, by a shift
-// and a mask. What is done with them: integer_keys-inl.hpp and integer_values-inl.hpp.
+// Quantised rows as operands of 16-bit pair products, without a conversion to float: packed bytes of
+// several rows are loaded into lanes, and a shift and a mask extract two codes at a time.
+// integer_keys-inl.hpp and integer_values-inl.hpp use them.
 #pragma once
 
 #include <algorithm>
@@ -21,15 +21,15 @@ namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// Bytes of a row that one step takes.
+/// Bytes of a row that one step processes.
 inline constexpr std::size_t code_step = 16;
 
-/// Whether rows can be read by whole steps; the last one may overlap.
+/// Whether rows can be read in whole steps; the last one may overlap.
 [[nodiscard]] inline bool has_code_steps(const RowFormat& format, std::size_t head_dim) {
   return is_quantized(format.encoding) && head_dim * bits_of(format.encoding) / 8 >= code_step;
 }
 
-/// f.operator()<bits>() for a quantised encoding.
+/// Calls f.operator()<bits>() for a quantised encoding.
 template <class F>
 HWY_INLINE void with_bits(Encoding encoding, F&& f) {
   switch (encoding) {
@@ -39,7 +39,7 @@ HWY_INLINE void with_bits(Encoding encoding, F&& f) {
   }
 }
 
-/// What one shift and one mask take out of 4 packed bytes: the codes of bytes 0 and 2, or 1 and 3.
+/// What one shift and one mask extract from 4 packed bytes: the codes of bytes 0 and 2, or 1 and 3.
 template <std::size_t Bits>
 struct CodePairs {
   static constexpr std::size_t parts = 8 / Bits;    ///< codes in a byte
@@ -49,7 +49,7 @@ struct CodePairs {
   static constexpr std::size_t part(std::size_t pair) { return pair % parts; }
   static constexpr std::size_t byte(std::size_t pair) { return pair / parts; }
 
-  /// In each lane: the pair as two 16-bit numbers.
+  /// The pair in each lane, as two 16-bit numbers.
   template <std::size_t Pair, class D>
   [[nodiscard]] static HWY_INLINE hn::Vec<D> take(D d, hn::Vec<D> packed) {
     const auto mask = hn::Set(d, static_cast<std::int32_t>(levels * 0x10001U));
@@ -64,7 +64,7 @@ struct CodePairs {
   }
 };
 
-/// A pair of 16-bit numbers from memory, in every lane.
+/// Loads a pair of 16-bit numbers from memory into every lane.
 template <class D>
 [[nodiscard]] HWY_INLINE hn::Vec<D> broadcast_pair(D d, const std::byte* pair) {
   std::int32_t bits;
@@ -72,7 +72,8 @@ template <class D>
   return hn::Set(d, bits);
 }
 
-/// `Pieces` equal ones that fill a vector: the bytes from `at` on of rows[0], rows[apart] and so on.
+/// Fills a vector with `Pieces` pieces of equal length: the bytes from `at` on of rows[0], rows[apart] and
+/// so on.
 template <std::size_t Pieces, class D>
 [[nodiscard]] HWY_INLINE hn::Vec<D> load_pieces(D d, const std::byte* const* rows, std::size_t apart,
                                                 std::size_t at) {
@@ -103,14 +104,14 @@ HWY_INLINE void load_columns(const std::byte* const* rows, std::size_t at, IntVe
   columns[3] = hn::BitCast(ints, hn::InterleaveUpper(longs, ab23, cd23));
 }
 
-/// Scales and zeros of a block's rows, where each row has one of both; zeros behind them up to a
-/// whole vector.
-struct BlockParams {
-  std::array<float, max_block_rows> scales;
-  std::array<float, max_block_rows> zeros;
+/// Scales and zeros of the rows of a row tile, if each row has one of both; zeros follow up to a whole
+/// vector.
+struct RowTileParams {
+  std::array<float, max_tile_rows> scales;
+  std::array<float, max_tile_rows> zeros;
 
-  /// Whether all are finite.
-  bool load(const BlockSide& side, std::size_t rows) {
+  /// Returns whether all are finite.
+  bool load(const RowTileSide& side, std::size_t rows) {
     auto sum = zero_vector();
     const auto gather = [&](const auto& from, auto& to) KVPOLICY_CPU_INLINE_LAMBDA {
       for (std::size_t row = 0; row < rows; row += lanes) {
@@ -132,7 +133,7 @@ struct BlockParams {
   }
 
  private:
-  // Whether `lanes` numbers lie one behind the other, as those of most blocks do.
+  // Whether `lanes` numbers are contiguous in memory, as in most row tiles.
   [[nodiscard]] static HWY_INLINE bool are_neighbours(const half* const* numbers) {
     const hn::ScalableTag<std::int64_t> longs;
     static_assert(sizeof(half) == 2 && sizeof(numbers) == sizeof(std::int64_t));

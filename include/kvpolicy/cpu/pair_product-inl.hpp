@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tile's products in the processor's units for bfloat16: queries, rows and weights are packed in
-// pairs along the dimension that is summed. Rows stored in bfloat16 go in as they are. Of quantised
-// rows with one scale each the codes do, which bfloat16 holds exactly: scales and zeros join in
-// behind the keys' product and before the values'. What such a unit would get wrong is left to the
-// products in float: numbers that are not finite, which meet zeros here.
+// A tile's products in the processor's units for bfloat16. Queries, rows and weights are packed in pairs
+// along the dimension that is summed. Rows stored in bfloat16 are used as they are. Of quantised rows with
+// one scale each, the codes are used, which bfloat16 represents exactly: scales and zeros are applied after
+// the product with the keys and before the product with the values. Numbers that are not finite are left to
+// the products in float, because here they would meet padding of zeros.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +30,8 @@ using Words = hn::RebindToUnsigned<Floats>;
 using WordVector = hn::Vec<Words>;
 inline constexpr Words words;
 
-/// A softmax's weight rounded to the nearest bfloat16, to even in between; as a float's bits. NaN may
-/// become anything: the sum of the weights is NaN then, and so is whatever it divides.
+/// Rounds a softmax weight to the nearest bfloat16, ties to even, and returns it as a float's bits. NaN may
+/// become anything: then the sum of the weights is NaN, and so is the output.
 [[nodiscard]] HWY_INLINE WordVector round_to_bfloat16(FloatVector x) {
   const auto bits = hn::BitCast(words, x);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1U));
@@ -39,8 +39,8 @@ inline constexpr Words words;
                  hn::Set(words, 0xffff0000U));
 }
 
-/// Neighbours along a product's summed dimension as pairs of bfloat16, and what rounding left of
-/// them, for a second term.
+/// Neighbours along a product's summed dimension as pairs of bfloat16, and the rest that rounding left, for
+/// a second term.
 struct PairVector {
   WordVector pairs;
   FloatVector rest_low, rest_high;
@@ -53,23 +53,23 @@ struct PairVector {
           hn::Sub(high, hn::BitCast(floats, high_bits))};
 }
 
-/// Of one tile. `Tiles` are the tile registers, or what stands in for them.
+/// The products of one tile. `Tiles` are the tile registers or a replacement.
 template <class Tiles>
 class PairProducts {
  public:
-  /// Words of scratch memory for `width` queries, a multiple of 16.
+  /// Words of scratch memory for `width` queries; `width` is a multiple of 16.
   [[nodiscard]] static std::size_t scratch_words(std::size_t width, const HeadWidth& head) {
     return most_terms * paneled(width) * channel_pairs(head.keys) +
-           max_block_rows * channel_pairs(head.keys) + row_pairs * head.values +
+           max_tile_rows * channel_pairs(head.keys) + row_pairs * head.values +
            most_terms * row_pairs * width;
   }
 
-  /// And floats.
+  /// Floats of scratch memory for `width` queries.
   [[nodiscard]] static std::size_t scratch_floats(std::size_t width, const HeadWidth& head) {
     return 2 * width + 2 * head.widest();
   }
 
-  /// `scratch` may be null where the plan is not narrow.
+  /// `scratch` may be null if the plan is not narrow.
   PairProducts(const ProductPlan& plan, std::size_t width, const HeadWidth& head,
                std::uint32_t* scratch, float* floats_scratch)
       : plan_{plan}, width_{width}, head_{head}, query_sums_{floats_scratch},
@@ -77,16 +77,17 @@ class PairProducts {
     if (!plan.is_narrow()) return;
     queries_ = scratch;
     keys_ = queries_ + most_terms * query_term();
-    values_ = keys_ + max_block_rows * channel_pairs(head.keys);
+    values_ = keys_ + max_tile_rows * channel_pairs(head.keys);
     weights_ = values_ + row_pairs * head.values;
-    // Channels that fill up the last tile's pairs are never written again.
-    std::fill_n(keys_, max_block_rows * channel_pairs(head.keys), 0U);
+    // Channels that pad the last tile's pairs are never written again.
+    std::fill_n(keys_, max_tile_rows * channel_pairs(head.keys), 0U);
     if (plan.unit == MatrixUnit::tiles) tiles_.emplace();
   }
 
-  /// Takes the queries [rows, width of keys] of the blocks that follow.
-  void set_queries(const float* queries, std::size_t rows, bool turned) {
-    query_terms_ = turned ? plan_.turned_terms : plan_.query_terms;
+  /// Sets the queries [rows, width of keys] for the row tiles that follow. `rotated`: whether a segment
+  /// rotates them.
+  void set_queries(const float* queries, std::size_t rows, bool rotated) {
+    query_terms_ = rotated ? plan_.rotated_terms : plan_.query_terms;
     has_queries_ = plan_.pays(query_terms_);
     if (!has_queries_) return;
     std::fill_n(queries_, query_terms_ * query_term(), 0U);
@@ -104,16 +105,16 @@ class PairProducts {
               low_part.bits | static_cast<std::uint32_t>(high_part.bits) << 16;
           low -= static_cast<float>(low_part);
           high -= static_cast<float>(high_part);
-          // Also what only rounding made infinite.
+          // False also for numbers that become infinite by rounding.
           has_queries_ = has_queries_ && low - low == 0.0F && high - high == 0.0F;
         }
       }
     }
   }
 
-  /// logits[row, m] = scale * (row . query m), as [rows, width]; rows are written up to the next
-  /// multiple of 16. False, and nothing done, where this is a task for float.
-  bool compute_logits(const BlockSide& keys, std::size_t rows, float scale, float* logits,
+  /// logits[row, m] = scale * (row . query m), as [rows, width]; rows are written up to the next multiple
+  /// of 16. Returns false and does nothing if the product must be computed in float.
+  bool compute_logits(const RowTileSide& keys, std::size_t rows, float scale, float* logits,
                       FetchAhead& ahead) {
     if (!has_queries_ || !takes(keys.format, head_.keys)) return false;
     const bool quantized = is_quantized(keys.format.encoding);
@@ -144,9 +145,9 @@ class PairProducts {
     return true;
   }
 
-  /// values[m] = factors[m] * values[m] + sum over rows of weights[row, m] * row, for `queries`
-  /// queries, rounded up to 16. False, and nothing done, where this is a task for float.
-  bool add_values(const BlockSide& values, std::size_t rows, const float* weights,
+  /// values[m] = factors[m] * values[m] + sum over rows of weights[row, m] * row, for `queries` queries,
+  /// rounded up to 16. Returns false and does nothing if the product must be computed in float.
+  bool add_values(const RowTileSide& values, std::size_t rows, const float* weights,
                   const float* factors, float* out, std::size_t queries, FetchAhead& ahead) {
     if (!plan_.is_narrow() || !takes(values.format, head_.values)) return false;
     const bool quantized = is_quantized(values.format.encoding);
@@ -162,7 +163,7 @@ class PairProducts {
       pair_weights(weights, rows, [](std::size_t) KVPOLICY_CPU_LAMBDA { return hn::Set(floats, 1.0F); });
     }
     for (std::size_t m = 0; m < queries; ++m) {
-      if (factors[m] == 1.0F && !quantized) continue;  // the largest logit is found early
+      if (factors[m] == 1.0F && !quantized) continue;  // most factors are 1: the largest logit comes early
       const auto factor = hn::Set(floats, factors[m]);
       const auto shift = hn::Set(floats, quantized ? shifts_[m] : 0.0F);
       for (std::size_t channel = 0; channel < head_.values; channel += lanes) {
@@ -186,12 +187,12 @@ class PairProducts {
 
  private:
   static constexpr std::size_t most_terms = 2;
-  static constexpr std::size_t row_pairs = max_block_rows / 2;
+  static constexpr std::size_t row_pairs = max_tile_rows / 2;
   static constexpr std::size_t columns = 2 * x86::tile_size;  // of a panel of queries
-  static_assert(max_block_rows % (2 * x86::tile_size) == 0);
+  static_assert(max_tile_rows % (2 * x86::tile_size) == 0);
 
   static std::size_t paneled(std::size_t width) { return (width + columns - 1) / columns * columns; }
-  // Of a row, rounded up to whole tiles.
+  // Pairs of channels of a row, rounded up to whole tiles.
   static std::size_t channel_pairs(std::size_t head_dim) {
     return (head_dim / 2 + x86::tile_size - 1) / x86::tile_size * x86::tile_size;
   }
@@ -218,8 +219,8 @@ class PairProducts {
     }
   }
 
-  // The block's keys, one behind the other, or false if a number is not finite.
-  bool copy_rows(const BlockSide& side, std::size_t rows) {
+  // Copies the row tile's keys contiguously; returns false if a number is not finite.
+  bool copy_rows(const RowTileSide& side, std::size_t rows) {
     auto largest = hn::Zero(shorts);
     for (std::size_t row = 0; row < rows; ++row) {
       const auto* from = reinterpret_cast<const std::uint16_t*>(side.codes[row]);
@@ -235,8 +236,9 @@ class PairProducts {
     return are_finite(largest);
   }
 
-  // The block's values in pairs of rows, up to whole tiles; or false if a number is not finite.
-  bool pair_rows(const BlockSide& side, std::size_t rows) {
+  // Stores the row tile's values in pairs of rows, up to whole tiles; returns false if a number is not
+  // finite.
+  bool pair_rows(const RowTileSide& side, std::size_t rows) {
     auto largest = hn::Zero(words);
     const auto low_half = hn::Set(words, 0x7fffU);
     for (std::size_t pair = 0; pair < padded_pairs(rows); ++pair) {
@@ -245,7 +247,7 @@ class PairProducts {
         std::fill_n(to, head_.values, 0U);
         continue;
       }
-      // An odd last row stands in for its neighbour, whose weights are zeros.
+      // An odd last row is paired with itself; the weights of the second one are zeros.
       const auto* low = reinterpret_cast<const std::uint16_t*>(side.codes[2 * pair]);
       const auto* high = reinterpret_cast<const std::uint16_t*>(
           side.codes[std::min(2 * pair + 1, rows - 1)]);
@@ -265,10 +267,10 @@ class PairProducts {
            format.group == channels && channels * bits_of(format.encoding) / 8 >= lanes;
   }
 
-  // The block's scales and zeros, and take(row) for each row with its codes in numbers_, counted
-  // from the middle one, which leaves less to cancel; or false if a scale or zero is not finite.
+  // Reads the row tile's scales and zeros, and calls take(row) for each row with its codes in numbers_.
+  // Codes count from the middle one, so that less cancels. Returns false if a scale or zero is not finite.
   template <class Take>
-  bool take_codes(const BlockSide& side, std::size_t rows, std::size_t channels, Take take) {
+  bool take_codes(const RowTileSide& side, std::size_t rows, std::size_t channels, Take take) {
     const Encoding encoding = side.format.encoding;
     const float middle = static_cast<float>(1U << (bits_of(encoding) - 1));
     for (std::size_t row = 0; row < rows; ++row) {
@@ -299,7 +301,7 @@ class PairProducts {
       to[pair] = upper_half(numbers[2 * pair]) | upper_half(numbers[2 * pair + 1]) << 16;
     }
   }
-  // Once for the first row of a pair, alone, and once for both.
+  // Called for the first row of a pair alone, then for the second one, which completes the pair.
   void pair_codes(std::size_t row) {
     std::uint32_t* to = values_ + row / 2 * head_.values;
     if (row % 2 == 0) {
@@ -314,12 +316,12 @@ class PairProducts {
   void pair_codes_of_nothing(std::size_t row) {
     if (row % 2 == 0) std::fill_n(values_ + row / 2 * head_.values, head_.values, 0U);
   }
-  // All of a code's number, for it has no more than 8 bits.
+  // The upper half of a float holds all of a code, because codes have at most 8 bits.
   [[nodiscard]] static std::uint32_t upper_half(float code) {
     return std::bit_cast<std::uint32_t>(code) >> 16;
   }
 
-  // What the rows' zeros give each query's values.
+  // Sums the part of each query's values that the rows' zeros contribute.
   void sum_shifts(const float* weights, std::size_t rows) {
     for (std::size_t m = 0; m < width_; m += lanes) {
       auto sum = zero_vector();
@@ -330,8 +332,8 @@ class PairProducts {
     }
   }
 
-  // The weights, times row_factor(row), in pairs of rows, zeros behind the last: [pairs, width] for
-  // vectors, [width, pairs] for tiles.
+  // Stores the weights times row_factor(row) in pairs of rows, with zeros after the last row: [pairs,
+  // width] for vectors, [width, pairs] for tiles.
   template <class RowFactor>
   void pair_weights(const float* weights, std::size_t rows, RowFactor row_factor) {
     const auto weights_of = [&](std::size_t row, std::size_t m) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -356,7 +358,7 @@ class PairProducts {
         for (std::size_t term = 0; term < plan_.weight_terms; ++term) {
           std::uint32_t* to = weights_ + term * row_pairs * width_;
           if (tiles_) {
-            store_turned(packed[term], to + m * row_pairs + first);
+            store_transposed(packed[term], to + m * row_pairs + first);
           } else {
             for (std::size_t i = 0; i < 4; ++i) {
               hn::StoreU(packed[term][i], words, to + (first + i) * width_ + m);
@@ -367,8 +369,8 @@ class PairProducts {
     }
   }
 
-  // Four vectors as columns of [lanes, row_pairs].
-  static void store_turned(const WordVector* columns_of, std::uint32_t* to) {
+  // Stores four vectors as columns of [lanes, row_pairs].
+  static void store_transposed(const WordVector* columns_of, std::uint32_t* to) {
     HWY_ALIGN std::uint32_t numbers[4][lanes];
 #if HWY_TARGET == HWY_SCALAR
     for (std::size_t i = 0; i < 4; ++i) hn::Store(columns_of[i], words, numbers[i]);
@@ -376,7 +378,7 @@ class PairProducts {
       for (std::size_t i = 0; i < 4; ++i) to[m * row_pairs + i] = numbers[i][m];
     }
 #else
-    // Within each 16-byte block: lane i of the block becomes vector i's, then blocks are scattered.
+    // In each group of 16 bytes, lane i becomes part of vector i; then the groups are scattered.
     const hn::Repartition<std::uint64_t, Words> doubles;
     const auto as_doubles = [&](WordVector v) KVPOLICY_CPU_LAMBDA { return hn::BitCast(doubles, v); };
     const auto a = as_doubles(hn::InterleaveLower(words, columns_of[0], columns_of[1]));
@@ -409,14 +411,14 @@ class PairProducts {
   std::size_t query_terms_ = 1;
   bool has_queries_ = false;
   std::uint32_t* queries_ = nullptr;  // [terms] of panels of [channel pairs, columns]
-  std::uint32_t* keys_ = nullptr;     // [max_block_rows, channel pairs]
+  std::uint32_t* keys_ = nullptr;     // [max_tile_rows, channel pairs]
   std::uint32_t* values_ = nullptr;   // [row_pairs, width of values]
   std::uint32_t* weights_ = nullptr;  // [terms] of [row_pairs, width] or [width, row_pairs]
   float* query_sums_;  // [width]
   float* shifts_;      // [width]
   float* numbers_;     // [2, wider side]
-  std::array<float, max_block_rows> scales_;  // of the rows at hand, and their zeros beneath the
-  std::array<float, max_block_rows> zeros_;   // middle code
+  std::array<float, max_tile_rows> scales_;  // of the current rows; zeros_ are
+  std::array<float, max_tile_rows> zeros_;   // the values of the middle code
   std::optional<Tiles> tiles_;
 };
 

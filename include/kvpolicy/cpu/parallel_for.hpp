@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the CPU engine's threads come from: the caller. An engine never starts a thread of its
-// own; it hands a loop to a ParallelFor, by default OpenMP's threads where the translation unit is
-// compiled with OpenMP, else the calling thread alone.
+// The threads of the CPU engine belong to the caller. An engine never starts a thread of its own; it passes
+// a loop to a ParallelFor. The default uses OpenMP's threads if the translation unit is compiled with
+// OpenMP, otherwise the calling thread alone.
 #pragma once
 
 #include <concepts>
@@ -14,17 +14,17 @@
 
 namespace kvpolicy::cpu {
 
-/// `parallel_for(count, body)` calls `body(i)` once for each i in [0, count), in any order, from
-/// any threads, and returns when all calls have; `body` does not throw and may be copied or turned
-/// into a std::function<void(std::size_t)>. `threads()` says how many calls can run at once: the
-/// engine asks for that many, each of which takes work until none is left.
+/// `parallel_for(count, body)` calls `body(i)` once for each i in [0, count), in any order, from any
+/// threads, and returns after all calls have returned. `body` does not throw; it may be copied or converted
+/// to a std::function<void(std::size_t)>. `threads()` says how many calls can run at once. The engine
+/// requests that many calls, each of which takes work until none is left.
 template <class P>
 concept ParallelFor = requires(const P& pool, void (*body)(std::size_t)) {
   { pool.threads() } -> std::convertible_to<std::size_t>;
   pool(std::size_t{1}, body);
-} && std::copyable<P>;  // asked last: whether a type is copyable may depend on what converts to a pool
+} && std::copyable<P>;  // last, because copyability may depend on conversions to a pool
 
-/// The calling thread.
+/// Runs everything on the calling thread.
 struct SerialFor {
   [[nodiscard]] std::size_t threads() const { return 1; }
 
@@ -35,7 +35,7 @@ struct SerialFor {
 };
 
 #ifdef _OPENMP
-/// OpenMP's threads: `count` of them, or as many as OpenMP gives a region (0).
+/// Uses OpenMP's threads: `count` of them, or as many as OpenMP gives a region (0).
 struct OpenMpFor {
   std::size_t count = 0;
 
@@ -52,7 +52,7 @@ struct OpenMpFor {
     for (std::ptrdiff_t i = 0; i < last; ++i) body(static_cast<std::size_t>(i));
   }
 };
-/// OpenMP's threads where there is OpenMP, else the calling one.
+/// OpenMP's threads if there is OpenMP, otherwise the calling thread.
 using DefaultParallelFor = OpenMpFor;
 static_assert(ParallelFor<OpenMpFor>);
 #else

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of a query tile over some of the rows: one SoftmaxState and unnormalised values per
-// query, as arrays that kernels fill.
+// Attention of a query tile over some of the rows: one SoftmaxState and unnormalised values per query,
+// stored in arrays that kernels fill.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// Arrays of a tile's queries; `rows` counts padding that kernels may write to.
+/// The arrays of a tile's queries; `rows` includes padding that kernels may write to.
 struct Partial {
   float* max;     // [rows]
   float* sum;     // [rows]
@@ -39,7 +39,7 @@ struct Partial {
   }
   [[nodiscard]] SoftmaxState state(std::size_t m) const { return {max[m], sum[m]}; }
 
-  /// Merges another part of the same tile into this one.
+  /// Merges another partial result of the same tile into this one.
   void merge_with(const Partial& part, std::size_t rows, std::size_t width) const {
     for (std::size_t m = 0; m < rows; ++m) {
       SoftmaxState total = state(m);
@@ -74,22 +74,22 @@ struct Partial {
   }
 };
 
-/// exp(logit - max) where one of them is not finite: a row of logit -infinity weighs nothing,
-/// infinities weigh the same among each other, NaN stays.
+/// exp(logit - max) if one of them is not finite: a logit of -infinity gives weight 0, infinite logits get
+/// equal weights, and NaN stays NaN.
 [[nodiscard]] inline float special_weight(float logit, float max) {
   if (logit == -std::numeric_limits<float>::infinity()) return 0.0F;
   return rescale_factor(logit, max);
 }
 
-/// values += weights x rows of the block, row by row, for the queries that see the row. For blocks
-/// with infinite values or NaN: a weight of zero does not hide them, so no weight may meet a row
-/// that its query does not see. `rows` is [block.rows, width of values].
-inline void add_seen_values(const QueryTile& tile, const RowTile& block, const float* rows,
+/// values += weights x rows of the row tile, row by row, only for the queries that see the row. It is for
+/// row tiles with infinite values or NaN: a weight of zero does not hide those, so no weight may be
+/// multiplied with a row that its query does not see. `rows` is [rows of the row tile, width of values].
+inline void add_seen_values(const QueryTile& tile, const RowTile& row_tile, const float* rows,
                             const float* weights, std::size_t query_stride,
                             std::size_t row_stride, float* values) {
   const std::size_t width = tile.width().values;
-  for (std::size_t row = 0; row < block.rows; ++row) {
-    block.for_each_seeing(tile, row, [&](const QueryTile::Range& seeing) {
+  for (std::size_t row = 0; row < row_tile.rows; ++row) {
+    row_tile.for_each_seeing(tile, row, [&](const QueryTile::Range& seeing) {
       for (std::size_t m = seeing.begin; m < seeing.end; ++m) {
         const float weight = weights[m * query_stride + row * row_stride];
         for (std::size_t channel = 0; channel < width; ++channel) {

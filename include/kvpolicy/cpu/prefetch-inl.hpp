@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows brought into cache, a few at a time, while others are worked on.
+// Prefetches rows into the cache, a few at a time, while other rows are processed.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,9 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-/// Not to the first level, which Highway's own Prefetch aims at: requests beyond the few that level
-/// keeps in flight stall the loads behind them. Measured on Zen 4: 1.5 times the speed.
+/// Fetches a cache line into the second-level cache. Highway's own Prefetch fetches to the first level:
+/// more requests than the few that level keeps in flight stall the loads after them. Measured on Zen 4: 1.5
+/// times the speed.
 HWY_INLINE void fetch_to_second_level(const std::byte* line) {
 #if HWY_COMPILER_MSVC
   hwy::Prefetch(line);
@@ -25,46 +26,46 @@ HWY_INLINE void fetch_to_second_level(const std::byte* line) {
 
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// The codes of one side of a block.
+/// The codes of one side of a row tile, to be prefetched.
 struct Prefetch {
   const std::byte* const* rows = nullptr;
   std::size_t count = 0;
   std::size_t bytes = 0;
   std::size_t first_byte = 0;
 
-  /// Where the row that comes as the i-th begins: the rows' two halves come in turn, for memory gives
-  /// two streams more than one (measured on Emerald Rapids: 6 %).
-  [[nodiscard]] HWY_INLINE const std::byte* place(std::size_t i) const {
+  /// The start of the row that is fetched as number i. Rows of the two halves alternate, because memory
+  /// delivers two streams faster than one (measured on Emerald Rapids: 6 %).
+  [[nodiscard]] HWY_INLINE const std::byte* start_of(std::size_t i) const {
     return rows[i % 2 == 0 ? i / 2 : (count + i) / 2];
   }
   HWY_INLINE void row(std::size_t i) const {
     if (i >= count) return;
-    const std::byte* start = place(i);
+    const std::byte* start = start_of(i);
     for (std::size_t at = first_byte; at < bytes; at += 64) fetch_to_second_level(start + at);
   }
-  /// The lines of each row that pass `index` of `passes` over the rows at hand is to fetch. All in
-  /// the first pass would let memory idle in the others: 0.8 times the speed.
+  /// The part of each row that pass number `index` of `passes` over the current rows has to fetch. If the
+  /// first pass fetched everything, memory would be idle in the others: 0.8 times the speed.
   [[nodiscard]] Prefetch share(std::size_t index, std::size_t passes) const {
     const auto begin = [&](std::size_t pass) { return bytes * pass / passes / 64 * 64; };
     return {rows, count, index + 1 < passes ? begin(index + 1) : bytes, begin(index)};
   }
 };
 
-[[nodiscard]] inline Prefetch prefetch_of(const BlockSide& side, std::size_t rows,
+[[nodiscard]] inline Prefetch prefetch_of(const RowTileSide& side, std::size_t rows,
                                           std::size_t head_dim) {
   return {side.codes.data(), rows, head_dim * bits_of(side.format.encoding) / 8};
 }
 
-/// Four rows of them, a few lines at each step of work: many at once would hold up the loads behind
+/// Fetches four rows, a few cache lines at each step of work: many at once would stall the loads after
 /// them.
 class FourRowPrefetch {
  public:
-  /// The rows that come as the i-th and behind it. `steps`: until all is fetched.
+  /// Begins with row number i in fetching order. `steps` is the number of steps until all is fetched.
   HWY_INLINE FourRowPrefetch(const Prefetch& rows, std::size_t i, std::size_t steps)
       : at_{rows.first_byte}, end_{i + 4 <= rows.count ? rows.bytes : 0},
         stride_{((rows.bytes - rows.first_byte + 63) / 64 + steps - 1) / steps * 64} {
     if (end_ > 0) {
-      unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { starts_[j] = rows.place(i + j); });
+      unroll<4>([&](auto j) KVPOLICY_CPU_INLINE_LAMBDA { starts_[j] = rows.start_of(i + j); });
     } else {
       for (std::size_t last = i; last < rows.count; ++last) rows.row(last);
     }
@@ -80,7 +81,7 @@ class FourRowPrefetch {
   std::size_t at_, end_, stride_;
 };
 
-/// The same in equal shares, for work of a known number of steps.
+/// Fetches rows in equal parts, for work of a known number of steps.
 class PrefetchWalk {
  public:
   PrefetchWalk(const Prefetch& rows, std::size_t steps)
@@ -97,10 +98,9 @@ class PrefetchWalk {
   std::size_t next_ = 0;
 };
 
-/// The scales and zeros of a side's first and last rows: they lie behind the codes of a page, where
-/// no walk along its rows foresees them. (Always inline: GCC drops calls of functions that do nothing
-/// but fetch.)
-HWY_INLINE void fetch_params(const BlockSide& side, std::size_t rows, std::size_t head_dim) {
+/// Fetches the scales and zeros of a side's first and last rows. They come after the codes of a page, where
+/// the prefetch of rows does not reach. (Always inline: GCC drops calls of functions that only prefetch.)
+HWY_INLINE void fetch_params(const RowTileSide& side, std::size_t rows, std::size_t head_dim) {
   if (rows == 0 || !is_quantized(side.format.encoding)) return;
   const bool per_token = side.format.granularity == Granularity::per_token;
   const std::size_t bytes = (per_token ? head_dim / side.format.group : head_dim) * sizeof(half);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrix products in float, blocked for registers: what a tile of many queries does with the rows
-// of a block.
+// Matrix products in float, blocked for registers. A tile of many queries uses them with the rows of a row
+// tile.
 #pragma once
 
 #include <algorithm>
@@ -14,26 +14,27 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-/// Rows and vectors of a product's result that registers hold. Enough sums to hide the latency of
-/// a multiply-add, and more of them than numbers loaded: 10 loads for 16 where registers are many.
+/// Rows and vectors of a product's result that are held in registers. There are enough sums to hide the
+/// latency of a multiply-add, and more sums than loaded numbers: 10 loads for 16 sums if there are many
+/// registers.
 inline constexpr std::size_t product_rows = many_registers ? 8 : 4;
 inline constexpr std::size_t product_vectors = many_registers ? 2 : 3;
 inline constexpr std::size_t panel_width = product_vectors * lanes;
 
-/// One side of a block that will be needed soon, fetched in equal shares while a product runs: a
-/// tile works so long on what it has that the processor forgets to read on by itself. A few lines
-/// at a time, for many at once would fill the queue in which the product's own loads wait.
+/// Prefetches one side of a row tile that will be needed soon, in equal parts while a product runs: a tile
+/// computes for so long that the hardware prefetcher stops. A few cache lines at a time, because many at
+/// once would fill the queue in which the product's own loads wait.
 class FetchAhead {
  public:
-  /// Terms of a sum between two shares.
+  /// Terms of a sum between two fetches.
   static constexpr std::size_t stretch = 16;
 
   FetchAhead() = default;
-  FetchAhead(const BlockSide& side, std::size_t rows, std::size_t head_dim)
+  FetchAhead(const RowTileSide& side, std::size_t rows, std::size_t head_dim)
       : rows_{side.codes.data()}, count_{rows},
         row_bytes_{head_dim * bits_of(side.format.encoding) / 8} {}
 
-  /// A product of `blocks` blocks of sums begins, each of `terms` terms.
+  /// Begins a product of `blocks` register blocks of sums, each of `terms` terms.
   void start(std::size_t blocks, std::size_t terms) {
     const std::size_t lines = count_ * ((row_bytes_ + line_bytes - 1) / line_bytes);
     const std::size_t shares = std::max<std::size_t>(blocks * ((terms + stretch - 1) / stretch), 1);
@@ -56,21 +57,21 @@ class FetchAhead {
   std::size_t count_ = 0;
   std::size_t row_bytes_ = 0;
   std::size_t share_ = 0;
-  std::size_t row_ = 0, at_ = 0;  // what comes next
+  std::size_t row_ = 0, at_ = 0;  // the next line to fetch
 };
 
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// A matrix [steps, width] in panels of `panel_width` columns: column x of row k stands at
-/// `numbers[x / panel_width * panel_stride + k * step + x % panel_width]`.
+/// A matrix [steps, width] in panels of `panel_width` columns: column x of row k is at `numbers[x /
+/// panel_width * panel_stride + k * step + x % panel_width]`.
 struct Panels {
   const float* numbers;
   std::size_t panel_stride;
   std::size_t step;
 };
 
-/// c[i, x] = sum over k of a[i * a_row + k * a_step] * b[k * b_step + x] for product_rows rows i and
-/// N vectors x; with `factors`, on top of factors[i] * c[i, x].
+/// c[i, x] = sum over k of a[i * a_row + k * a_step] * b[k * b_step + x] for product_rows rows i and N
+/// vectors x; with `factors`, factors[i] * c[i, x] is added.
 template <std::size_t N>
 HWY_INLINE void product_block(const float* a, std::size_t a_row, std::size_t a_step, const float* b,
                               std::size_t b_step, std::size_t steps, float* c, std::size_t c_row,
@@ -105,7 +106,7 @@ HWY_INLINE void product_block(const float* a, std::size_t a_row, std::size_t a_s
   });
 }
 
-/// visit.operator()<N>(x) for each panel of a matrix, which begins at column x and has N vectors.
+/// Calls visit.operator()<N>(x) for each panel of a matrix, which begins at column x and has N vectors.
 template <class Visit>
 HWY_INLINE void for_each_panel(std::size_t width, Visit&& visit) {
   for (std::size_t x = 0; x < width; x += panel_width) {
@@ -120,15 +121,14 @@ HWY_INLINE void for_each_panel(std::size_t width, Visit&& visit) {
   }
 }
 
-/// c = a b for `rows` rows, rounded up to product_rows, and `width` columns, a multiple of the
-/// lanes; a's numbers stand at a[i * a_row + k * a_step]. With `factors`, on top of
-/// factors[i] * c[i, x].
+/// c = a b for `rows` rows, rounded up to product_rows, and `width` columns, a multiple of the lanes; a's
+/// numbers are at a[i * a_row + k * a_step]. With `factors`, factors[i] * c[i, x] is added.
 inline void product(const float* a, std::size_t a_row, std::size_t a_step, const Panels& b,
                     std::size_t steps, float* c, std::size_t c_row, std::size_t rows,
                     std::size_t width, const float* factors, FetchAhead& ahead) {
   ahead.start((rows + product_rows - 1) / product_rows * ((width + panel_width - 1) / panel_width),
               steps);
-  // One panel of b stays in the first-level cache while all rows of a pass.
+  // One panel of b stays in the first-level cache while all rows are multiplied with it.
   for_each_panel(width, [&]<std::size_t N>(std::size_t x) KVPOLICY_CPU_LAMBDA {
     const float* panel = b.numbers + x / panel_width * b.panel_stride;
     for (std::size_t i = 0; i < rows; i += product_rows) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A few neighbouring queries of one KV head: all its query heads of a token, then those of the
-// next one. The unit that shares every key and value it reads.
+// A tile of neighbouring queries of one KV head: all its query heads of a token, then those of the next
+// token. The queries of a tile share every key and value that is read.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,13 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-/// Channels of a row as kernels compute with it: up to a multiple of 16, which all vectors divide,
-/// with zeros after the row's own. Rows that fill it are read where they are, others are copied first.
+/// Channels of a row as kernels process it: rounded up to a multiple of 16, which all vectors divide, with
+/// zeros after the row's own. Rows of that width are read where they are, others are copied first.
 [[nodiscard]] constexpr std::size_t padded_channels(std::size_t channels) {
   return (channels + 15) / 16 * 16;
 }
 
-/// Padded channels of a head's two sides: what scratch memory is laid out by.
+/// Padded channels of a head's two sides, which determine the layout of scratch memory.
 struct HeadWidth {
   std::size_t keys;
   std::size_t values;
@@ -43,13 +43,13 @@ struct QueryTile {
   std::size_t rows = 0;
   float scale = 1.0F;
   float softcap = 0.0F;
-  std::size_t value_dim = 0;  // 0 where no values are read
-  // Where the queries are nodes of a tree:
+  std::size_t value_dim = 0;  // 0 if no values are read
+  // If the queries are nodes of a tree:
   const TreeMask* tree = nullptr;
-  std::int64_t lowest = 0, highest = 0;  // positions of the tile's queries, in any order
+  std::int64_t lowest = 0, highest = 0;  // range of the tile's positions
 
-  /// The tile's queries are those that `mask` speaks of.
-  void hang_on(const TreeMask& mask) {
+  /// Declares that the tile's queries are nodes of the tree of `mask`.
+  void use_tree(const TreeMask& mask) {
     tree = &mask;
     lowest = highest = mask.position(token(0));
     for (std::size_t query = token(0); query <= token(rows - 1); ++query) {
@@ -74,20 +74,20 @@ struct QueryTile {
   struct Range {
     std::size_t begin, end;
   };
-  /// visit(Range) for neighbouring queries that see a row, in order; a range may be empty.
+  /// Calls visit(Range) for neighbouring queries that see a row, in order; a range may be empty.
   template <class Visit>
   void for_each_seeing(std::int64_t row_position, std::int64_t window, std::size_t node,
                        Visit visit) const {
     if (tree == nullptr) return visit(seeing(row_position, window));
     for (std::size_t m = 0; m < rows;) {
-      const std::size_t next = behind_token(m);
+      const std::size_t next = after_token(m);
       if (is_visible(row_position, position(m), window) && tree->sees(token(m), node)) {
         visit(Range{m, next});
       }
       m = next;
     }
   }
-  /// The same for queries that do not see it.
+  /// Calls visit(Range) for neighbouring queries that do not see a row.
   template <class Visit>
   void for_each_not_seeing(std::int64_t row_position, std::int64_t window, std::size_t node,
                            Visit visit) const {
@@ -105,7 +105,8 @@ struct QueryTile {
                     [&](Range range) { seen = seen || range.begin < range.end; });
     return seen;
   }
-  /// The queries that see a row of the text at `row_position`, where positions ascend: neighbours.
+  /// The queries that see a row of the text at `row_position`. They are neighbours, because positions
+  /// ascend.
   [[nodiscard]] Range seeing(std::int64_t row_position, std::int64_t window) const {
     const auto tokens = latest() - earliest() + 1;
     const std::int64_t from = row_position - earliest();
@@ -122,17 +123,17 @@ struct QueryTile {
     return newest <= earliest() && (window == unlimited_window || oldest > latest() - window);
   }
 
-  /// The first query of the token behind m's.
-  [[nodiscard]] std::size_t behind_token(std::size_t m) const {
+  /// The first query of the token after m's token.
+  [[nodiscard]] std::size_t after_token(std::size_t m) const {
     return std::min(rows, m + group - (first + m) % group);
   }
 
   /// Whether a segment's rotation changes any query of the tile.
-  [[nodiscard]] bool is_turned_by(const QueryRotation& rotation) const {
+  [[nodiscard]] bool is_rotated_by(const QueryRotation& rotation) const {
     return rotation.inverse_frequencies != nullptr && latest() > rotation.latest_position;
   }
 
-  /// All queries as float, times `factor`, turned where `rotation` says so: [rows, width().keys].
+  /// Writes all queries as float, times `factor` and rotated as `rotation` says: [rows, width().keys].
   void load(const QueryRotation& rotation, float factor, float* out) const {
     const std::size_t head_dim = key_dim();
     const std::size_t padded = width().keys;
@@ -142,11 +143,11 @@ struct QueryTile {
       load_dense(queries.encoding, queries.row(token(m), head(m)), query);
       for (float& number : query) number *= factor;
     }
-    if (!is_turned_by(rotation)) return;
-    // One angle serves the whole group: sines are the dear part.
+    if (!is_rotated_by(rotation)) return;
+    // One angle serves the whole group, because sines are expensive.
     const std::size_t pairs = head_dim / 2;
     for (std::size_t m = 0; m < rows;) {
-      const std::size_t next = behind_token(m);
+      const std::size_t next = after_token(m);
       const std::int64_t turn = rotation.latest_position - position(m);
       for (std::size_t pair = 0; pair < pairs && turn < 0; ++pair) {
         const double angle = static_cast<double>(turn) *

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Segments cut into blocks of up to 64 rows, each row as a pointer: pages, runs and strides end
-// here. A block's rows need not be neighbours, so many short runs fill blocks as one long one does.
+// Cuts segments into row tiles of up to 64 rows, each row given by a pointer: the code that uses them knows
+// no pages, runs and strides. The rows of a tile need not be neighbours, so many short runs fill tiles as
+// well as one long run.
 #pragma once
 
 #include <algorithm>
@@ -18,32 +19,33 @@
 namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 
-inline constexpr std::size_t max_block_rows = 64;
+inline constexpr std::size_t max_tile_rows = 64;
 
-/// Where each row of one side of a block lies. Scales and zeros only for quantised formats.
-struct BlockSide {
+/// The addresses of the rows of one side of a row tile. Scales and zeros are set only for quantised
+/// formats.
+struct RowTileSide {
   RowFormat format = {};
-  std::array<const std::byte*, max_block_rows> codes;
-  std::array<const half*, max_block_rows> scales;
-  std::array<const half*, max_block_rows> zeros;
+  std::array<const std::byte*, max_tile_rows> codes;
+  std::array<const half*, max_tile_rows> scales;
+  std::array<const half*, max_tile_rows> zeros;
 };
 
-/// Rows of one segment, in its order, each seen by at least one query of the tile, as far as the
-/// positions of its run say.
+/// Rows of one segment, in its order. At least one query of the tile sees each of them, as far as the
+/// positions of its run tell.
 struct RowTile {
   const Segment* segment = nullptr;
   std::size_t rows = 0;
   bool cut = false;  // some query does not see some row
-  BlockSide keys;
-  BlockSide values;
-  std::array<std::int64_t, max_block_rows> positions;
-  std::array<std::size_t, max_block_rows> nodes;     // where the segment's rows are nodes of a tree
-  std::array<std::size_t, max_block_rows> ordinals;  // among all rows that the segments show
+  RowTileSide keys;
+  RowTileSide values;
+  std::array<std::int64_t, max_tile_rows> positions;
+  std::array<std::size_t, max_tile_rows> nodes;     // if the segment's rows are nodes of a tree
+  std::array<std::size_t, max_tile_rows> ordinals;  // index among all rows that the segments show
 
   [[nodiscard]] std::size_t node(std::size_t row) const {
     return segment->node == no_node ? no_node : nodes[row];
   }
-  /// visit(Range) for neighbouring queries of the tile that see a row, and that do not.
+  /// Call visit(Range) for neighbouring queries of the tile that see a row, or that do not.
   template <class Visit>
   void for_each_seeing(const QueryTile& tile, std::size_t row, Visit visit) const {
     tile.for_each_seeing(positions[row], segment->window, node(row), visit);
@@ -54,9 +56,9 @@ struct RowTile {
   }
 };
 
-/// What one row costs: bytes read, and a little for the arithmetic, which is the same for all
-/// formats. A share of the work, not a time.
-[[nodiscard]] inline std::size_t row_weight(const Segment& segment, const QueryTile& tile) {
+/// The cost of one row: its bytes, and a small amount for the arithmetic, which is equal for all formats.
+/// It serves to divide work and is not a time.
+[[nodiscard]] inline std::size_t row_cost(const Segment& segment, const QueryTile& tile) {
   const std::size_t bits = tile.key_dim() * bits_of(segment.keys.format.encoding) +
                            tile.value_dim * bits_of(segment.values.format.encoding);
   return bits / 8 + tile.key_dim() + tile.value_dim;
@@ -65,7 +67,7 @@ struct RowTile {
 /// The part of a run that some query of the tile may see.
 [[nodiscard]] inline RowRun seen_part(const Segment& segment, const RowRun& run,
                                       const QueryTile& tile) {
-  if (segment.positions != nullptr) return run;  // in any order: judged row by row
+  if (segment.positions != nullptr) return run;  // positions are in any order, so each row is checked later
   const auto first = static_cast<std::int64_t>(run.first);
   const auto last = static_cast<std::int64_t>(run.first + run.rows);
   const std::int64_t oldest = segment.window >= unlimited_window - segment.position - tile.earliest()
@@ -76,20 +78,20 @@ struct RowTile {
   return {static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)};
 }
 
-/// The weight of all rows that some query of the tile may see.
-[[nodiscard]] inline std::size_t seen_weight(std::span<const Segment> segments,
+/// The cost of all rows that some query of the tile may see.
+[[nodiscard]] inline std::size_t seen_cost(std::span<const Segment> segments,
                                              const QueryTile& tile) {
   std::size_t total = 0;
   for (const Segment& segment : segments) {
-    const std::size_t weight = row_weight(segment, tile);
+    const std::size_t cost = row_cost(segment, tile);
     segment.for_each_run(
-        [&](const RowRun& run) { total += weight * seen_part(segment, run, tile).rows; });
+        [&](const RowRun& run) { total += cost * seen_part(segment, run, tile).rows; });
   }
   return total;
 }
 
-/// The most rows of a block, by what its keys are.
-struct BlockLimit {
+/// The most rows of a row tile, for dense and for quantised keys.
+struct RowTileLimit {
   std::size_t dense;
   std::size_t quantized;
 
@@ -98,8 +100,8 @@ struct BlockLimit {
   }
 };
 
-/// Walks the rows that a tile sees, of those whose cumulated weight begins in [from, to): any cut
-/// of the weights is a cut of the rows.
+/// Reads the rows that a tile sees and whose cumulated cost begins in [from, to). Any cut of the cost is a
+/// cut of the rows.
 class RowTileReader {
  public:
   RowTileReader(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
@@ -108,33 +110,33 @@ class RowTileReader {
     if (!segments_.empty()) enter_segment();
   }
 
-  /// Fills `block` with the next rows, as many as `limit` allows; with none when there are no more.
-  void read(RowTile& block, const BlockLimit& limit) {
-    block.rows = 0;
-    block.cut = false;
-    while (block.rows == 0 || block.rows < limit.of(*block.segment)) {
+  /// Fills `row_tile` with the next rows, at most as many as `limit` allows; with none if no rows are left.
+  void read(RowTile& row_tile, const RowTileLimit& limit) {
+    row_tile.rows = 0;
+    row_tile.cut = false;
+    while (row_tile.rows == 0 || row_tile.rows < limit.of(*row_tile.segment)) {
       if (row_ < end_) {
-        take(block, limit.of(segments_[segment_]));
+        take(row_tile, limit.of(segments_[segment_]));
       } else if (!enter_run()) {
-        if (block.rows > 0 || segment_ == segments_.size()) break;
+        if (row_tile.rows > 0 || segment_ == segments_.size()) break;
         if (++segment_ < segments_.size()) enter_segment();
       }
     }
-    if (block.rows == 0) return;
-    block.cut = block.segment->node != no_node ||
-                !tile_.all_see(oldest_, newest_, block.segment->window);
+    if (row_tile.rows == 0) return;
+    row_tile.cut = row_tile.segment->node != no_node ||
+                !tile_.all_see(oldest_, newest_, row_tile.segment->window);
   }
 
  private:
   void enter_segment() {
     const Segment& segment = segments_[segment_];
     run_ = 0;
-    weight_ = row_weight(segment, tile_);
+    cost_ = row_cost(segment, tile_);
     key_layout_ = PageLayout{segment.keys.format, tile_.key_dim(), segment.keys.page_rows};
     value_layout_ = PageLayout{segment.values.format, tile_.value_dim, segment.values.page_rows};
   }
 
-  // To the next run of this segment, cut to what the tile sees and to the share of weight.
+  // Enters the next run of this segment, cut to the rows that the tile sees and to the range of cost.
   bool enter_run() {
     if (segment_ == segments_.size()) return false;
     const Segment& segment = segments_[segment_];
@@ -143,31 +145,31 @@ class RowTileReader {
     ++run_;
     const RowRun seen = seen_part(segment, run, tile_);
     const auto rows_before = [&](std::size_t bound) {
-      return std::min(seen.rows, (bound - std::min(bound, passed_) + weight_ - 1) / weight_);
+      return std::min(seen.rows, (bound - std::min(bound, passed_) + cost_ - 1) / cost_);
     };
     row_ = seen.first + rows_before(from_);
     end_ = seen.first + rows_before(to_);
     ordinal_ = shown_ + (row_ - run.first);
-    passed_ += seen.rows * weight_;
+    passed_ += seen.rows * cost_;
     shown_ += run.rows;
     return true;
   }
 
-  // As many rows as lie one behind the other in both planes.
-  void take(RowTile& block, std::size_t limit) {
+  // Takes as many rows as are contiguous in both planes.
+  void take(RowTile& row_tile, std::size_t limit) {
     const Segment& segment = segments_[segment_];
-    if (block.rows == 0) {
-      block.segment = &segment;
-      block.keys.format = segment.keys.format;
-      block.values.format = segment.values.format;
+    if (row_tile.rows == 0) {
+      row_tile.segment = &segment;
+      row_tile.keys.format = segment.keys.format;
+      row_tile.values.format = segment.values.format;
       oldest_ = std::numeric_limits<std::int64_t>::max();
       newest_ = std::numeric_limits<std::int64_t>::min();
     }
     const auto keys = segment.keys.address_of(row_);
     const auto values = segment.values.address_of(row_);
-    const std::size_t count = std::min({limit - block.rows, end_ - row_, keys.contiguous_rows,
+    const std::size_t count = std::min({limit - row_tile.rows, end_ - row_, keys.contiguous_rows,
                                         values.contiguous_rows});
-    const std::size_t first = block.rows;
+    const std::size_t first = row_tile.rows;
     std::int64_t oldest = segment.position_of(row_);
     std::int64_t newest = oldest + static_cast<std::int64_t>(count) - 1;
     bool in_one_go = segment.node == no_node;
@@ -175,63 +177,64 @@ class RowTileReader {
       newest = oldest;
       for (std::size_t i = 0; i < count; ++i) {
         const std::int64_t position = segment.positions[row_ + i];
-        block.positions[first + i] = position;
+        row_tile.positions[first + i] = position;
         oldest = std::min(oldest, position);
         newest = std::max(newest, position);
       }
       in_one_go = in_one_go && tile_.all_see(oldest, newest, segment.window);
     }
     if (in_one_go) {
-      place_rows(segment.keys, keys, count, key_layout_, block.keys, first);
-      place_rows(segment.values, values, count, value_layout_, block.values, first);
+      place_rows(segment.keys, keys, count, key_layout_, row_tile.keys, first);
+      place_rows(segment.values, values, count, value_layout_, row_tile.values, first);
       for (std::size_t i = 0; i < count; ++i) {
         if (segment.positions == nullptr) {
-          block.positions[first + i] = oldest + static_cast<std::int64_t>(i);
+          row_tile.positions[first + i] = oldest + static_cast<std::int64_t>(i);
         }
-        block.ordinals[first + i] = ordinal_ + i;
+        row_tile.ordinals[first + i] = ordinal_ + i;
       }
       oldest_ = std::min(oldest_, oldest);
       newest_ = std::max(newest_, newest);
-      block.rows += count;
+      row_tile.rows += count;
     } else {
       for (std::size_t i = 0; i < count; ++i) {
         const std::int64_t position = segment.position_of(row_ + i);
         if (!tile_.is_seen(position, segment.window, segment.node_of(row_ + i))) continue;
-        place_rows(segment.keys, segment.keys.address_of(row_ + i), 1, key_layout_, block.keys, block.rows);
-        place_rows(segment.values, segment.values.address_of(row_ + i), 1, value_layout_, block.values,
-                   block.rows);
-        block.positions[block.rows] = position;
-        block.nodes[block.rows] = segment.node_of(row_ + i);
-        block.ordinals[block.rows] = ordinal_ + i;
+        place_rows(segment.keys, segment.keys.address_of(row_ + i), 1, key_layout_, row_tile.keys,
+                   row_tile.rows);
+        place_rows(segment.values, segment.values.address_of(row_ + i), 1, value_layout_, row_tile.values,
+                   row_tile.rows);
+        row_tile.positions[row_tile.rows] = position;
+        row_tile.nodes[row_tile.rows] = segment.node_of(row_ + i);
+        row_tile.ordinals[row_tile.rows] = ordinal_ + i;
         oldest_ = std::min(oldest_, position);
         newest_ = std::max(newest_, position);
-        ++block.rows;
+        ++row_tile.rows;
       }
     }
     row_ += count;
     ordinal_ += count;
   }
 
-  // Places of `count` rows that lie one behind the other, from row `first` of the block on.
-  static void place_rows(const Plane& plane, const RowAddress& place, std::size_t count,
-                         const PageLayout& layout, BlockSide& side, std::size_t first) {
+  // Sets the addresses of `count` contiguous rows, from row `first` of the row tile on.
+  static void place_rows(const Plane& plane, const RowAddress& address, std::size_t count,
+                         const PageLayout& layout, RowTileSide& side, std::size_t first) {
     const std::size_t step = plane.step(layout.row_bytes);
-    const std::byte* codes = place.page + place.row * step;
+    const std::byte* codes = address.page + address.row * step;
     for (std::size_t i = 0; i < count; ++i) side.codes[first + i] = codes + i * step;
     if (!is_quantized(plane.format.encoding)) return;
-    const auto* scales = reinterpret_cast<const half*>(place.page + layout.scales_offset);
-    const auto* zeros = reinterpret_cast<const half*>(place.page + layout.zeros_offset);
+    const auto* scales = reinterpret_cast<const half*>(address.page + layout.scales_offset);
+    const auto* zeros = reinterpret_cast<const half*>(address.page + layout.zeros_offset);
     if (plane.format.granularity == Granularity::per_token) {
       for (std::size_t i = 0; i < count; ++i) {
-        const std::size_t at = (place.row + i) * layout.params_per_row;
+        const std::size_t at = (address.row + i) * layout.params_per_row;
         side.scales[first + i] = scales + at;
         side.zeros[first + i] = zeros + at;
       }
       return;
     }
     const std::size_t group = plane.format.group;
-    std::size_t left = group - place.row % group;
-    const half* group_scales = scales + place.row / group * layout.params_per_row;
+    std::size_t left = group - address.row % group;
+    const half* group_scales = scales + address.row / group * layout.params_per_row;
     for (std::size_t i = 0; i < count; left = group, group_scales += layout.params_per_row) {
       const std::size_t end = std::min(count, i + left);
       std::fill_n(side.scales.data() + first + i, end - i, group_scales);
@@ -245,11 +248,11 @@ class RowTileReader {
   std::size_t from_, to_;
   std::size_t segment_ = 0;
   std::size_t run_ = 0;
-  std::size_t row_ = 0, end_ = 0;  // what is left of the run
-  std::size_t ordinal_ = 0;        // of row_
-  std::size_t shown_ = 0;          // rows of all runs entered
-  std::size_t passed_ = 0;         // weight of all rows seen in them
-  std::size_t weight_ = 0;
+  std::size_t row_ = 0, end_ = 0;  // remaining rows of the run
+  std::size_t ordinal_ = 0;        // ordinal of row_
+  std::size_t shown_ = 0;          // rows of all entered runs
+  std::size_t passed_ = 0;         // cost of all rows seen in them
+  std::size_t cost_ = 0;
   std::int64_t oldest_ = 0, newest_ = 0;
   PageLayout key_layout_;
   PageLayout value_layout_;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of few queries, as in decoding: bound by memory, so every key and value byte is read
-// once, in its stored format, for all queries of the tile. While the keys of a block are read its
-// values are fetched, and while they are read the next block's keys are: two streams that each
-// arrive half a block ahead.
+// Attention of few queries, as in decoding. It is bound by memory, so every key and value byte is read
+// once, in its stored format, for all queries of the tile. While the keys of a row tile are read, its
+// values are prefetched, and while those are read, the next row tile's keys are.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +21,13 @@ namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// Channels of a row that load_pair takes; the vector behind them stands alone.
+/// The channels that load_pair loads in pairs of vectors; a last vector after them is loaded alone.
 [[nodiscard]] constexpr std::size_t paired_channels(std::size_t head_dim) {
   return head_dim / (2 * lanes) * (2 * lanes);
 }
 
-/// logits[q * stride + row] = queries[q] . rows[row] for Q queries, whose pairs of vectors are in the
-/// order of part_pair<E>; four rows at once, so that `rows` must hold pointers, and `logits` room, up
+/// logits[q * stride + row] = queries[q] . rows[row] for Q queries, whose pairs of vectors are in the order
+/// of deinterleave_pair<E>. It takes four rows at once, so `rows` must have pointers, and `logits` room, up
 /// to a multiple of four.
 template <Encoding E, std::size_t Q>
 HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const float* queries,
@@ -76,8 +75,8 @@ HWY_INLINE void dot_rows(const std::byte* const* rows, std::size_t count, const 
   }
 }
 
-/// values[q] = factors[q] * values[q] + sum over rows of weights[q * stride + row] * rows[row], for
-/// Q queries and N vectors of channels, one or pairs, that stay in registers throughout.
+/// values[q] = factors[q] * values[q] + sum over rows of weights[q * stride + row] * rows[row], for Q
+/// queries and N vectors of channels, single ones or pairs, which stay in registers throughout.
 template <Encoding E, std::size_t Q, std::size_t N>
 HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const float* weights,
                          std::size_t stride, const float* factors, float* values,
@@ -91,7 +90,7 @@ HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const 
       sums[q][0] = hn::Mul(hn::LoadU(floats, from), factor);
     } else {
       unroll<N / 2>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-        const VectorPair pair = part_pair<E>(from + 2 * n * lanes);
+        const VectorPair pair = deinterleave_pair<E>(from + 2 * n * lanes);
         sums[q][2 * n] = hn::Mul(pair.first, factor);
         sums[q][2 * n + 1] = hn::Mul(pair.second, factor);
       });
@@ -122,13 +121,13 @@ HWY_INLINE void add_rows(const std::byte* const* rows, std::size_t count, const 
       hn::StoreU(sums[q][0], floats, to);
     } else {
       unroll<N / 2>([&](auto n) KVPOLICY_CPU_INLINE_LAMBDA {
-        join_pair<E>({sums[q][2 * n], sums[q][2 * n + 1]}, to + 2 * n * lanes);
+        interleave_pair<E>({sums[q][2 * n], sums[q][2 * n + 1]}, to + 2 * n * lanes);
       });
     }
   });
 }
 
-/// Queries whose sums fill the registers.
+/// The number of queries whose sums fill the registers.
 inline constexpr std::size_t query_portion = many_registers ? 4 : 2;
 
 /// softcap * tanh(logit / softcap).
@@ -141,7 +140,7 @@ inline void cap_logits(float softcap, float* logits, std::size_t count) {
   }
 }
 
-/// Whether all numbers of the block are finite.
+/// Whether all numbers are finite.
 [[nodiscard]] inline bool all_finite(const float* numbers, std::size_t count) {
   auto sum = zero_vector();
   for (std::size_t i = 0; i < count; i += lanes) {
@@ -151,57 +150,59 @@ inline void cap_logits(float softcap, float* logits, std::size_t count) {
   return hn::AllTrue(floats, hn::Eq(sum, zero_vector()));
 }
 
-/// One tile of queries over a sequence of blocks.
+/// Attention of one tile of queries over a sequence of row tiles.
 class StreamPass {
  public:
-  /// Of a query's logits; behind a block's there is room for a vector.
-  static constexpr std::size_t stride = max_block_rows + lanes;
+  /// Floats between the logits of two queries; after the logits of a row tile there is room for a vector.
+  static constexpr std::size_t stride = max_tile_rows + lanes;
 
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, const HeadWidth& width) {
-    return queries * (stride + 1 + width.keys) + (max_block_rows + 2) * width.widest() +
+    return queries * (stride + 1 + width.keys) + (max_tile_rows + 2) * width.widest() +
            IntegerKeys::scratch_floats(queries, width.keys) +
            IntegerValues::scratch_floats(queries, width.values);
   }
 
   StreamPass(const QueryTile& tile, const Partial& partial, float* scratch)
       : tile_{tile}, partial_{partial}, width_{tile.width()}, logits_{scratch},
-        rows_{logits_ + tile.rows * stride}, params_{rows_ + max_block_rows * width_.widest()},
-        parted_queries_{params_ + 2 * width_.widest()}, factors_{parted_queries_ + tile.rows * width_.keys},
+        rows_{logits_ + tile.rows * stride}, params_{rows_ + max_tile_rows * width_.widest()},
+        deinterleaved_{params_ + 2 * width_.widest()}, factors_{deinterleaved_ + tile.rows * width_.keys},
         integer_keys_{tile.rows, width_.keys, factors_ + tile.rows},
         integer_values_{tile.rows, width_.values, factors_ + tile.rows +
                                                       IntegerKeys::scratch_floats(tile.rows, width_.keys)} {}
 
-  /// Takes the queries [tile.rows, width().keys] of the blocks that follow.
+  /// Sets the queries [tile.rows, width().keys] for the row tiles that follow.
   void set_queries(const float* queries) {
     queries_ = queries;
-    has_parted_queries_ = false;
+    has_deinterleaved_ = false;
     integer_keys_.set_queries(queries);
   }
 
-  /// `next` is the block that comes then, to be fetched.
-  void add(const RowTile& block, const RowTile& next) {
+  /// Adds a row tile; `next` is the one after it, which is prefetched.
+  void add(const RowTile& row_tile, const RowTile& next) {
     fetch_params(next.keys, next.rows, tile_.key_dim());
     fetch_params(next.values, next.rows, tile_.value_dim);
-    compute_logits(block, prefetch_of(block.values, block.rows, tile_.value_dim));
+    compute_logits(row_tile, prefetch_of(row_tile.values, row_tile.rows, tile_.value_dim));
     if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, tile_.rows * stride);
-    if (block.cut) hide_unseen(block);
-    for (std::size_t m = 0; m < tile_.rows; ++m) update_softmax(m, block.rows);
-    add_values(block, next);
+    if (row_tile.cut) hide_unseen(row_tile);
+    for (std::size_t m = 0; m < tile_.rows; ++m) update_softmax(m, row_tile.rows);
+    add_values(row_tile, next);
   }
 
-  /// Behind the last block: until then the partial state lacks some of the values.
+  /// Must be called after the last row tile: until then the partial result lacks some of the values.
   void finish() { integer_values_.flush(partial_.values); }
 
-  /// Of each query with each row: [queries, stride]; `ahead` is what comes then, to be fetched.
-  const float* compute_logits(const RowTile& block, const Prefetch& ahead) {
+  /// The logits of each query with each row: [queries, stride]; `ahead` is needed next and is prefetched.
+  const float* compute_logits(const RowTile& row_tile, const Prefetch& ahead) {
     const bool whole = width_.keys == tile_.key_dim();
-    if (whole && integer_keys_.compute_logits(block.keys, block.rows, logits_, stride, ahead)) return logits_;
-    const auto keys = readable_rows(block.keys, block.rows, tile_.key_dim(), true);
+    if (whole && integer_keys_.compute_logits(row_tile.keys, row_tile.rows, logits_, stride, ahead)) {
+      return logits_;
+    }
+    const auto keys = readable_rows(row_tile.keys, row_tile.rows, tile_.key_dim(), true);
     const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion;
     with_dense_encoding(keys.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
       const float* queries = queries_for<E>();
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
-        dot_rows<E, Q>(keys.rows.data(), block.rows, queries + q * width_.keys, width_.keys,
+        dot_rows<E, Q>(keys.rows.data(), row_tile.rows, queries + q * width_.keys, width_.keys,
                        logits_ + q * stride, stride, ahead.share(q / query_portion, passes));
       });
     });
@@ -211,29 +212,29 @@ class StreamPass {
  private:
   struct Rows {
     Encoding encoding;
-    std::array<const std::byte*, max_block_rows + 3> rows;
+    std::array<const std::byte*, max_tile_rows + 3> rows;
   };
 
-  // The queries in the order that rows of encoding E are read in.
+  // The queries in the order in which rows of encoding E are loaded.
   template <Encoding E>
   [[nodiscard]] const float* queries_for() {
-    if constexpr (parts_pairs<E>) {
-      if (!has_parted_queries_) part_queries<E>();
-      return parted_queries_;
+    if constexpr (deinterleaves_pairs<E>) {
+      if (!has_deinterleaved_) deinterleave_queries<E>();
+      return deinterleaved_;
     } else {
       return queries_;
     }
   }
 
   template <Encoding E>
-  void part_queries() {
-    has_parted_queries_ = true;
+  void deinterleave_queries() {
+    has_deinterleaved_ = true;
     const std::size_t paired = paired_channels(width_.keys);
     for (std::size_t m = 0; m < tile_.rows; ++m) {
       const float* from = queries_ + m * width_.keys;
-      float* to = parted_queries_ + m * width_.keys;
+      float* to = deinterleaved_ + m * width_.keys;
       for (std::size_t channel = 0; channel < paired; channel += 2 * lanes) {
-        const VectorPair pair = part_pair<E>(from + channel);
+        const VectorPair pair = deinterleave_pair<E>(from + channel);
         hn::StoreU(pair.first, floats, to + channel);
         hn::StoreU(pair.second, floats, to + channel + lanes);
       }
@@ -241,8 +242,8 @@ class StreamPass {
     }
   }
 
-  // Pointers to dense rows: the stored ones, or decoded ones where they are quantised or do not fill vectors.
-  [[nodiscard]] Rows readable_rows(const BlockSide& side, std::size_t count, std::size_t channels,
+  // Pointers to dense rows: the stored rows, or decoded ones if they are quantised or do not fill vectors.
+  [[nodiscard]] Rows readable_rows(const RowTileSide& side, std::size_t count, std::size_t channels,
                                    bool padded) {
     Rows result;
     const std::size_t width = padded_channels(channels);
@@ -260,9 +261,9 @@ class StreamPass {
     return result;
   }
 
-  void hide_unseen(const RowTile& block) {
-    for (std::size_t row = 0; row < block.rows; ++row) {
-      block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
+  void hide_unseen(const RowTile& row_tile) {
+    for (std::size_t row = 0; row < row_tile.rows; ++row) {
+      row_tile.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
         for (std::size_t m = unseeing.begin; m < unseeing.end; ++m) {
           logits_[m * stride + row] = -std::numeric_limits<float>::infinity();
         }
@@ -270,7 +271,7 @@ class StreamPass {
     }
   }
 
-  // Query m's logits become weights beside its new maximum.
+  // Turns query m's logits into weights relative to its new maximum.
   void update_softmax(std::size_t m, std::size_t rows) {
     float* logits = logits_ + m * stride;
     const std::size_t padded = (rows + lanes - 1) / lanes * lanes;
@@ -278,7 +279,7 @@ class StreamPass {
     auto highest = hn::Set(floats, partial_.max[m]);
     for (std::size_t i = 0; i < padded; i += lanes) {
       const auto x = hn::LoadU(floats, logits + i);
-      highest = hn::IfThenElse(hn::Gt(x, highest), x, highest);  // passes NaN by
+      highest = hn::IfThenElse(hn::Gt(x, highest), x, highest);  // ignores NaN
     }
     const float max = hn::GetLane(hn::MaxOfLanes(floats, highest));
     factors_[m] = rescale_factor(partial_.max[m], max);
@@ -303,22 +304,23 @@ class StreamPass {
     partial_.sum[m] = partial_.sum[m] * factors_[m] + sum;
   }
 
-  void add_values(const RowTile& block, const RowTile& next) {
+  void add_values(const RowTile& row_tile, const RowTile& next) {
     const Prefetch ahead = prefetch_of(next.keys, next.rows, tile_.key_dim());
     const std::size_t width = width_.values;
-    if (width == tile_.value_dim && integer_values_.add(block.values, block.rows, logits_, stride, factors_,
-                                                        partial_.values, ahead)) {
+    if (width == tile_.value_dim &&
+        integer_values_.add(row_tile.values, row_tile.rows, logits_, stride, factors_, partial_.values,
+                            ahead)) {
       return;
     }
     integer_values_.flush(partial_.values);
-    if (block.cut) {
-      decode_side(block.values, block.rows, tile_.value_dim, params_, rows_);
-      if (!all_finite(rows_, block.rows * width)) {
+    if (row_tile.cut) {
+      decode_side(row_tile.values, row_tile.rows, tile_.value_dim, params_, rows_);
+      if (!all_finite(rows_, row_tile.rows * width)) {
         for (std::size_t i = 0; i < tile_.rows * width; ++i) partial_.values[i] *= factors_[i / width];
-        return add_seen_values(tile_, block, rows_, logits_, stride, 1, partial_.values);
+        return add_seen_values(tile_, row_tile, rows_, logits_, stride, 1, partial_.values);
       }
     }
-    const auto values = readable_rows(block.values, block.rows, tile_.value_dim, false);
+    const auto values = readable_rows(row_tile.values, row_tile.rows, tile_.value_dim, false);
     const std::size_t columns = width / lanes;
     const std::size_t passes = (tile_.rows + query_portion - 1) / query_portion *
                                (columns / 4 + columns % 4 / 2 + columns % 2);
@@ -326,7 +328,7 @@ class StreamPass {
     with_dense_encoding(values.encoding, [&]<Encoding E>() KVPOLICY_CPU_LAMBDA {
       for_each_portion<query_portion>(tile_.rows, [&]<std::size_t Q>(std::size_t q) KVPOLICY_CPU_LAMBDA {
         const auto add = [&]<std::size_t N>(std::size_t channel) KVPOLICY_CPU_LAMBDA {
-          add_rows<E, Q, N>(values.rows.data(), block.rows, logits_ + q * stride, stride,
+          add_rows<E, Q, N>(values.rows.data(), row_tile.rows, logits_ + q * stride, stride,
                             factors_ + q, partial_.values + q * width, channel, width,
                             ahead.share(pass++, passes));
           return channel + N * lanes;
@@ -343,14 +345,14 @@ class StreamPass {
   Partial partial_;
   HeadWidth width_;
   float* logits_;          // [queries, stride]
-  float* rows_;            // [max_block_rows, wider side]
+  float* rows_;            // [max_tile_rows, wider side]
   float* params_;          // [2, wider side]
-  float* parted_queries_;  // [queries, width of keys], see queries_for
+  float* deinterleaved_;  // [queries, width of keys], see queries_for
   float* factors_;         // [queries]
   IntegerKeys integer_keys_;
   IntegerValues integer_values_;
   const float* queries_ = nullptr;
-  bool has_parted_queries_ = false;
+  bool has_deinterleaved_ = false;
 };
 
 KVPOLICY_CPU_END_TARGET

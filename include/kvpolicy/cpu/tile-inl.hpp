@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attention of many queries, as in prefill: bound by arithmetic. A block's keys and values become
-// float once for the whole tile; then both products are register-blocked matrix products. Rows
-// stored in bfloat16 may go to a unit of the processor that multiplies such numbers, without ever
-// becoming float (matrix_unit.hpp). Logits are kept [row, query]: the queries are the lanes, turned
-// round once per tile, so neither the products nor the softmax ever sum across lanes.
+// Attention of many queries, as in prefill. It is bound by arithmetic. The keys and values of a row tile
+// are converted to float once for all queries; then both products are register-blocked matrix products.
+// Rows stored in bfloat16 may be multiplied by a unit of the processor for such numbers, without a
+// conversion to float (matrix_unit.hpp). Logits are kept as [row, query]: the lanes are queries, which are
+// transposed once per tile, so neither the products nor the softmax sum across lanes.
 #pragma once
 
 #include <algorithm>
@@ -26,23 +26,23 @@ namespace kvpolicy::cpu {
 namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// Queries of a tile, padded to whole vectors and whole blocks of every product.
+/// The number of a tile's queries, padded to whole vectors and whole register blocks of every product.
 [[nodiscard]] constexpr std::size_t padded_queries(std::size_t queries) {
   constexpr std::size_t unit = std::max({lanes, product_rows, x86::tile_size});
   return (queries + unit - 1) / unit * unit;
 }
 
-/// One tile of queries over a sequence of blocks. `Tiles` are the processor's tile registers, or
-/// what a test has in their place.
+/// Attention of one tile of queries over a sequence of row tiles. `Tiles` are the processor's tile
+/// registers, or a replacement in a test.
 template <class Tiles = x86::AmxTiles>
 class TilePass {
  public:
   [[nodiscard]] static std::size_t scratch_floats(std::size_t queries, const HeadWidth& width) {
-    return paneled(queries) * width.keys + padded_queries(queries) * (max_block_rows + 1) +
-           (max_block_rows + 2) * width.widest() +
+    return paneled(queries) * width.keys + padded_queries(queries) * (max_tile_rows + 1) +
+           (max_tile_rows + 2) * width.widest() +
            PairProducts<Tiles>::scratch_floats(padded_queries(queries), width);
   }
-  /// Of the other scratch memory, which a plan in float does not touch.
+  /// Words of scratch memory; a plan in float needs none.
   [[nodiscard]] static std::size_t scratch_words(const ProductPlan& plan, std::size_t queries,
                                                  const HeadWidth& width) {
     if (!plan.is_narrow()) return 0;
@@ -54,38 +54,38 @@ class TilePass {
       : tile_{tile}, partial_{partial}, head_{tile.width()},
         width_{padded_queries(tile.rows)}, queries_{scratch},
         logits_{queries_ + paneled(tile.rows) * head_.keys},
-        rows_{logits_ + width_ * max_block_rows}, params_{rows_ + max_block_rows * head_.widest()},
+        rows_{logits_ + width_ * max_tile_rows}, params_{rows_ + max_tile_rows * head_.widest()},
         factors_{params_ + 2 * head_.widest()}, pairs_{plan, width_, head_, word_scratch, factors_ + width_} {}
 
   [[nodiscard]] std::size_t width() const { return width_; }
 
-  /// Takes the queries [tile.rows, width of keys] of the blocks that follow, not scaled yet; they must
-  /// stay there. `turned`: by a rotation.
-  void set_queries(const float* queries, bool turned) {
+  /// Sets the queries [tile.rows, width of keys] for the row tiles that follow. They are not scaled yet and
+  /// must stay in memory. `rotated`: whether a segment rotates them.
+  void set_queries(const float* queries, bool rotated) {
     given_queries_ = queries;
     has_float_queries_ = false;
-    pairs_.set_queries(queries, tile_.rows, turned);
+    pairs_.set_queries(queries, tile_.rows, rotated);
   }
 
-  /// `next` is the block that comes then, to be fetched; perhaps one without rows.
-  void add(const RowTile& block, const RowTile& next) {
-    compute_logits(block, {block.values, block.rows, tile_.value_dim});
-    update_softmax(block.rows);
-    add_values(block, {next.keys, next.rows, tile_.key_dim()});
+  /// Adds a row tile; `next` is the one after it, which is prefetched and may have no rows.
+  void add(const RowTile& row_tile, const RowTile& next) {
+    compute_logits(row_tile, {row_tile.values, row_tile.rows, tile_.value_dim});
+    update_softmax(row_tile.rows);
+    add_values(row_tile, {next.keys, next.rows, tile_.key_dim()});
   }
-  /// Only the softmax's state: for sums of exponentials without values.
-  void add_keys(const RowTile& block, const RowTile& next) {
-    compute_logits(block, {next.keys, next.rows, tile_.key_dim()});
-    update_softmax(block.rows);
+  /// Updates only the softmax's state, for sums of exponentials without values.
+  void add_keys(const RowTile& row_tile, const RowTile& next) {
+    compute_logits(row_tile, {next.keys, next.rows, tile_.key_dim()});
+    update_softmax(row_tile.rows);
   }
 
   /// exp(logit - log_sum_exp[query]): [block.rows, width()]; 0 for a logit of -infinity.
-  const float* compute_probabilities(const RowTile& block, const RowTile& next,
+  const float* compute_probabilities(const RowTile& row_tile, const RowTile& next,
                                      const float* log_sum_exp) {
-    compute_logits(block, {next.keys, next.rows, tile_.key_dim()});
+    compute_logits(row_tile, {next.keys, next.rows, tile_.key_dim()});
     for (std::size_t m = 0; m < width_; m += lanes) {
       const auto total = hn::LoadU(floats, log_sum_exp + m);
-      for (std::size_t row = 0; row < block.rows; ++row) {
+      for (std::size_t row = 0; row < row_tile.rows; ++row) {
         float* logits = logits_ + row * width_ + m;
         const auto x = hn::LoadU(floats, logits);
         const auto nothing = hn::Eq(x, hn::Set(floats, -std::numeric_limits<float>::infinity()));
@@ -117,21 +117,22 @@ class TilePass {
     }
   }
 
-  // Of each row with each query: [block.rows, width()], -infinity where unseen.
-  void compute_logits(const RowTile& block, FetchAhead ahead) {
+  // Computes the logits of each row with each query: [rows, width()], -infinity if the query does not see
+  // the row.
+  void compute_logits(const RowTile& row_tile, FetchAhead ahead) {
     const bool whole = head_.keys == tile_.key_dim();
-    if (!whole || !pairs_.compute_logits(block.keys, block.rows, tile_.scale, logits_, ahead)) {
+    if (!whole || !pairs_.compute_logits(row_tile.keys, row_tile.rows, tile_.scale, logits_, ahead)) {
       set_float_queries();
-      decode_side(block.keys, block.rows, tile_.key_dim(), params_, rows_);
+      decode_side(row_tile.keys, row_tile.rows, tile_.key_dim(), params_, rows_);
       product(rows_, head_.keys, 1, {queries_, panel_width * head_.keys, panel_width}, head_.keys, logits_,
-              width_, block.rows, width_, nullptr, ahead);
+              width_, row_tile.rows, width_, nullptr, ahead);
     }
-    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, block.rows * width_);
-    if (!block.cut) return;
-    for (std::size_t row = 0; row < block.rows; ++row) {
+    if (tile_.softcap > 0.0F) cap_logits(tile_.softcap, logits_, row_tile.rows * width_);
+    if (!row_tile.cut) return;
+    for (std::size_t row = 0; row < row_tile.rows; ++row) {
       float* logits = logits_ + row * width_;
-      // Not the padding behind them: queries that see nothing take a slow path.
-      block.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
+      // Leaves out the padding after the queries: queries that see nothing take a slow path.
+      row_tile.for_each_not_seeing(tile_, row, [&](const QueryTile::Range& unseeing) {
         std::fill(logits + unseeing.begin, logits + unseeing.end,
                   -std::numeric_limits<float>::infinity());
       });
@@ -144,7 +145,7 @@ class TilePass {
       auto max = old;
       for (std::size_t row = 0; row < rows; ++row) {
         const auto x = hn::LoadU(floats, logits_ + row * width_ + m);
-        max = hn::IfThenElse(hn::Gt(x, max), x, max);  // passes NaN by
+        max = hn::IfThenElse(hn::Gt(x, max), x, max);  // ignores NaN
       }
       hn::StoreU(max, floats, partial_.max + m);
       auto sums = zero_vector();
@@ -155,7 +156,7 @@ class TilePass {
           sums = hn::Add(sums, weights);
           hn::StoreU(weights, floats, logits);
         }
-        // A first block comes with a maximum of -infinity: a factor of 0.
+        // Before the first row tile the maximum is -infinity, which gives a factor of 0.
         hn::StoreU(exp_nonpositive(hn::Sub(old, max)), floats, factors_ + m);
       } else {
         sums = special_weights(rows, m, old, max);
@@ -169,7 +170,7 @@ class TilePass {
     return hn::AllTrue(floats, hn::Eq(hn::Sub(x, x), zero_vector()));
   }
 
-  // Queries that have seen no row yet, or a logit that is infinite.
+  // For queries that have seen no row yet, or an infinite logit.
   HWY_NOINLINE FloatVector special_weights(std::size_t rows, std::size_t m, FloatVector old,
                                            FloatVector max) {
     HWY_ALIGN float old_lanes[lanes];
@@ -190,19 +191,19 @@ class TilePass {
     return hn::Load(floats, sums);
   }
 
-  void add_values(const RowTile& block, FetchAhead ahead) {
+  void add_values(const RowTile& row_tile, FetchAhead ahead) {
     const std::size_t width = head_.values;
-    if (width == tile_.value_dim && pairs_.add_values(block.values, block.rows, logits_, factors_,
+    if (width == tile_.value_dim && pairs_.add_values(row_tile.values, row_tile.rows, logits_, factors_,
                                                       partial_.values, tile_.rows, ahead)) {
       return;
     }
-    decode_side(block.values, block.rows, tile_.value_dim, params_, rows_);
-    if (block.cut && !all_finite(rows_, block.rows * width)) {
+    decode_side(row_tile.values, row_tile.rows, tile_.value_dim, params_, rows_);
+    if (row_tile.cut && !all_finite(rows_, row_tile.rows * width)) {
       for (std::size_t i = 0; i < tile_.rows * width; ++i) partial_.values[i] *= factors_[i / width];
-      return add_seen_values(tile_, block, rows_, logits_, 1, width_, partial_.values);
+      return add_seen_values(tile_, row_tile, rows_, logits_, 1, width_, partial_.values);
     }
-    product(logits_, 1, width_, {rows_, panel_width, width}, block.rows, partial_.values, width, tile_.rows,
-            width, factors_, ahead);
+    product(logits_, 1, width_, {rows_, panel_width, width}, row_tile.rows, partial_.values, width,
+            tile_.rows, width, factors_, ahead);
   }
 
   const QueryTile& tile_;
@@ -210,8 +211,8 @@ class TilePass {
   HeadWidth head_;
   std::size_t width_;   // queries with padding
   float* queries_;      // panels of [width of keys, width]
-  float* logits_;       // [max_block_rows, width]
-  float* rows_;         // [max_block_rows, wider side]
+  float* logits_;       // [max_tile_rows, width]
+  float* rows_;         // [max_tile_rows, wider side]
   float* params_;       // [2, wider side]
   float* factors_;      // [width]
   PairProducts<Tiles> pairs_;

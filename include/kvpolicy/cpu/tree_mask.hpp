@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A tree of guesses as an engine wants it for one call: where each query stands, and which nodes it
-// sees, as bits. A walk from node to node for every row, head and query would cost more than the
-// products it spares.
+// A tree of draft tokens, prepared for the queries of one call: the position of each query, and the nodes
+// that it sees as a bit mask. A walk from node to node for every row, head and query would cost more than
+// the products that it saves.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace kvpolicy::cpu {
 
-/// Of the queries of one call with a tree.
+/// The positions and the visible nodes of the queries of one call with a tree.
 class TreeMask {
  public:
   /// @throws std::bad_alloc

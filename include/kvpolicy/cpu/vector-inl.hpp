@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small vector functions: stored numbers to float, exp, tanh, sums across lanes.
+// Small vector functions: conversion of stored numbers to float, exp, tanh, sums across lanes.
 #pragma once
 
 #include <cstddef>
@@ -22,12 +22,12 @@ using Ints = hn::Rebind<std::int32_t, Floats>;
 using IntVector = hn::Vec<Ints>;
 inline constexpr Ints ints;
 
-/// With 32 registers, blocks of 24 accumulators fit; with 16, of 12.
+/// With 32 registers, 24 accumulators fit; with 16 registers, 12 do.
 inline constexpr bool many_registers =
     HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_ARCH_ARM_A64 != 0;
 
-/// Calls f(integral_constant<0>) to f(integral_constant<N - 1>). Arrays of vectors only become
-/// registers if every index is a constant before the optimiser first looks.
+/// Calls f(integral_constant<0>) to f(integral_constant<N - 1>). The compiler keeps arrays of vectors in
+/// registers only if every index is a constant before its first optimisation pass.
 template <std::size_t N, class F>
 HWY_INLINE void unroll(F&& f) {
   [&]<std::size_t... I>(std::index_sequence<I...>) KVPOLICY_CPU_INLINE_LAMBDA {
@@ -35,12 +35,12 @@ HWY_INLINE void unroll(F&& f) {
   }(std::make_index_sequence<N>{});
 }
 
-/// Before a loop with a small constant number of turns: unrolls it, for the same reason. Every turn of
-/// `unroll` is a function of its own, which takes several times as long to compile; use that only
-/// where the index must be a template argument.
+/// Unrolls the loop after it, which must have a small constant number of iterations, for the same reason.
+/// Each iteration of `unroll` is a function of its own, which takes several times as long to compile; use
+/// that only if the index must be a template argument.
 #define KVPOLICY_CPU_UNROLL _Pragma("GCC unroll 16")
 
-/// visit.operator()<N>(first) for portions of `Most` of `count`, then for what is left.
+/// Calls visit.operator()<N>(first) for portions of `Most` of `count`, then for the rest.
 template <std::size_t Most, class Visit>
 HWY_INLINE void for_each_portion(std::size_t count, Visit&& visit) {
   std::size_t at = 0;
@@ -57,7 +57,7 @@ HWY_INLINE void for_each_portion(std::size_t count, Visit&& visit) {
 
 [[nodiscard]] HWY_INLINE FloatVector zero_vector() { return hn::Zero(floats); }
 
-/// `lanes` half numbers to float, exactly, infinities and NaN included.
+/// Converts `lanes` half numbers to float, exactly, infinities and NaN included.
 [[nodiscard]] HWY_INLINE FloatVector load_half(const void* source) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || \
     (HWY_TARGET == HWY_AVX2 && !defined(HWY_DISABLE_F16C))
@@ -69,8 +69,8 @@ HWY_INLINE void for_each_portion(std::size_t count, Visit&& visit) {
   const auto bits = hn::PromoteTo(words, hn::LoadU(shorts, static_cast<const std::uint16_t*>(source)));
   const auto magnitude = hn::And(bits, hn::Set(words, 0x7fffU));
   const auto sign = hn::ShiftLeft<16>(hn::Xor(bits, magnitude));
-  // In float's place for the exponent, half's is too small by 112: a product puts it right, for
-  // subnormal numbers as well.
+  // Read as a float's exponent, half's is too small by 112; a multiplication corrects that, for subnormal
+  // numbers as well.
   const auto finite = hn::Mul(hn::BitCast(floats, hn::ShiftLeft<13>(magnitude)),
                               hn::Set(floats, 0x1p112F));
   const auto special = hn::Gt(hn::BitCast(hn::Rebind<std::int32_t, Floats>{}, magnitude),
@@ -97,20 +97,20 @@ template <Encoding E>
   }
 }
 
-/// Whether load_pair puts a row's numbers in another order.
+/// Whether load_pair returns a row's numbers in another order.
 template <Encoding E>
-inline constexpr bool parts_pairs = E == Encoding::bfloat16 && lanes > 1;
+inline constexpr bool deinterleaves_pairs = E == Encoding::bfloat16 && lanes > 1;
 
 struct VectorPair {
   FloatVector first, second;
 };
 
-/// Two vectors of a dense row's numbers, from channel `channel` on. Of bfloat16 the even ones and
-/// the odd ones: each word is two numbers, which a shift and a mask bring into float, half as many
-/// instructions as bringing them into line takes.
+/// Loads two vectors of a dense row's numbers, from channel `channel` on. Of bfloat16 it returns the even
+/// numbers and the odd ones: each word holds two numbers, which a shift and a mask convert to float.
+/// Keeping them in order would take twice as many instructions.
 template <Encoding E>
 [[nodiscard]] HWY_INLINE VectorPair load_pair(const std::byte* row, std::size_t channel) {
-  if constexpr (parts_pairs<E>) {
+  if constexpr (deinterleaves_pairs<E>) {
     const hn::Rebind<std::uint32_t, Floats> words;
     const auto both =
         hn::LoadU(words, reinterpret_cast<const std::uint32_t*>(row + channel * sizeof(bfloat16)));
@@ -121,11 +121,11 @@ template <Encoding E>
   }
 }
 
-/// The same of numbers in float, which stand in line: in the order that load_pair<E> has.
+/// Loads numbers in float, which are in order, in the order of load_pair<E>.
 template <Encoding E>
-[[nodiscard]] HWY_INLINE VectorPair part_pair(const float* numbers) {
+[[nodiscard]] HWY_INLINE VectorPair deinterleave_pair(const float* numbers) {
   VectorPair pair;
-  if constexpr (parts_pairs<E>) {
+  if constexpr (deinterleaves_pairs<E>) {
     hn::LoadInterleaved2(floats, numbers, pair.first, pair.second);
   } else {
     pair = {hn::LoadU(floats, numbers), hn::LoadU(floats, numbers + lanes)};
@@ -133,10 +133,10 @@ template <Encoding E>
   return pair;
 }
 
-/// And back into line.
+/// Stores a pair of vectors in the original order.
 template <Encoding E>
-HWY_INLINE void join_pair(const VectorPair& pair, float* numbers) {
-  if constexpr (parts_pairs<E>) {
+HWY_INLINE void interleave_pair(const VectorPair& pair, float* numbers) {
+  if constexpr (deinterleaves_pairs<E>) {
     hn::StoreInterleaved2(pair.first, pair.second, floats, numbers);
   } else {
     hn::StoreU(pair.first, floats, numbers);
@@ -144,16 +144,17 @@ HWY_INLINE void join_pair(const VectorPair& pair, float* numbers) {
   }
 }
 
-/// exp(x) for x <= 0 to 2 units in the last place; 0 below -87 (half of float's smallest normal
-/// number is no weight beside a largest of 1), NaN for NaN.
+/// exp(x) for x <= 0, with an error of at most 2 units in the last place. It is 0 below -87, where the
+/// result is less than half of float's smallest normal number, which is no weight beside the largest one,
+/// 1. NaN stays NaN.
 [[nodiscard]] HWY_INLINE FloatVector exp_nonpositive(FloatVector x) {
-  // A sum this large is rounded to a whole number, and its lowest bits are that power of two with
-  // float's bias. Numbers that vanish in the end, and NaN, may give anything here.
+  // The addition rounds to a whole number, and the lowest bits of this large sum are that power of two with
+  // float's bias. For numbers whose result is 0, and for NaN, the bits may be anything.
   const auto bias = hn::Set(floats, 0x1.8p23F + 127.0F);
   const auto power = hn::MulAdd(x, hn::Set(floats, 1.44269504F), bias);
   const auto turns = hn::Sub(power, bias);
-  // x - turns * ln 2, with ln 2 in two parts; then the polynomial of least relative error (9.2e-8)
-  // on [-ln 2 / 2, ln 2 / 2] that degree 5 has.
+  // x - turns * ln 2, with ln 2 in two parts; then the polynomial of degree 5 with the smallest relative
+  // error (9.2e-8) on [-ln 2 / 2, ln 2 / 2].
   auto r = hn::NegMulAdd(turns, hn::Set(floats, 0.693145751953125F), x);
   r = hn::NegMulAdd(turns, hn::Set(floats, 1.428606765330187e-6F), r);
   auto y = hn::MulAdd(r, hn::Set(floats, 0.00829028431F), hn::Set(floats, 0.0418981016F));
@@ -167,7 +168,7 @@ HWY_INLINE void join_pair(const VectorPair& pair, float* numbers) {
 
 [[nodiscard]] HWY_INLINE FloatVector tanh(FloatVector x) {
   const auto magnitude = hn::Abs(x);
-  // Near zero 1 - exp(-2x) would cancel: Taylor's polynomial instead.
+  // Near zero 1 - exp(-2x) would cancel, so a Taylor polynomial is used.
   const auto square = hn::Mul(x, x);
   auto y = hn::MulAdd(square, hn::Set(floats, 62.0F / 2835.0F), hn::Set(floats, -17.0F / 315.0F));
   y = hn::MulAdd(y, square, hn::Set(floats, 2.0F / 15.0F));
@@ -181,7 +182,7 @@ HWY_INLINE void join_pair(const VectorPair& pair, float* numbers) {
   return hn::CopySignToAbs(y_abs, x);
 }
 
-/// Adds the lanes of each of four vectors and writes the four sums.
+/// Adds up the lanes of each of four vectors and writes the four sums.
 HWY_INLINE void store_sums(FloatVector a, FloatVector b, FloatVector c, FloatVector d, float* out) {
 #if HWY_TARGET == HWY_SCALAR
   out[0] = hn::GetLane(a);
@@ -189,7 +190,7 @@ HWY_INLINE void store_sums(FloatVector a, FloatVector b, FloatVector c, FloatVec
   out[2] = hn::GetLane(c);
   out[3] = hn::GetLane(d);
 #else
-  // Within each 16-byte block (a, b, c, d); then the blocks are added.
+  // In each group of 16 bytes the order is (a, b, c, d); then the groups are added.
   const auto ac = hn::Add(hn::InterleaveLower(floats, a, c), hn::InterleaveUpper(floats, a, c));
   const auto bd = hn::Add(hn::InterleaveLower(floats, b, d), hn::InterleaveUpper(floats, b, d));
   const auto sums =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one thread of the engine does: walk the blocks of a task with the kernels that fit the
-// number of queries. Owns the memory that takes.
+// The work of one thread of the engine: it reads the row tiles of a task with the kernels that suit the
+// number of queries. It owns the memory for that.
 #pragma once
 
 #include <algorithm>
@@ -23,18 +23,18 @@
 
 namespace kvpolicy::cpu {
 
-/// Sizes that decide speed, not results, and how products are made. Derive and override to try
-/// others.
+/// Sizes that decide speed but not results, and how products are computed. Derive from this struct and
+/// override members to try others.
 struct DefaultTuning {
-  static constexpr std::size_t stream_rows = 64;     ///< of a block that few queries read; <= 64
-  static constexpr std::size_t stream_quantized_rows = 64;  ///< the same, where keys are quantised
-  static constexpr std::size_t tile_rows = 64;       ///< of a block that a tile reads; <= 64
-  static constexpr std::size_t stream_queries = 12;  ///< with more, a call works in tiles
+  static constexpr std::size_t stream_rows = 64;     ///< rows of a row tile for few queries; <= 64
+  static constexpr std::size_t stream_quantized_rows = 64;  ///< the same, for quantised keys
+  static constexpr std::size_t tile_rows = 64;       ///< rows of a row tile for a tile of queries; <= 64
+  static constexpr std::size_t stream_queries = 12;  ///< with more queries, a call works in tiles
   static constexpr std::size_t tile_queries = 128;
-  static constexpr std::size_t tasks_per_thread = 4;  ///< evens out what else the machine does
-  static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< no part of a tile is less
+  static constexpr std::size_t tasks_per_thread = 4;  ///< evens out other load of the machine
+  static constexpr std::size_t task_weight = std::size_t{64} << 10;  ///< least cost of a part of a tile
 
-  // These decide results too, by as much as they say.
+  // The following members change results, within the limits that they state.
   static constexpr Bfloat16Products bfloat16_products = Bfloat16Products::where_exact;
   using Tiles = x86::AmxTiles;  ///< tile registers, if matrix_unit() says so
   [[nodiscard]] static MatrixUnit matrix_unit() { return cpu::matrix_unit(); }
@@ -44,17 +44,17 @@ namespace HWY_NAMESPACE {
 
 template <class Tuning>
 class Worker {
-  static_assert(Tuning::stream_rows >= 1 && Tuning::stream_rows <= max_block_rows);
+  static_assert(Tuning::stream_rows >= 1 && Tuning::stream_rows <= max_tile_rows);
   static_assert(Tuning::stream_quantized_rows >= 1 &&
-                Tuning::stream_quantized_rows <= max_block_rows);
-  static_assert(Tuning::tile_rows >= 1 && Tuning::tile_rows <= max_block_rows);
+                Tuning::stream_quantized_rows <= max_tile_rows);
+  static_assert(Tuning::tile_rows >= 1 && Tuning::tile_rows <= max_tile_rows);
   static_assert(Tuning::stream_queries >= 1 && Tuning::tile_queries >= 1);
 
   using Pass = TilePass<typename Tuning::Tiles>;
 
  public:
-  /// Memory for tiles of at most `queries` rows, whose products are made as planned. Everything else
-  /// neither allocates nor throws.
+  /// Reserves memory for tiles of at most `queries` rows, whose products are computed as planned. No other
+  /// member allocates or throws.
   /// @throws std::bad_alloc
   void reserve(std::size_t queries, const HeadWidth& width, const ProductPlan& products) {
     const std::size_t partial = Partial::floats(padded_queries(queries), width.values);
@@ -65,15 +65,15 @@ class Worker {
     products_ = products;
     queries_ = floats_.data() + partial;
     scratch_ = queries_ + queries * width.keys;
-    if (blocks_ == nullptr) blocks_ = std::make_unique<std::array<RowTile, 2>>();
+    if (row_tiles_ == nullptr) row_tiles_ = std::make_unique<std::array<RowTile, 2>>();
   }
 
-  /// A partial state in the worker's own memory, overwritten by its next task.
+  /// A partial result in the worker's own memory; its next task overwrites it.
   [[nodiscard]] Partial own_partial(const QueryTile& tile) const {
     return {floats_.data(), padded_queries(tile.rows)};
   }
 
-  /// Attention of `tile` over the rows whose cumulated weight begins in [from, to).
+  /// Computes attention of `tile` over the rows whose cumulated cost begins in [from, to).
   void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
               std::size_t to, const Partial& partial) {
     partial.clear(padded_queries(tile.rows), tile.width().values);
@@ -81,89 +81,88 @@ class Worker {
     if (tile.rows <= Tuning::stream_queries) {
       Queries queries{tile, tile.scale, queries_};
       StreamPass pass{tile, partial, scratch_};
-      RowTile* block = blocks_->data();
-      RowTile* next = block + 1;
-      for (reader.read(*block, stream_limit); block->rows > 0; std::swap(block, next)) {
+      RowTile* row_tile = row_tiles_->data();
+      RowTile* next = row_tile + 1;
+      for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
         reader.read(*next, stream_limit);
-        if (queries.load_for(*block->segment)) pass.set_queries(queries_);
-        pass.add(*block, *next);
+        if (queries.load_for(*row_tile->segment)) pass.set_queries(queries_);
+        pass.add(*row_tile, *next);
       }
       pass.finish();
     } else {
       Queries queries{tile, 1.0F, queries_};
       Pass pass{tile, partial, products_, scratch_, words_.data()};
-      for_each_block(reader, queries, pass, [&](const RowTile& block, const RowTile& next) {
-        pass.add(block, next);
+      for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
+        pass.add(row_tile, next);
       });
     }
   }
 
-  /// Adds, for each row shown, the probabilities that the tile's queries give it: to
-  /// sums [group, rows].
+  /// Adds to sums [group, rows] the probabilities that the tile's queries give each row.
   void observe(std::span<const Segment> segments, const QueryTile& tile,
                std::span<const float> attention_sink_bias, std::span<float> sums) {
-    const std::size_t weight = seen_weight(segments, tile);
+    const std::size_t cost = seen_cost(segments, tile);
     const std::size_t rows = sums.size() / tile.group;
     const Partial partial = own_partial(tile);
     partial.clear(padded_queries(tile.rows), 0);
     Pass pass{tile, partial, products_, scratch_, words_.data()};
     {
-      RowTileReader reader{segments, tile, 0, weight};
+      RowTileReader reader{segments, tile, 0, cost};
       Queries queries{tile, 1.0F, queries_};
-      for_each_block(reader, queries, pass, [&](const RowTile& block, const RowTile& next) {
-        pass.add_keys(block, next);
+      for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
+        pass.add_keys(row_tile, next);
       });
     }
-    float* log_sum_exp = partial.max;  // its place
+    float* log_sum_exp = partial.max;  // reuses its memory
     for (std::size_t m = 0; m < tile.rows; ++m) {
       SoftmaxState total = partial.state(m);
       if (!attention_sink_bias.empty()) merge(total, {}, {attention_sink_bias[tile.head(m)], 1.0F}, {});
       log_sum_exp[m] = total.log_sum_exp();
     }
-    RowTileReader reader{segments, tile, 0, weight};
+    RowTileReader reader{segments, tile, 0, cost};
     Queries queries{tile, 1.0F, queries_};
-    for_each_block(reader, queries, pass, [&](const RowTile& block, const RowTile& next) {
-      const float* probabilities = pass.compute_probabilities(block, next, log_sum_exp);
-      for (std::size_t row = 0; row < block.rows; ++row) {
+    for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
+      const float* probabilities = pass.compute_probabilities(row_tile, next, log_sum_exp);
+      for (std::size_t row = 0; row < row_tile.rows; ++row) {
         for (std::size_t m = 0; m < tile.rows; ++m) {
-          sums[(tile.first + m) % tile.group * rows + block.ordinals[row]] +=
+          sums[(tile.first + m) % tile.group * rows + row_tile.ordinals[row]] +=
               probabilities[row * pass.width() + m];
         }
       }
     });
   }
 
-  /// out[i] = query . row i, for the rows whose cumulated weight begins in [from, to).
+  /// out[i] = query . row i, for the rows whose cumulated cost begins in [from, to).
   void score(const Segment& rows, const QueryTile& tile, std::span<const float> query,
              std::size_t from, std::size_t to, std::span<float> out) {
     RowTileReader reader{{&rows, 1}, tile, from, to};
     StreamPass pass{tile, own_partial(tile), scratch_};
     std::fill(std::copy(query.begin(), query.end(), queries_), queries_ + tile.width().keys, 0.0F);
     pass.set_queries(queries_);
-    RowTile* block = blocks_->data();
-    RowTile* next = block + 1;
-    for (reader.read(*block, stream_limit); block->rows > 0; std::swap(block, next)) {
+    RowTile* row_tile = row_tiles_->data();
+    RowTile* next = row_tile + 1;
+    for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
       reader.read(*next, stream_limit);
       const float* scores =
-          pass.compute_logits(*block, prefetch_of(next->keys, next->rows, query.size()));
-      for (std::size_t i = 0; i < block->rows; ++i) out[block->ordinals[i]] = scores[i];
+          pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, query.size()));
+      for (std::size_t i = 0; i < row_tile->rows; ++i) out[row_tile->ordinals[i]] = scores[i];
     }
   }
 
  private:
-  static constexpr BlockLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
-  static constexpr BlockLimit tile_limit{Tuning::tile_rows, Tuning::tile_rows};
+  static constexpr RowTileLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
+  static constexpr RowTileLimit tile_limit{Tuning::tile_rows, Tuning::tile_rows};
 
-  // The tile's queries as the segment at hand wants them turned.
+  // The tile's queries, rotated as the current segment requires.
   class Queries {
    public:
     Queries(const QueryTile& tile, float factor, float* rows)
         : tile_{tile}, factor_{factor}, rows_{rows} {}
 
-    /// Whether they are others than before.
+    /// Returns whether the queries have changed.
     bool load_for(const Segment& segment) {
       const QueryRotation rotation =
-          tile_.is_turned_by(segment.rotation) ? segment.rotation : QueryRotation{};
+          tile_.is_rotated_by(segment.rotation) ? segment.rotation : QueryRotation{};
       if (loaded_ && rotation.inverse_frequencies == rotation_.inverse_frequencies &&
           rotation.latest_position == rotation_.latest_position) {
         return false;
@@ -172,7 +171,7 @@ class Worker {
       rotation_ = rotation;
       return loaded_ = true;
     }
-    [[nodiscard]] bool turned() const { return rotation_.inverse_frequencies != nullptr; }
+    [[nodiscard]] bool rotated() const { return rotation_.inverse_frequencies != nullptr; }
 
    private:
     const QueryTile& tile_;
@@ -183,13 +182,13 @@ class Worker {
   };
 
   template <class Visit>
-  void for_each_block(RowTileReader& reader, Queries& queries, Pass& pass, Visit visit) {
-    RowTile* block = blocks_->data();
-    RowTile* next = block + 1;
-    for (reader.read(*block, tile_limit); block->rows > 0; std::swap(block, next)) {
+  void for_each_row_tile(RowTileReader& reader, Queries& queries, Pass& pass, Visit visit) {
+    RowTile* row_tile = row_tiles_->data();
+    RowTile* next = row_tile + 1;
+    for (reader.read(*row_tile, tile_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
       reader.read(*next, tile_limit);
-      if (queries.load_for(*block->segment)) pass.set_queries(queries_, queries.turned());
-      visit(*block, *next);
+      if (queries.load_for(*row_tile->segment)) pass.set_queries(queries_, queries.rotated());
+      visit(*row_tile, *next);
     }
   }
 
@@ -198,7 +197,7 @@ class Worker {
   ProductPlan products_;
   float* queries_ = nullptr;
   float* scratch_ = nullptr;
-  std::unique_ptr<std::array<RowTile, 2>> blocks_;
+  std::unique_ptr<std::array<RowTile, 2>> row_tiles_;
 };
 
 }  // namespace HWY_NAMESPACE

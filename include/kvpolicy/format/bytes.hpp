@@ -2,14 +2,14 @@
 //
 // Numbers of bytes as people read them: `fmt::print("{}", Bytes{cache.bytes()})` prints "17.31 MB".
 //
-//     {}         a unit that fits, powers of 1000: 999 B, 1.02 kB, 17.31 MB, 128.8 GB
+//     {}         a suitable unit, powers of 1000: 999 B, 1.02 kB, 17.31 MB, 128.8 GB
 //     {:iB}      the same in powers of 1024: 1.00 KiB
-//     {:MB}      always this unit, two digits behind the point: 1,234.56 MB
-//     {:.1GiB}   this unit, so many digits
-//     {:*<12}    fill, alignment (< ^ >, else as numbers: >) and width in front
+//     {:MB}      always this unit, two decimals: 1,234.56 MB
+//     {:.1GiB}   this unit, one decimal
+//     {:*<12}    fill, alignment (< ^ >; the default is > as for numbers) and width come first
 //
-// Units are B, kB to EB and KiB to EiB. What cannot be read is a compile-time error in fmt's
-// checked format strings and a fmt::format_error in those of run time.
+// Units are B, kB to EB and KiB to EiB. A wrong format is a compile-time error in fmt's checked format
+// strings, and a fmt::format_error in run-time ones.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@ inline constexpr std::array<ByteUnit, 7> binary_units{{{"B", 1.0},
                                                        {"PiB", 0x1p50},
                                                        {"EiB", 0x1p60}}};
 
-/// Commas into the digits in front of the point.
+/// Inserts commas into the digits before the decimal point.
 [[nodiscard]] inline std::string with_commas(std::string digits) {
   for (std::size_t at = std::min(digits.find('.'), digits.size()); at > 3;) {
     at -= 3;
@@ -61,18 +61,18 @@ inline constexpr std::array<ByteUnit, 7> binary_units{{{"B", 1.0},
   return with_commas(fmt::format("{}", number));
 }
 
-/// How a number of bytes is to be written.
+/// The format in which a number of bytes is written.
 struct ByteFormat {
   static constexpr int automatic = -1;
   bool binary = false;
-  int unit = automatic;    ///< number of the unit
-  int digits = automatic;  ///< behind the point
+  int unit = automatic;    ///< index of the unit
+  int digits = automatic;  ///< after the decimal point
 
   [[nodiscard]] std::string text(std::uint64_t count) const {
     const auto& units = binary ? binary_units : decimal_units;
     const double base = binary ? 1024.0 : 1000.0;
     const auto number = static_cast<double>(count);
-    // Whether a number fills its unit is asked of its digits: what rounds to 1000 kB is 1 MB.
+    // The rounded digits decide whether the next unit is used: what rounds to 1000 kB is written as 1 MB.
     std::size_t chosen = unit == automatic ? 0 : static_cast<std::size_t>(unit);
     std::string shown = digits_of(count, number, units[chosen]);
     while (unit == automatic && chosen + 1 < units.size() && whole_part(shown) >= base) {
@@ -112,7 +112,7 @@ class BytesSpec {
       const char* const first = at + 1;
       at = parse_number(first, end, digits, most_digits);
       if (at == first)
-        format_is_wrong("Bytes: a point is followed by the number of digits behind it");
+        format_is_wrong("Bytes: a point must be followed by the number of decimals");
       format_.digits = static_cast<int>(digits);
     }
     const char* const close = std::find(at, end, '}');
@@ -134,7 +134,7 @@ class BytesSpec {
   static constexpr std::size_t most_width = 10000;
   static constexpr std::size_t most_digits = 18;
 
-  // Not constexpr: reached while a format string is checked, it is the compiler's error.
+  // Not constexpr, so that a call during the check of a format string is a compile-time error.
   [[noreturn]] static void format_is_wrong(const char* what) {
     throw_error(fmt::format_error{what});
   }
@@ -143,7 +143,7 @@ class BytesSpec {
 
   constexpr const char* parse_align(const char* at, const char* end) {
     if (at == end || *at == '}') return at;
-    // A fill may be any character of UTF-8 but a brace; it is one only in front of an alignment.
+    // A fill may be any UTF-8 character but a brace, and counts as a fill only if an alignment follows.
     const auto lead = static_cast<unsigned char>(*at);
     const std::ptrdiff_t bytes = lead < 0x80U ? 1 : lead < 0xE0U ? 2 : lead < 0xF0U ? 3 : 4;
     if (end - at > bytes && is_align(at[bytes]) && *at != '{') {
@@ -162,7 +162,7 @@ class BytesSpec {
     for (; at != end && *at >= '0' && *at <= '9'; ++at) {
       number = 10 * number + static_cast<std::size_t>(*at - '0');
       if (number > most)
-        format_is_wrong("Bytes: a width is at most 10000, and 18 digits behind the point");
+        format_is_wrong("Bytes: a width is at most 10000, and 18 decimals");
     }
     return at;
   }
@@ -181,7 +181,7 @@ class BytesSpec {
           "GB, TB, PB, EB, KiB, MiB, GiB, TiB, PiB, EiB, or iB for one that fits");
     }
     if (format_.unit == 0 && format_.digits >= 0) {
-      format_is_wrong("Bytes: there are no digits behind the point of whole bytes");
+      format_is_wrong("Bytes: whole bytes have no decimals");
     }
   }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Errors with the names of their types, by what was thrown, not by what it was caught as: a
-// `const kvpolicy::Error&` prints as "ConfigError: ModelShape: …".
+// Prints errors with the name of their type. The dynamic type counts: a ConfigError caught as `const
+// kvpolicy::Error&` prints as "ConfigError: ModelShape: …".
 #pragma once
 
 #include <string_view>
@@ -12,8 +12,8 @@
 
 namespace kvpolicy {
 
-/// The name of an error's type without its namespace, "ConfigError"; of one derived elsewhere, that
-/// of the library's class it derives from.
+/// The name of an error's type without its namespace, such as "ConfigError". For a type derived elsewhere
+/// it is the name of the library's class that it derives from.
 [[nodiscard]] inline std::string_view name_of(const Error& error) noexcept {
   if (dynamic_cast<const ConfigError*>(&error) != nullptr) return "ConfigError";
   if (dynamic_cast<const ShapeError*>(&error) != nullptr) return "ShapeError";
@@ -27,7 +27,7 @@ namespace kvpolicy {
 
 namespace detail {
 
-/// Takes width and alignment as text does.
+/// Formats an error; supports width and alignment like text.
 struct ErrorFormatter : fmt::formatter<fmt::string_view> {
   template <class Context>
   auto format(const Error& error, Context& context) const -> decltype(context.out()) {
@@ -40,8 +40,8 @@ struct ErrorFormatter : fmt::formatter<fmt::string_view> {
 }  // namespace detail
 }  // namespace kvpolicy
 
-// One by one: a template over all classes that derive from Error would be as good a match as the
-// one for std::exception in <fmt/std.h>.
+// Listed one by one: a template over all classes that derive from Error would be ambiguous with the one for
+// std::exception in <fmt/std.h>.
 /// @cond
 template <>
 struct fmt::formatter<kvpolicy::Error, char> : kvpolicy::detail::ErrorFormatter {};

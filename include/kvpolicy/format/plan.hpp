@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans, shapes and estimates on a line:
+// Prints plans, shapes and estimates in one line:
 //
 //     plan               32 layers of 8 KV heads: 128 full, 128 sink_recent; grows by 65.54 kB a token
 //     shape              32 layers, 32 query heads, 8 KV heads of 128
 //     plan.memory(8192)  17.31 MB (rows 16.78 MB, tail 0.53 MB)
 //
-// What a plan says is known without a model: which policy each head has, and what another token
-// costs in a text that is longer than every window and budget, pages of CacheOptions' default size.
+// The line of a plan needs no model: it says which policy each head has, and what one more token costs in a
+// text that is longer than every window and budget, with pages of CacheOptions' default size.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,8 @@
 
 namespace kvpolicy::detail {
 
-/// A policy with what tells it from its kin, but for sizes: "full", "full (4 bits)", "head_budget
-/// (h2o)".
+/// A policy and the settings that distinguish it from others of its kind, without sizes: "full", "full (4
+/// bits)", "head_budget (h2o)".
 template <Element E>
 [[nodiscard]] std::string kind_text(const HeadSettings<E>& settings) {
   const PolicyNames names = settings.names();
@@ -43,8 +43,8 @@ template <Element E>
   return text;
 }
 
-/// Bytes of a head in a text far beyond what any policy keeps (2^32 tokens), and whether it has to
-/// be compressed to come down to them.
+/// How the memory of a head grows in a text far longer than what any policy keeps (2^32 tokens), and
+/// whether that requires compressions.
 struct HeadGrowth {
   static constexpr std::size_t far = std::size_t{1} << 32;
   static constexpr std::size_t tokens = std::size_t{1} << 20;
@@ -63,7 +63,7 @@ struct HeadGrowth {
 
 struct PlanText {
   [[nodiscard]] static std::string text(const ModelShape& shape) {
-    // Neighbouring layers that are alike, where not all are.
+    // Neighbouring layers that are alike are printed together.
     std::string text = fmt::format("{} layer{}", shape.layers, plural(shape.layers));
     if (shape.per_layer.empty()) return text + ", " + text_of(shape.layer(0));
     for (std::size_t first = 0, end = 0; first < shape.layers; first = end) {
@@ -78,9 +78,9 @@ struct PlanText {
   [[nodiscard]] static std::string text(const MemoryEstimate& estimate) {
     std::string text = fmt::format("{}", Bytes{estimate.total()});
     std::string parts;
-    const auto add = [&](std::size_t bytes, const char* before, const char* behind) {
+    const auto add = [&](std::size_t bytes, const char* before, const char* after) {
       if (bytes == 0) return;
-      parts += fmt::format("{}{}{}{}", parts.empty() ? "" : ", ", before, Bytes{bytes}, behind);
+      parts += fmt::format("{}{}{}{}", parts.empty() ? "" : ", ", before, Bytes{bytes}, after);
     };
     add(estimate.heads, "rows ", "");
     add(estimate.slow, "", " of them in slow memory");
@@ -95,7 +95,7 @@ struct PlanText {
       std::string name;
       std::size_t heads;
     };
-    std::vector<Kind> kinds;  // in the order in which the plan first has them
+    std::vector<Kind> kinds;  // in the order of their first use in the plan
     double growth = 0.0;
     bool compresses = false;
     bool known = true;

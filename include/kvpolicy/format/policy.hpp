@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a head with some settings keeps, as text: "every row in 4 bits but for the latest 128", "the
-// first 16 rows and the latest 128". A policy that states no
-// rule prints by its name.
+// Prints what a head with some settings keeps: "every row in 4 bits but for the latest 128", "the first 16
+// rows and the latest 128". A policy without a rule prints as its name.
 #pragma once
 
 #include <string>
@@ -19,7 +18,7 @@ namespace kvpolicy {
 namespace detail {
 
 struct PolicyText {
-  /// Groups of 0 are whole rows.
+  /// The rule as text. A group of 0 means that a whole row shares a scale.
   [[nodiscard]] static std::string text(const HeadRule& rule) {
     const std::string precision = precision_text(rule);
     if (rule.compresses) return budget_text(rule, precision);
@@ -40,7 +39,7 @@ struct PolicyText {
   }
 
  private:
-  // " in 4 bits …" after what is stored so; nothing for exact rows.
+  // " in 4 bits …" for packed rows; nothing for exact rows.
   [[nodiscard]] static std::string precision_text(const HeadRule& rule) {
     return rule.is_quantized() ? " in " + StorageText::text(rule) : std::string{};
   }
@@ -90,8 +89,8 @@ struct PolicyText {
 
 }  // namespace detail
 
-/// What a head of a plan keeps, whichever policy it has: `describe(plan.at(layer, head))`. A policy
-/// that states no rule goes by its name.
+/// What a head of a plan keeps, whichever policy it has: `describe(plan.at(layer, head))`. For a policy
+/// without a rule it is its name.
 template <Element E>
 [[nodiscard]] std::string describe(const HeadSettings<E>& settings) {
   return detail::PolicyText::text(settings);

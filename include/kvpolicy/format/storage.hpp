@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How rows are stored, as text: encodings ("uint4"), granularities ("per token"), formats ("uint4
-// per token in groups of 32") and the settings of storages ("4 bits but for the latest 128").
+// Prints how rows are stored: encodings ("uint4"), granularities ("per token"), formats ("uint4 per token
+// in groups of 32") and the settings of storages ("4 bits but for the latest 128").
 #pragma once
 
 #include <concepts>
@@ -19,13 +19,13 @@
 
 namespace kvpolicy {
 
-/// Settings of a storage, which name it: what kvpolicy::format prints.
+/// The settings of a storage, which kvpolicy::format can print.
 template <class C>
 concept StorageConfig = std::same_as<typename C::storage_type::Config, C>;
 
 namespace detail {
 
-/// A formatter of text that is made by `Make::text`; takes width and alignment as text does.
+/// A formatter of the text that `Make::text` returns; supports width and alignment like text.
 template <class Make>
 struct TextFormatter : fmt::formatter<fmt::string_view> {
   template <class T, class Context>
@@ -35,7 +35,7 @@ struct TextFormatter : fmt::formatter<fmt::string_view> {
   }
 };
 
-// What shares a scale, where that is not the whole row.
+// Which numbers share a scale, unless it is the whole row.
 [[nodiscard]] inline std::string groups_text(const HeadRule& rule) {
   const auto of = [](std::size_t group) {
     return group == 0 ? std::string{"the row"} : fmt::format("{}", group);
@@ -67,7 +67,7 @@ struct StorageText {
                        format.group);
   }
 
-  /// How quantised rows lie.
+  /// How packed rows are stored.
   [[nodiscard]] static std::string text(const HeadRule& rule) {
     std::string text = fmt::format("{} bits", bits_of(rule.encoding));
     if (rule.residual > 0) {
@@ -93,8 +93,8 @@ struct StorageText {
 
 }  // namespace detail
 
-/// How the rows of a head are quantised, "4 bits but for the latest 128, groups of 32". Groups of 0 are
-/// whole rows.
+/// How the rows of a head are quantised: "4 bits but for the latest 128, groups of 32". A group of 0 means
+/// that a whole row shares a scale.
 [[nodiscard]] inline std::string describe_precision(const HeadRule& rule) {
   return detail::StorageText::text(rule);
 }

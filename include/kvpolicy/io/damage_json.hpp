@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each head's damage under each choice was measured to be, as a file: the input of plan search
-// (plan/search.hpp) that `identify_heads damage` writes. Settings stand as in plan files.
+// Reads and writes damage files: how much each choice of settings was measured to harm the model, for each
+// head. `identify_heads damage` writes them, and they are the input of plan search (plan/search.hpp).
+// Settings look as in plan files.
 //
 //     {"format": "kvpolicy damage", "version": 1,
 //      "shape": {"layers": 1, "q_heads": 4, "kv_heads": 2, "head_dim": 64},
@@ -24,20 +25,20 @@
 
 namespace kvpolicy::io {
 
-/// What a damage file says it is.
+/// The value of "format" in a damage file.
 inline constexpr std::string_view damage_format = "kvpolicy damage";
 /// The version that is written and read.
 inline constexpr std::size_t damage_version = 1;
 
-/// What each head loses under each choice of a menu, in nats.
+/// The measured damage, in nats, that the model takes if one head gets one choice of a menu.
 template <Element E>
 struct DamageTable {
   ModelShape shape;
-  std::size_t context = 0;  ///< Tokens of the texts that it was measured on.
+  std::size_t context = 0;  ///< Tokens of the texts that the damage was measured on.
   std::vector<HeadChoice<E>> choices;
 };
 
-/// The text of a damage file.
+/// Writes the text of a damage file.
 /// @throws ConfigError for a table that does not fit the shape or has a number that is not finite
 template <Element E>
 [[nodiscard]] std::string format_damage(const DamageTable<E>& table) {
@@ -61,7 +62,7 @@ template <Element E>
                  ",\n  \"context\": ", table.context, ",\n  \"choices\": [", choices, "\n  ]\n}\n");
 }
 
-/// Reads the text of a damage file; `origin` begins every error.
+/// Reads the text of a damage file. Error messages begin with `origin`.
 /// @throws FormatError
 template <Element E>
 [[nodiscard]] DamageTable<E> parse_damage(

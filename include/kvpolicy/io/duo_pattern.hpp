@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads and writes the attention patterns published with DuoAttention (arXiv:2410.10819): a folder
-// with `full_attention_heads.tsv`, a line of tab-separated gates for each layer, one for each KV
-// head, and `config.json`, of which `sink_size` and `recent_size` matter.
+// Reads and writes the attention patterns published with DuoAttention (arXiv:2410.10819). A pattern is a
+// folder with two files: `full_attention_heads.tsv` has a line of tab-separated gates for each layer, one
+// for each KV head; of `config.json` only `sink_size` and `recent_size` are used.
 #pragma once
 
 #include <charconv>
@@ -22,21 +22,21 @@
 
 namespace kvpolicy::io {
 
-/// What a folder of DuoAttention says: the gates, and what their streaming heads kept in training.
+/// The contents of a DuoAttention folder: the gates, and what streaming heads kept in training.
 struct DuoPattern {
-  HeadGates gates;           ///< [layers, kv_heads], as they stand in the file
+  HeadGates gates;           ///< [layers, kv_heads], as in the file
   std::size_t sinks = 128;   ///< `sink_size`
   std::size_t recent = 256;  ///< `recent_size`
   friend bool operator==(const DuoPattern&, const DuoPattern&) = default;
 };
 
-/// A folder's file of gates.
+/// The name of a folder's file of gates.
 inline constexpr const char* duo_gates_file = "full_attention_heads.tsv";
-/// A folder's file of settings.
+/// The name of a folder's file of settings.
 inline constexpr const char* duo_config_file = "config.json";
 
-/// One number of a text file, spaces around it allowed.
-/// @throws FormatError beginning with `where` if it is not a finite number.
+/// Reads one number of a text file; spaces around it are allowed.
+/// @throws FormatError, which begins with `where`, if it is not a finite number.
 [[nodiscard]] inline double parse_number(std::string_view field, std::string_view where) {
   const auto trim = [](std::string_view text) {
     const std::size_t first = text.find_first_not_of(" \r");
@@ -57,8 +57,8 @@ inline constexpr const char* duo_config_file = "config.json";
   return number;
 }
 
-/// The gates of a `full_attention_heads.tsv`. Empty lines and lines that begin with # are skipped.
-/// @throws FormatError for a row of another length than the first, or a field that is no number.
+/// Reads the gates of a `full_attention_heads.tsv`. Empty lines and lines that begin with # are skipped.
+/// @throws FormatError for a row of another length than the first, or a field that is not a number.
 [[nodiscard]] inline HeadGates parse_duo_gates(std::string_view text,
                                                std::string_view origin = duo_gates_file) {
   std::vector<double> gates;
@@ -89,7 +89,7 @@ inline constexpr const char* duo_config_file = "config.json";
   return {layers, heads, std::move(gates)};
 }
 
-/// `sink_size` and `recent_size` of a `config.json`; whatever else it says is training history.
+/// Reads `sink_size` and `recent_size` of a `config.json`; its other keys only document the training.
 /// @throws FormatError if one is missing or not a whole number, or recent_size is 0.
 [[nodiscard]] inline std::pair<std::size_t, std::size_t> parse_duo_config(
     std::string_view text, std::string_view origin = duo_config_file) {
@@ -102,7 +102,7 @@ inline constexpr const char* duo_config_file = "config.json";
   return {sinks, recent};
 }
 
-/// Reads both files of a folder. `path` is the folder, or the .tsv in it, of whatever name.
+/// Reads both files of a folder. `path` is the folder, or the .tsv file in it under any name.
 /// @throws FormatError
 [[nodiscard]] inline DuoPattern load_duo_pattern(const std::filesystem::path& path) {
   std::error_code error;
@@ -120,7 +120,8 @@ inline constexpr const char* duo_config_file = "config.json";
   return pattern;
 }
 
-/// The text of a `full_attention_heads.tsv`: in as few digits as bring back the same numbers.
+/// Writes the text of a `full_attention_heads.tsv`, with the fewest digits that read back as the same
+/// numbers.
 [[nodiscard]] inline std::string format_duo_gates(const HeadGates& gates) {
   check_gates(gates);
   std::string text;
@@ -138,7 +139,7 @@ inline constexpr const char* duo_config_file = "config.json";
 
 /// Writes both files; makes the folder if there is none.
 /// @throws ConfigError for a gate that is not finite, StorageError if a file cannot be written or the
-/// folder not be made.
+/// folder cannot be made.
 inline void save_duo_pattern(const std::filesystem::path& folder, const DuoPattern& pattern) {
   const std::string gates = format_duo_gates(pattern.gates);
   std::error_code error;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads and writes the head scores published with HeadKV (arXiv:2410.19258): a JSON object that
-// gives each query head, "layer-head", a list of scores, one for each sample that counted. A head's
-// score is their mean. The published code takes heads in the order of the file; here the key
-// decides, so any order will do.
+// Reads and writes the head scores published with HeadKV (arXiv:2410.19258): a JSON object that gives each
+// query head, "layer-head", a list of scores, one for each sample. A head's score is their mean. The
+// published code takes heads in the order of the file; here the key decides, so the order does not matter.
 #pragma once
 
 #include <charconv>
@@ -22,7 +21,7 @@
 
 namespace kvpolicy::io {
 
-/// The two numbers of a key such as "31-7".
+/// Reads the two numbers of a key such as "31-7".
 /// @throws FormatError for anything else, a number with a leading zero included.
 [[nodiscard]] inline std::pair<std::size_t, std::size_t> parse_head_key(std::string_view key,
                                                                         std::string_view origin) {
@@ -42,11 +41,11 @@ namespace kvpolicy::io {
   return {layer, number(key.substr(std::min(dash + 1, key.size())))};
 }
 
-/// [layers, q_heads] of a score for each sample.
+/// The score of every sample for each query head [layers, q_heads].
 using HeadSamples = HeadTable<std::vector<double>>;
 
-/// Reads the text of a score file, every sample.
-/// @throws FormatError if a head is missing, has no scores, or has a score that is no number.
+/// Reads the text of a score file, with every sample.
+/// @throws FormatError if a head is missing, has no scores, or has a score that is not a number.
 [[nodiscard]] inline HeadSamples parse_head_samples(std::string_view text,
                                                     std::string_view origin = "head scores") {
   const Json json = parse_json(text, origin);
@@ -59,7 +58,7 @@ using HeadSamples = HeadTable<std::vector<double>>;
     layers = std::max(layers, layer + 1);
     heads = std::max(heads, head + 1);
   }
-  // Keys are distinct and written in one way only, so the count says whether one is missing.
+  // Keys are distinct and can be written in one way only, so the count tells whether one is missing.
   require<FormatError>(json.size() == layers * heads, origin, ": has ", json.size(),
                        " heads, but the largest numbers mean ", layers, " layers x ", heads,
                        " heads");
@@ -70,7 +69,7 @@ using HeadSamples = HeadTable<std::vector<double>>;
     require<FormatError>(list.is_array() && !list.empty(), origin, ", key '", item.key(),
                          "': must be a list of at least one score, is ", shown(list));
     for (const Json& score : list) {
-      if (!score.is_number()) {  // messages are made for the one in a million that is wrong
+      if (!score.is_number()) {  // builds the message only for a wrong score
         fail<FormatError>(origin, ", key '", item.key(), "': every score must be a number, one is ",
                           shown(score));
       }
@@ -80,7 +79,8 @@ using HeadSamples = HeadTable<std::vector<double>>;
   return samples;
 }
 
-/// The mean of each head's samples. @throws FormatError as above, or if a sum is not finite.
+/// Reads the mean of each head's samples. @throws FormatError like `parse_head_samples`, or if a sum is not
+/// finite.
 [[nodiscard]] inline HeadScores parse_head_scores(std::string_view text,
                                                   std::string_view origin = "head scores") {
   const HeadSamples samples = parse_head_samples(text, origin);
@@ -104,7 +104,7 @@ using HeadSamples = HeadTable<std::vector<double>>;
   return parse_head_scores(read_text_file(path), path.string());
 }
 
-/// One line, as the published code reads it.
+/// Writes the text of a score file, in one line, as the published code reads it.
 /// @throws ConfigError for a head without samples, or a score that is not finite.
 [[nodiscard]] inline std::string format_head_samples(const HeadSamples& samples) {
   std::string text = "{";
@@ -125,7 +125,7 @@ using HeadSamples = HeadTable<std::vector<double>>;
   return text + "}\n";
 }
 
-/// The same with one score in each list.
+/// Writes the text of a score file with one score for each head.
 [[nodiscard]] inline std::string format_head_scores(const HeadScores& scores) {
   HeadSamples samples{scores.layers(), scores.heads()};
   for (std::size_t i = 0; i < scores.values().size(); ++i) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// JSON from files that may be damaged or hostile: what nlohmann::json lets through and a plan must
-// not (a key given twice, nesting without end, more values than such a file has) is an error here,
-// and every error says where, in a line that fits a terminal.
+// Reads JSON from files that may be damaged or hostile. Some things that nlohmann::json accepts are errors
+// here: a key given twice, values nested without limit, and more values than a plan can have. Every error
+// says where it is, in a line that fits a terminal.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +22,10 @@
 
 namespace kvpolicy::io {
 
-/// Values as they are read.
+/// A parsed value.
 using Json = nlohmann::json;
 
-/// "line 3, column 14" of the byte at `offset`.
+/// The position of the byte at `offset`, as "line 3, column 14".
 [[nodiscard]] inline std::string place_in_text(std::string_view text, std::size_t offset) {
   const std::string_view before = text.substr(0, offset);
   std::size_t line = 1;
@@ -36,8 +36,8 @@ using Json = nlohmann::json;
   return message("line ", line, ", column ", column);
 }
 
-/// The first `most` bytes of `text`, fit for a terminal and an error message: no control bytes, no
-/// character cut in two, and an ellipsis where there was more.
+/// The first `most` bytes of `text`, made safe for a terminal and an error message: without control bytes
+/// or half characters, and with an ellipsis if something was cut off.
 [[nodiscard]] inline std::string shortened(std::string_view text, std::size_t most) {
   std::size_t end = std::min(most, text.size());
   const auto inside_character = [&] {
@@ -57,7 +57,7 @@ using Json = nlohmann::json;
   return std::string{'\''}.append(shortened(text, 60)).append(1, '\'');
 }
 
-/// What a JSON value is, for an error message: its kind and, where short, itself.
+/// Describes a JSON value for an error message: its kind and, if it is short, the value.
 [[nodiscard]] inline std::string shown(const Json& value) {
   if (value.is_string()) {
     return std::string{"the string "}.append(in_quotes(value.get_ref<const std::string&>()));
@@ -67,7 +67,7 @@ using Json = nlohmann::json;
   return value.dump();
 }
 
-/// Walks over a text and lets its owner see how far it has come: the parser itself does not say
+/// An iterator that also stores how far the parser has read, because the parser itself does not report
 /// where it met a key.
 class TrackedPlace {
  public:
@@ -96,18 +96,18 @@ class TrackedPlace {
   const char** latest_;
 };
 
-/// How much of a JSON text is believed.
+/// The limits for a JSON text.
 struct JsonLimits {
   std::size_t deepest = 16;  ///< arrays and objects inside one another
-  /// Values and keys in all. A value that is written in two bytes takes 16 once it is parsed, a key
-  /// over a hundred: this many numbers take as much memory as the largest text file.
+  /// Values and keys in total. A value that takes two bytes of text takes 16 when parsed, a key over a
+  /// hundred: this many numbers take as much memory as the largest text file.
   std::size_t most_values = std::size_t{1} << 22;
 };
 
 namespace detail {
 
-/// `parse_json`. `place_in(text, offset)` says where an offset is; it reads all that stands before,
-/// so it is asked once, when the text is refused.
+/// Implements the public `parse_json`. `place_in(text, offset)` describes the position of an offset. It
+/// reads all text before the offset, so it is only called for a text that is refused.
 template <class PlaceIn>
 [[nodiscard]] Json parse_json(std::string_view text, std::string_view origin,
                               const JsonLimits& limits, PlaceIn place_in) {
@@ -118,7 +118,7 @@ template <class PlaceIn>
     const auto offset = static_cast<std::size_t>(latest - text.data());
     return message(origin, ": ", place_in(text, offset), ": ", reason...);
   };
-  std::vector<std::set<std::string>> keys;  // met so far, of each object that is open
+  std::vector<std::set<std::string>> keys;  // for each open object, the keys met so far
   std::size_t values = 0;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     using Event = Json::parse_event_t;
@@ -147,8 +147,8 @@ template <class PlaceIn>
     return parsed;
   }
   KVPOLICY_CATCH_AS(Json::exception, error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: …": the name is noise.
-    // What was read last is quoted whole, however long it is.
+    // The name in "[json.exception.parse_error.101] parse error at line 1, column 2: …" does not help a
+    // user. The message quotes the last token in full, however long it is, so it is shortened.
     const std::string_view what = error.what();
     const std::size_t end = what.find("] ");
     fail<FormatError>(refusal(
@@ -162,16 +162,15 @@ template <class PlaceIn>
 }  // namespace detail
 
 /// Reads a JSON text, strictly.
-/// @throws FormatError, beginning with `origin` (a path, most often), for a text that is empty or
-/// not JSON, a number that a double cannot hold, a key given twice in one object, or more than the
-/// limits allow.
+/// @throws FormatError, which begins with `origin` (usually a path), for a text that is empty or not JSON,
+/// a number that a double cannot hold, a key given twice in one object, or more than the limits allow.
 [[nodiscard]] inline Json parse_json(std::string_view text, std::string_view origin,
                                      const JsonLimits& limits = {}) {
   return detail::parse_json(text, origin, limits, place_in_text);
 }
 
-/// One object of a file, read by key. Names the path to a value in its errors, and can refuse keys
-/// that nobody asked for: a misspelt setting must not silently become a default.
+/// One object of a file, read by key. Its errors name the path to the value. It can refuse keys that nobody
+/// read, because a misspelt setting must not silently become a default.
 class JsonObject {
  public:
   /// @throws FormatError if `value` is not an object.
@@ -194,7 +193,7 @@ class JsonObject {
     return *found;
   }
 
-  /// A whole number of at most `most`.
+  /// Reads a whole number of at most `most`.
   [[nodiscard]] std::size_t count(const char* key,
                                   std::size_t most = std::numeric_limits<std::size_t>::max()) {
     return as_count(at(key), where(key), most);
@@ -223,7 +222,7 @@ class JsonObject {
     return found.get_ref<const std::string&>();
   }
 
-  /// @throws FormatError if there is a key that was not asked for.
+  /// @throws FormatError if there is a key that was not read.
   void refuse_others() const {
     for (const auto& item : value_->items()) {
       require<FormatError>(asked_.contains(item.key()), where_, ": unknown key ",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans as files: what each KV head of a model gets, in JSON of our own. The distinct settings
-// stand once, in a table; `heads` has, for each layer, the numbers of its heads' settings.
+// Reads and writes plans as files in a JSON format of our own. A table `settings` lists the distinct
+// settings, and `heads` has, for each layer, the index into the table for each head.
 //
 //     {"format": "kvpolicy plan", "version": 1,
 //      "shape": {"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 64},
@@ -9,11 +9,11 @@
 //                   {"policy": "sink_recent", "sinks": 4, "recent": 64}],
 //      "heads": [[0, 1], [1, 1]]}
 //
-// A setting that is left out has its default; a key that is unknown is an error. The element type
-// is not part of a plan: one file serves float, half and bfloat16 caches.
+// A setting that is left out has its default; an unknown key is an error. The element type is not part of a
+// plan: one file serves float, half and bfloat16 caches.
 //
-// The shape of a model whose layers differ names them one by one, each with the members of
-// LayerShape that are not 0:
+// If the layers of a model differ, the shape lists each layer, with the members of LayerShape that are not
+// 0:
 //
 //      "shape": {"layers": 2, "per_layer": [{"q_heads": 4, "kv_heads": 2, "head_dim": 64, "window":
 //      512}, {}]}
@@ -35,16 +35,16 @@
 
 namespace kvpolicy::io {
 
-/// What a plan file says it is.
+/// The value of "format" in a plan file.
 inline constexpr std::string_view plan_format = "kvpolicy plan";
 /// The version that is written and read.
 inline constexpr std::size_t plan_version = 1;
-/// Most KV heads of a plan file, all layers together.
+/// Most KV heads of a plan file, over all layers.
 inline constexpr std::size_t largest_plan = std::size_t{1} << 20;
 
 namespace detail {
 
-// One entry of "per_layer".
+// Writes one entry of "per_layer".
 [[nodiscard]] inline std::string write_layer(const LayerShape& layer) {
   std::string text = "{";
   const auto put = [&](const char* name, const auto& value) {
@@ -78,7 +78,7 @@ namespace detail {
 
 }  // namespace detail
 
-/// The value of "shape".
+/// Writes the value of "shape".
 [[nodiscard]] inline std::string write_shape(const ModelShape& shape) {
   std::string text = message("{\"layers\":", shape.layers);
   if (shape.is_uniform()) {
@@ -93,7 +93,7 @@ namespace detail {
   return text + "]}";
 }
 
-/// The value of "shape". @throws FormatError for one that no model can have, or more than
+/// Reads the value of "shape". @throws FormatError for a shape that no model can have, or more than
 /// `largest_plan` heads.
 [[nodiscard]] inline ModelShape read_shape(JsonObject& object) {
   JsonObject own{object.at("shape"), object.where("shape")};
@@ -122,7 +122,7 @@ namespace detail {
   return shape;
 }
 
-/// Refuses files of other formats and versions.
+/// Checks the format and the version of a file.
 /// @throws FormatError unless the file says that it is of this format and version.
 inline void require_format(JsonObject& object, std::string_view format, std::size_t version) {
   const std::string& own = object.text("format");
@@ -133,8 +133,8 @@ inline void require_format(JsonObject& object, std::string_view format, std::siz
                        ", this program reads version ", version);
 }
 
-/// The text of a plan file.
-/// @throws ConfigError for more than `largest_plan` heads, or a policy that cannot stand in a file.
+/// Writes the text of a plan file.
+/// @throws ConfigError for more than `largest_plan` heads, or a policy that cannot be written to a file.
 template <class... T>
 [[nodiscard]] std::string format_plan(const HeadPlan<T...>& plan) {
   const ModelShape& shape = plan.shape();
@@ -162,14 +162,14 @@ template <class... T>
                  "\n  ],\n  \"heads\": [", heads, "\n  ]\n}\n");
 }
 
-/// One entry of the table. @throws FormatError
+/// Reads one entry of the table of settings. @throws FormatError
 template <Element E>
 [[nodiscard]] HeadSettings<E> parse_setting(const Json& json, const std::string& where,
                                             const ModelShape& shape,
                                             const PolicyRegistry<E>& policies) {
   JsonObject setting{json, where};
   const HeadSettings<E> settings = read_setting(setting, policies);
-  // Whether they fit the channels of each layer that has them is known when they are set.
+  // Whether the settings fit the channels of a layer is checked when they are set for its heads.
   std::size_t layer = 0;
   while (shape.layer(layer).kv_heads == 0) ++layer;
   KVPOLICY_TRY {
@@ -180,7 +180,7 @@ template <Element E>
   KVPOLICY_CATCH_AS(ConfigError, error) { fail<FormatError>(where, ": ", error.what()); }
 }
 
-/// A plan whose policies are among `policies`.
+/// Reads a plan whose policies are among `policies`.
 /// @throws FormatError
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> parse_plan(

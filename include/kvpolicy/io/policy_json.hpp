@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a head's settings stand in a plan file: the policy's names, then the settings by the names that
-// their type lists (core/fields.hpp). A policy of your own joins plan files by a `name`, by `fields` of its
-// Config and by a registry that knows it (plan/policy_registry.hpp).
+// Stores a head's settings in a plan file: the policy's names, then the settings by the names that their
+// type lists (core/fields.hpp). A policy of your own can be used in plan files if it has a `name`, its
+// Config has `fields`, and a registry knows it (plan/policy_registry.hpp).
 #pragma once
 
 #include <algorithm>
@@ -21,17 +21,18 @@
 
 namespace kvpolicy::io {
 
-/// Written with keys in the order in which they are set, for people to read.
+/// JSON with keys in the order in which they are set, for people to read.
 using OrderedJson = nlohmann::ordered_json;
 
-/// Writes settings as the members of a JSON object, by their names, which are C identifiers. The text
-/// is made here: a second JSON type for ordered objects would cost every user seconds of compiling.
+/// Writes settings by name as the members of a JSON object. Names are C identifiers and need no escapes. It
+/// writes text directly, because a second JSON type for ordered objects would cost every user seconds of
+/// compile time.
 class JsonFieldWriter final : public FieldVisitor {
  public:
-  /// Adds members to `text`, which ends in '{' or in a member. `storage` is the storage's name.
+  /// Appends members to `text`, which must end in '{' or in a member. `storage` is the storage's name.
   JsonFieldWriter(std::string& text, std::string_view storage) : text_{&text}, storage_{storage} {}
 
-  /// A member whose value needs no escapes.
+  /// Writes a member whose value needs no escapes.
   void put_text(std::string_view name, std::string_view value) {
     put(name, message('"', value, '"'));
   }
@@ -65,9 +66,9 @@ class JsonFieldWriter final : public FieldVisitor {
   std::string_view storage_;
 };
 
-/// Fills settings from a JSON object, by their names; a setting that is missing stays as it was.
-/// Throws FormatError for a value of the wrong kind and for a key that no setting has, the latter in
-/// objects inside the first one; `refuse_others` of that one is its owner's to call.
+/// Fills settings by name from a JSON object; a setting that is missing keeps its value. Throws FormatError
+/// for a value of the wrong kind, and for an unknown key in a nested object. For the outermost object the
+/// caller has to call `refuse_others`.
 class JsonFieldReader final : public FieldVisitor {
  public:
   explicit JsonFieldReader(JsonObject& object) : object_{&object} {}
@@ -101,7 +102,7 @@ class JsonFieldReader final : public FieldVisitor {
     static const Json nothing = Json::object();
     const Json* found = now().find(key(name));
     inner_.emplace_back(found == nullptr ? nothing : *found, now().where(name));
-    // What kind of storage it is has been read with the policy's names.
+    // The key "type" of a storage was read with the policy's names, so it counts as known.
     if (name == "storage") static_cast<void>(now().find("type"));
   }
   bool begin_optional(std::string_view name, bool /*present*/) override {
@@ -125,17 +126,17 @@ class JsonFieldReader final : public FieldVisitor {
   }
 
   JsonObject* object_;
-  std::vector<JsonObject> inner_;  // objects inside it, the one that is read last
+  std::vector<JsonObject> inner_;  // open nested objects; the last one is read
   std::string key_;
 };
 
-/// One entry of a plan file's table of settings.
+/// Writes one entry of a plan file's table of settings.
 /// @throws ConfigError if the policy or its settings have no names
 template <Element E>
 [[nodiscard]] std::string write_setting(const HeadSettings<E>& settings) {
   const PolicyNames names = settings.names();
   require(settings.has_names(), "plan file: ", names.policy,
-          " cannot stand in a file: a policy needs a `name`, and its Config `void "
+          " cannot be written to a file: a policy needs a `name`, and its Config `void "
           "fields(FieldVisitor&)`");
   std::string text = "{";
   JsonFieldWriter writer{text, names.storage};
@@ -147,7 +148,7 @@ template <Element E>
   return text;
 }
 
-/// The names in a setting. Views of the JSON's strings.
+/// Reads the names in a setting. They are views of the JSON's strings.
 [[nodiscard]] inline PolicyNames read_names(JsonObject& setting) {
   PolicyNames names{.policy = setting.text("policy")};
   if (setting.find("scorer") != nullptr) names.scorer = setting.text("scorer");
@@ -202,7 +203,7 @@ inline void refuse_name(const JsonObject& setting, const char* key, std::string_
                        ", but ", policy, " has no ", key);
 }
 
-/// The settings of one entry of the table.
+/// Reads the settings of one entry of the table.
 /// @throws FormatError for a policy that is not known, or a setting that it does not have
 template <Element E>
 [[nodiscard]] HeadSettings<E> read_setting(JsonObject& setting, const PolicyRegistry<E>& policies) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole text files to strings and back, with the errors that a user can act on.
+// Reads and writes whole text files, with errors that tell a user what to do.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +20,12 @@
 
 namespace kvpolicy::io {
 
-/// Pattern, score and plan files are far smaller; a larger file is some other file.
+/// The largest text file that is read. Pattern, score and plan files are far smaller.
 inline constexpr std::size_t largest_text_file = std::size_t{64} << 20;
 
-/// All of a file.
-/// @throws FormatError if the file is missing, not a regular file, empty, unreadable, or larger
-/// than `max_bytes`, which is found out before any of it is read.
+/// Reads a whole file.
+/// @throws FormatError if the file is missing, not a regular file, empty, unreadable, or larger than
+/// `max_bytes`, which is checked before anything is read.
 [[nodiscard]] inline std::string read_text_file(const std::filesystem::path& path,
                                                 std::uintmax_t max_bytes = largest_text_file) {
   require_regular_file<FormatError>(path);
@@ -45,8 +45,8 @@ inline constexpr std::size_t largest_text_file = std::size_t{64} << 20;
   return text;
 }
 
-/// All that a stream still has, which `name` calls by name in errors.
-/// @throws FormatError if it fails, or as soon as it has more than `max_bytes`.
+/// Reads the rest of a stream; errors call it `name`.
+/// @throws FormatError if the stream fails, or as soon as it has more than `max_bytes`.
 [[nodiscard]] inline std::string read_text_stream(std::istream& stream, std::string_view name,
                                                   std::size_t max_bytes = largest_text_file) {
   constexpr std::size_t piece = std::size_t{64} << 10;
@@ -62,8 +62,8 @@ inline constexpr std::size_t largest_text_file = std::size_t{64} << 20;
   return text;
 }
 
-/// Replaces the file as a whole, once all of `text` is on the disk: a reader sees the old text or
-/// the new one. The file keeps its permissions; a symbolic link goes on pointing to it.
+/// Replaces the file as a whole, after all of `text` is on the disk: a reader sees the old text or the new
+/// one. The file keeps its permissions; a symbolic link stays and its target is replaced.
 /// @throws StorageError if it cannot be written, or is a device, a pipe or a folder.
 inline void write_text_file(const std::filesystem::path& path, std::string_view text) {
   NewFile file{path};

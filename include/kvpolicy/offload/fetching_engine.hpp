@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An engine that wraps any other engine and brings rows out of slow memory before the inner engine
-// reads them. It fetches a layer's rows when the layer is attended, and meanwhile reads ahead the
-// rows of the layer that came next the last time. Rows that cannot be read become a StorageError
-// here, before anything has changed.
+// An engine that wraps any other engine and reads rows from slow memory before the inner engine uses them.
+// It fetches a layer's rows when the layer is attended, and meanwhile reads ahead the rows of the layer
+// that followed it the last time. Rows that cannot be read cause a StorageError here, before anything has
+// changed.
 #pragma once
 
 #include <cstddef>
@@ -48,13 +48,13 @@ class FetchingEngine {
   // A layer is identified by the address of its first slow rows, because full pages never move.
   using Layer = const std::byte*;
   struct Known {
-    std::vector<Range> ranges;  // those of the latest read
+    std::vector<Range> ranges;  // ranges of the latest read
     Layer next = nullptr;
   };
-  /// With more layers than this, some belong to texts that no longer exist.
+  /// If there are more layers than this, some belong to texts that no longer exist.
   static constexpr std::size_t most_layers = 4096;
 
-  // Keys of `head_dim` channels, and values of `value_dim`, none for 0.
+  // Fetches keys of `head_dim` channels and values of `value_dim` channels; 0: no values.
   void fetch(std::span<const std::span<const Segment>> heads, std::size_t head_dim,
              std::size_t value_dim) {
     ranges_.clear();
@@ -69,7 +69,7 @@ class FetchingEngine {
     if (const std::vector<Range>* ahead = follow(ranges_.front().data())) memory_->fetch_ahead(*ahead);
   }
 
-  // Records what was read. Returns what was read after it the last time, or null if that is
+  // Records that `layer` was read. Returns what was read after it the last time, or null if that is
   // unknown.
   const std::vector<Range>* follow(Layer layer) {
     if (known_.size() >= most_layers) known_.clear();

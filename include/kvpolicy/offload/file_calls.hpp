@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// All calls of a FileResource to the operating system, in one class, so that tests can make any of
-// them fail. They need Linux, which alone has the calls that report a failing disk as an error
-// instead of a signal.
+// All calls of a FileResource to the operating system, in one class, so that tests can make any of them
+// fail. They need Linux: only Linux has calls that report a failing disk as an error instead of a signal.
 #pragma once
 
 #if !defined(__linux__)
@@ -32,8 +31,8 @@ class FileCalls {
   FileCalls& operator=(const FileCalls&) = delete;
   virtual ~FileCalls() = default;
 
-  /// Opens a file without a name in `folder`: its space is free again once it is closed, also if
-  /// the program crashes.
+  /// Opens a file without a name in `folder`. Its space is free again after it is closed, also if the
+  /// program crashes.
   virtual int open(const std::string& folder, int& file) {
     file = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
     if (file >= 0) return 0;
@@ -48,7 +47,7 @@ class FileCalls {
     void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
     if (mapped == MAP_FAILED) return errno;
     start = static_cast<std::byte*>(mapped);
-    // The resource requests what it needs; the kernel's own read-ahead would bring unneeded rows.
+    // The resource requests what it needs; the kernel's own read-ahead would read other rows too.
     ::madvise(mapped, bytes, MADV_RANDOM);
     return 0;
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Row memory in a file, for texts that need more memory than they should get. Rows have ordinary
-// addresses in a mapping, so every engine can read them. They are read into memory before they are
-// used, and released when more than `resident_bytes` are in memory.
+// Row memory in a file, for texts that need more memory than they should take. Rows have ordinary addresses
+// in a mapping, so every engine can read them. They are read into memory before they are used, and released
+// when more than `resident_bytes` are in memory.
 //
 //     offload::FileResource file{{.folder = "/var/tmp", .resident_bytes = std::size_t{1} << 30}};
 //     using Engine = offload::FetchingEngine<cpu::Engine<>>;
@@ -37,12 +37,12 @@
 
 namespace kvpolicy::offload {
 
-/// Where a FileResource has its file, and how large it may grow on the disk and in memory.
+/// Options of a FileResource: where its file is, and how large it may grow on the disk and in memory.
 struct FileOptions {
   /// Folder of the file. It should be on a disk: a folder in memory (tmpfs) saves no memory. The
   /// file has no name and disappears with the resource or the program.
   std::string folder;
-  /// Largest size of the file; as many addresses are reserved.
+  /// Largest size of the file; the resource reserves as many addresses.
   std::size_t max_bytes = std::size_t{1} << 40;
   /// How much of the file may stay in memory. The rows of the layer that is attended are in memory
   /// in any case; the next layer's rows are read ahead if both fit. 0: the system decides.
@@ -60,9 +60,8 @@ struct FileOptions {
   }
 };
 
-/// Slow memory in a file.
-/// Freed allocations are reused for allocations of the same size; the file never shrinks. May be
-/// used from several threads (forks of a cache, say).
+/// Slow memory in a file. Freed allocations are reused for allocations of the same size; the file never
+/// shrinks. May be used from several threads (forks of a cache, say).
 class FileResource final : public SlowMemory {
  public:
   /// @throws ConfigError; StorageError if the folder does not exist or no file can be made in it
@@ -102,8 +101,8 @@ class FileResource final : public SlowMemory {
 
   // ---- SlowMemory
 
-  [[nodiscard]] bool holds(const std::byte* place) const noexcept override {
-    return place >= start_ && place < start_ + options_.max_bytes;
+  [[nodiscard]] bool holds(const std::byte* address) const noexcept override {
+    return address >= start_ && address < start_ + options_.max_bytes;
   }
 
   /// @throws StorageError for a part that cannot be read
@@ -115,7 +114,7 @@ class FileResource final : public SlowMemory {
       const int error = bring(part);
       if (error == 0) continue;
       fail(message("cannot read ", part.last - part.first, " bytes at ", part.first), error,
-           "the rows there are lost: start the text anew, in another folder");
+           "the rows there are lost: read the text again, with another folder");
     }
   }
 
@@ -181,8 +180,8 @@ class FileResource final : public SlowMemory {
     return calls_.populate(start_ + part.first, bytes);
   }
 
-  [[nodiscard]] std::size_t offset_of(const std::byte* place) const {
-    return static_cast<std::size_t>(place - start_);
+  [[nodiscard]] std::size_t offset_of(const std::byte* address) const {
+    return static_cast<std::size_t>(address - start_);
   }
 
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
@@ -233,7 +232,7 @@ class FileResource final : public SlowMemory {
     return (bytes + unit - 1) / unit * unit;
   }
 
-  // Returns the whole pages of the ranges, in ascending order, merged where they touch.
+  // The whole pages of the ranges, in ascending order, merged if they touch.
   [[nodiscard]] std::vector<Part> whole_pages(std::span<const Range> ranges) const {
     std::vector<Part> parts;
     const auto add = [&](const Part& part) {
@@ -258,7 +257,7 @@ class FileResource final : public SlowMemory {
 
   template <class Visit>
   void for_each_piece(const std::vector<Part>& parts, Visit visit) const {
-    std::size_t next = 0;  // parts may share a piece
+    std::size_t next = 0;  // several parts may be in one piece
     for (const Part& part : parts) {
       for (next = std::max(next, part.first / piece_); next * piece_ < part.last; ++next) visit(next);
     }
@@ -294,7 +293,7 @@ class FileResource final : public SlowMemory {
     std::vector<Part> absent;
     {
       const std::lock_guard lock{mutex_};
-      std::size_t room = residency_.room();  // for what is read ahead
+      std::size_t room = residency_.room();  // for reading ahead
       residency_.begin(use);
       for_each_piece(parts, [&](std::size_t piece) {
         if (use == Residency::Use::ahead) {

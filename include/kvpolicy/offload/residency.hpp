@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which pieces of a file are in memory, and which of them to release for others. This is only
-// bookkeeping and reads nothing.
+// Keeps track of which pieces of a file are in memory, and decides which of them to release for others. It
+// reads nothing itself.
 #pragma once
 
 #include <cstddef>
@@ -30,11 +30,11 @@ class Residency {
   [[nodiscard]] std::size_t resident() const { return resident_; }
   [[nodiscard]] bool is_resident(std::size_t piece) const { return used_[piece] != never; }
 
-  /// From now on there are `pieces` pieces.
+  /// Sets the number of pieces.
   void grow(std::size_t pieces) { used_.resize(pieces, never); }
 
   enum class Use : std::uint8_t { fetch, ahead, other };
-  /// The following calls of `use` belong to one use of the file. @throws std::bad_alloc
+  /// Begins a use of the file, which the following calls of `use` belong to. @throws std::bad_alloc
   void begin(Use kind) {
     const auto added = uses_.try_emplace(uses_.end(), now_ + 1);
     if (added != uses_.begin() && std::prev(added)->second.live == 0) uses_.erase(std::prev(added));
@@ -42,7 +42,7 @@ class Residency {
     if (kind == Use::fetch) fetched_ = ahead_ = now_;
     if (kind == Use::ahead) ahead_ = now_;
   }
-  /// From now on the piece is in memory. @throws std::bad_alloc
+  /// Records that the piece is in memory. @throws std::bad_alloc
   void use(std::size_t piece) {
     if (used_[piece] == now_) return;
     Pieces& mine = uses_[now_];
@@ -59,8 +59,8 @@ class Residency {
     return budget_ > taken ? budget_ - taken : 0;
   }
 
-  /// Calls give_up(piece) until the budget is kept or only pieces of the last fetch and read-ahead
-  /// are left.
+  /// Calls give_up(piece) until the budget is kept or only pieces of the last fetch and read-ahead are
+  /// left.
   template <class GiveUp>
   void shrink(GiveUp give_up) {
     while (resident_ > budget_) {
@@ -76,7 +76,7 @@ class Residency {
       while (resident_ > budget_ && !pieces.empty()) {
         const std::size_t piece = pieces.back();
         pieces.pop_back();
-        if (used_[piece] != time) continue;  // used again since
+        if (used_[piece] != time) continue;  // used again later
         used_[piece] = never;
         --victims->second.live;
         --resident_;
@@ -89,7 +89,7 @@ class Residency {
  private:
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
   struct Pieces {
-    std::vector<std::size_t> pieces;  // used at that time; some may have been used again since
+    std::vector<std::size_t> pieces;  // used at that time; some may have been used again later
     std::size_t live = 0;             // how many were not used again
   };
 

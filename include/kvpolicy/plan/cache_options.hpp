@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What, besides the plan, decides how much memory a cache takes and what it allows.
+// The options that decide, together with the plan, how much memory a cache takes and what it allows.
 #pragma once
 
 #include <bit>
@@ -13,48 +13,49 @@
 
 namespace kvpolicy {
 
-/// The longest text whose memory is reckoned and that a saved cache may hold: longer than any, and the
-/// bytes of one head's rows do not wrap around.
+/// The longest text whose memory can be computed and that a saved cache may hold. It is longer than any
+/// real text, and the bytes of one head's rows do not wrap around.
 inline constexpr std::size_t max_text_tokens = std::size_t{1} << 40;
 
-/// Refuses a text longer than `max_text_tokens`; `asked` names who was asked.
+/// Refuses a text longer than `max_text_tokens`; `asked` names the function for the message.
 /// @throws CapacityError
 inline void check_text_tokens(const char* asked, std::size_t tokens) {
   require<CapacityError>(tokens <= max_text_tokens, asked, ": ", tokens,
                          " tokens, must be at most 2^40 = ", max_text_tokens);
 }
 
-/// Options of a KvCache. The defaults: nothing can be taken back, and no limit but memory.
+/// Options of a KvCache. By default no row can be taken back, and only memory limits a text.
 struct CacheOptions {
-  /// Latest rows that `truncate` can take back. They lie unquantised in a tail of the cache.
+  /// Latest rows that `truncate` can take back. They are kept exact in the cache's tail.
   std::size_t max_rollback = 0;
-  /// Most rows of one `append`; `step` takes any number.
+  /// Most rows that one `append` takes; `step` takes any number.
   std::size_t max_append = 1;
-  /// Most tokens the cache will take; 0: as many as memory holds.
+  /// Most tokens of the text; 0: as many as memory holds.
   std::size_t max_tokens = 0;
-  /// Latest queries that every layer keeps, though the plan's heads want fewer: for forks under a plan
-  /// whose heads compress by them (KvCache::fork_as).
+  /// Latest queries that every layer keeps even if the heads of the plan need fewer. A fork under a plan
+  /// whose heads rank rows by these queries needs them (KvCache::fork_as).
   std::size_t kept_queries = 0;
-  /// Rows of a page, the unit of growth and of sharing between forks. A power of two, 16 to 4096.
+  /// Rows of a page. Heads grow by pages and forks share pages. A power of two from 16 to 4096.
   std::size_t page_rows = 64;
-  /// Row memory is asked of this resource, page by page; it must outlive the cache and its forks.
+  /// The resource that row memory is allocated from, page by page. It must outlive the cache and its forks.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
-  /// Where rows go that only reads of all rows need: full pages of heads that keep every row (Full,
-  /// QuantizedResidual, ChunkRetrieval, and a policy of your own that states such a rule and has a
-  /// `storage()`). Null: nowhere, all rows stay in `memory`. Heads of bounded
-  /// size, residuals, tails, summaries, and copies of the rows that ChunkRetrieval chose stay there
-  /// too, so that a `selected` read touches nothing slow. A call's own rows pass through `memory`:
-  /// a long prompt is best fed in pieces. A file: offload/file_resource.hpp.
+  /// The slow memory, for rows that only reads of all rows need: full pages of heads that keep every row
+  /// (Full, QuantizedResidual, ChunkRetrieval, and a policy of your own whose rule says so and which has a
+  /// `storage()`). Null: all rows stay in `memory`. Heads of bounded size,
+  /// residuals, tails, summaries, and copies of the rows that ChunkRetrieval selected always stay in
+  /// `memory`, so a `selected` read touches no slow memory. The rows of a call are written to `memory`
+  /// first, so feed a long prompt in several calls. For slow memory in a file see
+  /// offload/file_resource.hpp.
   std::pmr::memory_resource* slow_memory = nullptr;
-  /// Pages come from this pool, which many caches may share, also in several threads; it must outlive
-  /// the cache and its forks. Only what is no page (tails, kept queries) is then asked of `memory`.
-  /// If the pool has a tier 1, that is the slow memory, and `slow_memory` must be null. Null: the
-  /// cache and its forks have a pool of their own over `memory` and `slow_memory`, which asks for each
-  /// page by itself and keeps none idle, so that `bytes()` is what the resources have given.
+  /// The pool that pages come from. Many caches may share it, on several threads; it must outlive the cache
+  /// and its forks. `memory` then serves only what is not a page (tails, kept queries). If the pool has a
+  /// tier 1, that is the slow memory, and `slow_memory` must be null. Null: the cache and its forks have a
+  /// pool of their own over `memory` and `slow_memory`. That pool allocates each page separately and keeps
+  /// no free pages, so `bytes()` is what was allocated from the resources.
   PagePool* pool = nullptr;
 
-  /// What a plan's arithmetic needs to know of heads whose keys have `head_dim` channels, and whose
-  /// values have `value_dim`, or as many for 0; a cache adds the pool that it uses.
+  /// What a plan needs to compute the memory of heads whose keys have `head_dim` channels and whose values
+  /// have `value_dim` (0: also `head_dim`). A cache adds the pool that it uses.
   [[nodiscard]] StorageContext context(std::size_t head_dim, std::size_t value_dim = 0) const {
     const bool is_slow = slow_memory != nullptr || (pool != nullptr && pool->tiers() > 1);
     return {head_dim, page_rows, pool, is_slow ? std::size_t{1} : 0, value_dim};

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which heads must see the whole text: from DuoAttention's trained gates (Xiao et al.,
-// arXiv:2410.10819), one number for each KV head, to retrieval heads and streaming heads.
+// Decides which heads must see the whole text. The input are DuoAttention's trained gates (Xiao et al.,
+// arXiv:2410.10819), one number for each KV head; the result says which heads are retrieval heads and which
+// are streaming heads.
 //
-// Published gates are full of ties (94 distinct numbers for 256 heads), which the published code
-// breaks with random noise. `GateCut::exact_count` spreads them evenly over the layers, as the
-// noise does on average, so that a sparsity always gives the same heads and the same number of
-// them; `GateCut::threshold` is the published arithmetic without the noise, which keeps every head
-// of a tie.
+// Published gates have many ties (94 distinct numbers for 256 heads), which the published code breaks with
+// random noise. `GateCut::exact_count` spreads ties evenly over the layers, as the noise does on average,
+// so a sparsity always gives the same heads and the same number of them. `GateCut::threshold` is the
+// published arithmetic without the noise, which keeps every head of a tie.
 #pragma once
 
 #include <algorithm>
@@ -25,24 +25,25 @@
 
 namespace kvpolicy {
 
-/// How much each KV head needs the whole text.
-/// [layers, kv_heads]: about 0 for a head that can do without the middle of the text, 1 for one
-/// that cannot. Training leaves gates a little outside of [0, 1]; they are clipped to it.
+/// The gate of each KV head [layers, kv_heads]: about 0 for a head that does not need the middle of the
+/// text, 1 for a head that does. Training leaves some gates a little outside of [0, 1]; they are clipped to
+/// it.
 using HeadGates = HeadTable<double>;
 
-/// What a head reads.
+/// The kind of a head: what its queries read.
 enum class HeadKind : std::uint8_t {
   streaming,  ///< reads the sinks and the latest rows
   retrieval   ///< reads every row
 };
 using HeadKinds = HeadTable<HeadKind>;  ///< [layers, kv_heads]
 
-/// How gates become kinds of heads.
+/// The rule by which gates decide the kinds of heads.
 enum class GateCut : std::uint8_t {
-  /// The round((1 - sparsity) * heads) largest gates, halves to even; of a tie that the cut falls
-  /// into, heads spread evenly over its layers (`highest_gates` says how many tie).
+  /// The round((1 - sparsity) * heads) largest gates, halves to even, belong to retrieval heads. If the cut
+  /// falls into a tie, the chosen heads are spread evenly over its layers (`highest_gates` returns the size
+  /// of the tie).
   exact_count,
-  /// Every gate that is at least the `sparsity` quantile of all gates.
+  /// Every gate that is at least the `sparsity` quantile of all gates belongs to a retrieval head.
   threshold
 };
 
@@ -51,7 +52,7 @@ enum class GateCut : std::uint8_t {
   return {"exact_count", "threshold"};
 }
 
-/// Refuses gates that mean nothing.
+/// Checks that gates are usable.
 /// @throws ConfigError for a gate that is not finite, or no gates.
 inline void check_gates(const HeadGates& gates) {
   require(!gates.values().empty(), "HeadGates: there are none");
@@ -63,8 +64,9 @@ inline void check_gates(const HeadGates& gates) {
   }
 }
 
-/// The gate from which a head counts as a retrieval head: the linear quantile of the clipped gates
-/// (the default of numpy), below every gate for sparsity <= 0, above every gate for sparsity >= 1.
+/// The smallest gate of a retrieval head under `GateCut::threshold`: the linear quantile of the clipped
+/// gates (numpy's default). It is below every gate for sparsity <= 0 and above every gate for sparsity >=
+/// 1.
 /// @throws ConfigError for a sparsity or a gate that is not a number.
 [[nodiscard]] inline double gate_threshold(const HeadGates& gates, double sparsity) {
   require(!std::isnan(sparsity), "gate_threshold: sparsity is NaN, must be a number, 0 to 1");
@@ -79,7 +81,8 @@ inline void check_gates(const HeadGates& gates) {
   const std::size_t above = std::min(below + 1, sorted.size() - 1);
   const double share = place - static_cast<double>(below);
   const double step = sorted[above] - sorted[below];
-  // From the nearer end, as numpy does it: a quantile that falls on a gate must be that gate.
+  // Computed from the nearer end, as numpy does it, so that a quantile that falls on a gate equals that
+  // gate.
   return share < 0.5 ? sorted[below] + step * share : sorted[above] - step * (1.0 - share);
 }
 
@@ -90,8 +93,8 @@ inline void check_gates(const HeadGates& gates) {
   return round_half_even((1.0 - std::clamp(sparsity, 0.0, 1.0)) * static_cast<double>(heads));
 }
 
-/// The heads that `GateCut::exact_count` keeps at a sparsity, numbered layer by layer, and the tie
-/// that its cut falls into.
+/// The heads that `GateCut::exact_count` keeps at a sparsity, numbered layer by layer, and the tie that the
+/// cut falls into.
 /// @throws ConfigError for a sparsity or a gate that is not a number.
 [[nodiscard]] inline Highest highest_gates(const HeadGates& gates, double sparsity) {
   check_gates(gates);
@@ -100,7 +103,7 @@ inline void check_gates(const HeadGates& gates) {
   return highest(clipped, retrieval_head_count(clipped.size(), sparsity));
 }
 
-/// Which heads must see the whole text, at a sparsity.
+/// The kind of each head at a sparsity.
 /// @throws ConfigError for a sparsity or a gate that is not a number.
 [[nodiscard]] inline HeadKinds head_kinds(const HeadGates& gates, double sparsity,
                                           GateCut cut = GateCut::exact_count) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which policy each KV head of a model gets, with its settings: for each layer a row of its heads.
-// A plan knows, before any cache is made, what the cache will cost (plan/plan_memory.hpp).
+// A plan says which policy each KV head of a model gets, with its settings. A plan can compute what a cache
+// will cost before the cache is made (plan/plan_memory.hpp).
 #pragma once
 
 #include <algorithm>
@@ -20,27 +20,28 @@
 
 namespace kvpolicy {
 
-/// `HeadPlan<half>`: the settings of every (layer, KV head), each of any policy over that element type.
-/// `HeadPlan<P>` and `HeadPlan<P, Others...>` are plans whose heads begin with the policy P.
+/// `HeadPlan<half>` holds the settings of every (layer, KV head), each of any policy over that element
+/// type. `HeadPlan<P>` and `HeadPlan<P, Others...>` are plans whose heads start with the policy P.
 template <class First, class... Others>
 class HeadPlan;
 
-/// The settings of each layer's KV heads. A value: copied, compared, and owned by the cache that is
-/// made of it. Heads of a layer with a window (ModelShape) keep no more than the window: what is
-/// set for them otherwise becomes a sliding window, as by `limit_window`.
+/// The settings of each layer's KV heads. A plan is a value: it can be copied and compared, and a cache
+/// owns a copy. In a layer with a window (ModelShape), settings that keep more rows than the window are
+/// replaced by a sliding window, as `limit_window` does.
 template <Element E>
 class HeadPlan<E> {
  public:
   using element_type = E;
   using Settings = HeadSettings<E>;
 
-  /// Every head gets `settings`; by default it keeps every row.
+  /// Gives every head `settings`; by default each keeps every row.
   /// @throws ConfigError if the shape or the settings do not work.
   explicit HeadPlan(const ModelShape& shape,
                     const Settings& settings = typename FullCache<DenseStorage<E>>::Config{})
       : shape_{shape} {
     shape.validate();
-    // Where layers differ, these numbers mean nothing; a reader of uniform shapes finds layer 0's.
+    // If layers differ, these numbers are not used; a reader that expects a uniform shape gets those of
+    // layer 0.
     const LayerShape first = shape.layer(0);
     shape_.q_heads = first.q_heads;
     shape_.kv_heads = first.kv_heads;
@@ -50,7 +51,7 @@ class HeadPlan<E> {
     first_.push_back(0);
     for (std::size_t l = 0; l < shape.layers; ++l) {
       const LayerShape own = shape.layer(l);
-      // Layers that are alike need no second look.
+      // A layer that equals the one before it was checked with that one.
       if (own.kv_heads > 0 && (l == 0 || own != shape.layer(l - 1))) validate(own, settings);
       heads_.insert(heads_.end(), own.kv_heads, limited(own, settings));
       first_.push_back(heads_.size());
@@ -78,7 +79,7 @@ class HeadPlan<E> {
     return at(layer, head).template is<P>();
   }
 
-  /// Every head: visit(layer, head, settings).
+  /// Calls visit(layer, head, settings) for every head.
   template <class Visit>
   void for_each_head(Visit visit) const {
     for (std::size_t layer = 0; layer + 1 < first_.size(); ++layer) {
@@ -88,9 +89,9 @@ class HeadPlan<E> {
     }
   }
 
-  /// What a cache holds once `tokens` were fed in steps. Exact, but for heads that are compressed:
-  /// for these a bound, until the compression all rows, after it (`compressed`) the survivors. With
-  /// slow memory also a bound for heads that select: they count the copies of one choice.
+  /// The memory of a cache after `tokens` tokens were fed in steps. It is exact, except for two upper
+  /// bounds: heads that are compressed count all rows before the compression, or the survivors if
+  /// `compressed` is true; and heads that select count, with slow memory, the copies of one selection.
   /// @throws CapacityError for more than `max_text_tokens` tokens, or more bytes than a std::size_t
   /// holds; ConfigError if a policy does not say what it holds
   [[nodiscard]] MemoryEstimate memory(std::size_t tokens, const CacheOptions& options = {},
@@ -98,18 +99,18 @@ class HeadPlan<E> {
     return detail::PlanMemory<E>{shape_, heads_, options}.memory(tokens, compressed);
   }
 
-  /// The longest text that a cache of `bytes` can take token by token: at no moment on the way does
-  /// it ask for more, with one token more it would. Nothing if not even one token fits; 2^40 for
-  /// plans that no text can fill. A longer chunk takes more while it comes in, up to another window
-  /// in heads that have one. Compressed heads count as compressed. `bytes` are those of fast and
-  /// slow memory together.
+  /// The longest text that a cache of `bytes` can take token by token: it never needs more on the way, and
+  /// with one token more it would. Returns nothing if not even one token fits, and 2^40 for plans that no
+  /// text can fill. A call with many tokens takes more for its duration, up to another window in heads that
+  /// have one. Heads with a budget count as compressed. `bytes` counts fast and slow memory together.
   /// @throws ConfigError if a policy does not say what it holds
   [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes,
                                                        const CacheOptions& options = {}) const {
     return detail::PlanMemory<E>{shape_, heads_, options}.max_context(bytes);
   }
 
-  /// Queries that a cache must keep of a layer, for the heads that compress: the most any wants.
+  /// How many queries a cache must keep of a layer for the heads that compress: the most that any head
+  /// needs.
   [[nodiscard]] std::size_t observed_queries(std::size_t layer) const {
     std::size_t most = 0;
     for (std::size_t head = 0; head < shape_.layer(layer).kv_heads; ++head) {
@@ -118,14 +119,14 @@ class HeadPlan<E> {
     return most;
   }
 
-  /// Whether rows of some head read otherwise after a commit than before: whether it quantises.
+  /// Whether a commit can change how rows of some head read, because the head quantises them.
   [[nodiscard]] bool commit_changes_rows() const {
     return std::ranges::any_of(heads_, &Settings::commit_changes_rows);
   }
 
-  /// A layer whose model attends to the last `window` tokens only: its heads become sliding
-  /// windows, whatever the plan said, unless they keep no more than that already.
-  /// A layer without a cache of its own has no heads to limit.
+  /// Limits a layer whose model attends to the last `window` tokens only. Its heads become sliding windows,
+  /// unless their settings keep no more rows than that already. Does nothing for a layer without a cache of
+  /// its own.
   /// @throws ConfigError for a window of 0 or a layer that does not exist.
   void limit_window(std::size_t layer, std::size_t window) {
     require(window >= 1, "HeadPlan::limit_window: window is 0, must be at least 1");
@@ -153,12 +154,12 @@ class HeadPlan<E> {
   }
 
   static void validate(const LayerShape& layer, const Settings& settings) {
-    // The widest pages there are: whether the real ones fit is known when a cache is made.
+    // Checks with the largest pages there are; whether the real pages fit is known when a cache is made.
     settings.validate(StorageContext{
         .head_dim = layer.head_dim, .page_rows = 4096, .value_dim = layer.value_dim});
   }
 
-  // What a head of this layer may keep of what `settings` ask for.
+  // `settings`, limited to the window of this layer.
   [[nodiscard]] static Settings limited(const LayerShape& layer, const Settings& settings) {
     if (layer.window == 0) return settings;
     const HeadRule rule = settings.has_rule() ? settings.rule(layer.head_dim) : HeadRule{};
@@ -170,11 +171,11 @@ class HeadPlan<E> {
 
   ModelShape shape_;
   std::vector<Settings> heads_;     // of all layers, one layer after another
-  std::vector<std::size_t> first_;  // of each layer, its first head in heads_; then their number
+  std::vector<std::size_t> first_;  // [layers + 1] first head of each layer in heads_; last, their number
 };
 
-/// A plan whose heads begin with the policy `First`. It is a HeadPlan of the policies' element type in
-/// all else, and becomes one wherever it is copied to one.
+/// A plan whose heads start with the policy `First`. Otherwise it equals the HeadPlan of the policies'
+/// element type, and can be copied to one.
 template <KvPolicy First, KvPolicy... Others>
 class HeadPlan<First, Others...> : public HeadPlan<typename First::element_type> {
   static_assert((std::same_as<typename First::element_type, typename Others::element_type> && ...),
@@ -182,7 +183,7 @@ class HeadPlan<First, Others...> : public HeadPlan<typename First::element_type>
 
  public:
   using Base = HeadPlan<typename First::element_type>;
-  /// Every head gets `settings`; by default First's defaults.
+  /// Gives every head `settings`; by default those of `First`.
   /// @throws ConfigError if the shape or the settings do not work.
   explicit HeadPlan(const ModelShape& shape,
                     const typename Base::Settings& settings = Base::Settings::template of<First>())
@@ -196,7 +197,7 @@ HeadPlan(const ModelShape&, const Config&)
 template <Element E>
 HeadPlan(const ModelShape&, const HeadSettings<E>&) -> HeadPlan<E>;
 
-/// The same policy and settings for every head:
+/// A plan with the same policy and settings for every head:
 /// `uniform_plan<FullCache<DenseStorage<float>>>(shape)`.
 template <KvPolicy P>
 [[nodiscard]] HeadPlan<typename P::element_type> uniform_plan(

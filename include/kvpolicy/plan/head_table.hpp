@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One value for each head of a model: the gates, scores, budgets and kinds that plans are made
-// from. Whether the heads are KV heads or query heads is said where a table is named.
+// One value for each head of a model. Gates, scores, budgets and kinds of heads, from which plans are made,
+// are such tables. Each table's own comment says whether its heads are KV heads or query heads.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class HeadTable {
   HeadTable() = default;
   HeadTable(std::size_t layers, std::size_t heads, const T& value = {})
       : layers_{layers}, heads_{heads}, values_(layers * heads, value) {}
-  /// @throws ShapeError unless there are layers x heads values.
+  /// @throws ShapeError unless there are layers x heads values
   HeadTable(std::size_t layers, std::size_t heads, std::vector<T> values)
       : layers_{layers}, heads_{heads}, values_{std::move(values)} {
     require<ShapeError>(values_.size() == layers * heads, "HeadTable: ", values_.size(),

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many rows each head may keep: from HeadKV's head scores (Fu et al., arXiv:2410.19258) to
-// budgets. Every head gets a little, and what is left is shared out by score:
+// Computes how many rows each head may keep from HeadKV's head scores (Fu et al., arXiv:2410.19258). Every
+// head gets a small base, and the rest is divided by score:
 //
 //     budget(h) = (b - b / beta) + score(h) * (b / beta) * heads        b = capacity - observation_window
 //
-// The published code gives budgets to query heads, after expanding the cache to them.
-// `headkv_budgets` gives them to KV heads, the heads that are stored: a group's score is the mean
-// of its query heads, and budgets sum to b per KV head exactly. `published_headkv_budgets`
-// reproduces the published integers. Neither hands on what a short text leaves unused.
+// The published code gives budgets to query heads, after expanding the cache to them. `headkv_budgets`
+// gives them to KV heads, the heads that are stored: a group's score is the mean of its query heads, and
+// the budgets sum to exactly b per KV head. `published_headkv_budgets` reproduces the published integers.
+// Neither function gives rows that a short text leaves unused to other heads.
 #pragma once
 
 #include <algorithm>
@@ -29,11 +29,11 @@ namespace kvpolicy {
 using HeadScores = HeadTable<double>;        ///< [layers, q_heads], not negative, any scale
 using HeadBudgets = HeadTable<std::size_t>;  ///< rows besides the observation window
 
-/// How many rows there are, and how they are shared out.
+/// Settings of `headkv_budgets`: how many rows there are, and how they are divided among heads.
 struct HeadKvBudgetConfig {
-  std::size_t capacity = 128;  ///< Rows per head that budgets are for on average, observation window included.
+  std::size_t capacity = 128;  ///< Average rows per head, observation window included.
   std::size_t observation_window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
-  double beta = 1.005;         ///< b / beta is shared out by score: 1 all of it, infinity nothing.
+  double beta = 1.005;         ///< b / beta rows go by score; 1: all rows, infinity: none.
   double score_power = 1.0;    ///< Scores are raised to this power first; 0 makes all heads equal.
 
   void validate() const {
@@ -49,7 +49,7 @@ struct HeadKvBudgetConfig {
   }
 };
 
-/// Refuses scores that mean nothing.
+/// Checks that scores are usable.
 /// @throws ConfigError for a score that is negative or not finite, or no scores.
 inline void check_scores(const HeadScores& scores) {
   require(!scores.values().empty(), "HeadScores: there are none");
@@ -62,7 +62,7 @@ inline void check_scores(const HeadScores& scores) {
   }
 }
 
-/// Scores as shares of 1, raised to `power` before.
+/// Scores raised to `power`, then divided by their sum.
 /// @throws ConfigError if all are zero, or as `check_scores` does.
 [[nodiscard]] inline HeadScores normalized_scores(HeadScores scores, double power = 1.0) {
   check_scores(scores);
@@ -79,7 +79,7 @@ inline void check_scores(const HeadScores& scores) {
   return scores;
 }
 
-/// Scores of query heads to scores of the KV heads that they read: the mean of each group.
+/// Scores of the KV heads, each the mean of the scores of the query heads that read it.
 /// @throws ConfigError unless kv_heads divides the heads of the table, or as `check_scores` does.
 [[nodiscard]] inline HeadScores group_scores(const HeadScores& scores, std::size_t kv_heads) {
   check_scores(scores);
@@ -97,7 +97,7 @@ inline void check_scores(const HeadScores& scores) {
 
 namespace detail {
 
-/// `scores`, if they are [layers, q_heads] of the model.
+/// Returns `scores` if they are [layers, q_heads] of the model.
 /// @throws ConfigError
 [[nodiscard]] inline const HeadScores& checked_scores(const HeadScores& scores,
                                                       const ModelShape& shape) {
@@ -110,16 +110,17 @@ namespace detail {
 
 }  // namespace detail
 
-/// The published integers, for query heads: what is shared out is b // beta, the floor division of
-/// Python's floats, and budgets are rounded one by one, halves to even, so their sum is near
-/// b per head but not it.
+/// The integers of the published code, for query heads. The rows divided by score are b // beta, the floor
+/// division of Python's floats. Budgets are rounded one by one, halves to even, so their sum is only near b
+/// per head.
 /// @throws ConfigError
 [[nodiscard]] inline HeadBudgets published_headkv_budgets(const HeadScores& scores,
                                                           const HeadKvBudgetConfig& config = {}) {
   config.validate();
   const HeadScores shares = normalized_scores(scores, config.score_power);
   const auto rows = static_cast<double>(config.capacity - config.observation_window);
-  // By the remainder, not the quotient: 110 / 1.1 rounds to 100, but 1.1 is held as a little more.
+  // fmod gives the exact floor, the quotient does not: 110 / 1.1 rounds to 100, but 1.1 is stored as a
+  // little more.
   const double remainder = std::isinf(config.beta) ? rows : std::fmod(rows, config.beta);
   const double per_head = std::round((rows - remainder) / config.beta);
   const double pool = per_head * static_cast<double>(shares.values().size());
@@ -130,8 +131,8 @@ namespace detail {
   return budgets;
 }
 
-/// Budgets [layers, kv_heads] that sum to exactly (capacity - observation_window) x layers x kv_heads: each is
-/// rounded down, then the largest remainders are rounded up, those of a tie spread over the layers.
+/// Budgets [layers, kv_heads] that sum to exactly (capacity - observation_window) x layers x kv_heads. Each
+/// is rounded down, then those with the largest remainders are rounded up; a tie is spread over the layers.
 /// @throws ConfigError
 [[nodiscard]] inline HeadBudgets headkv_budgets(const HeadScores& scores, std::size_t kv_heads,
                                                 const HeadKvBudgetConfig& config = {}) {

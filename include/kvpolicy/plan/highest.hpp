@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which places of a table hold its highest numbers, where many of them are equal: published gates
-// and scores are full of ties. Places of a table are in the order of layers and heads, so whoever
-// gives a tie's last places to the first of it gives them to the lowest layers, and the upper ones
-// get none.
+// Finds the highest numbers of a table. Many of them may be equal: published gates and scores have many
+// ties. The table is in the order of layers and heads, so a rule that prefers the first entries of a tie
+// would favour the lowest layers and give nothing to the upper ones.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +13,15 @@
 
 namespace kvpolicy {
 
-/// The highest of some numbers, and the tie that the cut falls into, if it does.
+/// The highest of some numbers, and the tie at the cut, if there is one.
 struct Highest {
-  std::vector<std::size_t> places;  ///< ascending
-  std::size_t tied = 0;     ///< Equal numbers of which some are in and some are not; 0: no tie.
-  std::size_t tied_in = 0;  ///< How many of them are in.
+  std::vector<std::size_t> places;  ///< indices of the highest numbers, ascending
+  std::size_t tied = 0;     ///< Size of a tie of which only some entries are taken; 0: no tie.
+  std::size_t tied_in = 0;  ///< How many entries of the tie are taken.
 };
 
-/// The `count` highest of `numbers`, none of which is NaN. Of a tie that the cut falls into every
-/// n-th place is taken, so that each run of neighbouring places gets its part to within one.
+/// The `count` highest of `numbers`, none of which is NaN. If the cut falls into a tie, every n-th entry of
+/// the tie is taken, so each run of neighbouring entries gets its proportional number to within one.
 [[nodiscard]] inline Highest highest(std::span<const double> numbers, std::size_t count) {
   Highest found;
   count = std::min(count, numbers.size());
@@ -36,7 +35,7 @@ struct Highest {
       std::ranges::count_if(numbers, [&](double number) { return number > cut; }));
   const std::size_t room = count - above;
   if (room < equal) found = {{}, equal, room};
-  // Of the first i of the tie so many are in, rounded to the nearest.
+  // How many of the first i entries of the tie are taken, rounded to the nearest.
   const auto in_of_first = [&](std::size_t i) { return (i * room + equal / 2) / equal; };
   std::size_t met = 0;
   for (std::size_t place = 0; place < numbers.size(); ++place) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a cache under a plan will hold, counted from the settings of its heads before it is made.
+// Computes the memory of a cache from the settings of its heads, before the cache is made.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@
 
 namespace kvpolicy {
 
-/// What a cache under a plan holds, in bytes.
+/// The memory of a cache under a plan, in bytes.
 struct MemoryEstimate {
   std::size_t heads = 0;    ///< rows that the policies keep
   std::size_t tail = 0;     ///< rows that may still be rolled back
   std::size_t queries = 0;  ///< queries kept for compression
-  std::size_t slow = 0;     ///< of `heads`, in slow memory, the rest of all being in fast memory
+  std::size_t slow = 0;     ///< the part of `heads` that is in slow memory; all else is in fast memory
   [[nodiscard]] std::size_t total() const {
     return detail::saturating_sum(heads, detail::saturating_sum(tail, queries));
   }
@@ -30,8 +30,8 @@ struct MemoryEstimate {
 
 namespace detail {
 
-/// The memory of a plan's heads, one layer after another, under some options. What HeadPlan asks;
-/// its members say what each call means.
+/// Implements HeadPlan's `memory` and `max_context`, which document the calls: the memory of the heads of
+/// all layers under some options.
 template <Element E>
 class PlanMemory {
  public:
@@ -67,8 +67,8 @@ class PlanMemory {
     constexpr std::size_t most = max_text_tokens;
     const std::size_t constant = fixed().total();
     if (constant > bytes) return std::nullopt;
-    // A bound that never falls finds where to begin; from there it is counted token by token, for
-    // what is held goes down as well as up.
+    // A monotonic bound finds where to begin. From there the exact size is computed token by token, because
+    // it goes down as well as up.
     const auto bound = [&](std::size_t tokens) {
       const std::size_t committed = tokens - std::min(tokens, options_.max_rollback);
       return saturating_sum(constant, sum([&](const Kind& kind) {
@@ -80,7 +80,7 @@ class PlanMemory {
     for (std::size_t step = most / 2; step > 0; step /= 2) {
       if (bound(low + step) <= bytes) low += step;
     }
-    // Once the bound has stopped growing, windows and residuals do no more than change their pages.
+    // Once the bound is constant, memory only varies as windows and residuals reuse pages.
     const std::size_t turns = low + (std::size_t{1} << 16);
     const bool endless = bound(turns) == bound(most);
     while (saturating_sum(constant, bytes_of_step(low + 1)) <= bytes) {
@@ -91,7 +91,7 @@ class PlanMemory {
   }
 
  private:
-  // Heads that hold as much as each other: equal settings, equal rows.
+  // Heads that hold the same number of bytes, because settings and channels are equal.
   struct Kind {
     const HeadSettings<E>* settings;
     StorageContext context;
@@ -108,7 +108,7 @@ class PlanMemory {
     settings.validate(kinds_.back().context);
   }
 
-  // The tail and the kept queries, which do not grow.
+  // The tail and the kept queries, whose sizes do not grow.
   [[nodiscard]] MemoryEstimate fixed() const {
     MemoryEstimate estimate;
     std::size_t number = 0;
@@ -145,7 +145,7 @@ class PlanMemory {
                                   : std::max(one.before, one.after);
       held.push_back(one);
     }
-    std::size_t now = 0;  // layers before the current one are done, those after it have not begun
+    std::size_t now = 0;  // layers before the current one have the token, those after it do not
     for (const std::size_t number : of_head_) now += held[number].before;
     std::size_t most = now;
     std::size_t head = 0;
@@ -163,7 +163,7 @@ class PlanMemory {
     return most;
   }
 
-  // Adds bytes(kind) over all heads; heads of one kind are asked once.
+  // Adds bytes(kind) over all heads; calls it once for each kind.
   template <class Bytes>
   [[nodiscard]] std::size_t sum(Bytes bytes) const {
     std::vector<std::size_t> own;
@@ -177,7 +177,7 @@ class PlanMemory {
   std::span<const HeadSettings<E>> heads_;
   const CacheOptions& options_;
   std::vector<Kind> kinds_;
-  std::vector<std::size_t> of_head_;  // which of them each head is
+  std::vector<std::size_t> of_head_;  // the index in kinds_ of each head
 };
 
 }  // namespace detail

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Finds a policy by its names, for files and tools that learn at run time what a head gets. A plan
-// needs no registry: any policy's settings can be set.
+// Finds a policy by its name, for files and tools that learn at run time which policy a head gets. A plan
+// in code needs no registry: any policy's settings can be set.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace kvpolicy {
 
-/// Policies whose rows are of element type E, by their names. A policy of your own joins by `add`:
+/// Policies over rows of element type E, by name. Add a policy of your own like this:
 ///
 ///     auto policies = kvpolicy::shipped_policies<half>();
 ///     policies.add<StridedCache>();
@@ -30,7 +30,7 @@ class PolicyRegistry {
     static_assert(std::same_as<typename P::element_type, E>,
                   "PolicyRegistry::add: the policy has rows of another element type");
     static_assert(policy_traits<P>::has_name && HasFields<typename P::Config>,
-                  "PolicyRegistry::add: to stand in files a policy needs a `name`, and its Config "
+                  "PolicyRegistry::add: to be written to files a policy needs a `name`, and its Config "
                   "`void fields(FieldVisitor&)`");
     const Entry entry{policy_traits<P>::names(), [](FieldVisitor& fill) -> HeadSettings<E> {
                         typename P::Config config;
@@ -42,7 +42,8 @@ class PolicyRegistry {
     return *this;
   }
 
-  /// The settings of the policy with these names, as `fill` sets them; nothing if it is not known.
+  /// The settings of the policy with these names, filled in by `fill`; nothing if no policy has these
+  /// names.
   /// @throws what `fill` throws
   [[nodiscard]] std::optional<HeadSettings<E>> read(const PolicyNames& names,
                                                     FieldVisitor& fill) const {

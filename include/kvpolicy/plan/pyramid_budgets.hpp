@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many rows each layer may keep: PyramidKV (Cai et al., arXiv:2406.02069) gives much to the
-// lower layers, whose attention is spread out, and little to the upper ones, on a straight line:
+// Computes how many rows each layer may keep. PyramidKV (Cai et al., arXiv:2406.02069) gives many to the
+// lower layers, whose attention is spread out, and few to the upper ones, on a straight line:
 //
 //     first layer   2 b - b / beta            b = capacity - observation_window
 //     last layer    b / beta
 //
-// All heads of a layer get the same. Where we differ: budgets are those of KV heads, the heads
-// that are stored, and sum to b for each of them exactly, where the published code rounds the step
-// from layer to layer down and so hands out less or more than it was given.
+// All heads of a layer get the same. Where we differ: budgets belong to KV heads, the heads that are
+// stored, and their average is exactly b. The published code rounds the difference between layers down, so
+// its budgets sum to more or less than b per head.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +23,14 @@
 
 namespace kvpolicy {
 
-/// How many rows there are, and how steeply they fall from layer to layer.
+/// Settings of `pyramid_budgets`: how many rows there are, and how steeply budgets fall from layer to
+/// layer.
 struct PyramidBudgetConfig {
   std::size_t capacity = 128;  ///< Rows per head on average, observation window included.
   std::size_t observation_window = 8;      ///< Latest rows that every head keeps; at most `capacity`.
   double beta = 20.0;          ///< The last layer keeps b / beta rows: 1 makes all layers equal.
-  /// Tokens of the prompt, where they are known. A short prompt has no room for the first layer's
-  /// budget: as published, the line is then laid flatter, so that it begins with all of the prompt.
+  /// Tokens of the prompt; 0: unknown. A short prompt has fewer rows than the first layer's budget. As in
+  /// the published code, the line is then flatter and begins at the length of the prompt.
   std::size_t tokens = 0;
 
   void validate() const {
@@ -43,8 +44,8 @@ struct PyramidBudgetConfig {
   }
 };
 
-/// Budgets [layers, kv_heads] besides the observation window, which never rise from a layer to the next and sum
-/// to (capacity - observation_window) x layers x kv_heads. @throws ConfigError
+/// Budgets [layers, kv_heads] without the observation window. They never rise from one layer to the next,
+/// and sum to (capacity - observation_window) x layers x kv_heads. @throws ConfigError
 [[nodiscard]] inline HeadBudgets pyramid_budgets(const ModelShape& shape,
                                                  const PyramidBudgetConfig& config = {}) {
   const std::size_t kv_heads = same_heads(shape, "pyramid_budgets").kv_heads;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DuoAttention's deployment step (Xiao et al., arXiv:2410.10819, section 2.3): in each layer the
-// retrieval heads move in front of the streaming heads, so that an engine can cut a layer's cache
-// in two by slicing. Our own engines need none of it; this is for engines that do, and for
-// checkpoints that were reordered before they came here.
+// DuoAttention's deployment step (Xiao et al., arXiv:2410.10819, section 2.3): in each layer the retrieval
+// heads move before the streaming heads, so that an engine can split a layer's cache in two by slicing. Our
+// own engines do not need it; it serves engines that do, and checkpoints that were reordered before they
+// were loaded here.
 //
-// A layer computes the same after moving, together: the rows of K and V (blocks of head_dim, one
-// for each KV head) and of their biases; the rows of Q and its bias (one block for each query
-// head, in the order of the KV heads they read); the columns of O. O's bias belongs to no head.
+// The output of a layer stays the same if these move together: the rows of K and V (groups of head_dim
+// rows, one for each KV head) and of their biases; the rows of Q and its bias (one group for each query
+// head, in the order of the KV heads they read); and the columns of O. O's bias belongs to no head.
 #pragma once
 
 #include <algorithm>
@@ -22,12 +22,12 @@
 
 namespace kvpolicy {
 
-/// Which old head comes to each place: a permutation.
+/// A permutation: entry i is the old index of the head that gets index i.
 using HeadOrder = std::vector<std::size_t>;
 
 namespace detail {
 
-/// Refuses what is no permutation.
+/// Checks that `order` is a permutation.
 /// @throws ConfigError unless `order` has each of 0 to order.size() - 1 once.
 inline void check_order(const HeadOrder& order) {
   std::vector<bool> met(order.size(), false);
@@ -42,8 +42,8 @@ inline void check_order(const HeadOrder& order) {
 
 }  // namespace detail
 
-/// For each layer the KV heads in their new order: retrieval heads, then streaming heads, each in
-/// the order they had.
+/// For each layer the KV heads in their new order: retrieval heads first, then streaming heads; each kind
+/// stays in its old order.
 [[nodiscard]] inline std::vector<HeadOrder> deployment_orders(const HeadKinds& kinds) {
   std::vector<HeadOrder> orders(kinds.layers());
   for (std::size_t layer = 0; layer < kinds.layers(); ++layer) {
@@ -56,7 +56,7 @@ inline void check_order(const HeadOrder& order) {
   return orders;
 }
 
-/// The order of the query heads that goes with an order of their KV heads.
+/// The order of the query heads that belongs to an order of their KV heads.
 [[nodiscard]] inline HeadOrder query_order(const HeadOrder& kv_order, std::size_t group) {
   HeadOrder order;
   order.reserve(kv_order.size() * group);
@@ -74,8 +74,8 @@ inline void check_order(const HeadOrder& order) {
   return inverse;
 }
 
-/// Moves the output rows of a weight [order.size() * head_dim, columns], row-major, in blocks of
-/// `head_dim` rows. A bias is a weight of one column.
+/// Moves the output rows of a weight [order.size() * head_dim, columns], row-major, in groups of `head_dim`
+/// rows. A bias is a weight of one column.
 /// @throws ConfigError for an order that is no permutation, ShapeError for a weight of another
 /// size.
 template <class T>
@@ -93,8 +93,8 @@ void reorder_rows(std::span<T> weight, const HeadOrder& order, std::size_t head_
   }
 }
 
-/// Moves the input columns of a weight [rows, order.size() * head_dim], row-major, in blocks of
-/// `head_dim` columns.
+/// Moves the input columns of a weight [rows, order.size() * head_dim], row-major, in groups of `head_dim`
+/// columns.
 /// @throws ConfigError for an order that is no permutation, ShapeError for a weight of another
 /// size.
 template <class T>
@@ -105,7 +105,7 @@ void reorder_columns(std::span<T> weight, const HeadOrder& order, std::size_t he
   require<ShapeError>(weight.size() == rows * columns, "reorder_columns: the weight has ",
                       weight.size(), " numbers, must have ", rows, " rows x ", order.size(),
                       " heads x ", head_dim, " columns");
-  // Each row is a weight of one column, turned on its side.
+  // Each row is moved like a weight of one column.
   for (std::size_t row = 0; row < rows; ++row) {
     reorder_rows(weight.subspan(row * columns, columns), order, head_dim, 1);
   }

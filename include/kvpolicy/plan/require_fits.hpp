@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whether a table of heads is one of the model's. A table has as many heads in each layer, so it
-// fits models whose layers have as many: their windows and channels may differ.
+// Checks that a table of heads belongs to a model. A table has the same number of heads in each layer, so
+// it fits only models whose layers all have that number; their windows and channels may differ.
 #pragma once
 
 #include <kvpolicy/core/error.hpp>
@@ -10,7 +10,7 @@
 
 namespace kvpolicy {
 
-/// What each layer of the model is, as far as its heads go.
+/// The number of query and KV heads that each layer of the model has (the shape of layer 0).
 /// @throws ConfigError if layers have different numbers of heads, or share a cache
 [[nodiscard]] inline LayerShape same_heads(const ModelShape& shape, const char* what) {
   shape.validate();
@@ -27,7 +27,7 @@ namespace kvpolicy {
 
 namespace detail {
 
-/// Refuses a table of another model's heads.
+/// Checks that a table has the shape of the model's heads.
 /// @throws ConfigError unless `table` has one entry for each KV head of `shape`.
 template <class T>
 void require_fits(const HeadTable<T>& table, const ModelShape& shape, const char* what) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rounding as Python, numpy and torch do it, whatever the floating-point environment says; and
-// rounding of parts that must sum to a whole.
+// Rounding as in Python, numpy and torch, independent of the floating-point environment; and rounding of
+// parts that must sum to a given total.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace kvpolicy {
 
-/// To the nearest whole number, halves to the even one. `value` is not negative.
+/// Rounds to the nearest whole number, halves to the even one. `value` is not negative.
 [[nodiscard]] inline std::size_t round_half_even(double value) {
   const double floor = std::floor(value);
   const auto whole = static_cast<std::size_t>(floor);
@@ -23,9 +23,9 @@ namespace kvpolicy {
   return rest > 0.5 || (rest == 0.5 && whole % 2 == 1) ? whole + 1 : whole;
 }
 
-/// Whole numbers near `parts` that sum to `total` exactly: each is rounded down, then the largest
-/// remainders are rounded up, and of a tie parts spread evenly (plan/highest.hpp). The parts, not
-/// negative but for rounding, sum to about `total`.
+/// Whole numbers near `parts` that sum to exactly `total`. Each part is rounded down, then those with the
+/// largest remainders are rounded up; a tie is spread evenly (plan/highest.hpp). The parts sum to about
+/// `total` and, but for rounding errors, are not negative.
 [[nodiscard]] inline std::vector<std::size_t> round_to_sum(std::span<const double> parts,
                                                            std::size_t total) {
   std::vector<std::size_t> whole(parts.size());
@@ -44,7 +44,7 @@ namespace kvpolicy {
     for (const std::size_t i : highest(remainders, missing % whole.size()).places) ++whole[i];
     return whole;
   }
-  // Rounding errors made the sum too large: back, from the smallest remainder on.
+  // Rounding errors made the sum too large: lower the numbers with the smallest remainders.
   std::vector<std::size_t> ranked(parts.size());
   std::iota(ranked.begin(), ranked.end(), std::size_t{0});
   std::ranges::sort(ranked, [&](std::size_t a, std::size_t b) {

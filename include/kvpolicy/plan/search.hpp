@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The plan that harms a model least within a number of bytes: given what each head could be given and
-// how much worse the model gets by it, every head is given one of the choices. For engine authors who
-// know how much memory a sequence may have and not which policy to spend it on; choices of all policies
-// and storages compete, so that a plan may mix them head by head.
+// Finds the plan that harms a model least within a number of bytes. The input are the settings that a head
+// may get, and how much worse the model gets if a head gets them; the search gives each head one of them.
+// It is for engine authors who know how much memory a sequence may take, but not which policy to spend it
+// on. Choices of all policies and storages compete, so a plan may mix them head by head.
 //
 //     const auto choices = kvpolicy::choices_by_importance<float>(shape, gates, context);
 //     const auto found = kvpolicy::search_plan<float>(
 //         shape, choices, {.bytes = bytes, .context = context});
 //     kvpolicy::KvCache cache{found.plan};
 //
-// Damages of heads are added up, which is what makes the search quick and is an assumption: heads that
-// stand in for one another are worth more together than the sum of what each is missed alone. Damage
-// measured by trying each choice on each head (`identify_heads damage`) or guessed from gates
-// (plan/search_menu.hpp) both go in here.
+// The damages of heads are added up. That makes the search fast, and it is an assumption: heads that can
+// replace each other do more damage when all of them are limited than the sum of their single damages. The
+// damages may be measured, by trying each choice on each head (`identify_heads damage`), or guessed from
+// gates (plan/search_menu.hpp).
 //
-// Method: a multiple-choice knapsack by Lagrange multipliers (Everett, 1963): at a price per byte every
-// head takes what costs it least, and the price is lowered until the bytes are spent. What is left over
-// is spent on single heads. Neither paper of per-head budgets mixes policies: DuoAttention
+// Method: a multiple-choice knapsack by Lagrange multipliers (Everett, 1963). At a given price per byte
+// every head takes the choice that costs it least, and the price is lowered until the bytes are spent. The
+// remaining bytes go to single heads. The papers on per-head budgets do not mix policies: DuoAttention
 // (arXiv:2410.10819) chooses between two, HeadKV (arXiv:2410.19258) between numbers of rows.
 #pragma once
 
@@ -43,22 +43,22 @@ namespace kvpolicy {
 
 using HeadDamage = HeadTable<double>;  ///< [layers, kv_heads], any unit, the same for all choices
 
-/// What any head may be given, and how much worse the model gets if this head alone is given it.
+/// Settings that any head may get, and how much worse the model gets if only this head gets them.
 template <Element E>
 struct HeadChoice {
   HeadSettings<E> settings;
   HeadDamage damage;
 };
 
-/// What a plan may cost, and when.
+/// Settings of `search_plan`: how many bytes a plan may take, and for how long a text.
 struct SearchConfig {
   std::size_t bytes = 0;      ///< The most that a cache may take, tail and kept queries included.
-  std::size_t context = 0;    ///< Tokens that it holds then.
-  CacheOptions options = {};  ///< Its options.
+  std::size_t context = 0;    ///< Tokens that the cache holds then.
+  CacheOptions options = {};  ///< Options of that cache.
 };
 
-/// What `search_plan` found.
-/// `bytes` is `plan.memory(context, options, true).total()`: heads with a budget count as compressed.
+/// The result of `search_plan`. `bytes` is `plan.memory(context, options, true).total()`: heads with a
+/// budget count as compressed.
 template <Element E>
 struct FoundPlan {
   HeadPlan<E> plan;
@@ -68,16 +68,16 @@ struct FoundPlan {
 
 namespace detail {
 
-/// One choice of one head: the number of the choice, what it takes and what it harms.
+/// One choice for one head: the index of the choice, its bytes and its damage.
 struct Offer {
   std::size_t choice = 0;
   std::size_t bytes = 0;
   double damage = 0;
 };
 
-/// Of one head's offers, in ascending bytes, those that another does not beat in both.
+/// One head's offers in ascending bytes, without those that another offer beats in both bytes and damage.
 [[nodiscard]] inline std::vector<Offer> worthwhile(std::vector<Offer> offers) {
-  // Equal in both: the first choice stays.
+  // If two are equal in both, the first choice stays.
   std::ranges::sort(offers, {}, [](const Offer& offer) {
     return std::tuple{offer.bytes, offer.damage, offer.choice};
   });
@@ -88,7 +88,7 @@ struct Offer {
   return kept;
 }
 
-/// The place of the offer that is cheapest where a byte costs `price`; of equals the smaller one.
+/// The index of the offer that costs least if a byte costs `price`; the smaller offer if two cost the same.
 [[nodiscard]] inline std::size_t cheapest(std::span<const Offer> offers, double price) {
   const auto cost = [&](const Offer& offer) {
     return offer.damage + price * static_cast<double>(offer.bytes);
@@ -96,8 +96,9 @@ struct Offer {
   return static_cast<std::size_t>(std::ranges::min_element(offers, {}, cost) - offers.begin());
 }
 
-/// One place for each head, of which the bytes are at most `budget`: the damage is within one head's
-/// step of the least there is. Every head has an offer; nothing if the smallest do not fit.
+/// One offer index for each head, with at most `budget` bytes in total. The damage exceeds the minimum by
+/// at most the difference between two choices of one head. Every head must have an offer. Returns nothing
+/// if even the smallest offers do not fit.
 [[nodiscard]] inline std::optional<std::vector<std::size_t>> choose_offers(
     std::span<const std::vector<Offer>> heads, std::size_t budget) {
   std::vector<std::size_t> chosen(heads.size(), 0);
@@ -107,18 +108,19 @@ struct Offer {
     used += offers.front().bytes;
   }
   const auto at_price = [&](double price) {
-    std::vector<std::size_t> places;
-    for (const auto& offers : heads) places.push_back(cheapest(offers, price));
-    return places;
+    std::vector<std::size_t> indices;
+    for (const auto& offers : heads) indices.push_back(cheapest(offers, price));
+    return indices;
   };
-  const auto bytes_of = [&](const std::vector<std::size_t>& places) {
+  const auto bytes_of = [&](const std::vector<std::size_t>& indices) {
     std::size_t sum = 0;
     for (std::size_t i = 0; i < heads.size(); ++i) {
-      sum = saturating_sum(sum, heads[i][places[i]].bytes);
+      sum = saturating_sum(sum, heads[i][indices[i]].bytes);
     }
     return sum;
   };
-  // The price falls by bisection of its logarithm. At the highest every head takes its smallest offer.
+  // The price is found by bisection of its logarithm. At the highest price every head takes its smallest
+  // offer.
   double low = 1e-30;
   double high = 0;
   for (const auto& offers : heads) high = std::max(high, offers.front().damage + 1.0);
@@ -127,46 +129,45 @@ struct Offer {
   } else {
     for (int step = 0; step < 200 && high > low * (1 + 1e-12); ++step) {
       const double price = std::sqrt(low * high);
-      auto places = at_price(price);
-      if (bytes_of(places) <= budget) {
-        chosen = std::move(places);
+      auto indices = at_price(price);
+      if (bytes_of(indices) <= budget) {
+        chosen = std::move(indices);
         high = price;
       } else {
         low = price;
       }
     }
   }
-  // What is left over goes to the single changes that avoid the most damage for a byte, then for all
-  // that is left.
+  // The remaining bytes go to single changes: each time to the one that avoids the most damage per byte.
   used = bytes_of(chosen);
   for (;;) {
     std::size_t best_head = heads.size();
-    std::size_t best_place = 0;
+    std::size_t best_index = 0;
     double best_gain = 0;
     for (std::size_t i = 0; i < heads.size(); ++i) {
       const Offer& now = heads[i][chosen[i]];
-      for (std::size_t place = chosen[i] + 1; place < heads[i].size(); ++place) {
-        const std::size_t more = heads[i][place].bytes - now.bytes;
+      for (std::size_t index = chosen[i] + 1; index < heads[i].size(); ++index) {
+        const std::size_t more = heads[i][index].bytes - now.bytes;
         if (more > budget - used) break;
-        const double gain = (now.damage - heads[i][place].damage) / static_cast<double>(more);
+        const double gain = (now.damage - heads[i][index].damage) / static_cast<double>(more);
         if (gain > best_gain) {
           best_gain = gain;
           best_head = i;
-          best_place = place;
+          best_index = index;
         }
       }
     }
     if (best_head == heads.size()) return chosen;
-    used += heads[best_head][best_place].bytes - heads[best_head][chosen[best_head]].bytes;
-    chosen[best_head] = best_place;
+    used += heads[best_head][best_index].bytes - heads[best_head][chosen[best_head]].bytes;
+    chosen[best_head] = best_index;
   }
 }
 
 }  // namespace detail
 
-/// The plan whose cache takes at most `config.bytes` once it holds `config.context` tokens, and harms
-/// least by the sum of `damage`. Deterministic; ties go to the choice of fewer bytes, then to the
-/// earlier one. A pure function: threads may call it at once.
+/// The plan with the smallest sum of `damage` whose cache takes at most `config.bytes` when it holds
+/// `config.context` tokens. Deterministic: ties go to the choice of fewer bytes, then to the earlier one. A
+/// pure function, so threads may call it at the same time.
 /// @throws ConfigError if there is no choice, a damage is negative or not finite, a table does not fit
 /// the shape, a config does not work, or `bytes` are fewer than the smallest plan takes; CapacityError for
 /// a context beyond `max_text_tokens`
@@ -179,7 +180,7 @@ template <Element E>
   require(!choices.empty(), "search_plan: there are no choices");
   check_text_tokens("search_plan", context);
   shape.validate();
-  // One head under each choice; what a layer keeps of queries comes on top, see below.
+  // The size of one head under each choice. The queries that a layer keeps are added below.
   const LayerShape layer = same_heads(shape, "search_plan");
   for (std::size_t l = 1; l < shape.layers; ++l) {
     require(shape.layer(l) == layer, "search_plan: layer ", l,
@@ -198,17 +199,17 @@ template <Element E>
   }
 
   const auto plan_of = [&](std::span<const std::vector<detail::Offer>> heads,
-                           const std::vector<std::size_t>& places) {
+                           const std::vector<std::size_t>& indices) {
     HeadPlan<E> plan{shape, choices.front().settings};
-    for (std::size_t i = 0; i < places.size(); ++i) {
+    for (std::size_t i = 0; i < indices.size(); ++i) {
       plan.set(i / layer.kv_heads, i % layer.kv_heads,
-               choices[heads[i][places[i]].choice].settings);
+               choices[heads[i][indices[i]].choice].settings);
     }
     return plan;
   };
   const auto search = [&](bool with_queries) -> std::optional<FoundPlan<E>> {
-    // Kept queries belong to a layer and not to a head: either no head of any layer has a budget, or
-    // room is left for the widest window in every layer.
+    // Kept queries belong to a layer and not to a head. Therefore either no head of any layer gets a
+    // budget, or every layer reserves room for the widest observation window.
     std::vector<std::vector<detail::Offer>> heads(shape.kv_head_count());
     MemoryEstimate fixed = HeadPlan<E>{shape, choices.front().settings}.memory(0, options, true);
     std::size_t queries = 0;
@@ -225,11 +226,11 @@ template <Element E>
     for (auto& offers : heads) offers = detail::worthwhile(std::move(offers));
     const std::size_t taken = fixed.tail + queries;
     if (taken > bytes) return std::nullopt;
-    const auto places = detail::choose_offers(heads, bytes - taken);
-    if (!places) return std::nullopt;
-    FoundPlan<E> found{plan_of(heads, *places), 0, 0};
+    const auto indices = detail::choose_offers(heads, bytes - taken);
+    if (!indices) return std::nullopt;
+    FoundPlan<E> found{plan_of(heads, *indices), 0, 0};
     found.bytes = found.plan.memory(context, options, true).total();
-    for (std::size_t i = 0; i < heads.size(); ++i) found.damage += heads[i][(*places)[i]].damage;
+    for (std::size_t i = 0; i < heads.size(); ++i) found.damage += heads[i][(*indices)[i]].damage;
     return found;
   };
 

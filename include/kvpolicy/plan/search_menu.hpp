@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What plan search chooses from where nobody has measured what the choices do to the model: a menu of
-// policies and precisions, with damages guessed from how much each head retrieves.
+// The choices of plan search if nobody has measured what they do to the model: a menu of policies and
+// precisions, with damages guessed from how much each head retrieves.
 //
 // The guess, for a head of importance g (0 to 1), which keeps r of n rows at b bits:
 //
 //     damage = (g + 0.02) · lost(r / n) + (g + 0.05) · 1 / (2^b - 1)^2
 //
-// lost is 1 - r/n for sinks and a window, and a quarter of it for rows that attention chooses. The
-// second term goes with the energy of the rounding error of b-bit codes, is 0 for exact rows, and half as
-// large where keys are quantised per channel, whose outliers then widen no other key's steps (KIVI,
-// arXiv:2402.02750). Ranks
-// are what matters: DuoAttention (arXiv:2410.10819) says that a streaming head of gate 0 loses nothing by
-// its window, HeadKV (arXiv:2410.19258) that chosen rows lose far less than the latest ones. Measured
-// damages (io/damage_json.hpp) are better wherever the model is at hand.
+// lost is 1 - r/n for sinks and a window, and a quarter of it for rows that attention chooses. The second
+// term is proportional to the energy of the rounding error of b-bit codes. It is 0 for exact rows, and half
+// as large if keys are quantised per channel, because outliers then widen the steps of no other key (KIVI,
+// arXiv:2402.02750). Only the ranks matter: DuoAttention (arXiv:2410.10819) says that a streaming head of
+// gate 0 loses nothing by its window, HeadKV (arXiv:2410.19258) that rows chosen by attention lose far less
+// than the latest ones. Measured damages (io/damage_json.hpp) are better if the model is available.
 #pragma once
 
 #include <algorithm>
@@ -33,12 +32,12 @@
 
 namespace kvpolicy {
 
-/// What the settings of a menu have in common.
+/// Settings that the choices of a menu have in common.
 struct SearchMenuConfig {
-  std::size_t sinks = 16;      ///< Of every window.
-  std::size_t min_rows = 32;   ///< Rows of the smallest window and the smallest budget, windows included.
+  std::size_t sinks = 16;      ///< Sinks of every window.
+  std::size_t min_rows = 32;   ///< Rows of the smallest window and budget, always-kept rows included.
   std::size_t group = 32;      ///< Channels that share a scale; divides head_dim.
-  std::size_t residual = 32;   ///< Exact latest rows of heads that keep every row in few bits.
+  std::size_t residual = 32;   ///< Exact latest rows of heads that keep every row quantised.
   SnapKvScorer::Config scorer = {};
 
   void validate() const {
@@ -49,8 +48,8 @@ struct SearchMenuConfig {
   }
 };
 
-/// HeadKV scores [layers, q_heads] as importances [layers, kv_heads] from 0 to 1: means of the groups,
-/// the largest of them 1.
+/// Converts HeadKV scores [layers, q_heads] to importances [layers, kv_heads]: the mean of each GQA group,
+/// divided by the largest mean.
 /// @throws ConfigError as `group_scores`, or if all are zero
 [[nodiscard]] inline HeadGates importance_of(const HeadScores& scores, const ModelShape& shape) {
   HeadGates importance =
@@ -97,7 +96,7 @@ class Menu {
 
  private:
   static constexpr std::size_t exact = 0;
-  static constexpr std::size_t key_rows = 32;  // of a channel that share a scale, as KIVI has it
+  static constexpr std::size_t key_rows = 32;  // rows of a channel that share a scale, as in KIVI
 
   [[nodiscard]] ResidualConfig codes(std::size_t bits, std::size_t residual) const {
     return {.bits = bits,
@@ -127,11 +126,11 @@ class Menu {
 
 }  // namespace detail
 
-/// Choices for `search_plan` at `context` tokens: every row exact, in 8, 4 and 2 bits, and in 4 and 2 bits
-/// with keys per channel and a steady residual, which takes pages of at least 32 rows; windows and
-/// budgets of `min_rows`, twice as many, and so on below `context`, budgets also in 4 bits.
-/// `importance` is [layers, kv_heads]: DuoAttention's gates, or
-/// `importance_of` HeadKV's scores; clipped to 0 to 1.
+/// Choices for `search_plan` at `context` tokens. Heads that keep every row: exact, in 8, 4 and 2 bits, and
+/// in 4 and 2 bits with keys per channel and a steady residual, which needs pages of at least 32 rows.
+/// Windows and budgets: of `min_rows`, twice as many, and so on below `context`, budgets also in 4 bits.
+/// `importance` [layers, kv_heads] are DuoAttention's gates or the result of `importance_of`; it is clipped
+/// to 0 to 1.
 /// @throws ConfigError for an importance that is not a number or does not fit, or a setting that does
 /// not work; CapacityError for a context beyond `max_text_tokens`
 template <Element E>

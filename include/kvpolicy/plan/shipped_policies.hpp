@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every policy over every storage that ships. This is the one header that instantiates all of them:
-// a program that names the policies it uses does without.
+// Every policy over every storage that ships. This is the only header that instantiates all of them; a
+// program that names the policies it uses does not need it.
 #pragma once
 
 #include <kvpolicy/plan/policy_registry.hpp>
@@ -14,8 +14,8 @@
 #include <kvpolicy/policy/sink_recent_cache.hpp>
 #include <kvpolicy/policy/tova_scorer.hpp>
 
-/// The shipped policies over rows of type `E`, in one list: DO(E, policy) for each. Scorers other than
-/// SnapKV's stand over dense rows alone.
+/// The shipped policies over rows of type `E` as one list: DO(E, policy) for each. Scorers other than
+/// SnapKV's are only combined with dense rows.
 #define KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)              \
   DO(E, FullCache<DenseStorage<E>>)                       \
   DO(E, FullCache<PerTokenStorage<E>>)                    \
@@ -36,7 +36,7 @@
 
 namespace kvpolicy {
 
-/// Adds one policy to the registry `policies`, and is undefined again below.
+/// Adds one policy to the registry `policies`; undefined again below.
 #define KVPOLICY_ADD_POLICY(E, ...) policies.template add<__VA_ARGS__>();
 
 /// A registry of the shipped policies.

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many tokens to draft: what a round of drafting and verifying yields and what it costs, if
-// each draft token is accepted with the same probability, independently of the others. Decoders
-// that measure both use it (speculation/draft_length.hpp), and benchmarks for their predictions.
+// Computes how many tokens to draft: what a round of drafting and verifying yields and costs if every draft
+// token is accepted with the same probability, independently of the others. Decoders that measure both use
+// it (speculation/draft_length.hpp), and benchmarks use it for predictions.
 //
-// Method: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
-// arXiv:2211.17192; in two levels, Sun et al., "TriForce", arXiv:2404.11912. Both assume a fixed
-// cost of a verification; here it may grow with the number of tokens. A verification of g draft
-// tokens reads g + 1 tokens, because it begins with the text's latest token. g = 0 is plain
-// decoding.
+// Method: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", arXiv:2211.17192;
+// in two levels, Sun et al., "TriForce", arXiv:2404.11912. Both assume a fixed cost of a verification; here
+// the cost may grow with the number of tokens. A verification of g draft tokens reads g + 1 tokens, because
+// it starts with the text's latest token. g = 0 is plain decoding.
 #pragma once
 
 #include <algorithm>
@@ -20,17 +19,16 @@
 
 namespace kvpolicy {
 
-/// What a pass of a model over some tokens costs, in seconds or any other unit; use one unit
-/// throughout.
+/// The cost of a pass of a model over some tokens, in seconds or any other unit; use one unit throughout.
 struct PassCost {
-  double base = 0.0;       ///< for any number of tokens: reading weights and cached rows once
+  double base = 0.0;       ///< cost of any pass: reading weights and cached rows once
   double per_token = 0.0;  ///< added for each token
 
   [[nodiscard]] double operator()(std::size_t tokens) const {
     return base + per_token * static_cast<double>(tokens);
   }
 
-  /// @throws ConfigError unless both are 0 or more and finite, and one is more
+  /// @throws ConfigError unless both are finite and not negative, and one is positive
   void validate() const {
     // Written so that NaN fails.
     require(base >= 0.0 && per_token >= 0.0 && base + per_token > 0.0 &&
@@ -40,10 +38,10 @@ struct PassCost {
   }
 };
 
-/// What drafting and verifying cost, in one unit of time.
+/// The costs of drafting and verifying, in the same unit of time.
 struct DraftCosts {
-  double draft = 0.0;  ///< of one draft token
-  PassCost verify;     ///< of the target's pass
+  double draft = 0.0;  ///< cost of one draft token
+  PassCost verify;     ///< cost of the target's pass
 
   /// @throws ConfigError
   void validate() const {
@@ -55,7 +53,7 @@ struct DraftCosts {
 
 namespace detail {
 
-/// Refuses a number that is not a probability.
+/// Checks that a number is a probability.
 /// @throws ConfigError
 inline void check_acceptance(double acceptance) {
   require(acceptance >= 0.0 && acceptance <= 1.0, "acceptance is ", acceptance, ", must be 0 to 1");
@@ -74,7 +72,7 @@ inline void check_acceptance(double acceptance) {
   return -std::expm1((static_cast<double>(length) + 1.0) * std::log1p(-refused)) / refused;
 }
 
-/// The speed-up over plain decoding: tokens per time, divided by that of one token per pass.
+/// The speed-up over plain decoding: tokens per time, divided by those of plain decoding.
 /// @throws ConfigError
 [[nodiscard]] inline double speedup(double acceptance, std::size_t length,
                                     const DraftCosts& costs) {
@@ -83,8 +81,8 @@ inline void check_acceptance(double acceptance) {
   return expected_tokens(acceptance, length) * costs.verify(1) / seconds;
 }
 
-/// The length, 0 to `max_length`, with the highest speed-up; the shortest of equally good ones. 0
-/// if drafting does not pay.
+/// The length from 0 to `max_length` with the highest speed-up; the shortest of equally good ones; 0 if
+/// drafting does not pay off.
 /// @throws ConfigError
 [[nodiscard]] inline std::size_t best_length(double acceptance, const DraftCosts& costs,
                                              std::size_t max_length) {
@@ -99,23 +97,23 @@ inline void check_acceptance(double acceptance) {
   return best;
 }
 
-/// Costs of TriForce's hierarchy: a draft proposes to the target over selected rows (the middle
-/// level), and tokens accepted there are proposed to the target over all rows.
+/// Costs in TriForce's hierarchy: a draft proposes tokens to the target over selected rows (the middle
+/// level), and the tokens accepted there are proposed to the target over all rows.
 struct HierarchyCosts {
-  double draft = 0.0;  ///< of one token of the draft
-  PassCost selected;   ///< of the target's pass over selected rows
-  PassCost all;        ///< of its pass over all rows
+  double draft = 0.0;  ///< cost of one token of the draft
+  PassCost selected;   ///< cost of the target's pass over selected rows
+  PassCost all;        ///< cost of the target's pass over all rows
 };
 
-/// How often a token is accepted, at each level.
+/// The share of tokens that each level accepts.
 struct HierarchyAcceptance {
-  double selected = 0.0;  ///< of a draft token, by the target over selected rows
-  double all = 0.0;       ///< of the middle level's token, by the target over all rows
+  double selected = 0.0;  ///< share of draft tokens that the target over selected rows accepts
+  double all = 0.0;       ///< share of the middle level's tokens that the target over all rows accepts
 };
 
-/// How many draft tokens each level makes at a time.
+/// The number of draft tokens that each level makes at a time.
 struct HierarchyLengths {
-  std::size_t inner = 0;  ///< tokens that the draft proposes at a time; 0: no draft
+  std::size_t inner = 0;  ///< tokens that the draft proposes at a time; 0: there is no draft
   std::size_t outer = 0;  ///< tokens of the middle level per pass over all rows; 0: plain decoding
   friend bool operator==(const HierarchyLengths&, const HierarchyLengths&) = default;
 };
@@ -143,7 +141,7 @@ struct HierarchyLengths {
   return until;
 }
 
-/// The speed-up over plain decoding over all rows.
+/// The speed-up of the hierarchy over plain decoding over all rows.
 /// @throws ConfigError
 [[nodiscard]] inline double speedup(const HierarchyAcceptance& acceptance,
                                     const HierarchyLengths& lengths, const HierarchyCosts& costs) {
@@ -154,8 +152,8 @@ struct HierarchyLengths {
          (until.back() + costs.all(lengths.outer + 1));
 }
 
-/// The lengths, up to `longest`, with the highest speed-up; of equally good ones those with the
-/// shortest outer, then the shortest inner length. {0, 0} if drafting does not pay.
+/// The lengths up to `longest` with the highest speed-up; of equally good ones those with the shortest
+/// outer, then the shortest inner length. {0, 0} if drafting does not pay off.
 /// @throws ConfigError
 [[nodiscard]] inline HierarchyLengths best_lengths(const HierarchyAcceptance& acceptance,
                                                    const HierarchyCosts& costs,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lossless speculative decoding: a draft guesses the next tokens, the target verifies all guesses
-// in one pass, and every resulting token has exactly the target's distribution (Leviathan et al.,
+// Lossless speculative decoding: a draft proposes the next tokens, the target verifies all of them in one
+// pass, and every resulting token has exactly the target's distribution (Leviathan et al.,
 // arXiv:2211.17192). With SelectedDraft between draft and target this is TriForce's hierarchy,
 // arXiv:2404.11912 (triforce.hpp joins the parts).
 //
@@ -29,44 +29,42 @@
 
 namespace kvpolicy {
 
-/// When selecting heads refresh their selection, besides at the end of a prompt. The attended rows
-/// change slowly (TriForce, section 3), so a selection serves for many tokens.
+/// Decides when ChunkRetrieval heads choose a new selection, in addition to the end of a prompt. Which rows
+/// attract attention changes slowly (TriForce, section 3), so a selection serves many tokens.
 struct RefreshRule {
-  std::size_t every = 0;         ///< after so many tokens; 0: never by count
-  double below_acceptance = 0.5; ///< if fewer of the latest guesses were accepted; 0: never
-  std::size_t min_tokens = 32;   ///< least tokens between two refreshes by acceptance
+  std::size_t every = 0;         ///< after so many tokens; 0: not by count
+  double below_acceptance = 0.5; ///< if a smaller share of the latest draft tokens was accepted; 0: never
+  std::size_t min_tokens = 32;   ///< fewest tokens between two refreshes by acceptance
 };
 
-/// How tokens are sampled, how many guesses are made, and when the text ends.
+/// Options of a SpeculativeDecoder: how tokens are sampled, how many are drafted, and when the text ends.
 struct SpeculationOptions {
   SamplingOptions sampling = {};
   std::uint64_t seed = 0;
-  /// DraftTokens (draft tokens) for each verification; 0 decodes token by token. With `adapt` this is
-  /// only the first length; later ones, 0 to `max_length`, are chosen from measured acceptance and
-  /// times, except for trees. Times differ from run to run, so only a fixed length reproduces
-  /// sampled tokens.
+  /// Draft tokens per verification; 0 decodes token by token. With `adapt` this is only the first length.
+  /// Later lengths, 0 to `max_length`, are chosen from measured acceptance and times, except for trees.
+  /// Times differ from run to run, so only a fixed length reproduces sampled tokens.
   std::size_t length = 6;
   bool adapt = true;
   std::size_t max_length = 16;
   RefreshRule refresh_selection = {};
-  /// When rows are committed. This matters for quantised heads, whose rows change when they are
-  /// committed. With n > 0 all rows are committed in the first step after a prompt and whenever n
-  /// divides their number. No verification crosses such a position, so its tokens read the same
-  /// rows as in plain decoding. With 0 the cache commits rows once they are `max_rollback` rows
-  /// old, which is right if committed rows do not change. If unset, the cache decides: max_rollback
-  /// if its `commit_changes_rows()` is true, else 0. At most max_rollback.
+  /// When rows are committed. This matters for quantised heads, whose rows change when they are committed.
+  /// With a value n > 0, all rows are committed in the first step after a prompt and whenever n divides their
+  /// number. No verification crosses such a position, so its tokens read the same rows as in plain
+  /// decoding. With 0, the cache commits rows once they are `max_rollback` rows old, which is right if
+  /// committed rows do not change. If it is not set, it is max_rollback if the cache's
+  /// `commit_changes_rows()` is true, otherwise 0. At most max_rollback.
   ///
-  /// Decoding with guesses then gives the same tokens as this plain decoding: a decoder of `length`
-  /// 0 over a cache with the same plan and max_rollback. Your own loop over such a cache is
-  /// equivalent if it reads the prompt except its last token in calls of `prompt_chunk`, commits,
-  /// and then reads one token at a time, after a commit whenever `cache.tokens() %
-  /// decoder.commit_every()` is 0. A cache with another max_rollback (0, say) keeps its latest rows
-  /// exact for longer or shorter. With quantised heads it generates another text, with or without
-  /// guesses.
+  /// Decoding with draft tokens then gives the same tokens as plain decoding, which means a decoder of
+  /// `length` 0 over a cache with the same plan and max_rollback. Your own loop over such a cache is
+  /// equivalent if it reads the prompt except its last token in calls of `prompt_chunk`, commits, and then
+  /// reads one token at a time, with a commit before each token at which `cache.tokens() %
+  /// decoder.commit_every()` is 0. A cache with another max_rollback (0, say) keeps its latest rows exact
+  /// for longer or shorter. With quantised heads it generates another text, with or without draft tokens.
   std::optional<std::size_t> commit_every = {};
-  std::vector<int> stop_tokens = {};  ///< the text ends after the first of these
-  /// Tokens of a prompt that are read in one call. If a call fails half-way through the layers (for
-  /// lack of memory, say), the next step repairs it, provided that these are at most max_rollback.
+  std::vector<int> stop_tokens = {};  ///< the text ends after the first of these tokens
+  /// Tokens of a prompt that are read in one call. If a call fails half-way through the layers (because
+  /// memory runs out, say), the next step can repair it only if `prompt_chunk` is at most max_rollback.
   std::size_t prompt_chunk = 512;
 };
 
@@ -86,7 +84,7 @@ enum class Ending : std::uint8_t {
   cancelled    ///< the callback returned false
 };
 
-/// What one step added to the text.
+/// The result of one step: what it added to the text.
 struct DecodedStep {
   std::vector<NewToken> tokens;
   Ending ending = Ending::open;
@@ -98,9 +96,9 @@ template <class Model, TentativeCache Cache, Draft DraftType, class Rule = Specu
   requires LanguageModel<Model, Cache>
 class SpeculativeDecoder {
  public:
-  /// The cache must be able to take back one row more than the number of guesses.
-  /// @throws ConfigError for options that do not work together or with the cache, or for a draft
-  /// with another vocabulary
+  /// The cache must be able to take back one row more than the number of draft tokens.
+  /// @throws ConfigError for options that do not work together or with the cache, or for a draft with
+  /// another vocabulary
   SpeculativeDecoder(Model& model, Cache& cache, DraftType draft, SpeculationOptions options = {})
       : model_{&model}, cache_{&cache}, draft_{std::move(draft)}, options_{std::move(options)},
         random_{options_.seed}, length_{length_config(options_)} {
@@ -115,8 +113,8 @@ class SpeculativeDecoder {
             ", must have the target's ", model.vocabulary());
     const std::size_t most = most_guesses(options_);
     require(most == 0 || most < rollback(), "SpeculativeDecoder: ", most,
-            " guesses, but the cache can take back max_rollback = ", rollback(),
-            " rows, must be one more than guesses");
+            " draft tokens, but the cache can take back max_rollback = ", rollback(),
+            " rows, must be one more than draft tokens");
     if (!options_.commit_every) options_.commit_every = changes_rows() ? rollback() : 0;
     require(commit_every() == 0 || (commits && commit_every() <= rollback()),
             "SpeculativeDecoder: commit_every is ", commit_every(),
@@ -133,7 +131,7 @@ class SpeculativeDecoder {
             "all but one of them, but has read ", cache_->tokens(), ", and there must be no text yet");
     check_tokens(text);
     text_.assign(text.begin(), text.end());
-    unchosen_ = true;  // the cache's selection, if any, is unknown
+    unselected_ = true;  // whether the cache has a selection is unknown
     commit_due_ = true;
   }
 
@@ -154,17 +152,17 @@ class SpeculativeDecoder {
     require(cache_->tokens() <= text_.size(), "SpeculativeDecoder: the cache has read ",
             cache_->tokens(), " tokens of a text that the decoder does not know; continue_text tells it");
     text_.insert(text_.end(), tokens.begin(), tokens.end());
-    unchosen_ = unchosen_ || !tokens.empty();
+    unselected_ = unselected_ || !tokens.empty();
     commit_due_ = true;
     read_all_but_last(progress);
   }
 
-  /// One verification. It adds at least one token, at most one more than there were guesses, and at
-  /// most `max_tokens`. Once the text has ended it adds none. The first step after a prompt reads
-  /// the prompt's last token, by whose query selecting heads choose their selection.
-  /// @throws ShapeError for NaN or infinite logits of target or draft, and for guesses that cannot
-  /// be verified because the token is outside the vocabulary or not in `DraftToken::from`; what model
-  /// and cache throw
+  /// One verification. It adds at least one token, at most one more than there were draft tokens, and at
+  /// most `max_tokens`. It adds none if the text has ended. The first step after a prompt reads the
+  /// prompt's last token, and ChunkRetrieval heads choose their selection by its query.
+  /// @throws ShapeError for NaN or infinite logits of target or draft, and for draft tokens that cannot be
+  /// verified because the token is outside the vocabulary or not in `DraftToken::from`; what model and
+  /// cache throw
   DecodedStep step(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
     if (!begin(max_tokens)) return {{}, ending_};
     std::vector<float> logits;
@@ -194,7 +192,7 @@ class SpeculativeDecoder {
 
   // ---- a step in three parts, for batches and engines that run the model themselves
 
-  /// Makes the guesses. Returns false if the text has ended. Otherwise read `call` over `cache` and
+  /// Makes the draft tokens. Returns false if the text has ended. Otherwise read `call` over `cache` and
   /// pass its logits to `conclude`, or abandon the step.
   [[nodiscard]] bool begin(std::size_t max_tokens = static_cast<std::size_t>(-1)) {
     require<ShapeError>(!text_.empty(), "SpeculativeDecoder: no text, expected a prompt first");
@@ -216,14 +214,14 @@ class SpeculativeDecoder {
         guesses = std::min(guesses, room_before_commit - 1);
       }
     }
-    if (unchosen_) refresh_selection(draft_);
+    if (unselected_) refresh_selection(draft_);
     guesses_.clear();
     const std::size_t seen = cache_->tokens();
     const auto start = Clock::now();
     KVPOLICY_TRY {
       if (guesses > 0) draft_.propose(text_, guesses, options_.sampling, random_, guesses_);
       detail::check_guesses(guesses_, guesses, model_->vocabulary());
-      // Drops the rows of a draft that reads over the target's own cache.
+      // A draft that reads over the target's own cache has left rows there; they are dropped here.
       if (guesses > 0) cache_->truncate(seen);
       pending_ = PendingCall{std::span<const int>{text_}.subspan(seen), guesses_};
     }
@@ -238,7 +236,7 @@ class SpeculativeDecoder {
     return true;
   }
   [[nodiscard]] ModelCall call() const {
-    return pending_.call({.refresh_selection = refresh_due_ || unchosen_});
+    return pending_.call({.refresh_selection = refresh_due_ || unselected_});
   }
   [[nodiscard]] Cache& cache() const { return *cache_; }
 
@@ -261,7 +259,7 @@ class SpeculativeDecoder {
       });
       if (stop != result.tokens.end()) {
         const auto before = static_cast<std::size_t>(stop - result.tokens.begin());
-        if (before < verification.path.size()) verification.places = before;  // not verified after it
+        if (before < verification.path.size()) verification.places = before;  // up to the stop
         result.tokens.erase(stop + 1, result.tokens.end());
         result.ending = Ending::stop_token;
       }
@@ -281,7 +279,7 @@ class SpeculativeDecoder {
     note(verification, result.tokens.size());
     return result;
   }
-  /// Undoes `begin`, if the call could not be read. Does nothing if no step has begun.
+  /// Undoes `begin` if the call could not be read. Does nothing if no step has begun.
   void abandon() noexcept {
     if (std::exchange(begun_, false)) take_back(seen_);
   }
@@ -296,11 +294,11 @@ class SpeculativeDecoder {
   [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
   [[nodiscard]] DraftType& draft() { return draft_; }
   [[nodiscard]] const DraftType& draft() const { return draft_; }
-  /// DraftTokens that the next step will request.
+  /// Draft tokens that the next step will request.
   [[nodiscard]] std::size_t length() const { return length_.length(); }
-  /// Rows are committed whenever this divides their number; 0: when the cache's tail is full.
+  /// Rows are committed whenever this divides their number; 0: once they are max_rollback rows old.
   [[nodiscard]] std::size_t commit_every() const { return *options_.commit_every; }
-  /// How often selecting heads refreshed their selection since the prompt.
+  /// How often ChunkRetrieval heads refreshed their selection since the prompt.
   [[nodiscard]] std::size_t refreshes() const { return refreshes_; }
 
  private:
@@ -342,7 +340,7 @@ class SpeculativeDecoder {
   }
   void read_all_but_last(const std::function<void(std::size_t, std::size_t)>& progress = {}) {
     const std::size_t first = cache_->tokens();
-    // Fails if a failed call had committed rows, or if something else wrote to the cache.
+    // Fails if a failed call committed rows, or if other code wrote to the cache.
     require<RollbackError>(first == 0 || first < text_.size(), "SpeculativeDecoder: the cache has read ",
                            first, " tokens, must be fewer than the ", text_.size(), " of the text");
     while (cache_->tokens() + 1 < text_.size()) {
@@ -359,8 +357,8 @@ class SpeculativeDecoder {
       if (progress) progress(done + count - first, text_.size() - 1 - first);
     }
   }
-  // Takes rows back after a call that failed, perhaps between two layers. If that is impossible
-  // because rows were committed, the next call reports it.
+  // Takes rows back after a call that failed, perhaps between two layers. If that is impossible because
+  // rows were committed, the next call throws.
   void take_back(std::size_t tokens) noexcept {
     KVPOLICY_TRY {
       cache_->truncate(tokens);
@@ -369,7 +367,7 @@ class SpeculativeDecoder {
     }
   }
 
-  // May run out of memory, so it is called before the text changes.
+  // May run out of memory, so it must be called before the text changes.
   void observe(const Verification& verification) {
     verify_seconds_ = seconds_since(verify_start_);
     // The cost model describes chains, not trees.
@@ -387,9 +385,9 @@ class SpeculativeDecoder {
     statistics_.draft_seconds += draft_seconds_;
     statistics_.verify_seconds += verify_seconds_;
     commit_due_ = commit_every() > 0 && (text_.size() - 1) % commit_every() == 0;
-    if (refresh_due_ || unchosen_) {
-      if (!unchosen_) ++refreshes_;
-      refresh_due_ = unchosen_ = false;
+    if (refresh_due_ || unselected_) {
+      if (!unselected_) ++refreshes_;
+      refresh_due_ = unselected_ = false;
       chosen_at_ = text_.size();
       recent_places_ = recent_accepted_ = 0.0;
     }
@@ -424,8 +422,8 @@ class SpeculativeDecoder {
   double verify_seconds_ = 0.0;
   Clock::time_point verify_start_ = {};
   bool commit_due_ = false;
-  // Refreshing the selection.
-  bool unchosen_ = true;      // there is no selection by the latest prompt yet
+  // How the selection is refreshed.
+  bool unselected_ = true;      // there is no selection yet by the latest prompt
   bool refresh_due_ = false;  // by RefreshRule
   std::size_t chosen_at_ = 0;
   std::size_t refreshes_ = 0;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chooses how many tokens to draft, from the measured costs of drafts and verifications and the
-// measured acceptance of draft tokens. The caller measures the times, so the choice is a function
-// of its inputs.
+// Chooses how many tokens to draft, from the measured costs of drafts and verifications and the measured
+// acceptance of draft tokens. The caller measures the times, so the choice depends on the inputs only.
 //
 //     DraftLength length{{.max_length = 8}};
 //     while (decoding) {
@@ -10,7 +9,7 @@
 //       length.observe({.drafted = 5, .accepted = 3, .draft_seconds = a, .verify_seconds = b});
 //     }
 //
-// Model: speculation/cost_model.hpp. TriForce's hierarchy uses two objects, one per level; the
+// The model is in speculation/cost_model.hpp. TriForce's hierarchy uses two objects, one per level; the
 // outer one gets the time of the inner level as its drafting time.
 #pragma once
 
@@ -29,7 +28,7 @@ namespace kvpolicy {
 /// The possible lengths, and how fast the choice follows measurements.
 struct DraftLengthConfig {
   std::size_t max_length = 16;   ///< Longest draft; 0 is plain decoding.
-  /// If set, always this length, at most `max_length`; times are measured nevertheless.
+  /// If set, the length is always this one, at most `max_length`; times are measured nevertheless.
   std::optional<std::size_t> fixed = {};
   std::size_t first = 4;         ///< Length until times are known, at most `max_length`.
   double prior = 0.7;            ///< Acceptance assumed before anything is measured,
@@ -57,8 +56,8 @@ struct DraftLengthConfig {
 struct DraftRound {
   std::size_t drafted = 0;      ///< tokens that were proposed; 0: plain decoding
   std::size_t accepted = 0;     ///< how many of them were accepted
-  double draft_seconds = 0.0;   ///< for all of them
-  double verify_seconds = 0.0;  ///< one pass, over drafted + 1 tokens
+  double draft_seconds = 0.0;   ///< time of drafting all of them
+  double verify_seconds = 0.0;  ///< time of one pass over drafted + 1 tokens
 };
 
 /// Chooses the number of draft tokens. Not synchronised.
@@ -81,11 +80,10 @@ class DraftLength {
   [[nodiscard]] double acceptance() const {
     return (accepted_ + config_.prior * config_.prior_trials) / (trials_ + config_.prior_trials);
   }
-  /// The measured costs; 0 where nothing was measured.
+  /// The measured costs; 0 for a cost that was not measured yet.
   [[nodiscard]] DraftCosts costs() const { return {draft_.typical(), verify_.cost()}; }
 
-  /// Records one verification. Implausible times are ignored (`plausible_time`), but the acceptance
-  /// counts.
+  /// Records one verification. Implausible times are ignored (`plausible_time`), but the acceptance counts.
   /// @throws ConfigError for more accepted than drafted tokens, or drafts of
   /// TokenTree::max_nodes or more
   void observe(const DraftRound& round) {
@@ -104,13 +102,13 @@ class DraftLength {
     const double kept = std::pow(1.0 - 1.0 / config_.memory, trials);
     trials_ = trials_ * kept + trials;
     accepted_ = accepted_ * kept + static_cast<double>(round.accepted);
-    // Until a draft was tried its cost is unknown, so the first length is kept.
+    // The cost of a draft is unknown until one was tried, so the first length is kept.
     const bool untried = trials_ == 0.0 && next_ > 0;
     if (!config_.fixed && !untried && !verify_.empty()) choose();
   }
 
  private:
-  // A draft that takes no measurable time counts as free.
+  // Chooses the best length. A draft that takes no measurable time counts as free.
   void choose() {
     best_ = best_length(acceptance(), costs(), config_.max_length);
     next_ = best_;
@@ -122,7 +120,7 @@ class DraftLength {
       retry();
     } else {
       plain_ = 0;
-      // Fitting a line needs two lengths, each measured a few times, so probing is frequent at
+      // Fitting a line needs two lengths, each measured a few times, so other lengths are tried often at
       // first.
       const std::size_t every =
           verify_.has_slope() ? config_.probe_every : std::min<std::size_t>(config_.probe_every, 2);
@@ -132,8 +130,8 @@ class DraftLength {
     }
   }
 
-  // Tries the length that would be best at the prior acceptance. Old measurements then count half;
-  // otherwise a draft that has become good would have to outweigh all of them.
+  // Tries the length that would be best at the prior acceptance. Old measurements then get half their
+  // weight; otherwise a draft that has become good would have to outweigh all of them.
   void retry() {
     constexpr double enough_trials = 16.0;
     next_ = std::max<std::size_t>(best_length(config_.prior, costs(), config_.max_length), 1);
@@ -142,7 +140,7 @@ class DraftLength {
     accepted_ *= kept;
   }
 
-  // Tries lengths half again as long and half as long, alternately.
+  // Tries a length 1.5 times as long and one half as long, alternately.
   void probe() {
     const std::size_t step = std::max<std::size_t>(best_ / 2, 1);
     const std::size_t longer = std::min(best_ + step, config_.max_length);

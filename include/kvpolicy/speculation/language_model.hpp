@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What speculative decoding needs from an engine: a model that reads tokens over a cache and
-// returns logits of the next token. Your model needs two functions; kvpolicy's caches fit without
-// changes.
+// Speculative decoding needs one thing from an engine: a model that reads tokens over a cache and returns
+// logits of the next token. Your model needs two functions; kvpolicy's caches fit without changes.
 //
 //     struct MyModel {
 //       std::size_t vocabulary() const;
@@ -24,7 +23,7 @@
 
 namespace kvpolicy {
 
-/// Which tokens of a call need logits. `none` saves the product with the vocabulary matrix, for all
+/// The tokens of a call that need logits. `none` saves the product with the vocabulary matrix, for all
 /// calls of a prompt but the last.
 enum class LogitsOf : std::uint8_t { none, last, all };
 
@@ -32,11 +31,11 @@ enum class LogitsOf : std::uint8_t { none, last, all };
 struct ModelCall {
   std::span<const int> tokens;
   LogitsOf logits = LogitsOf::last;
-  /// How the layers attend: which rows they read, whether and by which query selecting heads
-  /// refresh their selection, and, for a tree of draft tokens, which token continues which.
+  /// How the layers attend: which rows they read, whether and by which query ChunkRetrieval heads refresh
+  /// their selection, and, for a tree of draft tokens, which token continues which.
   AttendOptions attend = {};
 
-  /// Text position of each token, if the cache has read `seen` tokens, nodes of the tree included.
+  /// Text position of each token if the cache has read `seen` tokens; nodes of the tree count as tokens.
   [[nodiscard]] std::vector<std::size_t> positions(std::size_t seen) const {
     std::vector<std::size_t> result(tokens.size());
     const TokenTree* tree = attend.tree;
@@ -48,10 +47,9 @@ struct ModelCall {
   }
 };
 
-/// A cache whose latest rows can be taken back, such as KvCache and cuda::KvCache with
-/// `max_rollback`. These members are used if the cache has them: `options()` with `max_rollback`
-/// and `max_tokens`, `commit()`, and `commit_changes_rows()`, which says whether a commit changes
-/// what rows are read as.
+/// A cache whose latest rows can be taken back, such as KvCache and cuda::KvCache with `max_rollback`.
+/// These members are used if the cache has them: `options()` with `max_rollback` and `max_tokens`,
+/// `commit()`, and `commit_changes_rows()`, which says whether a commit can change how rows read.
 template <class C>
 concept TentativeCache = requires(C& cache, const C& seen, std::size_t tokens,
                                   std::span<const std::size_t> path) {
@@ -60,9 +58,9 @@ concept TentativeCache = requires(C& cache, const C& seen, std::size_t tokens,
   cache.accept(path);
 };
 
-/// Reads tokens over a cache and returns logits [0, 1 or tokens, vocabulary]. If decoding with
-/// guesses has to equal plain decoding bit for bit in the storage's type, all rows must be read as
-/// they are stored, those of the call included (KvCache: `append`, then `attend`).
+/// Reads tokens over a cache and returns logits [0, 1 or tokens, vocabulary]. If speculative decoding must
+/// equal plain decoding bit for bit in the storage's type, all rows must be read as they are stored, those
+/// of the call included (KvCache: `append`, then `attend`).
 template <class M, class Cache>
 concept LanguageModel = requires(M& model, Cache& cache, const ModelCall& call) {
   { model.vocabulary() } -> std::convertible_to<std::size_t>;
@@ -71,7 +69,7 @@ concept LanguageModel = requires(M& model, Cache& cache, const ModelCall& call) 
 
 namespace detail {
 
-/// Refuses a wrong number of logits.
+/// Checks the number of logits.
 /// @throws ShapeError unless a model of `vocabulary` tokens gave the logits of `tokens` tokens
 inline void check_logits(std::span<const float> logits, std::size_t tokens,
                          std::size_t vocabulary) {
@@ -80,7 +78,7 @@ inline void check_logits(std::span<const float> logits, std::size_t tokens,
                       ", must give ", tokens * vocabulary);
 }
 
-/// @throws ShapeError for a token outside the vocabulary
+/// Checks a token. @throws ShapeError for a token outside the vocabulary
 inline void check_token(const char* who, int token, std::size_t vocabulary) {
   require<ShapeError>(token >= 0 && static_cast<std::size_t>(token) < vocabulary, who, ": token ",
                       token, " is outside the vocabulary of ", vocabulary);

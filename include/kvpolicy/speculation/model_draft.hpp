@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model with its own cache as a draft: a smaller model over a streaming cache (TriForce,
-// arXiv:2404.11912: 16 sinks, 256 rows in all), or the target itself over such a cache, which is
-// the paper's naive baseline.
+// A draft that is a model with its own cache: a smaller model over a streaming cache (TriForce,
+// arXiv:2404.11912: 16 sinks, 256 rows in total), or the target itself over such a cache, which is the
+// paper's naive baseline.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@
 
 namespace kvpolicy {
 
-/// Keeps a draft's cache in step with a text that changes elsewhere.
+/// Keeps a draft's cache up to date with a text that other code changes.
 template <class Model, TentativeCache Cache>
   requires LanguageModel<Model, Cache>
 class TextReader {
  public:
-  /// Reads at most `chunk` tokens in one call. `read`: the tokens that the cache has read already.
+  /// Reads at most `chunk` tokens in one call. `read` are the tokens that the cache has read already.
   TextReader(Model& model, Cache& cache, std::size_t chunk, std::span<const int> read)
       : model_{&model}, cache_{&cache}, chunk_{chunk}, read_{read.begin(), read.end()} {
     require(chunk > 0, "TextReader: chunk is 0, must be at least 1");
@@ -56,9 +56,9 @@ class TextReader {
   }
   void keep(std::size_t tokens) {
     // Also drops rows that a failed call left after those in read_.
-    if (cache_->tokens() != tokens || read_.size() != tokens || unsettled_) cache_->truncate(tokens);
+    if (cache_->tokens() != tokens || read_.size() != tokens || interrupted_) cache_->truncate(tokens);
     read_.resize(tokens);
-    unsettled_ = false;
+    interrupted_ = false;
   }
   /// Records tokens whose rows the cache accepted as a path of a tree.
   void note(std::span<const int> tokens) { read_.insert(read_.end(), tokens.begin(), tokens.end()); }
@@ -66,11 +66,11 @@ class TextReader {
  private:
   std::vector<float> read(std::span<const int> tokens, bool wanted) {
     read_.reserve(read_.size() + tokens.size());
-    unsettled_ = true;
+    interrupted_ = true;
     auto logits = model_->read(
         *cache_, {.tokens = tokens, .logits = wanted ? LogitsOf::last : LogitsOf::none});
     if (wanted) detail::check_logits(logits, 1, model_->vocabulary());
-    unsettled_ = false;
+    interrupted_ = false;
     note(tokens);
     return logits;
   }
@@ -79,27 +79,27 @@ class TextReader {
   Cache* cache_;
   std::size_t chunk_;
   std::vector<int> read_;
-  bool unsettled_ = false;  // a call failed, perhaps between two layers
+  bool interrupted_ = false;  // a call failed, perhaps between two layers
 };
 
 /// Options of a draft that is a model.
 struct ModelDraftOptions {
-  /// Tokens of a text that are read in one call. If a call fails half-way through the layers, the
-  /// next one can take it back, provided that these are at most max_rollback; otherwise all later
-  /// calls throw RollbackError.
+  /// Tokens of a text that are read in one call. If a call fails half-way through the layers, the next one
+  /// can take its rows back only if `chunk` is at most max_rollback; otherwise all later calls throw
+  /// RollbackError.
   std::size_t chunk = 512;
 };
 
-/// A Draft whose guesses come from a model, usually a smaller one.
-/// Model and cache must outlive it, and nothing else may write to the cache. Not synchronised.
+/// A Draft whose tokens come from a model, usually a smaller one. Model and cache must outlive it, and
+/// nothing else may write to the cache. Not synchronised.
 template <class Model, TentativeCache Cache>
   requires LanguageModel<Model, Cache>
 class ModelDraft {
  public:
   using Options = ModelDraftOptions;
 
-  /// `read` are the tokens that the cache has read. The cache must be able to take back as many
-  /// rows as guesses will be requested.
+  /// `read` are the tokens that the cache has read. The cache must be able to take back as many rows as
+  /// draft tokens will be requested.
   /// @throws ConfigError
   ModelDraft(Model& model, Cache& cache, const Options& options = {}, std::span<const int> read = {})
       : reader_{model, cache, options.chunk, read} {}

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DraftTokens that the latest tokens will be followed by the tokens that followed their previous
-// occurrence in the text. It needs no model and almost no time, and is good where a text repeats
-// itself or its prompt: summaries, code, answers with quotations.
+// Proposes the tokens that followed the previous occurrence of the latest tokens in the text. It needs no
+// model and almost no time. It is good if a text repeats itself or its prompt: summaries, code, answers
+// with quotations.
 //
-// Method: prompt lookup decoding (Saxena, https://github.com/apoorvumang/prompt-lookup-decoding);
-// LLMA, arXiv:2304.04487. Two deviations: the latest occurrence counts, not the first; and when the
-// copied tokens reach the end of the text, copying continues with the guesses themselves, so that a
-// repetition continues for as many tokens as requested.
+// Method: prompt lookup decoding (Saxena, https://github.com/apoorvumang/prompt-lookup-decoding); LLMA,
+// arXiv:2304.04487. Two differences: the latest occurrence counts, not the first; and if the copied tokens
+// reach the end of the text, copying continues with the draft tokens themselves, so a repetition continues
+// for as many tokens as requested.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@
 
 namespace kvpolicy {
 
-/// How many of the latest tokens are looked up in the text.
+/// Settings of an NgramDraft: how many of the latest tokens are looked up in the text.
 struct NgramDraftConfig {
   std::size_t max_ngram = 4;  ///< Longest run of latest tokens that is looked up; at most 64.
   std::size_t min_ngram = 2;  ///< Shortest run, if longer ones are not found; at least 1.
@@ -68,23 +68,23 @@ class NgramIndex {
   [[nodiscard]] std::optional<std::size_t> continuation() const {
     if (text_.empty()) return std::nullopt;
     for (auto length = lengths_.rbegin(); length != lengths_.rend(); ++length) {
-      const Place earlier = length->earlier.back();
+      const TokenIndex earlier = length->earlier.back();
       if (earlier != nowhere) return std::size_t{earlier} + 1;
     }
     return std::nullopt;
   }
 
  private:
-  using Place = std::uint32_t;  // index of an n-gram's last token
-  static constexpr Place nowhere = static_cast<Place>(-1);
+  using TokenIndex = std::uint32_t;  // index in the text of an n-gram's last token
+  static constexpr TokenIndex nowhere = static_cast<TokenIndex>(-1);
 
-  // All n-grams of one length. `latest` is a hash table with linear probing that stores no keys: an
-  // entry is an index into the text, which has the key. Entries are removed in the reverse order of
-  // their insertion, so a removal leaves no gap in the probe sequence of another entry.
+  // All n-grams of one length. `latest` is a hash table with linear probing that stores no keys: an entry
+  // is an index into the text, where its key is. Entries are removed in the reverse order of their
+  // insertion, so a removal leaves no gap in the probe sequence of another entry.
   struct Length {
     std::size_t n;
-    std::vector<Place> latest;   // a power of two of entries, at least twice the tokens
-    std::vector<Place> earlier;  // for each index, the previous occurrence of the same n-gram
+    std::vector<TokenIndex> latest;   // a power of two of entries, at least twice the tokens
+    std::vector<TokenIndex> earlier;  // for each index, the previous occurrence of the same n-gram
   };
 
   // Allocates memory first, so that adding tokens cannot fail.
@@ -94,7 +94,7 @@ class NgramIndex {
     const bool larger = tokens > capacity_;
     const std::size_t capacity =
         larger ? std::bit_ceil(std::max<std::size_t>(tokens, 256)) : capacity_;
-    std::vector<std::vector<Place>> tables(larger ? lengths_.size() : 0);
+    std::vector<std::vector<TokenIndex>> tables(larger ? lengths_.size() : 0);
     for (auto& table : tables) table.resize(2 * capacity, nowhere);
     // Needed even if the tables are large enough, because a copy's vectors have no spare capacity.
     for (Length& length : lengths_) length.earlier.reserve(capacity);
@@ -104,11 +104,11 @@ class NgramIndex {
     for (std::size_t i = 0; i < lengths_.size(); ++i) {
       lengths_[i].latest = std::move(tables[i]);
       lengths_[i].earlier.clear();
-      for (std::size_t place = 0; place < text_.size(); ++place) add(lengths_[i], place);
+      for (std::size_t index = 0; index < text_.size(); ++index) add(lengths_[i], index);
     }
   }
 
-  // Compares block by block, because the comparison of a block is one call of memcmp.
+  // Compares in pieces, because the comparison of a piece is one call of memcmp.
   [[nodiscard]] std::size_t common_prefix(std::span<const int> text) const {
     constexpr std::size_t block = 1024;
     const std::size_t most = std::min(text.size(), text_.size());
@@ -126,27 +126,27 @@ class NgramIndex {
   }
 
   void pop() noexcept {
-    const std::size_t place = text_.size() - 1;
+    const std::size_t index = text_.size() - 1;
     for (Length& length : lengths_) {
-      if (place + 1 >= length.n) length.latest[slot_of(length, place)] = length.earlier[place];
+      if (index + 1 >= length.n) length.latest[slot_of(length, index)] = length.earlier[index];
       length.earlier.pop_back();
     }
     text_.pop_back();
   }
 
-  void add(Length& length, std::size_t place) noexcept {
-    if (place + 1 < length.n) {  // the text is shorter than that
+  void add(Length& length, std::size_t index) noexcept {
+    if (index + 1 < length.n) {  // the text is shorter than n
       length.earlier.push_back(nowhere);
       return;
     }
-    Place& latest = length.latest[slot_of(length, place)];
+    TokenIndex& latest = length.latest[slot_of(length, index)];
     length.earlier.push_back(latest);
-    latest = static_cast<Place>(place);
+    latest = static_cast<TokenIndex>(index);
   }
 
-  // Finds the entry of the n-gram that ends at `place`, or the empty entry where it belongs.
-  [[nodiscard]] std::size_t slot_of(const Length& length, std::size_t place) const noexcept {
-    const int* const end = text_.data() + place + 1;
+  // Finds the slot of the n-gram that ends at `index`, or the empty slot where it belongs.
+  [[nodiscard]] std::size_t slot_of(const Length& length, std::size_t index) const noexcept {
+    const int* const end = text_.data() + index + 1;
     std::uint64_t hash = 0;
     for (const int* token = end - length.n; token != end; ++token) {
       hash = (hash ^ static_cast<std::uint32_t>(*token)) * 0x9E3779B97F4A7C15U;
@@ -155,7 +155,7 @@ class NgramIndex {
     const std::size_t mask = length.latest.size() - 1;
     std::size_t slot = static_cast<std::size_t>(hash) & mask;
     for (;; slot = (slot + 1) & mask) {
-      const Place other = length.latest[slot];
+      const TokenIndex other = length.latest[slot];
       if (other == nowhere) return slot;
       const int* const other_end = text_.data() + other + 1;
       if (std::equal(end - length.n, end, other_end - length.n)) return slot;
@@ -177,8 +177,8 @@ class NgramDraft {
   /// 0, because it serves any vocabulary: it only repeats tokens of the text.
   [[nodiscard]] static std::size_t vocabulary() { return 0; }
 
-  /// Makes a chain of `max_guesses` guesses, each with probability 1, or none if the latest tokens
-  /// did not occur before.
+  /// Makes a chain of `max_guesses` draft tokens, each with probability 1, or none if the latest tokens did
+  /// not occur before.
   /// @throws as NgramIndex::update; the next call is not affected
   void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions&, Random&,
                DraftTokens& guesses) {
@@ -189,8 +189,8 @@ class NgramDraft {
     if (!from) return;
     guesses.reserve(max_guesses);
     for (std::size_t i = 0; i < max_guesses; ++i) {
-      const std::size_t place = *from + i;
-      const int token = place < text.size() ? text[place] : guesses[place - text.size()].token;
+      const std::size_t index = *from + i;
+      const int token = index < text.size() ? text[index] : guesses[index - text.size()].token;
       guesses.push_back({token, Distribution::certain(token), i == 0 ? TokenTree::text : i - 1, 0});
     }
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The cost of a model's passes, measured while it runs. Times are noisy, at times many times too
-// long (another program used the processor), and change as the text grows. So the lower quartile of
-// the latest few is used, because errors make times longer.
+// The cost of a model's passes, measured while it runs. Times are noisy, sometimes many times too long
+// (another program used the processor), and they change as the text grows. Errors only make times longer,
+// so the lower quartile of the latest few is used.
 #pragma once
 
 #include <algorithm>
@@ -56,7 +56,7 @@ class RecentTimes {
 /// Times of passes over different numbers of tokens, and the line fitted to them.
 class PassTimes {
  public:
-  /// Measurements of a number of tokens are used for this many later passes.
+  /// A measurement of a number of tokens is used for this many later passes.
   static constexpr std::size_t believed_for = 256;
 
   /// Records the time of a pass over `tokens` tokens; implausible times are ignored.
@@ -70,7 +70,8 @@ class PassTimes {
   }
 
   [[nodiscard]] bool empty() const { return passes_ == 0; }
-  /// Whether the growth with the number of tokens is measured; if not, the previous value is used.
+  /// Whether it is measured how times grow with the number of tokens; if not, `cost` keeps its previous
+  /// slope.
   [[nodiscard]] bool has_slope() const { return has_slope_; }
   /// The fitted line; 0 if there are no times yet.
   [[nodiscard]] const PassCost& cost() const { return cost_; }

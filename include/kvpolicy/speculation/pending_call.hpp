@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The call with which a model verifies guesses. It contains the tokens of the text that the model's
-// cache has not read, usually one, and then the guesses, as a chain or as a tree.
+// The call with which a model verifies draft tokens. It contains the tokens of the text that the model's
+// cache has not read, usually one, and then the draft tokens, as a chain or as a tree.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace kvpolicy {
 
-/// Owns the tokens and the tree that the call points to. The guesses must not change while it is
-/// used.
+/// Owns the tokens and the tree that the call points to, so it must outlive the call. Paths are indices of
+/// its draft tokens, so those must not change in the meantime.
 class PendingCall {
  public:
   PendingCall() = default;
@@ -34,15 +34,15 @@ class PendingCall {
 
   [[nodiscard]] std::size_t tokens() const { return tokens_.size(); }
 
-  /// If the options ask for a refresh, selecting heads select by the text's last token, which stays
-  /// whether or not the guesses are accepted.
+  /// If the options ask for a refresh, ChunkRetrieval heads select by the text's last token, which stays
+  /// whether or not the draft tokens are accepted.
   [[nodiscard]] ModelCall call(AttendOptions attend) const {
     attend.selection_query = unread_ - 1;
     attend.tree = is_tree_ ? &tree_ : nullptr;
     return {tokens_, LogitsOf::all, attend};
   }
 
-  /// The logits after the text's last token and after each guess.
+  /// The logits after the text's last token and after each draft token.
   /// @throws ShapeError if the number of logits is not that of all the call's tokens
   [[nodiscard]] std::span<const float> last_rows(std::span<const float> logits,
                                                  std::size_t vocabulary) const {
@@ -50,8 +50,8 @@ class PendingCall {
     return logits.subspan(vocabulary * (unread_ - 1));
   }
 
-  /// Keeps the call's rows of the unread text and of the guesses on `path`, and drops the other
-  /// guesses' rows. `seen` is the number of tokens in the cache before the call.
+  /// Keeps the call's rows of the unread text and of the draft tokens on `path`, and drops the rows of the
+  /// other draft tokens. `seen` is the number of tokens in the cache before the call.
   template <TentativeCache Cache>
   void keep(Cache& cache, std::size_t seen, std::span<const std::size_t> path) const {
     if (!is_tree_) return cache.truncate(seen + unread_ + path.size());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sampling that keeps the probabilities: speculative decoding needs the distributions of the model
-// that proposed a token and of the model that verifies it, both shaped by the same temperature,
-// top-k and top-p (nucleus sampling, Holtzman et al., arXiv:1904.09751).
+// Sampling by explicit distributions. Speculative decoding needs the distributions of the model that
+// proposed a token and of the model that verifies it, both shaped by the same temperature, top-k and top-p
+// (nucleus sampling, Holtzman et al., arXiv:1904.09751).
 //
 // Speculative sampling is lossless: Leviathan et al., arXiv:2211.17192; Chen et al.,
 // arXiv:2302.01318. A token x drawn from q is accepted with probability min(1, p(x) / q(x));
@@ -24,7 +24,7 @@
 
 namespace kvpolicy {
 
-/// How a token is drawn from logits; the default takes the likeliest token.
+/// Options for drawing a token from logits; the default takes the likeliest token.
 struct SamplingOptions {
   float temperature = 0.0F;  ///< 0 takes the likeliest token; 1 samples the model's distribution
   std::size_t top_k = 0;     ///< only the k likeliest tokens; 0: all
@@ -93,8 +93,8 @@ class Distribution {
     return at != outcomes_.end() && at->token == token ? at->probability : 0.0;
   }
 
-  /// The token at `uniform` in [0, 1) of the cumulative probabilities; never a token of probability
-  /// 0.
+  /// The token at which the cumulative probability exceeds `uniform`, a number in [0, 1); never a token of
+  /// probability 0.
   /// @throws ShapeError if the distribution has no token
   [[nodiscard]] int draw(double uniform) const {
     require<ShapeError>(!empty(), "Distribution: drawn from one without tokens, expected at least 1");
@@ -102,7 +102,7 @@ class Distribution {
     int last = outcomes_.front().token;
     for (const Outcome& outcome : outcomes_) {
       if (outcome.probability <= 0.0) continue;
-      last = outcome.token;  // the last token gets what rounding leaves
+      last = outcome.token;  // rounding errors go to the last token
       left -= outcome.probability;
       if (left < 0.0) break;
     }
@@ -195,18 +195,18 @@ class Distribution {
   return Distribution{std::move(kept)};
 }
 
-/// How a guess is verified. The decoders take it as a template parameter: another rule may trade
-/// exactness for speed (typical acceptance, say), or be wrong on purpose for tests.
+/// The rule by which draft tokens are verified. The decoders take it as a template parameter: another rule
+/// may trade exactness for speed (typical acceptance, say), or be wrong on purpose for tests.
 struct SpeculativeSampling {
-  /// Refuses a guess that cannot have been drawn from q, because the rule would divide by 0 and
-  /// always accept it. `verify` checks all guesses before it verifies any. Optional in a rule.
+  /// Refuses a draft token that cannot have been drawn from q, because the rule would divide by 0 and
+  /// always accept it. `verify` checks all draft tokens before it verifies any. Optional in a rule.
   /// @throws ShapeError if q(guess) is 0
   static void check(const Distribution& q, int guess) {
     require<ShapeError>(q(guess) > 0.0, "SpeculativeSampling: token ", guess,
                         " is guessed, but has probability 0 in what it is said to be drawn from "
                         "(DraftToken::from), must have more");
   }
-  /// Whether `guess`, drawn from q, is accepted as a token of p; p(guess), q(guess) are
+  /// Whether the token `guess`, drawn from q, is accepted as a token of p. p(guess) and q(guess) are
   /// probabilities.
   /// @throws ShapeError as `check`
   [[nodiscard]] static bool accepts(const Distribution& p, const Distribution& q, int guess,
@@ -214,8 +214,7 @@ struct SpeculativeSampling {
     check(q, guess);
     return random.uniform() * q(guess) < p(guess);
   }
-  /// After a refusal: the distribution by which the next sibling is verified, or the token is
-  /// drawn.
+  /// The distribution, after a refusal, by which the next sibling is verified or the token is drawn.
   [[nodiscard]] static Distribution after_refusal(const Distribution& p, const Distribution& q) {
     return positive_part(p, q);
   }

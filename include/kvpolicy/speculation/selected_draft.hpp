@@ -4,10 +4,10 @@
 // TriForce (arXiv:2404.11912), which verifies what a smaller draft proposes. Without a smaller
 // draft it is the paper's self-speculation.
 //
-// There is one difference. After a refusal the published code draws from p and reports p. The token
-// at that position, accepted or drawn, is then not distributed as p, and the level above, which
-// divides by the reported probability, is biased. This code draws from the positive part of p - q,
-// so the token is distributed as p whether it was accepted or drawn, and p is the correct report.
+// We differ in one point. After a refusal the published code draws from p and reports p. The token at that
+// position, accepted or drawn, is then not distributed as p, and the level above, which divides by the
+// reported probability, is biased. This code draws from the positive part of p - q, so the token is
+// distributed as p whether it was accepted or drawn, and p is the correct report.
 #pragma once
 
 #include <algorithm>
@@ -27,25 +27,25 @@
 
 namespace kvpolicy {
 
-/// How many guesses of the inner draft are verified at a time.
+/// Options of a SelectedDraft: how many tokens of the inner draft are verified at a time.
 struct SelectedDraftOptions {
-  /// DraftTokens that are verified at once; in the paper it is one. With `adapt` the length is chosen
-  /// from measured acceptance and times, up to `max_length`.
+  /// Draft tokens that are verified at once; in the paper it is one. With `adapt` the length is chosen from
+  /// measured acceptance and times, up to `max_length`.
   std::size_t length = 1;
   bool adapt = true;
   std::size_t max_length = 4;
 };
 
-/// A Draft: the target over the rows that its cache selects, with an inner draft. Its rows come
-/// from partial attention and are tentative: the verifier takes them back and reads the tokens over
-/// all rows. Not synchronised.
+/// A Draft: the target over the rows that its cache selects, with an inner draft. Its rows come from
+/// partial attention and are tentative: the verifier takes them back and reads the tokens over all rows.
+/// Not synchronised.
 template <class Model, TentativeCache Cache, Draft Inner = NoDraft, class Rule = SpeculativeSampling>
   requires LanguageModel<Model, Cache>
 class SelectedDraft {
  public:
   using Options = SelectedDraftOptions;
 
-  /// Model and cache must outlive it. `inner` makes the guesses that it verifies.
+  /// Model and cache must outlive it. `inner` proposes the tokens that it verifies.
   /// @throws ConfigError if `inner` has another vocabulary
   SelectedDraft(Model& model, Cache& cache, Inner inner = {}, const Options& options = {})
       : model_{&model}, cache_{&cache}, inner_{std::move(inner)}, length_{length_config(options)} {
@@ -55,30 +55,29 @@ class SelectedDraft {
   }
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->vocabulary(); }
-  /// Makes the next call select rows by the text's last token. This selection is undone together
-  /// with the guesses' rows; the verifier then makes the lasting one, by the same token over all
-  /// rows.
-  void refresh_selection() { anew_ = true; }
+  /// Makes the next call select rows by the text's last token. This selection is undone together with the
+  /// rows of the draft tokens; the verifier then makes the lasting one, by the same token over all rows.
+  void refresh_selection() { refresh_due_ = true; }
   [[nodiscard]] const LevelStatistics& statistics() const { return statistics_; }
   [[nodiscard]] Inner& inner() { return inner_; }
   [[nodiscard]] const Inner& inner() const { return inner_; }
 
-  /// The cache must have read a beginning of `text`, at most all but its last token.
-  /// @throws ShapeError for guesses of `inner` that cannot be verified; what model, cache and
-  /// `inner` throw
+  /// The cache must have read a prefix of `text`, at most all but its last token.
+  /// @throws ShapeError for draft tokens of `inner` that cannot be verified; what model, cache and `inner`
+  /// throw
   void propose(std::span<const int> text, std::size_t max_guesses, const SamplingOptions& sampling,
                Random& random, DraftTokens& guesses) {
     guesses.clear();
     text_.assign(text.begin(), text.end());
     while (guesses.size() < max_guesses) {
       const std::size_t wanted = max_guesses - guesses.size();
-      // The pass adds one token of the model's own, so one guess fewer is needed.
+      // The pass adds one token of the model's own, so one draft token fewer is needed.
       const Verification verification = ask(std::min(length_.length(), wanted - 1), sampling, random);
       for (std::size_t i = 0; i <= verification.path.size(); ++i) {
         const bool own = i == verification.path.size();
         const std::size_t parent = guesses.empty() ? TokenTree::text : guesses.size() - 1;
-        const int token = own ? verification.next : judged_[verification.path[i]].token;
-        const unsigned level = own ? 0 : judged_[verification.path[i]].level + 1;
+        const int token = own ? verification.next : guesses_[verification.path[i]].token;
+        const unsigned level = own ? 0 : guesses_[verification.path[i]].level + 1;
         guesses.push_back({token, verification.distributions[i], parent, level});
         text_.push_back(token);
         ++statistics_.tokens;
@@ -98,19 +97,20 @@ class SelectedDraft {
     return config;
   }
 
-  // One pass over the selected rows, with at most `max_guesses` guesses. The cache keeps the rows
-  // of the accepted ones.
+  // One pass over the selected rows, with at most `max_guesses` draft tokens. The cache keeps the rows of
+  // the accepted ones.
   Verification ask(std::size_t max_guesses, const SamplingOptions& sampling, Random& random) {
     const auto start = Clock::now();
-    inner_.propose(text_, max_guesses, sampling, random, judged_);
-    detail::check_guesses(judged_, max_guesses, vocabulary());
+    inner_.propose(text_, max_guesses, sampling, random, guesses_);
+    detail::check_guesses(guesses_, max_guesses, vocabulary());
     const auto drafted = Clock::now();
     const std::size_t seen = cache_->tokens();
-    PendingCall pending{std::span{text_}.subspan(seen), judged_};
-    const auto logits = model_->read(*cache_, pending.call({.read = Read::selected, .refresh_selection = anew_}));
-    anew_ = false;
+    PendingCall pending{std::span{text_}.subspan(seen), guesses_};
+    const auto logits = model_->read(
+        *cache_, pending.call({.read = Read::selected, .refresh_selection = refresh_due_}));
+    refresh_due_ = false;
     Verification verification =
-        verify<Rule>(judged_, pending.last_rows(logits, vocabulary()), sampling, random);
+        verify<Rule>(guesses_, pending.last_rows(logits, vocabulary()), sampling, random);
     pending.keep(*cache_, seen, verification.path);
     note(verification, std::chrono::duration<double>(drafted - start).count(),
          std::chrono::duration<double>(Clock::now() - drafted).count());
@@ -119,13 +119,13 @@ class SelectedDraft {
 
   void note(const Verification& verification, double draft_seconds, double verify_seconds) {
     ++statistics_.verifications;
-    statistics_.guessed += judged_.size();
+    statistics_.guessed += guesses_.size();
     statistics_.places += verification.places;
     statistics_.accepted += verification.path.size();
     statistics_.draft_seconds += draft_seconds;
     statistics_.verify_seconds += verify_seconds;
-    if (!is_chain(judged_)) return;  // the cost model describes chains only
-    length_.observe({.drafted = judged_.size(), .accepted = verification.path.size(),
+    if (!is_chain(guesses_)) return;  // the cost model describes chains only
+    length_.observe({.drafted = guesses_.size(), .accepted = verification.path.size(),
                      .draft_seconds = draft_seconds, .verify_seconds = verify_seconds});
   }
 
@@ -133,9 +133,9 @@ class SelectedDraft {
   Cache* cache_;
   Inner inner_;
   DraftLength length_;
-  DraftTokens judged_;
+  DraftTokens guesses_;
   std::vector<int> text_;
-  bool anew_ = false;
+  bool refresh_due_ = false;
   LevelStatistics statistics_;
 };
 

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one level of speculation did: how many guesses it verified and accepted, and how long it
-// took.
+// Counts the work of one level of speculation: how many draft tokens it verified and accepted, and how long
+// it took.
 #pragma once
 
 #include <cstddef>
 
 namespace kvpolicy {
 
-/// Counts of one verifying level so far.
+/// The counts of one verifying level so far.
 struct LevelStatistics {
   std::size_t verifications = 0;  ///< passes of the verifying model
-  std::size_t guessed = 0;        ///< guesses that these passes read
-  std::size_t places = 0;         ///< positions that were verified: none after a refusal
-  std::size_t accepted = 0;       ///< positions where a guess was accepted
-  std::size_t tokens = 0;         ///< resulting tokens: accepted guesses and its own
-  double draft_seconds = 0.0;     ///< time spent on guesses, by all lower levels
-  double verify_seconds = 0.0;    ///< time spent on verifying them
+  std::size_t guessed = 0;        ///< draft tokens that these passes read
+  std::size_t places = 0;         ///< text positions at which draft tokens were tried
+  std::size_t accepted = 0;       ///< positions at which one was accepted
+  std::size_t tokens = 0;         ///< resulting tokens: accepted draft tokens and its own
+  double draft_seconds = 0.0;     ///< time spent on drafting, by all lower levels
+  double verify_seconds = 0.0;    ///< time spent on verifying
 
-  /// The share of verified positions where a guess was accepted; 0 before the first.
+  /// The share of verified positions at which a draft token was accepted; 0 if there are none.
   [[nodiscard]] double acceptance() const { return share(accepted, places); }
   [[nodiscard]] double tokens_per_verification() const { return share(tokens, verifications); }
 

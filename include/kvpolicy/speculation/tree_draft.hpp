@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model that guesses several continuations at once, as a tree of a fixed shape: Sequoia
-// (arXiv:2402.12374). Siblings are drawn without replacement, so no guess repeats a token that was
+// A model that proposes several continuations at once, as a tree of a fixed shape: Sequoia
+// (arXiv:2402.12374). Siblings are drawn without replacement, so no draft token repeats a token that was
 // refused already. The tree grows level by level, with one pass of the model for each level.
 #pragma once
 
@@ -18,17 +18,16 @@
 
 namespace kvpolicy {
 
-/// A Draft whose guesses branch.
-/// Model and cache must outlive it, and nothing else may write to the cache, which must be able to
-/// take back as many rows as the tree has nodes. Not synchronised.
+/// A Draft whose tokens form a tree. Model and cache must outlive it, and nothing else may write to the
+/// cache. The cache must be able to take back as many rows as the tree has nodes. Not synchronised.
 template <class Model, TentativeCache Cache>
   requires LanguageModel<Model, Cache>
 class TreeDraft {
  public:
   using Options = ModelDraftOptions;
 
-  /// `shape`, which tree_shape.hpp can make, has its nodes level by level; a call that may make
-  /// fewer guesses uses its first nodes. `read` are the tokens that the cache has read already.
+  /// `shape`, which tree_shape.hpp can make, must list its nodes level by level. A call that may make fewer
+  /// draft tokens uses its first nodes. `read` are the tokens that the cache has read already.
   /// @throws ConfigError for a shape without nodes or not level by level
   TreeDraft(Model& model, Cache& cache, TokenTree shape, const Options& options = {},
             std::span<const int> read = {})
@@ -36,7 +35,7 @@ class TreeDraft {
     require(!shape_.empty(), "TreeDraft: the shape has no nodes, must have at least 1");
     for (std::size_t node = 1; node < shape_.size(); ++node) {
       require(shape_.depth(node) >= shape_.depth(node - 1), "TreeDraft: node ", node, " at depth ",
-              shape_.depth(node), " stands behind one at depth ", shape_.depth(node - 1),
+              shape_.depth(node), " comes after one at depth ", shape_.depth(node - 1),
               ", must come level by level");
     }
   }
@@ -69,7 +68,7 @@ class TreeDraft {
  private:
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
 
-  // The parents, of the nodes [first, last) of a level, that have a guess.
+  // The parents of the nodes [first, last) of a level, as far as a draft token was made for them.
   [[nodiscard]] std::vector<std::size_t> parents_of(std::size_t first, std::size_t last) const {
     std::vector<std::size_t> parents;
     for (std::size_t node = first; node < last; ++node) {
@@ -80,8 +79,8 @@ class TreeDraft {
     return parents;
   }
 
-  // Draws the guesses for the children of `parent` among the nodes [first, last). A vocabulary may
-  // have fewer tokens than a node has children.
+  // Draws draft tokens for the children of `parent` among the nodes [first, last). A vocabulary may have
+  // fewer tokens than a node has children.
   void draw_children(std::size_t parent, std::span<const float> logits, std::size_t first,
                      std::size_t last, const SamplingOptions& sampling, Random& random,
                      DraftTokens& guesses) {
@@ -89,8 +88,8 @@ class TreeDraft {
     std::vector<int> taken;
     for (std::size_t node = first; node < last; ++node) {
       if (shape_.parent(node) != parent) continue;
-      // If the distribution has no token left (greedy sampling has only one), the likeliest other
-      // token is the best guess, and it is drawn with probability 1.
+      // If the distribution has no token left (greedy sampling has only one), the likeliest other token is
+      // the best draft token, and it is drawn with probability 1.
       if (from.empty()) from = likeliest_but(logits, taken);
       if (from.empty()) return;
       const int token = from.draw(random.uniform());
@@ -110,15 +109,15 @@ class TreeDraft {
     return best == none ? Distribution{} : Distribution::certain(static_cast<int>(best));
   }
 
-  // One pass over nodes whose parents were read.
+  // Reads nodes whose parents were read, in one pass.
   std::vector<float> read_nodes(std::span<const std::size_t> nodes, const DraftTokens& guesses) {
     std::vector<int> tokens;
     TokenTree tree = tree_;
     for (const std::size_t node : nodes) {
       const std::size_t parent = shape_.parent(node);
-      const auto place = std::ranges::find(nodes_, parent);
+      const auto found = std::ranges::find(nodes_, parent);
       tree.add(parent == TokenTree::text ? TokenTree::text
-                                         : static_cast<std::size_t>(place - nodes_.begin()));
+                                         : static_cast<std::size_t>(found - nodes_.begin()));
       nodes_.push_back(node);
       tokens.push_back(guesses[guess_of_[node]].token);
     }
@@ -132,7 +131,7 @@ class TreeDraft {
     return logits;
   }
 
-  // Of the tree that the cache still holds, keeps the path that became part of the text.
+  // Keeps, of the tree that the cache still holds, the path that became part of the text.
   void settle(std::span<const int> text) {
     const std::size_t root = reader_.tokens().size();
     Cache& cache = reader_.cache();
@@ -152,7 +151,7 @@ class TreeDraft {
     } else if (growing_ || !tree_.empty()) {
       cache.truncate(root);
     }
-    // The reader is told last, because it takes back rows that it does not know.
+    // The reader is updated last, because it takes back rows that it does not know.
     growing_ = false;
     tree_ = {};
     tokens_.clear();
@@ -162,10 +161,10 @@ class TreeDraft {
 
   TextReader<Model, Cache> reader_;
   TokenTree shape_;
-  std::vector<std::size_t> guess_of_;  // guess of each node of the shape, or none
+  std::vector<std::size_t> guess_of_;  // draft token of each node of the shape, or none
   // The part of the tree that the cache has read: all but the leaves.
   TokenTree tree_;
-  std::vector<std::size_t> nodes_;  // their nodes in the shape
+  std::vector<std::size_t> nodes_;  // for each node of tree_ its node in the shape
   std::vector<int> tokens_;
   bool growing_ = false;  // a call failed, perhaps between two layers
 };

@@ -33,7 +33,7 @@ struct TreeLimits {
 
 namespace detail {
 
-/// Refuses an invalid vector of acceptances.
+/// Checks a vector of acceptances.
 /// @throws ConfigError unless every entry is a probability and their sum is at most 1, because a
 /// node has at most one accepted child
 inline void check_acceptance(std::span<const double> acceptance) {
@@ -58,8 +58,8 @@ inline void check_acceptance(std::span<const double> acceptance) {
 [[nodiscard]] inline double expected_accepted(const TokenTree& tree,
                                               std::span<const double> acceptance) {
   detail::check_acceptance(acceptance);
-  std::vector<double> reached(tree.size());            // how often a node is accepted
-  std::vector<std::size_t> children(tree.size() + 1);  // counted so far; the text's at the end
+  std::vector<double> reached(tree.size());            // how often the node is accepted
+  std::vector<std::size_t> children(tree.size() + 1);  // children so far; the last entry is the text
   double sum = 0.0;
   for (std::size_t node = 0; node < tree.size(); ++node) {
     const std::size_t parent = tree.parent(node);
@@ -80,7 +80,7 @@ inline void check_acceptance(std::span<const double> acceptance) {
   return 1.0 + expected_accepted(tree, acceptance);
 }
 
-/// How many levels `tree` has, which is how many passes of the draft fill it.
+/// How many levels `tree` has. The draft needs one pass for each level.
 [[nodiscard]] inline std::size_t levels_of(const TokenTree& tree) {
   std::size_t levels = 0;
   for (std::size_t node = 0; node < tree.size(); ++node) {
@@ -108,28 +108,28 @@ inline void check_acceptance(std::span<const double> acceptance) {
   return independent_sequences(1, length);
 }
 
-/// `tree` with one more token before it as node 0, so that node i becomes node i + 1. That token is
-/// the text's latest, if its row is not cached yet and the pass over the guesses reads it first.
+/// `tree` with one more token before it as node 0, so that node i becomes node i + 1. That token is the
+/// text's latest, if its row is not cached yet and the pass over the draft tokens reads it first.
 /// @throws ConfigError if `tree` has TokenTree::max_nodes already
 [[nodiscard]] inline TokenTree after_one_token(const TokenTree& tree) {
-  TokenTree behind;
-  behind.add(TokenTree::text);
+  TokenTree result;
+  result.add(TokenTree::text);
   for (std::size_t node = 0; node < tree.size(); ++node) {
-    behind.add(tree.parent(node) == TokenTree::text ? 0 : tree.parent(node) + 1);
+    result.add(tree.parent(node) == TokenTree::text ? 0 : tree.parent(node) + 1);
   }
-  return behind;
+  return result;
 }
 
 /// The best trees of every size up to `max_nodes`, in one table that `best_tree` and
 /// `best_tree_for` read.
 ///
-/// Let best(n, 0) be how many of n descendants of an accepted node are accepted, if they are
-/// arranged best. The node's first child gets s of them: itself, which is accepted with probability
-/// acceptance[0], and s - 1 descendants. The later children share the other n - s:
-///
-///     best(n, place) = max over s of  acceptance[place] (1 + best(s - 1, 0)) + best(n - s, place +
-///     1)
-///
+/// Let best(n, 0) be how many of n descendants of an accepted node are accepted on average, in the
+/// best arrangement. s of them belong to the node's first child: the child itself, which is accepted
+/// with probability acceptance[0], and s - 1 descendants. The later children share the other n - s:
+/// 
+///     best(n, child) = max over s of  acceptance[child] (1 + best(s - 1, 0))
+///                                     + best(n - s, child + 1)
+/// 
 /// If levels are limited, best(s - 1, 0) is taken with one level less.
 /// Work: branches x max_nodes^2, times levels if they are limited.
 class TreeTable {
@@ -148,7 +148,7 @@ class TreeTable {
             "TreeTable: there is no acceptance, needs that of 1 child or more");
     require(limits.levels >= 1 && limits.branches >= 1, "TreeTable: limits of ", limits.levels,
             " levels and ", limits.branches, " branches, must be 1 or more");
-    places_ = std::min({limits.branches, acceptance.size(), max_nodes});
+    branches_ = std::min({limits.branches, acceptance.size(), max_nodes});
     add_table(acceptance);
     if (kind_ == Levels::free) return;
     while (levels() < std::min(limits.levels, max_nodes)) {
@@ -160,8 +160,7 @@ class TreeTable {
 
   /// Most nodes of a tree.
   [[nodiscard]] std::size_t max_nodes() const { return max_nodes_; }
-  /// The number of levels beyond which no tree improves, or that the limits allow; 1 if levels are
-  /// free.
+  /// The number of levels after which no tree improves, or the limit; 1 if levels are free.
   [[nodiscard]] std::size_t levels() const { return accepted_.size(); }
 
   /// How many nodes of the best tree of `nodes` nodes with at most `levels` levels are accepted;
@@ -172,11 +171,12 @@ class TreeTable {
     return accepted_[levels - 1][nodes];
   }
 
-  /// That tree, level by level, with siblings in the order in which they are tried.
+  /// The tree of which `accepted` tells the mean, level by level, with siblings in the order in which they
+  /// are tried.
   /// @throws ConfigError if the limits do not allow `nodes` nodes
   [[nodiscard]] TokenTree tree(std::size_t nodes, std::size_t levels) const {
     require(accepted(nodes, levels) >= 0.0, "best_tree: ", nodes, " nodes, where ", levels,
-            " levels of at most ", places_, " branches have room for fewer");
+            " levels of at most ", branches_, " branches have room for fewer");
     struct Parent {
       std::size_t node;   // or the text
       std::size_t below;  // number of its descendants
@@ -188,8 +188,8 @@ class TreeTable {
       std::vector<Parent> children;
       for (const Parent& parent : parents) {
         std::size_t left = parent.below;
-        for (std::size_t place = 0; left > 0; ++place) {
-          const std::size_t taken = taken_[table][place * (max_nodes_ + 1) + left];
+        for (std::size_t child = 0; left > 0; ++child) {
+          const std::size_t taken = taken_[table][child * (max_nodes_ + 1) + left];
           children.push_back({tree.add(parent.node), taken - 1});
           left -= taken;
         }
@@ -203,29 +203,29 @@ class TreeTable {
   void add_table(std::span<const double> acceptance) {
     constexpr double impossible = -std::numeric_limits<double>::infinity();
     const std::size_t sizes = max_nodes_ + 1;
-    // [place, nodes]; after the last place no node is possible.
-    std::vector<double> best((places_ + 1) * sizes, impossible);
-    for (std::size_t place = 0; place <= places_; ++place) best[place * sizes] = 0.0;
-    std::vector<std::uint16_t> taken(places_ * sizes);
-    // best(n, 0) of a child's descendants; below the last level no node is possible either.
-    const double* below = &best[places_ * sizes];
+    // [child, nodes]; after the last child no node is possible.
+    std::vector<double> best((branches_ + 1) * sizes, impossible);
+    for (std::size_t child = 0; child <= branches_; ++child) best[child * sizes] = 0.0;
+    std::vector<std::uint16_t> taken(branches_ * sizes);
+    // best(n, 0) of a child's descendants; after the last level no node is possible either.
+    const double* below = &best[branches_ * sizes];
     if (kind_ == Levels::free) below = best.data();
     if (!accepted_.empty()) below = accepted_.back().data();
     for (std::size_t nodes = 1; nodes <= max_nodes_; ++nodes) {
-      for (std::size_t place = 0; place < places_; ++place) {
-        const double* const others = &best[(place + 1) * sizes];
+      for (std::size_t child = 0; child < branches_; ++child) {
+        const double* const others = &best[(child + 1) * sizes];
         double highest = impossible;
         std::size_t first = 0;
         // Of equal values the smaller first child is kept, because a wider tree has fewer levels.
         for (std::size_t s = 1; s <= nodes; ++s) {
-          const double value = acceptance[place] * (1.0 + below[s - 1]) + others[nodes - s];
+          const double value = acceptance[child] * (1.0 + below[s - 1]) + others[nodes - s];
           if (value > highest) {
             highest = value;
             first = s;
           }
         }
-        best[place * sizes + nodes] = highest;
-        taken[place * sizes + nodes] = static_cast<std::uint16_t>(first);
+        best[child * sizes + nodes] = highest;
+        taken[child * sizes + nodes] = static_cast<std::uint16_t>(first);
       }
     }
     best.resize(sizes);
@@ -235,14 +235,14 @@ class TreeTable {
 
   std::size_t max_nodes_;
   Levels kind_;
-  std::size_t places_ = 0;                         // children that a node may have
+  std::size_t branches_ = 0;                         // most children of a node
   std::vector<std::vector<double>> accepted_;      // [levels - 1][nodes]: best(nodes, 0)
-  std::vector<std::vector<std::uint16_t>> taken_;  // [levels - 1][place, nodes]: s
+  std::vector<std::vector<std::uint16_t>> taken_;  // [levels - 1][child, nodes]: s
 };
 
-/// The tree of `nodes` nodes of which most are accepted on average, level by level: a parent comes
-/// before its children, and siblings are in the order in which they are tried. Of equally good
-/// trees it is a wider one. Work: branches x nodes^2, times levels if `limits.levels` binds.
+/// The tree of `nodes` nodes with the most accepted nodes on average, level by level: a parent comes before
+/// its children, and siblings are in the order in which they are tried. Of equally good trees it is the
+/// wider one. Work: branches x nodes^2, times levels if `limits.levels` has an effect.
 /// @throws ConfigError as `expected_accepted`; for an empty `acceptance`, limits of 0, and `nodes`
 /// that is 0, above TokenTree::max_nodes or more than the limits allow
 [[nodiscard]] inline TokenTree best_tree(std::span<const double> acceptance, std::size_t nodes,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Both directions of saving in one function: a type that can be saved has
+// One function for both directions of saving. A type that can be saved has
 //
 //     template <class Archive>
 //     void serialize(Archive& archive) {
@@ -8,13 +8,13 @@
 //       archive.check(positions_.size() == storage_.end(), "as many positions as rows");
 //     }
 //
-// which writes the members when a cache is saved and fills them when one is loaded, so the two
-// cannot differ. Members may be numbers, enumerators, std::optional, std::vector and anything that
-// has such a function itself. Where loading needs more than filling, `if constexpr
-// (Archive::loading)`. When it saves, `serialize` changes nothing, though it is no const function.
+// It writes the members when a cache is saved and fills them when one is loaded, so the two directions
+// cannot differ. Members may be numbers, enumerators, std::optional, std::vector and any type that has such
+// a function itself. Code that only loading needs goes into `if constexpr (Archive::loading)`. When a cache
+// is saved, `serialize` must change nothing, although it is not const.
 //
-// Checksums keep accidents away, so `check` is about files that were made to harm: what it does not
-// check must not be able to lead out of bounds.
+// Checksums detect accidents, so `check` is for files that were made to do harm: it must check everything
+// that could lead out of bounds.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,8 @@
 
 namespace kvpolicy {
 
-/// Numbers are written as they lie in memory, but for these, whose size depends on the machine.
+/// Numbers that are written as they are in memory. Other numbers are not, because their size depends on the
+/// machine.
 template <class T>
 concept SavedAsIs =
     std::same_as<T, float> || std::same_as<T, double> || std::same_as<T, std::uint32_t> ||
@@ -51,14 +52,14 @@ inline constexpr bool is_saved_optional = false;
 template <class T>
 inline constexpr bool is_saved_optional<std::optional<T>> = true;
 
-/// The committed rows of the head that is being saved or loaded: what its policy was given so far.
+/// The head that is being saved or loaded, and how many committed rows its policy was given so far.
 struct SavedPlace {
   std::size_t layer = 0;
   std::size_t head = 0;
   std::size_t rows = 0;
 };
 
-/// Collects bytes, to tell by a checksum whether two things are the same.
+/// Collects bytes, so that a checksum can tell whether two objects are equal.
 struct ByteString {
   std::vector<std::byte> bytes;
   void write(std::span<const std::byte> more) {
@@ -66,7 +67,7 @@ struct ByteString {
   }
 };
 
-/// `Out` has write(bytes).
+/// Writes members to `Out`, which has write(bytes).
 template <class Out>
 class SavingArchive {
  public:
@@ -77,7 +78,7 @@ class SavingArchive {
   void operator()(const T&... values) {
     (put(values), ...);
   }
-  /// Bytes without their number, which the reader knows.
+  /// Writes bytes without their number, which the reader must know.
   void bytes(std::span<const std::byte> data) { out_.write(data); }
   template <SavedAsIs T>
   void numbers(std::span<T> values) {
@@ -121,7 +122,7 @@ class SavingArchive {
   SavedPlace place_;
 };
 
-/// Fills what it is given; memory is asked for as bytes come in, never by a number in the file.
+/// Fills members from a file. Memory is allocated as bytes arrive, never by a number in the file.
 class LoadingArchive {
  public:
   static constexpr bool loading = true;
@@ -136,7 +137,7 @@ class LoadingArchive {
   void numbers(std::span<T> values) {
     bytes(std::as_writable_bytes(values));
   }
-  /// `expected` says in words what must be.
+  /// Checks a loaded value; `expected` says in words what it must be.
   /// @throws FormatError unless `ok`
   template <class... Parts>
   void check(bool ok, const Parts&... expected) const {
@@ -200,7 +201,7 @@ class LoadingArchive {
   SavedPlace place_;
 };
 
-/// What tells `values` from others, in 64 bits.
+/// A 64-bit checksum of `values`, to tell them from others.
 template <class... T>
 [[nodiscard]] std::uint64_t digest(const T&... values) {
   ByteString out;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A 64-bit checksum of bytes, fast enough that a disk is what one waits for. It finds accidents,
-// not attacks.
+// A 64-bit checksum of bytes, faster than a disk. It detects accidents, not attacks.
 //
-// Method: XXH64 by Yann Collet, from its published specification; seeds and results are the same
-// (words are read in the machine's own order, so only on little-endian ones).
+// Method: XXH64 by Yann Collet, from its published specification. Seeds and results are the same on
+// little-endian machines; words are read in the machine's own byte order.
 #pragma once
 
 #include <array>

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file that takes the place of another one as a whole or not at all: it is written under another
-// name in the same folder, waited for until the disk has it, and renamed. Every file that the
-// library writes is written so.
+// Replaces a file as a whole or not at all: the new file is written under another name in the same folder,
+// synced to the disk, and renamed. The library writes every file in this way.
 #pragma once
 
 #include <cerrno>
@@ -15,7 +14,7 @@
 #include <system_error>
 #include <utility>
 
-/// 1 where files can be synced by POSIX calls, else 0.
+/// 1 if files can be synced by POSIX calls, else 0.
 #if __has_include(<fcntl.h>) && __has_include(<unistd.h>) && __has_include(<sys/resource.h>)
 #define KVPOLICY_STATE_POSIX 1
 #include <fcntl.h>
@@ -32,20 +31,20 @@
 
 namespace kvpolicy {
 
-/// Who may open a file that was not there before. One that was keeps its permissions and, where the
+/// Who may open a file that did not exist before. An existing file keeps its permissions and, if the
 /// process may set it, its owner.
 enum class NewFileAccess {
   umask,  ///< as the process makes its files
-  owner   ///< nobody else
+  owner   ///< only the owner
 };
 
-/// Goes without a trace unless `replace` is reached. A process that dies on the way leaves a file
-/// `<name>.partial-<number>` and the old file as it was. Where `path` is a symbolic link, the file
-/// that it points to is replaced and the link stays.
+/// A new file that is deleted unless `replace` succeeds. A process that dies before leaves a file
+/// `<name>.partial-<number>` and the old file unchanged. If `path` is a symbolic link, the file that it
+/// points to is replaced and the link stays.
 class NewFile : public ByteSink {
  public:
-  /// @throws StorageError if the folder takes no new file, or `path` is something else than a file:
-  /// a folder, a device, a pipe, a link that leads nowhere because it leads to itself
+  /// @throws StorageError if no file can be made in the folder, or `path` is something other than a file: a
+  /// folder, a device, a pipe, or a link that leads back to itself
   explicit NewFile(const std::filesystem::path& path, NewFileAccess access = NewFileAccess::umask)
       : name_{path.string()}, path_{path} {
     namespace fs = std::filesystem;
@@ -82,8 +81,8 @@ class NewFile : public ByteSink {
 #endif
   }
 
-  /// From now on the path means this file, also after a crash of the machine.
-  /// @throws StorageError with the old file as it was
+  /// Makes the path mean this file, also after a crash of the machine.
+  /// @throws StorageError; the old file is then unchanged
   void replace() {
 #if KVPOLICY_STATE_POSIX
     if (::fsync(file_) != 0) fail(errno);
@@ -107,7 +106,7 @@ class NewFile : public ByteSink {
     kvpolicy::fail<StorageError>(name_, ": cannot be written", reason);
   }
 
-  // `path_` becomes what its links point to, which need not exist.
+  // Replaces `path_` by the target of its links, which need not exist.
   void follow_links() {
     namespace fs = std::filesystem;
     std::error_code error;
@@ -118,7 +117,7 @@ class NewFile : public ByteSink {
     }
   }
 
-  // A name that no other process takes.
+  // Opens a file under a name that no other process uses.
   void open(bool for_owner_only) {
     std::random_device random;
     for (int attempt = 0;; ++attempt) {
@@ -133,8 +132,7 @@ class NewFile : public ByteSink {
       partial_.clear();
       fail(errno);
 #else
-      (void)for_owner_only;  // the standard library can only take permissions away once others had
-                             // them
+      (void)for_owner_only;  // the standard library can only remove permissions later, which is too late
       std::error_code error;
       if (std::filesystem::exists(partial_, error) && attempt < 100) continue;
       file_.open(partial_, std::ios::binary | std::ios::trunc);
@@ -149,8 +147,8 @@ class NewFile : public ByteSink {
 #if KVPOLICY_STATE_POSIX
     struct stat old {};
     if (::stat(path_.c_str(), &old) != 0) return;  // deleted meanwhile: there is nothing to keep
-    // Only root may give a file away, and not every file system has permissions: what cannot be
-    // kept is less than it was, never more.
+    // Only root may change the owner, and not every file system has permissions. If they cannot be kept,
+    // the new file has fewer permissions, never more.
     const bool same_group = ::fchown(file_, static_cast<uid_t>(-1), old.st_gid) == 0;
     [[maybe_unused]] int refused = ::fchown(file_, old.st_uid, static_cast<gid_t>(-1));
     refused = ::fchmod(file_, old.st_mode & (same_group ? 0777U : 0707U));
@@ -158,8 +156,8 @@ class NewFile : public ByteSink {
   }
 
 #if KVPOLICY_STATE_POSIX
-  // A write beyond the process's limit of file size raises a signal that ends the process, where no
-  // handler stands. Asking first makes an error of it and leaves the program's signals alone.
+  // A write beyond the process's limit of file sizes raises a signal, which ends a process without a
+  // handler. Checking first turns it into an error and leaves the program's signals alone.
   void require_within_limit(std::size_t more) const {
     rlimit limit{};
     if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
@@ -175,8 +173,8 @@ class NewFile : public ByteSink {
 #endif
   }
 
-  // The name is the folder's to remember. Where a folder cannot be synced, it does so in its own
-  // time.
+  // The new name is stored in the folder, so the folder must be synced. If that is impossible, the system
+  // does so later.
   void sync_folder() const noexcept {
 #if KVPOLICY_STATE_POSIX
     const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
@@ -187,9 +185,9 @@ class NewFile : public ByteSink {
 #endif
   }
 
-  std::string name_;               // as the caller gave it, for errors
-  std::filesystem::path path_;     // without links
-  std::filesystem::path partial_;  // empty once it is gone
+  std::string name_;               // the caller's name for the file, for errors
+  std::filesystem::path path_;     // the target of all links
+  std::filesystem::path partial_;  // empty after it was renamed or deleted
 #if KVPOLICY_STATE_POSIX
   int file_ = -1;
   std::size_t written_ = 0;

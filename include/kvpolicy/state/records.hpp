@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes in blocks, each with its checksum, so that a reader neither believes a damaged byte nor
-// asks for memory by a damaged size. Writing and reading go forward only: a pipe will do.
+// Writes and reads bytes in records, each with its checksum, so that a reader neither trusts a damaged byte
+// nor allocates memory by a damaged size. Both directions are sequential, so a pipe works too.
 //
 //     "kvpcache"            8 bytes
-//     0x01020304            4 bytes, as the machine that writes has its numbers
+//     0x01020304            4 bytes, in the byte order of the machine that writes
 //     version               4 bytes
-//     blocks: bytes         4 bytes, at most block_bytes
-//             last          4 bytes, 1 for the last block, else 0
-//             checksum      8 bytes: of the block, of these two numbers and of the checksum before
-//             the bytes
+//     records: bytes        4 bytes, at most block_bytes
+//              last         4 bytes, 1 for the last record, else 0
+//              checksum     8 bytes: of the record, of these two numbers and of the checksum before
+//              the bytes
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 
 namespace kvpolicy {
 
-/// Where saved bytes go. @throws StorageError
+/// A destination for saved bytes. @throws StorageError
 class ByteSink {
  public:
   ByteSink() = default;
@@ -46,7 +46,7 @@ class StreamSink : public ByteSink {
   void write(std::span<const std::byte> bytes) override {
     stream_.write(reinterpret_cast<const char*>(bytes.data()),
                   static_cast<std::streamsize>(bytes.size()));
-    // At once, so that a stream that cannot take them says so here.
+    // Flushes at once, so that a stream that cannot take the bytes fails here.
     stream_.flush();
     require<StorageError>(stream_.good(), "saved cache: the stream does not take ", bytes.size(),
                           " more bytes");
@@ -58,18 +58,18 @@ class StreamSink : public ByteSink {
 
 /// The first bytes of every saved cache.
 inline constexpr std::array<char, 8> saved_magic{'k', 'v', 'p', 'c', 'a', 'c', 'h', 'e'};
-/// The format that is written, and the one that is read.
+/// The version that is written and read.
 inline constexpr std::uint32_t saved_version = 1;
-/// The most bytes of a block.
+/// Most bytes of a record.
 inline constexpr std::size_t block_bytes = std::size_t{1} << 20;
 
-/// What stands in front of a file's blocks.
+/// The beginning of a file, before its records.
 struct SavedPrefix {
   std::array<char, 8> magic = saved_magic;
   std::uint32_t byte_order = 0x01020304U;
   std::uint32_t version = saved_version;
 };
-/// What stands in front of a block's bytes.
+/// The beginning of a record, before its bytes.
 struct RecordHeader {
   std::uint32_t bytes = 0;
   std::uint32_t last = 0;
@@ -84,50 +84,50 @@ struct RecordHeader {
 };
 static_assert(sizeof(SavedPrefix) == 16 && sizeof(RecordHeader) == 16, "no padding in a file");
 
-/// Not synchronised.
+/// Writes bytes as records. Not synchronised.
 class RecordWriter {
  public:
   explicit RecordWriter(ByteSink& sink) : sink_{sink} {
     const SavedPrefix prefix;
-    block_.resize(sizeof(SavedPrefix) + sizeof(RecordHeader));
-    std::memcpy(block_.data(), &prefix, sizeof prefix);
+    record_.resize(sizeof(SavedPrefix) + sizeof(RecordHeader));
+    std::memcpy(record_.data(), &prefix, sizeof prefix);
     header_at_ = sizeof prefix;
   }
 
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const std::size_t count = std::min(bytes.size(), block_bytes - filled());
-      block_.insert(block_.end(), bytes.begin(),
+      record_.insert(record_.end(), bytes.begin(),
                     bytes.begin() + static_cast<std::ptrdiff_t>(count));
       bytes = bytes.subspan(count);
       if (filled() == block_bytes) send(false);
     }
   }
-  /// The last block. Nothing may follow.
+  /// Writes the last record. Nothing may be written after it.
   void finish() { send(true); }
 
  private:
   [[nodiscard]] std::size_t filled() const {
-    return block_.size() - header_at_ - sizeof(RecordHeader);
+    return record_.size() - header_at_ - sizeof(RecordHeader);
   }
 
   void send(bool last) {
     RecordHeader header{static_cast<std::uint32_t>(filled()), last ? 1U : 0U, 0};
     header.checksum = checksum_ =
-        header.expected(checksum_, std::span{block_}.subspan(header_at_ + sizeof header));
-    std::memcpy(block_.data() + header_at_, &header, sizeof header);
-    sink_.write(block_);
+        header.expected(checksum_, std::span{record_}.subspan(header_at_ + sizeof header));
+    std::memcpy(record_.data() + header_at_, &header, sizeof header);
+    sink_.write(record_);
     header_at_ = 0;
-    block_.resize(sizeof header);
+    record_.resize(sizeof header);
   }
 
   ByteSink& sink_;
-  std::vector<std::byte> block_;  // the prefix before the first block, the header, the bytes
+  std::vector<std::byte> record_;  // the prefix before the first record, the header, the bytes
   std::size_t header_at_ = 0;
-  std::uint64_t checksum_ = 0;  // of the block before
+  std::uint64_t checksum_ = 0;  // of the record before
 };
 
-/// Hands out bytes of blocks that are whole. `name` stands in front of what is said about them. Not
+/// Reads the bytes of records whose checksums are right. Error messages begin with `name`. Not
 /// synchronised.
 class RecordReader {
  public:
@@ -150,54 +150,54 @@ class RecordReader {
 
   [[nodiscard]] const std::string& name() const { return name_; }
 
-  /// @throws FormatError if the file is damaged or ends before, StorageError if the stream fails
+  /// @throws FormatError if the file is damaged or ends too early, StorageError if the stream fails
   void read(std::span<std::byte> out) {
     while (!out.empty()) {
-      if (next_ == block_.size()) {
-        require<FormatError>(!last_, name_, ": ends where more was to come");
-        fetch_block();
+      if (next_ == record_.size()) {
+        require<FormatError>(!last_, name_, ": ends where more must follow");
+        fetch_record();
         continue;
       }
-      const std::size_t count = std::min(out.size(), block_.size() - next_);
-      std::memcpy(out.data(), block_.data() + next_, count);
+      const std::size_t count = std::min(out.size(), record_.size() - next_);
+      std::memcpy(out.data(), record_.data() + next_, count);
       next_ += count;
       out = out.subspan(count);
     }
   }
 
-  /// Makes sure that the last block is read to its end; the stream then stands right behind it, and
-  /// if the cache stands `alone` in it, at its end.
+  /// Reads the last record to its end. The stream then stands right after it; if the stream holds only this
+  /// cache (`alone`), it must be at its end.
   /// @throws as `read`
   void finish(bool alone) {
-    if (next_ == block_.size() && !last_) fetch_block();
-    require<FormatError>(next_ == block_.size() && last_, name_,
-                         ": goes on where the cache should end");
+    if (next_ == record_.size() && !last_) fetch_record();
+    require<FormatError>(next_ == record_.size() && last_, name_,
+                         ": continues where the cache should end");
     require<FormatError>(!alone || stream_.peek() == std::istream::traits_type::eof(), name_,
-                         ": goes on behind its last block");
+                         ": continues after its last record");
   }
 
  private:
-  // As many bytes as there are.
+  // Reads as many bytes as there are, at most out.size(). Returns their number.
   std::size_t fetch(std::span<std::byte> out) {
     stream_.read(reinterpret_cast<char*>(out.data()), static_cast<std::streamsize>(out.size()));
     require<StorageError>(!stream_.bad(), name_, ": cannot be read");
     return static_cast<std::size_t>(stream_.gcount());
   }
 
-  void fetch_block() {
+  void fetch_record() {
     ++number_;
     RecordHeader header;
     const std::size_t count = fetch(std::as_writable_bytes(std::span{&header, 1}));
-    require<FormatError>(count == sizeof header, name_, ": is cut off in front of block ", number_);
-    require<FormatError>(header.bytes <= block_bytes && header.last <= 1, name_, ": block ",
+    require<FormatError>(count == sizeof header, name_, ": is cut off before record ", number_);
+    require<FormatError>(header.bytes <= block_bytes && header.last <= 1, name_, ": record ",
                          number_, " is damaged: it claims ", header.bytes, " bytes, of at most ",
                          block_bytes);
-    block_.resize(header.bytes);
+    record_.resize(header.bytes);
     next_ = 0;
-    require<FormatError>(fetch(block_) == header.bytes, name_, ": is cut off inside block ",
+    require<FormatError>(fetch(record_) == header.bytes, name_, ": is cut off inside record ",
                          number_);
-    const std::uint64_t expected = header.expected(checksum_, block_);
-    require<FormatError>(header.checksum == expected, name_, ": block ", number_,
+    const std::uint64_t expected = header.expected(checksum_, record_);
+    require<FormatError>(header.checksum == expected, name_, ": record ", number_,
                          " is damaged: its checksum is ", header.checksum, ", must be ", expected);
     checksum_ = expected;
     last_ = header.last == 1;
@@ -205,9 +205,9 @@ class RecordReader {
 
   std::istream& stream_;
   std::string name_;
-  std::vector<std::byte> block_;
-  std::size_t next_ = 0;    // of its bytes
-  std::size_t number_ = 0;  // from 1
+  std::vector<std::byte> record_;
+  std::size_t next_ = 0;    // index of the next byte in it
+  std::size_t number_ = 0;  // its number, counted from 1
   bool last_ = false;
   std::uint64_t checksum_ = 0;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a file must be before a reader opens it by its path: opening a pipe may wait for ever, and a
-// device may never end.
+// Checks a file before a reader opens it by its path: opening a pipe may wait for ever, and a device may
+// never end.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 
 namespace kvpolicy {
 
-/// Refuses a path that does not lead to a regular file, through symbolic links or not.
+/// Refuses a path that does not lead to a regular file, directly or through symbolic links.
 /// @throws E
 template <class E>
 void require_regular_file(const std::filesystem::path& path) {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Run by `conan create`: builds a program with the package and runs it, with each component that
-# the options gave it.
+# `conan create` runs this: it builds a program with the package and runs it, with each component that
+# the options enabled.
 import os
 
 from conan import ConanFile

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The component's headers and the CUDA runtime, found and linked. Asks for no device.
+// Checks that the component's headers and the CUDA runtime are found and linked. Needs no device.
 #include <cstdio>
 
 #include <kvpolicy/cuda/memory.hpp>

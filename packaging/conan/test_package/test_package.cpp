@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One layer under DuoAttention's plan, with each component that the package was asked for.
+// Runs one layer under DuoAttention's plan, with each requested component of the package.
 #include <cstdio>
 #include <vector>
 
@@ -26,7 +26,7 @@ bool attends(Cache cache, const char* engine) {
   cache.step(/*layer=*/0, kvpolicy::TensorView{q.data(), 1, 4, 64},
              kvpolicy::TensorView{k.data(), 1, 2, 64}, kvpolicy::TensorView{v.data(), 1, 2, 64},
              kvpolicy::TensorView{out.data(), 1, 4, 64});
-  // One row only: its value, whatever the weights.
+  // There is only one row, so the output is its value, whatever the weights.
   bool right = cache.tokens() == 1;
   for (const float number : out) right = right && number == 3.0F;
   std::printf("%s: %s\n", engine, right ? "right" : "wrong");

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# A port with its sources, which ../make_port.cmake laid beside this file. In a registry these lines
-# become vcpkg_from_github(OUT_SOURCE_PATH SOURCE_PATH REPO ... REF "v${VERSION}" SHA512 ...).
+# This port contains its sources, which ../make_port.cmake copies beside this file. In a registry these
+# lines become vcpkg_from_github(OUT_SOURCE_PATH SOURCE_PATH REPO ... REF "v${VERSION}" SHA512 ...).
 set(SOURCE_PATH "${CMAKE_CURRENT_LIST_DIR}/source")
 if(NOT EXISTS "${SOURCE_PATH}")
   message(FATAL_ERROR "kvpolicy: this port has no sources; make one that has: "
                       "cmake -DTO=ports -P kvpolicy/packaging/vcpkg/make_port.cmake")
 endif()
 
-# Headers only: one configuration serves debug and release.
+# There are only headers, so one configuration serves debug and release.
 set(VCPKG_BUILD_TYPE release)
 
-# A feature that is asked for must be found, one that is not must not be found by chance.
+# A requested feature must be found, and one that is not requested must not be found by chance.
 vcpkg_check_features(OUT_FEATURE_OPTIONS FEATURE_OPTIONS
     FEATURES
         cpu  CMAKE_REQUIRE_FIND_PACKAGE_hwy
@@ -37,7 +37,7 @@ vcpkg_cmake_configure(
         -DKVPOLICY_BUILD_BENCH=OFF
         -DKVPOLICY_BUILD_REFERENCE_MODEL=OFF
         -DKVPOLICY_WITH_CUDA=OFF
-    MAYBE_UNUSED_VARIABLES  # what is disabled is not asked whether it is required
+    MAYBE_UNUSED_VARIABLES  # CMake does not read the option of a disabled feature
         CMAKE_REQUIRE_FIND_PACKAGE_hwy
         CMAKE_REQUIRE_FIND_PACKAGE_nlohmann_json
         CMAKE_REQUIRE_FIND_PACKAGE_fmt

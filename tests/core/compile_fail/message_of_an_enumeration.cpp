@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An enumeration has a name_of; its number would tell a reader of the error nothing.
+// An enumeration must be printed by its name_of; its number would not help the reader of an error.
 // expect: a part of a message is text, a character, a number or an address
 #include <string>
 

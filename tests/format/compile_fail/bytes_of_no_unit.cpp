@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// fmt reads format strings while the program is compiled, and so does our part of them.
+// fmt checks format strings at compile time, and so does our formatter.
 // expect: format_is_wrong
 #include <kvpolicy/format.hpp>
 

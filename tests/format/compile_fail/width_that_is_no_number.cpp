@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Plans take what text takes, and nothing else.
+// Plans accept the format of text and nothing else.
 // expect: ModelShape
 #include <kvpolicy/format.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A policy that shares its layer's budget, but does not say with which heads it may.
+// A policy whose heads share budgets, but which does not say with which heads.
 // expect: a policy that shares a layer's budget (it has is_adaptive_in_layer) must compress, and needs static bool is_adaptive_in_layer(const Config&), static bool may_share(
 #include <vector>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A policy that compresses, but does not say whether rows would go.
+// A policy that compresses, but does not say whether rows would be dropped.
 // expect: a policy that compresses (it has observed_queries) needs bool is_compressible(
 #include <kvpolicy/kvpolicy.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A policy that lacks what every policy has: it does not say how many rows it holds.
+// A policy that does not say how many rows it holds, as every policy must.
 // expect: seen.rows()
 #include <kvpolicy/kvpolicy.hpp>
 

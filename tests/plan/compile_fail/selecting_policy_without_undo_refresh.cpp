@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A policy that chooses rows, but cannot take a choice back when its token is rolled back.
+// A policy that selects rows, but cannot undo a selection when its token is rolled back.
 // expect: a policy that selects (it has selection_is_stale) needs void undo_refresh(
 #include <kvpolicy/kvpolicy.hpp>
 

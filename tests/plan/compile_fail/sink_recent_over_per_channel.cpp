@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Per-channel groups tie rows together, so this policy cannot have them.
+// Per-channel groups quantise rows together, so this policy, which drops single rows, cannot use them.
 // expect: SinkRecentCache: a window drops rows one by one
 #include <kvpolicy/plan/shipped_policies.hpp>
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AMX: eight tile registers of 16 rows by 64 bytes, and a product of two of them in bfloat16.
-// Whether a process may use them is found out once, at run time, so that no compile flag is needed:
-// the few instructions are written as assembly, which every compiler flag accepts and nothing else
-// in a function can turn into.
+// AMX: eight tile registers of 16 rows by 64 bytes, and a product of two of them in bfloat16. Whether a
+// process may use them is determined once, at run time, so no compile flag is needed: the few instructions
+// are written as assembly, which compiles under all flags, and the compiler generates them nowhere else.
 //
 // Reference: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
 #pragma once
@@ -22,12 +21,12 @@ namespace kvpolicy::cpu::x86 {
 
 #ifdef KVPOLICY_CPU_AMX
 
-/// The tile registers of the calling thread, from construction to destruction; their numbers are
-/// undefined at first. Only where `available()`. Every type of this interface can stand in for it.
+/// The tile registers of the calling thread, from construction to destruction; their contents are undefined
+/// at first. Requires `available()`. Any type with this interface can replace it.
 class AmxTiles {
  public:
-  /// Whether processor and system let this process use tiles. Asks the system for it at the first
-  /// call, and does not mind being refused.
+  /// Whether processor and system let this process use tiles. The first call asks the system for
+  /// permission; a refusal is not an error.
   [[nodiscard]] static bool available() noexcept {
     static const bool result = has_instructions() && is_permitted();
     return result;
@@ -53,7 +52,7 @@ class AmxTiles {
   void zero() noexcept {
     __asm__ volatile("tilezero %%tmm%c0" : : "i"(Tile));
   }
-  /// 16 rows of 64 bytes, `stride` bytes apart.
+  /// Loads 16 rows of 64 bytes, `stride` bytes apart.
   template <int Tile>
   void load(const void* from, std::size_t stride) noexcept {
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2"
@@ -85,7 +84,7 @@ class AmxTiles {
            (d & tiles_and_bfloat16) == tiles_and_bfloat16;
   }
 
-  // A process gets the 8 KiB that a thread's tiles take in its signal frames only on demand.
+  // A process must request the 8 KiB that a thread's tiles take in its signal frames.
   [[nodiscard]] static bool is_permitted() noexcept {
     constexpr long get_permission = 0x1022;      // ARCH_GET_XCOMP_PERM
     constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -99,7 +98,7 @@ class AmxTiles {
 
 #else
 
-/// Never available here.
+/// Never available on this target.
 class AmxTiles {
  public:
   [[nodiscard]] static bool available() noexcept { return false; }

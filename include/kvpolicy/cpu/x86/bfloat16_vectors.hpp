@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AVX512-BF16: vdpbf16ps adds the two products of a pair in each of 16 lanes. The functions here
-// carry their instruction set with them, so that no compile flag is needed; whether the processor
-// has it, and whether it is fast, is found out once at run time.
+// AVX512-BF16: vdpbf16ps adds the two products of a pair in each of 16 lanes. The functions here name their
+// instruction set, so no compile flag is needed; whether the processor has it, and whether it is fast, is
+// determined once at run time.
 //
-// AMD's processors do a vdpbf16ps in the time of one multiply-add, with twice the work (Zen 4: 230
-// against 115 GFLOP/s a core); on Intel's Sapphire Rapids it takes almost four times as long (76
-// against 138). So the instruction is used on AMD's alone.
+// AMD's processors execute a vdpbf16ps in the time of one multiply-add, with twice the work (Zen 4: 230
+// instead of 115 GFLOP/s per core). On Intel's Sapphire Rapids it takes almost four times as long (76
+// instead of 138). So the instruction is used on AMD's processors only.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ namespace kvpolicy::cpu::x86 {
   __attribute__((always_inline, target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
 struct BFloat16Vectors {
-  static constexpr std::size_t rows = 8;      ///< of a result that registers hold,
+  static constexpr std::size_t rows = 8;      ///< of a result that registers hold
   static constexpr std::size_t columns = 32;  ///< or half as many
 
   /// Whether the processor has the instruction and the system lets it use such vectors.
@@ -47,8 +47,8 @@ struct BFloat16Vectors {
     return result && available();
   }
 
-  /// For `count` rows, rounded up to `rows`, and `width` columns: 16 or 32. meanwhile() is called
-  /// every Meanwhile::stretch pairs.
+  /// Computes a product for `count` rows, rounded up to `rows`, and `width` columns: 16 or 32. It calls
+  /// meanwhile() every Meanwhile::stretch pairs.
   template <class Meanwhile>
   static void product(PairMatrices matrices, ProductTarget target, std::size_t count,
                       std::size_t width, Meanwhile& meanwhile) {
@@ -116,7 +116,7 @@ struct BFloat16Vectors {
 
 #else
 
-/// Never available here.
+/// Never available on this target.
 struct BFloat16Vectors {
   static constexpr std::size_t rows = 8;
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Products of 16-bit numbers, added in pairs to 32-bit sums: what x86 does in one instruction
-// (AVX512-VNNI) or two (all others), with numbers that need no more than 16 bits twice or more of
-// what a float product does. The plain Highway version is the reference, and what other processors
-// get; where it runs, products in float are faster.
+// Products of 16-bit numbers, added in pairs to 32-bit sums. x86 computes them in one instruction
+// (AVX512-VNNI) or two (all others); with numbers of at most 16 bits they do at least twice the work of a
+// float product. The plain Highway version is the reference, and other processors use it, although products
+// in float are faster there.
 //
-// vpdpbusd, which takes bytes, would need a factor of 16 bits in two halves: as many instructions,
-// and twice the sums. Saturation never happens: callers bound their sums.
+// vpdpbusd, which multiplies bytes, would need a 16-bit factor in two halves: as many instructions, and
+// twice the sums. Sums never saturate, because callers bound them.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 #define KVPOLICY_CPU_PAIR_PRODUCTS 0
 #endif
 
-// AVX512-VNNI comes with the compiler's flags, or with the target that kvpolicy::compiled names.
+// AVX512-VNNI is enabled by the compiler's flags, or by the target that kvpolicy::compiled names.
 #if defined(KVPOLICY_CPU_RUNTIME_VNNI) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
 #define KVPOLICY_CPU_HAS_VNNI 1
 #else
@@ -32,11 +32,11 @@ namespace HWY_NAMESPACE {
 KVPOLICY_CPU_BEGIN_TARGET
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Whether add_pair_products is worth its name here.
+/// Whether add_pair_products is faster than float products here.
 inline constexpr bool has_pair_products = KVPOLICY_CPU_PAIR_PRODUCTS != 0;
 
-/// sum + a.low * b.low + a.high * b.high in each lane, whose halves are signed 16-bit numbers. `D`
-/// is a tag of int32. Undefined where a sum leaves the range of 32 bits.
+/// sum + a.low * b.low + a.high * b.high in each lane, whose halves are signed 16-bit numbers. `D` is a tag
+/// of int32. Undefined if a sum exceeds 32 bits.
 template <class D>
 [[nodiscard]] HWY_INLINE hn::Vec<D> add_pair_products_portable(D, hn::Vec<D> sum, hn::Vec<D> a,
                                                                hn::Vec<D> b) {

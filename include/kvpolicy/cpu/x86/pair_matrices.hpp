@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Matrices of bfloat16 as the processor's units for them want it: two neighbours along the summed
-// dimension stand together in one word, the earlier one in its low half.
+// Matrices of bfloat16 as the processor's units need them: two neighbours along the summed dimension share
+// one word, the earlier one in its low half.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,12 @@
 
 namespace kvpolicy::cpu::x86 {
 
-/// The factors of a product: a [rows, pairs] and b [pairs, columns], strides counted in pairs. It
-/// may have several terms, each with its own a or b; their sum is meant.
+/// The factors of a product: a [rows, pairs] and b [pairs, columns], strides counted in pairs. A product
+/// may have several terms, each with its own a or b, which are added.
 struct PairMatrices {
   const std::uint32_t* a;
   std::size_t a_row;
-  std::size_t a_step;  ///< from a pair to the next
+  std::size_t a_step;  ///< from one pair to the next
   std::size_t a_term;
   const std::uint32_t* b;
   std::size_t b_row;
@@ -23,7 +23,7 @@ struct PairMatrices {
   std::size_t terms;
 };
 
-/// Where a product goes: c = scale * (a b), or, with `onto`, c += a b.
+/// The target of a product: c = scale * (a b) or, with `onto`, c += a b.
 struct ProductTarget {
   float* c;
   std::size_t c_row;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A product of matrices of bfloat16 pairs in tile registers: four tiles of the result at a time,
-// so that every tile loaded serves two products.
+// A product of matrices of bfloat16 pairs in tile registers. It computes four tiles of the result at a
+// time, so that every loaded tile is used in two products.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +12,15 @@
 
 namespace kvpolicy::cpu::x86 {
 
-/// Rows, pairs and columns of a tile; what a product's factors have in the end must be a multiple.
+/// Rows, pairs and columns of a tile. The sizes of a product must be multiples of it.
 inline constexpr std::size_t tile_size = 16;
 
-// Scalar code, but called between vectors: in the same instruction set, for a change to SSE costs time. Each
-// target has functions of its own here, since `Meanwhile` is a type of its namespace.
+// This is scalar code, but it is called between vector code, so it is compiled for the same instruction
+// set: switching to SSE costs time. Each target has its own functions here, because `Meanwhile` is a type
+// of its namespace.
 KVPOLICY_CPU_BEGIN_TARGET
 
-/// M x N tiles (1 or 2 each) of a product.
+/// Computes M x N tiles (1 or 2 each) of a product.
 template <int M, int N, class Tiles, class Meanwhile>
 void tile_block(Tiles& tiles, const PairMatrices& matrices, const ProductTarget& target,
                 Meanwhile& meanwhile) {
@@ -68,8 +69,8 @@ void tile_block(Tiles& tiles, const PairMatrices& matrices, const ProductTarget&
   }
 }
 
-/// A product with `rows` rows, a multiple of tile_size, and one tile or two of columns. Its a_step is
-/// 1. meanwhile() is called every Meanwhile::stretch pairs.
+/// Computes a product with `rows` rows, a multiple of tile_size, and one or two tiles of columns. Its
+/// a_step must be 1. It calls meanwhile() every Meanwhile::stretch pairs.
 template <class Tiles, class Meanwhile>
 void tile_product(Tiles& tiles, PairMatrices matrices, ProductTarget target, std::size_t rows,
                   std::size_t width, Meanwhile& meanwhile) {
