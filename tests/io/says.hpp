@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvpolicy::test {
+namespace kvpolicy::testing {
 
 struct Says {
   std::string_view part;
@@ -19,4 +19,4 @@ struct Says {
   }
 };
 
-}  // namespace kvpolicy::test
+}  // namespace kvpolicy::testing

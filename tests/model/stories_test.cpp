@@ -30,7 +30,7 @@ namespace kvpolicy::reference {
 namespace {
 
 const std::string folder =
-    (test::shared_data() / ".." / "real_model" / "stories260K" / "").string();
+    (testing::shared_data() / ".." / "real_model" / "stories260K" / "").string();
 
 bool is_there() {
   const bool there = std::filesystem::exists(folder + "checkpoint_legacy.bin");

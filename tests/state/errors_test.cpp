@@ -169,7 +169,7 @@ TEST_CASE("between the layers of a step, and while a tree is pending, nothing is
 }
 
 TEST_CASE("a file takes the place of the one before, and stands alone in it") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "prompt.kvcache";
   SmallCache cache{test::small_plan(), test::small_options()};
   CHECK(thrown<StorageError>([&] { kvpolicy::load(cache, path); }) ==
@@ -276,7 +276,7 @@ int die_while_saving(const std::string& bytes, const fs::path& path, std::size_t
 }
 
 TEST_CASE("a disk that is full and a process that dies while it writes leave the old file") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "prompt.kvcache";
   const auto old = test::small_cache();
   kvpolicy::save(old, path);

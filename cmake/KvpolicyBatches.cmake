@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Batches: several test files compiled as one, which reads each header and instantiates each template once.
+# All tests are compiled in a third of the time so, but an edit compiles a whole batch: ./scripts/test does
+# it, the presets for editing do not.
+option(KVPOLICY_BATCHES "Compile test files in batches: less in all, more after an edit" OFF)
+
+# kvpolicy_batches(<out> <name> <lines> <sources>...): files to compile in place of the sources, each for at
+# most so many lines of them. A batch includes what its files include, and then each file inside a namespace
+# of its own, so that names of two files never meet. What cannot lie in a namespace is compiled alone: a file
+# that adds to namespace kvpolicy, specialises a template, or defines a macro.
+function(kvpolicy_batches out name lines)
+  if(NOT KVPOLICY_BATCHES)
+    set(${out} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN})
+  set(result)
+  set(files 0)
+  set(batch 0)
+  set(count 0)
+  set(includes)
+  set(bodies)
+  foreach(source IN LISTS ARGN)
+    file(STRINGS "${source}" alone REGEX "^(namespace kvpolicy|template <>|#define )" LIMIT_COUNT 1)
+    if(alone)
+      list(APPEND result "${source}")
+      continue()
+    endif()
+    file(STRINGS "${source}" text)
+    list(LENGTH text length)
+    math(EXPR count "${count} + ${length}")
+    if(bodies AND count GREATER lines)
+      kvpolicy_write_batch(result "${name}_${batch}" "${includes}" "${bodies}")
+      math(EXPR batch "${batch} + 1")
+      set(count ${length})
+      set(includes)
+      set(bodies)
+    endif()
+    cmake_path(GET source PARENT_PATH folder)
+    file(STRINGS "${source}" own REGEX "^#include ")
+    foreach(line IN LISTS own)
+      string(REGEX REPLACE "^#include ([<\"][^>\"]+[>\"]).*" "\\1" header "${line}")
+      string(REGEX REPLACE "[<>\"]" "" file "${header}")
+      if(header MATCHES "^\"" AND EXISTS "${folder}/${file}")
+        set(header "\"${folder}/${file}\"")
+      endif()
+      list(APPEND includes "${header}")
+    endforeach()
+    math(EXPR files "${files} + 1")
+    string(APPEND bodies "\nnamespace file_${files} {\n#include \"${source}\"\n}\n")
+  endforeach()
+  if(bodies)
+    kvpolicy_write_batch(result "${name}_${batch}" "${includes}" "${bodies}")
+  endif()
+  set(${out} ${result} PARENT_SCOPE)
+endfunction()
+
+# A header that a file includes under a condition may not be there.
+function(kvpolicy_write_batch list name includes bodies)
+  list(REMOVE_DUPLICATES includes)
+  list(TRANSFORM includes REPLACE "(.+)" "#if __has_include(\\1)\n#include \\1\n#endif\n")
+  string(JOIN "" text ${includes})
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/batches/${name}.cpp")
+  file(CONFIGURE OUTPUT "${file}" CONTENT "${text}${bodies}" @ONLY)
+  set(${list} ${${list}} "${file}" PARENT_SCOPE)
+endfunction()
