@@ -5,35 +5,37 @@
 # it, the presets for editing do not.
 option(KVPOLICY_BATCHES "Compile test files in batches: less in all, more after an edit" OFF)
 
-# kvpolicy_batches(<out> <name> <lines> <sources>...): files to compile in place of the sources, each for at
-# most so many lines of them. A batch includes what its files include, and then each file inside a namespace
-# of its own, so that names of two files never meet. What cannot lie in a namespace is compiled alone: a file
-# that adds to namespace kvpolicy, specialises a template, or defines a macro.
-function(kvpolicy_batches out name lines)
+# kvpolicy_batches(<out> <name> <bytes> <sources>...): files to compile in place of the sources, each for at
+# most so many bytes of them. A batch includes what its files include, and then each file inside a namespace
+# of its own, so that names of two files never meet; a file that opens such a namespace itself, kvpolicy::...::
+# <its name>, goes in as it stands. What cannot lie in a namespace is compiled alone: a file that adds to
+# namespace kvpolicy, specialises a template, or defines a macro.
+function(kvpolicy_batches out name bytes)
   if(NOT KVPOLICY_BATCHES)
     set(${out} ${ARGN} PARENT_SCOPE)
     return()
   endif()
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN})
   set(result)
-  set(files 0)
   set(batch 0)
   set(count 0)
   set(includes)
   set(bodies)
   foreach(source IN LISTS ARGN)
-    file(STRINGS "${source}" alone REGEX "^(namespace kvpolicy|template <>|#define )" LIMIT_COUNT 1)
+    cmake_path(GET source STEM stem)
+    file(STRINGS "${source}" own_namespace REGEX "^namespace kvpolicy.*::${stem} {" LIMIT_COUNT 1)
+    file(STRINGS "${source}" alone REGEX "^(namespace kvpolicy|template <>|#define )")
+    list(REMOVE_ITEM alone "${own_namespace}")
     if(alone)
       list(APPEND result "${source}")
       continue()
     endif()
-    file(STRINGS "${source}" text)
-    list(LENGTH text length)
-    math(EXPR count "${count} + ${length}")
-    if(bodies AND count GREATER lines)
+    file(SIZE "${source}" size)
+    math(EXPR count "${count} + ${size}")
+    if(bodies AND count GREATER bytes)
       kvpolicy_write_batch(result "${name}_${batch}" "${includes}" "${bodies}")
       math(EXPR batch "${batch} + 1")
-      set(count ${length})
+      set(count ${size})
       set(includes)
       set(bodies)
     endif()
@@ -47,8 +49,11 @@ function(kvpolicy_batches out name lines)
       endif()
       list(APPEND includes "${header}")
     endforeach()
-    math(EXPR files "${files} + 1")
-    string(APPEND bodies "\nnamespace file_${files} {\n#include \"${source}\"\n}\n")
+    if(own_namespace)
+      string(APPEND bodies "\n#include \"${source}\"\n")
+    else()
+      string(APPEND bodies "\nnamespace ${stem} {\n#include \"${source}\"\n}\n")
+    endif()
   endforeach()
   if(bodies)
     kvpolicy_write_batch(result "${name}_${batch}" "${includes}" "${bodies}")

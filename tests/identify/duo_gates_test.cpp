@@ -16,7 +16,7 @@
 
 #include "model/golden.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::duo_gates_test {
 namespace {
 
 LabelledText text_of(const std::string& name) {
@@ -151,4 +151,4 @@ TEST_CASE("a step that fails leaves the state; settings that cannot be are refus
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::duo_gates_test

@@ -17,7 +17,7 @@
 
 #include "model/golden.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::headkv_scores_test {
 namespace {
 
 // The needle is 5, 6, 7 at places 2 to 4.
@@ -253,4 +253,4 @@ TEST_CASE("observed attention is the model's own, whatever was read before at on
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::headkv_scores_test

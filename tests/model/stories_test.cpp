@@ -26,7 +26,7 @@
 #include "io/shared_data.hpp"
 #include "model/dense_attention.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::stories_test {
 namespace {
 
 const std::string folder =
@@ -207,4 +207,4 @@ TEST_CASE("its logits are those of dense attention, and near them with 8 bits") 
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::stories_test
