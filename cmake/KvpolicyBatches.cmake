@@ -3,7 +3,7 @@
 # Batches: several test files compiled as one, which reads each header and instantiates each template once.
 # All tests are compiled in a third of the time so, but an edit compiles a whole batch: ./scripts/test does
 # it, the presets for editing do not.
-option(KVPOLICY_BATCHES "Compile test files in batches: less in all, more after an edit" OFF)
+option(KVPOLICY_BATCHES "Compile tests and tools in batches of files: less in all, more after an edit" OFF)
 
 # kvpolicy_batches(<out> <name> <bytes> <sources>...): files to compile in place of the sources, each for at
 # most so many bytes of them. A batch includes what its files include, and then each file inside a namespace
@@ -69,4 +69,15 @@ function(kvpolicy_write_batch list name includes bodies)
   set(file "${CMAKE_CURRENT_BINARY_DIR}/batches/${name}.cpp")
   file(CONFIGURE OUTPUT "${file}" CONTENT "${text}${bodies}" @ONLY)
   set(${list} ${${list}} "${file}" PARENT_SCOPE)
+endfunction()
+
+# kvpolicy_batch_library(<target> <files in a batch> [ALONE files...]): the same for the sources of a target that
+# need no namespaces of their own; those that do, and the dearest, are compiled alone.
+function(kvpolicy_batch_library target count)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "ALONE")
+  if(arg_ALONE)
+    set_source_files_properties(${arg_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${KVPOLICY_BATCHES} UNITY_BUILD_BATCH_SIZE ${count})
 endfunction()
