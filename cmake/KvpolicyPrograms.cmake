@@ -63,6 +63,8 @@ if(OpenMP_CXX_FOUND)
   target_link_libraries(kvpolicy_openmp INTERFACE OpenMP::OpenMP_CXX)
 endif()
 
+include(KvpolicyBatches)
+
 # kvpolicy_have(<out> <target>...): sets <out> to true if all of these targets exist.
 function(kvpolicy_have out)
   set(${out} TRUE)

@@ -2,8 +2,8 @@
 #
 # The CPU engine is compiled for what the compiler's flags name. Beside the build's own target its
 # tests run for older x86 as well: plain x86-64, where Highway 1.0 has no vectors, x86-64-v2 (SSE4) and
-# x86-64-v3 (AVX2); each prints the name of Highway's target that it ran. Whole caches (cache_test),
-# threads and where memory comes from are the same on all of them.
+# x86-64-v3 (AVX2); each prints the name of Highway's target that it ran. Whole caches (cache_test, shapes_test,
+# engine_memory_test), threads and where memory comes from are the same on all of them.
 if(NOT TARGET test_cpu OR KVPOLICY_ENABLE_SANITIZERS OR MSVC
    OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   return()
@@ -21,8 +21,9 @@ function(kvpolicy_add_cpu_target name feature)
     return()
   endif()
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/cpu/*_test.cpp")
-  list(FILTER sources EXCLUDE REGEX "/(cache|parallel|huge_pages)_test.cpp$")
+  list(FILTER sources EXCLUDE REGEX "/(cache|engine_memory|huge_pages|parallel|shapes)_test.cpp$")
   set(target test_cpu_${name})
+  kvpolicy_batches(sources cpu_${name} 80000 ${sources})
   kvpolicy_add_program(${target} SOURCES ${sources}
                        LIBS kvpolicy_test_support kvpolicy::cpu kvpolicy_openmp)
   # Behind CMAKE_CXX_FLAGS, whose -march=native they replace.

@@ -39,7 +39,7 @@ namespace {
 using Plan = HeadPlan<bfloat16>;
 using Damages = io::DamageTable<bfloat16>;
 
-constexpr const char* footer = R"(
+constexpr const char* damage_footer = R"(
 Every head is given every setting of a menu (all rows in 8, 4 or 2 bits, with keys per channel in 4 or 2;
 budgets of 32, 64, ... rows, exact and in 4 bits), once while the other heads keep everything and once while they have the same
 setting. Damage is the increase of the loss of an answer plus that of a token of the text's end, in nats.
@@ -164,7 +164,7 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
       ->capture_default_str();
   count("--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
   command->add_flag("--json", a->json, "Print the table as JSON");
-  command->footer(footer);
+  command->footer(damage_footer);
   command->callback([a, &work] { work = [a] { run(*a); }; });
 }
 

@@ -337,7 +337,7 @@ TEST_CASE("a saved device cache: what is refused is refused as on the host, with
   cache.truncate(41);
   CHECK_THROWS_AS((void)saved_bytes(cache, std::string(max_tag_bytes + 1, 'x')), ConfigError);
 
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const std::filesystem::path path = folder.path() / "cache";
   save(cache, path, "tag");
   DeviceCache loaded{plan, {.max_rollback = 8}};

@@ -15,7 +15,7 @@
 
 #include "gradient/finite_difference.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::attention_test {
 namespace {
 
 struct Shape {
@@ -198,4 +198,4 @@ TEST_CASE("sizes that do not fit are refused") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::attention_test

@@ -19,7 +19,7 @@
 #include "model/dense_attention.hpp"
 #include "model/golden.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::gated_llama_test {
 namespace {
 
 io::Json goldens() {
@@ -133,4 +133,4 @@ TEST_CASE("runs in the wrong order and wrong sizes are refused") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::gated_llama_test

@@ -18,7 +18,7 @@
 
 #include "gradient/finite_difference.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::operations_test {
 namespace {
 
 constexpr double tolerance = 2e-6;  // relative to the largest gradient: a few roundings of a float
@@ -174,4 +174,4 @@ TEST_CASE("products of parts of matrices, transposed or not") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::operations_test

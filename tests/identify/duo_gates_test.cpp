@@ -16,7 +16,7 @@
 
 #include "model/golden.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::duo_gates_test {
 namespace {
 
 LabelledText text_of(const std::string& name) {
@@ -151,4 +151,4 @@ TEST_CASE("a failed step does not change the state; invalid settings are refused
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::duo_gates_test

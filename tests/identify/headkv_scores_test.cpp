@@ -17,7 +17,7 @@
 
 #include "model/golden.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::headkv_scores_test {
 namespace {
 
 // The needle is the tokens 5, 6, 7 at positions 2 to 4.
@@ -254,4 +254,4 @@ TEST_CASE("observed attention is the model's own, however many tokens were read 
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::headkv_scores_test

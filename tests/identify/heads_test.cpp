@@ -18,7 +18,7 @@
 
 #include "model/golden.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::heads_test {
 namespace {
 
 constexpr AttentionMask streaming{.sinks = 3, .recent = 20};
@@ -197,4 +197,4 @@ TEST_CASE("profiles: plain text has no passkeys to look for") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::heads_test

@@ -15,7 +15,7 @@
 #include "shared_data.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::test;
+using namespace kvpolicy::testing;
 
 namespace {
 

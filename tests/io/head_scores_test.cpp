@@ -13,7 +13,7 @@
 #include "support/temporary_folder.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::test;
+using namespace kvpolicy::testing;
 
 namespace {
 

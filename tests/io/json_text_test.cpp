@@ -12,7 +12,7 @@
 #include "says.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::test;
+using namespace kvpolicy::testing;
 
 namespace {
 

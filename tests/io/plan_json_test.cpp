@@ -16,7 +16,7 @@
 #include "support/temporary_folder.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::test;
+using namespace kvpolicy::testing;
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-namespace kvpolicy::test {
+namespace kvpolicy::testing {
 
 struct Says {
   std::string_view part;
@@ -20,4 +20,4 @@ struct Says {
   }
 };
 
-}  // namespace kvpolicy::test
+}  // namespace kvpolicy::testing

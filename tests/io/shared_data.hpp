@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <iostream>
 
-namespace kvpolicy::test {
+namespace kvpolicy::testing {
 
 inline std::filesystem::path shared_data() {
   if (const char* folder = std::getenv("KVPOLICY_SHARED_DATA")) return folder;
@@ -30,4 +30,4 @@ inline std::filesystem::path sample_data() {
   return std::filesystem::path{KVPOLICY_SOURCE_DIR} / "examples" / "data";
 }
 
-}  // namespace kvpolicy::test
+}  // namespace kvpolicy::testing

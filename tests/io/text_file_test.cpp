@@ -26,7 +26,7 @@
 #endif
 
 using namespace kvpolicy;
-using namespace kvpolicy::test;
+using namespace kvpolicy::testing;
 using ::test::thrown;
 namespace fs = std::filesystem;
 

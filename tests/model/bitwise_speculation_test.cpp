@@ -21,7 +21,7 @@
 
 #include "model/guessing.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::bitwise_speculation_test {
 namespace {
 
 constexpr std::size_t prompt_chunk = 32;
@@ -276,4 +276,4 @@ TEST_CASE("commit_every must fit the cache") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::bitwise_speculation_test

@@ -17,7 +17,7 @@
 #include "model/golden.hpp"
 #include "model/temporary_folder.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::config_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -247,4 +247,4 @@ TEST_CASE("a model refuses unknown tokens before its caller's cache changes") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::config_test

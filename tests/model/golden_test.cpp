@@ -16,7 +16,7 @@
 #include "model/dense_attention.hpp"
 #include "model/golden.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::golden_test {
 namespace {
 
 float error_of(const Llama& model, const Golden& golden, std::size_t chunk) {
@@ -132,4 +132,4 @@ TEST_CASE("positions may be given one by one") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::golden_test

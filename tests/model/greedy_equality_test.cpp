@@ -19,7 +19,7 @@
 
 #include "model/guessing.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::greedy_equality_test {
 namespace {
 
 // Logits spread over several units. Rounding changes them by some 1e-5; where rows are bfloat16, some of
@@ -287,4 +287,4 @@ TEST_CASE("the shipped models") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::greedy_equality_test

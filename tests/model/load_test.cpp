@@ -24,7 +24,7 @@
 #include "model/golden.hpp"
 #include "model/temporary_folder.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::load_test {
 namespace {
 
 using Json = nlohmann::json;
@@ -186,4 +186,4 @@ TEST_CASE("a checkpoint of more weights than the machine has memory is refused w
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::load_test

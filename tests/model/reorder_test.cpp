@@ -22,7 +22,7 @@
 #include "model/dense_attention.hpp"
 #include "model/golden.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::reorder_test {
 namespace {
 
 using HeadOrders = std::vector<HeadOrder>;
@@ -117,4 +117,4 @@ TEST_CASE("orders that are not permutations are refused") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::reorder_test

@@ -18,7 +18,7 @@
 
 #include "model/golden.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::run_test {
 namespace {
 
 HeadPlan<float> full_plan(const LlamaConfig& config) {
@@ -104,4 +104,4 @@ TEST_CASE("a plan of another shape and a cache with an unfinished step are refus
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::run_test

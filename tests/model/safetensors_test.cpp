@@ -22,7 +22,7 @@
 
 #include "model/temporary_folder.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::safetensors_test {
 namespace {
 
 std::span<const std::byte> bytes_of_text(const std::string& text) {
@@ -298,4 +298,4 @@ TEST_CASE("a checkpoint is one file, or shards with a correct index") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::safetensors_test

@@ -10,7 +10,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <reference_model/sampler.hpp>
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::sampler_test {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -103,4 +103,4 @@ TEST_CASE("invalid logits and settings are refused") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::sampler_test

@@ -18,7 +18,7 @@
 #include "support/failing_new.hpp"
 #include "support/memory.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::speculation_failure_test {
 namespace {
 
 constexpr std::size_t prompt_chunk = 20;
@@ -287,4 +287,4 @@ TEST_CASE("weights that are NaN") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::speculation_failure_test

@@ -19,7 +19,7 @@
 
 #include "model/guessing.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::speculation_interleaving_test {
 namespace {
 
 constexpr std::size_t prompt_chunk = 30;
@@ -274,4 +274,4 @@ TEST_CASE("heads of all policies, with commits at fixed positions of the text") 
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::speculation_interleaving_test

@@ -26,11 +26,11 @@
 #include "io/shared_data.hpp"
 #include "model/dense_attention.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::stories_test {
 namespace {
 
 const std::string folder =
-    (test::shared_data() / ".." / "real_model" / "stories260K" / "").string();
+    (testing::shared_data() / ".." / "real_model" / "stories260K" / "").string();
 
 bool is_there() {
   const bool there = std::filesystem::exists(folder + "checkpoint_legacy.bin");
@@ -207,4 +207,4 @@ TEST_CASE("its logits equal those of dense attention, and are close to them with
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::stories_test

@@ -22,7 +22,7 @@
 
 #include "model_cuda/device_numbers.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::kernels_test {
 namespace {
 
 namespace kernels = cuda::llama;
@@ -416,4 +416,4 @@ TEST_CASE("random weights have the requested spread, and no two layers are equal
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::kernels_test

@@ -24,7 +24,7 @@
 #include "model_cuda/dense_attention.hpp"
 #include "model_cuda/models.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::llama_test {
 namespace {
 
 constexpr std::size_t length = 80;  // longer than every sliding window among the goldens
@@ -243,4 +243,4 @@ TEST_CASE("without a device the error says so") {
 #endif
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::llama_test

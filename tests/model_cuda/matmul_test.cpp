@@ -13,7 +13,7 @@
 
 #include "model_cuda/device_numbers.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::matmul_test {
 namespace {
 
 double number(bfloat16 x) { return static_cast<double>(static_cast<float>(x)); }
@@ -174,4 +174,4 @@ TEST_CASE("random layers keep the size of activations, in both formats") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::matmul_test

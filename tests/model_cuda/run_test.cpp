@@ -27,7 +27,7 @@
 #include "model/golden.hpp"
 #include "model_cuda/models.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::run_test {
 namespace {
 
 using Plan = HeadPlan<bfloat16>;
@@ -203,4 +203,4 @@ TEST_CASE("invalid prompts and graphs are refused") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::run_test

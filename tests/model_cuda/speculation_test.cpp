@@ -23,7 +23,7 @@
 #include "model/golden.hpp"
 #include "model_cuda/models.hpp"
 
-namespace kvpolicy::reference {
+namespace kvpolicy::reference::speculation_test {
 namespace {
 
 using Plan = HeadPlan<bfloat16>;
@@ -163,4 +163,4 @@ TEST_CASE("tokens of a tree have the positions of their nodes") {
 }
 
 }  // namespace
-}  // namespace kvpolicy::reference
+}  // namespace kvpolicy::reference::speculation_test

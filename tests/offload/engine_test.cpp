@@ -52,7 +52,7 @@ Plan mixed_plan(std::size_t layers) {
 }
 
 struct Sequence {
-  kvpolicy::test::TemporaryFolder folder;
+  kvpolicy::testing::TemporaryFolder folder;
   test::RecordingCalls calls;
   FileResource file;
   Cache cache;
@@ -252,7 +252,7 @@ TEST_CASE("offload: a full disk stops a text, and its rows can still be used") {
 }
 
 TEST_CASE("offload: forks in threads share one file") {
-  kvpolicy::test::TemporaryFolder folder;
+  kvpolicy::testing::TemporaryFolder folder;
   FileResource file{{.folder = folder.path(), .resident_bytes = 256 * KiB}};
   const Plan plan = mixed_plan(2);
   const CacheOptions options{.max_rollback = 2, .slow_memory = &file};

@@ -58,7 +58,7 @@ bool holds_its_numbers(FileResource& file, const Block& block) {
 }  // namespace
 
 TEST_CASE("file resource: random allocations keep their numbers and never overlap") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   test::RecordingCalls calls;
   test::Random random{4};
   {
@@ -112,7 +112,7 @@ TEST_CASE("file resource: random allocations keep their numbers and never overla
 }
 
 TEST_CASE("file resource: what is in memory stays within the budget") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   test::RecordingCalls calls;
   FileResource file{{.folder = folder.path(), .resident_bytes = 2 * MiB}, calls};
   std::vector<Block> blocks;
@@ -157,7 +157,7 @@ TEST_CASE("file resource: what is in memory stays within the budget") {
 }
 
 TEST_CASE("file resource: options and folders that do not work") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const auto make = [](FileOptions options) { const FileResource file{options}; };
   CHECK(contains(thrown<ConfigError>([&] { make({}); }), "folder is empty"));
   CHECK(contains(thrown<ConfigError>([&] { make({.folder = folder.path(), .slab_bytes = 0}); }), "slab_bytes"));
@@ -180,7 +180,7 @@ TEST_CASE("file resource: options and folders that do not work") {
 }
 
 TEST_CASE("file resource: its own limit, the process's limit, and a full disk") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const auto fill = [](FileResource& file) {
     std::size_t blocks = 0;
     std::string text;
@@ -226,7 +226,7 @@ TEST_CASE("file resource: its own limit, the process's limit, and a full disk") 
 
 // The system itself reaches a limit: the calls below FileCalls are the real ones.
 TEST_CASE("file resource: the system really refuses to grow a file") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   test::RecordingCalls calls;
   calls.limit = 100 * MiB;  // so that the resource does not see the limit before
   FileResource file{{.folder = folder.path()}, calls};
@@ -247,7 +247,7 @@ TEST_CASE("file resource: the system really refuses to grow a file") {
 }
 
 TEST_CASE("file resource: reads and writes that fail") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   test::RecordingCalls calls;
   FileResource file{{.folder = folder.path(), .resident_bytes = MiB}, calls};
   const Block block{static_cast<std::byte*>(file.allocate(16384, 64)), 16384, 64, 3};

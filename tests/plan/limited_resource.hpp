@@ -9,7 +9,7 @@
 #include <memory_resource>
 #include <new>
 
-namespace kvpolicy::test {
+namespace kvpolicy::testing {
 
 class LimitedResource final : public std::pmr::memory_resource {
  public:
@@ -41,4 +41,4 @@ class LimitedResource final : public std::pmr::memory_resource {
   std::size_t peak_ = 0;
 };
 
-}  // namespace kvpolicy::test
+}  // namespace kvpolicy::testing

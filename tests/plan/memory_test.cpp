@@ -17,7 +17,7 @@
 #include "random_plan.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::test;
+using namespace kvpolicy::testing;
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include "support/shipped_plan.hpp"
 
-namespace kvpolicy::test {
+namespace kvpolicy::testing {
 
 using Random = std::mt19937;
 
@@ -94,4 +94,4 @@ Plan random_plan(const ModelShape& shape, Random& random) {
   return plan;
 }
 
-}  // namespace kvpolicy::test
+}  // namespace kvpolicy::testing

@@ -17,7 +17,7 @@
 #include "plan/random_plan.hpp"
 
 using namespace kvpolicy;
-using namespace kvpolicy::test;
+using namespace kvpolicy::testing;
 
 namespace {
 

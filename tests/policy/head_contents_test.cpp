@@ -58,7 +58,7 @@ TEST_CASE("a head's contents are everything it holds, for every policy") {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     CAPTURE(seed);
     test::Random random{seed};
-    kvpolicy::test::Random settings{static_cast<unsigned>(seed)};
+    kvpolicy::testing::Random settings{static_cast<unsigned>(seed)};
     const auto plan = test::random_saved_plan<half>(shape, settings, /*rollback=*/false);
     kvpolicy::CacheOptions options;
     options.page_rows = 64;

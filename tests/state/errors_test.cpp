@@ -169,7 +169,7 @@ TEST_CASE("a cache cannot be saved between the layers of a step or while a tree 
 }
 
 TEST_CASE("a file replaces the one before, and must contain nothing else") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "prompt.kvcache";
   SmallCache cache{test::small_plan(), test::small_options()};
   CHECK(thrown<StorageError>([&] { kvpolicy::load(cache, path); }) ==
@@ -276,7 +276,7 @@ int die_while_saving(const std::string& bytes, const fs::path& path, std::size_t
 }
 
 TEST_CASE("a full disk and a process that dies while writing leave the old file") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "prompt.kvcache";
   const auto old = test::small_cache();
   kvpolicy::save(old, path);

@@ -54,7 +54,7 @@ void replace(const fs::path& path, std::string_view text,
 }  // namespace
 
 TEST_CASE("until it is replaced, the old file stays, and the new one leaves no trace") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "file";
   replace(path, "old");
   {
@@ -71,7 +71,7 @@ TEST_CASE("until it is replaced, the old file stays, and the new one leaves no t
 }
 
 TEST_CASE("two writers of one file do not interfere: the last one to replace it wins, whole") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "file";
   const auto bytes = [](std::string_view text) { return std::as_bytes(std::span{text}); };
   NewFile one{path};
@@ -98,7 +98,7 @@ unsigned mode_of(const fs::path& path) {
 }  // namespace
 
 TEST_CASE("a file keeps its permissions; a new one has those of the umask, or of its owner only") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const mode_t before = ::umask(0027);
   replace(folder.path() / "shared", "x");
   replace(folder.path() / "own", "x", NewFileAccess::owner);
@@ -123,7 +123,7 @@ TEST_CASE("a file keeps its permissions; a new one has those of the umask, or of
 }
 
 TEST_CASE("a link stays, and its target is replaced") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   fs::create_directory(folder.path() / "far");
   const fs::path target = folder.path() / "far" / "file";
   replace(target, "old");
@@ -147,7 +147,7 @@ TEST_CASE("a link stays, and its target is replaced") {
 }
 
 TEST_CASE("links that form a cycle, pipes and folders are refused and stay") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   fs::create_symlink("b", folder.path() / "a");
   fs::create_symlink("a", folder.path() / "b");
   CHECK(thrown<StorageError>([&] { replace(folder.path() / "a", "x"); }) ==
@@ -165,7 +165,7 @@ TEST_CASE("links that form a cycle, pipes and folders are refused and stay") {
 
 // A write beyond the limit of file size kills a process by a signal, unless it checks first.
 TEST_CASE("at the limit of file size there is an error, and the process continues") {
-  const kvpolicy::test::TemporaryFolder folder;
+  const kvpolicy::testing::TemporaryFolder folder;
   const fs::path path = folder.path() / "file";
   replace(path, "old");
   const pid_t child = ::fork();

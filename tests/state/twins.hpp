@@ -27,9 +27,9 @@ using kvpolicy::Read;
 
 /// A plan of any policies that a cache with these options accepts; some of them compress by themselves.
 template <kvpolicy::Element E>
-kvpolicy::HeadPlan<E> random_saved_plan(const ModelShape& shape, kvpolicy::test::Random& random,
+kvpolicy::HeadPlan<E> random_saved_plan(const ModelShape& shape, kvpolicy::testing::Random& random,
                                         bool rollback) {
-  auto plan = kvpolicy::test::random_plan<kvpolicy::HeadPlan<E>>(shape, random);
+  auto plan = kvpolicy::testing::random_plan<kvpolicy::HeadPlan<E>>(shape, random);
   for (std::size_t layer = 0; layer < shape.layers; ++layer) {
     for (std::size_t head = 0; head < shape.kv_heads; ++head) {
       const kvpolicy::HeadSettings<E> settings = plan.at(layer, head);

@@ -27,7 +27,7 @@ void any_plans(std::uint64_t seed, bool other_options, std::size_t operations) {
     run.options.page_rows = one.page_rows;
     run.options.kept_queries = one.kept_queries;
     ++seed;
-    kvpolicy::test::Random random{static_cast<unsigned>(seed)};
+    kvpolicy::testing::Random random{static_cast<unsigned>(seed)};
     const auto plan = test::random_saved_plan<E>(run.shape, random, one.max_rollback > 0);
     test::random_twins(seed, plan, run, operations);
   }

@@ -8,7 +8,7 @@
 #include <string>
 #include <system_error>
 
-namespace kvpolicy::test {
+namespace kvpolicy::testing {
 
 class TemporaryFolder {
  public:
@@ -31,4 +31,4 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-}  // namespace kvpolicy::test
+}  // namespace kvpolicy::testing

@@ -31,7 +31,7 @@ DuoCheckpoint some_checkpoint() {
 }  // namespace
 
 TEST_CASE("a checkpoint is read back bit for bit") {
-  const test::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string path = (folder.path() / "made/here/checkpoint.json").string();
   const DuoCheckpoint saved = some_checkpoint();
   save_checkpoint(path, saved);
@@ -42,7 +42,7 @@ TEST_CASE("a checkpoint is read back bit for bit") {
 }
 
 TEST_CASE("a checkpoint of other settings is refused by name") {
-  const test::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string path = (folder.path() / "checkpoint.json").string();
   DuoCheckpoint saved = some_checkpoint();
   save_checkpoint(path, saved);
@@ -52,7 +52,7 @@ TEST_CASE("a checkpoint of other settings is refused by name") {
 }
 
 TEST_CASE("damaged checkpoints are refused") {
-  const test::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string path = (folder.path() / "checkpoint.json").string();
   const io::Json settings = some_checkpoint().settings;
   const auto refused = [&](const std::string& text) {

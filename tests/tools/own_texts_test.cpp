@@ -236,7 +236,7 @@ TEST_CASE("half a file, or an empty one, is refused") {
     CHECK_THROWS_AS(parse("[]"), FormatError);
     CHECK_THROWS_AS(parse("{}"), FormatError);
   }
-  const test::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string path = (folder.path() / "own.json").string();
   CHECK_THROWS_WITH_AS(static_cast<void>(load_labelled_texts(path, vocabulary)),
                        doctest::Contains("own.json: there is no such file"), FormatError);
@@ -277,7 +277,7 @@ TEST_CASE("training continues with the file it was begun with, not with another 
     CAPTURE(name);
     CHECK_FALSE(begun.contains(name));  // they mean nothing for such texts
   }
-  const test::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string path = (folder.path() / "checkpoint.json").string();
   DuoCheckpoint checkpoint;
   checkpoint.state.gates = HeadGates{1, 1, 1.0};

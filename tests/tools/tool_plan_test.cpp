@@ -72,7 +72,7 @@ TEST_CASE("--plan: a number of rows per head, ranked by the scorer that the name
 }
 
 TEST_CASE("a pattern's view says how many heads tie at the cut") {
-  const test::TemporaryFolder folder;
+  const testing::TemporaryFolder folder;
   const std::string pattern = folder.path() / "pattern";
   io::save_duo_pattern(pattern, {HeadGates{3, 2, {0.2, 1.0, 1.3, 1.0, 1.0, 0.5}}, 1, 2});
   const auto text = [&](const std::string& rest) {

@@ -74,7 +74,7 @@ Output run(AttendParams p, int grid) {
 inline AttendParams only(AttendParams p, int head) {
   const int sequence = head / p.kv_heads;
   const int kv_head = head % p.kv_heads;
-  const auto move = [&](Tensor& tensor, int tensor_head) {
+  const auto move = [&](kvpolicy::cuda::Tensor& tensor, int tensor_head) {
     if (tensor.data != nullptr) {
       tensor.data = reinterpret_cast<std::byte*>(tensor.row(sequence, 0, tensor_head));
     }

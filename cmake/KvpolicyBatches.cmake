@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Batches: several test files compiled as one, which reads each header and instantiates each template once.
+# All tests are compiled in a third of the time so, but an edit compiles a whole batch: ./scripts/test does
+# it, the presets for editing do not.
+option(KVPOLICY_BATCHES "Compile tests and tools in batches of files: less in all, more after an edit" OFF)
+
+# kvpolicy_batches(<out> <name> <bytes> <sources>...): files to compile in place of the sources, each for at
+# most so many bytes of them. A batch includes what its files include, and then each file inside a namespace
+# of its own, so that names of two files never meet; a file that opens such a namespace itself, kvpolicy::...::
+# <its name>, goes in as it stands. What cannot lie in a namespace is compiled alone: a file that adds to
+# namespace kvpolicy, specialises a template, or defines a macro.
+function(kvpolicy_batches out name bytes)
+  if(NOT KVPOLICY_BATCHES)
+    set(${out} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN})
+  set(result)
+  set(batch 0)
+  set(count 0)
+  set(includes)
+  set(bodies)
+  foreach(source IN LISTS ARGN)
+    cmake_path(GET source STEM stem)
+    file(STRINGS "${source}" own_namespace REGEX "^namespace kvpolicy.*::${stem} {" LIMIT_COUNT 1)
+    file(STRINGS "${source}" alone REGEX "^(namespace kvpolicy|template <>|#define )")
+    list(REMOVE_ITEM alone "${own_namespace}")
+    if(alone)
+      list(APPEND result "${source}")
+      continue()
+    endif()
+    file(SIZE "${source}" size)
+    math(EXPR count "${count} + ${size}")
+    if(bodies AND count GREATER bytes)
+      kvpolicy_write_batch(result "${name}_${batch}" "${includes}" "${bodies}")
+      math(EXPR batch "${batch} + 1")
+      set(count ${size})
+      set(includes)
+      set(bodies)
+    endif()
+    cmake_path(GET source PARENT_PATH folder)
+    file(STRINGS "${source}" own REGEX "^#include ")
+    foreach(line IN LISTS own)
+      string(REGEX REPLACE "^#include ([<\"][^>\"]+[>\"]).*" "\\1" header "${line}")
+      string(REGEX REPLACE "[<>\"]" "" file "${header}")
+      if(header MATCHES "^\"" AND EXISTS "${folder}/${file}")
+        set(header "\"${folder}/${file}\"")
+      endif()
+      list(APPEND includes "${header}")
+    endforeach()
+    if(own_namespace)
+      string(APPEND bodies "\n#include \"${source}\"\n")
+    else()
+      string(APPEND bodies "\nnamespace ${stem} {\n#include \"${source}\"\n}\n")
+    endif()
+  endforeach()
+  if(bodies)
+    kvpolicy_write_batch(result "${name}_${batch}" "${includes}" "${bodies}")
+  endif()
+  set(${out} ${result} PARENT_SCOPE)
+endfunction()
+
+# A header that a file includes under a condition may not be there.
+function(kvpolicy_write_batch list name includes bodies)
+  list(REMOVE_DUPLICATES includes)
+  list(TRANSFORM includes REPLACE "(.+)" "#if __has_include(\\1)\n#include \\1\n#endif\n")
+  string(JOIN "" text ${includes})
+  set(file "${CMAKE_CURRENT_BINARY_DIR}/batches/${name}.cpp")
+  file(CONFIGURE OUTPUT "${file}" CONTENT "${text}${bodies}" @ONLY)
+  set(${list} ${${list}} "${file}" PARENT_SCOPE)
+endfunction()
+
+# kvpolicy_batch_library(<target> <files in a batch> [ALONE files...]): the same for the sources of a target that
+# need no namespaces of their own; those that do, and the dearest, are compiled alone.
+function(kvpolicy_batch_library target count)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "ALONE")
+  if(arg_ALONE)
+    set_source_files_properties(${arg_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${KVPOLICY_BATCHES} UNITY_BUILD_BATCH_SIZE ${count})
+endfunction()
