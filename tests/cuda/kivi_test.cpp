@@ -38,10 +38,16 @@ void random_flushes(std::uint64_t seed) {
   }
 }
 
-// The same step on both.
-void step_both(test::Random& random, DeviceCache& cache, kvpolicy::KvCache<kvpolicy::half>& host, std::size_t tokens) {
+// The same step on both; keys are random numbers times `scale`.
+void step_both(test::Random& random, DeviceCache& cache, kvpolicy::KvCache<kvpolicy::half>& host, std::size_t tokens,
+               float scale = 1.0F) {
   const ModelShape& shape = cache.plan().shape();
   const DeviceChunk<> chunk{random, shape, tokens};
+  if (scale != 1.0F) {
+    auto keys = chunk.k.download();
+    for (kvpolicy::half& number : keys) number = kvpolicy::half{scale * static_cast<float>(number)};
+    chunk.k.upload(keys);
+  }
   chunk.step(cache, 0);
   const auto q = chunk.q.download(), k = chunk.k.download(), v = chunk.v.download();
   std::vector<float> out(tokens * shape.q_heads * shape.head_dim);
@@ -130,6 +136,28 @@ TEST_CASE("KIVI with a budget on a device: survivors and later keys are quantise
       CHECK(exact_keys(cache, host, head, true) == 101 % residual);
     }
   }
+}
+
+TEST_CASE("KIVI with a budget on a device: a key keeps its codes where a compression packs it before its block was full") {
+  const test::SmallDevice small;
+  const ModelShape shape{1, 1, 1, 64};
+  // The first compression keeps all rows. The second one drops the oldest ones, whose keys are the longest.
+  using Budget = kvpolicy::HeadBudgetCache<kvpolicy::PerTokenStorage<kvpolicy::half>, kvpolicy::KeyNormScorer>;
+  const kvpolicy::HeadPlan<kvpolicy::half> plan{
+      shape, Budget::Config{.budget = 200, .storage = {.bits = 4, .residual = 130, .flush = kvpolicy::Flush::kivi}}};
+  DeviceCache cache{plan};
+  kvpolicy::KvCache<kvpolicy::half> host{plan};
+  test::Random random{3};
+  step_both(random, cache, host, 150, 8.0F);
+  cache.compress();
+  host.compress();
+  step_both(random, cache, host, 200);
+  // Codes: 260 keys, of which 192 are packed. Of the 200 survivors 64 are packed, the last of them from row 213.
+  CHECK(exact_keys(cache, host, 0) == 350 % 130);
+  cache.compress();
+  host.compress();
+  CHECK(cache.rows(0, 0).positions.front() == 150);
+  CHECK(exact_keys(cache, host, 0, true) == 200 % 130);
 }
 
 TEST_CASE("KIVI on a device: a captured step flushes when it is time, and the bytes are foretold") {
