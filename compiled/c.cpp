@@ -74,6 +74,9 @@ kvp_status guarded(Call call) noexcept {
   }
 }
 
+// Far above any structure of options that there will be.
+constexpr std::size_t most_option_bytes = 4096;
+
 template <class T>
 T& given(T* pointer, const char* name) {
   require(pointer != nullptr, "kvpolicy: ", name, " is null");
@@ -81,19 +84,34 @@ T& given(T* pointer, const char* name) {
 }
 
 // Copies the members of a structure that the caller knows; later members have their defaults.
+// A caller of a later version may have members that this library does not know; they must be 0, their default.
 template <class T>
 T known_part(const T* options, T defaults, const char* name) {
   if (options == nullptr) return defaults;
   const std::size_t size = options->size;
-  require(size >= sizeof(std::size_t), name, ": size is ", size, ", must be sizeof(", name, ") = ",
-          sizeof(T));
+  require(size >= sizeof(std::size_t) && size <= most_option_bytes && size % sizeof(std::size_t) == 0, name,
+          ": size is ", size, ", must be sizeof(", name, ") = ", sizeof(T));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(options);
+  for (std::size_t i = sizeof(T); i < size; ++i) {
+    require(bytes[i] == 0, name, ": byte ", i, " of ", size, " is set, but this version of the library knows ",
+            sizeof(T), " bytes of it");
+  }
   std::memcpy(&defaults, options, std::min(size, sizeof(T)));
   return defaults;
 }
 
+// Writes the defaults of the members that the caller knows.
+template <class T>
+void write_defaults(T* options, T defaults, std::size_t size) {
+  if (options == nullptr || size < sizeof(std::size_t)) return;
+  std::memset(static_cast<void*>(options), 0, std::min(size, most_option_bytes));
+  defaults.size = size;
+  std::memcpy(options, &defaults, std::min(size, sizeof(T)));
+}
+
 kvp_cache_options default_options() {
   kvp_cache_options options;
-  kvp_cache_options_init(&options);
+  kvp_cache_options_init(&options, sizeof(options));
   return options;
 }
 
@@ -105,7 +123,11 @@ CacheOptions cache_options(const kvp_cache_options& own) {
           .page_rows = own.page_rows};
 }
 
-compiled::Engine make_engine([[maybe_unused]] std::size_t threads) {
+compiled::Engine make_engine(std::size_t threads) {
+  // OpenMP ends the process if it cannot have the threads.
+  constexpr std::size_t most = 1024;
+  require(threads <= most, "kvp_cache_options: threads is ", threads, ", must be at most ", most,
+          "; 0 is as many as the machine has");
 #ifdef _OPENMP
   if (threads != 1) return compiled::Engine{cpu::OpenMpFor{threads}};
 #endif
@@ -146,7 +168,7 @@ MutableTensor written(const kvp_tensor* tensor, const char* name) {
 AttendOptions attend_options(const kvp_attend_options* options, std::size_t tokens,
                              std::size_t q_heads) {
   kvp_attend_options plain;
-  kvp_attend_options_init(&plain);
+  kvp_attend_options_init(&plain, sizeof(plain));
   const kvp_attend_options own = known_part(options, plain, "kvp_attend_options");
   AttendOptions attend{.softcap = own.softcap,
                        .read = own.read_selected != 0 ? Read::selected : Read::all,
@@ -230,11 +252,12 @@ kvp_status kvp_plan_layer(const kvp_plan* plan, size_t layer, kvp_layer* out) {
 
 void kvp_plan_free(kvp_plan* plan) { delete plan; }
 
-void kvp_cache_options_init(kvp_cache_options* options) {
+void kvp_cache_options_init(kvp_cache_options* options, size_t size) {
   const CacheOptions own;
-  if (options == nullptr) return;
-  *options = {sizeof(kvp_cache_options), own.max_rollback, own.max_append, own.max_tokens,
-              own.kept_queries,          own.page_rows,    0};
+  write_defaults(options,
+                 {sizeof(kvp_cache_options), own.max_rollback, own.max_append, own.max_tokens,
+                  own.kept_queries, own.page_rows, 0},
+                 size);
 }
 
 kvp_status kvp_plan_memory(const kvp_plan* plan, size_t tokens, const kvp_cache_options* options,
@@ -261,9 +284,8 @@ kvp_status kvp_cache_new(const kvp_plan* plan, const kvp_cache_options* options,
 
 void kvp_cache_free(kvp_cache* cache) { delete cache; }
 
-void kvp_attend_options_init(kvp_attend_options* options) {
-  if (options == nullptr) return;
-  *options = {sizeof(kvp_attend_options), 0.0F, 0.0F, nullptr, nullptr, 0, 0};
+void kvp_attend_options_init(kvp_attend_options* options, size_t size) {
+  write_defaults(options, {sizeof(kvp_attend_options), 0.0F, 0.0F, nullptr, nullptr, 0, 0}, size);
 }
 
 kvp_status kvp_cache_step(kvp_cache* cache, size_t layer, const kvp_tensor* q, const kvp_tensor* k,

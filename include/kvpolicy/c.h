@@ -95,11 +95,12 @@ typedef struct kvp_cache_options {
   size_t max_tokens;   /* most tokens; 0 (default): as many as memory holds */
   size_t kept_queries; /* latest queries kept by every layer, for kvp_cache_fork_as; default 0 */
   size_t page_rows;    /* rows of a page, a power of two from 16 to 4096; default 64 */
-  size_t threads;      /* threads of a call; 0 (default): as many as the machine has */
+  size_t threads;      /* threads of a call, at most 1024; 0 (default): as many as the machine has. A library
+                          that was built without OpenMP uses one. */
 } kvp_cache_options;
 
-/* Sets all members to the defaults listed above. */
-void kvp_cache_options_init(kvp_cache_options* options);
+/* Sets all members to the defaults listed above. `size`: sizeof(kvp_cache_options), as the caller knows it. */
+void kvp_cache_options_init(kvp_cache_options* options, size_t size);
 
 /* Bytes that a cache under the plan holds after `tokens` tokens. If `compressed` is not 0, heads with a
  * budget count as compressed. Null options are the defaults. */
@@ -115,7 +116,7 @@ void kvp_cache_free(kvp_cache* cache);
 /* A tensor [tokens, heads, head_dim]. Strides are in elements, 0 for contiguous rows; the elements of one
  * row are contiguous. */
 typedef struct kvp_tensor {
-  void* data; /* not written if the call only reads */
+  void* data; /* aligned to its element type; not written if the call only reads */
   kvp_dtype dtype;
   size_t tokens, heads, head_dim;
   size_t token_stride, head_stride;
@@ -131,8 +132,8 @@ typedef struct kvp_attend_options {
   int refresh_selection;    /* they choose a new selection: before a selected read, after any other */
 } kvp_attend_options;
 
-/* Sets `size` and all other members to 0. */
-void kvp_attend_options_init(kvp_attend_options* options);
+/* Sets `size` to the given sizeof(kvp_attend_options) and all other members to 0. */
+void kvp_attend_options_init(kvp_attend_options* options, size_t size);
 
 /* The queries of one layer attend to all cached rows and, causally, to the call's own; then the call's
  * rows join the cache. q [tokens, q_heads, head_dim], k [tokens, kv_heads, head_dim], v [tokens,

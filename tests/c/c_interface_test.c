@@ -104,7 +104,7 @@ static kvp_cache_info info_of(const kvp_cache* cache) {
 static void test_attention(const kvp_plan* plan) {
   kvp_cache* cache = NULL;
   kvp_cache_options options;
-  kvp_cache_options_init(&options);
+  kvp_cache_options_init(&options, sizeof options);
   options.max_rollback = 4;
   options.threads = 2;
   CHECK(kvp_cache_new(plan, &options, &cache) == KVP_OK);
@@ -221,11 +221,11 @@ static void test_refusals(const kvp_plan* plan) {
 
   kvp_cache* cache = NULL;
   kvp_cache_options options;
-  kvp_cache_options_init(&options);
+  kvp_cache_options_init(&options, sizeof options);
   options.page_rows = 17;
   CHECK(kvp_cache_new(plan, &options, &cache) == KVP_CONFIG_ERROR && cache == NULL);
   CHECK(strstr(kvp_error(), "17") != NULL);
-  kvp_cache_options_init(&options);
+  kvp_cache_options_init(&options, sizeof options);
   options.max_tokens = 3;
   CHECK(kvp_cache_new(plan, &options, &cache) == KVP_OK);
   CHECK(step(cache, 0, 4) == KVP_CAPACITY_ERROR);
@@ -275,7 +275,7 @@ static void test_layers(void) {
   const kvp_tensor out = {outputs, KVP_FLOAT32, 1, 3, 16, 0, 0};
   const float bias[3] = {-1e30F, -1e30F, -1e30F};
   kvp_attend_options options;
-  kvp_attend_options_init(&options);
+  kvp_attend_options_init(&options, sizeof options);
   options.attention_sink_bias = bias;
   CHECK(kvp_cache_append(cache, 0, &k, &v) == KVP_OK);
   CHECK(kvp_cache_attend(cache, 2, &q, &out, &options) == KVP_OK);

@@ -362,14 +362,19 @@ class KvCache {
     return layers;
   }
 
-  // Rows whose attention is added up are committed by their own layer's `attend`: too early for the
-  // layers that read them too.
+  // Rows whose attention is added up, and those of a compression that is due, are committed by their own
+  // layer's `attend`, which is too early for the layers that read them too.
   void check_reading(std::size_t layer, const std::vector<Layer>& layers) const {
     const std::size_t source = plan_.shape().cache_of(layer);
     if (source == layer) return;
     require(!std::ranges::find(layers, source, &Layer::number)->roles.accumulates,
             "KvCache: layer ", layer, " reads the cache of layer ", source,
             ", whose heads add up the attention of every call; give them another policy");
+    for (std::size_t head = 0; head < plan_.shape().layer(source).kv_heads; ++head) {
+      require(!plan_.at(source, head).compresses_by_itself(), "KvCache: layer ", layer,
+              " reads the cache of layer ", source, ", whose KV head ", head,
+              " compresses by itself (compress_every); use 0 and call `compress` between steps");
+    }
   }
 
   // Where layer `number` stands in layers_, which leaves out layers without a cache.

@@ -30,6 +30,11 @@ class LayerCalls {
   using Layer = CacheLayer<E>;
 
   explicit LayerCalls(Engine engine) : engine_{std::move(engine)} {}
+  /// A fork starts with scratch memory of its own.
+  LayerCalls(const LayerCalls& other) : engine_{other.engine_}, observed_rows_{other.observed_rows_} {}
+  LayerCalls(LayerCalls&&) noexcept = default;
+  LayerCalls& operator=(LayerCalls&&) noexcept = default;
+  ~LayerCalls() = default;
 
   [[nodiscard]] Engine& engine() { return engine_; }
   [[nodiscard]] const Engine& engine() const { return engine_; }
@@ -178,6 +183,10 @@ class LayerCalls {
  private:
   static constexpr std::string_view cache_name = "KvCache";  // in messages
 
+  // Parts of one head's rows in a call: the tail's ring may wrap among the rows of the text and among
+  // those of the tree; the call's own come last.
+  static constexpr std::size_t most_parts = 5;
+
   // The engine's scores, for a policy that does not know the engine's type.
   struct Scorer final : ChunkScorer {
     explicit Scorer(Engine& engine_) : engine{engine_} {}
@@ -221,6 +230,7 @@ class LayerCalls {
                         const ConstTensor* v, std::size_t leaving) {
     KVPOLICY_TRY {
       layer.attention_sink_bias.reserve(options.attention_sink_bias.size());
+      rows_.reserve(most_parts);  // keep_rows must not fail
       if (options.read == Read::selected) {
         prepare_refresh(layer, q, position, options.selection_query, options.refresh_selection);
       }

@@ -144,6 +144,8 @@ struct ModelShape {
     require(own.kv_heads <= most, "ModelShape: ", where, "kv_heads is ", own.kv_heads,
             ", must be at most ", most);
     check_softcap(own.softcap, where);
+    require(own.window <= std::size_t{1} << 40, "ModelShape: ", where, "window is ", own.window,
+            ", must be at most 2^40; 0 is no window");
     if (own.kv_heads == 0) return;  // the layer has no cache, so nothing else matters
     check_q_heads(own.q_heads, own.kv_heads, where);
     check_channels("head_dim", own.head_dim, where);

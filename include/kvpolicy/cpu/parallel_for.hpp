@@ -5,8 +5,10 @@
 // OpenMP, otherwise the calling thread alone.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <limits>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -40,7 +42,9 @@ struct OpenMpFor {
   std::size_t count = 0;
 
   [[nodiscard]] std::size_t threads() const {
-    return count > 0 ? count : static_cast<std::size_t>(omp_get_max_threads());
+    // More than OpenMP's own type counts would be none.
+    constexpr std::size_t most = std::numeric_limits<int>::max();
+    return count > 0 ? std::min(count, most) : static_cast<std::size_t>(omp_get_max_threads());
   }
 
   template <class Body>

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
@@ -39,13 +40,23 @@ struct EnginePages {
     return page_rows * row_bytes * (values_offset == 0 ? 1 : 2);
   }
 
-  /// @throws ConfigError if rows would overlap or lie outside an arena.
+  /// @throws ConfigError if rows would overlap or lie outside an arena, or an arena is not aligned.
   void validate() const {
     require(!arenas.empty(), "EnginePages: there is no arena, must be at least one");
     for (const auto& [value, name] :
          {std::pair{blocks, "blocks"}, std::pair{heads, "heads"}, std::pair{page_rows, "page_rows"},
           std::pair{row_bytes, "row_bytes"}}) {
       require(value > 0, "EnginePages: ", name, " is 0, must be at least 1");
+    }
+    for (std::size_t i = 0; i < arenas.size(); ++i) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(arenas[i].data());
+      require(begin % alignof(float) == 0, "EnginePages: arena ", i, " begins at ", arenas[i].data(),
+              ", must be a multiple of ", alignof(float), " bytes");
+      for (std::size_t other = 0; other < i; ++other) {
+        const auto from = reinterpret_cast<std::uintptr_t>(arenas[other].data());
+        require(begin >= from + arenas[other].size() || from >= begin + arenas[i].size(),
+                "EnginePages: arenas ", other, " and ", i, " overlap, must be memory of their own");
+      }
     }
     // Rows cannot overlap if each stride steps over all that smaller strides reach.
     struct Axis {

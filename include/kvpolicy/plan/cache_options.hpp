@@ -37,7 +37,8 @@ struct CacheOptions {
   std::size_t kept_queries = 0;
   /// Rows of a page. Heads grow by pages and forks share pages. A power of two from 16 to 4096.
   std::size_t page_rows = 64;
-  /// The resource that row memory is allocated from, page by page. It must outlive the cache and its forks.
+  /// The resource that row memory is allocated from, page by page. It must outlive the cache and its
+  /// forks, and be thread-safe if forks are used on different threads.
   std::pmr::memory_resource* memory = std::pmr::get_default_resource();
   /// The slow memory, for rows that only reads of all rows need: full pages of heads that keep every row
   /// (Full, QuantizedResidual, ChunkRetrieval, and a policy of your own whose rule says so and which has a

@@ -17,6 +17,7 @@
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/head_settings.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
+#include <kvpolicy/storage/engine_page_storage.hpp>
 
 namespace kvpolicy {
 
@@ -96,7 +97,7 @@ class HeadPlan<E> {
   /// holds; ConfigError if a policy does not say what it holds
   [[nodiscard]] MemoryEstimate memory(std::size_t tokens, const CacheOptions& options = {},
                                       bool compressed = false) const {
-    return detail::PlanMemory<E>{shape_, heads_, options}.memory(tokens, compressed);
+    return detail::PlanMemory<E>{shape_, described(), options}.memory(tokens, compressed);
   }
 
   /// The longest text that a cache of `bytes` can take token by token: it never needs more on the way, and
@@ -106,7 +107,7 @@ class HeadPlan<E> {
   /// @throws ConfigError if a policy does not say what it holds
   [[nodiscard]] std::optional<std::size_t> max_context(std::size_t bytes,
                                                        const CacheOptions& options = {}) const {
-    return detail::PlanMemory<E>{shape_, heads_, options}.max_context(bytes);
+    return detail::PlanMemory<E>{shape_, described(), options}.max_context(bytes);
   }
 
   /// How many queries a cache must keep of a layer for the heads that compress: the most that any head
@@ -142,9 +143,14 @@ class HeadPlan<E> {
   friend bool operator==(const HeadPlan&, const HeadPlan&) = default;
 
  private:
-  [[nodiscard]] std::size_t index(std::size_t layer, std::size_t head) const {
+  [[nodiscard]] const std::vector<Settings>& described() const {
     require(!heads_.empty(),
             "HeadPlan: this plan was moved from, it can only be assigned to or destroyed");
+    return heads_;
+  }
+
+  [[nodiscard]] std::size_t index(std::size_t layer, std::size_t head) const {
+    static_cast<void>(described());
     require(layer < shape_.layers, "HeadPlan: there is no KV head ", head, " in layer ", layer,
             ", the shape has ", shape_.layers, " layers");
     const std::size_t heads = first_[layer + 1] - first_[layer];
@@ -163,9 +169,13 @@ class HeadPlan<E> {
   [[nodiscard]] static Settings limited(const LayerShape& layer, const Settings& settings) {
     if (layer.window == 0) return settings;
     const HeadRule rule = settings.has_rule() ? settings.rule(layer.head_dim) : HeadRule{};
-    const bool narrower =
-        rule.recent > 0 && rule.recent <= layer.window && rule.sinks <= layer.window - rule.recent;
+    // With a mask for the whole call, a query would see rows beyond its own window.
+    const bool narrower = rule.recent > 0 && rule.recent <= layer.window && !rule.prefill_chunk_mask &&
+                          rule.sinks <= layer.window - rule.recent;
     if (narrower) return settings;
+    if (rule.engine_pages) {
+      return typename SinkRecentCache<EnginePageStorage<E>>::Config{.sinks = 0, .recent = layer.window};
+    }
     return typename SinkRecentCache<DenseStorage<E>>::Config{.sinks = 0, .recent = layer.window};
   }
 

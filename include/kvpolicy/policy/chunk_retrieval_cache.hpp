@@ -77,6 +77,9 @@ class ChunkRetrievalCache {
     require(config.budget >= config.chunk && config.budget % config.chunk == 0,
             "ChunkRetrievalCache: budget is ", config.budget,
             ", must be a positive multiple of chunk = ", config.chunk);
+    constexpr std::size_t most_rows = std::size_t{1} << 40;
+    require(config.budget <= most_rows, "ChunkRetrievalCache: budget is ", config.budget,
+            ", must be at most 2^40");
     Storage::validate(config.storage, context);
     if constexpr (!Storage::movable_rows) {
       const std::size_t group = Storage::key_rows(config.storage);

@@ -98,6 +98,8 @@ class HeadBudgetCache {
             ", must be at most 2^40");
     require(config.compress_from <= most, "HeadBudgetCache: compress_from is ",
             config.compress_from, ", must be at most 2^40");
+    require(config.compress_every <= most, "HeadBudgetCache: compress_every is ",
+            config.compress_every, ", must be at most 2^40; 0 is never");
     // Written so that NaN fails.
     require(config.safeguard >= 0.0 && config.safeguard <= 1.0, "HeadBudgetCache: safeguard is ",
             config.safeguard, ", must be 0 to 1");

@@ -104,7 +104,12 @@ class SinkRecentCache {
     return rule;
   }
 
-  void check(const Segment& rows) const { recent_.check(rows); }
+  /// Sinks stay exact, so any number may stand in them.
+  void check(const Segment& rows) const {
+    const std::size_t sinks = std::min(rows.rows, config_->sinks - sinks_.end());
+    sinks_.check(rows.part(0, sinks));
+    recent_.check(rows.part(sinks, rows.rows - sinks));
+  }
 
   void reserve(std::size_t rows) {
     const std::size_t sinks = std::min(rows, config_->sinks - sinks_.end());

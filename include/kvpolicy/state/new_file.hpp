@@ -27,6 +27,7 @@
 #endif
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/core/try.hpp>
 #include <kvpolicy/state/records.hpp>
 
 namespace kvpolicy {
@@ -177,7 +178,13 @@ class NewFile : public ByteSink {
   // does so later.
   void sync_folder() const noexcept {
 #if KVPOLICY_STATE_POSIX
-    const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+    std::filesystem::path folder;
+    KVPOLICY_TRY {
+      folder = path_.has_parent_path() ? path_.parent_path() : ".";
+    }
+    KVPOLICY_CATCH_ALL {
+      return;  // no memory for the name
+    }
     const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (file < 0) return;
     (void)::fsync(file);

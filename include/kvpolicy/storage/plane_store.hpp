@@ -34,7 +34,11 @@ class PlaneStore {
       : pages_{context.pages(), context.page_rows},
         head_dim_{static_cast<std::uint16_t>(context.head_dim)},
         group_{static_cast<std::uint16_t>(format.group)}, encoding_{format.encoding},
-        granularity_{format.granularity}, precision_{precision} {}
+        granularity_{format.granularity}, precision_{precision} {
+    require(context.pages().engine_rows().page_rows == 0,
+            "PlaneStore: the pool's pages lie in an inference engine's tensor, where only "
+            "EnginePageStorage knows how rows lie; give heads of other storages another pool");
+  }
 
   PlaneStore(const PlaneStore& other)
       : pages_{other.pages_}, head_dim_{other.head_dim_}, group_{other.group_},

@@ -291,7 +291,10 @@ class ResidualStorage {
 
   template <class Archive>
   void serialize(Archive& archive) {
+    const bool may_be_deferred = quantization_deferred_;  // whether the policy ever defers
     archive(quantization_deferred_, keys_, values_);
+    archive.check(may_be_deferred || !quantization_deferred_,
+                  "no deferred quantisation, which this policy does not know");
     archive.check(keys_.begin() == values_.begin() && keys_.end() == values_.end(),
                   "as many values as keys");
   }
