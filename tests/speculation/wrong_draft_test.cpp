@@ -155,7 +155,7 @@ TEST_CASE("more draft tokens than requested are refused") {
   Pair pair;
   Decoder<Told> decoder{pair.target, pair.cache, Told{chain({1, 2, 3, 4, 5})}, fixed(4)};
   decoder.read_prompt(pair.prompt);
-  CHECK_THROWS_WITH_AS(decoder.step(), doctest::Contains("5 guesses"), ShapeError);
+  CHECK_THROWS_WITH_AS(decoder.step(), doctest::Contains("5 draft tokens"), ShapeError);
   CHECK(copy(decoder.text()) == pair.prompt);
   decoder.draft().told.pop_back();
   CHECK_NOTHROW(decoder.step());
