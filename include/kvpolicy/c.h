@@ -16,8 +16,10 @@
  * KVP_CONFIG_ERROR, except by the `_free` functions, which ignore them.
  *
  * Calls on one cache must not overlap; different caches, forks included, may be used on different
- * threads. Any number of threads may use one plan. Later versions add members only at the end of a
- * structure: set `size` to its sizeof, so that a later library knows which members the caller has.
+ * threads. Any number of threads may use one plan. Later versions add members only at the end of the
+ * structures that have a `size`: set it to the structure's sizeof, so that a later library knows which
+ * members the caller has. Members that an older library does not know must be 0. The other structures
+ * stay as they are.
  */
 #ifndef KVPOLICY_C_H
 #define KVPOLICY_C_H
@@ -77,7 +79,7 @@ kvp_status kvp_plan_from_json(const char* text, size_t bytes, kvp_dtype dtype, k
 /* A plan under which every head keeps every row. */
 kvp_status kvp_plan_full(const kvp_shape* shape, kvp_dtype dtype, kvp_plan** out);
 /* Writes the plan as the text of a plan file, with a final zero. `*bytes`, which does not count the
- * zero, is always set; if `text` is null, nothing else happens. KVP_CAPACITY_ERROR if `capacity` is less
+ * zero, is set also with KVP_CAPACITY_ERROR; if `text` is null, nothing else happens. KVP_CAPACITY_ERROR if `capacity` is less
  * than *bytes + 1. */
 kvp_status kvp_plan_to_json(const kvp_plan* plan, char* text, size_t capacity, size_t* bytes);
 /* The shape of the plan's model. If layers differ, all members but `layers` are 0: use kvp_plan_layer. */

@@ -158,6 +158,18 @@ TEST_CASE("allocation failure: step") {
   }
 }
 
+// Scratch memory that earlier calls left behind hides what a first call must obtain.
+TEST_CASE("allocation failure: the first step of a fork") {
+  CacheOptions options;
+  for (const std::size_t max_rollback : std::initializer_list<std::size_t>{0, 6}) {
+    options.max_rollback = max_rollback;
+    survive("nine tokens", options, [](State& state) {
+      state.cache = std::make_unique<Cache>(state.cache->fork());
+      return test::Chunk<>{state.random, state.cache->plan().shape(), 9};
+    }, [](State& s, auto& chunk) { chunk.step(*s.cache, 0); });
+  }
+}
+
 TEST_CASE("allocation failure: compression and refresh after a step") {
   CacheOptions options;
   survive("a refresh for later reads", options, chunk_of(9), [](State& s, auto& chunk) {

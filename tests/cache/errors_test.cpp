@@ -402,6 +402,9 @@ TEST_CASE("invalid settings") {
   CHECK(contains(plan_error(Window::Config{.rotary_in_cache = RotaryConfig{.theta = -1}}), "theta is -1"));
   CHECK(contains(plan_error(Window::Config{.sinks = std::size_t{1} << 60}), "sinks is"));
   CHECK(contains(plan_error(Budget::Config{.budget = std::size_t{1} << 60}), "budget is"));
+  CHECK(contains(plan_error(Budget::Config{.compress_every = test::never}), "compress_every is"));
+  CHECK(contains(plan_error(ChunkRetrievalCache<DenseStorage<float>>::Config{.chunk = 1, .budget = test::never}),
+                 "budget is 18446744073709551615, must be at most 2^40"));
   CHECK(contains(plan_error(Budget::Config{.scorer = {.observation_window = 0}}), "window is 0"));
   CHECK(contains(plan_error(Budget::Config{.scorer = {.kernel = 4}}), "kernel is 4, must be odd"));
 
@@ -417,6 +420,10 @@ TEST_CASE("invalid settings") {
   rollback.max_rollback = 1;
   CHECK(contains(thrown<ConfigError>([&] { Cache{Plan{shape, Budget::Config{.compress_every = 9}}, rollback}; }),
                  "max_rollback is 1, must be 0"));
+  Plan left{shape};
+  const Plan moved = std::move(left);
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(left.memory(100)); }), "moved from"));
+  CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(left.max_context(100)); }), "moved from"));
   const Plan plan{shape};
   CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(plan.at(2, 0)); }), "no KV head 0 in layer 2"));
   CHECK(contains(thrown<ConfigError>([&] { static_cast<void>(plan.at(0, 3)); }), "no KV head 3"));

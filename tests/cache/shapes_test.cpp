@@ -222,6 +222,13 @@ TEST_CASE("a layer that reads another one's cache attends as if it held the same
         Cache{plan};
       }),
       "layer 3 reads the cache of layer 2, whose heads add up the attention of every call"));
+  CHECK(contains(
+      thrown<ConfigError>([&] {
+        Plan plan{shape};
+        plan.set(2, 1, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 8, .compress_every = 1});
+        Cache{plan};
+      }),
+      "layer 3 reads the cache of layer 2, whose KV head 1 compresses by itself"));
 }
 
 TEST_CASE("bytes are those that the plan predicts, and a saved cache continues bit for bit") {

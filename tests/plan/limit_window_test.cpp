@@ -29,6 +29,7 @@ TEST_CASE("heads become sliding windows unless they keep no more than that") {
   plan.set(0, 3, coded);
   plan.set(0, 4, HeadBudgetCache<DenseStorage<float>>::Config{.budget = 5});
   plan.set(0, 5, Window::Config{.sinks = 0, .recent = 5000});
+  plan.set(1, 0, Window::Config{.sinks = 0, .recent = 90, .mask = Mask::prefill_chunk});
   const Plan before = plan;
   plan.limit_window(0, 100);
   const HeadSettings<float> limited = Window::Config{.sinks = 0, .recent = 100};
@@ -41,6 +42,10 @@ TEST_CASE("heads become sliding windows unless they keep no more than that") {
   for (std::size_t head = 0; head < shape.kv_heads; ++head) {
     CHECK(plan.at(1, head) == before.at(1, head));  // another layer does not change
   }
+  // With a mask for a whole call, its later queries would see more than the window.
+  Plan masked = plan;
+  masked.limit_window(1, 100);
+  CHECK(masked.at(1, 0) == limited);
   const Plan once = plan;
   plan.limit_window(0, 100);
   CHECK(plan == once);

@@ -54,9 +54,24 @@ TEST_CASE("an engine's memory: storages that do not fit it are refused") {
   CHECK(contains(error({64, 16}), "must be an engine's"));
   CHECK(contains(error({64, 32, &pool}), "have 16 rows of 256 bytes, the cache's 32 rows of 256 bytes"));
   CHECK(contains(error({32, 16, &pool}), "the cache's 16 rows of 128 bytes"));
-  // The pages of a storage for one side, or for codes, have another size.
-  DenseStorage<float> dense{{}, {64, 16, &pool}};
-  const std::vector<float> row(64);
-  CHECK_THROWS_AS(dense.append(rows_of(row.data(), row.data(), 1, 64, 0)), ConfigError);
-  CHECK(dense.end() == 0);
+  // Pages of other storages may have the same size, but their rows lie otherwise.
+  for (const std::size_t page_rows : {16, 32}) {
+    CHECK(contains(thrown<ConfigError>([&] { DenseStorage<float>{{}, {64, page_rows, &pool}}; }),
+                   "only EnginePageStorage knows how rows lie"));
+  }
+}
+
+TEST_CASE("an engine's memory: a layer with a window stays in it") {
+  test::EngineMemory<float> memory{EngineLayout::vllm_nhd};
+  PagePool pool{memory.pages()};
+  ModelShape shape{.layers = 2, .q_heads = 1, .kv_heads = 1, .head_dim = 64};
+  shape.change(1).window = 20;
+  const HeadPlan plan{shape, FullCache<EnginePageStorage<float>>::Config{}};
+  CHECK(plan.at(1, 0) ==
+        HeadSettings<float>{SinkRecentCache<EnginePageStorage<float>>::Config{.sinks = 0, .recent = 20}});
+  KvCache cache{plan, {.page_rows = 16, .pool = &pool}};
+  test::Random random{1};
+  test::feed(cache, random, {50, 1});
+  CHECK(cache.head(0, 0).rows() == 50);
+  CHECK(cache.head(1, 0).rows() < 50);
 }

@@ -50,7 +50,7 @@ struct EnginePages {
     }
     for (std::size_t i = 0; i < arenas.size(); ++i) {
       const auto begin = reinterpret_cast<std::uintptr_t>(arenas[i].data());
-      require(begin % alignof(float) == 0, "EnginePages: arena ", i, " begins at ", arenas[i].data(),
+      require(begin % alignof(float) == 0, "EnginePages: arena ", i, " begins at ", static_cast<const void*>(arenas[i].data()),
               ", must be a multiple of ", alignof(float), " bytes");
       for (std::size_t other = 0; other < i; ++other) {
         const auto from = reinterpret_cast<std::uintptr_t>(arenas[other].data());
