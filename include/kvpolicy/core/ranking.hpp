@@ -9,14 +9,15 @@
 
 namespace kvpolicy {
 
+/// What a scorer looks at to rank the rows of its head.
 enum class Ranking : std::uint8_t {
   none,         ///< the head drops no rows, or the host alone can rank them
-  attention,    ///< the attention of the latest `window` queries, pooled over neighbouring rows
+  attention,    ///< the attention of the latest `observation_window` queries, pooled over neighbouring rows
   accumulated,  ///< the attention of all queries since the row came
   keys,         ///< a function of the row's key, which the scorer's name says
 };
 
-/// What a function of a key has to know besides the key: settings of its scorer.
+/// The settings of a scorer that a function of a key needs besides the key.
 struct KeyNumbers {
   float number[4] = {};
 
