@@ -250,12 +250,12 @@ static void test_refusals(const kvp_plan* plan) {
   kvp_cache_options_init((kvp_cache_options*)&small, 2 * sizeof(size_t));
   CHECK(small.size == 2 * sizeof(size_t) && small.first == 0 && small.behind == 3);
   /* A size within a member, one that no version has, and a later version's member. */
-  kvp_cache* none = NULL;
+  kvp_cache* refused = NULL;
   const size_t wrong_sizes[] = {0, 12, 123456789};
   for (size_t i = 0; i < sizeof wrong_sizes / sizeof *wrong_sizes; ++i) {
     kvp_cache_options_init(&options, sizeof options);
     options.size = wrong_sizes[i];
-    CHECK(kvp_cache_new(plan, &options, &none) == KVP_CONFIG_ERROR && none == NULL);
+    CHECK(kvp_cache_new(plan, &options, &refused) == KVP_CONFIG_ERROR && refused == NULL);
   }
   struct {
     kvp_cache_options known;
@@ -263,14 +263,14 @@ static void test_refusals(const kvp_plan* plan) {
   } later;
   kvp_cache_options_init(&later.known, sizeof later);
   CHECK(later.known.size == sizeof later && later.unknown == 0 && later.known.page_rows == 64);
-  CHECK(kvp_cache_new(plan, &later.known, &none) == KVP_OK);
-  kvp_cache_free(none);
-  none = NULL;
+  CHECK(kvp_cache_new(plan, &later.known, &refused) == KVP_OK);
+  kvp_cache_free(refused);
+  refused = NULL;
   later.unknown = 1;
-  CHECK(kvp_cache_new(plan, &later.known, &none) == KVP_CONFIG_ERROR && none == NULL);
+  CHECK(kvp_cache_new(plan, &later.known, &refused) == KVP_CONFIG_ERROR && refused == NULL);
   kvp_cache_options_init(&options, sizeof options);
   options.threads = 3000000000U;
-  CHECK(kvp_cache_new(plan, &options, &none) == KVP_CONFIG_ERROR && none == NULL);
+  CHECK(kvp_cache_new(plan, &options, &refused) == KVP_CONFIG_ERROR && refused == NULL);
   kvp_cache_free(cache);
 }
 
