@@ -41,7 +41,7 @@ inline kvpolicy::ModelShape random_shape(Random& random) {
 inline HeadSpec fitted(HeadSpec spec, const kvpolicy::LayerShape& layer) {
   if (spec.key_group > 0 && !spec.per_channel) spec.key_group = 8;
   if (spec.value_group > 0) spec.value_group = 8;
-  const bool narrower = spec.kind == Kind::window && spec.sinks + spec.recent <= layer.window;
+  const bool narrower = spec.kind == Kind::window && !spec.prefill_chunk_mask && spec.sinks + spec.recent <= layer.window;
   if (layer.window > 0 && !narrower)
     spec = {.kind = Kind::window, .sinks = 0, .recent = layer.window};
   return spec;

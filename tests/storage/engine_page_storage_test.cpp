@@ -54,6 +54,10 @@ TEST_CASE("an engine's memory: storages that do not fit it are refused") {
   CHECK(contains(error({64, 16}), "must be an engine's"));
   CHECK(contains(error({64, 32, &pool}), "have 16 rows of 256 bytes, the cache's 32 rows of 256 bytes"));
   CHECK(contains(error({32, 16, &pool}), "the cache's 16 rows of 128 bytes"));
+  std::vector<float> tensor(1 + 2 * 16 * 64);
+  PagePool odd{vllm_nhd(std::as_writable_bytes(std::span{tensor}).subspan(2, 2 * 16 * 256),
+                        {.blocks = 1, .block_size = 16, .kv_heads = 1, .row_bytes = 256})};
+  CHECK(contains(error({64, 16, &odd}), "lie at multiples of 2 bytes, must lie at multiples of 4"));
   // Pages of other storages may have the same size, but their rows lie otherwise.
   for (const std::size_t page_rows : {16, 32}) {
     CHECK(contains(thrown<ConfigError>([&] { DenseStorage<float>{{}, {64, page_rows, &pool}}; }),
@@ -72,6 +76,6 @@ TEST_CASE("an engine's memory: a layer with a window stays in it") {
   KvCache cache{plan, {.page_rows = 16, .pool = &pool}};
   test::Random random{1};
   test::feed(cache, random, {50, 1});
-  CHECK(cache.head(0, 0).rows() == 50);
-  CHECK(cache.head(1, 0).rows() < 50);
+  CHECK(cache.head(0, 0).rows() == 51);
+  CHECK(cache.head(1, 0).rows() < 51);
 }

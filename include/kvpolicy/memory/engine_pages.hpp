@@ -40,7 +40,14 @@ struct EnginePages {
     return page_rows * row_bytes * (values_offset == 0 ? 1 : 2);
   }
 
-  /// @throws ConfigError if rows would overlap or lie outside an arena, or an arena is not aligned.
+  /// The largest power of two that all rows are a multiple of.
+  [[nodiscard]] std::size_t alignment() const {
+    std::uintptr_t bits = block_stride | row_stride | values_offset | (heads > 1 ? head_stride : 0);
+    for (const std::span<std::byte> arena : arenas) bits |= reinterpret_cast<std::uintptr_t>(arena.data());
+    return static_cast<std::size_t>(bits & (~bits + 1));
+  }
+
+  /// @throws ConfigError if rows would overlap or lie outside an arena.
   void validate() const {
     require(!arenas.empty(), "EnginePages: there is no arena, must be at least one");
     for (const auto& [value, name] :
@@ -50,8 +57,6 @@ struct EnginePages {
     }
     for (std::size_t i = 0; i < arenas.size(); ++i) {
       const auto begin = reinterpret_cast<std::uintptr_t>(arenas[i].data());
-      require(begin % alignof(float) == 0, "EnginePages: arena ", i, " begins at ", static_cast<const void*>(arenas[i].data()),
-              ", must be a multiple of ", alignof(float), " bytes");
       for (std::size_t other = 0; other < i; ++other) {
         const auto from = reinterpret_cast<std::uintptr_t>(arenas[other].data());
         require(begin >= from + arenas[other].size() || from >= begin + arenas[i].size(),

@@ -179,10 +179,10 @@ class PagePool {
 
   // ---- an engine's pages
 
-  /// How the rows of an engine's pages lie, in bytes but for `page_rows`, which is 0 if tier 0 is no
-  /// engine's memory.
+  /// How the rows of an engine's pages lie, in bytes except for `page_rows`, which is 0 if tier 0 is not an
+  /// engine's memory. Every row is at a multiple of `alignment`.
   struct EngineRows {
-    std::size_t page_rows = 0, row_stride = 0, row_bytes = 0, values_offset = 0;
+    std::size_t page_rows = 0, row_stride = 0, row_bytes = 0, values_offset = 0, alignment = 0;
   };
   [[nodiscard]] const EngineRows& engine_rows() const noexcept { return engine_rows_; }
   /// The page of head `head` in block `block` of an arena. Pages of one head of an arena have
@@ -330,7 +330,8 @@ class PagePool {
     engine_arenas_ = engine.arenas.size();
     engine_heads_ = engine.heads;
     engine_blocks_ = engine.blocks;
-    engine_rows_ = {engine.page_rows, engine.row_stride, engine.row_bytes, engine.values_offset};
+    engine_rows_ = {engine.page_rows, engine.row_stride, engine.row_bytes, engine.values_offset,
+                    engine.alignment()};
     note_overhead();
   }
 

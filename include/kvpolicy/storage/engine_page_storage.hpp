@@ -59,6 +59,8 @@ class EnginePageStorage {
             "EnginePageStorage: the pool's pages have ", own.page_rows, " rows of ", own.row_bytes,
             " bytes, the cache's ", context.page_rows, " rows of ", row_bytes(),
             " bytes; they must be the same");
+    require(own.alignment % alignof(E) == 0, "EnginePageStorage: rows lie at multiples of ", own.alignment,
+            " bytes, must lie at multiples of ", alignof(E), ", the alignment of their numbers");
     require(context.slow_tier == 0,
             "EnginePageStorage: rows in an engine's memory cannot go to a slower tier");
   }
