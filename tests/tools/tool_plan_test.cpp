@@ -130,7 +130,7 @@ TEST_CASE("--plan: a name is one plan, in every tool, with the published setting
   CHECK(describe(published).find("beta 1.005") != std::string::npos);
   const ExamPlan fastgen = make_exam_plan("fastgen:0.9,sinks=16", own, weights);
   CHECK(fastgen.fastgen->sinks == 16);
-  CHECK(fastgen.fastgen->window == FastGenConfig{}.observation_window);
+  CHECK(fastgen.fastgen->observation_window == FastGenConfig{}.observation_window);
   CHECK(fastgen.settings["recovery"] == 0.9);
 }
 
