@@ -185,5 +185,5 @@ TEST_CASE("--plan: errors name the plan, the file and what would fit, and no C++
   const std::string unfit = refusal("headkv@" + scores + ":128");
   CHECK(unfit.starts_with("--plan headkv@" + scores + ":128: " + scores + ": scores for 4 layers"));
   const std::string small = refusal("headkv@" + scores + ":4");
-  CHECK(small == "--plan headkv@" + scores + ":4: window is 8, must be at most capacity = 4");
+  CHECK(small == "--plan headkv@" + scores + ":4: observation_window is 8, must be at most capacity = 4");
 }

@@ -228,10 +228,9 @@ class PolicyHead final : public Head {
   }
 
   // How many rows are final once so many came.
-  [[nodiscard]] std::size_t final_rows(std::size_t rows) const
-    requires may_be_slow
-  {
-    return policy_.storage().final_rows(rows);
+  [[nodiscard]] std::size_t final_rows([[maybe_unused]] std::size_t rows) const {
+    if constexpr (may_be_slow) return policy_.storage().final_rows(rows);
+    return 0;
   }
   // Copies the rows of choices that a new policy has taken over, all of which count after a rollback.
   void take_choices() {
