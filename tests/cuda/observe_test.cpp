@@ -26,7 +26,6 @@ using namespace kvpolicy::cuda;
 
 namespace {
 
-using kvpolicy::cuda::Compression;  // the host has one as well
 using kvpolicy::half;  // CUDA has one as well
 
 constexpr float untouched = -12345.0F;

@@ -23,7 +23,6 @@ using namespace kvpolicy::cuda;
 
 namespace {
 
-using kvpolicy::cuda::Compression;  // the host has one as well
 
 constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
