@@ -8,6 +8,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/io/text_file.hpp>
+#include <reference_model/gguf_model.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -17,7 +18,6 @@ using io::Json;
 constexpr std::size_t max_config_bytes = 1 << 20;
 // Far more than any model has, and small enough that a product of two sizes cannot overflow.
 constexpr std::size_t largest_size = std::size_t{1} << 24;
-constexpr std::size_t most_layers = 4096;
 
 /// One JSON object of the file. `null` counts as missing, as it does in transformers.
 class Fields {
@@ -240,8 +240,8 @@ LlamaConfig parse_llama_config(std::string_view text, std::string_view origin) {
   config.layers = fields.size("num_hidden_layers");
   config.q_heads = fields.size("num_attention_heads");
   config.kv_heads = fields.size("num_key_value_heads", config.q_heads);
-  require(config.layers <= most_layers, origin, ": num_hidden_layers is ", config.layers,
-          ", expected 1 to ", most_layers);
+  require(config.layers <= LlamaConfig::most_layers, origin, ": num_hidden_layers is ",
+          config.layers, ", expected 1 to ", LlamaConfig::most_layers);
   require(config.q_heads > 0, origin, ": num_attention_heads is 0, expected at least 1");
   require(fields.find("head_dim") || config.hidden % config.q_heads == 0, origin,
           ": head_dim is missing and num_attention_heads = ", config.q_heads,
@@ -267,9 +267,10 @@ LlamaConfig parse_llama_config(std::string_view text, std::string_view origin) {
   return config;
 }
 
-LlamaConfig load_llama_config(const std::string& folder) {
-  const std::string path = folder + "/config.json";
-  return parse_llama_config(io::read_text_file(path, max_config_bytes), path);
+LlamaConfig load_llama_config(const std::string& path) {
+  if (is_gguf(path)) return gguf_llama_config(GgufFile{path});
+  const std::string file = path + "/config.json";
+  return parse_llama_config(io::read_text_file(file, max_config_bytes), file);
 }
 
 }  // namespace kvpolicy::reference

@@ -36,6 +36,8 @@ struct LlamaConfig {
   std::vector<std::size_t> windows;
   std::vector<int> eos_tokens;
 
+  static constexpr std::size_t most_layers = 4096;
+
   /// The shape that plans and caches need.
   [[nodiscard]] ModelShape shape() const {
     return {.layers = layers, .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim};
@@ -52,7 +54,8 @@ struct LlamaConfig {
 /// impossible values
 [[nodiscard]] LlamaConfig parse_llama_config(std::string_view text, std::string_view origin);
 
-/// Reads `folder`/config.json. @throws as above.
-[[nodiscard]] LlamaConfig load_llama_config(const std::string& folder);
+/// Reads `path`/config.json, or the metadata of `path` if it is a GGUF file.
+/// @throws as above, and for a GGUF file as gguf_llama_config
+[[nodiscard]] LlamaConfig load_llama_config(const std::string& path);
 
 }  // namespace kvpolicy::reference

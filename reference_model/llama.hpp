@@ -44,10 +44,10 @@ using kvpolicy::LogitsOf;
 
 class Llama {
  public:
-  /// Loads an unmodified Hugging Face folder.
+  /// Loads an unmodified Hugging Face folder or GGUF file.
   /// @throws FormatError for a damaged file or one that does not fit config.json, ConfigError for a
   /// model that this class cannot compute
-  [[nodiscard]] static Llama load(const std::string& folder);
+  [[nodiscard]] static Llama load(const std::string& path);
 
   /// @throws ConfigError, ShapeError if the weights do not have the config's shapes.
   Llama(LlamaConfig config, LlamaWeights weights);
