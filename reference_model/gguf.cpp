@@ -221,7 +221,7 @@ void place_tensors(GgufHeader& header, std::uint64_t header_end, std::uint64_t f
   const std::uint64_t alignment = alignment_of(header, file);
   // The header has less than 2^30 bytes, so this cannot overflow.
   const std::uint64_t data = (header_end + alignment - 1) / alignment * alignment;
-  std::vector<std::pair<std::uint64_t, const std::string*>> order;
+  std::vector<std::pair<std::uint64_t, std::string_view>> order;
   for (auto& [name, tensor] : header.tensors) {
     const std::uint64_t offset = tensor.begin;
     require<FormatError>(offset % alignment == 0, file, ": tensor ", io::in_quotes(name),
@@ -232,14 +232,14 @@ void place_tensors(GgufHeader& header, std::uint64_t header_end, std::uint64_t f
                          " bytes at offset ", offset, " end past the file, which has ",
                          data <= file_bytes ? file_bytes - data : 0, " bytes of data: truncated?");
     tensor.begin = data + offset;
-    order.emplace_back(tensor.begin, &name);
+    order.emplace_back(tensor.begin, name);
   }
   std::ranges::sort(order);
   for (std::size_t i = 1; i < order.size(); ++i) {
-    const GgufTensor& before = header.tensors.find(*order[i - 1].second)->second;
+    const GgufTensor& before = header.tensors.find(order[i - 1].second)->second;
     require<FormatError>(order[i].first >= before.begin + before.bytes, file, ": tensor ",
-                         io::in_quotes(*order[i].second), " begins at byte ", order[i].first,
-                         " inside tensor ", io::in_quotes(*order[i - 1].second), ", which ends at ",
+                         io::in_quotes(order[i].second), " begins at byte ", order[i].first,
+                         " inside tensor ", io::in_quotes(order[i - 1].second), ", which ends at ",
                          before.begin + before.bytes);
   }
 }
@@ -248,9 +248,11 @@ void place_tensors(GgufHeader& header, std::uint64_t header_end, std::uint64_t f
 
 GgufHeader parse_gguf(std::span<const std::byte> bytes, std::string_view file) {
   Cursor cursor{bytes.first(std::min(bytes.size(), max_gguf_header_bytes)), file};
-  const auto magic = cursor.take(4, "the magic number");
-  require<FormatError>(std::memcmp(magic.data(), "GGUF", 4) == 0, file,
-                       ": is not a GGUF file: it does not begin with 'GGUF'");
+  constexpr std::string_view magic = "GGUF";
+  require<FormatError>(
+      bytes.size() >= magic.size() && std::memcmp(bytes.data(), magic.data(), magic.size()) == 0,
+      file, ": is not a GGUF file: it does not begin with 'GGUF'");
+  cursor.take(magic.size(), "the magic number");
   GgufHeader header;
   header.version = cursor.number<std::uint32_t>("the version");
   cursor.check(header.version == 2 || header.version == 3, "version ", header.version,
