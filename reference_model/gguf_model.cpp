@@ -117,15 +117,17 @@ struct NamePair {
 };
 constexpr std::array<NamePair, 3> outer_names{
     {{"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}}};
-constexpr std::array<NamePair, 9> layer_names{{{"attn_norm", "input_layernorm"},
-                                               {"attn_q", "self_attn.q_proj"},
-                                               {"attn_k", "self_attn.k_proj"},
-                                               {"attn_v", "self_attn.v_proj"},
-                                               {"attn_output", "self_attn.o_proj"},
-                                               {"ffn_norm", "post_attention_layernorm"},
-                                               {"ffn_gate", "mlp.gate_proj"},
-                                               {"ffn_up", "mlp.up_proj"},
-                                               {"ffn_down", "mlp.down_proj"}}};
+constexpr std::array<NamePair, 11> layer_names{{{"attn_norm", "input_layernorm"},
+                                                {"attn_q", "self_attn.q_proj"},
+                                                {"attn_k", "self_attn.k_proj"},
+                                                {"attn_v", "self_attn.v_proj"},
+                                                {"attn_output", "self_attn.o_proj"},
+                                                {"attn_q_norm", "self_attn.q_norm"},
+                                                {"attn_k_norm", "self_attn.k_norm"},
+                                                {"ffn_norm", "post_attention_layernorm"},
+                                                {"ffn_gate", "mlp.gate_proj"},
+                                                {"ffn_up", "mlp.up_proj"},
+                                                {"ffn_down", "mlp.down_proj"}}};
 
 /// "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight". A name that is not known
 /// stays, and is refused by that name as a tensor without a place in the model.
@@ -164,8 +166,9 @@ std::size_t row_in_file(std::size_t row, std::size_t head_dim) {
 LlamaConfig gguf_llama_config(const GgufFile& file) {
   const GgufKeys keys{file.header(), file.path()};
   const std::string architecture = keys.text("general.architecture");
-  require(architecture == "llama" || architecture == "qwen2", file.path(), ": architecture ",
-          io::in_quotes(architecture), " is not supported, expected llama or qwen2");
+  require(architecture == "llama" || architecture == "qwen2" || architecture == "qwen3",
+          file.path(), ": architecture ", io::in_quotes(architecture),
+          " is not supported, expected llama, qwen2 or qwen3");
   const std::string at = architecture + ".";
   refuse_unknown_settings(file, architecture);
   require(keys.size(at + "expert_count", 0) == 0, file.path(), ": has ",
@@ -199,6 +202,7 @@ LlamaConfig gguf_llama_config(const GgufFile& file) {
   config.qkv_bias = find_tensor(file, "blk.0.attn_q.bias") != nullptr;
   config.o_bias = find_tensor(file, "blk.0.attn_output.bias") != nullptr;
   config.mlp_bias = find_tensor(file, "blk.0.ffn_gate.bias") != nullptr;
+  config.qk_norm = architecture == "qwen3";
   config.windows.assign(config.layers, keys.size(at + "attention.sliding_window", 0));
   config.eos_tokens = eos_tokens_of(keys, config.vocabulary);
   try {

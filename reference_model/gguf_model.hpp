@@ -2,7 +2,7 @@
 //
 // A model of the Llama family out of a GGUF file: its settings, its weights under the names of
 // Hugging Face checkpoints, and the metadata from which a tokenizer can be made. Architectures
-// `llama` (Llama and Mistral) and `qwen2` are read.
+// `llama` (Llama and Mistral), `qwen2` and `qwen3` are read.
 #pragma once
 
 #include <cstddef>

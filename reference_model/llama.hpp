@@ -22,6 +22,7 @@ namespace kvpolicy::reference {
 struct LlamaLayer {
   std::vector<float> attention_norm;  // [hidden]
   Linear q, k, v, o;
+  std::vector<float> q_norm, k_norm;  // [head_dim], the same for all heads; empty without qk_norm
   std::vector<float> mlp_norm;  // [hidden]
   Linear gate, up, down;
 };
@@ -39,6 +40,11 @@ struct LlamaWeights {
 using AttendFn =
     std::function<void(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                        TensorView<const float> v, TensorView<float> out)>;
+
+/// Normalises each head's row of q [rows, q_heads, head_dim] and k [rows, kv_heads, head_dim] in place,
+/// where the model does that.
+void normalise_heads(const LlamaConfig& config, const LlamaLayer& layer, std::size_t rows, float* q,
+                     float* k);
 
 using kvpolicy::LogitsOf;
 

@@ -55,6 +55,10 @@ std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head,
     linear(layer.q, at + "self_attn.q_proj", c.hidden, q_width, c.qkv_bias);
     linear(layer.k, at + "self_attn.k_proj", c.hidden, kv_width, c.qkv_bias);
     linear(layer.v, at + "self_attn.v_proj", c.hidden, kv_width, c.qkv_bias);
+    if (c.qk_norm) {
+      wanted.push_back({at + "self_attn.q_norm.weight", {c.head_dim}, &layer.q_norm});
+      wanted.push_back({at + "self_attn.k_norm.weight", {c.head_dim}, &layer.k_norm});
+    }
     linear(layer.o, at + "self_attn.o_proj", q_width, c.hidden, c.o_bias);
     norm(layer.mlp_norm, at + "post_attention_layernorm");
     linear(layer.gate, at + "mlp.gate_proj", c.hidden, c.intermediate, c.mlp_bias);

@@ -28,7 +28,7 @@ std::string gguf_path(const std::string& name) {
 
 TEST_CASE("a file has the weights and settings of the folder that it was made of") {
   for (const std::string name :
-       {"all_biases", "qwen2_bias_gqa7", "tied_d64", "f16_d128", "llama3_scaling"}) {
+       {"all_biases", "qwen2_bias_gqa7", "tied_d64", "f16_d128", "llama3_scaling", "qwen3_norms"}) {
     CAPTURE(name);
     const Llama file = Llama::load(gguf_path(name));
     const Llama folder = Llama::load(golden_folder(name));
@@ -42,6 +42,7 @@ TEST_CASE("a file has the weights and settings of the folder that it was made of
     CHECK(a.tied_embeddings == b.tied_embeddings);
     CHECK(a.windows == b.windows);
     CHECK(a.eos_tokens == b.eos_tokens);
+    CHECK(a.qk_norm == b.qk_norm);
     CHECK(load_llama_config(gguf_path(name)).hidden == b.hidden);
     CHECK(file.parameters() == folder.parameters());
 

@@ -26,7 +26,7 @@ OUT = HERE / "goldens_gguf"
 TYPES = [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q4_K, Type.Q6_K]
 # Where a block has its scales, as 16-bit floats.
 SCALES = {Type.Q8_0: [0], Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q4_K: [0, 2], Type.Q6_K: [208]}
-CHECKPOINTS = ["all_biases", "qwen2_bias_gqa7", "tied_d64", "f16_d128", "llama3_scaling"]
+CHECKPOINTS = ["all_biases", "qwen2_bias_gqa7", "tied_d64", "f16_d128", "llama3_scaling", "qwen3_norms"]
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
          "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
          "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
