@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <reference_model/safetensors.hpp>
+#include <reference_model/weight_matrix.hpp>
 
 namespace kvpolicy::reference {
 
@@ -31,9 +32,25 @@ class Checkpoint {
 
   /// Reads a tensor of exactly this shape, converted to float.
   /// @throws FormatError as check, or if it holds a value that is not finite
-  [[nodiscard]] std::vector<float> read(std::string_view name, std::span<const std::size_t> shape);
+  [[nodiscard]] std::vector<float> read(std::string_view name,
+                                        std::span<const std::size_t> shape) const;
+
+  /// A matrix as it is stored: its memory is the file's mapping, which lives as long as the matrix.
+  /// @throws as read
+  [[nodiscard]] WeightMatrix matrix(std::string_view name, std::size_t rows,
+                                    std::size_t columns) const;
+
+  /// How a tensor is stored. @throws FormatError if there is no such tensor of floating-point numbers
+  [[nodiscard]] WeightFormat format(std::string_view name) const;
+
+  /// Says that the tensor's memory will not be needed soon. Only a hint.
+  void release(std::string_view name) const;
 
  private:
+  /// The checked bytes of a tensor, all finite.
+  [[nodiscard]] std::span<const std::byte> finite_bytes(std::string_view name,
+                                                        std::span<const std::size_t> shape) const;
+  [[nodiscard]] const SafetensorsFile& file_of(std::string_view name) const;
   void open_shards(const std::string& folder, const std::string& index);
 
   std::string folder_;
