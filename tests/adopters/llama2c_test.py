@@ -12,6 +12,7 @@ them the script says so and exits with 77.
 import collections
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -201,6 +202,30 @@ class Adopted(unittest.TestCase):
         file.write_bytes(file.read_bytes()[:-3])
         self.assertIn("FormatError", self.refusal("-k", "full", "-c", file))
         self.assertIn("StorageError", self.refusal("-k", "full", "-c", self.folder / "none" / "file"))
+
+    # ---- the benchmark
+
+    def test_benchmark(self):
+        """A tiny run measures each program at each length, and its page's table is made from it."""
+        results = self.folder / "results"
+        results.mkdir()
+        command = [sys.executable, engine.FOLDER / "bench.py", "--source", SOURCE, "--library", LIBRARY, "--checkpoint",
+                   MODEL / "checkpoint_legacy.bin", "--rows", "40", "200", "--tokens", "3", "--rounds", "1",
+                   "--compiler", COMPILER[0], "--out", results / "llama2c_tiny.json"]
+        environment = dict(os.environ, OMP_NUM_THREADS="1")
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        cases = json.loads((results / "llama2c_tiny.json").read_text())["benchmarks"]
+        self.assertEqual({case["rows"] for case in cases}, {0, 40, 200})
+        for case in cases:
+            self.assertGreater(case["ms"], 0)
+            if case["name"].startswith("original"):
+                self.assertEqual(case["cache_bytes"], SIDES * HEAD_DIM * 4 * (case["rows"] + 5))
+        page = self.folder / "adoption.md"
+        done = subprocess.run([sys.executable, ROOT / "bench" / "tables.py", "--results", results, "--page",
+                               "docs/adoption.md", "--out", page], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("| duo, int4 | `-k duo+int4@PATTERN/:0.5 -b 16` |", page.read_text())
 
     # ---- refusals
 
