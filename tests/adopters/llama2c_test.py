@@ -225,7 +225,7 @@ class Adopted(unittest.TestCase):
         done = subprocess.run([sys.executable, ROOT / "bench" / "tables.py", "--results", results, "--page",
                                "docs/adoption.md", "--out", page], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("| duo, int4 | `-k duo+int4@PATTERN/:0.5 -b 16` |", page.read_text())
+        self.assertIn("| duo, int4 | `-Ofast -march=native -fopenmp` | `-k duo+int4@PATTERN/:0.5 -b 16` |", page.read_text())
 
     # ---- refusals
 
