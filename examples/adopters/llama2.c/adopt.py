@@ -13,9 +13,11 @@ The edited program has the engine's own cache and loop as before, and these opti
   -c FILE   the prompt's cache: read if the file is there, written otherwise; one prompt, one plan
   -r THETA  the base of RoPE, 10000 if not given
 
-It is C, as before; kvpolicy and the C++ and OpenMP runtimes are linked to it:
+It is C, as before. A shared library of kvpolicy brings what it needs; with a static one, Highway and the C++ and
+OpenMP runtimes are named, too:
 
-  gcc -Ofast -march=native -fopenmp -I KVPOLICY/include run.c libkvpolicy_compiled.a -lstdc++ -lm -o run
+  gcc -Ofast -march=native -fopenmp -I KVPOLICY/include run.c libkvpolicy_compiled.so -lm -o run
+  gcc -Ofast -march=native -fopenmp -I KVPOLICY/include run.c libkvpolicy_compiled.a -lhwy -lstdc++ -lm -o run
 
 An edit is an anchor (a piece of text that one line of the named part of the program has) and lines of ours, which
 go before or after the anchor's line, or replace a piece of that line. If one anchor is not found exactly once, the

@@ -103,7 +103,10 @@ def main():
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     with tempfile.TemporaryDirectory() as holder:
         folder = Path(holder)
-        programs, changed = build_all(arguments, folder)
+        try:
+            programs, changed = build_all(arguments, folder)
+        except RuntimeError as why:
+            sys.exit(str(why))
         probe = run(programs[(*FAST, False)], arguments.checkpoint, 0, 1, None, 0, FAST)
         pattern = arguments.pattern or every_second_head(folder / "pattern", probe)
         # The last tokens that the model has room for, where a length is all of it.
