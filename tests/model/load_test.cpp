@@ -2,6 +2,7 @@
 //
 // Folders whose config.json and weights contradict each other: what is loaded is what transformers would
 // compute, or loading fails.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -131,6 +132,33 @@ bool write_sparse(const std::string& path,
   std::error_code error;
   std::filesystem::resize_file(path, sizeof length + length + end, error);
   return !error;
+}
+
+TEST_CASE("a missing shard, a wrong dtype and a weight that is not finite are named") {
+  const TemporaryFolder folder;
+  std::filesystem::copy(golden_folder("sharded_bf16"), folder.path());
+  std::filesystem::remove(folder / "model-00003-of-00004.safetensors");
+  CHECK_THROWS_WITH_AS((void)Llama::load(folder.path()),
+                       doctest::Contains("model-00003-of-00004.safetensors: there is no such file"), FormatError);
+
+  const TemporaryFolder other;
+  const std::string from = golden_folder("mha_d64");
+  other.write("config.json", config_of(from).dump());
+  const auto refused = [&](const std::string& part, const auto& change) {
+    Weights weights(from);
+    change(weights);
+    write_safetensors(other / "model.safetensors", weights.tensors);
+    CHECK_THROWS_WITH_AS((void)Llama::load(other.path()), doctest::Contains(part.c_str()), FormatError);
+  };
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  refused("tensor '" + name + "': dtype is I32, expected F32, F16 or BF16",
+          [&](Weights& weights) { weights[name].type = TensorType::i32; });
+  refused("tensor '" + name + "': element 3 is inf", [&](Weights& weights) {
+    const float value = INFINITY;
+    for (std::size_t i = 0; i < weights.tensors.size(); ++i) {
+      if (weights.tensors[i].name == name) std::memcpy(weights.bytes[i].data() + 12, &value, sizeof(value));
+    }
+  });
 }
 
 TEST_CASE("a checkpoint of more weights than the machine has memory is refused with both sizes") {
