@@ -3,6 +3,9 @@
 
 #include <cmath>
 
+#ifdef KVPOLICY_WITH_HIGHWAY
+#include <kvpolicy/cpu/vector-inl.hpp>
+#endif
 #include <reference_model/parallel.hpp>
 
 namespace kvpolicy::reference {
@@ -12,6 +15,7 @@ void normalise(const float* x, std::size_t rows, const std::vector<float>& weigh
   const std::size_t width = weight.size();
   for (std::size_t row = 0; row < rows; ++row, x += width, out += width) {
     float squares = 0.0F;
+#pragma omp simd reduction(+ : squares)
     for (std::size_t i = 0; i < width; ++i) squares += x[i] * x[i];
     const float scale = 1.0F / std::sqrt(squares / static_cast<float>(width) + eps);
     for (std::size_t i = 0; i < width; ++i) out[i] = x[i] * scale * weight[i];
@@ -19,7 +23,23 @@ void normalise(const float* x, std::size_t rows, const std::vector<float>& weigh
 }
 
 void swiglu(float* gate, const float* up, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) gate[i] *= up[i] / (1.0F + std::exp(-gate[i]));
+  std::size_t i = 0;
+#ifdef KVPOLICY_WITH_HIGHWAY
+  // std::exp takes as long as the products of a prompt that are computed by AMX.
+  namespace vectors = cpu::HWY_NAMESPACE;
+  namespace hn = hwy::HWY_NAMESPACE;
+  const auto one = hn::Set(vectors::floats, 1.0F);
+  for (; i + vectors::lanes <= count; i += vectors::lanes) {
+    const auto x = hn::LoadU(vectors::floats, gate + i);
+    // Of a positive number the sigmoid is 1 / (1 + e), of a negative one e / (1 + e).
+    const auto e = vectors::exp_nonpositive(hn::Neg(hn::Abs(x)));
+    const auto above = hn::IfThenElse(hn::Lt(x, hn::Zero(vectors::floats)), e, one);
+    const auto sigmoid = hn::Div(above, hn::Add(one, e));
+    const auto product = hn::Mul(hn::Mul(x, sigmoid), hn::LoadU(vectors::floats, up + i));
+    hn::StoreU(product, vectors::floats, gate + i);
+  }
+#endif
+  for (; i < count; ++i) gate[i] *= up[i] / (1.0F + std::exp(-gate[i]));
 }
 
 Rotation::Rotation(std::span<const std::size_t> positions, std::span<const float> frequencies)
