@@ -9,6 +9,7 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -90,6 +91,42 @@ TEST_CASE("an output layer in the file is used even if config.json says it is ti
   CHECK(without.config().tied_embeddings);
   CHECK(logits_of(with_copy) == logits_of(without));
   CHECK(logits_of(without) != logits_of(untied));
+}
+
+TEST_CASE("a format that is asked for is that of all matrices, and the logits stay near") {
+  const std::string from = golden_folder("sharded_bf16");
+  const Llama stored = Llama::load(from);
+  CHECK(stored.head().weight.format() == WeightFormat::bfloat16);
+  const std::vector<float> wanted = logits_of(stored);
+  for (const auto& wish : {std::pair{WeightFormat::float32, 1e-4F}, std::pair{WeightFormat::float16, 1e-2F},
+                           std::pair{WeightFormat::int8, 0.3F}}) {
+    const WeightFormat format = wish.first;
+    CAPTURE(name_of(format));
+    const Llama model = Llama::load(from, {.weights = format});
+    CHECK(model.parameters() == stored.parameters());
+    CHECK(model.weights().embedding.weight.format() == format);
+    for (const LlamaLayer& layer : model.weights().layers) {
+      CHECK(layer.q.weight.format() == format);
+      CHECK(layer.down.weight.format() == format);
+    }
+    CHECK(largest_error(logits_of(model), wanted) <= wish.second);
+  }
+}
+
+TEST_CASE("a tensor at an odd address is loaded as well") {
+  // A header of odd length, which the format allows, puts every tensor at an odd address.
+  const std::string from = golden_folder("tied_d64");
+  std::ifstream file(from + "/model.safetensors", std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>{file}, {}};
+  std::uint64_t length = 0;
+  std::memcpy(&length, text.data(), sizeof length);
+  text.insert(sizeof length + length, 1, ' ');
+  ++length;
+  std::memcpy(text.data(), &length, sizeof length);
+  const TemporaryFolder folder;
+  folder.write("config.json", config_of(from).dump());
+  folder.write("model.safetensors", text);
+  CHECK(logits_of(Llama::load(folder.path())) == logits_of(Llama::load(from)));
 }
 
 TEST_CASE("weights that are quantised, or are quantised when they are loaded, are refused") {
