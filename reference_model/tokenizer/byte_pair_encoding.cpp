@@ -21,6 +21,15 @@ constexpr std::size_t most_known_pieces = 1 << 15;
 
 }  // namespace
 
+std::pair<std::string, std::string> split_merge(std::string_view text, std::size_t index,
+                                                std::string_view origin) {
+  const std::size_t space = text.find(' ');
+  require<FormatError>(space != text.npos && text.find(' ', space + 1) == text.npos, origin,
+                       ": merge ", index, " is ", io::in_quotes(text),
+                       ", must be two tokens with a space between them");
+  return {std::string{text.substr(0, space)}, std::string{text.substr(space + 1)}};
+}
+
 std::string spelled_byte(unsigned char byte) {
   constexpr std::string_view digits = "0123456789ABCDEF";
   return {'<', '0', 'x', digits[byte >> 4U], digits[byte & 15U], '>'};

@@ -2,6 +2,7 @@
 #include <reference_model/tokenizer/tokenizer.hpp>
 
 #include <algorithm>
+#include <array>
 #include <unordered_map>
 #include <utility>
 
@@ -18,6 +19,8 @@ namespace kvpolicy::reference {
 namespace {
 
 constexpr std::size_t longest_token = 4096;
+constexpr std::array<std::string_view, 5> well_known_ends = {
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>"};
 
 class BytePairModel final : public TokenModel {
  public:
@@ -93,6 +96,14 @@ struct Tokenizer::State {
         ends{std::move(parts.ends)},
         chat_template{std::move(parts.chat_template)} {
     require_consistent(parts);
+    // A base model's files name the end of a text only; a chat ends with the end of a turn.
+    for (const AddedToken& added : parts.added) {
+      const std::string& spelling = parts.tokens[static_cast<std::size_t>(added.id)];
+      if (added.special && std::find(well_known_ends.begin(), well_known_ends.end(), spelling) !=
+                               well_known_ends.end()) {
+        ends.push_back(added.id);
+      }
+    }
     model = with_model ? std::move(with_model) : std::make_unique<BytePairModel>(parts);
     std::sort(ends.begin(), ends.end());
     ends.erase(std::unique(ends.begin(), ends.end()), ends.end());

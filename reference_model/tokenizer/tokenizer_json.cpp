@@ -9,6 +9,7 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
+#include <reference_model/tokenizer/byte_pair_encoding.hpp>
 #include <reference_model/tokenizer/json_section.hpp>
 #include <reference_model/tokenizer/pre_tokenizer.hpp>
 
@@ -246,12 +247,7 @@ std::pair<std::string, std::string> read_merge(const Json& merge, const Section&
   }
   require<FormatError>(merge.is_string(), section.where("merges"), ": merge ", index,
                        " must be two texts or one, is ", io::shown(merge));
-  const auto& text = merge.get_ref<const std::string&>();
-  const std::size_t space = text.find(' ');
-  require<FormatError>(space != text.npos && text.find(' ', space + 1) == text.npos,
-                       section.where("merges"), ": merge ", index, " is ", io::in_quotes(text),
-                       ", must be two tokens with a space between them");
-  return {text.substr(0, space), text.substr(space + 1)};
+  return split_merge(merge.get_ref<const std::string&>(), index, section.where("merges"));
 }
 
 void read_model(Section section, TokenizerParts& parts, Numbering& numbering) {
