@@ -42,7 +42,9 @@ void compare(const GgufTokenizer& gguf, const std::string& name, bool parse_spec
 /// The metadata that a byte-level tokenizer.json becomes.
 GgufTokenizer byte_level(const std::string& name, const std::string& pre) {
   const auto json = read(name + "/tokenizer.json");
-  GgufTokenizer gguf{.model = "gpt2", .pre = pre};
+  GgufTokenizer gguf;
+  gguf.model = "gpt2";
+  gguf.pre = pre;
   gguf.tokens.resize(json["model"]["vocab"].size());
   gguf.token_types.assign(gguf.tokens.size(), 1);
   for (const auto& item : json["model"]["vocab"].items()) gguf.tokens.at(item.value()) = item.key();
@@ -55,13 +57,15 @@ GgufTokenizer byte_level(const std::string& name, const std::string& pre) {
 
 GgufTokenizer scored() {
   const auto json = read("sentencepiece_bpe/gguf.json");
-  return {.model = "llama",
-          .tokens = json["tokens"].get<std::vector<std::string>>(),
-          .scores = json["scores"].get<std::vector<double>>(),
-          .token_types = json["types"].get<std::vector<std::int64_t>>(),
-          .bos = 1,
-          .eos = 2,
-          .unknown = 0};
+  GgufTokenizer gguf;
+  gguf.model = "llama";
+  gguf.tokens = json["tokens"].get<std::vector<std::string>>();
+  gguf.scores = json["scores"].get<std::vector<double>>();
+  gguf.token_types = json["types"].get<std::vector<std::int64_t>>();
+  gguf.bos = 1;
+  gguf.eos = 2;
+  gguf.unknown = 0;
+  return gguf;
 }
 
 TEST_CASE("byte-level BPE of a GGUF file" * doctest::skip(!reference::have_icu())) {
