@@ -15,6 +15,7 @@ namespace kvpolicy::reference {
 namespace {
 
 constexpr std::uint32_t nobody = std::numeric_limits<std::uint32_t>::max();
+constexpr std::size_t longest_scored = 256;
 // Words come back, long pieces do not; and memory must not grow with the text.
 constexpr std::size_t longest_known_piece = 64;
 constexpr std::size_t most_known_pieces = 1 << 15;
@@ -106,6 +107,10 @@ void BytePairEncoding::read_scores(const TokenizerParts& parts) {
     const std::string_view spelling = parts.tokens[order[i]];
     const auto joint = tokens_.find(spelling);
     if (joint == tokens_.end()) continue;
+    // Every place where a token can be cut is tried.
+    require<FormatError>(spelling.size() <= longest_scored, parts.origin, ": token ", joint->second,
+                         " has ", spelling.size(), " bytes, must have at most ", longest_scored,
+                         " in a vocabulary with scores");
     for (std::size_t cut = 1; cut < spelling.size(); ++cut) {
       const std::optional<int> left = find(spelling.substr(0, cut));
       const std::optional<int> right = left ? find(spelling.substr(cut)) : std::nullopt;

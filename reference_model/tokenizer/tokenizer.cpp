@@ -59,8 +59,8 @@ std::string decoded(const std::string& token, const DecoderParts& rules, bool fi
                        first && rules.first_token_drops_replaced ? "" : rules.replacement);
 }
 
-/// Numbers of tokens that parts name must exist, and spellings must be told apart.
-void require_consistent(const TokenizerParts& parts) {
+/// The parts, if all tokens that they name exist.
+TokenizerParts checked(TokenizerParts parts) {
   const std::size_t count = parts.tokens.size();
   require<FormatError>(count > 0, parts.origin, ": has no tokens");
   require<FormatError>(count < (std::size_t{1} << 24), parts.origin, ": has ", count,
@@ -81,6 +81,7 @@ void require_consistent(const TokenizerParts& parts) {
   for (const int id : parts.ends) require_token(id, "an end of text");
   if (parts.bos) require_token(*parts.bos, "bos");
   if (parts.unknown) require_token(*parts.unknown, "the unknown token");
+  return parts;
 }
 
 }  // namespace
@@ -95,7 +96,6 @@ struct Tokenizer::State {
         bos{parts.bos},
         ends{std::move(parts.ends)},
         chat_template{std::move(parts.chat_template)} {
-    require_consistent(parts);
     // A base model's files name the end of a text only; a chat ends with the end of a turn.
     for (const AddedToken& added : parts.added) {
       const std::string& spelling = parts.tokens[static_cast<std::size_t>(added.id)];
@@ -155,7 +155,7 @@ struct Tokenizer::State {
 
 Tokenizer::Tokenizer(TokenizerParts parts) : Tokenizer{std::move(parts), nullptr} {}
 Tokenizer::Tokenizer(TokenizerParts parts, std::unique_ptr<const TokenModel> model)
-    : state_{std::make_shared<const State>(std::move(parts), std::move(model))} {}
+    : state_{std::make_shared<const State>(checked(std::move(parts)), std::move(model))} {}
 
 Tokenizer Tokenizer::bytes() {
   TokenizerParts parts;
