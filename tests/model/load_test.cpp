@@ -176,7 +176,8 @@ TEST_CASE("a missing shard, a wrong dtype and a weight that is not finite are na
   std::filesystem::copy(golden_folder("sharded_bf16"), folder.path());
   std::filesystem::remove(folder / "model-00003-of-00004.safetensors");
   CHECK_THROWS_WITH_AS((void)Llama::load(folder.path()),
-                       doctest::Contains("model-00003-of-00004.safetensors: there is no such file"), FormatError);
+                       doctest::Contains("model-00003-of-00004.safetensors: there is no such file"),
+                       FormatError);
 
   const TemporaryFolder other;
   const std::string from = golden_folder("mha_d64");
@@ -185,7 +186,8 @@ TEST_CASE("a missing shard, a wrong dtype and a weight that is not finite are na
     Weights weights(from);
     change(weights);
     write_safetensors(other / "model.safetensors", weights.tensors);
-    CHECK_THROWS_WITH_AS((void)Llama::load(other.path()), doctest::Contains(part.c_str()), FormatError);
+    CHECK_THROWS_WITH_AS((void)Llama::load(other.path()), doctest::Contains(part.c_str()),
+                         FormatError);
   };
   const std::string name = "model.layers.1.mlp.up_proj.weight";
   refused("tensor '" + name + "': dtype is I32, expected F32, F16 or BF16",
@@ -193,7 +195,8 @@ TEST_CASE("a missing shard, a wrong dtype and a weight that is not finite are na
   refused("tensor '" + name + "': element 3 is inf", [&](Weights& weights) {
     const float value = INFINITY;
     for (std::size_t i = 0; i < weights.tensors.size(); ++i) {
-      if (weights.tensors[i].name == name) std::memcpy(weights.bytes[i].data() + 12, &value, sizeof(value));
+      if (weights.tensors[i].name != name) continue;
+      std::memcpy(weights.bytes[i].data() + 12, &value, sizeof(value));
     }
   });
 }
