@@ -157,7 +157,7 @@ def main():
          [(READ, "kept and read"), (GONE, "gone")], [(PROMPT + 1, "compress()")])
     draw(to("chunk_retrieval"), ["Chunk retrieval:", "all is kept, little is read"], chunk_retrieval,
          [(READ, "kept and read"), (KEPT, "kept, not read")],
-         [(PROMPT + 1, "chunks are chosen"), (PROMPT + 9, "and chosen anew")])
+         [(PROMPT + 1, "chunks are chosen"), (PROMPT + 9, "and chosen again")])
     draw(to("quantized_residual"), ["Quantised, with a residual:", "all is read, few bits each"], quantized,
          [(READ, "exact"), (CODES, "2, 4 or 8 bits")])
     segments(to("segments"))

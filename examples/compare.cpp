@@ -118,7 +118,7 @@ Comparison prepare(const Arguments& arguments, const reference::Llama& model, bo
                                                 .two_step = arguments.two_step,
                                                 .seed = arguments.seed});
   const Compress compress =
-      arguments.compress == "text" ? Compress::behind_text : Compress::behind_question;
+      arguments.compress == "text" ? Compress::after_text : Compress::after_question;
   for (const std::string& name : arguments.plans) {
     try {
       require<FormatError>(name != "triforce" || arguments.device == "cpu",

@@ -308,7 +308,7 @@ void run(Arguments arguments) {
   set_threads(arguments.threads);
   arguments.config.prefill = arguments.prefill == "own" ? Prefill::own : Prefill::shared;
   arguments.config.compress =
-      arguments.compress == "text" ? Compress::behind_text : Compress::behind_question;
+      arguments.compress == "text" ? Compress::after_text : Compress::after_question;
   Run work{std::move(arguments)};
   work.measure_all();
   work.print();

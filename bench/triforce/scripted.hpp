@@ -17,8 +17,8 @@ inline constexpr unsigned small_draft_per_mille = 350;
 /// The difference between two readings of a level's statistics.
 [[nodiscard]] inline LevelStatistics since(const LevelStatistics& before, LevelStatistics now) {
   now.verifications -= before.verifications;
-  now.guessed -= before.guessed;
-  now.places -= before.places;
+  now.draft_tokens -= before.draft_tokens;
+  now.positions -= before.positions;
   now.accepted -= before.accepted;
   now.tokens -= before.tokens;
   now.draft_seconds -= before.draft_seconds;

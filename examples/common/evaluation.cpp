@@ -65,7 +65,7 @@ nlohmann::json settings_of(const SuiteConfig& config, const std::string& model) 
           {"scored_bytes", config.scored},
           {"lead_in", config.lead_in},
           {"prefill", config.prefill == Prefill::shared ? "shared" : "own"},
-          {"compress", config.compress == Compress::behind_text ? "text" : "question"}};
+          {"compress", config.compress == Compress::after_text ? "text" : "question"}};
 }
 
 nlohmann::ordered_json as_json(const Point& point) {

@@ -51,7 +51,7 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const Re
                         const TokensDone& advance) {
   ExamResult result;
   const auto prefilled = make(plan.plan);
-  if (plan.fastgen) prefilled->choose_behind_prompt(*plan.fastgen);
+  if (plan.fastgen) prefilled->choose_after_prompt(*plan.fastgen);
   const Stopwatch prefill;
   std::size_t before = 0;
   // The logits after the text are not needed, because the questions come next.
@@ -62,7 +62,7 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const Re
       }));
   result.prefill_ms = prefill.milliseconds();
   result.peak_bytes = static_cast<double>(prefilled->bytes());
-  if (plan.compresses && plan.compress == Compress::behind_text) {
+  if (plan.compresses && plan.compress == Compress::after_text) {
     const Stopwatch compress;
     prefilled->compress();
     result.compress_ms = compress.milliseconds();
@@ -70,7 +70,7 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const Re
   for (const Question& question : text.questions) {
     const std::unique_ptr<Sequence> cache = prefilled->fork();
     std::vector<float> logits = cache->prefill(tokens_of(question.text), question.text.size());
-    if (plan.compresses && plan.compress == Compress::behind_question) {
+    if (plan.compresses && plan.compress == Compress::after_question) {
       const Stopwatch compress;
       cache->compress();
       result.compress_ms += compress.milliseconds();

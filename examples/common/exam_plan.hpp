@@ -22,7 +22,7 @@ namespace kvpolicy::tools {
 /// When a cache with budgets drops rows. It keeps the rows that the latest queries attend to. After
 /// the question these queries show what the question needs, which is the published way, because the
 /// prompt holds the question; after the text alone the cache does not know the question.
-enum class Compress : std::uint8_t { behind_question, behind_text };
+enum class Compress : std::uint8_t { after_question, after_text };
 
 struct ExamPlan {
   std::string name;  ///< as on the command line: "duo+int4"
@@ -30,7 +30,7 @@ struct ExamPlan {
   io::OrderedJson settings = {};  ///< that the plan was made with (tool_plan.hpp)
   Reading reading = {};           ///< how tokens of the answer are read
   bool compresses = false;
-  Compress compress = Compress::behind_question;
+  Compress compress = Compress::after_question;
   /// Set if answers are decoded speculatively; `plan` is then that of the target's cache.
   std::optional<SpeculationSetup> speculation = {};
   std::shared_ptr<const reference::Llama> small_model = nullptr;  ///< proposes draft tokens
@@ -47,7 +47,7 @@ struct ExamPlan {
 /// @throws ConfigError, FormatError
 [[nodiscard]] ExamPlan make_exam_plan(const std::string& name, const ModelShape& shape,
                                       const std::string& model_folder,
-                                      Compress compress = Compress::behind_question);
+                                      Compress compress = Compress::after_question);
 
 /// Describes what the heads keep: "8 heads every row, 8 heads the first 16 rows and latest 128".
 [[nodiscard]] std::string describe(const HeadPlan<bfloat16>& plan);

@@ -45,7 +45,7 @@ std::unique_ptr<Sequence> PromptForks::under(const ExamPlan& plan) {
   const bool shares = prefill_ == Prefill::shared && reads_prompt_in_full(plan.plan);
   auto own = to_the_end(shares ? (accumulates(plan.plan) ? added_up() : full()).fork_as(plan.plan)
                                : read(plan.plan));
-  if (plan.fastgen) own->choose_behind_prompt(*plan.fastgen);
+  if (plan.fastgen) own->choose_after_prompt(*plan.fastgen);
   return own;
 }
 

@@ -72,11 +72,11 @@ class PlanSequence final : public Sequence {
     cache_.compress();
   }
 
-  void choose_behind_prompt(const FastGenConfig& config) override {
+  void choose_after_prompt(const FastGenConfig& config) override {
     if constexpr (std::same_as<E, bfloat16>) {
       fastgen_ = config;
     } else {
-      Sequence::choose_behind_prompt(config);
+      Sequence::choose_after_prompt(config);
     }
   }
 
@@ -128,7 +128,7 @@ std::unique_ptr<Sequence> make(const reference::Llama& model, HeadPlan<E> plan,
 
 }  // namespace
 
-void Sequence::choose_behind_prompt(const FastGenConfig&) {
+void Sequence::choose_after_prompt(const FastGenConfig&) {
   throw ConfigError{"Sequence: only one of bfloat16 on the CPU chooses its plan after the prompt"};
 }
 

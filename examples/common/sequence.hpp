@@ -57,7 +57,7 @@ class Sequence {
   /// Until then every head must keep all rows, and the sequence must keep `window` queries. Earlier
   /// forks choose for themselves.
   /// @throws ConfigError for sequences that are not of bfloat16 on the CPU
-  virtual void choose_behind_prompt(const FastGenConfig& config);
+  virtual void choose_after_prompt(const FastGenConfig& config);
 
   [[nodiscard]] virtual std::size_t tokens() const = 0;
   [[nodiscard]] virtual std::size_t bytes() const = 0;

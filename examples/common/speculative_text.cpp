@@ -273,7 +273,7 @@ std::span<const int> SpeculativeText::text() const { return parts_->decoder.text
 std::vector<LevelReport> SpeculativeText::levels() const {
   const Parts& parts = *parts_;
   const auto judging = [](std::string name, const LevelStatistics& did) {
-    return LevelReport{std::move(name), did.verifications, did.places,
+    return LevelReport{std::move(name), did.verifications, did.positions,
                        did.accepted,    did.tokens,        did.verify_seconds};
   };
   std::vector<LevelReport> levels{judging("target", parts.decoder.statistics())};
@@ -309,7 +309,7 @@ std::vector<std::string> SpeculativeText::proposers() const {
   return {"target"};
 }
 
-std::size_t SpeculativeText::guessed() const { return parts_->decoder.statistics().guessed; }
+std::size_t SpeculativeText::guessed() const { return parts_->decoder.statistics().draft_tokens; }
 std::size_t SpeculativeText::refreshes() const { return parts_->decoder.refreshes(); }
 std::size_t SpeculativeText::bytes() const { return parts_->cache.bytes(); }
 std::size_t SpeculativeText::draft_bytes() const {

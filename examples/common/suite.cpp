@@ -75,7 +75,7 @@ struct Asked {
 Asked ask(const Sequence& read, const ExamPlan& plan, const Question& question) {
   Asked asked{read.fork(), {}};
   asked.logits = asked.cache->prefill(tokens_of(question.text), question.text.size());
-  if (plan.compresses && plan.compress == Compress::behind_question) asked.cache->compress();
+  if (plan.compresses && plan.compress == Compress::after_question) asked.cache->compress();
   return asked;
 }
 
@@ -217,7 +217,7 @@ std::vector<Outcome> perform(const reference::Llama& model, const Task& task,
   for (std::size_t p = 0; p < plans.size(); ++p) {
     const auto read = forks.under(*plans[p]);
     if (task.follows.empty() && plans[p]->compresses &&
-        plans[p]->compress == Compress::behind_text) {
+        plans[p]->compress == Compress::after_text) {
       read->compress();
     }
     if (!task.follows.empty()) {

@@ -53,7 +53,7 @@ struct SuiteConfig {
   std::size_t scored = 256;    ///< bytes of the continuation
   bool lead_in = false;        ///< questions end with the opening of their answer
   Prefill prefill = Prefill::shared;
-  Compress compress = Compress::behind_question;
+  Compress compress = Compress::after_question;
 };
 
 /// A text with questions about it, or with its continuation.

@@ -109,7 +109,7 @@ std::vector<reference::Passkey> passkeys_of(io::JsonObject& object, std::size_t 
                          " tokens are hidden and ", answer.end - answer.first,
                          " answer, must be as many");
     require<FormatError>(hidden.end <= answer.first, key.where(), ": is hidden up to ", hidden.end,
-                         " and answered from ", answer.first, " on, must be answered behind");
+                         " and answered from ", answer.first, " on, must be answered after it");
     keys.push_back({.hidden = hidden.first, .answer = answer.first, .tokens = size});
   }
   return keys;

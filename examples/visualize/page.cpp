@@ -250,9 +250,9 @@ HeadKind kind_of(const HeadSettings<bfloat16>& config) {
 }
 
 HtmlPage write_page(const Recording& recording, std::size_t most_bytes) {
-  const auto [before_css, behind_css] = split_at(page_html, "/*page.css*/");
-  const auto [before_data, behind_data] = split_at(behind_css, "<!--recording-->");
-  const auto [before_js, behind_js] = split_at(behind_data, "/*page.js*/");
+  const auto [before_css, after_css] = split_at(page_html, "/*page.css*/");
+  const auto [before_data, after_data] = split_at(after_css, "<!--recording-->");
+  const auto [before_js, after_js] = split_at(after_data, "/*page.js*/");
   Json about = about_json(recording);
   HtmlPage page;
   for (float least = recording.least_attention;; least = std::max(least * 1.25F, 0.0005F)) {
@@ -262,7 +262,7 @@ HtmlPage write_page(const Recording& recording, std::size_t most_bytes) {
     page.html.clear();
     for (const std::string_view part : {before_css, page_css, before_data}) page.html += part;
     page.html += script_text(about);
-    for (const std::string_view part : {before_js, page_js, behind_js}) page.html += part;
+    for (const std::string_view part : {before_js, page_js, after_js}) page.html += part;
     if (page.html.size() <= most_bytes || least > 1) return page;
   }
 }

@@ -71,7 +71,7 @@ struct RazorAttentionConfig {
     // The factor removes rounding errors just above a whole number: 0.14 * 50 gives 7.000000000000001.
     const auto count = static_cast<std::size_t>(
         std::ceil(share * static_cast<double>(best.size()) * (1.0 - 1e-12)));
-    for (const std::size_t head : highest(best, count).places) {
+    for (const std::size_t head : highest(best, count).indices) {
       kinds.values()[head] = HeadKind::retrieval;
     }
   };

@@ -26,7 +26,7 @@ using E = kvpolicy::half;  // CUDA has a half as well
 constexpr ModelShape shape{2, 16, 8, 64};
 constexpr AttendOptions selecting{.read = Read::selected};
 constexpr AttendOptions choosing{.read = Read::selected, .refresh_selection = true};
-constexpr AttendOptions choosing_behind{.refresh_selection = true};
+constexpr AttendOptions choosing_after{.refresh_selection = true};
 
 // A cache that replays and one that steps, with the same text: a prompt, a compression, and a choice
 // of chunks.
@@ -51,7 +51,7 @@ struct Twins {
       twin_inputs.emplace_back(shape, tokens);
     }
     for (DeviceCache* each : {&cache, &twin}) {
-      test::feed_device(*each, 1, {prompt - 1, 1}, choosing_behind, stream);
+      test::feed_device(*each, 1, {prompt - 1, 1}, choosing_after, stream);
       each->compress(stream);
       each->reserve(reserve, stream);
     }
@@ -131,7 +131,7 @@ TEST_CASE("a captured step, replayed over pages, blocks and rings, is the step")
   CHECK(twins.memory.allocations() == allocations);
   CHECK(twins.cache.tokens() == 70 + 150);
   twins.check_equal();
-  // And what comes behind finds everything in its place.
+  // And what comes next finds everything in its place.
   twins.cache.compress(twins.stream);
   twins.twin.compress(twins.stream);
   twins.check_equal();
@@ -143,14 +143,14 @@ TEST_CASE("a captured step, replayed over pages, blocks and rings, is the step")
   twins.check_equal();
 }
 
-TEST_CASE("steps of several tokens, with a rollback behind: a draft that is verified") {
+TEST_CASE("steps of several tokens, with a rollback after each: a draft that is verified") {
   Twins twins{6, 5};
   const Graph graph = twins.captured({});
-  const Graph refresh = twins.captured(choosing_behind);
+  const Graph refresh = twins.captured(choosing_after);
   bool equal = true;
   for (std::size_t i = 0; i < 30; ++i) {
     const bool chooses = i % 7 == 3;
-    equal = twins.replay(chooses ? refresh : graph, chooses ? choosing_behind : AttendOptions{}) && equal;
+    equal = twins.replay(chooses ? refresh : graph, chooses ? choosing_after : AttendOptions{}) && equal;
     const std::size_t back = i % 6;
     twins.cache.truncate(twins.cache.tokens() - back, twins.stream);
     twins.twin.truncate(twins.twin.tokens() - back, twins.stream);
@@ -187,7 +187,7 @@ TEST_CASE("append and attend, captured apart") {
     const bool halves = i % 4 != 3;
     equal = twins.replay(halves ? apart : together, selecting, halves) && equal;
     if (i % 10 == 5) {
-      // Appended rows wait for the next call: this far back goes only behind the two halves.
+      // Appended rows wait for the next call: this far back goes only after the two halves.
       const std::size_t to = twins.twin.commit_point();
       twins.cache.truncate(to, twins.stream);
       twins.twin.truncate(to, twins.stream);
@@ -285,7 +285,7 @@ TEST_CASE("within the reserve nothing is allocated and nothing waits") {
   for (int i = 0; i < 14; ++i) {
     twins.cache.replayed();
     graph.launch(twins.stream);
-    twins.put_step(twins.twin, twins.twin_inputs, i % 3 == 0 ? choosing : choosing_behind);
+    twins.put_step(twins.twin, twins.twin_inputs, i % 3 == 0 ? choosing : choosing_after);
   }
   for (std::size_t l = 0; l < shape.layers; ++l) {
     longer.step(twins.twin, l, {.attention_sink_bias = {sinks.data(), sinks.size()}}, twins.stream);

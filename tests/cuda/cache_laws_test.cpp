@@ -292,7 +292,7 @@ TEST_CASE("late devices and several streams: the same, if streams wait for each 
     chunks[2].step(cache, 0, {}, second);
     cache.reserve(3000, second);  // tables move
     cache.compress(second);       // rows move
-    first.wait();                 // frees what was given back on it, with `second` still behind
+    first.wait();                 // frees what was given back on it, with `second` still to come
     chunks[3].step(cache, 0, {}, second);
     second.wait();
     cuda::simt::device().late = false;

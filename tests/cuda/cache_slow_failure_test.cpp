@@ -26,7 +26,7 @@ namespace {
 using E = kvpolicy::half;  // CUDA has a half as well
 constexpr ModelShape shape{3, 3, 3, 64};
 constexpr AttendOptions selecting{.read = Read::selected};
-constexpr AttendOptions choosing_behind{.refresh_selection = true};
+constexpr AttendOptions choosing_after{.refresh_selection = true};
 
 // A cache of 200 tokens beside one that never saw a failure.
 struct Failing {
@@ -35,7 +35,7 @@ struct Failing {
   SlowTwins twins{test::plan_with(shape, test::slow_heads()), {.max_rollback = 3, .latest_rows = 0}, stream};
   test::Random random{9};
 
-  Failing() { REQUIRE(twins.step(random, 200, choosing_behind)); }
+  Failing() { REQUIRE(twins.step(random, 200, choosing_after)); }
   // Both did the same.
   void check() {
     twins.check_rows();
@@ -203,7 +203,7 @@ TEST_CASE("a cache that goes while its rows are on their way") {
     for (std::size_t l = 0; l < shape.layers; ++l) chunk.step(cache, l, {}, stream);
     next.step(cache, 0, {}, stream);
     stream.wait();
-    next.step(cache, 1, {}, stream);  // layer 2's rows are behind
+    next.step(cache, 1, {}, stream);  // layer 2 has fewer rows than the others
   }
   stream.wait();
   CHECK(engine->staging_bytes() > 0);
@@ -234,7 +234,7 @@ TEST_CASE("pinned memory that is given back is used until its stream says so") {
     CHECK(cuda::simt::device().allocations() == allocations + 1);
     test::succeed(cudaMemsetAsync(again, 0, 64, stream));
     pinned.deallocate(again, 64, stream);
-    cuda::simt::fail_after(2, cudaErrorMemoryAllocation);  // behind the question whether `again` is free
+    cuda::simt::fail_after(2, cudaErrorMemoryAllocation);  // after the question whether `again` is free
     CHECK_NOTHROW(again = pinned.allocate(64, stream));    // which is waited for
     cuda::simt::fail_after(0);
     CHECK(cuda::simt::device().allocations() == allocations + 1);

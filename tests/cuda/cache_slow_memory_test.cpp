@@ -22,7 +22,7 @@ using test::thrown;
 namespace {
 
 constexpr AttendOptions selecting{.read = Read::selected};
-constexpr AttendOptions choosing_behind{.refresh_selection = true};
+constexpr AttendOptions choosing_after{.refresh_selection = true};
 
 }  // namespace
 
@@ -96,7 +96,7 @@ TEST_CASE("a selected read touches nothing slow") {
     SlowTwins twins{test::plan_with(shape, test::selecting_heads()), options, stream};
     test::Random random{3};
     REQUIRE(twins.step(random, 200, {}));
-    REQUIRE(twins.step(random, 1, choosing_behind));
+    REQUIRE(twins.step(random, 1, choosing_after));
     REQUIRE(twins.step(random, 1, selecting));  // gathers
     // From here on whatever is read from there is no number. Chunks that were exact when they were
     // chosen are packed on the way.
@@ -135,7 +135,7 @@ TEST_CASE("the next layer's rows are on their way before it is called") {
   test::Random same = random;
   const DeviceChunk<> chunk{random, {3, 2, 2, 64}, 1, stream};
   const DeviceChunk<> other{same, {3, 2, 2, 64}, 1, stream};
-  // Layer by layer: all of slow memory is spoilt behind the call of layer 0, and layer 1 does not
+  // Layer by layer: all of slow memory is spoilt after the call of layer 0, and layer 1 does not
   // notice; layer 2, whose rows only come during the call of layer 1, does.
   for (const std::size_t l : std::initializer_list<std::size_t>{0, 1, 2}) {
     chunk.step(twins.near(), l, {}, stream);
@@ -154,7 +154,7 @@ TEST_CASE("captured steps with slow memory: selected reads, whatever the text gr
   const ModelShape shape{2, 5, 5, 64};
   SlowTwins twins{test::plan_with(shape, test::selecting_heads()), options, stream};
   test::Random random{7};
-  REQUIRE(twins.step(random, 150, choosing_behind));
+  REQUIRE(twins.step(random, 150, choosing_after));
   twins.both([&](DeviceCache& cache) {
     cache.compress(stream);
     cache.reserve(500, stream);
@@ -204,7 +204,7 @@ TEST_CASE("what needs staging is refused in a graph") {
   const ModelShape shape{1, 2, 2, 64};
   const auto refused = [&](const std::vector<test::HeadSpec>& heads, const AttendOptions& how) {
     DeviceCache cache{test::plan_with(shape, heads), {.memory = &memory, .slow_memory = &memory.slow}, stream};
-    test::feed_device(cache, 1, {70}, choosing_behind, stream);
+    test::feed_device(cache, 1, {70}, choosing_after, stream);
     cache.reserve(100, stream);
     const DeviceChunk<> chunk{shape, 1};
     std::string what;

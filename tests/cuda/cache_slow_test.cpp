@@ -22,7 +22,7 @@ namespace {
 
 constexpr AttendOptions selecting{.read = Read::selected};
 constexpr AttendOptions choosing{.read = Read::selected, .refresh_selection = true};
-constexpr AttendOptions choosing_behind{.refresh_selection = true};
+constexpr AttendOptions choosing_after{.refresh_selection = true};
 
 // How the emulated streams work: at once, late, or late but for those that copy.
 enum class Pace { at_once, late, copies_first };
@@ -53,7 +53,7 @@ void run_randomly(const ModelShape& shape, const std::vector<test::HeadSpec>& he
   const Paced paced{pace};
   test::Random random{seed};
   SlowTwins twins{test::plan_with(shape, heads, seed), options, stream};
-  bool equal = twins.step(random, 150 + test::below(random, 100), choosing_behind);
+  bool equal = twins.step(random, 150 + test::below(random, 100), choosing_after);
   for (int i = 0; i < calls; ++i) {
     CAPTURE(i);
     const std::size_t what = test::below(random, 16);
@@ -74,7 +74,7 @@ void run_randomly(const ModelShape& shape, const std::vector<test::HeadSpec>& he
       const bool apart = test::below(random, 4) == 0;
       if (apart) count = std::min(count, options.max_append);
       const AttendOptions how = test::one_of(
-          random, std::vector<AttendOptions>{{}, selecting, selecting, selecting, choosing, choosing_behind});
+          random, std::vector<AttendOptions>{{}, selecting, selecting, selecting, choosing, choosing_after});
       equal = twins.step(random, count, how, apart) && equal;
     }
     REQUIRE(equal);
@@ -120,7 +120,7 @@ TEST_CASE("pages that rows came to and left again") {
   SlowTwins twins{test::plan_with({1, 2, 2, 64}, {{}, {.kind = test::Kind::retrieval, .budget = 32, .chunk = 8}}),
                   options, stream};
   test::Random random{4};
-  REQUIRE(twins.step(random, 200, choosing_behind));
+  REQUIRE(twins.step(random, 200, choosing_after));
   REQUIRE(twins.step(random, 100, {}));  // two pages leave the latest ones, and do not come back
   twins.both([&](DeviceCache& cache) { cache.truncate(205, stream); });
   CHECK(twins.step(random, 1, {}, /*apart=*/true));
@@ -138,7 +138,7 @@ TEST_CASE("texts that are shorter than what a head may choose, a residual, or a 
   SlowTwins twins{test::plan_with({1, 4, 4, 64}, test::selecting_heads()), {.max_rollback = 4}, stream};
   test::Random random{6};
   CHECK(twins.step(random, 1, selecting));
-  CHECK(twins.step(random, 40, choosing_behind));
+  CHECK(twins.step(random, 40, choosing_after));
   twins.fork();  // with a choice of rows of which none is packed
   CHECK(twins.step(random, 1, selecting));
   CHECK(twins.step(random, 1, {}));
@@ -158,7 +158,7 @@ TEST_CASE("trees of guesses: the rows of a path move where they are for good as 
                                           {.kind = test::Kind::retrieval, .budget = 32, .chunk = 16, .bits = 8, .residual = 9}};
   SlowTwins twins{test::plan_with({2, 4, 4, 64}, heads), options, stream};
   test::Random random{8};
-  REQUIRE(twins.step(random, 60, choosing_behind));
+  REQUIRE(twins.step(random, 60, choosing_after));
   bool equal = true;
   for (int i = 0; i < 14; ++i) {
     std::vector<std::size_t> parents;

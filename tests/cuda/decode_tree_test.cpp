@@ -20,7 +20,7 @@ using test::some_tree;
 
 constexpr int grids[] = {1, 2, 7, 64};
 
-/// The head of a text, with the nodes behind it that a call finds there.
+/// The head of a text, with the nodes after it that a call finds there.
 HeadCase with_nodes(HeadCase head, const CallCase& call) {
   head.tokens += static_cast<int>(call.tree.size()) - (call.own_rows ? call.queries : 0);
   return head;
@@ -90,7 +90,7 @@ TEST_CASE_TEMPLATE("decode, trees: windows that a path outgrows, texts shorter t
   }
 }
 
-TEST_CASE_TEMPLATE("decode, trees: behind quantised rows, chosen chunks and dropped rows", E, bfloat16, half) {
+TEST_CASE_TEMPLATE("decode, trees: after quantised rows, chosen chunks and dropped rows", E, bfloat16, half) {
   unsigned seed = 400;
   for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
     for (const int text : {70, 300}) {
@@ -135,7 +135,7 @@ TEST_CASE_TEMPLATE("decode, trees: few queries at the end of many nodes", E, bfl
   }
 }
 
-TEST_CASE("decode, trees: the same tree behind texts of several sequences") {
+TEST_CASE("decode, trees: the same tree after texts of several sequences") {
   const CallCase call{.queries = 4, .tree = tree_of(9, 3)};
   std::vector<HeadCase> heads;
   for (const int text : {0, 3, 64, 500}) {

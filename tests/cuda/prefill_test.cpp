@@ -245,7 +245,7 @@ TEST_CASE("prefill: soft cap, sink logits, scales") {
 }
 
 TEST_CASE("prefill: queries that see nothing") {
-  // Chunks alone, and those behind the first queries.
+  // Chunks alone, and those after the first queries.
   Head head = chosen(full(), 16, {1, 2}, 60);
   for (const bool sinks : {false, true}) {
     for (const int splits : {1, 2}) {
@@ -303,7 +303,7 @@ TEST_CASE_TEMPLATE("prefill, trees: windows that a path outgrows, texts shorter 
   }
 }
 
-TEST_CASE("prefill, trees: behind quantised rows, chosen chunks and dropped rows, split or not") {
+TEST_CASE("prefill, trees: after quantised rows, chosen chunks and dropped rows, split or not") {
   std::uint32_t seed = 200;
   for (const Encoding encoding : {Encoding::uint8, Encoding::uint4, Encoding::uint2}) {
     for (const int splits : {1, 3}) {

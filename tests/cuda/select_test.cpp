@@ -148,7 +148,7 @@ TEST_CASE("top-k of one block is the host's top_rows, and by two scores its top_
   check<select_threads>(made(70'001, [&](int) { return test::normal(random); }), 4'096);
 }
 
-TEST_CASE("keep_select puts the window behind the choice and leaves other heads alone") {
+TEST_CASE("keep_select puts the window after the choice and leaves other heads alone") {
   test::Random random{3};
   for (const int window : {2, 8, 64}) {
     for (const int n : {0, 1, 100}) {

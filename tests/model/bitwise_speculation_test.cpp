@@ -87,7 +87,7 @@ void compare_all(const Models& models, const Plan& plan, std::size_t commit_ever
     const LevelStatistics statistics =
         decoded.compare({.guesser = guesser, .length = 2 + turn % 15, .adapt = turn % 4 == 0});
     accepted += statistics.accepted;
-    places += statistics.places;
+    places += statistics.positions;
   }
   MESSAGE("kept " << accepted << " of " << places << " guesses");
   if (runs_share > 1) return;  // a few drafts may have all their tokens accepted

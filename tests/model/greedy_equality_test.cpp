@@ -108,7 +108,7 @@ TEST_CASE("drafts of every kind, over float caches") {
     ledgers[g].tell("guesser " + std::to_string(g));
     runs += ledgers[g].runs;
     CHECK(ledgers[g].accepted > 0);
-    CHECK(ledgers[g].accepted < ledgers[g].places);
+    CHECK(ledgers[g].accepted < ledgers[g].positions);
   }
   MESSAGE(runs << " runs");
   CHECK(runs >= 200 / runs_share);
@@ -281,7 +281,7 @@ TEST_CASE("the shipped models") {
   // The equality must not come from a decoder that refuses all draft tokens.
   for (const Guesser guesser : {Guesser::small, Guesser::self, Guesser::hierarchy}) {
     const Ledger& ledger = ledgers[static_cast<std::size_t>(guesser)];
-    CHECK(static_cast<double>(ledger.accepted) > 0.5 * static_cast<double>(ledger.places));
+    CHECK(static_cast<double>(ledger.accepted) > 0.5 * static_cast<double>(ledger.positions));
   }
   CHECK(runs >= 12 / runs_share);
 }

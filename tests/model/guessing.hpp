@@ -117,7 +117,7 @@ Outcome decode_with_guesses(Model& target, const Llama& model, Cache& cache, con
 struct Ledger {
   std::size_t runs = 0;  // equal in all tokens, without a near tie
   std::size_t cut = 0;   // equal up to a near tie
-  std::size_t verifications = 0, places = 0, accepted = 0, refreshes = 0, compared = 0;
+  std::size_t verifications = 0, positions = 0, accepted = 0, refreshes = 0, compared = 0;
   float deviation = 0.0F;
   float margin = std::numeric_limits<float>::infinity();
 
@@ -133,7 +133,7 @@ struct Ledger {
     CHECK(outcome.statistics.tokens == outcome.statistics.verifications + outcome.statistics.accepted);
     sure == tokens ? ++runs : ++cut;
     verifications += outcome.statistics.verifications;
-    places += outcome.statistics.places;
+    positions += outcome.statistics.positions;
     accepted += outcome.statistics.accepted;
     refreshes += outcome.refreshes;
     compared += watched.compared();
@@ -144,7 +144,7 @@ struct Ledger {
     MESSAGE(what << ": " << runs << " runs, " << cut << " cut at a near tie, smallest margin "
                  << margin << ", largest deviation " << deviation << " in " << compared
                  << " rows of logits; " << verifications << " verifications kept " << accepted
-                 << " of " << places << " draft tokens; " << refreshes << " refreshes");
+                 << " of " << positions << " draft tokens; " << refreshes << " refreshes");
   }
 };
 

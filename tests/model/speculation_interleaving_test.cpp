@@ -139,7 +139,7 @@ class Play {
     for (const NewToken& token : done.tokens) text_.push_back(token.token);
     const LevelStatistics& after = decoder_->statistics();
     accepted += after.accepted - before.accepted;
-    refused += (after.places - before.places) - (after.accepted - before.accepted);
+    refused += (after.positions - before.positions) - (after.accepted - before.accepted);
     refreshes += decoder_->refreshes() - refreshed;
     catch_up(false);
   }

@@ -81,7 +81,7 @@ void check_text(Decoder decoder, const Rig& rig, const std::vector<int>& want) {
   CHECK(rig.cache.tokens() == want.size() - 1);
   // Otherwise no draft token was used.
   CHECK(decoder.statistics().accepted > 0);
-  CHECK(decoder.statistics().places > decoder.statistics().accepted - 1);
+  CHECK(decoder.statistics().positions > decoder.statistics().accepted - 1);
 }
 
 TEST_CASE("draft tokens on a device change no token of the text") {

@@ -115,8 +115,8 @@ TEST_CASE("any tie: each run of layers gets its proportional number of heads to 
       }
     }
     const Highest found = highest_gates(drawn, sparsity);
-    CHECK(found.places.size() == retrieval_head_count(drawn.values().size(), sparsity));
-    CHECK(std::ranges::is_sorted(found.places));
+    CHECK(found.indices.size() == retrieval_head_count(drawn.values().size(), sparsity));
+    CHECK(std::ranges::is_sorted(found.indices));
   }
 }
 

@@ -184,18 +184,18 @@ TEST_CASE("statistics of both levels add up") {
   CHECK(outer.verifications == steps);
   CHECK(outer.tokens == tokens);
   CHECK(outer.tokens == outer.verifications + outer.accepted);
-  CHECK(outer.guessed == 4 * steps);
-  CHECK(outer.places <= outer.guessed);
-  CHECK(outer.accepted <= outer.places);
-  CHECK(outer.places <= outer.accepted + steps);
+  CHECK(outer.draft_tokens == 4 * steps);
+  CHECK(outer.positions <= outer.draft_tokens);
+  CHECK(outer.accepted <= outer.positions);
+  CHECK(outer.positions <= outer.accepted + steps);
   CHECK(outer.draft_seconds >= 0.0);
   CHECK(outer.verify_seconds >= 0.0);
   const LevelStatistics& middle = decoder.draft().statistics();
-  CHECK(middle.tokens == outer.guessed);
+  CHECK(middle.tokens == outer.draft_tokens);
   CHECK(middle.tokens == middle.verifications + middle.accepted);
-  CHECK(middle.accepted <= middle.places);
-  CHECK(middle.places <= middle.guessed);
-  CHECK(middle.guessed <= 2 * middle.verifications);
+  CHECK(middle.accepted <= middle.positions);
+  CHECK(middle.positions <= middle.draft_tokens);
+  CHECK(middle.draft_tokens <= 2 * middle.verifications);
   CHECK(pair.target.calls(Read::selected) == middle.verifications);
   CHECK(pair.target.calls(Read::all) == outer.verifications + 1);  // and the prompt
 }
@@ -251,7 +251,7 @@ TEST_CASE("a stop token ends the text, also among accepted draft tokens; reopen 
         CHECK(decoder.ending() == Ending::open);
       }
       const LevelStatistics& counted = decoder.statistics();
-      CHECK(counted.accepted <= counted.places);
+      CHECK(counted.accepted <= counted.positions);
       CHECK(counted.tokens == decoder.text().size() - 5);
       CHECK(counted.acceptance() == (length == 0 ? 0.0 : 1.0));  // its draft tokens are right
     }

@@ -45,25 +45,25 @@ TEST_CASE("greedy: draft tokens are accepted while the target agrees, then its o
   Verification verification = greedy(chain, sure_of({1, 2, 3, 0}));
   CHECK(verification.path == Path{0, 1, 2});
   CHECK(verification.next == 0);
-  CHECK(verification.places == 3);
+  CHECK(verification.positions == 3);
   REQUIRE(verification.distributions.size() == 4);
   CHECK(verification.distributions[3] == Distribution::certain(0));
 
   verification = greedy(chain, sure_of({1, 0, 3, 0}));
   CHECK(verification.path == Path{0});
   CHECK(verification.next == 0);
-  CHECK(verification.places == 2);
+  CHECK(verification.positions == 2);
   CHECK(verification.distributions.size() == 2);
 
   verification = greedy(chain, sure_of({2, 2, 3, 0}));
   CHECK(verification.path.empty());
   CHECK(verification.next == 2);
-  CHECK(verification.places == 1);
+  CHECK(verification.positions == 1);
 
   verification = greedy({}, sure_of({3}));
   CHECK(verification.path.empty());
   CHECK(verification.next == 3);
-  CHECK(verification.places == 0);
+  CHECK(verification.positions == 0);
 }
 
 TEST_CASE("greedy: of siblings the one that the target chooses is accepted, at every depth") {
@@ -73,17 +73,17 @@ TEST_CASE("greedy: of siblings the one that the target chooses is accepted, at e
   Verification verification = greedy(tree, sure_of({1, 0, 3, 0, 2, 1}));
   CHECK(verification.path == Path{1, 3, 4});
   CHECK(verification.next == 1);
-  CHECK(verification.places == 3);
+  CHECK(verification.positions == 3);
   // None of the two at the second position is accepted, so the target's own token follows.
   verification = greedy(tree, sure_of({1, 0, 0, 3, 3, 3}));
   CHECK(verification.path == Path{1});
   CHECK(verification.next == 0);
-  CHECK(verification.places == 2);
+  CHECK(verification.positions == 2);
   // After an accepted leaf there is no draft token.
   verification = greedy(tree, sure_of({0, 2, 3, 0, 2, 1}));
   CHECK(verification.path == Path{0});
   CHECK(verification.next == 2);
-  CHECK(verification.places == 1);
+  CHECK(verification.positions == 1);
 }
 
 TEST_CASE("a token drawn from the target's own distribution is always accepted") {
@@ -193,7 +193,7 @@ TEST_CASE("rates are 0 as long as there is nothing to divide") {
   LevelStatistics statistics;
   CHECK(statistics.acceptance() == 0.0);
   CHECK(statistics.tokens_per_verification() == 0.0);
-  statistics = {.verifications = 4, .guessed = 12, .places = 10, .accepted = 8, .tokens = 12};
+  statistics = {.verifications = 4, .draft_tokens = 12, .positions = 10, .accepted = 8, .tokens = 12};
   CHECK(statistics.acceptance() == 0.8);
   CHECK(statistics.tokens_per_verification() == 3.0);
 }

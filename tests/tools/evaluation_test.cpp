@@ -238,7 +238,7 @@ TEST_CASE("plans that drop rows do so after the question, or after the text") {
   const auto own = perform(model, tasks[0], plans, config, true);
   CHECK(own[0].measures == shared[0].measures);
   CHECK(own[0].head_bytes == shared[0].head_bytes);
-  plan.compress = Compress::behind_text;
+  plan.compress = Compress::after_text;
   const auto before = perform(model, tasks[0], plans, config, true);
   CHECK(before[0].head_bytes[0] == std::vector<double>(4, 256.0 * (24 + 8 + 28)));
   CHECK(before[0].measures != own[0].measures);

@@ -56,7 +56,7 @@ struct CacheLayers {
 /// shape's is taken.
 ///
 /// DraftTokens may branch (core/token_tree.hpp). A call whose options name a tree adds the tree's last
-/// nodes, which stand at `depth` behind the text; earlier nodes came with the calls before, so a tree
+/// nodes, which stand at `depth` after the text; earlier nodes came with the calls before, so a tree
 /// may grow level by level. A query reads the text as its own position says, its node and the node's
 /// ancestors. All nodes are tentative, at most `max_rollback` of them. Until `accept` keeps one path
 /// or `truncate` drops them, every other call that would add, read or commit rows is refused.
@@ -115,7 +115,7 @@ class KvCache {
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
   /// chunk joins the cache. Rows are always appended: the first row of k stands at text position
   /// `tokens(layer)`, and a new text begins with `clear`. With a tree, row i stands at `depth` of its node
-  /// behind the text.
+  /// after the text.
   /// @throws ShapeError, CapacityError, std::bad_alloc, StorageError (slow memory); RollbackError if
   /// a tree is pending that `options` does not name
   template <class Q, class K, class V, class Out>
@@ -156,7 +156,7 @@ class KvCache {
   }
 
   /// Takes back the rows from text position `tokens` on, in every layer; also after a step that
-  /// failed half-way through the layers. The nodes of a tree count as rows behind the text: of a
+  /// failed half-way through the layers. The nodes of a tree count as rows after the text: of a
   /// pending tree the first ones stay that fit into `tokens`, pending still.
   /// @throws RollbackError if a layer has committed that far, or has not come that far.
   void truncate(std::size_t tokens) {
@@ -276,7 +276,7 @@ class KvCache {
   }
 
   /// The cached rows that the next query of a head would read, for engines with attention of
-  /// their own and for inspection; with a pending tree, what one right behind the text would read, and
+  /// their own and for inspection; with a pending tree, what one right after the text would read, and
   /// all nodes. Valid until the cache next changes.
   [[nodiscard]] SegmentList segments(std::size_t layer, std::size_t head,
                                      Read read = Read::all) const {

@@ -69,7 +69,7 @@ class ObservationWindow {
     }
   }
 
-  /// Forgets the queries at `position` and behind.
+  /// Forgets the queries at `position` and after it.
   void truncate(std::size_t position) { held_.truncate(position); }
 
   /// Of the queries from `position` on, those at `position + path[i]` are from now on the ones at

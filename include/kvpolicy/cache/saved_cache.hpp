@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A cache in a file or stream: the prompt that many answers share is read once, and every later
-// start of the program goes on behind it. What is saved is everything that decides what comes next:
+// start of the program goes on after it. What is saved is everything that decides what comes next:
 // rows as they are stored, the tail that can still be taken back, summaries, selections, kept
 // queries and added-up attention. A loaded cache continues bit for bit like the one that was saved.
 //
@@ -307,7 +307,7 @@ void save(const KvCache<E, Engine>& cache, const std::filesystem::path& path,
 /// The cache becomes what was saved: same tokens, rows, selections, commit points. Its plan must be
 /// the one that was saved, as must `tag`; its options and its engine are its own, so pages may be
 /// of another size and rows may go to slow memory. What it held goes, once all is read: whatever
-/// throws leaves it as it was. `stream` then stands right behind what was saved.
+/// throws leaves it as it was. `stream` then stands right after what was saved.
 /// @throws FormatError if this is no saved cache, was made by another version, on a machine of the
 /// other byte order, for another plan, shape, element type or tag, is cut off or damaged;
 /// CapacityError if max_tokens or the tail are too small for it; StorageError, std::bad_alloc

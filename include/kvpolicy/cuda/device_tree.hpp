@@ -52,7 +52,7 @@ class DeviceTree {
     if (!next.is_new) return;
     queries_ = 0;  // whatever is there when a launch fails, it is no tree
     if (next.block != nullptr) {
-      give_back_on(stream);  // behind the calls that read it
+      give_back_on(stream);  // after the calls that read it
       std::swap(block_, next.block);
       bytes_ = next.bytes;
     }
@@ -88,7 +88,7 @@ class DeviceTree {
   }
 
  private:
-  /// Words of 64 bits of the mask; the depths stand behind it, two to a word.
+  /// Words of 64 bits of the mask; the depths follow it, two to a word.
   [[nodiscard]] static std::size_t mask_words(const TokenTree& tree, std::size_t queries) {
     const int words = CallTree::words_of(static_cast<int>(tree.size()), static_cast<int>(queries));
     return queries * static_cast<std::size_t>(words) / 2;

@@ -125,7 +125,7 @@ class Engine {
     if (staging_ == nullptr) staging_ = std::make_unique<Staging>(shape_.kv_heads, memory_);
     return *staging_;
   }
-  /// Work put on `stream` from now on comes behind the copies that are on the way.
+  /// Work put on `stream` from now on comes after the copies that are on the way.
   void join_copies(cudaStream_t stream) const noexcept {
     if (staging_ != nullptr) staging_->join(stream);
   }
@@ -245,7 +245,7 @@ class Engine {
   }
 
   /// Of `count` heads of one sequence, those that select choose their chunks by the last of `queries`
-  /// queries. `call_rows`: how far its token stands behind what the counters say, or before, if negative.
+  /// queries. `call_rows`: how far its token stands after what the counters say, or before, if negative.
   /// @throws DeviceError
   void refresh(const HeadView* heads, const LayerState* states, std::size_t count, const Tensor& q,
                int queries, int call_rows, std::size_t page_rows, cudaStream_t stream,

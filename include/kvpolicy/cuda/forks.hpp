@@ -16,7 +16,7 @@
 
 namespace kvpolicy::cuda {
 
-/// What stands behind KvCache::fork and KvCache::fork_as, which are what to call.
+/// What carries out KvCache::fork and KvCache::fork_as, which are what to call.
 template <Element E>
 class CacheForks {
   using Cache = CachedLayers<E>;

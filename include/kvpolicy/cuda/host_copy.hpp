@@ -49,7 +49,7 @@ class HostPages {
 
 }  // namespace detail
 
-/// What stands behind `to_host` and `to_device`, which are what to call.
+/// What carries out `to_host` and `to_device`, which are what to call.
 template <Element E>
 class HostCopies {
   using Device = KvCache<E>;

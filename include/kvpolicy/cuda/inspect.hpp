@@ -55,7 +55,7 @@ inline void load_packed_row(const std::byte* page, const HeadView& head, int hea
 }
 
 /// The rows that a call reads of a head, besides its own. Where a `tree` is pending, one of the latest
-/// nodes' queries, or, with own rows, one right behind the text.
+/// nodes' queries, or, with own rows, one right after the text.
 template <Element E>
 [[nodiscard]] CachedRows download_rows(const HeadStore& store, const LayerState& state, Request request,
                                        const TokenTree& tree, std::size_t head_dim,

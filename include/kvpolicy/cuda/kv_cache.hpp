@@ -129,7 +129,7 @@ class KvCache {
   /// Attends one layer's queries to everything cached and to their own chunk, causally; then the
   /// chunk joins the cache. Rows are always appended: the first row of k stands at text position
   /// `tokens(layer)`, and a new text begins with `clear`. With a tree, row i stands at `depth` of its node
-  /// behind the text.
+  /// after the text.
   ///
   /// On a stream that captures, the call is recorded and nothing else: the text grows when the
   /// graph is launched, and `replayed` must say so. A recorded call that refreshes, refreshes each
@@ -165,7 +165,7 @@ class KvCache {
 
   /// Tells the cache that a captured step of `tokens` tokens through all layers is about to be
   /// launched `times` times. Call it first: what it refuses must not be launched. `apart`: it was
-  /// captured as `append` and `attend`, behind which rows stay tentative until the next call (but not in
+  /// captured as `append` and `attend`, after which rows stay tentative until the next call (but not in
   /// a layer with a head that adds up attention, where `attend` commits them).
   /// `refreshes`: it chose chunks, because it was told to or because a head never had. A compression
   /// takes scale, soft cap and sink logits from the latest call that was not captured.
@@ -194,7 +194,7 @@ class KvCache {
   }
 
   /// Takes back the rows from text position `tokens` on, in every layer; also after a step that
-  /// failed half-way through the layers. The nodes of a tree count as rows behind the text: of a
+  /// failed half-way through the layers. The nodes of a tree count as rows after the text: of a
   /// pending tree the first ones stay that fit into `tokens`, pending still.
   /// @throws RollbackError if a layer has committed that far, or has not come that far;
   /// CapacityError inside a capture, DeviceError
@@ -311,7 +311,7 @@ class KvCache {
 
   /// The cached rows that the next query of a head would read, or, with `appended` > 0, that an
   /// `attend` with so many queries would; brought to the host. Of a pending tree all nodes, and of the
-  /// text what one right behind it would read. Waits for the stream.
+  /// text what one right after it would read. Waits for the stream.
   [[nodiscard]] CachedRows rows(std::size_t layer, std::size_t head, Read read = Read::all,
                                 std::size_t appended = 0, cudaStream_t stream = nullptr) const {
     refuse_capture(stream, "rows");

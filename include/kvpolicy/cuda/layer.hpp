@@ -69,7 +69,7 @@ class Layer : public TextProgress<std::size_t> {
   float softcap = 0.0F;
 
   /// Choices of chunks that a head remembers: one for each length that a rollback can return to, one
-  /// for the committed text, one that is being made. Behind longer rollbacks it chooses anew.
+  /// for the committed text, one that is being made. After longer rollbacks it chooses again.
   [[nodiscard]] static std::size_t selection_slots(std::size_t max_rollback) {
     return std::min<std::size_t>(max_rollback, 254) + 2;
   }

@@ -49,11 +49,11 @@ struct CacheOptions {
   /// kernels can address but that is not the device's (PinnedMemory), for a text that is longer than
   /// the device has room for; it must outlive the cache and its forks. Windows, budgets, summaries,
   /// chosen rows and the latest rows stay on the device. A selected read then crosses the bus only
-  /// behind a new choice; a read of all rows brings them layer by layer, a layer ahead, to two buffers
+  /// after a new choice; a read of all rows brings them layer by layer, a layer ahead, to two buffers
   /// that belong to the engine, and cannot be part of a graph. Null: everything is on the device.
   MemoryResource* slow_memory = nullptr;
   /// Rows of a head in slow memory, the latest, that lie on the device as well (whole pages, and never
-  /// fewer than can be taken back). Of a selecting head those behind its choice should be among them.
+  /// fewer than can be taken back). Of a selecting head those after its choice should be among them.
   std::size_t latest_rows = 512;
 
   [[nodiscard]] std::size_t tail_rows() const { return max_rollback + max_append; }

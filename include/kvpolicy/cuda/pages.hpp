@@ -54,7 +54,7 @@ class Pages {
     if (in_engine()) return copy_page_rows(to, contiguous(), pages_[index], engine_rows(), stream);
     check(cudaMemcpyAsync(to, pages_[index], page_bytes_, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   }
-  /// Puts copies of the pages [first, last) on the stream, page i to i pages behind `to`.
+  /// Puts copies of the pages [first, last) on the stream, page i to i pages after `to`.
   /// Rows are contiguous there. @throws DeviceError
   void copy(std::size_t first, std::size_t last, std::byte* to, cudaStream_t stream) const {
     if (in_engine()) {

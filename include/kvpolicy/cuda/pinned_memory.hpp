@@ -21,7 +21,7 @@ class PinnedMemory final : public MemoryResource {
   PinnedMemory() = default;
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
-  /// Waits for the work behind which memory was given back. All of it must have been.
+  /// Waits for the work after which memory was given back. All of it must have been.
   ~PinnedMemory() override { wait(); }
 
   /// @throws std::bad_alloc where the host has no more to lock, DeviceError for everything else
@@ -45,8 +45,8 @@ class PinnedMemory final : public MemoryResource {
     --live_;
     Waiting block{memory, nullptr};
     const bool noted =
-        cudaEventCreateWithFlags(&block.behind, cudaEventDisableTiming) == cudaSuccess &&
-        cudaEventRecord(block.behind, stream) == cudaSuccess;
+        cudaEventCreateWithFlags(&block.after, cudaEventDisableTiming) == cudaSuccess &&
+        cudaEventRecord(block.after, stream) == cudaSuccess;
     if (noted) {
       waiting_.push_back(block);
       return;
@@ -62,17 +62,17 @@ class PinnedMemory final : public MemoryResource {
   // Given back, but perhaps in use by work that comes before the event.
   struct Waiting {
     void* memory;
-    cudaEvent_t behind;
+    cudaEvent_t after;
   };
 
   static void release(const Waiting& block) noexcept {
-    if (block.behind != nullptr) static_cast<void>(cudaEventDestroy(block.behind));
+    if (block.after != nullptr) static_cast<void>(cudaEventDestroy(block.after));
     static_cast<void>(cudaFreeHost(block.memory));
     static_cast<void>(cudaGetLastError());  // an asynchronous failure is for the next call to find
   }
   void collect() noexcept {
     std::erase_if(waiting_, [](const Waiting& block) {
-      const bool done = cudaEventQuery(block.behind) == cudaSuccess;
+      const bool done = cudaEventQuery(block.after) == cudaSuccess;
       if (done) release(block);
       return done;
     });
@@ -80,7 +80,7 @@ class PinnedMemory final : public MemoryResource {
   }
   void wait() noexcept {
     for (const Waiting& block : waiting_) {
-      static_cast<void>(cudaEventSynchronize(block.behind));
+      static_cast<void>(cudaEventSynchronize(block.after));
       release(block);
     }
     waiting_.clear();

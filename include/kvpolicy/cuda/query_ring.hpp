@@ -69,7 +69,7 @@ class QueryRing {
             .threads = accept_threads},
            stream, params, "accept_queries_kernel");
   }
-  /// The nodes of `path`, of a tree behind position `root`, are the text from now on.
+  /// The nodes of `path`, of a tree after position `root`, are the text from now on.
   void note_accepted(std::size_t root, std::span<const std::size_t> path) {
     held_.accept(root, path);
   }

@@ -156,7 +156,7 @@ class SlowStore {
   DeviceBuffer rows_;   // the latest pages, then the chosen rows
   DeviceBuffer notes_;  // SlowRows, SlowState, what is chosen
   DeviceBuffer table_;
-  std::size_t places_ = 0;  // of the table, behind the chosen rows
+  std::size_t places_ = 0;  // of the table, after the chosen rows
   StagePlace stage_;
 };
 

@@ -89,7 +89,7 @@ class Staging {
     extent_ = growth.extent;
   }
 
-  /// Puts the copies of what is missing on the way, behind the work that is on `stream` now and into
+  /// Puts the copies of what is missing on the way, after the work that is on `stream` now and into
   /// the buffer that does not hold layer `beside`. @throws DeviceError; then nothing of it counts
   void fetch(const StagedLayer& layer, std::uint64_t beside, cudaStream_t stream) {
     Buffer& buffer = buffer_for(layer.id, beside);
@@ -129,7 +129,7 @@ class Staging {
   }
   [[nodiscard]] HeadView* views() const { return reinterpret_cast<HeadView*>(table() + extent_.pages); }
 
-  /// Work put on `stream` from now on comes behind all copies.
+  /// Work put on `stream` from now on comes after all copies.
   void join(cudaStream_t stream) const noexcept {
     for (const Buffer& buffer : buffers_) {
       if (cudaStreamWaitEvent(stream, buffer.arrived, 0) == cudaSuccess) continue;

@@ -117,7 +117,7 @@ inline void check_gates(const HeadGates& gates) {
     }
     return kinds;
   }
-  for (const std::size_t i : highest_gates(gates, sparsity).places) {
+  for (const std::size_t i : highest_gates(gates, sparsity).indices) {
     kinds.values()[i] = HeadKind::retrieval;
   }
   return kinds;

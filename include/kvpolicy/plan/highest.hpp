@@ -15,7 +15,7 @@ namespace kvpolicy {
 
 /// The highest of some numbers, and the tie at the cut, if there is one.
 struct Highest {
-  std::vector<std::size_t> places;  ///< indices of the highest numbers, ascending
+  std::vector<std::size_t> indices;  ///< indices of the highest numbers, ascending
   std::size_t tied = 0;     ///< Size of a tie of which only some entries are taken; 0: no tie.
   std::size_t tied_in = 0;  ///< How many entries of the tie are taken.
 };
@@ -44,7 +44,7 @@ struct Highest {
       ++met;
       if (in_of_first(met) == in_of_first(met - 1)) continue;
     }
-    found.places.push_back(place);
+    found.indices.push_back(place);
   }
   return found;
 }

@@ -41,7 +41,7 @@ namespace kvpolicy {
   if (sum <= total) {
     const std::size_t missing = total - sum;
     for (std::size_t& one : whole) one += missing / whole.size();
-    for (const std::size_t i : highest(remainders, missing % whole.size()).places) ++whole[i];
+    for (const std::size_t i : highest(remainders, missing % whole.size()).indices) ++whole[i];
     return whole;
   }
   // Rounding errors made the sum too large: lower the numbers with the smallest remainders.

@@ -42,12 +42,12 @@ class ChunkRetrievalCache {
   using element_type = typename Storage::element_type;
   using storage_type = Storage;
   using summary_type = Summary;
-  /// How large a chunk is, how much is read, and when that is chosen anew.
+  /// How large a chunk is, how much is read, and when that is chosen again.
   struct Config {
     using policy_type = ChunkRetrievalCache;  ///< Whose settings these are.
     std::size_t chunk = 8;      ///< Rows chosen together; a multiple of a quantised key group.
     std::size_t budget = 4096;  ///< Rows chosen, chunk 0 included; a multiple of `chunk`.
-    /// A selection is chosen anew once this many rows were committed after it; 0: only when asked.
+    /// A selection is chosen again once this many rows were committed after it; 0: only when asked.
     std::size_t refresh_every = 0;
     typename Storage::Config storage = {};
     friend bool operator==(const Config&, const Config&) = default;
@@ -185,7 +185,7 @@ class ChunkRetrievalCache {
     choice_->pending.reset();
   }
 
-  /// Takes back what queries behind the first `tokens` tokens chose: the text goes on from there.
+  /// Takes back what queries after the first `tokens` tokens chose: the text goes on from there.
   void undo_refresh(std::size_t tokens) noexcept {
     while (!selections().empty() && is_taken_back(selections().back().tokens, tokens)) {
       choice_->selections.pop_back();
@@ -219,7 +219,7 @@ class ChunkRetrievalCache {
     out.resize(kept);
   }
 
-  /// The chosen rows, as runs of row numbers; rows behind `selected_until()` are read as well.
+  /// The chosen rows, as runs of row numbers; rows after `selected_until()` are read as well.
   [[nodiscard]] std::span<const RowRun> selection() const {
     return current() == nullptr ? std::span<const RowRun>{}
                                 : std::span<const RowRun>{current()->runs};
@@ -334,7 +334,7 @@ class ChunkRetrievalCache {
     return selections().empty() ? nullptr : &selections().back();
   }
 
-  // A rollback never goes behind the committed rows: of the choices up to there one is enough.
+  // A rollback never goes back before the end of the committed rows: of the choices up to there one is enough.
   void drop_old_selections() noexcept {
     if (!choice_) return;
     auto& selections = choice_->selections;

@@ -6,7 +6,7 @@
 // Method: H2O, arXiv:2306.14048. Differences: a rank per KV head, by the mean over its query heads
 // (the published models have one query head to each). As in the published code, a call (the whole
 // prompt, if it is one call) attends to all of its own rows, all of its queries count, and it is
-// compressed behind it; a row that is dropped takes its sum along.
+// compressed after it; a row that is dropped takes its sum along.
 //
 // The cost is a second pass over the keys at every call, which attention kernels that never write
 // their probabilities cannot avoid: `KvCache::observed_rows` counts it. Sums (8 bytes a row) are

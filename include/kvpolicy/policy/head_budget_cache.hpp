@@ -57,7 +57,7 @@ class HeadBudgetCache {
     /// an `append` left in the tail count once they are committed.
     std::size_t compress_every = 0;
     /// `compress_every` begins with the first compression that the cache is told to make (`compress`,
-    /// behind a prompt): until then a prompt is attended to as a whole, however it is cut.
+    /// after a prompt): until then a prompt is attended to as a whole, however it is cut.
     bool after_first_compress = false;
     /// The rows of all heads of the layer that share compete for the sum of their budgets (Ada-KV).
     /// Such heads must agree in all but the budget.

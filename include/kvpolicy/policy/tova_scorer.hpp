@@ -6,7 +6,7 @@
 // Method: TOVA, "Transformers are Multi-State RNNs", arXiv:2401.06104. Difference: a rank per KV
 // head, by the mean over its query heads, where the published code averages over all heads of the
 // layer, so that they all keep the same rows. As there, a call (the whole prompt, if it is one
-// call) attends to all of its own rows and is compressed behind it.
+// call) attends to all of its own rows and is compressed after it.
 #pragma once
 
 #include <cstddef>

@@ -259,7 +259,7 @@ class SpeculativeDecoder {
       });
       if (stop != result.tokens.end()) {
         const auto before = static_cast<std::size_t>(stop - result.tokens.begin());
-        if (before < verification.path.size()) verification.places = before;  // up to the stop
+        if (before < verification.path.size()) verification.positions = before;  // up to the stop
         result.tokens.erase(stop + 1, result.tokens.end());
         result.ending = Ending::stop_token;
       }
@@ -378,8 +378,8 @@ class SpeculativeDecoder {
 
   void note(const Verification& verification, std::size_t tokens) {
     ++statistics_.verifications;
-    statistics_.guessed += guesses_.size();
-    statistics_.places += verification.places;
+    statistics_.draft_tokens += guesses_.size();
+    statistics_.positions += verification.positions;
     statistics_.accepted += verification.path.size();
     statistics_.tokens += tokens;
     statistics_.draft_seconds += draft_seconds_;
@@ -389,15 +389,15 @@ class SpeculativeDecoder {
       if (!unselected_) ++refreshes_;
       refresh_due_ = unselected_ = false;
       chosen_at_ = text_.size();
-      recent_places_ = recent_accepted_ = 0.0;
+      recent_positions_ = recent_accepted_ = 0.0;
     }
     // An exponential average over about the last ten steps.
-    recent_places_ = 0.9 * recent_places_ + static_cast<double>(verification.places);
+    recent_positions_ = 0.9 * recent_positions_ + static_cast<double>(verification.positions);
     recent_accepted_ = 0.9 * recent_accepted_ + static_cast<double>(verification.path.size());
     const std::size_t since = text_.size() - chosen_at_;
     const RefreshRule& rule = options_.refresh_selection;
-    const bool poor = since >= rule.min_tokens && recent_places_ > 0.0 &&
-                      recent_accepted_ < rule.below_acceptance * recent_places_;
+    const bool poor = since >= rule.min_tokens && recent_positions_ > 0.0 &&
+                      recent_accepted_ < rule.below_acceptance * recent_positions_;
     refresh_due_ = (rule.every > 0 && since >= rule.every) || poor;
   }
 
@@ -427,7 +427,7 @@ class SpeculativeDecoder {
   bool refresh_due_ = false;  // by RefreshRule
   std::size_t chosen_at_ = 0;
   std::size_t refreshes_ = 0;
-  double recent_places_ = 0.0;
+  double recent_positions_ = 0.0;
   double recent_accepted_ = 0.0;
 };
 

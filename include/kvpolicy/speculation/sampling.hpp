@@ -203,7 +203,7 @@ struct SpeculativeSampling {
   /// @throws ShapeError if q(guess) is 0
   static void check(const Distribution& q, int guess) {
     require<ShapeError>(q(guess) > 0.0, "SpeculativeSampling: token ", guess,
-                        " is guessed, but has probability 0 in what it is said to be drawn from "
+                        " is a draft token, but has probability 0 in what it is said to be drawn from "
                         "(DraftToken::from), must have more");
   }
   /// Whether the token `guess`, drawn from q, is accepted as a token of p. p(guess) and q(guess) are

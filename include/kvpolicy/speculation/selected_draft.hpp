@@ -119,8 +119,8 @@ class SelectedDraft {
 
   void note(const Verification& verification, double draft_seconds, double verify_seconds) {
     ++statistics_.verifications;
-    statistics_.guessed += guesses_.size();
-    statistics_.places += verification.places;
+    statistics_.draft_tokens += guesses_.size();
+    statistics_.positions += verification.positions;
     statistics_.accepted += verification.path.size();
     statistics_.draft_seconds += draft_seconds;
     statistics_.verify_seconds += verify_seconds;

@@ -11,15 +11,15 @@ namespace kvpolicy {
 /// The counts of one verifying level so far.
 struct LevelStatistics {
   std::size_t verifications = 0;  ///< passes of the verifying model
-  std::size_t guessed = 0;        ///< draft tokens that these passes read
-  std::size_t places = 0;         ///< text positions at which draft tokens were tried
+  std::size_t draft_tokens = 0;   ///< draft tokens that these passes read
+  std::size_t positions = 0;      ///< text positions at which draft tokens were tried
   std::size_t accepted = 0;       ///< positions at which one was accepted
   std::size_t tokens = 0;         ///< resulting tokens: accepted draft tokens and its own
   double draft_seconds = 0.0;     ///< time spent on drafting, by all lower levels
   double verify_seconds = 0.0;    ///< time spent on verifying
 
   /// The share of verified positions at which a draft token was accepted; 0 if there are none.
-  [[nodiscard]] double acceptance() const { return share(accepted, places); }
+  [[nodiscard]] double acceptance() const { return share(accepted, positions); }
   [[nodiscard]] double tokens_per_verification() const { return share(tokens, verifications); }
 
  private:

@@ -28,7 +28,7 @@ struct Verification {
   /// The model's distribution for each token of the path and for `next`: [path + 1]. The token at a
   /// position has exactly this distribution, whether a draft token was accepted or the token was drawn.
   std::vector<Distribution> distributions;
-  std::size_t places = 0;         ///< text positions at which draft tokens were tried
+  std::size_t positions = 0;      ///< text positions at which draft tokens were tried
 };
 
 /// Decides which draft tokens are accepted, and draws the token after them. `logits` are [1 + draft tokens,
@@ -66,7 +66,7 @@ template <class Rule = SpeculativeSampling>
         left = Rule::after_refusal(left, guesses[i].from);
       }
     }
-    if (tried) ++verification.places;
+    if (tried) ++verification.positions;
     if (stayed == TokenTree::text) {
       verification.next = left.draw(random.uniform());
       return verification;

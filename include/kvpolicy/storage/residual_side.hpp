@@ -120,7 +120,7 @@ class ResidualSide {
     archive(quantized_, exact_);
     archive.check(quantized_.rows() == 0 ? quantized_.end() <= exact_.begin()
                                          : quantized_.end() == exact_.begin(),
-                  "exact rows right behind the quantised ones");
+                  "exact rows right after the quantised ones");
     archive.check(exact_.begin() % unit() == 0, "rows quantised in groups of ", unit());
   }
 

@@ -27,7 +27,7 @@ struct HeadCase {
   int tokens = 0;
   int committed = 0;
   std::vector<int> chosen = {};  ///< chunks, ascending, where the view selects
-  int chosen_end = 0;            ///< rows behind which every row is read
+  int chosen_end = 0;            ///< rows after which every row is read
   bool turns_sinks = false;      ///< in-cache positions
 };
 

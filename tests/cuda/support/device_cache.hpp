@@ -64,7 +64,7 @@ class Stream {
 
   operator cudaStream_t() const { return stream_; }  // NOLINT: it stands for it
   void wait() const { succeed(cudaStreamSynchronize(stream_)); }
-  /// Work put here from now on comes behind what is on `other` now.
+  /// Work put here from now on comes after what is on `other` now.
   void wait_for(const Stream& other) const {
     cudaEvent_t event = nullptr;
     succeed(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));

@@ -20,6 +20,8 @@
 #include <kvpolicy/cuda/kernels/packing.cuh>
 #include <kvpolicy/storage/quantize.hpp>
 
+#include "cuda/support/forbid.hpp"
+
 namespace test {
 
 enum class Side { keys, values };
@@ -68,6 +70,7 @@ class DeviceHead {
   ~DeviceHead() {
     const auto row_bytes = static_cast<std::size_t>(head_dim_) * 2;
     for (const auto& page : exact_.owned) {
+      allow(page.get(), lay_out_rows());
       for (int row = 0; row < page_rows_; ++row) {
         std::memset(view_.exact_place(page.get(), row, true), 0xff, row_bytes);
         std::memset(view_.exact_place(page.get(), row, false), 0xff, row_bytes);

@@ -37,7 +37,7 @@ inline constexpr std::uint16_t guard = 0x5a5a;
 
 struct Head {
   HeadView view;
-  std::vector<int> chosen;  // chunks; all committed rows behind the last chunk are read on top
+  std::vector<int> chosen;  // chunks; all committed rows after the last chunk are read on top
   int chosen_end = 0;
 };
 

@@ -21,7 +21,7 @@ inline bool is_ancestor_or_same(const kvpolicy::TokenTree& tree, std::size_t nod
 }
 
 /// For a call whose queries are the last nodes. Words and depths end where they must: what is read
-/// behind them, a sanitizer sees.
+/// after them, a sanitizer sees.
 class TreeMask {
  public:
   TreeMask() = default;

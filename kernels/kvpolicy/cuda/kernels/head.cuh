@@ -204,14 +204,14 @@ struct TreeQuery {
   /// Whether it sees the segment's i-th row; i may be outside the segment. Depth 0 is at `root`.
   KVPOLICY_HOST_DEVICE bool sees(const DeviceSegment& segment, int root, int i) const {
     if (i < 0 || i >= segment.rows) return false;
-    int behind = i;  // distance from the segment's position
+    int offset = i;  // distance from the segment's position
     if (segment.node >= 0) {
       const std::uint32_t word = seen[CallTree::word_of(segment.node) + i / 32];
       if ((word >> i % 32 & 1U) == 0) return false;
-      behind = tree.depths[segment.node + i];
-      if (behind < segment.depth_begin || behind >= segment.depth_end) return false;
+      offset = tree.depths[segment.node + i];
+      if (offset < segment.depth_begin || offset >= segment.depth_end) return false;
     }
-    return segment.window == unlimited || segment.position + behind > root + depth - segment.window;
+    return segment.window == unlimited || segment.position + offset > root + depth - segment.window;
   }
 };
 
