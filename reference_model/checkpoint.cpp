@@ -24,6 +24,13 @@ bool is_plain_file_name(const std::string& name) {
 
 }  // namespace
 
+void require_finite(std::span<const float> values, std::string_view file, std::string_view tensor) {
+  const auto odd = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
+  if (odd == values.end()) return;
+  throw FormatError(message(file, ": tensor ", io::in_quotes(tensor), ": element ",
+                            odd - values.begin(), " is ", *odd, ", expected finite values"));
+}
+
 Checkpoint::Checkpoint(const std::string& folder) : folder_{folder} {
   const std::string single = folder + "/model.safetensors";
   const std::string index = folder + "/model.safetensors.index.json";
@@ -81,11 +88,7 @@ std::vector<float> Checkpoint::read(std::string_view name, std::span<const std::
   check(name, shape);
   SafetensorsFile& file = files_[where_.find(name)->second];
   std::vector<float> values = file.read_floats(name);
-  const auto odd = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
-  if (odd != values.end()) {
-    throw FormatError(message(file.path(), ": tensor ", io::in_quotes(name), ": element ",
-                              odd - values.begin(), " is ", *odd, ", expected finite values"));
-  }
+  require_finite(values, file.path(), name);
   return values;
 }
 

@@ -39,6 +39,8 @@ void before_attention(const LlamaConfig& c, const LlamaLayer& layer, const Rotat
     layer.q.apply(normed, count, a.q.data() + first * layer.q.outputs);
     layer.k.apply(normed, count, a.k.data() + first * layer.k.outputs);
     layer.v.apply(normed, count, a.v.data() + first * layer.v.outputs);
+    normalise_heads(c, layer, count, a.q.data() + first * layer.q.outputs,
+                    a.k.data() + first * layer.k.outputs);
     rotation.apply(a.q.data(), c.q_heads, first, count);
     rotation.apply(a.k.data(), c.kv_heads, first, count);
   });
@@ -69,12 +71,19 @@ void check_linear(const Linear& layer, const char* name, std::size_t inputs, std
                       layer.bias.size(), " biases, config needs ", bias ? outputs : 0);
 }
 
-void check_norm(const std::vector<float>& norm, const char* name, std::size_t hidden) {
-  require<ShapeError>(norm.size() == hidden, "Llama: ", name, " has ", norm.size(),
-                      " weights, config needs ", hidden);
+void check_norm(const std::vector<float>& norm, const char* name, std::size_t width) {
+  require<ShapeError>(norm.size() == width, "Llama: ", name, " has ", norm.size(),
+                      " weights, config needs ", width);
 }
 
 }  // namespace
+
+void normalise_heads(const LlamaConfig& config, const LlamaLayer& layer, std::size_t rows, float* q,
+                     float* k) {
+  if (!config.qk_norm) return;
+  normalise(q, rows * config.q_heads, layer.q_norm, config.norm_eps, q);
+  normalise(k, rows * config.kv_heads, layer.k_norm, config.norm_eps, k);
+}
 
 Llama::Llama(LlamaConfig config, LlamaWeights weights)
     : config_{std::move(config)}, weights_{std::move(weights)} {
@@ -97,6 +106,8 @@ void Llama::check_weights() const {
     check_linear(layer.q, "q", c.hidden, q_width, c.qkv_bias);
     check_linear(layer.k, "k", c.hidden, kv_width, c.qkv_bias);
     check_linear(layer.v, "v", c.hidden, kv_width, c.qkv_bias);
+    check_norm(layer.q_norm, "q_norm", c.qk_norm ? c.head_dim : 0);
+    check_norm(layer.k_norm, "k_norm", c.qk_norm ? c.head_dim : 0);
     check_linear(layer.o, "o", q_width, c.hidden, c.o_bias);
     check_norm(layer.mlp_norm, "mlp_norm", c.hidden);
     check_linear(layer.gate, "gate", c.hidden, c.intermediate, c.mlp_bias);
@@ -110,6 +121,7 @@ std::size_t Llama::parameters() const noexcept {
   std::size_t count = of(weights_.embedding) + of(weights_.head) + weights_.norm.size();
   for (const LlamaLayer& layer : weights_.layers) {
     count += layer.attention_norm.size() + layer.mlp_norm.size();
+    count += layer.q_norm.size() + layer.k_norm.size();
     for (const Linear* part :
          {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
       count += of(*part);

@@ -22,6 +22,7 @@ namespace kvpolicy::reference {
 struct LlamaLayer {
   std::vector<float> attention_norm;  // [hidden]
   Linear q, k, v, o;
+  std::vector<float> q_norm, k_norm;  // [head_dim], the same for all heads; empty without qk_norm
   std::vector<float> mlp_norm;  // [hidden]
   Linear gate, up, down;
 };
@@ -40,14 +41,19 @@ using AttendFn =
     std::function<void(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                        TensorView<const float> v, TensorView<float> out)>;
 
+/// Normalises each head's row of q [rows, q_heads, head_dim] and k [rows, kv_heads, head_dim] in place,
+/// where the model does that.
+void normalise_heads(const LlamaConfig& config, const LlamaLayer& layer, std::size_t rows, float* q,
+                     float* k);
+
 using kvpolicy::LogitsOf;
 
 class Llama {
  public:
-  /// Loads an unmodified Hugging Face folder.
+  /// Loads an unmodified Hugging Face folder or GGUF file.
   /// @throws FormatError for a damaged file or one that does not fit config.json, ConfigError for a
   /// model that this class cannot compute
-  [[nodiscard]] static Llama load(const std::string& folder);
+  [[nodiscard]] static Llama load(const std::string& path);
 
   /// @throws ConfigError, ShapeError if the weights do not have the config's shapes.
   Llama(LlamaConfig config, LlamaWeights weights);

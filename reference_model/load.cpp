@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <reference_model/checkpoint.hpp>
+#include <reference_model/gguf_model.hpp>
 #include <reference_model/llama.hpp>
 
 namespace kvpolicy::reference {
@@ -53,6 +55,10 @@ std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head,
     linear(layer.q, at + "self_attn.q_proj", c.hidden, q_width, c.qkv_bias);
     linear(layer.k, at + "self_attn.k_proj", c.hidden, kv_width, c.qkv_bias);
     linear(layer.v, at + "self_attn.v_proj", c.hidden, kv_width, c.qkv_bias);
+    if (c.qk_norm) {
+      wanted.push_back({at + "self_attn.q_norm.weight", {c.head_dim}, &layer.q_norm});
+      wanted.push_back({at + "self_attn.k_norm.weight", {c.head_dim}, &layer.k_norm});
+    }
     linear(layer.o, at + "self_attn.o_proj", q_width, c.hidden, c.o_bias);
     norm(layer.mlp_norm, at + "post_attention_layernorm");
     linear(layer.gate, at + "mlp.gate_proj", c.hidden, c.intermediate, c.mlp_bias);
@@ -66,7 +72,7 @@ std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head,
 
 /// A tensor that this model does not read (a query norm, a bias that config.json denies) means that
 /// the checkpoint belongs to another model.
-void refuse_leftovers(const Checkpoint& checkpoint, const std::vector<WantedTensor>& wanted,
+void refuse_leftovers(const WeightSource& checkpoint, const std::vector<WantedTensor>& wanted,
                       const std::string& folder) {
   std::vector<std::string_view> known;
   for (const WantedTensor& tensor : wanted) known.push_back(tensor.name);
@@ -103,18 +109,30 @@ void require_memory(const std::vector<WantedTensor>& wanted, const std::string& 
           " GB as float, this machine has ", machine_memory() / gigabyte, " GB of memory");
 }
 
+struct OpenModel {
+  LlamaConfig config;
+  std::unique_ptr<WeightSource> weights;
+};
+
+OpenModel open_model(const std::string& path) {
+  if (!is_gguf(path)) return {load_llama_config(path), std::make_unique<Checkpoint>(path)};
+  auto file = std::make_unique<GgufWeights>(path);
+  LlamaConfig config = file->config();
+  return {std::move(config), std::move(file)};
+}
+
 }  // namespace
 
-Llama Llama::load(const std::string& folder) {
-  LlamaConfig config = load_llama_config(folder);
-  Checkpoint checkpoint{folder};
+Llama Llama::load(const std::string& path) {
+  auto [config, source] = open_model(path);
+  WeightSource& checkpoint = *source;
   // A checkpoint with tied embeddings may contain the output layer nevertheless.
   const bool own_head = !config.tied_embeddings || checkpoint.contains(head_name);
   LlamaWeights weights;
   const std::vector<WantedTensor> wanted = wanted_tensors(config, own_head, weights);
   for (const WantedTensor& tensor : wanted) checkpoint.check(tensor.name, tensor.shape);
-  refuse_leftovers(checkpoint, wanted, folder);
-  require_memory(wanted, folder);
+  refuse_leftovers(checkpoint, wanted, path);
+  require_memory(wanted, path);
   for (const WantedTensor& tensor : wanted) {
     *tensor.values = checkpoint.read(tensor.name, tensor.shape);
   }

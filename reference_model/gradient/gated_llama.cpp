@@ -12,6 +12,18 @@
 
 namespace kvpolicy::reference {
 
+namespace {
+
+/// Replaces the gradient of normalised rows by that of the rows before their norm.
+void normalise_heads_back(const float* x, std::size_t rows, const std::vector<float>& weight,
+                          float eps, float* gradient) {
+  std::vector<float> dx(rows * weight.size());
+  normalise_back(x, rows, weight, eps, gradient, dx.data());
+  std::ranges::copy(dx, gradient);
+}
+
+}  // namespace
+
 AttentionMask limited(AttentionMask mask, const LlamaConfig& config, std::size_t layer) {
   const std::size_t window = config.windows[layer];
   // A window hides sinks that are older than it, which a mask with sinks cannot express. The rule
@@ -93,6 +105,10 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
   run.q.resize(rows * query_width);
   run.k.resize(rows * key_width);
   run.v.resize(rows * key_width);
+  if (c.qk_norm) {
+    run.plain_q.resize(run.q.size());
+    run.plain_k.resize(run.k.size());
+  }
   std::vector<float> normed(rows * c.hidden);
   for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
     float* part = normed.data() + first * c.hidden;
@@ -100,6 +116,14 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
     weights.q.apply(part, count, run.q.data() + first * query_width);
     weights.k.apply(part, count, run.k.data() + first * key_width);
     weights.v.apply(part, count, run.v.data() + first * key_width);
+    if (c.qk_norm) {
+      std::copy_n(run.q.data() + first * query_width, count * query_width,
+                  run.plain_q.data() + first * query_width);
+      std::copy_n(run.k.data() + first * key_width, count * key_width,
+                  run.plain_k.data() + first * key_width);
+    }
+    normalise_heads(c, weights, count, run.q.data() + first * query_width,
+                    run.k.data() + first * key_width);
     rotation.apply(run.q.data(), c.q_heads, first, count);
     rotation.apply(run.k.data(), c.kv_heads, first, count);
   });
@@ -229,6 +253,12 @@ void GatedLlama::back_attention(std::size_t layer, const Rotation& rotation,
   for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
     rotation.undo(dq.data(), c.q_heads, first, count);
     rotation.undo(dk.data(), c.kv_heads, first, count);
+    if (c.qk_norm) {
+      normalise_heads_back(run.plain_q.data() + first * query_width, count * c.q_heads,
+                           weights.q_norm, c.norm_eps, dq.data() + first * query_width);
+      normalise_heads_back(run.plain_k.data() + first * key_width, count * c.kv_heads,
+                           weights.k_norm, c.norm_eps, dk.data() + first * key_width);
+    }
     std::vector<float> dnormed(count * c.hidden);
     weights.q.back(dq.data() + first * query_width, count, dnormed.data());
     weights.k.add_back(dk.data() + first * key_width, count, dnormed.data());

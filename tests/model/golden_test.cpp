@@ -64,6 +64,12 @@ TEST_CASE("an error in any part that a golden tests changes its logits") {
   CHECK(error_with("qwen2_bias_gqa7", [](auto&, auto& w) {
           w.layers[0].v.bias.assign(w.layers[0].v.bias.size(), 0.0F);
         }) > seen);
+  CHECK(error_with("qwen3_norms", [](auto&, auto& w) { w.layers[1].q_norm[3] += 1.0F; }) > seen);
+  CHECK(error_with("qwen3_norms", [](auto&, auto& w) { w.layers[0].k_norm[3] += 1.0F; }) > seen);
+  CHECK(error_with("qwen3_norms", [](auto& c, auto& w) {
+          c.qk_norm = false;
+          for (LlamaLayer& layer : w.layers) layer.q_norm = layer.k_norm = {};
+        }) > seen);
   CHECK(error_with("llama3_scaling", [](auto& c, auto&) { c.rotary.factor = 4; }) > seen);
   CHECK(error_with("llama3_scaling", [](auto& c, auto&) { c.rotary.high_freq_factor = 3; }) > seen);
   CHECK(error_with("linear_scaling",
