@@ -43,6 +43,7 @@ struct Arguments {
   PlanArguments plan;
   std::string device = "cpu";
   std::string dtype = "bfloat16";
+  std::string weights = "as-stored";
   PromptArguments prompt;
   std::size_t most_new = 64;
   std::string stop;
@@ -107,6 +108,7 @@ struct Generated {
   double prefill_ms = 0;
   double compress_ms = 0;
   double decode_ms = 0;  // per token; 0 if there is only one
+  std::size_t weight_bytes = 0;
   std::size_t bytes = 0;
   std::size_t bytes_read = 0;
 };
@@ -162,6 +164,7 @@ Generated generate(const Arguments& arguments, const reference::Llama& model,
   }
   const std::size_t steps = cache->tokens() - prompt.size();
   if (steps > 0) result.decode_ms = decode.milliseconds() / static_cast<double>(steps);
+  result.weight_bytes = model.weight_bytes();
   result.bytes = cache->bytes();
   result.bytes_read = cache->bytes_read(reading);
   if (!stream && !arguments.json) {
@@ -176,6 +179,8 @@ void print_json(const Arguments& arguments, const Generated& result) {
                             {"settings", result.plan.settings},
                             {"device", arguments.device},
                             {"dtype", arguments.dtype},
+                            {"weights", arguments.weights},
+                            {"weight_bytes", result.weight_bytes},
                             {"threads", threads()},
                             {"temperature", arguments.sampler.temperature},
                             {"seed", arguments.sampler.seed},
@@ -211,12 +216,18 @@ void print_costs(const Arguments& arguments, const Generated& result) {
   }
 }
 
+reference::LoadOptions load_options(const std::string& weights) {
+  if (weights == "as-stored") return {};
+  return {.weights = weights == "int8" ? reference::WeightFormat::int8
+                                       : reference::WeightFormat::float32};
+}
+
 void run(const Arguments& arguments) {
   require(arguments.device == "cpu" || arguments.dtype == "bfloat16",
           "a GPU keeps rows in bfloat16; --dtype ", arguments.dtype, " is for --device cpu");
   require_model_folder(arguments.model);
   set_threads(arguments.threads);
-  const auto model = reference::Llama::load(arguments.model);
+  const auto model = reference::Llama::load(arguments.model, load_options(arguments.weights));
   require(arguments.stop.empty() || model.config().vocabulary == 256,
           "--stop is a text, but the model does not write bytes: its vocabulary is ",
           model.config().vocabulary);
@@ -245,6 +256,10 @@ int main(int argc, char** argv) {
   app.add_option("--dtype", arguments.dtype, "Element type of cached rows")
       ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->type_name("TYPE")
+      ->capture_default_str();
+  app.add_option("--weights", arguments.weights, "Format of the weights in memory")
+      ->check(CLI::IsMember({"as-stored", "float32", "int8"}))
+      ->type_name("FORMAT")
       ->capture_default_str();
   app.add_option("--max-new", arguments.most_new, "New tokens at most")
       ->type_name("N")

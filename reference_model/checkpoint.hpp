@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where weights come from, and the usual case: a Hugging Face folder with one model.safetensors, or with
-// shards named by model.safetensors.index.json.
+// Where weights come from, and the usual case: a Hugging Face folder with one model.safetensors, or
+// with shards named by model.safetensors.index.json.
 #pragma once
 
 #include <cstddef>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include <reference_model/safetensors.hpp>
+#include <reference_model/weight_matrix.hpp>
 
 namespace kvpolicy::reference {
 
@@ -31,11 +33,19 @@ class WeightSource {
   /// Reads a tensor of exactly this shape, converted to float.
   /// @throws FormatError as check, or if it holds a value that is not finite
   [[nodiscard]] virtual std::vector<float> read(std::string_view name,
-                                                std::span<const std::size_t> shape) = 0;
-};
+                                                std::span<const std::size_t> shape) const = 0;
 
-/// @throws FormatError, naming file, tensor and element, for a value that is not finite
-void require_finite(std::span<const float> values, std::string_view file, std::string_view tensor);
+  /// The format of `matrix` where none is asked for: the stored one if matrix products take it.
+  /// @throws FormatError if there is no such tensor of floating-point numbers
+  [[nodiscard]] virtual WeightFormat format(std::string_view name) const = 0;
+
+  /// A matrix in the format `wanted`. Without one its memory is the file's mapping where the file stores it
+  /// as it is used; the mapping lives as long as the matrix.
+  /// @throws FormatError as read
+  [[nodiscard]] virtual WeightMatrix matrix(std::string_view name, std::size_t rows,
+                                            std::size_t columns,
+                                            std::optional<WeightFormat> wanted) const = 0;
+};
 
 class Checkpoint : public WeightSource {
  public:
@@ -47,9 +57,16 @@ class Checkpoint : public WeightSource {
   [[nodiscard]] std::vector<std::string> names() const override;
   void check(std::string_view name, std::span<const std::size_t> shape) const override;
   [[nodiscard]] std::vector<float> read(std::string_view name,
-                                        std::span<const std::size_t> shape) override;
+                                        std::span<const std::size_t> shape) const override;
+  [[nodiscard]] WeightFormat format(std::string_view name) const override;
+  [[nodiscard]] WeightMatrix matrix(std::string_view name, std::size_t rows, std::size_t columns,
+                                    std::optional<WeightFormat> wanted) const override;
 
  private:
+  /// The checked bytes of a tensor, all finite.
+  [[nodiscard]] std::span<const std::byte> finite_bytes(std::string_view name,
+                                                        std::span<const std::size_t> shape) const;
+  [[nodiscard]] const SafetensorsFile& file_of(std::string_view name) const;
   void open_shards(const std::string& folder, const std::string& index);
 
   std::string folder_;

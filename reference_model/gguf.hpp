@@ -75,6 +75,9 @@ class GgufFile {
     return file_.bytes(tensor.begin, tensor.bytes);
   }
 
+  /// Says that the tensor's memory will not be needed soon. Only a hint.
+  void release(const GgufTensor& tensor) const { file_.release(bytes_of(tensor)); }
+
  private:
   MappedFile file_;
   GgufHeader header_;

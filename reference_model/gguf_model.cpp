@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 #include <utility>
 
+#include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
 
@@ -247,10 +249,8 @@ GgufTokenizer gguf_tokenizer(const GgufFile& file) {
 }
 
 GgufWeights::GgufWeights(const std::string& path)
-    : file_{path},
-      config_{gguf_llama_config(file_)},
-      neighbours_rotate_{GgufKeys{file_.header(), path}.text("general.architecture") == "llama"} {
-  for (const auto& [name, tensor] : file_.header().tensors) {
+    : file_{std::make_shared<const GgufFile>(path)}, config_{gguf_llama_config(*file_)} {
+  for (const auto& [name, tensor] : file_->header().tensors) {
     if (name != rotary_divisors) names_.emplace(checkpoint_name(name), &tensor);
   }
 }
@@ -261,34 +261,71 @@ std::vector<std::string> GgufWeights::names() const {
   return names;
 }
 
-void GgufWeights::check(std::string_view name, std::span<const std::size_t> shape) const {
+const GgufTensor& GgufWeights::tensor(std::string_view name) const {
   const auto found = names_.find(name);
-  require<FormatError>(found != names_.end(), file_.path(), ": has no tensor for ",
-                       io::in_quotes(name), " of shape ", text_of(shape));
-  const std::vector<std::size_t>& own = found->second->shape;
-  require<FormatError>(std::ranges::equal(own, shape), file_.path(), ": tensor for ",
+  require<FormatError>(found != names_.end(), file_->path(), ": has no tensor for ",
+                       io::in_quotes(name));
+  return *found->second;
+}
+
+bool GgufWeights::reordered(std::string_view name) const {
+  const bool rotated = name.find("self_attn.q_proj.") != std::string_view::npos ||
+                       name.find("self_attn.k_proj.") != std::string_view::npos;
+  return rotated &&
+         GgufKeys{file_->header(), file_->path()}.text("general.architecture") == "llama";
+}
+
+void GgufWeights::check(std::string_view name, std::span<const std::size_t> shape) const {
+  require<FormatError>(contains(name), file_->path(), ": has no tensor for ", io::in_quotes(name),
+                       " of shape ", text_of(shape));
+  const std::vector<std::size_t>& own = tensor(name).shape;
+  require<FormatError>(std::ranges::equal(own, shape), file_->path(), ": tensor for ",
                        io::in_quotes(name), ": shape is ", text_of(own), ", the metadata needs ",
                        text_of(shape));
 }
 
-std::vector<float> GgufWeights::read(std::string_view name, std::span<const std::size_t> shape) {
+std::vector<float> GgufWeights::read(std::string_view name,
+                                     std::span<const std::size_t> shape) const {
   check(name, shape);
-  const GgufTensor& tensor = *names_.find(name)->second;
-  std::vector<float> values = values_of(file_, tensor);
-  const bool rotated = name.find("self_attn.q_proj.") != std::string_view::npos ||
-                       name.find("self_attn.k_proj.") != std::string_view::npos;
-  if (neighbours_rotate_ && rotated) {
-    const std::size_t columns =
-        shape.size() == 2 ? shape[1] : 1;  // a bias has one number in each row
-    std::vector<float> ordered(values.size());
-    for (std::size_t row = 0; row < shape[0]; ++row) {
-      const std::size_t from = row_in_file(row, config_.head_dim);
-      std::copy_n(values.data() + from * columns, columns, ordered.data() + row * columns);
-    }
-    values = std::move(ordered);
+  std::vector<float> values = values_of(*file_, tensor(name));
+  const auto odd = std::ranges::find_if_not(values, is_finite);
+  if (odd != values.end()) {
+    fail<FormatError>(file_->path(), ": tensor for ", io::in_quotes(name), ": element ",
+                      odd - values.begin(), " is ", *odd, ", expected finite values");
   }
-  require_finite(values, file_.path(), name);
-  return values;
+  if (!reordered(name)) return values;
+  const std::size_t columns =
+      shape.size() == 2 ? shape[1] : 1;  // a bias has one number in each row
+  std::vector<float> ordered(values.size());
+  for (std::size_t row = 0; row < shape[0]; ++row) {
+    const std::size_t from = row_in_file(row, config_.head_dim);
+    std::copy_n(values.data() + from * columns, columns, ordered.data() + row * columns);
+  }
+  return ordered;
+}
+
+WeightFormat GgufWeights::format(std::string_view name) const {
+  switch (tensor(name).type) {
+    case GgufType::f32:
+      return WeightFormat::float32;
+    case GgufType::f16:
+      return WeightFormat::float16;
+    default:
+      return WeightFormat::bfloat16;  // also of quantised blocks, as the smallest that is fast
+  }
+}
+
+WeightMatrix GgufWeights::matrix(std::string_view name, std::size_t rows, std::size_t columns,
+                                 std::optional<WeightFormat> wanted) const {
+  const GgufTensor& own = tensor(name);
+  std::vector<float> values = read(name, std::array{rows, columns});
+  const bool as_stored = block_of(own.type).elements == 1 && !reordered(name);
+  if (as_stored && wanted.value_or(format(name)) == format(name)) {
+    return {rows, columns, format(name), file_->bytes_of(own), file_};
+  }
+  WeightMatrix converted{rows, columns, std::move(values), wanted.value_or(format(name))};
+  file_->release(own);
+  return converted;
 }
 
 }  // namespace kvpolicy::reference

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -55,12 +56,18 @@ class GgufWeights : public WeightSource {
   [[nodiscard]] std::vector<std::string> names() const override;
   void check(std::string_view name, std::span<const std::size_t> shape) const override;
   [[nodiscard]] std::vector<float> read(std::string_view name,
-                                        std::span<const std::size_t> shape) override;
+                                        std::span<const std::size_t> shape) const override;
+  [[nodiscard]] WeightFormat format(std::string_view name) const override;
+  [[nodiscard]] WeightMatrix matrix(std::string_view name, std::size_t rows, std::size_t columns,
+                                    std::optional<WeightFormat> wanted) const override;
 
  private:
-  GgufFile file_;
+  [[nodiscard]] const GgufTensor& tensor(std::string_view name) const;
+  /// Whether the tensor's rows stand in the order of llama.cpp's rotation.
+  [[nodiscard]] bool reordered(std::string_view name) const;
+
+  std::shared_ptr<const GgufFile> file_;
   LlamaConfig config_;
-  bool neighbours_rotate_;  // whether the rows of q and k are in the order of llama.cpp's rotation
   std::map<std::string, const GgufTensor*, std::less<>> names_;  // Hugging Face's name -> tensor
 };
 

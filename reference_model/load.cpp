@@ -28,21 +28,20 @@ constexpr const char* head_name = "lm_head.weight";
 struct WantedTensor {
   std::string name;
   std::vector<std::size_t> shape;
-  std::vector<float>* values;  // where the weights are written
+  std::vector<float>* values;  // where a vector is written, as float
+  WeightMatrix* matrix;        // or a matrix, in the format that was asked for
 };
 
 std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head,
                                          LlamaWeights& weights) {
   std::vector<WantedTensor> wanted;
   const auto norm = [&](std::vector<float>& values, const std::string& name) {
-    wanted.push_back({name + ".weight", {c.hidden}, &values});
+    wanted.push_back({name + ".weight", {c.hidden}, &values, nullptr});
   };
   const auto linear = [&](Linear& layer, const std::string& name, std::size_t inputs,
                           std::size_t outputs, bool bias) {
-    layer.inputs = inputs;
-    layer.outputs = outputs;
-    wanted.push_back({name + ".weight", {outputs, inputs}, &layer.weight});
-    if (bias) wanted.push_back({name + ".bias", {outputs}, &layer.bias});
+    wanted.push_back({name + ".weight", {outputs, inputs}, nullptr, &layer.weight});
+    if (bias) wanted.push_back({name + ".bias", {outputs}, &layer.bias, nullptr});
   };
   const std::size_t q_width = c.q_heads * c.head_dim;
   const std::size_t kv_width = c.kv_heads * c.head_dim;
@@ -56,8 +55,8 @@ std::vector<WantedTensor> wanted_tensors(const LlamaConfig& c, bool own_head,
     linear(layer.k, at + "self_attn.k_proj", c.hidden, kv_width, c.qkv_bias);
     linear(layer.v, at + "self_attn.v_proj", c.hidden, kv_width, c.qkv_bias);
     if (c.qk_norm) {
-      wanted.push_back({at + "self_attn.q_norm.weight", {c.head_dim}, &layer.q_norm});
-      wanted.push_back({at + "self_attn.k_norm.weight", {c.head_dim}, &layer.k_norm});
+      wanted.push_back({at + "self_attn.q_norm.weight", {c.head_dim}, &layer.q_norm, nullptr});
+      wanted.push_back({at + "self_attn.k_norm.weight", {c.head_dim}, &layer.k_norm, nullptr});
     }
     linear(layer.o, at + "self_attn.o_proj", q_width, c.hidden, c.o_bias);
     norm(layer.mlp_norm, at + "post_attention_layernorm");
@@ -97,16 +96,21 @@ double machine_memory() {
 
 /// A sparse file can have any size while it takes little disk, so a config.json may ask for more
 /// memory than the machine has. Allocating it would end the process.
-void require_memory(const std::vector<WantedTensor>& wanted, const std::string& folder) {
+void require_memory(const WeightSource& checkpoint, const std::vector<WantedTensor>& wanted,
+                    const LoadOptions& options, const std::string& folder) {
   double bytes = 0;  // a double is exact enough and cannot overflow
   for (const WantedTensor& tensor : wanted) {
-    double elements = 1;
-    for (const std::size_t size : tensor.shape) elements *= static_cast<double>(size);
-    bytes += elements * sizeof(float);
+    const WeightFormat format = tensor.matrix == nullptr ? WeightFormat::float32
+                                                         : options.weights.value_or(checkpoint.format(tensor.name));
+    double numbers = 1;
+    for (const std::size_t size : tensor.shape) numbers *= static_cast<double>(size);
+    bytes += numbers * static_cast<double>(bytes_of(format));
+    if (format == WeightFormat::int8) bytes += static_cast<double>(tensor.shape[0]) * sizeof(float);
   }
   constexpr double gigabyte = 1e9;
-  require(bytes <= machine_memory(), folder, ": its weights take ", bytes / gigabyte,
-          " GB as float, this machine has ", machine_memory() / gigabyte, " GB of memory");
+  require(bytes <= machine_memory(), folder, ": its weights take ", bytes / gigabyte, " GB as ",
+          options.weights ? name_of(*options.weights) : "stored", ", this machine has ",
+          machine_memory() / gigabyte, " GB of memory");
 }
 
 struct OpenModel {
@@ -123,18 +127,23 @@ OpenModel open_model(const std::string& path) {
 
 }  // namespace
 
-Llama Llama::load(const std::string& path) {
+Llama Llama::load(const std::string& path, const LoadOptions& options) {
   auto [config, source] = open_model(path);
-  WeightSource& checkpoint = *source;
+  const WeightSource& checkpoint = *source;
   // A checkpoint with tied embeddings may contain the output layer nevertheless.
   const bool own_head = !config.tied_embeddings || checkpoint.contains(head_name);
   LlamaWeights weights;
   const std::vector<WantedTensor> wanted = wanted_tensors(config, own_head, weights);
   for (const WantedTensor& tensor : wanted) checkpoint.check(tensor.name, tensor.shape);
   refuse_leftovers(checkpoint, wanted, path);
-  require_memory(wanted, path);
+  require_memory(checkpoint, wanted, options, path);
   for (const WantedTensor& tensor : wanted) {
-    *tensor.values = checkpoint.read(tensor.name, tensor.shape);
+    if (tensor.matrix != nullptr) {
+      *tensor.matrix =
+          checkpoint.matrix(tensor.name, tensor.shape[0], tensor.shape[1], options.weights);
+    } else {
+      *tensor.values = checkpoint.read(tensor.name, tensor.shape);
+    }
   }
   if (config.tied_embeddings && own_head) {
     // As in transformers, the weights in the file decide, whatever config.json says.

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include <reference_model/linear.hpp>
+#include <reference_model/parallel.hpp>
 
 namespace kvpolicy::reference {
 

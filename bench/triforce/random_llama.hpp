@@ -19,12 +19,10 @@ struct LlamaSize {
 };
 
 inline reference::Linear random_linear(std::size_t inputs, std::size_t outputs, std::mt19937& random) {
-  reference::Linear linear{inputs, outputs, std::vector<float>(inputs * outputs), {}};
+  std::vector<float> weights(inputs * outputs);
   const float scale = std::sqrt(3.0F / static_cast<float>(inputs));
-  for (float& weight : linear.weight) {
-    weight = (static_cast<float>(random()) * 0x1p-31F - 1.0F) * scale;
-  }
-  return linear;
+  for (float& weight : weights) weight = (static_cast<float>(random()) * 0x1p-31F - 1.0F) * scale;
+  return reference::Linear{inputs, outputs, std::move(weights), {}};
 }
 
 inline reference::Llama random_llama(const LlamaSize& size, unsigned seed) {
@@ -60,7 +58,7 @@ inline reference::Llama random_llama(const LlamaSize& size, unsigned seed) {
 }
 
 inline std::size_t weight_bytes(const reference::Llama& model) {
-  return model.parameters() * sizeof(float);
+  return model.weight_bytes();
 }
 
 }  // namespace kvpolicy::bench

@@ -9,6 +9,7 @@
 #include <kvpolicy/core/rotary.hpp>
 #include <reference_model/gradient/operations.hpp>
 #include <reference_model/linear.hpp>
+#include <reference_model/parallel.hpp>
 
 namespace kvpolicy::reference {
 
@@ -113,9 +114,10 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
   for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
     float* part = normed.data() + first * c.hidden;
     normalise(x.data() + first * c.hidden, count, weights.attention_norm, c.norm_eps, part);
-    weights.q.apply(part, count, run.q.data() + first * query_width);
-    weights.k.apply(part, count, run.k.data() + first * key_width);
-    weights.v.apply(part, count, run.v.data() + first * key_width);
+    apply_all({{&weights.q, run.q.data() + first * query_width},
+               {&weights.k, run.k.data() + first * key_width},
+               {&weights.v, run.v.data() + first * key_width}},
+              part, count);
     if (c.qk_norm) {
       std::copy_n(run.q.data() + first * query_width, count * query_width,
                   run.plain_q.data() + first * query_width);
@@ -157,8 +159,7 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
     float* part = normed.data() + first * c.hidden;
     const std::size_t at = first * c.intermediate;
     normalise(x.data() + first * c.hidden, count, weights.mlp_norm, c.norm_eps, part);
-    weights.gate.apply(part, count, run.gate.data() + at);
-    weights.up.apply(part, count, run.up.data() + at);
+    apply_all({{&weights.gate, run.gate.data() + at}, {&weights.up, run.up.data() + at}}, part, count);
     std::copy_n(run.gate.data() + at, count * c.intermediate, activated.data() + at);
     swiglu(activated.data() + at, run.up.data() + at, count * c.intermediate);
     weights.down.add_to(activated.data() + at, count, x.data() + first * c.hidden);
@@ -177,8 +178,7 @@ const std::vector<float>& GatedLlama::mix(const HeadGates& gates) {
   std::vector<float> x(rows * c.hidden);
   for (std::size_t row = 0; row < rows; ++row) {
     const auto token = static_cast<std::size_t>(tokens_[row]);
-    std::copy_n(model_->weights().embedding.weight.data() + token * c.hidden, c.hidden,
-                x.data() + row * c.hidden);
+    model_->weights().embedding.weight.copy_rows(token, 1, x.data() + row * c.hidden);
   }
   const Rotation angles = rotation();
   for (std::size_t layer = 0; layer < c.layers; ++layer) forward_layer(layer, angles, x);

@@ -46,17 +46,26 @@ TEST_CASE("a file has the weights and settings of the folder that it was made of
     CHECK(load_llama_config(gguf_path(name)).hidden == b.hidden);
     CHECK(file.parameters() == folder.parameters());
 
+    CHECK(file.weight_bytes() == folder.weight_bytes());  // each matrix in its stored format
+    for (std::size_t i = 0; i < a.layers; ++i) {
+      CHECK(file.weights().layers[i].q.weight == folder.weights().layers[i].q.weight);
+      CHECK(file.weights().layers[i].down.weight == folder.weights().layers[i].down.weight);
+    }
+
+    const LoadOptions as_floats{.weights = WeightFormat::float32};
+    const Llama float_file = Llama::load(gguf_path(name), as_floats);
+    const Llama float_folder = Llama::load(golden_folder(name), as_floats);
     const Golden golden = load_golden(name);
     DenseCache one{a};
     DenseCache two{b};
-    const std::vector<float> logits = all_logits(file, golden.tokens, 0, one.attend());
-    CHECK(logits == all_logits(folder, golden.tokens, 0, two.attend()));
+    const std::vector<float> logits = all_logits(float_file, golden.tokens, 0, one.attend());
+    CHECK(logits == all_logits(float_folder, golden.tokens, 0, two.attend()));
     CHECK(largest_error(logits, golden.logits) <= logit_tolerance);
   }
 }
 
 TEST_CASE("quantised matrices give the logits of an independent forward pass") {
-  const Llama model = Llama::load(gguf_path("quantised"));
+  const Llama model = Llama::load(gguf_path("quantised"), {.weights = WeightFormat::float32});
   SafetensorsFile golden(
       gguf_path("quantised").replace(gguf_path("quantised").size() - 4, 4, "safetensors"));
   const std::vector<std::byte> bytes = golden.read_bytes("tokens");
@@ -67,6 +76,15 @@ TEST_CASE("quantised matrices give the logits of an independent forward pass") {
   DenseCache cache{model.config()};
   CHECK(largest_error(all_logits(model, text, 0, cache.attend()), golden.read_floats("logits")) <=
         2e-4F);
+
+  // Without a format the blocks become bfloat16, and the matrices stored as 16-bit floats stay.
+  const Llama smaller = Llama::load(gguf_path("quantised"));
+  const LlamaLayer& layer = smaller.weights().layers[0];
+  CHECK(layer.q.weight == model.weights().layers[0].q.weight.as(WeightFormat::bfloat16));
+  CHECK(layer.q.weight.format() == WeightFormat::bfloat16);
+  CHECK(layer.up.weight.format() == WeightFormat::float16);
+  CHECK(layer.down.weight.format() == WeightFormat::bfloat16);
+  CHECK(layer.down.weight == model.weights().layers[0].down.weight);
 }
 
 TEST_CASE("what a file says of its tokenizer") {
