@@ -20,9 +20,9 @@
 #include <reference_model/sampler.hpp>
 
 #include "common/device.hpp"
-#include "common/exam.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
+#include "common/new_text.hpp"
 #include "common/plan_name.hpp"
 #include "common/plan_view.hpp"
 #include "common/progress.hpp"
@@ -31,6 +31,7 @@
 #include "common/sequence.hpp"
 #include "common/stopwatch.hpp"
 #include "common/terminal.hpp"
+#include "common/text_model.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -50,6 +51,7 @@ struct Arguments {
   reference::SamplerConfig sampler;
   std::size_t chunk = 512;
   std::size_t threads = 0;
+  bool beyond_context = false;
   bool stream = false;
   bool json = false;
 };
@@ -57,8 +59,8 @@ struct Arguments {
 constexpr const char* description =
     R"(Continues a prompt with a model of the Llama family under a plan for its KV cache.
 
-The text goes to stdout; after it the memory and time of the cache go to stderr. Models with a
-vocabulary of 256 read and write bytes, as the shipped one does; for others give --tokens.)";
+The text goes to stdout; after it the memory and time of the cache go to stderr. Text becomes tokens by
+the tokenizer in the model's folder; a model of 256 tokens, such as the shipped one, reads bytes.)";
 
 std::string footer() {
   return std::string{"Plans (--plan):\n"} + plan_help() + R"(
@@ -77,7 +79,7 @@ struct MadePlan {
   UnusedBudgets unused;
 };
 
-std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference::Llama& model,
+std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const TextModel& model,
                                      const Device& device, std::size_t prompt, MadePlan& made) {
   const auto plan_of = [&]<Element E>() {
     auto plan =
@@ -86,24 +88,17 @@ std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference
     made.unused = unused_budgets(plan, prompt);
     return plan;
   };
-  if (arguments.dtype == "float32") return make_sequence(model, plan_of.operator()<float>());
+  if (arguments.dtype == "float32") {
+    return make_sequence(model.llama(), plan_of.operator()<float>());
+  }
   return device.make_sequence(plan_of.operator()<bfloat16>());
-}
-
-// A token as readable text: a byte as it is, any other token by its number. Control characters are
-// not sent to a terminal.
-std::string shown(int token, bool bytes, bool to_terminal) {
-  if (!bytes) return fmt::format("{} ", token);
-  const char c = static_cast<char>(token);
-  const bool control = static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t';
-  return std::string(1, control && to_terminal ? '?' : c);
 }
 
 struct Generated {
   MadePlan plan;
   std::size_t prompt_tokens = 0;
   std::vector<int> tokens;
-  std::string text;  // the generated text, of a model that writes bytes
+  std::string text;
   const char* ended_by = "max-new";
   double prefill_ms = 0;
   double compress_ms = 0;
@@ -113,10 +108,41 @@ struct Generated {
   std::size_t bytes_read = 0;
 };
 
-Generated generate(const Arguments& arguments, const reference::Llama& model,
-                   const Device& device) {
-  const bool bytes = model.config().vocabulary == 256;
-  const std::vector<int> prompt = prompt_tokens(arguments.prompt, model.config().vocabulary);
+// Prints text whole at its end, or piece by piece.
+class Printer {
+ public:
+  explicit Printer(const Arguments& arguments)
+      : silent_{arguments.json}, stream_{arguments.stream || is_terminal(stdout)} {}
+
+  void piece(const std::string& text) const {
+    if (stream_) print(text);
+  }
+  void whole(const std::string& text) const {
+    if (!stream_) print(text);
+  }
+
+ private:
+  void print(const std::string& text) const {
+    if (silent_ || text.empty()) return;
+    fmt::print("{}", is_terminal(stdout) ? printable(text) : text);
+    std::fflush(stdout);
+  }
+
+  bool silent_;
+  bool stream_;
+};
+
+// How many new tokens there may be after the prompt.
+std::size_t room(const Arguments& arguments, const TextModel& model, std::size_t prompt) {
+  if (arguments.beyond_context || model.config().max_positions == 0) return arguments.most_new;
+  require_within_context(model.config(), prompt);
+  // The last token is not read.
+  return std::min(arguments.most_new, model.config().max_positions - prompt + 1);
+}
+
+Generated generate(const Arguments& arguments, const TextModel& model, const Device& device) {
+  const std::vector<int> prompt = prompt_tokens(arguments.prompt, model);
+  const std::size_t most = room(arguments, model, prompt.size());
   reference::Sampler sampler{arguments.sampler};
   Generated result;
   const auto cache = make_cache(arguments, model, device, prompt.size(), result.plan);
@@ -140,36 +166,32 @@ Generated generate(const Arguments& arguments, const reference::Llama& model,
     result.compress_ms = compress.milliseconds();
   }
 
-  const bool stream = arguments.stream && !arguments.json;
-  const bool terminal = is_terminal(stdout);
-  const auto& ends = model.config().eos_tokens;
+  const Printer printer{arguments};
+  NewText text{model.tokenizer(), arguments.stop, prompt};
+  if (most < arguments.most_new) result.ended_by = "context";
   const Stopwatch decode;
-  while (result.tokens.size() < arguments.most_new) {
+  while (result.tokens.size() < most) {
     if (!result.tokens.empty()) logits = cache->decode(result.tokens.back(), reading);
     const int token = sampler.next(logits);
-    if (std::ranges::find(ends, token) != ends.end()) {
+    if (model.is_end(token)) {
       result.ended_by = "end of text";
       break;
     }
     result.tokens.push_back(token);
-    if (bytes) result.text += static_cast<char>(token);
-    if (stream) {
-      fmt::print("{}", shown(token, bytes, terminal));
-      std::fflush(stdout);
-    }
-    if (!arguments.stop.empty() && result.text.ends_with(arguments.stop)) {
+    printer.piece(text.add(token));
+    if (text.stopped()) {
       result.ended_by = "stop";
       break;
     }
   }
+  printer.piece(text.finish());
+  printer.whole(text.text());
+  result.text = text.text();
   const std::size_t steps = cache->tokens() - prompt.size();
   if (steps > 0) result.decode_ms = decode.milliseconds() / static_cast<double>(steps);
-  result.weight_bytes = model.weight_bytes();
+  result.weight_bytes = model.llama().weight_bytes();
   result.bytes = cache->bytes();
   result.bytes_read = cache->bytes_read(reading);
-  if (!stream && !arguments.json) {
-    for (const int token : result.tokens) fmt::print("{}", shown(token, bytes, terminal));
-  }
   return result;
 }
 
@@ -225,13 +247,9 @@ reference::LoadOptions load_options(const std::string& weights) {
 void run(const Arguments& arguments) {
   require(arguments.device == "cpu" || arguments.dtype == "bfloat16",
           "a GPU keeps rows in bfloat16; --dtype ", arguments.dtype, " is for --device cpu");
-  require_model_folder(arguments.model);
   set_threads(arguments.threads);
-  const auto model = reference::Llama::load(arguments.model, load_options(arguments.weights));
-  require(arguments.stop.empty() || model.config().vocabulary == 256,
-          "--stop is a text, but the model does not write bytes: its vocabulary is ",
-          model.config().vocabulary);
-  const Device device = open_device(arguments.device, model);
+  const auto model = TextModel::load(arguments.model, load_options(arguments.weights));
+  const Device device = open_device(arguments.device, model.llama());
   const Generated result = generate(arguments, model, device);
   if (arguments.json) return print_json(arguments, result);
   fmt::print("\n");
@@ -265,7 +283,7 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--stop", arguments.stop, "Ends after this text")->type_name("TEXT");
+  app.add_option("--stop", arguments.stop, "Ends after this text, which is printed")->type_name("TEXT");
   app.add_option("--temperature", arguments.sampler.temperature, "0: always the likeliest token")
       ->type_name("X")
       ->capture_default_str();
@@ -288,7 +306,9 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(0, most_threads))
       ->capture_default_str();
-  app.add_flag("--stream", arguments.stream, "Print each token as it comes");
+  app.add_flag("--beyond-context", arguments.beyond_context,
+               "Go on where the text is longer than the texts that the model was trained on");
+  app.add_flag("--stream", arguments.stream, "Print text as it comes; a terminal always gets it so");
   app.add_flag("--json", arguments.json, "Print JSON");
   return run_tool(app, argc, argv, [&] { run(arguments); });
 }
