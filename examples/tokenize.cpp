@@ -17,7 +17,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/io/text_file.hpp>
-#include <reference_model/tokenizer/tokenizer.hpp>
+#include <reference_model/load_tokenizer.hpp>
 
 #include "common/files.hpp"
 #include "common/json_line.hpp"
@@ -42,7 +42,7 @@ struct Arguments {
 constexpr const char* description =
     R"(Turns text into the tokens of a model, and back.
 
-The model is a folder as it is downloaded: tokenizer.json or tokenizer.model beside config.json. A model
+The model is a folder as it is downloaded, with tokenizer.json or tokenizer.model, or a GGUF file. A model
 of 256 tokens that has neither reads bytes. docs/tokenizers.md says which tokenizers are supported.)";
 
 constexpr const char* examples = R"(Examples:
@@ -95,7 +95,7 @@ void show(const Tokenizer& tokenizer, const Arguments& arguments, std::string_vi
 }
 
 void run(const Arguments& arguments) {
-  const auto tokenizer = Tokenizer::load(repository_path(arguments.model));
+  const auto tokenizer = reference::load_tokenizer(repository_path(arguments.model));
   require(arguments.text.has_value() != arguments.file.has_value(), "give either a text or --file");
   if (arguments.text) return show(tokenizer, arguments, *arguments.text, false);
   const std::string all = *arguments.file == "-"

@@ -8,27 +8,6 @@
 #include <reference_model/tokenizer/utf8.hpp>
 
 namespace kvpolicy::reference {
-namespace {
-
-/// The character that begins at `text`, which is UTF-8.
-char32_t first_of(std::string_view text) {
-  const std::size_t bytes = first_character(text).bytes;
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  if (bytes == 1) return byte(0);
-  auto character = static_cast<char32_t>(byte(0) & (0x7FU >> bytes));
-  for (std::size_t i = 1; i < bytes; ++i) character = character << 6U | (byte(i) & 0x3FU);
-  return character;
-}
-
-/// Where the last character of `text` begins.
-std::size_t last_character(std::string_view text) {
-  std::size_t at = text.size() - 1;
-  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80U) --at;
-  return at;
-}
-
-}  // namespace
-
 void AddedTokens::add(const AddedToken& token, std::string spelling) {
   auto& list = by_first_byte_[static_cast<unsigned char>(spelling.front())];
   const auto shorter = std::find_if(list.begin(), list.end(), [&](const Entry& entry) {
@@ -48,22 +27,22 @@ bool AddedTokens::special_in(std::string_view text) const {
 
 bool AddedTokens::touches_word(std::string_view text, std::size_t begin, std::size_t end) {
   return (begin > 0 &&
-          is_word_character(first_of(text.substr(last_character(text.substr(0, begin)))))) ||
-         (end < text.size() && is_word_character(first_of(text.substr(end))));
+          is_word_character(first_code(text.substr(last_character(text.substr(0, begin)))))) ||
+         (end < text.size() && is_word_character(first_code(text.substr(end))));
 }
 
 std::size_t AddedTokens::without_spaces_before(std::string_view text, std::size_t done,
                                                std::size_t begin) {
   while (begin > done) {
     const std::size_t last = last_character(text.substr(0, begin));
-    if (last < done || !is_white_space(first_of(text.substr(last)))) break;
+    if (last < done || !is_white_space(first_code(text.substr(last)))) break;
     begin = last;
   }
   return begin;
 }
 
 std::size_t AddedTokens::without_spaces_after(std::string_view text, std::size_t end) {
-  while (end < text.size() && is_white_space(first_of(text.substr(end)))) {
+  while (end < text.size() && is_white_space(first_code(text.substr(end)))) {
     end += first_character(text.substr(end)).bytes;
   }
   return end;

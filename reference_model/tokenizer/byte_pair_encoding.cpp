@@ -15,11 +15,21 @@ namespace kvpolicy::reference {
 namespace {
 
 constexpr std::uint32_t nobody = std::numeric_limits<std::uint32_t>::max();
+constexpr std::size_t longest_scored = 256;
 // Words come back, long pieces do not; and memory must not grow with the text.
 constexpr std::size_t longest_known_piece = 64;
 constexpr std::size_t most_known_pieces = 1 << 15;
 
 }  // namespace
+
+std::pair<std::string, std::string> split_merge(std::string_view text, std::size_t index,
+                                                std::string_view origin) {
+  const std::size_t space = text.find(' ');
+  require<FormatError>(space != text.npos && text.find(' ', space + 1) == text.npos, origin,
+                       ": merge ", index, " is ", io::in_quotes(text),
+                       ", must be two tokens with a space between them");
+  return {std::string{text.substr(0, space)}, std::string{text.substr(space + 1)}};
+}
 
 std::string spelled_byte(unsigned char byte) {
   constexpr std::string_view digits = "0123456789ABCDEF";
@@ -97,6 +107,10 @@ void BytePairEncoding::read_scores(const TokenizerParts& parts) {
     const std::string_view spelling = parts.tokens[order[i]];
     const auto joint = tokens_.find(spelling);
     if (joint == tokens_.end()) continue;
+    // Every place where a token can be cut is tried.
+    require<FormatError>(spelling.size() <= longest_scored, parts.origin, ": token ", joint->second,
+                         " has ", spelling.size(), " bytes, must have at most ", longest_scored,
+                         " in a vocabulary with scores");
     for (std::size_t cut = 1; cut < spelling.size(); ++cut) {
       const std::optional<int> left = find(spelling.substr(0, cut));
       const std::optional<int> right = left ? find(spelling.substr(cut)) : std::nullopt;

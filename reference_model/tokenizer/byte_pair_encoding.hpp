@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <reference_model/tokenizer/parts.hpp>
@@ -91,6 +92,12 @@ class BytePairEncoding {
   bool fuse_unknown_;
   bool ignore_merges_;
 };
+
+/// A merge as files have it, "left right". @throws FormatError, naming `origin`, unless it is two
+/// tokens
+[[nodiscard]] std::pair<std::string, std::string> split_merge(std::string_view text,
+                                                              std::size_t index,
+                                                              std::string_view origin);
 
 /// The spelling of a byte in vocabularies with byte fallback: "<0xE2>".
 [[nodiscard]] std::string spelled_byte(unsigned char byte);

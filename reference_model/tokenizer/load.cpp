@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Finds the tokenizer of a model's folder, and what the files beside it say of it.
-#include <algorithm>
-#include <array>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -96,16 +94,6 @@ void read_neighbours(const fs::path& folder, TokenizerParts& parts) {
     if (!parts.bos && bos != json->end() && bos->is_number_unsigned() &&
         bos->get<std::size_t>() < parts.tokens.size()) {
       parts.bos = bos->get<int>();
-    }
-  }
-  // A base model's files name the end of a text only; a chat ends with the end of a turn.
-  constexpr std::array<std::string_view, 5> well_known = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>",
-                                                          "<|end_of_text|>", "<|endoftext|>"};
-  for (const AddedToken& added : parts.added) {
-    const std::string& spelling = parts.tokens[static_cast<std::size_t>(added.id)];
-    if (added.special &&
-        std::find(well_known.begin(), well_known.end(), spelling) != well_known.end()) {
-      parts.ends.push_back(added.id);
     }
   }
   parts.chat_template = chat_template_of(folder, config);

@@ -18,9 +18,9 @@ namespace kvpolicy::reference {
 struct NormalizerStep {
   enum class Kind : std::uint8_t { prepend, replace, nfc, nfd, nfkc, nfkd };
   Kind kind = Kind::nfc;
-  std::string pattern;    ///< Of `replace`: what is replaced.
+  std::string pattern{};  ///< Of `replace`: what is replaced.
   bool is_regex = false;  ///< Of `replace`: whether `pattern` is a regular expression.
-  std::string content;    ///< Of `prepend` and `replace`: the new text.
+  std::string content{};  ///< Of `prepend` and `replace`: the new text.
 };
 
 /// What happens to the matches of a pattern at which text is split.
@@ -33,7 +33,7 @@ enum class SplitBehaviour : std::uint8_t {
 };
 
 struct SplitStep {
-  std::string pattern;
+  std::string pattern{};
   bool is_regex = true;
   SplitBehaviour behaviour = SplitBehaviour::isolated;
   bool invert = false;  ///< Text between matches is treated as a match, and matches as text.
@@ -58,12 +58,12 @@ struct PreTokenizerParts {
 struct DecoderParts {
   bool byte_level = false;     ///< Characters stand for bytes, as in `PreTokenizerParts`.
   bool byte_fallback = false;  ///< A token "<0xE2>" is this byte.
-  std::string replaced;        ///< This text inside tokens becomes `replacement`; empty for none.
-  std::string replacement;
+  std::string replaced{};      ///< This text inside tokens becomes `replacement`; empty for none.
+  std::string replacement{};
   std::size_t strip_spaces = 0;      ///< At most so many spaces are removed at the beginning.
   bool strip_replaced_only = false;  ///< Of those, only spaces that `replaced` spelled.
   bool first_token_drops_replaced = false;  ///< In the first token, `replaced` becomes nothing.
-  std::string unknown_text;  ///< What the unknown token decodes to; empty for its spelling.
+  std::string unknown_text{};  ///< What the unknown token decodes to; empty for its spelling.
 };
 
 /// A token that is found in the text before it is cut into pieces.

@@ -2,6 +2,7 @@
 #include <reference_model/tokenizer/tokenizer.hpp>
 
 #include <algorithm>
+#include <array>
 #include <unordered_map>
 #include <utility>
 
@@ -18,6 +19,8 @@ namespace kvpolicy::reference {
 namespace {
 
 constexpr std::size_t longest_token = 4096;
+constexpr std::array<std::string_view, 5> well_known_ends = {
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>"};
 
 class BytePairModel final : public TokenModel {
  public:
@@ -56,8 +59,8 @@ std::string decoded(const std::string& token, const DecoderParts& rules, bool fi
                        first && rules.first_token_drops_replaced ? "" : rules.replacement);
 }
 
-/// Numbers of tokens that parts name must exist, and spellings must be told apart.
-void require_consistent(const TokenizerParts& parts) {
+/// The parts, if all tokens that they name exist.
+TokenizerParts checked(TokenizerParts parts) {
   const std::size_t count = parts.tokens.size();
   require<FormatError>(count > 0, parts.origin, ": has no tokens");
   require<FormatError>(count < (std::size_t{1} << 24), parts.origin, ": has ", count,
@@ -78,6 +81,7 @@ void require_consistent(const TokenizerParts& parts) {
   for (const int id : parts.ends) require_token(id, "an end of text");
   if (parts.bos) require_token(*parts.bos, "bos");
   if (parts.unknown) require_token(*parts.unknown, "the unknown token");
+  return parts;
 }
 
 }  // namespace
@@ -92,7 +96,14 @@ struct Tokenizer::State {
         bos{parts.bos},
         ends{std::move(parts.ends)},
         chat_template{std::move(parts.chat_template)} {
-    require_consistent(parts);
+    // A base model's files name the end of a text only; a chat ends with the end of a turn.
+    for (const AddedToken& added : parts.added) {
+      const std::string& spelling = parts.tokens[static_cast<std::size_t>(added.id)];
+      if (added.special && std::find(well_known_ends.begin(), well_known_ends.end(), spelling) !=
+                               well_known_ends.end()) {
+        ends.push_back(added.id);
+      }
+    }
     model = with_model ? std::move(with_model) : std::make_unique<BytePairModel>(parts);
     std::sort(ends.begin(), ends.end());
     ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
@@ -144,7 +155,7 @@ struct Tokenizer::State {
 
 Tokenizer::Tokenizer(TokenizerParts parts) : Tokenizer{std::move(parts), nullptr} {}
 Tokenizer::Tokenizer(TokenizerParts parts, std::unique_ptr<const TokenModel> model)
-    : state_{std::make_shared<const State>(std::move(parts), std::move(model))} {}
+    : state_{std::make_shared<const State>(checked(std::move(parts)), std::move(model))} {}
 
 Tokenizer Tokenizer::bytes() {
   TokenizerParts parts;

@@ -9,6 +9,7 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
+#include <reference_model/tokenizer/byte_pair_encoding.hpp>
 #include <reference_model/tokenizer/json_section.hpp>
 #include <reference_model/tokenizer/pre_tokenizer.hpp>
 
@@ -210,34 +211,41 @@ void read_decoder(Section section, DecoderParts& parts, bool& fused) {
 }
 
 // ---- model and added tokens ------------------------------------------------------------------
-/// Gives each number to one spelling.
+/// Gives each number to one spelling. There can be no more numbers than `most`, how many spellings
+/// the file has: a small file with a large number must not take the memory of a large one.
 class Numbering {
  public:
+  explicit Numbering(std::size_t most) : spellings_(most) {}
+
   void add(const std::string& spelling, std::size_t id, const Section& section) {
-    if (id >= spellings_.size()) spellings_.resize(id + 1);
+    require<FormatError>(id < spellings_.size(), section.where(), ": ", io::in_quotes(spelling),
+                         " is token ", id, ", but the file has only ", spellings_.size(),
+                         " tokens");
     const std::string& other = spellings_[id];
     require<FormatError>(other.empty() || other == spelling, section.where(), ": ",
                          io::in_quotes(other), " and ", io::in_quotes(spelling), " are both token ",
                          id);
-    if (other.empty()) ++used_;
     spellings_[id] = spelling;
+    used_ = std::max(used_, id + 1);
   }
   [[nodiscard]] bool has(std::size_t id) const {
     return id < spellings_.size() && !spellings_[id].empty();
   }
   /// @throws FormatError for a number without a spelling, below the highest
   [[nodiscard]] std::vector<std::string> take(std::string_view origin) {
+    spellings_.resize(used_);
     const auto hole = std::find(spellings_.begin(), spellings_.end(), std::string{});
     require<FormatError>(hole == spellings_.end(), origin, ": no token has the number ",
-                         hole - spellings_.begin(), ", but ", used_, " tokens have numbers up to ",
-                         spellings_.size() - 1);
+                         hole - spellings_.begin(), ", but there is one with ", used_ - 1);
     return std::move(spellings_);
   }
 
  private:
   std::vector<std::string> spellings_;
-  std::size_t used_ = 0;
+  std::size_t used_ = 0;  // the highest number that is given, and one
 };
+
+std::size_t size_of(const Json* value) { return value == nullptr ? 0 : value->size(); }
 
 std::pair<std::string, std::string> read_merge(const Json& merge, const Section& section,
                                                std::size_t index) {
@@ -246,12 +254,7 @@ std::pair<std::string, std::string> read_merge(const Json& merge, const Section&
   }
   require<FormatError>(merge.is_string(), section.where("merges"), ": merge ", index,
                        " must be two texts or one, is ", io::shown(merge));
-  const auto& text = merge.get_ref<const std::string&>();
-  const std::size_t space = text.find(' ');
-  require<FormatError>(space != text.npos && text.find(' ', space + 1) == text.npos,
-                       section.where("merges"), ": merge ", index, " is ", io::in_quotes(text),
-                       ", must be two tokens with a space between them");
-  return {text.substr(0, space), text.substr(space + 1)};
+  return split_merge(merge.get_ref<const std::string&>(), index, section.where("merges"));
 }
 
 void read_model(Section section, TokenizerParts& parts, Numbering& numbering) {
@@ -321,8 +324,9 @@ TokenizerParts parse_tokenizer_json(std::string_view text, std::string_view orig
     require<FormatError>(root.find(key) == nullptr, root.where(key),
                          ": is not implemented, must be null");
   }
-  Numbering numbering;
-  read_model(root.section("model"), parts, numbering);
+  Section model = root.section("model");
+  Numbering numbering{size_of(model.find("vocab")) + size_of(root.find("added_tokens"))};
+  read_model(std::move(model), parts, numbering);
   if (root.find("added_tokens") != nullptr) {
     for (const Section& token : root.sections("added_tokens"))
       read_added_token(token, parts, numbering);

@@ -95,7 +95,7 @@ struct Pattern::Compiled {
   [[nodiscard]] std::unique_ptr<icu::RegexMatcher> matcher() const {
     // A hostile file can hold an expression that takes exponential time; a unit of the limit is
     // about a millisecond.
-    constexpr std::int32_t longest_match = 5000;
+    constexpr std::int32_t longest_match = 1000;
     UErrorCode status = U_ZERO_ERROR;
     std::unique_ptr<icu::RegexMatcher> matcher{pattern->matcher(status)};
     if (U_SUCCESS(status)) matcher->setTimeLimit(longest_match, status);

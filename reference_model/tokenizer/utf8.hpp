@@ -42,6 +42,23 @@ struct Utf8Character {
   return {length, true, false};
 }
 
+/// The code of the first character of `text`, which must be UTF-8 and not empty.
+[[nodiscard]] inline char32_t first_code(std::string_view text) noexcept {
+  const std::size_t bytes = first_character(text).bytes;
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (bytes == 1) return byte(0);
+  auto code = static_cast<char32_t>(byte(0) & (0x7FU >> bytes));
+  for (std::size_t i = 1; i < bytes; ++i) code = code << 6U | (byte(i) & 0x3FU);
+  return code;
+}
+
+/// Where the last character of `text` begins, which must be UTF-8 and not empty.
+[[nodiscard]] inline std::size_t last_character(std::string_view text) noexcept {
+  std::size_t at = text.size() - 1;
+  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80U) --at;
+  return at;
+}
+
 /// Appends `text` with what is not UTF-8 replaced. Returns how many bytes at its end are the
 /// beginning of a character; with `keep_truncated` these are not appended.
 inline std::size_t append_valid_utf8(std::string_view text, std::string& out,

@@ -93,6 +93,12 @@ def train_sentencepiece(out, name, corpus):
                                              minloglevel=2, **SENTENCEPIECE[name])
     (out / name / "tokenizer.model").write_bytes(model.getvalue())
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    # What a GGUF file has of such a model.
+    kinds = [(processor.is_unknown, 2), (processor.is_control, 3), (processor.is_byte, 6)]
+    ids = range(processor.get_piece_size())
+    (out / name / "gguf.json").write_text(json.dumps({
+        "tokens": [processor.id_to_piece(i) for i in ids], "scores": [processor.get_score(i) for i in ids],
+        "types": [next((kind for test, kind in kinds if test(i)), 1) for i in ids]}) + "\n")
     return (lambda text: None if ties(processor, text) else [processor.bos_id()] + processor.encode(text)), (lambda ids: processor.decode(ids))
 
 
@@ -103,7 +109,7 @@ def main():
     out = parser.parse_args().out
     texts = [text.encode() for text in mixed_text.SENTENCES] + ["the fox foxes <mask> <mask>x".encode()]
     texts += list(mixed_text.texts(1000, seed=7))[: parser.parse_args().texts - len(texts)]
-    corpus = [sentence + "\n" for sentence in mixed_text.SENTENCES] + (mixed_text.REPOSITORY / "README.md").read_text().splitlines()
+    corpus = [sentence + "\n" for sentence in mixed_text.SENTENCES] + (mixed_text.REPOSITORY / "LICENSE").read_text().splitlines()
     out.mkdir(parents=True, exist_ok=True)
     (out / "texts.json").write_text(json.dumps([text.decode("latin-1") for text in texts], indent=0, ensure_ascii=True) + "\n")
     for name in [*CASES, *SENTENCEPIECE]:
