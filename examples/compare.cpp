@@ -21,6 +21,7 @@
 #include "common/exam.hpp"
 #include "common/exam_plan.hpp"
 #include "common/files.hpp"
+#include "common/head_files.hpp"
 #include "common/heat_map.hpp"
 #include "common/json_line.hpp"
 #include "common/pattern_folder.hpp"
@@ -107,7 +108,7 @@ std::string padded_name(const Comparison& comparison, std::string name) {
 }
 
 HeadGates gates_of(const std::string& model) {
-  return io::load_duo_pattern(pattern_folder(model + "/duo")).gates;
+  return io::load_duo_pattern(pattern_folder(head_file(model, "duo"))).gates;
 }
 
 // Makes the texts and the plans, and reports every error before anything is printed.

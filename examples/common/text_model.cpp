@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <kvpolicy/core/error.hpp>
+#include <reference_model/load_tokenizer.hpp>
 
 #include "files.hpp"
 #include "terminal.hpp"
@@ -40,12 +41,15 @@ class NoTexts final : public reference::TokenModel {
   std::size_t vocabulary_;
 };
 
-reference::Tokenizer load_tokenizer(const std::string& folder, std::size_t vocabulary) {
+bool has_tokenizer(const fs::path& model, std::size_t vocabulary) {
   std::error_code ignored;
-  const auto has = [&](const char* name) { return fs::exists(fs::path{folder} / name, ignored); };
-  if (vocabulary == 256 || has("tokenizer.json") || has("tokenizer.model")) {
-    return reference::Tokenizer::load(folder);
-  }
+  return vocabulary == 256 || !fs::is_directory(model, ignored) ||
+         fs::exists(model / "tokenizer.json", ignored) ||
+         fs::exists(model / "tokenizer.model", ignored);
+}
+
+reference::Tokenizer tokenizer_of(const std::string& folder, std::size_t vocabulary) {
+  if (has_tokenizer(folder, vocabulary)) return reference::load_tokenizer(folder);
   reference::TokenizerParts parts;
   parts.origin = folder;
   for (std::size_t token = 0; token < vocabulary; ++token) {
@@ -66,7 +70,7 @@ std::string_view end_of(std::string_view text) {
 TextModel TextModel::load(const std::string& folder, const reference::LoadOptions& options) {
   require_model_folder(folder);
   auto llama = reference::Llama::load(folder, options);
-  auto tokenizer = load_tokenizer(folder, llama.config().vocabulary);
+  auto tokenizer = tokenizer_of(folder, llama.config().vocabulary);
   return {std::move(llama), std::move(tokenizer)};
 }
 

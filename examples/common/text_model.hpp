@@ -22,7 +22,7 @@ namespace kvpolicy::tools {
 
 class TextModel {
  public:
-  /// Loads a Hugging Face folder. Where it has no tokenizer and the model is not one of 256 tokens,
+  /// Loads a Hugging Face folder or a GGUF file. Where it has no tokenizer and the model is not one of 256 tokens,
   /// texts are refused, and tokens are shown by number: "12 7 ".
   /// @throws FormatError, ConfigError as Llama::load and Tokenizer::load, and for a tokenizer that
   /// is another model's
