@@ -348,7 +348,7 @@ int main(int argc, char** argv) {
   CLI::App app{description, "generate"};
   app.footer(footer());
   app.get_formatter()->column_width(26);
-  app.add_option("--model", arguments.model, "Hugging Face folder of the model")
+  app.add_option("--model", arguments.model, "Hugging Face folder or GGUF file of the model")
       ->type_name("DIR")
       ->capture_default_str();
   add_prompt_options(app, arguments.prompt, "one of");

@@ -51,7 +51,7 @@ constexpr const char* examples = R"(Examples:
   # and back
   tokenize --model reference_model/weights/keyfinder --decode "195 156 110 100 101 114"
   # many texts, one on each line of a file: one array of tokens a line
-  tokenize --model reference_model/weights/keyfinder --file README.md --json)";
+  tokenize --model reference_model/weights/keyfinder --file chapter.txt --json)";
 
 std::vector<int> numbers_in(std::string_view text) {
   std::vector<int> numbers;

@@ -197,7 +197,7 @@ CLI::Option* add_count(CLI::App& app, const char* name, std::size_t& number, std
 
 void add_options(CLI::App& app, Arguments& arguments) {
   SpeculationOptions& options = arguments.setup.options;
-  app.add_option("--model", arguments.model, "Hugging Face folder of the target")
+  app.add_option("--model", arguments.model, "Hugging Face folder or GGUF file of the target")
       ->type_name("DIR")
       ->capture_default_str();
   app.add_option(

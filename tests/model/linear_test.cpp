@@ -69,8 +69,10 @@ TEST_CASE("forward products of every format and size") {
     std::size_t inputs, outputs;
   };
   // Primes, less than a vector, either side of a slice, and several slices that threads share.
-  for (const auto& [inputs, outputs] :
+  for (const Size size :
        {Size{3, 1}, Size{1, 3}, Size{37, 63}, Size{64, 65}, Size{131, 257}, Size{576, 520}}) {
+    const std::size_t inputs = size.inputs;
+    const std::size_t outputs = size.outputs;
     for (const WeightFormat format : formats) {
       for (const std::size_t rows : {1, 2, 5, 8, 9, 31, 67, 257}) {
         CAPTURE(inputs);

@@ -93,9 +93,11 @@ TEST_CASE("the order decides the indices of heads, and changes nothing else") {
     return layer;
   };
   LlamaWeights weights{rows(4, 4, false), {}, std::vector<float>(4, 1.0F), {}};
-  weights.layers.push_back({std::vector<float>(4, 1.0F), rows(4, 16, true), rows(4, 8, true),
-                            rows(4, 8, true), rows(16, 4, true), std::vector<float>(4, 1.0F),
-                            rows(4, 4, false), rows(4, 4, false), rows(4, 4, false)});
+  weights.layers.push_back({.attention_norm = std::vector<float>(4, 1.0F),
+                            .q = rows(4, 16, true), .k = rows(4, 8, true), .v = rows(4, 8, true),
+                            .o = rows(16, 4, true), .q_norm = {}, .k_norm = {},
+                            .mlp_norm = std::vector<float>(4, 1.0F),
+                            .gate = rows(4, 4, false), .up = rows(4, 4, false), .down = rows(4, 4, false)});
   const Llama moved = reordered(Llama{config, weights}, {{2, 0, 3, 1}});
   const LlamaLayer& layer = moved.weights().layers[0];
   CHECK(layer.k.bias == std::vector<float>{4, 5, 0, 1, 6, 7, 2, 3});

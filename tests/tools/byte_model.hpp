@@ -40,9 +40,10 @@ inline reference::Llama random_byte_model(std::size_t vocabulary = 256) {
   reference::LlamaWeights weights;
   weights.embedding = linear(32, vocabulary);
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    weights.layers.push_back({std::vector<float>(32, 1.0F), linear(32, 256), linear(32, 128),
-                              linear(32, 128), linear(256, 32), std::vector<float>(32, 1.0F),
-                              linear(32, 48), linear(32, 48), linear(48, 32)});
+    weights.layers.push_back({.attention_norm = std::vector<float>(32, 1.0F),
+                              .q = linear(32, 256), .k = linear(32, 128), .v = linear(32, 128), .o = linear(256, 32),
+                              .q_norm = {}, .k_norm = {}, .mlp_norm = std::vector<float>(32, 1.0F),
+                              .gate = linear(32, 48), .up = linear(32, 48), .down = linear(48, 32)});
   }
   weights.norm.assign(32, 1.0F);
   weights.head = linear(32, vocabulary);
