@@ -22,6 +22,7 @@
 #include <reference_model/config.hpp>
 
 #include "error_text.hpp"
+#include "head_files.hpp"
 #include "pattern_folder.hpp"
 #include "plan_name.hpp"
 #include "plan_search.hpp"
@@ -300,12 +301,12 @@ class Maker {
     return plan;
   }
 
-  // The source that the name gives, or else the file beside the weights.
+  // The source that the name gives, or else what is known about the model's heads.
   [[nodiscard]] fs::path source_or(const fs::path& beside, const char* what) const {
     if (!spec_.source.empty()) return spec_.source;
     require(!weights_.empty(), "needs a file beside a model's weights: give the model, or the ",
             what);
-    return weights_ / beside;
+    return require_head_file(weights_, beside);
   }
 
   [[nodiscard]] SnapKvScorer::Config scorer(SnapKvScorer::Config config) {

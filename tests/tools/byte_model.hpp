@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model of bytes with random weights, for tests of code that uses a model.
+// Models with random weights, for tests of code that uses a model: one that reads bytes, one that
+// reads the words of a small tokenizer.
 #pragma once
 
 #include <cstddef>
 #include <random>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include <common/text_model.hpp>
 #include <reference_model/llama.hpp>
 
 namespace kvpolicy::tools {
@@ -44,6 +48,24 @@ inline reference::Llama random_byte_model(std::size_t vocabulary = 256) {
   weights.norm.assign(32, 1.0F);
   weights.head = linear(32, vocabulary);
   return {config, weights};
+}
+
+inline TextModel random_text_model() {
+  return {random_byte_model(), reference::Tokenizer::bytes()};
+}
+
+// Byte-level byte-pair encoding with single digits, 700 tokens.
+inline TextModel random_word_model() {
+  return {random_byte_model(700),
+          reference::Tokenizer::load(std::string{KVPOLICY_SOURCE_DIR} +
+                                     "/tests/tokenizer/goldens/smollm")};
+}
+
+// The bytes of a text as tokens.
+inline std::vector<int> bytes_of(std::string_view text) {
+  std::vector<int> tokens;
+  for (const char byte : text) tokens.push_back(static_cast<unsigned char>(byte));
+  return tokens;
 }
 
 }  // namespace kvpolicy::tools
