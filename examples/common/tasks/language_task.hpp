@@ -72,12 +72,12 @@ inline constexpr std::array<std::string_view, 19> task_family_names{"passkey",
 
 struct LanguageQuestion {
   /// Asks, right after the body: "\nWhat is the secret number of the amber lantern?"
-  std::string text;
+  std::string text = {};
   /// Opens the answer: "The secret number of the amber lantern is". After a chat template it opens
   /// the model's turn.
-  std::string lead_in;
+  std::string lead_in = {};
   /// What the output has to contain. A choice has one answer, which is one of its choices.
-  std::vector<std::string> answers;
+  std::vector<std::string> answers = {};
   /// If there are any, the model ranks them, by their log-likelihood per byte, instead of writing.
   std::vector<std::string> choices = {};
   std::size_t max_tokens = 0;  ///< How many tokens the model may write, or read as a choice.
