@@ -63,6 +63,18 @@ if(OpenMP_CXX_FOUND)
   target_link_libraries(kvpolicy_openmp INTERFACE OpenMP::OpenMP_CXX)
 endif()
 
+# The same for the CPU engine and the caches over it, where a program has them.
+if(TARGET kvpolicy::cpu)
+  add_library(kvpolicy_program_engine STATIC EXCLUDE_FROM_ALL
+              "${PROJECT_SOURCE_DIR}/compiled/program_engine.cpp"
+              "${PROJECT_SOURCE_DIR}/compiled/program_caches.cpp")
+  target_link_libraries(kvpolicy_program_engine
+                        PUBLIC kvpolicy::cpu kvpolicy_openmp kvpolicy_program_policies
+                        PRIVATE kvpolicy_program_flags)
+  target_compile_options(kvpolicy_program_engine INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${PROJECT_SOURCE_DIR}/compiled/program_engine.hpp>")
+endif()
+
 include(KvpolicyBatches)
 
 # kvpolicy_have(<out> <target>...): sets <out> to true if all of these targets exist.

@@ -179,6 +179,13 @@ AttendOptions attend_options(const kvp_attend_options* options, std::size_t toke
   return attend;
 }
 
+ModelShape model_shape(const kvp_shape& shape) {
+  return {.layers = shape.layers,
+          .q_heads = shape.q_heads,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim};
+}
+
 const ModelShape& shape_of(const kvp_plan* plan) {
   return std::visit([](const auto& own) -> const ModelShape& { return own.shape(); },
                     given(plan, "plan").of);
@@ -209,12 +216,19 @@ kvp_status kvp_plan_from_json(const char* text, size_t bytes, kvp_dtype dtype, k
   });
 }
 
+kvp_status kvp_plan_from_name(const char* name, const kvp_shape* shape, kvp_dtype dtype, kvp_plan** out) {
+  return guarded([&] {
+    kvp_plan*& made = given(out, "out");
+    const std::string_view named{&given(name, "name")};
+    const ModelShape model = model_shape(given(shape, "shape"));
+    with_element(dtype, [&]<class E>(E) { made = new kvp_plan{compiled::named_plan<E>(named, model)}; });
+  });
+}
+
 kvp_status kvp_plan_full(const kvp_shape* shape, kvp_dtype dtype, kvp_plan** out) {
   return guarded([&] {
     kvp_plan*& made = given(out, "out");
-    const kvp_shape& own = given(shape, "shape");
-    const ModelShape model{.layers = own.layers, .q_heads = own.q_heads, .kv_heads = own.kv_heads,
-                           .head_dim = own.head_dim};
+    const ModelShape model = model_shape(given(shape, "shape"));
     with_element(dtype, [&]<class E>(E) { made = new kvp_plan{HeadPlan<E>{model}}; });
   });
 }

@@ -6,6 +6,7 @@
 
 #include <kvpolicy/compiled/cache.hpp>
 #include <kvpolicy/compiled/policies.hpp>
+#include <kvpolicy/io/named_plan.hpp>
 #include <kvpolicy/io/plan_json.hpp>
 
 namespace kvpolicy::compiled {
@@ -19,6 +20,10 @@ HeadPlan<E> load_plan(const std::string& path) {
   return io::load_plan<E>(path);
 }
 template <Element E>
+HeadPlan<E> named_plan(std::string_view name, const ModelShape& shape) {
+  return io::named_plan<E>(name, shape);
+}
+template <Element E>
 std::string format_plan(const HeadPlan<E>& plan) {
   return io::format_plan(plan);
 }
@@ -30,5 +35,6 @@ std::string format_plan(const HeadPlan<E>& plan) {
   template class KvCache<E, compiled::Engine>;                                               \
   template HeadPlan<E> compiled::parse_plan<E>(std::string_view, std::string_view);          \
   template HeadPlan<E> compiled::load_plan<E>(const std::string&);                           \
+  template HeadPlan<E> compiled::named_plan<E>(std::string_view, const ModelShape&);         \
   template std::string compiled::format_plan<E>(const HeadPlan<E>&);                         \
   }

@@ -16,12 +16,12 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/format.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
-#include <reference_model/llama.hpp>
-
+#include "common/asked_question.hpp"
 #include "common/device.hpp"
 #include "common/exam.hpp"
 #include "common/exam_plan.hpp"
 #include "common/files.hpp"
+#include "common/head_files.hpp"
 #include "common/heat_map.hpp"
 #include "common/json_line.hpp"
 #include "common/pattern_folder.hpp"
@@ -30,6 +30,7 @@
 #include "common/run_tool.hpp"
 #include "common/table.hpp"
 #include "common/terminal.hpp"
+#include "common/text_model.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -59,7 +60,7 @@ constexpr const char* description =
 
 The text is a piece of the King James Bible with facts hidden in it ("The key of Bamelo is 48213.").
 A model reads it once under each plan; every question ("What is the key of Bamelo?") goes to a fork
-of the cache, so no question sees another. An answer is right if every byte of it is.)";
+of the cache, so no question sees another. An answer is right if its text begins with the expected one.)";
 
 std::string footer() {
   return std::string{"Plans (--plans, one or more):\n"} + plan_help() +
@@ -74,12 +75,13 @@ Examples:
                                               a budget that is spent before the question is known
   compare --tokens 2048 --questions 16        a shorter text
   compare --json > result.json                for another program
-  compare --model DIR                         another byte-level model; duo and headkv look for
-                                              gates and scores in DIR/duo and DIR/headkv)";
+  compare --model DIR                         another model; duo and headkv look for gates and
+                                              scores in DIR/duo and DIR/headkv)";
 }
 
 struct Comparison {
   RetrievalText text;
+  std::size_t tokens = 0;  // of the text
   std::vector<ExamPlan> plans;
   std::vector<ExamResult> results;  // one for each plan
 
@@ -106,17 +108,18 @@ std::string padded_name(const Comparison& comparison, std::string name) {
 }
 
 HeadGates gates_of(const std::string& model) {
-  return io::load_duo_pattern(pattern_folder(model + "/duo")).gates;
+  return io::load_duo_pattern(pattern_folder(head_file(model, "duo"))).gates;
 }
 
 // Makes the texts and the plans, and reports every error before anything is printed.
-Comparison prepare(const Arguments& arguments, const reference::Llama& model, bool plans_chosen) {
+Comparison prepare(const Arguments& arguments, const TextModel& model, bool plans_chosen) {
   Comparison comparison;
-  comparison.text = draw_text(evaluation_text(), {.length = arguments.tokens,
-                                                .questions = arguments.questions,
-                                                .lead_in = !arguments.whole_answers,
-                                                .two_step = arguments.two_step,
-                                                .seed = arguments.seed});
+  comparison.text = draw_text_in_tokens(model, evaluation_text(), arguments.tokens,
+                                        {.questions = arguments.questions,
+                                         .lead_in = !arguments.whole_answers,
+                                         .two_step = arguments.two_step,
+                                         .seed = arguments.seed});
+  comparison.tokens = model.encode(comparison.text.body).size();
   const Compress compress =
       arguments.compress == "text" ? Compress::after_text : Compress::after_question;
   for (const std::string& name : arguments.plans) {
@@ -137,8 +140,8 @@ Comparison prepare(const Arguments& arguments, const reference::Llama& model, bo
 
 // Each plan reads each text once into a cache of its own, because the plan decides what the cache
 // keeps. Every question goes to a fork of that cache.
-void examine_plans(const reference::Llama& model, const Device& device, Comparison& comparison) {
-  const std::size_t length = comparison.text.body.size();
+void examine_plans(const TextModel& model, const Device& device, Comparison& comparison) {
+  const std::size_t length = comparison.tokens;
   const auto plans = static_cast<double>(comparison.plans.size());
   Progress progress;
   for (const ExamPlan& plan : comparison.plans) {
@@ -155,12 +158,14 @@ void examine_plans(const reference::Llama& model, const Device& device, Comparis
   }
 }
 
-nlohmann::json as_json(const Arguments& arguments, const reference::Llama& model,
+nlohmann::json as_json(const Arguments& arguments, const TextModel& model,
                        const Comparison& comparison) {
   const ModelShape shape = model.config().shape();
   nlohmann::json rows = nlohmann::json::array();
   for (std::size_t i = 0; i < comparison.plans.size(); ++i) {
     const ExamResult& result = comparison.results[i];
+    std::vector<std::string> answers;
+    for (const std::vector<int>& answer : result.answers) answers.push_back(model.decode(answer));
     nlohmann::json row{{"plan", result.plan},
                        {"about", describe(comparison.plans[i])},
                        {"settings", comparison.plans[i].settings},
@@ -172,7 +177,7 @@ nlohmann::json as_json(const Arguments& arguments, const reference::Llama& model
                        {"decode_ms_per_token", result.decode_ms},
                        {"right", result.right_count()},
                        {"questions", result.right.size()},
-                       {"answers", result.answers}};
+                       {"answers", answers}};
     if (const ExamResult* full = comparison.full()) {
       row["times_smaller"] = full->bytes / result.bytes;
       row["agreement_with_full"] = agreement(result, *full);
@@ -190,11 +195,11 @@ nlohmann::json as_json(const Arguments& arguments, const reference::Llama& model
                       {"q_heads", shape.q_heads},
                       {"kv_heads", shape.kv_heads},
                       {"head_dim", shape.head_dim},
-                      {"parameters", model.parameters()},
+                      {"parameters", model.llama().parameters()},
                       {"device", arguments.device},
                       {"threads", threads()},
                       {"seed", arguments.seed},
-                      {"tokens", comparison.text.body.size()},
+                      {"tokens", comparison.tokens},
                       {"facts", comparison.text.facts},
                       {"questions", std::move(questions)},
                       {"plans", std::move(rows)}};
@@ -224,7 +229,7 @@ void print_table(const Comparison& comparison) {
   table.add_column("prefill", "ms");
   table.add_column("decode", "ms/token");
   table.add_column("answers", "right");
-  table.add_column("same bytes", "as full");
+  table.add_column("same tokens", "as full");
   const auto megabytes = [](double bytes) {
     return fmt::format("{:MB}", Bytes{static_cast<std::uint64_t>(bytes)});
   };
@@ -245,7 +250,7 @@ void print_table(const Comparison& comparison) {
 
 // Prints the plans' answers to one question: the first to which they do not all give the same
 // answer.
-void print_answers(const Comparison& comparison) {
+void print_answers(const TextModel& model, const Comparison& comparison) {
   const auto& questions = comparison.text.questions;
   std::size_t shown = 0;
   for (std::size_t q = questions.size(); q-- > 0;) {
@@ -256,13 +261,17 @@ void print_answers(const Comparison& comparison) {
   }
   const Question& question = questions[shown];
   const bool colour = wants_colour(stdout);
+  const std::string& body = comparison.text.body;
+  const std::size_t end = body.size() - question.distance;
+  const std::size_t tokens_back =
+      model.encode_after(body.substr(0, end), body.substr(end)).size();
   fmt::print("\nOne of the questions, about a fact {} tokens back: {}\n",
-             thousands(question.distance), one_line(question.text.substr(1), 70));
+             thousands(tokens_back), one_line(question.text.substr(1), 70));
   for (const ExamResult& result : comparison.results) {
     const bool right = result.right[shown];
     const char* shade = !colour ? "" : right ? "\033[32m" : "\033[31m";
     fmt::print("  {}{}{} {}{}\n", padded_name(comparison, result.plan), shade, right ? "✓" : "✗",
-               one_line(result.answers[shown], 60), colour ? "\033[0m" : "");
+               one_line(model.decode(result.answers[shown]), 60), colour ? "\033[0m" : "");
   }
 }
 
@@ -274,22 +283,20 @@ void print_heat_map(const ExamPlan& duo, const std::string& model) {
 }
 
 void run(const Arguments& arguments, bool plans_chosen) {
-  require_model_folder(arguments.model);
   set_threads(arguments.threads);
-  const auto model = reference::Llama::load(arguments.model);
-  require_bytes(model);
-  const Device device = open_device(arguments.device, model);
+  const auto model = TextModel::load(arguments.model);
+  const Device device = open_device(arguments.device, model.llama());
   Comparison comparison = prepare(arguments, model, plans_chosen);
   if (!arguments.json) {
     const ModelShape shape = model.config().shape();
     fmt::print(
         "{}: {} layers, {} query and {} KV heads of {} channels, {} thousand parameters; "
         "{}\n"
-        "A text of {} tokens (bytes) with {} facts hidden in it; {} questions, each to a "
+        "A text of {} tokens with {} facts hidden in it; {} questions, each to a "
         "fork of the read text\n",
         arguments.model, shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim,
-        thousands((model.parameters() + 500) / 1000), device.about,
-        thousands(comparison.text.body.size()), comparison.text.facts,
+        thousands((model.llama().parameters() + 500) / 1000), device.about,
+        thousands(comparison.tokens), comparison.text.facts,
         comparison.text.questions.size());
     std::fflush(stdout);
   }
@@ -299,7 +306,7 @@ void run(const Arguments& arguments, bool plans_chosen) {
     return;
   }
   print_table(comparison);
-  print_answers(comparison);
+  print_answers(model, comparison);
   if (const ExamPlan* duo = comparison.duo()) print_heat_map(*duo, arguments.model);
 }
 
@@ -311,13 +318,13 @@ int main(int argc, char** argv) {
   CLI::App app{description, "compare"};
   app.footer(footer());
   app.get_formatter()->column_width(26);
-  app.add_option("--model", arguments.model, "Folder of a byte-level model")
+  app.add_option("--model", arguments.model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
   auto* plans = app.add_option("--plans", arguments.plans, "Plans to compare, see below")
                     ->type_name("PLAN...")
                     ->default_str(spaced(arguments.plans));
-  app.add_option("--tokens", arguments.tokens, "Bytes of text, a question and its answer included")
+  app.add_option("--tokens", arguments.tokens, "Tokens of text, a question and its answer included")
       ->type_name("N")
       ->check(whole_number(1, 1'000'000))
       ->capture_default_str();

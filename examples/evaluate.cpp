@@ -18,18 +18,16 @@
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
-#include <reference_model/llama.hpp>
-
 #include "common/equal_bytes.hpp"
 #include "common/evaluation.hpp"
 #include "common/evaluation_table.hpp"
-#include "common/exam.hpp"
 #include "common/files.hpp"
 #include "common/progress.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
 #include "common/stopwatch.hpp"
 #include "common/terminal.hpp"
+#include "common/text_model.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -59,13 +57,16 @@ constexpr const char* description =
 
 Suites (--suite, one or more):
   keys         many facts hidden in a text, "The key of Bamelo is 48213. "; questions ask for them.
-               An answer is right if every byte that greedy decoding writes is
+               An answer is right if the text of greedy decoding begins with the expected one
   passkey      the same with facts at even depths, a question for each: a grid of length and depth
   reasoning    "the key of the older of A and B": two facts lead to the answer. The shipped model
                guesses between the two names, so the table counts finding either one's key, too
-  perplexity   surprise at the continuation of a text, in nats and bits per byte
-  agreement    distance from the full cache on answers and on continued texts: the share of bytes
-               with the same likeliest next byte, and the KL divergence of the distributions
+  perplexity   surprise at the continuation of a text, in nats and bits per byte and nats per token
+  agreement    distance from the full cache on answers and on continued texts: the share of tokens
+               with the same likeliest next token, and the KL divergence of the distributions
+
+Lengths are in tokens of the model; to one that reads bytes, a token is a byte. Bits per byte compare
+models with different tokenizers. A question and its answer are encoded together, after the text.
 
 Every plan gets the same tasks. A text is read once, with full attention, and each plan that keeps
 all of it during the prompt gets a fork (--prefill own: each plan reads the text itself); plans with
@@ -170,22 +171,15 @@ std::vector<Entry> entries_at(const Arguments& arguments, std::size_t rows, cons
   return entries;
 }
 
-// Rows of a head that keeps all of them, when the answer begins.
-std::size_t rows_before_answer(const Task& task) {
-  const auto& questions = task.text.questions;
-  return task.text.body.size() + (questions.empty() ? 0 : questions.front().text.size());
-}
-
 class Run {
  public:
   explicit Run(Arguments arguments)
       : arguments_{std::move(arguments)},
-        model_{reference::Llama::load(arguments_.model)},
+        model_{TextModel::load(arguments_.model)},
         plain_{text_of(arguments_.split)},
         settings_(settings_of(arguments_.config, arguments_.model)) {  // with braces this would be
                                                                        // a JSON array
     settings_["split"] = arguments_.split;
-    require_bytes(model_);
     if (arguments_.resume) known_ = points_of(arguments_.out, settings_);
   }
 
@@ -248,11 +242,11 @@ class Run {
         Group group{suite, length, {}, {}};
         std::vector<Task> tasks;
         for (const std::uint64_t seed : arguments_.seeds) {
-          for (Task& task : draw_tasks(suite, config_at(length), seed, plain_)) {
+          for (Task& task : draw_tasks(model_, suite, config_at(length), seed, plain_)) {
             tasks.push_back(std::move(task));
           }
         }
-        const std::size_t rows = rows_before_answer(tasks.at(0));
+        const std::size_t rows = rows_before_answer(model_, tasks.at(0));
         for (Entry& entry : entries_at(arguments_, rows, model_.config().shape(), left_out)) {
           bool missing = false;
           for (const std::uint64_t seed : arguments_.seeds) {
@@ -291,7 +285,7 @@ class Run {
   }
 
   Arguments arguments_;
-  reference::Llama model_;
+  TextModel model_;
   std::string plain_;
   nlohmann::json settings_;
   std::vector<Group> groups_;
@@ -336,7 +330,7 @@ int main(int argc, char** argv) {
       ->transform(CLI::Transformer(suites).description(""))
       ->type_name("SUITE...")
       ->default_str("keys");
-  app.add_option("--model", arguments.model, "Folder of a byte-level model")
+  app.add_option("--model", arguments.model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
   app.add_option("--plans", arguments.plans, "Plans or methods to measure, see below")
@@ -344,7 +338,7 @@ int main(int argc, char** argv) {
       ->default_str(spaced(arguments.plans));
   app.add_option("--bytes", arguments.bytes, "Budgets, as shares of the full cache's bytes")
       ->type_name("SHARE...");
-  app.add_option("--lengths", arguments.lengths, "Bytes of text, question and answer together")
+  app.add_option("--lengths", arguments.lengths, "Tokens of text, question and answer together")
       ->check(whole_number(1, 1'000'000))
       ->type_name("N...")
       ->default_str(spaced(arguments.lengths));
@@ -356,7 +350,7 @@ int main(int argc, char** argv) {
   count("--per-text", arguments.config.per_text, 32, "Questions that share a text, at most");
   count("--depths", arguments.config.depths, 32, "passkey: depths, all in each text");
   count("--windows", arguments.config.windows, 100'000, "Continued texts at each length and seed");
-  count("--score", arguments.config.scored, 1'000'000, "Bytes of each continuation");
+  count("--score", arguments.config.scored, 1'000'000, "Tokens of each continuation");
   app.add_flag("--lead-in", arguments.config.lead_in,
                "Put the opening of the answer after the question and ask only for its digits");
   app.add_option("--compress", arguments.compress,

@@ -3,11 +3,13 @@
 // Continues a prompt under one plan, and prints what its KV cache cost.
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
+#include <iostream>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -19,10 +21,11 @@
 #include <reference_model/llama.hpp>
 #include <reference_model/sampler.hpp>
 
+#include "common/conversation.hpp"
 #include "common/device.hpp"
-#include "common/exam.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
+#include "common/new_text.hpp"
 #include "common/plan_name.hpp"
 #include "common/plan_view.hpp"
 #include "common/progress.hpp"
@@ -31,6 +34,7 @@
 #include "common/sequence.hpp"
 #include "common/stopwatch.hpp"
 #include "common/terminal.hpp"
+#include "common/text_model.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -43,12 +47,16 @@ struct Arguments {
   PlanArguments plan;
   std::string device = "cpu";
   std::string dtype = "bfloat16";
+  std::string weights = "as-stored";
   PromptArguments prompt;
-  std::size_t most_new = 64;
+  bool chat = false;
+  std::string system;
+  std::size_t most_new = 0;
   std::string stop;
   reference::SamplerConfig sampler;
   std::size_t chunk = 512;
   std::size_t threads = 0;
+  bool beyond_context = false;
   bool stream = false;
   bool json = false;
 };
@@ -56,12 +64,14 @@ struct Arguments {
 constexpr const char* description =
     R"(Continues a prompt with a model of the Llama family under a plan for its KV cache.
 
-The text goes to stdout; after it the memory and time of the cache go to stderr. Models with a
-vocabulary of 256 read and write bytes, as the shipped one does; for others give --tokens.)";
+The text goes to stdout; after it the memory and time of the cache go to stderr. Text becomes tokens by
+the tokenizer in the model's folder; a model of 256 tokens, such as the shipped one, reads bytes.)";
 
 std::string footer() {
   return std::string{"Plans (--plan):\n"} + plan_help() + R"(
 Examples:
+  generate --model models/smollm2 --chat --plan duo:0.5 "What is the capital of France?"
+  generate --model models/smollm2 --chat          a conversation, a message on each line
   generate --prompt 'The key of Bamelo is 48213. What is the key of Bamelo? ' --stop .
   generate --file chapter.txt --plan duo --max-new 200 --stream
   generate --file chapter.txt --temperature 0.8 --top-p 0.95 --seed 7
@@ -76,7 +86,7 @@ struct MadePlan {
   UnusedBudgets unused;
 };
 
-std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference::Llama& model,
+std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const TextModel& model,
                                      const Device& device, std::size_t prompt, MadePlan& made) {
   const auto plan_of = [&]<Element E>() {
     auto plan =
@@ -85,90 +95,147 @@ std::unique_ptr<Sequence> make_cache(const Arguments& arguments, const reference
     made.unused = unused_budgets(plan, prompt);
     return plan;
   };
-  if (arguments.dtype == "float32") return make_sequence(model, plan_of.operator()<float>());
+  if (arguments.dtype == "float32") {
+    return make_sequence(model.llama(), plan_of.operator()<float>());
+  }
   return device.make_sequence(plan_of.operator()<bfloat16>());
-}
-
-// A token as readable text: a byte as it is, any other token by its number. Control characters are
-// not sent to a terminal.
-std::string shown(int token, bool bytes, bool to_terminal) {
-  if (!bytes) return fmt::format("{} ", token);
-  const char c = static_cast<char>(token);
-  const bool control = static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t';
-  return std::string(1, control && to_terminal ? '?' : c);
 }
 
 struct Generated {
   MadePlan plan;
   std::size_t prompt_tokens = 0;
   std::vector<int> tokens;
-  std::string text;  // the generated text, of a model that writes bytes
+  std::string text;
   const char* ended_by = "max-new";
   double prefill_ms = 0;
   double compress_ms = 0;
   double decode_ms = 0;  // per token; 0 if there is only one
+  std::size_t weight_bytes = 0;
   std::size_t bytes = 0;
   std::size_t bytes_read = 0;
 };
 
-Generated generate(const Arguments& arguments, const reference::Llama& model,
-                   const Device& device) {
-  const bool bytes = model.config().vocabulary == 256;
-  const std::vector<int> prompt = prompt_tokens(arguments.prompt, model.config().vocabulary);
-  reference::Sampler sampler{arguments.sampler};
-  Generated result;
-  const auto cache = make_cache(arguments, model, device, prompt.size(), result.plan);
-  const PlanNeeds& needs = result.plan.needs;
-  const Reading reading{needs.selected_reads ? Read::selected : Read::all, needs.selected_reads};
+// Prints text whole at its end, or piece by piece.
+class Printer {
+ public:
+  explicit Printer(const Arguments& arguments)
+      : silent_{arguments.json}, stream_{arguments.stream || is_terminal(stdout)} {}
 
-  result.prompt_tokens = prompt.size();
-  const Stopwatch prefill;
-  std::vector<float> logits;
-  {
+  void piece(const std::string& text) const {
+    if (stream_) print(text);
+  }
+  void whole(const std::string& text) const {
+    if (!stream_) print(text);
+  }
+
+ private:
+  void print(const std::string& text) const {
+    if (silent_ || text.empty()) return;
+    fmt::print("{}", is_terminal(stdout) ? printable(text) : text);
+    std::fflush(stdout);
+  }
+
+  bool silent_;
+  bool stream_;
+};
+
+// A cache, and the texts that are read into it and written after them.
+class Session {
+ public:
+  Session(const Arguments& arguments, const TextModel& model, const Device& device)
+      : arguments_{&arguments}, model_{&model}, device_{&device}, sampler_{arguments.sampler} {}
+
+  /// Forgets what was read.
+  void clear() {
+    cache_.reset();
+    last_.clear();
+  }
+
+  /// Reads a prompt after all that was read and written before, and goes on.
+  Generated go_on(std::span<const int> prompt) {
+    std::vector<int> tokens = std::exchange(last_, {});
+    tokens.insert(tokens.end(), prompt.begin(), prompt.end());
+    const std::size_t most = room(tokens.size());
+    Generated result;
+    if (!cache_) cache_ = make_cache(*arguments_, *model_, *device_, tokens.size(), plan_);
+    result.plan = plan_;
+    result.prompt_tokens = prompt.size();
+    std::vector<float> logits = read(tokens, result);
+    write(prompt, std::move(logits), most, result);
+    result.weight_bytes = model_->llama().weight_bytes();
+    result.bytes = cache_->bytes();
+    result.bytes_read = cache_->bytes_read(reading());
+    return result;
+  }
+
+ private:
+  // How many new tokens there may be after so many more of the prompt.
+  [[nodiscard]] std::size_t room(std::size_t prompt) const {
+    const std::size_t context = model_->config().max_positions;
+    if (arguments_->beyond_context || context == 0) return arguments_->most_new;
+    const std::size_t tokens = prompt + (cache_ ? cache_->tokens() : 0);
+    require_within_context(model_->config(), tokens);
+    return std::min(arguments_->most_new, context - tokens + 1);  // the last token is not read
+  }
+
+  [[nodiscard]] Reading reading() const {
+    return {plan_.needs.selected_reads ? Read::selected : Read::all, plan_.needs.selected_reads};
+  }
+
+  std::vector<float> read(std::span<const int> tokens, Generated& result) {
+    const Stopwatch prefill;
     Progress progress;
-    logits = cache->prefill(prompt, arguments.chunk, [&](std::size_t done, std::size_t total) {
-      progress.update(static_cast<double>(done) / static_cast<double>(total),
-                      fmt::format("reads token {} of {}", thousands(done), thousands(total)));
-    });
-  }
-  result.prefill_ms = prefill.milliseconds();
-  if (needs.compress) {
-    const Stopwatch compress;
-    cache->compress();
-    result.compress_ms = compress.milliseconds();
+    std::vector<float> logits =
+        cache_->prefill(tokens, arguments_->chunk, [&](std::size_t done, std::size_t total) {
+          progress.update(static_cast<double>(done) / static_cast<double>(total),
+                          fmt::format("reads token {} of {}", thousands(done), thousands(total)));
+        });
+    result.prefill_ms = prefill.milliseconds();
+    if (plan_.needs.compress) {
+      const Stopwatch compress;
+      cache_->compress();
+      result.compress_ms = compress.milliseconds();
+    }
+    return logits;
   }
 
-  const bool stream = arguments.stream && !arguments.json;
-  const bool terminal = is_terminal(stdout);
-  const auto& ends = model.config().eos_tokens;
-  const Stopwatch decode;
-  while (result.tokens.size() < arguments.most_new) {
-    if (!result.tokens.empty()) logits = cache->decode(result.tokens.back(), reading);
-    const int token = sampler.next(logits);
-    if (std::ranges::find(ends, token) != ends.end()) {
-      result.ended_by = "end of text";
-      break;
+  void write(std::span<const int> prompt, std::vector<float> logits, std::size_t most,
+             Generated& result) {
+    const Printer printer{*arguments_};
+    NewText text{model_->tokenizer(), arguments_->stop, prompt};
+    if (most < arguments_->most_new) result.ended_by = "context";
+    const std::size_t read_before = cache_->tokens();
+    const Stopwatch decode;
+    while (result.tokens.size() < most) {
+      if (!result.tokens.empty()) logits = cache_->decode(result.tokens.back(), reading());
+      const int token = sampler_.next(logits);
+      if (model_->is_end(token)) {
+        result.ended_by = "end of text";
+        break;
+      }
+      result.tokens.push_back(token);
+      printer.piece(text.add(token));
+      if (text.stopped()) {
+        result.ended_by = "stop";
+        break;
+      }
     }
-    result.tokens.push_back(token);
-    if (bytes) result.text += static_cast<char>(token);
-    if (stream) {
-      fmt::print("{}", shown(token, bytes, terminal));
-      std::fflush(stdout);
-    }
-    if (!arguments.stop.empty() && result.text.ends_with(arguments.stop)) {
-      result.ended_by = "stop";
-      break;
-    }
+    const std::size_t steps = cache_->tokens() - read_before;
+    if (steps > 0) result.decode_ms = decode.milliseconds() / static_cast<double>(steps);
+    if (steps < result.tokens.size()) last_ = {result.tokens.back()};
+    printer.piece(text.finish());
+    printer.whole(text.text());
+    result.text = text.text();
   }
-  const std::size_t steps = cache->tokens() - prompt.size();
-  if (steps > 0) result.decode_ms = decode.milliseconds() / static_cast<double>(steps);
-  result.bytes = cache->bytes();
-  result.bytes_read = cache->bytes_read(reading);
-  if (!stream && !arguments.json) {
-    for (const int token : result.tokens) fmt::print("{}", shown(token, bytes, terminal));
-  }
-  return result;
-}
+
+  const Arguments* arguments_;
+  const TextModel* model_;
+  const Device* device_;
+  reference::Sampler sampler_;
+  MadePlan plan_;
+  std::unique_ptr<Sequence> cache_;
+  std::vector<int> last_;  // the latest new token, if the cache has not read it
+};
 
 void print_json(const Arguments& arguments, const Generated& result) {
   const nlohmann::json json{{"model", arguments.model},
@@ -176,6 +243,8 @@ void print_json(const Arguments& arguments, const Generated& result) {
                             {"settings", result.plan.settings},
                             {"device", arguments.device},
                             {"dtype", arguments.dtype},
+                            {"weights", arguments.weights},
+                            {"weight_bytes", result.weight_bytes},
                             {"threads", threads()},
                             {"temperature", arguments.sampler.temperature},
                             {"seed", arguments.sampler.seed},
@@ -211,21 +280,64 @@ void print_costs(const Arguments& arguments, const Generated& result) {
   }
 }
 
-void run(const Arguments& arguments) {
-  require(arguments.device == "cpu" || arguments.dtype == "bfloat16",
-          "a GPU keeps rows in bfloat16; --dtype ", arguments.dtype, " is for --device cpu");
-  require_model_folder(arguments.model);
-  set_threads(arguments.threads);
-  const auto model = reference::Llama::load(arguments.model);
-  require(arguments.stop.empty() || model.config().vocabulary == 256,
-          "--stop is a text, but the model does not write bytes: its vocabulary is ",
-          model.config().vocabulary);
-  const Device device = open_device(arguments.device, model);
-  const Generated result = generate(arguments, model, device);
+reference::LoadOptions load_options(const std::string& weights) {
+  if (weights == "as-stored") return {};
+  return {.weights = weights == "int8" ? reference::WeightFormat::int8
+                                       : reference::WeightFormat::float32};
+}
+
+void print_result(const Arguments& arguments, const Generated& result) {
   if (arguments.json) return print_json(arguments, result);
   fmt::print("\n");
   std::fflush(stdout);
   print_costs(arguments, result);
+}
+
+// One line from stdin, after a prompt sign on a terminal; nothing at its end.
+std::optional<std::string> read_line() {
+  const bool asks = is_terminal(stdin) && is_terminal(stdout);
+  if (asks) {
+    fmt::print("> ");
+    std::fflush(stdout);
+  }
+  std::string line;
+  if (std::getline(std::cin, line)) return line;
+  if (asks) fmt::print("\n");
+  return {};
+}
+
+// Each line is a message; the cache holds the conversation, and only what is new is read.
+void converse(const Arguments& arguments, const TextModel& model, Session& session) {
+  require(!arguments.json, "--json with --chat needs a message: generate --chat --json \"...\"");
+  Conversation conversation{model, arguments.system};
+  while (const auto line = read_line()) {
+    if (line->find_first_not_of(" \t\r") == std::string::npos) continue;
+    const Conversation::Prompt prompt = conversation.ask(*line);
+    if (prompt.from_start) session.clear();
+    const Generated result = session.go_on(prompt.tokens);
+    conversation.answered(result.text);
+    fmt::print("\n");
+    std::fflush(stdout);
+    fmt::print(stderr, "  [{} tokens read, {} written at {} ms each; KV cache {:MB}]\n",
+               thousands(result.prompt_tokens), thousands(result.tokens.size()),
+               fixed(result.decode_ms, 1), Bytes{result.bytes});
+  }
+}
+
+void run(const Arguments& arguments) {
+  require(arguments.device == "cpu" || arguments.dtype == "bfloat16",
+          "a GPU keeps rows in bfloat16; --dtype ", arguments.dtype, " is for --device cpu");
+  set_threads(arguments.threads);
+  const auto model = TextModel::load(arguments.model, load_options(arguments.weights));
+  const Device device = open_device(arguments.device, model.llama());
+  Session session{arguments, model, device};
+  if (!arguments.chat) {
+    return print_result(arguments, session.go_on(prompt_tokens(arguments.prompt, model)));
+  }
+  if (!arguments.prompt.given()) return converse(arguments, model, session);
+  Conversation conversation{model, arguments.system};
+  const Conversation::Prompt prompt = conversation.ask(prompt_text(arguments.prompt));
+  print_result(arguments, session.go_on(prompt.tokens));
 }
 
 }  // namespace
@@ -236,21 +348,30 @@ int main(int argc, char** argv) {
   CLI::App app{description, "generate"};
   app.footer(footer());
   app.get_formatter()->column_width(26);
-  app.add_option("--model", arguments.model, "Hugging Face folder of the model")
+  app.add_option("--model", arguments.model, "Hugging Face folder or GGUF file of the model")
       ->type_name("DIR")
       ->capture_default_str();
   add_prompt_options(app, arguments.prompt, "one of");
+  auto* chat = app.add_flag("--chat", arguments.chat,
+                            "The prompt is a message to the model; without one, each line of stdin is");
+  app.add_option("--system", arguments.system, "System message instead of the model's own")
+      ->type_name("TEXT")
+      ->needs(chat);
   add_plan_options(app, arguments.plan);
   add_device_option(app, arguments.device);
   app.add_option("--dtype", arguments.dtype, "Element type of cached rows")
       ->check(CLI::IsMember({"bfloat16", "float32"}))
       ->type_name("TYPE")
       ->capture_default_str();
-  app.add_option("--max-new", arguments.most_new, "New tokens at most")
-      ->type_name("N")
-      ->check(whole_number(1, 1'000'000))
+  app.add_option("--weights", arguments.weights, "Format of the weights in memory")
+      ->check(CLI::IsMember({"as-stored", "float32", "int8"}))
+      ->type_name("FORMAT")
       ->capture_default_str();
-  app.add_option("--stop", arguments.stop, "Ends after this text")->type_name("TEXT");
+  app.add_option("--max-new", arguments.most_new,
+                 "New tokens at most; default: 64, with --chat 512 for each answer")
+      ->type_name("N")
+      ->check(whole_number(1, 1'000'000));
+  app.add_option("--stop", arguments.stop, "Ends after this text, which is printed")->type_name("TEXT");
   app.add_option("--temperature", arguments.sampler.temperature, "0: always the likeliest token")
       ->type_name("X")
       ->capture_default_str();
@@ -273,7 +394,12 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(0, most_threads))
       ->capture_default_str();
-  app.add_flag("--stream", arguments.stream, "Print each token as it comes");
+  app.add_flag("--beyond-context", arguments.beyond_context,
+               "Go on where the text is longer than the texts that the model was trained on");
+  app.add_flag("--stream", arguments.stream, "Print text as it comes; a terminal always gets it so");
   app.add_flag("--json", arguments.json, "Print JSON");
-  return run_tool(app, argc, argv, [&] { run(arguments); });
+  return run_tool(app, argc, argv, [&] {
+    if (arguments.most_new == 0) arguments.most_new = arguments.chat ? 512 : 64;
+    run(arguments);
+  });
 }

@@ -48,7 +48,8 @@ inline constexpr const char* tied_heads = "tied_heads";
 inline constexpr const char* tied_heads_kept = "tied_heads_kept";
 
 /// Makes the plan that the arguments describe; every tool uses it. Names that need trained gates or
-/// head scores find them in the folder `weights`: duo/full_attention_heads.tsv with config.json,
+/// head scores find them beside the model `weights`, or in the repository's folder for models of this
+/// name (common/head_files.hpp): duo/full_attention_heads.tsv with config.json,
 /// headkv/retrieval_heads.json. `settings` receives everything that the plan was made with,
 /// including defaults that the name left open: {"capacity": 128, "kernel": 7, ...}.
 /// @throws ConfigError, FormatError

@@ -16,7 +16,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <reference_model/llama.hpp>
 
-#include "common/exam.hpp"
+#include "common/asked_question.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
 #include "common/prompt.hpp"
@@ -27,6 +27,7 @@
 #include "common/speculation_run.hpp"
 #include "common/speculative_text.hpp"
 #include "common/terminal.hpp"
+#include "common/text_model.hpp"
 #include "common/token_strip.hpp"
 
 namespace {
@@ -60,7 +61,7 @@ The text shows who proposed each token: a tiny draft model, the target over a fe
 its cache, or the target itself. The text does not depend on the drafts: without --temperature it is
 the text that decoding token by token gives, which runs as well and is compared.
 
-Without a prompt the shipped model reads a piece of the King James Bible with facts hidden in it
+Without a prompt the model reads a piece of the King James Bible with facts hidden in it
 ("The key of Bamelo is 48213."), goes on with it, and then answers questions about the facts.)";
 
 std::string footer() {
@@ -83,54 +84,53 @@ less the passes of the drafts cost: long texts and small budgets pay. docs/trifo
 }
 
 // One turn, which is the prompt that was given.
-std::vector<SpeculationTurn> own_turns(const Arguments& arguments, std::size_t vocabulary,
+std::vector<SpeculationTurn> own_turns(const Arguments& arguments, const TextModel& model,
                                        std::vector<int>& stop_tokens) {
   SpeculationTurn turn;
   turn.most_new = arguments.most_new;
-  turn.prompt = prompt_tokens(arguments.prompt, vocabulary);
-  const std::vector<int> stop = tokens_of(arguments.stop);
-  if (stop.size() == 1) stop_tokens.push_back(stop.front());
-  if (stop.size() > 1) turn.stop = stop;
+  turn.prompt = prompt_tokens(arguments.prompt, model);
+  if (!arguments.stop.empty()) {
+    const std::vector<int> stop = model.tokens_with(arguments.stop);
+    stop_tokens.insert(stop_tokens.end(), stop.begin(), stop.end());
+    turn.stops = stops_at(model.tokenizer(), arguments.stop);
+  }
   return {std::move(turn)};
 }
 
 // The first turn continues the shipped text; then each question is a turn that ends with its
 // sentence.
-std::vector<SpeculationTurn> shipped_turns(const Arguments& arguments,
+std::vector<SpeculationTurn> shipped_turns(const Arguments& arguments, const TextModel& model,
                                            std::vector<int>& stop_tokens) {
   require(arguments.stop.empty(),
           "--stop ends what follows a prompt of yours (--prompt, --file, "
           "--tokens); the shipped text goes on for --max-new tokens");
   const RetrievalText text =
-      draw_text(held_out_text(), {.length = arguments.text,
-                                  .questions = std::max<std::size_t>(arguments.questions, 1),
-                                  .seed = arguments.text_seed});
+      draw_text_in_tokens(model, held_out_text(), arguments.text,
+                          {.questions = std::max<std::size_t>(arguments.questions, 1),
+                           .seed = arguments.text_seed});
   std::vector<SpeculationTurn> turns(1);
-  turns.front().prompt = tokens_of(text.body);
+  turns.front().prompt = model.encode(text.body);
   turns.front().most_new = arguments.most_new;
   turns.front().past_stop_tokens = true;
   for (const Question& question : text.questions) {
     if (turns.size() > arguments.questions) break;
     SpeculationTurn& turn = turns.emplace_back();
-    turn.prompt = tokens_of(question.text);
+    const AskedQuestion asked{model, text.body, question};
+    turn.prompt = asked.question();
     turn.most_new = 64;
     turn.question = question.text.substr(1);
-    turn.answer = question.answer;
+    turn.answer = model.decode(asked.answer());
   }
-  stop_tokens.push_back('.');
+  const std::vector<int> stop = model.tokens_with(".");
+  stop_tokens.insert(stop_tokens.end(), stop.begin(), stop.end());
   return turns;
 }
 
-std::vector<SpeculationTurn> make_turns(const Arguments& arguments, const reference::Llama& model,
+std::vector<SpeculationTurn> make_turns(const Arguments& arguments, const TextModel& model,
                                         std::vector<int>& stop_tokens) {
-  const std::size_t vocabulary = model.config().vocabulary;
-  require(arguments.stop.empty() || vocabulary == 256,
-          "--stop is a text, but the model does not write bytes: its vocabulary is ", vocabulary);
-  stop_tokens = model.config().eos_tokens;
-  if (arguments.prompt.given()) return own_turns(arguments, vocabulary, stop_tokens);
-  require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
-          ", not of bytes, so it cannot read the shipped text: give a prompt as --tokens N,N,...");
-  return shipped_turns(arguments, stop_tokens);
+  stop_tokens = model.ends();
+  return arguments.prompt.given() ? own_turns(arguments, model, stop_tokens)
+                                  : shipped_turns(arguments, model, stop_tokens);
 }
 
 nlohmann::json settings_json(const Arguments& arguments) {
@@ -164,9 +164,8 @@ void run(Arguments& arguments) {
     setup.middle.length = arguments.draft_length.value_or(setup.middle.length);
     setup.middle.adapt = false;
   }
-  require_model_folder(arguments.model);
   set_threads(arguments.threads);
-  const auto model = reference::Llama::load(arguments.model);
+  const auto model = TextModel::load(arguments.model);
   const std::vector<SpeculationTurn> turns =
       make_turns(arguments, model, setup.options.stop_tokens);
   std::optional<reference::Llama> small;
@@ -175,17 +174,17 @@ void run(Arguments& arguments) {
     require_draft_folder(arguments.draft_model);
     small.emplace(reference::Llama::load(arguments.draft_model));
   }
-  SpeculativeText text{model, small ? &*small : nullptr, setup};
-  const bool bytes = model.config().vocabulary == 256;
+  SpeculativeText text{model.llama(), small ? &*small : nullptr, setup};
   if (arguments.json) {
     const SpeculationResult result = run_speculation(text, turns, !arguments.alone);
     nlohmann::json json = settings_json(arguments);
-    json.update(as_json(text, turns, result, bytes));
+    json.update(as_json(model.tokenizer(), text, turns, result));
     fmt::print("{}\n", as_line(json));
     return;
   }
-  SpeculationDisplay display{turns, {text.proposers(), bytes, wants_colour(stdout)}};
-  print_report(text, turns, run_speculation(text, turns, !arguments.alone, display.watcher()));
+  SpeculationDisplay display{turns, {text.proposers(), model.tokenizer(), wants_colour(stdout)}};
+  print_report(model.tokenizer(), text, turns,
+               run_speculation(text, turns, !arguments.alone, display.watcher()));
 }
 
 CLI::Option* add_count(CLI::App& app, const char* name, std::size_t& number, std::uint64_t least,
@@ -198,7 +197,7 @@ CLI::Option* add_count(CLI::App& app, const char* name, std::size_t& number, std
 
 void add_options(CLI::App& app, Arguments& arguments) {
   SpeculationOptions& options = arguments.setup.options;
-  app.add_option("--model", arguments.model, "Hugging Face folder of the target")
+  app.add_option("--model", arguments.model, "Hugging Face folder or GGUF file of the target")
       ->type_name("DIR")
       ->capture_default_str();
   app.add_option(
@@ -206,7 +205,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
          "Folder of the small model, which has the same tokens; default: the target's + \"-draft\"")
       ->type_name("DIR");
   add_prompt_options(app, arguments.prompt, "one of; without, the shipped text");
-  add_count(app, "--text", arguments.text, 1, "Bytes of the shipped text");
+  add_count(app, "--text", arguments.text, 1, "Tokens of the shipped text");
   add_count(app, "--questions", arguments.questions, 0, "Questions about the shipped text");
   app.add_option("--text-seed", arguments.text_seed, "Another piece of it, and other facts")
       ->type_name("N")

@@ -16,9 +16,8 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/format.hpp>
-#include <reference_model/llama.hpp>
 
-#include "common/exam.hpp"
+#include "common/asked_question.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
 #include "common/progress.hpp"
@@ -27,6 +26,7 @@
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
 #include "common/terminal.hpp"
+#include "common/text_model.hpp"
 #include "tool_plan.hpp"
 #include "visualize/page.hpp"
 #include "visualize/recording.hpp"
@@ -42,7 +42,6 @@ struct Arguments {
   PromptArguments prompt;
   std::size_t text = 4096;
   std::uint64_t text_seed = 1;
-  std::string stop;
   RecordSettings settings;
   io::OrderedJson made_with;  // settings of the plan
   std::string out = "visualize.html";
@@ -57,7 +56,7 @@ The page has the heads by layer, coloured by policy; the bytes of each as the te
 cache's; and, for the head and the step that you choose, the rows of the text that were kept, the ones
 that were read, and how much attention each got. It needs no network and no other file.
 
-Without a prompt the shipped model reads a piece of the King James Bible with facts hidden in it ("The
+Without a prompt the model reads a piece of the King James Bible with facts hidden in it ("The
 key of Bamelo is 48213.") and is asked for one of them.)";
 
 std::string footer() {
@@ -76,26 +75,23 @@ after it each token is a step.)";
 
 // Reads the prompt that was given, or the shipped text with its question, whose answer is one
 // sentence.
-std::vector<int> read_prompt(Arguments& arguments, std::size_t vocabulary) {
-  if (arguments.prompt.given()) return prompt_tokens(arguments.prompt, vocabulary);
-  require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
-          ", not of bytes, so it cannot read the shipped text: give a prompt as --tokens N,N,...");
+std::vector<int> read_prompt(Arguments& arguments, const TextModel& model) {
+  if (arguments.prompt.given()) return prompt_tokens(arguments.prompt, model);
   const RetrievalText text =
-      draw_text(held_out_text(),
-                {.length = arguments.text, .questions = 1, .seed = arguments.text_seed});
-  if (arguments.stop.empty()) arguments.stop = ".";
-  return tokens_of(text.body + text.questions.front().text);
+      draw_text_in_tokens(model, held_out_text(), arguments.text,
+                          {.questions = 1, .seed = arguments.text_seed});
+  if (arguments.settings.stop.empty()) arguments.settings.stop = ".";
+  const EncodedText encoded{model, text};
+  std::vector<int> tokens = encoded.body;
+  const std::vector<int>& question = encoded.questions.front().question();
+  tokens.insert(tokens.end(), question.begin(), question.end());
+  return tokens;
 }
 
 Recording make_recording(Arguments& arguments) {
-  require_model_folder(arguments.model);
   set_threads(arguments.threads);
-  const auto model = reference::Llama::load(arguments.model);
-  const std::size_t vocabulary = model.config().vocabulary;
-  require(arguments.stop.empty() || vocabulary == 256,
-          "--stop is a text, but the model does not write bytes: its vocabulary is ", vocabulary);
-  const std::vector<int> prompt = read_prompt(arguments, vocabulary);
-  arguments.settings.stop = tokens_of(arguments.stop);
+  const auto model = TextModel::load(arguments.model);
+  const std::vector<int> prompt = read_prompt(arguments, model);
   auto plan = make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model,
                                   &arguments.made_with);
   Progress progress;
@@ -113,14 +109,6 @@ Recording make_recording(Arguments& arguments) {
   recording.model = folder.filename().string();
   recording.plan = arguments.plan.plan;
   return recording;
-}
-
-std::string new_text(const Recording& recording) {
-  std::string text;
-  for (std::size_t i = recording.prompt_tokens; i < recording.tokens.size(); ++i) {
-    text += static_cast<char>(recording.tokens[i]);
-  }
-  return text;
 }
 
 // The heads after the last step.
@@ -160,8 +148,8 @@ void print_json(const Arguments& arguments, const Recording& recording, const Ht
                       {"heads", heads_json(recording)},
                       {"least_attention_shown", page.least_shown},
                       {"page", arguments.out},
-                      {"page_bytes", page.html.size()}};
-  if (recording.vocabulary == 256) json["text"] = new_text(recording);
+                      {"page_bytes", page.html.size()},
+                      {"text", recording.new_text()}};
   fmt::print("{}\n", as_line(json));
 }
 
@@ -174,8 +162,8 @@ void print_summary(const Arguments& arguments, const Recording& recording, const
   fmt::print("  KV cache   {:MB}, {} of a full cache's {:MB}\n", Bytes{last.bytes},
              percent(static_cast<double>(last.bytes) / static_cast<double>(full)),
              Bytes{full});
-  if (recording.vocabulary == 256 && recording.tokens.size() > recording.prompt_tokens) {
-    fmt::print("  goes on    {}\n", one_line(new_text(recording), 80));
+  if (recording.tokens.size() > recording.prompt_tokens) {
+    fmt::print("  goes on    {}\n", one_line(recording.new_text(), 80));
   }
 }
 
@@ -195,11 +183,11 @@ int main(int argc, char** argv) {
   CLI::App app{description, "visualize"};
   app.footer(footer());
   app.get_formatter()->column_width(26);
-  app.add_option("--model", arguments.model, "Hugging Face folder of the model")
+  app.add_option("--model", arguments.model, "Hugging Face folder or GGUF file of the model")
       ->type_name("DIR")
       ->capture_default_str();
   auto* source = add_prompt_options(app, arguments.prompt, "one of, or none");
-  source->add_option("--text", arguments.text, "The shipped text with a question, so many bytes")
+  source->add_option("--text", arguments.text, "The shipped text with a question, so many tokens")
       ->check(whole_number(256, 65536))
       ->type_name("N")
       ->capture_default_str();
@@ -212,7 +200,7 @@ int main(int argc, char** argv) {
       ->check(whole_number(0, 4096))
       ->type_name("N")
       ->capture_default_str();
-  app.add_option("--stop", arguments.stop, "Ends after this text (shipped text: a full stop)")
+  app.add_option("--stop", arguments.settings.stop, "Ends after this text (shipped text: a full stop)")
       ->type_name("TEXT");
   app.add_option("--steps", arguments.settings.prompt_steps,
                  "Pieces in which the prompt is read; each is a step of the page")

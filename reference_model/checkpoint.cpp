@@ -2,7 +2,7 @@
 #include <reference_model/checkpoint.hpp>
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <filesystem>
 #include <system_error>
 
@@ -65,11 +65,16 @@ std::vector<std::string> Checkpoint::names() const {
   return names;
 }
 
-void Checkpoint::check(std::string_view name, std::span<const std::size_t> shape) const {
+const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
   const auto found = where_.find(name);
-  require<FormatError>(found != where_.end(), folder_, ": has no tensor ", io::in_quotes(name),
+  require<FormatError>(found != where_.end(), folder_, ": has no tensor ", io::in_quotes(name));
+  return files_[found->second];
+}
+
+void Checkpoint::check(std::string_view name, std::span<const std::size_t> shape) const {
+  require<FormatError>(contains(name), folder_, ": has no tensor ", io::in_quotes(name),
                        " of shape ", text_of(shape));
-  const SafetensorsFile& file = files_[found->second];
+  const SafetensorsFile& file = file_of(name);
   const TensorEntry& entry = file.entry(name);
   require<FormatError>(std::ranges::equal(entry.shape, shape), file.path(), ": tensor ",
                        io::in_quotes(name), ": shape is ", io::in_quotes(text_of(entry.shape)),
@@ -77,16 +82,47 @@ void Checkpoint::check(std::string_view name, std::span<const std::size_t> shape
   file.require_floats(name);
 }
 
-std::vector<float> Checkpoint::read(std::string_view name, std::span<const std::size_t> shape) {
+std::span<const std::byte> Checkpoint::finite_bytes(std::string_view name,
+                                                    std::span<const std::size_t> shape) const {
   check(name, shape);
-  SafetensorsFile& file = files_[where_.find(name)->second];
-  std::vector<float> values = file.read_floats(name);
-  const auto odd = std::ranges::find_if_not(values, [](float x) { return std::isfinite(x); });
-  if (odd != values.end()) {
-    throw FormatError(message(file.path(), ": tensor ", io::in_quotes(name), ": element ",
-                              odd - values.begin(), " is ", *odd, ", expected finite values"));
+  const SafetensorsFile& file = file_of(name);
+  const TensorType type = file.entry(name).type;
+  const auto bytes = file.bytes(name);
+  if (const auto odd = first_not_finite(type, bytes)) {
+    const std::size_t size = bytes_of(type);
+    fail<FormatError>(file.path(), ": tensor ", io::in_quotes(name), ": element ", *odd, " is ",
+                      to_floats(type, bytes.subspan(*odd * size, size)).front(),
+                      ", expected finite values");
   }
-  return values;
+  return bytes;
+}
+
+std::vector<float> Checkpoint::read(std::string_view name,
+                                    std::span<const std::size_t> shape) const {
+  const auto bytes = finite_bytes(name, shape);
+  return to_floats(file_of(name).entry(name).type, bytes);
+}
+
+WeightFormat Checkpoint::format(std::string_view name) const {
+  const SafetensorsFile& file = file_of(name);
+  file.require_floats(name);
+  switch (file.entry(name).type) {
+    case TensorType::f16: return WeightFormat::float16;
+    case TensorType::bf16: return WeightFormat::bfloat16;
+    default: return WeightFormat::float32;
+  }
+}
+
+WeightMatrix Checkpoint::matrix(std::string_view name, std::size_t rows, std::size_t columns,
+                                std::optional<WeightFormat> wanted) const {
+  const auto bytes = finite_bytes(name, std::array{rows, columns});
+  const SafetensorsFile& file = file_of(name);
+  const WeightMatrix stored{rows, columns, format(name), bytes, file.mapping()};
+  if (!wanted || *wanted == stored.format()) return stored;
+  WeightMatrix converted = stored.as(*wanted);
+  // A converted matrix has memory of its own, so the file's is not needed any more.
+  file.mapping()->release(file.bytes(name));
+  return converted;
 }
 
 }  // namespace kvpolicy::reference

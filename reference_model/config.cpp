@@ -8,6 +8,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/io/text_file.hpp>
+#include <reference_model/gguf_model.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -17,7 +18,6 @@ using io::Json;
 constexpr std::size_t max_config_bytes = 1 << 20;
 // Far more than any model has, and small enough that a product of two sizes cannot overflow.
 constexpr std::size_t largest_size = std::size_t{1} << 24;
-constexpr std::size_t most_layers = 4096;
 
 /// One JSON object of the file. `null` counts as missing, as it does in transformers.
 class Fields {
@@ -85,7 +85,7 @@ class Fields {
   std::string_view origin_;
 };
 
-enum class Family { llama, mistral, qwen2 };
+enum class Family { llama, mistral, qwen2, qwen3 };
 
 Family family_of(const Fields& config) {
   std::string name = config.text("model_type", "");
@@ -97,9 +97,10 @@ Family family_of(const Fields& config) {
   if (name == "LlamaForCausalLM" || name == "llama") return Family::llama;
   if (name == "MistralForCausalLM" || name == "mistral") return Family::mistral;
   if (name == "Qwen2ForCausalLM" || name == "qwen2") return Family::qwen2;
+  if (name == "Qwen3ForCausalLM" || name == "qwen3") return Family::qwen3;
   throw ConfigError(message(config.origin(), ": architecture ", io::in_quotes(name),
-                            " is not supported, expected LlamaForCausalLM, MistralForCausalLM or "
-                            "Qwen2ForCausalLM"));
+                            " is not supported, expected LlamaForCausalLM, MistralForCausalLM, "
+                            "Qwen2ForCausalLM or Qwen3ForCausalLM"));
 }
 
 RotaryConfig rotary_of(const Fields& config) {
@@ -143,13 +144,13 @@ RotaryConfig rotary_of(const Fields& config) {
   return rotary;
 }
 
-/// transformers gives Mistral one window for all layers. Qwen2 has windows in the layers that
+/// transformers gives Mistral one window for all layers. Qwen2 and Qwen3 have windows in the layers that
 /// `layer_types` names or, in older files, in those from max_window_layers on. Llama has none. A
 /// file without sliding_window means 4,096; null means none.
 std::vector<std::size_t> windows_of(const Fields& config, Family family, std::size_t layers) {
   std::vector<std::size_t> windows(layers, 0);
   const bool used = family == Family::mistral ||
-                    (family == Family::qwen2 && config.flag("use_sliding_window", false));
+                    (family != Family::llama && config.flag("use_sliding_window", false));
   if (!used || config.is_null("sliding_window")) return windows;
   const std::size_t window = config.size("sliding_window", 4096);
   require(window > 0, config.origin(), ": sliding_window is 0, expected at least 1, or null");
@@ -157,7 +158,7 @@ std::vector<std::size_t> windows_of(const Fields& config, Family family, std::si
 
   const Json* types = config.find("layer_types");
   if (!types) {
-    // The default of transformers' Qwen2Config.
+    // The default of transformers' Qwen2Config and Qwen3Config.
     const std::size_t first = config.size("max_window_layers", 28);
     for (std::size_t layer = first; layer < layers; ++layer) windows[layer] = window;
     return windows;
@@ -240,23 +241,26 @@ LlamaConfig parse_llama_config(std::string_view text, std::string_view origin) {
   config.layers = fields.size("num_hidden_layers");
   config.q_heads = fields.size("num_attention_heads");
   config.kv_heads = fields.size("num_key_value_heads", config.q_heads);
-  require(config.layers <= most_layers, origin, ": num_hidden_layers is ", config.layers,
-          ", expected 1 to ", most_layers);
+  require(config.layers <= LlamaConfig::most_layers, origin, ": num_hidden_layers is ",
+          config.layers, ", expected 1 to ", LlamaConfig::most_layers);
   require(config.q_heads > 0, origin, ": num_attention_heads is 0, expected at least 1");
-  require(fields.find("head_dim") || config.hidden % config.q_heads == 0, origin,
+  const bool own_head_dim = fields.find("head_dim") || family == Family::qwen3;
+  require(own_head_dim || config.hidden % config.q_heads == 0, origin,
           ": head_dim is missing and num_attention_heads = ", config.q_heads,
           " does not divide hidden_size = ", config.hidden);
-  config.head_dim = fields.size("head_dim", config.hidden / config.q_heads);
+  // 128 is the default of transformers' Qwen3Config.
+  config.head_dim = fields.size(
+      "head_dim", family == Family::qwen3 ? 128 : config.hidden / config.q_heads);
   config.max_positions = fields.size("max_position_embeddings", 0);
   config.norm_eps = static_cast<float>(fields.number("rms_norm_eps", 1e-6));
   config.rotary = rotary_of(fields);
   config.tied_embeddings = fields.flag("tie_word_embeddings", false);
-  if (family == Family::llama) {
+  config.qkv_bias = family == Family::qwen2;
+  if (family == Family::llama || family == Family::qwen3) {
     config.qkv_bias = config.o_bias = fields.flag("attention_bias", false);
-    config.mlp_bias = fields.flag("mlp_bias", false);
-  } else {
-    config.qkv_bias = family == Family::qwen2;
   }
+  if (family == Family::llama) config.mlp_bias = fields.flag("mlp_bias", false);
+  config.qk_norm = family == Family::qwen3;
   config.windows = windows_of(fields, family, config.layers);
   config.eos_tokens = eos_tokens_of(fields, config.vocabulary);
   try {
@@ -267,9 +271,10 @@ LlamaConfig parse_llama_config(std::string_view text, std::string_view origin) {
   return config;
 }
 
-LlamaConfig load_llama_config(const std::string& folder) {
-  const std::string path = folder + "/config.json";
-  return parse_llama_config(io::read_text_file(path, max_config_bytes), path);
+LlamaConfig load_llama_config(const std::string& path) {
+  if (is_gguf(path)) return gguf_llama_config(GgufFile{path});
+  const std::string file = path + "/config.json";
+  return parse_llama_config(io::read_text_file(file, max_config_bytes), file);
 }
 
 }  // namespace kvpolicy::reference

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The settings that config.json of a Hugging Face folder gives for a model of the Llama family:
-// LlamaForCausalLM, MistralForCausalLM (sliding windows) and Qwen2ForCausalLM (biases of Q, K, V).
+// LlamaForCausalLM, MistralForCausalLM (sliding windows), Qwen2ForCausalLM (biases of Q, K, V) and
+// Qwen3ForCausalLM (norms of Q and K).
 // The rotary settings are read in the spelling of transformers 4 and in that of transformers 5.
 #pragma once
 
@@ -31,10 +32,13 @@ struct LlamaConfig {
   bool qkv_bias = false;
   bool o_bias = false;
   bool mlp_bias = false;
+  bool qk_norm = false;  ///< Each head's query and key is normalised before it is rotated.
   /// For each layer, how many of the latest positions a query sees, its own included; 0 for all of
   /// them. The model leaves this to the cache: `plan.limit_window(layer, window)`.
   std::vector<std::size_t> windows;
   std::vector<int> eos_tokens;
+
+  static constexpr std::size_t most_layers = 4096;
 
   /// The shape that plans and caches need.
   [[nodiscard]] ModelShape shape() const {
@@ -52,7 +56,8 @@ struct LlamaConfig {
 /// impossible values
 [[nodiscard]] LlamaConfig parse_llama_config(std::string_view text, std::string_view origin);
 
-/// Reads `folder`/config.json. @throws as above.
-[[nodiscard]] LlamaConfig load_llama_config(const std::string& folder);
+/// Reads `path`/config.json, or the metadata of `path` if it is a GGUF file.
+/// @throws as above, and for a GGUF file as gguf_llama_config
+[[nodiscard]] LlamaConfig load_llama_config(const std::string& path);
 
 }  // namespace kvpolicy::reference

@@ -2,162 +2,215 @@
 #include <reference_model/linear.hpp>
 
 #include <algorithm>
-#include <exception>
+#include <array>
+#include <optional>
+#include <span>
 
+#include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
-
-#if defined(KVPOLICY_WITH_ONEDNN)
-#include <dnnl.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-#elif defined(KVPOLICY_WITH_BLAS)
-#include <cblas.h>
-#else
-#error "the reference model needs KVPOLICY_WITH_ONEDNN or KVPOLICY_WITH_BLAS"
-#endif
+#include <reference_model/library_product.hpp>
+#include <reference_model/parallel.hpp>
+#include <reference_model/row_product.hpp>
 
 namespace kvpolicy::reference {
 namespace {
 
-#if defined(KVPOLICY_WITH_ONEDNN) && defined(_OPENMP)
-constexpr bool one_thread_per_block = true;
+/// A product is divided among the threads by the weight's rows. Two threads take longer to meet than one
+/// takes to read fewer weights than this.
+constexpr std::size_t min_shared_weights = std::size_t{1} << 18;
 
-/// oneDNN divides every product among all threads, however small it is, and within a product the
-/// threads wait for each other without sleeping. Beside other programs they may wait for whole time
-/// slices, a hundred times the product itself. Therefore many rows are cut into blocks, each for
-/// one thread, and few rows stay on one thread unless reading the weights alone takes a
-/// millisecond.
-class OneThreadIfSmall {
- public:
-  explicit OneThreadIfSmall(std::size_t weights) {
-    if (weights < (std::size_t{1} << 22)) omp_set_num_threads(1);
+/// Rows of a weight that one thread multiplies at once. With few rows of x a slice takes some microseconds;
+/// with many, its results fit the second level cache.
+constexpr std::size_t few_rows_slice = 64;
+constexpr std::size_t many_rows_slice = 256;
+
+/// Numbers of a weight that are converted to float at once, also for that cache.
+constexpr std::size_t most_converted = std::size_t{1} << 17;
+
+MatrixView rows_of(const float* x, std::size_t rows, std::size_t width, bool transposed = false) {
+  return {.data = x, .rows = rows, .columns = width, .stride = width, .transposed = transposed};
+}
+
+/// Memory that a thread keeps between products. Its contents are undefined.
+template <class Number, int Use>
+Number* scratch(std::size_t count) {
+  thread_local std::vector<Number> memory;
+  if (memory.size() < count) memory.resize(count);
+  return memory.data();
+}
+
+/// x in two terms, rows of the first before those of the second: x = high + low with an error of at most
+/// 2^-16 of each number. The rows are padded to a multiple of 32 in all, so products have few shapes.
+struct SplitRows {
+  SplitRows(const float* x, std::size_t rows_, std::size_t width)
+      : rows{rows_}, padded{(2 * rows + 31) / 32 * 32} {
+    const std::size_t count = rows * width;
+    bfloat16* out = scratch<bfloat16, 0>(padded * width);
+    for (std::size_t i = 0; i < count; ++i) {
+      out[i] = bfloat16{x[i]};
+      const auto high = static_cast<float>(out[i]);
+      // The rest of an infinite number would be NaN.
+      out[count + i] = bfloat16{is_finite(high) ? x[i] - high : 0.0F};
+    }
+    std::fill(out + 2 * count, out + padded * width, bfloat16{});
+    numbers = out;
   }
-  OneThreadIfSmall(const OneThreadIfSmall&) = delete;
-  OneThreadIfSmall& operator=(const OneThreadIfSmall&) = delete;
-  ~OneThreadIfSmall() { omp_set_num_threads(threads_); }
 
- private:
-  int threads_ = omp_get_max_threads();  // of this thread only, so concurrent callers are safe
+  std::size_t rows;
+  std::size_t padded;
+  const bfloat16* numbers;  // [padded, width]
 };
-#else
-// A BLAS with threads of its own has one lock for them, for which blocks would only queue.
-constexpr bool one_thread_per_block = false;
 
-struct OneThreadIfSmall {
-  explicit OneThreadIfSmall(std::size_t) {}
-};
-#endif
-
-/// The library's product; sizes have been checked. For a single row both libraries take their own
-/// path for matrix-vector products.
-void library_product(const MatrixView& a, const MatrixView& b, float scale, float keep, float* out,
-                     std::size_t stride) {
-  const std::size_t rows = a.transposed ? a.columns : a.rows;
-  const std::size_t columns = b.transposed ? b.rows : b.columns;
-  const std::size_t inner = a.transposed ? a.rows : a.columns;
-#if defined(KVPOLICY_WITH_ONEDNN)
-  const auto size = [](std::size_t n) { return static_cast<dnnl_dim_t>(n); };
-  const dnnl_status_t status = dnnl_sgemm(
-      a.transposed ? 'T' : 'N', b.transposed ? 'T' : 'N', size(rows), size(columns), size(inner),
-      scale, a.data, size(a.stride), b.data, size(b.stride), keep, out, size(stride));
-  require<ShapeError>(status == dnnl_success, "oneDNN refused a product of [", rows, ", ", inner,
-                      "] and [", inner, ", ", columns, "]: status ", static_cast<int>(status));
-#else
-  const auto size = [](std::size_t n) { return static_cast<blasint>(n); };
-  cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans,
-              b.transposed ? CblasTrans : CblasNoTrans, size(rows), size(columns), size(inner),
-              scale, a.data, size(a.stride), b.data, size(b.stride), keep, out, size(stride));
-#endif
+/// y [rows, count] = x Wᵀ + keep * y for the rows [first, first + count) of W, by bfloat16 products.
+void split_product(const SplitRows& x, const WeightMatrix& weight, std::size_t first,
+                   std::size_t count, float keep, float* y, std::size_t stride) {
+  const std::size_t inputs = weight.columns();
+  const bfloat16* numbers = nullptr;
+  if (weight.format() == WeightFormat::bfloat16) {
+    numbers = weight.row<bfloat16>(first);
+  } else {
+    // Codes of int8 are whole numbers up to 127, which bfloat16 holds exactly.
+    const std::int8_t* codes = weight.row<std::int8_t>(first);
+    bfloat16* converted = scratch<bfloat16, 1>(count * inputs);
+    for (std::size_t i = 0; i < count * inputs; ++i) converted[i] = bfloat16{static_cast<float>(codes[i])};
+    numbers = converted;
+  }
+  float* sums = scratch<float, 2>(x.padded * count);
+  multiply_bfloat16(x.numbers, x.padded, numbers, count, inputs, sums);
+  const auto scales = weight.scales();
+  for (std::size_t row = 0; row < x.rows; ++row, y += stride) {
+    const float* high = sums + row * count;
+    const float* low = high + x.rows * count;
+    const auto write = [&](auto value) {
+      if (keep == 0.0F) {
+        for (std::size_t i = 0; i < count; ++i) y[i] = value(i);
+      } else {
+        for (std::size_t i = 0; i < count; ++i) y[i] = value(i) + keep * y[i];
+      }
+    };
+    if (scales.empty()) {
+      write([=](std::size_t i) { return high[i] + low[i]; });
+    } else {
+      write([=](std::size_t i) { return (high[i] + low[i]) * scales[first + i]; });
+    }
+  }
 }
 
-MatrixView rows_of(const float* x, std::size_t rows, std::size_t width) {
-  return {.data = x, .rows = rows, .columns = width, .stride = width};
+/// Calls visit(first, count, numbers) for rows of a weight as float: all at once if they are stored so.
+template <class Visit>
+void for_each_float_slice(const WeightMatrix& weight, std::size_t first, std::size_t count,
+                          Visit&& visit) {
+  if (weight.format() == WeightFormat::float32) return visit(first, count, weight.row<float>(first));
+  const std::size_t most = std::max<std::size_t>(1, most_converted / std::max<std::size_t>(1, weight.columns()));
+  for (std::size_t at = first; at < first + count; at += most) {
+    const std::size_t part = std::min(most, first + count - at);
+    float* numbers = scratch<float, 3>(part * weight.columns());
+    weight.copy_rows(at, part, numbers);
+    visit(at, part, static_cast<const float*>(numbers));
+  }
 }
 
-MatrixView weight_of(const Linear& layer, bool transposed) {
-  MatrixView view = rows_of(layer.weight.data(), layer.outputs, layer.inputs);
-  view.transposed = transposed;
-  return view;
+bool is_narrow(const WeightMatrix& weight) {
+  return weight.format() == WeightFormat::bfloat16 || weight.format() == WeightFormat::int8;
 }
 
-/// y [rows, outputs] = x [rows, inputs] Wᵀ + keep * y.
-void forward_product(const float* x, std::size_t rows, const Linear& layer, float keep, float* y) {
-  const OneThreadIfSmall guard{layer.weight.size()};
-  library_product(rows_of(x, rows, layer.inputs), weight_of(layer, true), 1.0F, keep, y,
-                  layer.outputs);
+/// y [rows, count] = x Wᵀ + keep * y for the rows [first, first + count) of W, by float products.
+void float_product(const float* x, std::size_t rows, const WeightMatrix& weight, std::size_t first,
+                   std::size_t count, float keep, float* y, std::size_t stride) {
+  for_each_float_slice(weight, first, count,
+                       [&](std::size_t at, std::size_t part, const float* numbers) {
+                         multiply(rows_of(x, rows, weight.columns()),
+                                  rows_of(numbers, part, weight.columns(), true), 1.0F, keep,
+                                  y + (at - first), stride);
+                       });
+}
+
+/// y [rows, outputs] = x [rows, inputs] Wᵀ + keep * y for each layer.
+void forward_products(std::span<const LinearResult> layers, const float* x, std::size_t rows,
+                      std::span<const float> keep) {
+  if (rows == 0) return;
+  const bool few = has_row_product() && rows <= most_few_rows;
+  const std::size_t slice = few ? few_rows_slice : many_rows_slice;
+  std::size_t weights = 0;
+  bool narrow = false;
+  struct Slice {
+    std::size_t layer, first;
+  };
+  std::vector<Slice> slices;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const WeightMatrix& weight = layers[i].layer->weight;
+    weights += weight.size();
+    narrow = narrow || is_narrow(weight);
+    for (std::size_t at = 0; at < weight.rows(); at += slice) slices.push_back({i, at});
+  }
+  std::optional<SplitRows> split;
+  if (!few && narrow && multiplies_bfloat16()) split.emplace(x, rows, layers.front().layer->inputs());
+  const bool threads = weights >= min_shared_weights && (few || one_thread_per_product);
+  for_each_block(slices.size(), 1, threads, [&](std::size_t i, std::size_t) {
+    const auto& [layer, y] = layers[slices[i].layer];
+    const std::size_t first = slices[i].first;
+    const std::size_t outputs = layer->outputs();
+    const std::size_t count = std::min(slice, outputs - first);
+    const float kept = keep[slices[i].layer];
+    if (few) {
+      multiply_rows(x, rows, layer->weight, first, count, kept, y + first, outputs);
+    } else if (split && is_narrow(layer->weight)) {
+      split_product(*split, layer->weight, first, count, kept, y + first, outputs);
+    } else {
+      float_product(x, rows, layer->weight, first, count, kept, y + first, outputs);
+    }
+  });
 }
 
 /// dx [rows, inputs] = dy [rows, outputs] W + keep * dx.
-void back_product(const float* dy, std::size_t rows, const Linear& layer, float keep, float* dx) {
-  const OneThreadIfSmall guard{layer.weight.size()};
-  library_product(rows_of(dy, rows, layer.outputs), weight_of(layer, false), 1.0F, keep, dx,
-                  layer.inputs);
+void back_product(const float* dy, std::size_t rows, const WeightMatrix& weight, float keep,
+                  float* dx) {
+  if (rows == 0) return;
+  for_each_float_slice(weight, 0, weight.rows(),
+                       [&](std::size_t first, std::size_t count, const float* numbers) {
+                         MatrixView some = rows_of(dy + first, rows, count);
+                         some.stride = weight.rows();
+                         multiply(some, rows_of(numbers, count, weight.columns()), 1.0F,
+                                  first == 0 ? keep : 1.0F, dx, weight.columns());
+                       });
 }
 
 }  // namespace
 
-void Linear::apply(const float* x, std::size_t rows, float* y) const {
-  // The bias is written first and the product added to it, which saves a pass over y.
-  for (std::size_t row = 0; row < rows && !bias.empty(); ++row) {
-    std::ranges::copy(bias, y + row * outputs);
+void apply_all(std::initializer_list<LinearResult> layers, const float* x, std::size_t rows) {
+  std::array<float, 4> keep{};
+  require<ShapeError>(layers.size() <= keep.size(), "apply_all: ", layers.size(),
+                      " layers, must be at most ", keep.size());
+  std::size_t i = 0;
+  for (const auto& [layer, y] : layers) {
+    // The bias is written first and the product added to it, which saves a pass over y.
+    for (std::size_t row = 0; row < rows && !layer->bias.empty(); ++row) {
+      std::ranges::copy(layer->bias, y + row * layer->outputs());
+    }
+    keep[i++] = layer->bias.empty() ? 0.0F : 1.0F;
   }
-  forward_product(x, rows, *this, bias.empty() ? 0.0F : 1.0F, y);
+  forward_products(layers, x, rows, keep);
+}
+
+void Linear::apply(const float* x, std::size_t rows, float* y) const {
+  apply_all({{this, y}}, x, rows);
 }
 
 void Linear::add_to(const float* x, std::size_t rows, float* y) const {
   for (std::size_t row = 0; row < rows && !bias.empty(); ++row) {
-    for (std::size_t i = 0; i < outputs; ++i) y[row * outputs + i] += bias[i];
+    for (std::size_t i = 0; i < outputs(); ++i) y[row * outputs() + i] += bias[i];
   }
-  forward_product(x, rows, *this, 1.0F, y);
+  const LinearResult result{this, y};
+  constexpr float keep = 1.0F;
+  forward_products({&result, 1}, x, rows, {&keep, 1});
 }
 
 void Linear::back(const float* dy, std::size_t rows, float* dx) const {
-  back_product(dy, rows, *this, 0.0F, dx);
+  back_product(dy, rows, weight, 0.0F, dx);
 }
 
 void Linear::add_back(const float* dy, std::size_t rows, float* dx) const {
-  back_product(dy, rows, *this, 1.0F, dx);
-}
-
-void multiply(const MatrixView& a, const MatrixView& b, float scale, float keep, float* out,
-              std::size_t stride) {
-  const std::size_t inner = a.transposed ? a.rows : a.columns;
-  const std::size_t other = b.transposed ? b.columns : b.rows;
-  require<ShapeError>(inner == other, "multiply: the inner sizes are ", inner, " and ", other,
-                      ", they must be the same");
-  const OneThreadIfSmall guard{0};
-  library_product(a, b, scale, keep, out, stride);
-}
-
-void for_each_row_block(std::size_t rows,
-                        const std::function<void(std::size_t first, std::size_t count)>& work) {
-  // Large enough for efficient products, small enough that other threads do not wait long for one
-  // that lost its core for a while.
-  constexpr std::size_t block = 64;
-  if (!one_thread_per_block || rows < 4 * block) {
-    work(0, rows);
-    return;
-  }
-  std::exception_ptr failure;  // OpenMP lets no exception out of its loops
-#pragma omp parallel for schedule(dynamic)
-  for (std::size_t first = 0; first < rows; first += block) {
-    try {
-      work(first, std::min(block, rows - first));
-    } catch (...) {
-#pragma omp critical(kvpolicy_row_block_failure)
-      if (!failure) failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
-}
-
-std::string_view matmul_backend() noexcept {
-#if defined(KVPOLICY_WITH_ONEDNN)
-  return "oneDNN";
-#else
-  return "BLAS";
-#endif
+  back_product(dy, rows, weight, 1.0F, dx);
 }
 
 }  // namespace kvpolicy::reference

@@ -1,21 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A linear layer in float: y = x Wᵀ + b. The products are computed by oneDNN or BLAS, whichever the
-// build found. No other part of the model calls these libraries or knows how they use threads.
+// A linear layer, y = x Wᵀ + b, of float activations and weights in any format. Weights are never rounded
+// further and activations stay float, so the format of the weights is the only loss. Where bfloat16 is
+// multiplied by AMX, activations are split into two bfloat16 terms, which keeps 16 bits of each number.
 #pragma once
 
 #include <cstddef>
-#include <functional>
-#include <string_view>
+#include <initializer_list>
+#include <utility>
 #include <vector>
+
+#include <reference_model/weight_matrix.hpp>
 
 namespace kvpolicy::reference {
 
 struct Linear {
-  std::size_t inputs = 0;
-  std::size_t outputs = 0;
-  std::vector<float> weight;  // [outputs, inputs], as checkpoints store it
-  std::vector<float> bias;    // [outputs], or empty
+  WeightMatrix weight;      // [outputs, inputs], as checkpoints store it
+  std::vector<float> bias;  // [outputs], or empty
+
+  Linear() = default;
+  explicit Linear(WeightMatrix weight_, std::vector<float> bias_ = {})
+      : weight{std::move(weight_)}, bias{std::move(bias_)} {}
+  /// `numbers` is [outputs, inputs]. @throws ShapeError
+  Linear(std::size_t inputs, std::size_t outputs, std::vector<float> numbers, std::vector<float> bias_)
+      : weight{outputs, inputs, std::move(numbers)}, bias{std::move(bias_)} {}
+
+  [[nodiscard]] std::size_t inputs() const noexcept { return weight.columns(); }
+  [[nodiscard]] std::size_t outputs() const noexcept { return weight.rows(); }
 
   /// Computes y [rows, outputs] = x [rows, inputs] Wᵀ + b. x and y must not overlap.
   void apply(const float* x, std::size_t rows, float* y) const;
@@ -31,29 +42,13 @@ struct Linear {
   void add_back(const float* dy, std::size_t rows, float* dx) const;
 };
 
-/// A row-major matrix in memory that the caller owns.
-struct MatrixView {
-  const float* data = nullptr;
-  std::size_t rows = 0;     ///< as stored
-  std::size_t columns = 0;  ///< as stored
-  std::size_t stride = 0;   ///< numbers from one row to the next
-  bool transposed = false;  ///< use its transpose
+/// A layer, and where its result is to be written.
+struct LinearResult {
+  const Linear* layer;
+  float* y;  ///< [rows, outputs]
 };
 
-/// Computes out [m, n] = scale * a [m, k] b [k, n] + keep * out on the calling thread; rows of out
-/// are `stride` numbers apart. `out` must not overlap a or b. @throws ShapeError if the inner sizes
-/// differ
-void multiply(const MatrixView& a, const MatrixView& b, float scale, float keep, float* out,
-              std::size_t stride);
-
-/// Calls work(first, count) for blocks of rows that cover [0, rows), on several threads if there
-/// are many rows. A block may do anything to its own rows, products included. The division into
-/// blocks does not depend on the number of threads.
-/// @throws the first exception that `work` throws
-void for_each_row_block(std::size_t rows,
-                        const std::function<void(std::size_t first, std::size_t count)>& work);
-
-/// The library that computes the products: "oneDNN" or "BLAS".
-[[nodiscard]] std::string_view matmul_backend() noexcept;
+/// Applies several layers of equal inputs to one x [rows, inputs]; faster than one `apply` after the other.
+void apply_all(std::initializer_list<LinearResult> layers, const float* x, std::size_t rows);
 
 }  // namespace kvpolicy::reference

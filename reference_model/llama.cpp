@@ -8,6 +8,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/rotary.hpp>
 #include <reference_model/operations.hpp>
+#include <reference_model/parallel.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -36,9 +37,11 @@ void before_attention(const LlamaConfig& c, const LlamaLayer& layer, const Rotat
   for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
     float* normed = a.normed.data() + first * c.hidden;
     normalise(a.x.data() + first * c.hidden, count, layer.attention_norm, c.norm_eps, normed);
-    layer.q.apply(normed, count, a.q.data() + first * layer.q.outputs);
-    layer.k.apply(normed, count, a.k.data() + first * layer.k.outputs);
-    layer.v.apply(normed, count, a.v.data() + first * layer.v.outputs);
+    float* q = a.q.data() + first * layer.q.outputs();
+    float* k = a.k.data() + first * layer.k.outputs();
+    apply_all({{&layer.q, q}, {&layer.k, k}, {&layer.v, a.v.data() + first * layer.v.outputs()}},
+              normed, count);
+    normalise_heads(c, layer, count, q, k);
     rotation.apply(a.q.data(), c.q_heads, first, count);
     rotation.apply(a.k.data(), c.kv_heads, first, count);
   });
@@ -50,10 +53,9 @@ void after_attention(const LlamaConfig& c, const LlamaLayer& layer, Activations&
     float* normed = a.normed.data() + first * c.hidden;
     float* gate = a.gate.data() + first * c.intermediate;
     float* up = a.up.data() + first * c.intermediate;
-    layer.o.add_to(a.attended.data() + first * layer.o.inputs, count, x);
+    layer.o.add_to(a.attended.data() + first * layer.o.inputs(), count, x);
     normalise(x, count, layer.mlp_norm, c.norm_eps, normed);
-    layer.gate.apply(normed, count, gate);
-    layer.up.apply(normed, count, up);
+    apply_all({{&layer.gate, gate}, {&layer.up, up}}, normed, count);
     swiglu(gate, up, count * c.intermediate);
     layer.down.add_to(gate, count, x);
   });
@@ -61,20 +63,43 @@ void after_attention(const LlamaConfig& c, const LlamaLayer& layer, Activations&
 
 void check_linear(const Linear& layer, const char* name, std::size_t inputs, std::size_t outputs,
                   bool bias) {
-  require<ShapeError>(
-      layer.inputs == inputs && layer.outputs == outputs && layer.weight.size() == inputs * outputs,
-      "Llama: ", name, " is [", layer.outputs, ", ", layer.inputs, "] with ", layer.weight.size(),
-      " weights, config needs [", outputs, ", ", inputs, "]");
+  require<ShapeError>(layer.inputs() == inputs && layer.outputs() == outputs, "Llama: ", name,
+                      " is [", layer.outputs(), ", ", layer.inputs(), "], config needs [", outputs,
+                      ", ", inputs, "]");
   require<ShapeError>(layer.bias.size() == (bias ? outputs : 0), "Llama: ", name, " has ",
                       layer.bias.size(), " biases, config needs ", bias ? outputs : 0);
 }
 
-void check_norm(const std::vector<float>& norm, const char* name, std::size_t hidden) {
-  require<ShapeError>(norm.size() == hidden, "Llama: ", name, " has ", norm.size(),
-                      " weights, config needs ", hidden);
+void check_norm(const std::vector<float>& norm, const char* name, std::size_t width) {
+  require<ShapeError>(norm.size() == width, "Llama: ", name, " has ", norm.size(),
+                      " weights, config needs ", width);
+}
+
+/// The sum of of_matrix and of_vector over all weights.
+template <class OfMatrix, class OfVector>
+std::size_t sum_over(const LlamaWeights& weights, OfMatrix of_matrix, OfVector of_vector) noexcept {
+  const auto of = [&](const Linear& layer) { return of_matrix(layer.weight) + of_vector(layer.bias); };
+  std::size_t sum = of(weights.embedding) + of(weights.head) + of_vector(weights.norm);
+  for (const LlamaLayer& layer : weights.layers) {
+    for (const auto* norm : {&layer.attention_norm, &layer.q_norm, &layer.k_norm, &layer.mlp_norm}) {
+      sum += of_vector(*norm);
+    }
+    for (const Linear* part :
+         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
+      sum += of(*part);
+    }
+  }
+  return sum;
 }
 
 }  // namespace
+
+void normalise_heads(const LlamaConfig& config, const LlamaLayer& layer, std::size_t rows, float* q,
+                     float* k) {
+  if (!config.qk_norm) return;
+  normalise(q, rows * config.q_heads, layer.q_norm, config.norm_eps, q);
+  normalise(k, rows * config.kv_heads, layer.k_norm, config.norm_eps, k);
+}
 
 Llama::Llama(LlamaConfig config, LlamaWeights weights)
     : config_{std::move(config)}, weights_{std::move(weights)} {
@@ -97,6 +122,8 @@ void Llama::check_weights() const {
     check_linear(layer.q, "q", c.hidden, q_width, c.qkv_bias);
     check_linear(layer.k, "k", c.hidden, kv_width, c.qkv_bias);
     check_linear(layer.v, "v", c.hidden, kv_width, c.qkv_bias);
+    check_norm(layer.q_norm, "q_norm", c.qk_norm ? c.head_dim : 0);
+    check_norm(layer.k_norm, "k_norm", c.qk_norm ? c.head_dim : 0);
     check_linear(layer.o, "o", q_width, c.hidden, c.o_bias);
     check_norm(layer.mlp_norm, "mlp_norm", c.hidden);
     check_linear(layer.gate, "gate", c.hidden, c.intermediate, c.mlp_bias);
@@ -106,16 +133,15 @@ void Llama::check_weights() const {
 }
 
 std::size_t Llama::parameters() const noexcept {
-  const auto of = [](const Linear& layer) { return layer.weight.size() + layer.bias.size(); };
-  std::size_t count = of(weights_.embedding) + of(weights_.head) + weights_.norm.size();
-  for (const LlamaLayer& layer : weights_.layers) {
-    count += layer.attention_norm.size() + layer.mlp_norm.size();
-    for (const Linear* part :
-         {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down}) {
-      count += of(*part);
-    }
-  }
-  return count;
+  return sum_over(
+      weights_, [](const WeightMatrix& matrix) { return matrix.size(); },
+      [](const std::vector<float>& numbers) { return numbers.size(); });
+}
+
+std::size_t Llama::weight_bytes() const noexcept {
+  return sum_over(
+      weights_, [](const WeightMatrix& matrix) { return matrix.bytes(); },
+      [](const std::vector<float>& numbers) { return numbers.size() * sizeof(float); });
 }
 
 std::vector<float> Llama::forward(std::span<const int> tokens, std::size_t first_position,
@@ -143,8 +169,7 @@ std::vector<float> Llama::run(std::span<const int> tokens, std::span<const std::
   Activations a(c, rows);
   for (std::size_t row = 0; row < rows; ++row) {
     const auto token = static_cast<std::size_t>(tokens[row]);
-    std::copy_n(weights_.embedding.weight.data() + token * c.hidden, c.hidden,
-                a.x.data() + row * c.hidden);
+    weights_.embedding.weight.copy_rows(token, 1, a.x.data() + row * c.hidden);
   }
   const Rotation rotation{positions, frequencies_};
   for (std::size_t i = 0; i < c.layers; ++i) {

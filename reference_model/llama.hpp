@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward pass of the Llama family in float on a CPU: RMSNorm, rotary positions, grouped-query
+// The forward pass of the Llama family on a CPU, with activations in float: RMSNorm, rotary positions, grouped-query
 // attention, SwiGLU. It holds weights and no cache: attention is a callback, so that one model runs
 // over every plan, engine and test oracle. run.hpp connects it to a KvCache.
 #pragma once
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ namespace kvpolicy::reference {
 struct LlamaLayer {
   std::vector<float> attention_norm;  // [hidden]
   Linear q, k, v, o;
+  std::vector<float> q_norm, k_norm;  // [head_dim], the same for all heads; empty without qk_norm
   std::vector<float> mlp_norm;  // [hidden]
   Linear gate, up, down;
 };
@@ -40,14 +42,28 @@ using AttendFn =
     std::function<void(std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                        TensorView<const float> v, TensorView<float> out)>;
 
+/// Normalises each head's row of q [rows, q_heads, head_dim] and k [rows, kv_heads, head_dim] in place,
+/// where the model does that.
+void normalise_heads(const LlamaConfig& config, const LlamaLayer& layer, std::size_t rows, float* q,
+                     float* k);
+
 using kvpolicy::LogitsOf;
+
+/// How a checkpoint's weights are kept in memory.
+struct LoadOptions {
+  /// The format of all matrices; none: each as it is stored, in the mapped file, without a copy. Another
+  /// format is a copy in memory; the blocks of a quantised GGUF file are decoded to bfloat16 if none is
+  /// given. Norms and biases are always float.
+  std::optional<WeightFormat> weights;
+};
 
 class Llama {
  public:
-  /// Loads an unmodified Hugging Face folder.
+  /// Loads an unmodified Hugging Face folder or GGUF file. Files must not be overwritten or shortened
+  /// while the model lives (mapped_file.hpp).
   /// @throws FormatError for a damaged file or one that does not fit config.json, ConfigError for a
   /// model that this class cannot compute
-  [[nodiscard]] static Llama load(const std::string& folder);
+  [[nodiscard]] static Llama load(const std::string& path, const LoadOptions& options = {});
 
   /// @throws ConfigError, ShapeError if the weights do not have the config's shapes.
   Llama(LlamaConfig config, LlamaWeights weights);
@@ -55,6 +71,8 @@ class Llama {
   [[nodiscard]] const LlamaConfig& config() const noexcept { return config_; }
   [[nodiscard]] const LlamaWeights& weights() const noexcept { return weights_; }
   [[nodiscard]] std::size_t parameters() const noexcept;
+  /// Bytes of all weights, mapped or in memory of their own.
+  [[nodiscard]] std::size_t weight_bytes() const noexcept;
 
   /// Logits [0, 1 or tokens, vocabulary] of tokens at positions first_position, first_position + 1,
   /// ... Several threads may call it at once, each with its own `attend`.

@@ -12,7 +12,8 @@
 
 namespace kvpolicy::reference {
 
-/// Scales every row [weight.size()] to unit mean square and multiplies it by a learned weight.
+/// Scales every row [weight.size()] to unit mean square and multiplies it by a learned weight; `out` may
+/// be x.
 void normalise(const float* x, std::size_t rows, const std::vector<float>& weight, float eps,
                float* out);
 

@@ -5,16 +5,13 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <optional>
-#include <system_error>
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/state/new_file.hpp>
-#include <kvpolicy/state/regular_file.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -204,6 +201,11 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> bytes, std::strin
                       bytes.size() - length_bytes - length, file);
 }
 
+[[noreturn]] static void refuse_type(TensorType type) {
+  fail<FormatError>("elements of type ", name_of(type),
+                    " cannot be read: expected F32, F16 or BF16");
+}
+
 std::vector<float> to_floats(TensorType type, std::span<const std::byte> bytes) {
   const std::size_t size = bytes_of(type);
   std::vector<float> values(bytes.size() / size);
@@ -225,26 +227,57 @@ std::vector<float> to_floats(TensorType type, std::span<const std::byte> bytes) 
       short_values.template operator()<bfloat16>();
       break;
     default:
-      throw FormatError(message("elements of type ", name_of(type),
-                                " cannot be read: expected F32, F16 or BF16"));
+      refuse_type(type);
   }
   return values;
 }
 
-SafetensorsFile::SafetensorsFile(std::string path) : path_{std::move(path)} {
-  require_regular_file<FormatError>(path_);
-  std::error_code failure;
-  const std::uint64_t file_bytes = std::filesystem::file_size(path_, failure);
-  require<FormatError>(!failure, path_, ": cannot be read: ", failure.message());
-  file_.open(path_, std::ios::binary);
-  require<FormatError>(file_.is_open(), path_, ": cannot be opened");
-  std::array<std::byte, length_bytes> word{};
-  if (file_bytes >= length_bytes) file_.read(reinterpret_cast<char*>(word.data()), length_bytes);
-  const std::uint64_t length = header_length(word, file_bytes, path_);
-  std::string text(static_cast<std::size_t>(length), '\0');
-  file_.read(text.data(), static_cast<std::streamsize>(text.size()));
-  require<FormatError>(file_.good(), path_, ": header cannot be read");
-  header_ = parse_header(text, file_bytes - length_bytes - length, path_);
+namespace {
+
+/// Whether any of `count` numbers has all bits of `exponent`, in one pass that compilers turn into vectors.
+template <class Word>
+bool any_not_finite(const std::byte* bytes, std::size_t count, Word exponent) {
+  unsigned found = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, bytes + i * sizeof(Word), sizeof(Word));
+    found |= static_cast<unsigned>((word & exponent) == exponent);
+  }
+  return found != 0;
+}
+
+template <class Word>
+std::optional<std::size_t> find_not_finite(std::span<const std::byte> bytes, Word exponent) {
+  constexpr std::size_t block = 4096;
+  const std::size_t count = bytes.size() / sizeof(Word);
+  for (std::size_t first = 0; first < count; first += block) {
+    const std::size_t end = std::min(count, first + block);
+    if (!any_not_finite(bytes.data() + first * sizeof(Word), end - first, exponent)) continue;
+    for (std::size_t i = first; i < end; ++i) {
+      if (any_not_finite(bytes.data() + i * sizeof(Word), 1, exponent)) return i;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::size_t> first_not_finite(TensorType type, std::span<const std::byte> bytes) {
+  switch (type) {
+    case TensorType::f32: return find_not_finite<std::uint32_t>(bytes, 0x7f800000U);
+    case TensorType::f16: return find_not_finite<std::uint16_t>(bytes, 0x7c00U);
+    case TensorType::bf16: return find_not_finite<std::uint16_t>(bytes, 0x7f80U);
+    default: refuse_type(type);
+  }
+}
+
+SafetensorsFile::SafetensorsFile(std::string path)
+    : path_{std::move(path)}, file_{std::make_shared<const MappedFile>(path_)} {
+  const std::size_t word = std::min<std::uint64_t>(length_bytes, file_->size());
+  const std::uint64_t length = header_length(file_->bytes(0, word), file_->size(), path_);
+  const auto header = file_->bytes(length_bytes, static_cast<std::size_t>(length));
+  header_ = parse_header({reinterpret_cast<const char*>(header.data()), header.size()},
+                         file_->size() - length_bytes - length, path_);
 }
 
 const TensorEntry& SafetensorsFile::entry(std::string_view name) const {
@@ -254,15 +287,15 @@ const TensorEntry& SafetensorsFile::entry(std::string_view name) const {
   return found->second;
 }
 
-std::vector<std::byte> SafetensorsFile::read_bytes(std::string_view name) {
+std::span<const std::byte> SafetensorsFile::bytes(std::string_view name) const {
   const TensorEntry& tensor = entry(name);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.end - tensor.begin));
-  file_.clear();
-  file_.seekg(static_cast<std::streamoff>(header_.data_begin + tensor.begin));
-  file_.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  // The file was complete when it was opened, but may have been truncated since.
-  require<FormatError>(file_.good(), path_, ": tensor ", io::in_quotes(name), ": cannot be read");
-  return bytes;
+  return file_->bytes(header_.data_begin + tensor.begin,
+                      static_cast<std::size_t>(tensor.end - tensor.begin));
+}
+
+std::vector<std::byte> SafetensorsFile::read_bytes(std::string_view name) const {
+  const auto all = bytes(name);
+  return {all.begin(), all.end()};
 }
 
 void SafetensorsFile::require_floats(std::string_view name) const {
@@ -273,9 +306,9 @@ void SafetensorsFile::require_floats(std::string_view name) const {
       ", expected F32, F16 or BF16");
 }
 
-std::vector<float> SafetensorsFile::read_floats(std::string_view name) {
+std::vector<float> SafetensorsFile::read_floats(std::string_view name) const {
   require_floats(name);
-  return to_floats(entry(name).type, read_bytes(name));
+  return to_floats(entry(name).type, bytes(name));
 }
 
 std::vector<std::byte> serialize_safetensors(std::span<const TensorToWrite> tensors,

@@ -10,14 +10,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include <reference_model/mapped_file.hpp>
 
 namespace kvpolicy::reference {
 
@@ -77,7 +80,12 @@ inline constexpr std::uint64_t max_safetensors_header_bytes = 100'000'000;
 /// The values of `bytes`, whose type is f32, f16 or bf16. @throws FormatError for another type.
 [[nodiscard]] std::vector<float> to_floats(TensorType type, std::span<const std::byte> bytes);
 
-/// An open file. Tensors are read one at a time, so that memory holds only what was asked for.
+/// The index of the first value that is NaN or infinite, of `bytes` of type f32, f16 or bf16.
+/// @throws FormatError for another type
+[[nodiscard]] std::optional<std::size_t> first_not_finite(TensorType type,
+                                                          std::span<const std::byte> bytes);
+
+/// An open file. Its tensors stay in the file until they are read (mapped_file.hpp).
 class SafetensorsFile {
  public:
   /// @throws FormatError if the file is missing, unreadable or not valid.
@@ -91,19 +99,26 @@ class SafetensorsFile {
   /// @throws FormatError, naming the file, if there is no such tensor.
   [[nodiscard]] const TensorEntry& entry(std::string_view name) const;
 
-  /// @throws FormatError for a missing name or a file that ends early.
-  [[nodiscard]] std::vector<std::byte> read_bytes(std::string_view name);
+  /// A tensor's bytes in the mapping. They need not be aligned.
+  /// @throws FormatError for a missing name or a file that has been shortened
+  [[nodiscard]] std::span<const std::byte> bytes(std::string_view name) const;
+
+  /// Keeps the bytes valid, as long as a copy of it lives.
+  [[nodiscard]] const std::shared_ptr<const MappedFile>& mapping() const noexcept { return file_; }
+
+  /// A copy of them. @throws as bytes
+  [[nodiscard]] std::vector<std::byte> read_bytes(std::string_view name) const;
 
   /// @throws FormatError, naming the file, unless the tensor's type is f32, f16 or bf16
   void require_floats(std::string_view name) const;
 
   /// Reads a tensor of f32, f16 or bf16 as float. @throws FormatError for another type, or as
   /// read_bytes
-  [[nodiscard]] std::vector<float> read_floats(std::string_view name);
+  [[nodiscard]] std::vector<float> read_floats(std::string_view name) const;
 
  private:
   std::string path_;
-  std::ifstream file_;
+  std::shared_ptr<const MappedFile> file_;
   SafetensorsHeader header_;
 };
 

@@ -32,7 +32,9 @@ nlohmann-json3-dev|reads plans, patterns and checkpoints|
 libcli11-dev|command lines of the tools|
 libfmt-dev|prints their tables|
 libdnnl-dev|oneDNN: matrix products of the reference model|
-libopenblas-dev|OpenBLAS: the same, where oneDNN is missing|'
+libopenblas-dev|OpenBLAS: the same, where oneDNN is missing|
+libicu-dev|ICU: Unicode for the tokenizers|
+libsentencepiece-dev|SentencePiece: tokenizer.model|'
 TEST_PACKAGES='
 doctest-dev|the test framework|
 libboost-context-dev|Boost.Context: threads of the kernels that run without a GPU|

@@ -19,12 +19,10 @@ struct LlamaSize {
 };
 
 inline reference::Linear random_linear(std::size_t inputs, std::size_t outputs, std::mt19937& random) {
-  reference::Linear linear{inputs, outputs, std::vector<float>(inputs * outputs), {}};
+  std::vector<float> weights(inputs * outputs);
   const float scale = std::sqrt(3.0F / static_cast<float>(inputs));
-  for (float& weight : linear.weight) {
-    weight = (static_cast<float>(random()) * 0x1p-31F - 1.0F) * scale;
-  }
-  return linear;
+  for (float& weight : weights) weight = (static_cast<float>(random()) * 0x1p-31F - 1.0F) * scale;
+  return reference::Linear{inputs, outputs, std::move(weights), {}};
 }
 
 inline reference::Llama random_llama(const LlamaSize& size, unsigned seed) {
@@ -46,21 +44,23 @@ inline reference::Llama random_llama(const LlamaSize& size, unsigned seed) {
   weights.head = random_linear(size.hidden, size.vocabulary, random);
   weights.norm.assign(size.hidden, 1.0F);
   for (std::size_t layer = 0; layer < size.layers; ++layer) {
-    weights.layers.push_back({std::vector<float>(size.hidden, 1.0F),
-                              random_linear(size.hidden, q, random),
-                              random_linear(size.hidden, kv, random),
-                              random_linear(size.hidden, kv, random),
-                              random_linear(q, size.hidden, random),
-                              std::vector<float>(size.hidden, 1.0F),
-                              random_linear(size.hidden, size.intermediate, random),
-                              random_linear(size.hidden, size.intermediate, random),
-                              random_linear(size.intermediate, size.hidden, random)});
+    weights.layers.push_back({.attention_norm = std::vector<float>(size.hidden, 1.0F),
+                              .q = random_linear(size.hidden, q, random),
+                              .k = random_linear(size.hidden, kv, random),
+                              .v = random_linear(size.hidden, kv, random),
+                              .o = random_linear(q, size.hidden, random),
+                              .q_norm = {},
+                              .k_norm = {},
+                              .mlp_norm = std::vector<float>(size.hidden, 1.0F),
+                              .gate = random_linear(size.hidden, size.intermediate, random),
+                              .up = random_linear(size.hidden, size.intermediate, random),
+                              .down = random_linear(size.intermediate, size.hidden, random)});
   }
   return {config, std::move(weights)};
 }
 
 inline std::size_t weight_bytes(const reference::Llama& model) {
-  return model.parameters() * sizeof(float);
+  return model.weight_bytes();
 }
 
 }  // namespace kvpolicy::bench

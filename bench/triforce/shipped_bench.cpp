@@ -28,11 +28,11 @@
 #include <reference_model/llama.hpp>
 
 #include "bench/cpu/machine.hpp"
-#include "common/exam.hpp"
 #include "common/files.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/speculation_run.hpp"
 #include "common/speculative_text.hpp"
+#include "common/text_model.hpp"
 
 namespace {
 using namespace kvpolicy;
@@ -50,8 +50,8 @@ Size size;
 
 constexpr Size smoke_size{.text = 400, .texts = 1, .prose = 24, .questions = 1, .iterations = 1};
 
-const reference::Llama& target() {
-  static const auto model = reference::Llama::load(repository_path(shipped_model));
+const TextModel& target() {
+  static const auto model = TextModel::load(repository_path(shipped_model));
   return model;
 }
 const reference::Llama& small() {
@@ -65,13 +65,13 @@ std::vector<SpeculationTurn> turns_of(Kind kind, std::uint64_t seed) {
   const RetrievalText text =
       draw_text(held_out_text(), {.length = size.text, .questions = size.questions, .seed = seed});
   std::vector<SpeculationTurn> turns(1);
-  turns.front().prompt = tokens_of(text.body);
+  turns.front().prompt = target().encode(text.body);
   turns.front().past_stop_tokens = true;
   turns.front().most_new = kind == Kind::prose ? size.prose : 1;
   if (kind == Kind::prose) return turns;
   for (const Question& question : text.questions) {
     SpeculationTurn& turn = turns.emplace_back();
-    turn.prompt = tokens_of(question.text);
+    turn.prompt = target().encode_after(text.body, question.text);
     turn.most_new = 64;
   }
   return turns;
@@ -91,7 +91,7 @@ Total run(const SpeculationSetup& setup, Kind kind, bool beside_plain) {
     SpeculationSetup own = setup;
     own.options.stop_tokens = {'.'};
     own.options.seed = text;
-    SpeculativeText speculative{target(), needs_small_model(setup.structure) ? &small() : nullptr,
+    SpeculativeText speculative{target().llama(), needs_small_model(setup.structure) ? &small() : nullptr,
                                 own};
     const SpeculationResult result =
         run_speculation(speculative, turns_of(kind, text), beside_plain);

@@ -62,7 +62,7 @@ nlohmann::json settings_of(const SuiteConfig& config, const std::string& model) 
           {"per_text", config.per_text},
           {"depths", config.depths},
           {"windows", config.windows},
-          {"scored_bytes", config.scored},
+          {"scored_tokens", config.scored},
           {"lead_in", config.lead_in},
           {"prefill", config.prefill == Prefill::shared ? "shared" : "own"},
           {"compress", config.compress == Compress::after_text ? "text" : "question"}};
@@ -87,8 +87,8 @@ std::string file_of(const std::string& command, const nlohmann::json& settings,
                     const std::vector<nlohmann::ordered_json>& points) {
   const nlohmann::ordered_json what =
       "the same tasks for every plan. marks: a question each, 1 right, o the key of the other of "
-      "the two names. nats: surprise per byte. answer_ and text_ kl and same: divergence from the "
-      "full cache in nats per byte, share of the same likeliest bytes. kv_bytes: pages; row_bytes: "
+      "the two names. nats: surprise per byte; token_nats: per token. answer_ and text_ kl and same: "
+      "divergence from the full cache in nats per token, share of the same likeliest tokens. kv_bytes: pages; row_bytes: "
       "rows kept where the answer begins, by_head: of each KV head, layer after layer. settings: all "
       "that the plan was made with";
   std::string text = fmt::format("{{\n  \"what\": {},\n  \"command\": {},\n  \"settings\": {},\n",
@@ -128,7 +128,7 @@ const nlohmann::ordered_json* find_point(const std::vector<nlohmann::ordered_jso
   return nullptr;
 }
 
-std::vector<Point> measure(const reference::Llama& model, Suite suite, const SuiteConfig& config,
+std::vector<Point> measure(const TextModel& model, Suite suite, const SuiteConfig& config,
                            const std::vector<std::uint64_t>& seeds,
                            const std::vector<Entry>& entries, const std::string& plain,
                            const Advance& advance) {
@@ -141,7 +141,7 @@ std::vector<Point> measure(const reference::Llama& model, Suite suite, const Sui
   };
   std::vector<Job> jobs;
   for (std::size_t s = 0; s < seeds.size(); ++s) {
-    for (Task& task : draw_tasks(suite, config, seeds[s], plain)) {
+    for (Task& task : draw_tasks(model, suite, config, seeds[s], plain)) {
       jobs.push_back({s, std::move(task), {}});
     }
   }

@@ -13,8 +13,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include <reference_model/llama.hpp>
-
 #include "exam_plan.hpp"
 #include "suite.hpp"
 
@@ -71,7 +69,7 @@ struct Entry {
 /// over threads; results do not depend on the number of threads. `advance` is called by one thread
 /// at a time.
 /// @throws what draw_tasks and perform throw
-[[nodiscard]] std::vector<Point> measure(const reference::Llama& model, Suite suite,
+[[nodiscard]] std::vector<Point> measure(const TextModel& model, Suite suite,
                                          const SuiteConfig& config,
                                          const std::vector<std::uint64_t>& seeds,
                                          const std::vector<Entry>& entries,

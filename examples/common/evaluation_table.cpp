@@ -50,6 +50,7 @@ std::string with_spread(const std::vector<double>& values, double unit, int digi
 // How to read one number of a point.
 struct Measure {
   std::string suite;
+  std::string field;  // of the point; measurements that have no such field are not shown
   std::string title;
   double unit = 1;
   int digits = 1;
@@ -67,18 +68,19 @@ std::vector<Measure> measures() {
     };
   };
   return {
-      {"keys", "Questions answered exactly, %", 100, 1, marks("1")},
-      {"passkey", "Passkeys found, all depths, %", 100, 1, marks("1")},
-      {"reasoning", "Two-step questions answered exactly, %", 100, 1, marks("1")},
-      {"reasoning", "Two-step questions: the key of one of the two names, %", 100, 1, marks("1o")},
-      {"perplexity", "Surprise at text that goes on, nats per byte", 1, 4, values("nats")},
-      {"perplexity", "The same in bits per byte", std::numbers::log2e, 4, values("nats")},
-      {"agreement", "Answers: the same likeliest byte as the full cache, %", 100, 2,
+      {"keys", "marks", "Questions answered exactly, %", 100, 1, marks("1")},
+      {"passkey", "marks", "Passkeys found, all depths, %", 100, 1, marks("1")},
+      {"reasoning", "marks", "Two-step questions answered exactly, %", 100, 1, marks("1")},
+      {"reasoning", "marks", "Two-step questions: the key of one of the two names, %", 100, 1, marks("1o")},
+      {"perplexity", "nats", "Surprise at text that goes on, nats per byte", 1, 4, values("nats")},
+      {"perplexity", "nats", "The same in bits per byte", std::numbers::log2e, 4, values("nats")},
+      {"perplexity", "token_nats", "The same in nats per token", 1, 4, values("token_nats")},
+      {"agreement", "answer_same", "Answers: the same likeliest token as the full cache, %", 100, 2,
        values("answer_same")},
-      {"agreement", "Answers: KL divergence from the full cache, nats per byte", 1, 5,
+      {"agreement", "answer_kl", "Answers: KL divergence from the full cache, nats per token", 1, 5,
        values("answer_kl")},
-      {"agreement", "Text that goes on: the same likeliest byte, %", 100, 2, values("text_same")},
-      {"agreement", "Text that goes on: KL divergence, nats per byte", 1, 5, values("text_kl")},
+      {"agreement", "text_same", "Text that goes on: the same likeliest token, %", 100, 2, values("text_same")},
+      {"agreement", "text_kl", "Text that goes on: KL divergence, nats per token", 1, 5, values("text_kl")},
   };
 }
 
@@ -149,7 +151,7 @@ std::string evaluation_tables(const std::vector<nlohmann::ordered_json>& points)
   for (const Measure& measure : measures()) {
     Points own;
     for (const Json& point : points) {
-      if (point["suite"] == measure.suite) own.push_back(point);
+      if (point["suite"] == measure.suite && point.contains(measure.field)) own.push_back(point);
     }
     if (own.empty()) continue;
     text +=

@@ -8,9 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include <kvpolicy/core/error.hpp>
-#include <reference_model/sampler.hpp>
-
+#include "asked_question.hpp"
 #include "stopwatch.hpp"
 
 namespace kvpolicy::tools {
@@ -23,23 +21,11 @@ double agreement(const ExamResult& one, const ExamResult& other) {
   std::size_t same = 0;
   std::size_t all = 0;
   for (std::size_t i = 0; i < std::min(one.answers.size(), other.answers.size()); ++i) {
-    const std::size_t bytes = std::min(one.answers[i].size(), other.answers[i].size());
-    for (std::size_t at = 0; at < bytes; ++at) same += one.answers[i][at] == other.answers[i][at];
-    all += bytes;
+    const std::size_t tokens = std::min(one.answers[i].size(), other.answers[i].size());
+    for (std::size_t at = 0; at < tokens; ++at) same += one.answers[i][at] == other.answers[i][at];
+    all += tokens;
   }
   return all == 0 ? 0 : static_cast<double>(same) / static_cast<double>(all);
-}
-
-std::vector<int> tokens_of(std::string_view text) {
-  std::vector<int> tokens(text.size());
-  std::ranges::transform(text, tokens.begin(),
-                         [](char c) { return static_cast<unsigned char>(c); });
-  return tokens;
-}
-
-void require_bytes(const reference::Llama& model) {
-  require(model.config().vocabulary == 256, "the model has a vocabulary of ",
-          model.config().vocabulary, "; questions are asked in bytes, so it must be 256");
 }
 
 namespace {
@@ -47,7 +33,7 @@ namespace {
 using TokensDone = std::function<void(std::size_t)>;
 
 // Sums of the measurements of one text, stored in the fields of a result.
-ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const RetrievalText& text,
+ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const EncodedText& text,
                         const TokensDone& advance) {
   ExamResult result;
   const auto prefilled = make(plan.plan);
@@ -56,7 +42,7 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const Re
   std::size_t before = 0;
   // The logits after the text are not needed, because the questions come next.
   static_cast<void>(
-      prefilled->prefill(tokens_of(text.body), 512, [&](std::size_t read, std::size_t) {
+      prefilled->prefill(text.body, 512, [&](std::size_t read, std::size_t) {
         advance(read - before);
         before = read;
       }));
@@ -67,75 +53,72 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const Re
     prefilled->compress();
     result.compress_ms = compress.milliseconds();
   }
-  for (const Question& question : text.questions) {
+  for (const AskedQuestion& asked : text.questions) {
     const std::unique_ptr<Sequence> cache = prefilled->fork();
-    std::vector<float> logits = cache->prefill(tokens_of(question.text), question.text.size());
+    const std::vector<float> logits = cache->prefill(asked.question(), asked.question().size());
     if (plan.compresses && plan.compress == Compress::after_question) {
       const Stopwatch compress;
       cache->compress();
       result.compress_ms += compress.milliseconds();
     }
-    std::string answer{static_cast<char>(reference::likeliest(logits))};
     const Stopwatch decode;
-    while (answer.size() < question.answer.size()) {
-      logits = cache->decode(static_cast<unsigned char>(answer.back()), plan.reading);
-      answer += static_cast<char>(reference::likeliest(logits));
-    }
+    std::vector<int> answer = asked.decode(*cache, logits, plan.reading);
     result.decode_ms += decode.milliseconds();
     result.bytes += static_cast<double>(cache->bytes());
     result.bytes_read += static_cast<double>(cache->bytes_read(plan.reading));
-    result.right.push_back(answer == question.answer);
+    result.right.push_back(asked.is_right(answer));
     result.answers.push_back(std::move(answer));
-    advance(question.text.size() + question.answer.size());
+    advance(asked.size());
   }
   return result;
 }
 
 // Does the same with speculative decoding.
-ExamResult examine_by_guesses(const reference::Llama& model, const ExamPlan& plan,
-                              const RetrievalText& text, const TokensDone& advance) {
+ExamResult examine_by_guesses(const TextModel& model, const ExamPlan& plan,
+                              const EncodedText& text, const TokensDone& advance) {
   ExamResult result;
-  SpeculativeText read{model, plan.small_model.get(), *plan.speculation};
+  SpeculativeText read{model.llama(), plan.small_model.get(), *plan.speculation};
   const Stopwatch prefill;
   std::size_t before = 0;
-  read.read(tokens_of(text.body), [&](std::size_t done, std::size_t) {
+  read.read(text.body, [&](std::size_t done, std::size_t) {
     advance(done - before);
     before = done;
   });
   result.prefill_ms = prefill.milliseconds();
   result.peak_bytes = static_cast<double>(read.bytes() + read.draft_bytes());
-  for (const Question& question : text.questions) {
+  for (const AskedQuestion& asked : text.questions) {
     const std::unique_ptr<SpeculativeText> cache = read.fork(*plan.speculation);
-    cache->read(tokens_of(question.text));
-    std::string answer;
+    cache->read(asked.question());
+    std::vector<int> answer;
     const auto take = [&](const DecodedStep& step) {
-      for (const NewToken& token : step.tokens) answer += static_cast<char>(token.token);
+      for (const NewToken& token : step.tokens) {
+        if (answer.empty() || !model.is_end(answer.back())) answer.push_back(token.token);
+      }
     };
     // The first token counts as part of the question's time, as in the other plans.
     take(cache->step(1));
     const std::size_t bytes_before = cache->bytes_read();
     const Stopwatch decode;
-    while (answer.size() < question.answer.size()) {
-      take(cache->step(question.answer.size() - answer.size()));
+    while (asked.goes_on(answer)) {
+      const std::size_t whole = asked.answer().size();
+      take(cache->step(std::max(whole, answer.size() + 1) - answer.size()));
     }
     result.decode_ms += decode.milliseconds();
     result.bytes += static_cast<double>(cache->bytes() + cache->draft_bytes());
     result.bytes_read += static_cast<double>(cache->bytes_read() - bytes_before) /
                          static_cast<double>(std::max<std::size_t>(answer.size(), 2) - 1);
-    result.right.push_back(answer == question.answer);
+    result.right.push_back(asked.is_right(answer));
     result.answers.push_back(std::move(answer));
-    advance(question.text.size() + question.answer.size());
+    advance(asked.size());
   }
   return result;
 }
 
-std::size_t tokens_in(std::span<const RetrievalText> texts) {
+std::size_t tokens_in(std::span<const EncodedText> texts) {
   std::size_t tokens = 0;
-  for (const RetrievalText& text : texts) {
+  for (const EncodedText& text : texts) {
     tokens += text.body.size();
-    for (const Question& question : text.questions) {
-      tokens += question.text.size() + question.answer.size();
-    }
+    for (const AskedQuestion& asked : text.questions) tokens += asked.size();
   }
   return tokens;
 }
@@ -152,7 +135,7 @@ ExamResult joined(const std::string& name, std::span<const ExamResult> parts) {
     whole.prefill_ms += part.prefill_ms;
     whole.compress_ms += part.compress_ms;
     whole.decode_ms += part.decode_ms;
-    for (const std::string& answer : part.answers)
+    for (const std::vector<int>& answer : part.answers)
       decoded += static_cast<double>(answer.size()) - 1;
     whole.answers.insert(whole.answers.end(), part.answers.begin(), part.answers.end());
     whole.right.insert(whole.right.end(), part.right.begin(), part.right.end());
@@ -170,12 +153,13 @@ ExamResult joined(const std::string& name, std::span<const ExamResult> parts) {
 
 }  // namespace
 
-ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
-                   std::span<const RetrievalText> texts, const ExamReport& report, Threads share,
+ExamResult examine(const TextModel& model, const ExamPlan& plan,
+                   std::span<const RetrievalText> drawn, const ExamReport& report, Threads share,
                    const MakeSequence& make) {
-  require_bytes(model);
+  std::vector<EncodedText> texts;
+  for (const RetrievalText& text : drawn) texts.emplace_back(model, text);
   const MakeSequence on_cpu = [&](HeadPlan<bfloat16> own) {
-    return make_sequence(model, std::move(own));
+    return make_sequence(model.llama(), std::move(own));
   };
   const MakeSequence& made = make ? make : on_cpu;
   const std::size_t total = tokens_in(texts);
@@ -186,7 +170,7 @@ ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
     done += tokens;
     if (report) report(done, total);
   };
-  const auto examine_one = [&](const RetrievalText& text) {
+  const auto examine_one = [&](const EncodedText& text) {
     return plan.speculation ? examine_by_guesses(model, plan, text, advance)
                             : examine_text(made, plan, text, advance);
   };

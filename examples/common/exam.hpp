@@ -11,18 +11,18 @@
 #include <string>
 #include <vector>
 
-#include <reference_model/llama.hpp>
-
 #include "exam_plan.hpp"
 #include "retrieval_text.hpp"
+#include "text_model.hpp"
 
 namespace kvpolicy::tools {
 
 /// The results of one plan over all texts.
 struct ExamResult {
   std::string plan;
-  std::vector<std::string> answers;  ///< decoded greedily, one for each question, text after text
-  std::vector<bool> right;           ///< whether it is the expected answer, byte for byte
+  /// Tokens, decoded greedily, one answer for each question, text after text.
+  std::vector<std::vector<int>> answers;
+  std::vector<bool> right;           ///< whether it begins with the expected answer
   double bytes = 0;                  ///< of the cache that answers; mean over the questions
   double peak_bytes = 0;             ///< of a cache at the end of a text; mean over the texts
   double bytes_read = 0;             ///< by attention for a token; mean over the questions
@@ -33,14 +33,11 @@ struct ExamResult {
   [[nodiscard]] std::size_t right_count() const;
 };
 
-/// The share of answer bytes that equal those of another plan at the same positions.
+/// The share of answer tokens that equal those of another plan at the same positions.
 [[nodiscard]] double agreement(const ExamResult& one, const ExamResult& other);
 
 /// Is called with the tokens read and decoded so far, and with the total.
 using ExamReport = std::function<void(std::size_t done, std::size_t total)>;
-
-/// @throws ConfigError unless the model's tokens are bytes (a vocabulary of 256)
-void require_bytes(const reference::Llama& model);
 
 /// How threads share the work. `one_text`: texts are read one after another, each by all threads,
 /// so that times mean something. `texts`: each thread takes whole texts, which is faster where
@@ -49,13 +46,10 @@ enum class Threads : std::uint8_t { one_text, texts };
 
 /// `make` creates the sequences; if empty, they run on the CPU. Any other `make` is only called by
 /// one thread at a time and needs Threads::one_text.
-/// @throws what require_bytes and the cache throw
-[[nodiscard]] ExamResult examine(const reference::Llama& model, const ExamPlan& plan,
+/// @throws what the cache throws
+[[nodiscard]] ExamResult examine(const TextModel& model, const ExamPlan& plan,
                                  std::span<const RetrievalText> texts,
                                  const ExamReport& report = {}, Threads share = Threads::one_text,
                                  const MakeSequence& make = {});
-
-/// The bytes of a text as tokens.
-[[nodiscard]] std::vector<int> tokens_of(std::string_view text);
 
 }  // namespace kvpolicy::tools

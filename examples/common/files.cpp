@@ -41,9 +41,11 @@ void write_result(const std::string& path, const std::string& text) {
 
 void require_model_folder(const std::string& folder) {
   std::error_code ignored;
-  require<FormatError>(fs::exists(fs::path{folder} / "config.json", ignored), folder,
+  const bool found = fs::is_regular_file(folder, ignored) ||
+                     fs::exists(fs::path{folder} / "config.json", ignored);
+  require<FormatError>(found, folder,
                        ": no model here; --model takes a Hugging Face folder with config.json and "
-                       "model.safetensors");
+                       "model.safetensors, or a GGUF file");
 }
 
 }  // namespace kvpolicy::tools

@@ -17,7 +17,8 @@ inline constexpr const char* shipped_model = "reference_model/weights/keyfinder"
 /// @throws StorageError naming the file or the folder
 void write_result(const std::string& path, const std::string& text);
 
-/// @throws FormatError that says what a model folder is, unless `folder` holds a config.json
+/// @throws FormatError that says what a model is, unless `folder` holds a config.json or is a file, which
+/// must then be GGUF
 void require_model_folder(const std::string& folder);
 
 }  // namespace kvpolicy::tools

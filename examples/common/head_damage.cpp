@@ -12,7 +12,7 @@
 #include <kvpolicy/core/error.hpp>
 
 #include "../tool_plan.hpp"
-#include "exam.hpp"
+#include "asked_question.hpp"
 #include "sequence.hpp"
 
 namespace kvpolicy::tools {
@@ -32,13 +32,13 @@ double nats(std::span<const float> logits, int token) {
 class ReadText {
  public:
   // `queries`: the largest number of queries that any plan chooses rows by.
-  ReadText(const reference::Llama& model, const RetrievalText& text, std::size_t end,
+  ReadText(const TextModel& model, const RetrievalText& text, std::size_t end,
            std::size_t queries)
-      : text_{&text}, tokens_{tokens_of(text.body)} {
-    require(tokens_.size() > end && end > 1, "a text of ", tokens_.size(),
+      : text_{model, text} {
+    const std::span<const int> tokens{text_.body};
+    require(tokens.size() > end && end > 1, "a text of ", tokens.size(),
             " tokens has no end of ", end, " to be measured by");
-    before_end_ = make_sequence(model, Plan{model.config().shape()}, queries);
-    const std::span<const int> tokens{tokens_};
+    before_end_ = make_sequence(model.llama(), Plan{model.config().shape()}, queries);
     static_cast<void>(before_end_->prefill(tokens.first(tokens.size() - end)));
     end_ = tokens.last(end);
     whole_ = before_end_->fork();
@@ -53,14 +53,14 @@ class ReadText {
     loss.text = sum(*ending, end_) / static_cast<double>(end_.size() - 1);
 
     const auto whole = whole_->fork_as(plan);
-    for (const Question& question : text_->questions) {
+    for (const AskedQuestion& question : text_.questions) {
       const auto asked = whole->fork();
-      const auto logits = asked->prefill(tokens_of(question.text), question.text.size());
+      const auto logits = asked->prefill(question.question(), question.question().size());
       if (compresses) asked->compress();
-      const std::vector<int> answer = tokens_of(question.answer);
+      const std::vector<int>& answer = question.answer();
       loss.answers += nats(logits, answer.front()) + sum(*asked, answer);
     }
-    loss.answers /= static_cast<double>(std::max<std::size_t>(text_->questions.size(), 1));
+    loss.answers /= static_cast<double>(std::max<std::size_t>(text_.questions.size(), 1));
     return loss;
   }
 
@@ -76,18 +76,16 @@ class ReadText {
     return total;
   }
 
-  const RetrievalText* text_;
-  std::vector<int> tokens_;
-  std::span<const int> end_;  // a part of tokens_
+  EncodedText text_;
+  std::span<const int> end_;  // a part of the text's tokens
   std::unique_ptr<Sequence> before_end_, whole_;
 };
 
 // Returns losses[text][plan].
-std::vector<std::vector<TextLoss>> losses_under(const reference::Llama& model,
+std::vector<std::vector<TextLoss>> losses_under(const TextModel& model,
                                                 std::span<const Plan> plans,
                                                 std::span<const RetrievalText> texts,
                                                 std::size_t end, const DamageReport& report) {
-  require_bytes(model);
   require(!texts.empty(), "there are no texts to measure damage by");
   std::size_t queries = 0;
   for (const Plan& plan : plans) {
@@ -153,7 +151,7 @@ void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, st
 
 }  // namespace
 
-std::vector<HeadChoice<bfloat16>> measure_damage(const reference::Llama& model,
+std::vector<HeadChoice<bfloat16>> measure_damage(const TextModel& model,
                                              std::span<const HeadSettings<bfloat16>> choices,
                                              std::span<const RetrievalText> texts,
                                              const DamageReport& report, std::size_t end) {
@@ -191,12 +189,14 @@ std::vector<HeadChoice<bfloat16>> measure_damage(const reference::Llama& model,
     measured.push_back({choice, std::move(damage)});
   }
   std::size_t longest = 0;
-  for (const RetrievalText& text : texts) longest = std::max(longest, text.body.size());
+  for (const RetrievalText& text : texts) {
+    longest = std::max(longest, model.encode(text.body).size());
+  }
   smooth(measured, shape.head_dim, longest);
   return measured;
 }
 
-TextLoss loss_under(const reference::Llama& model, const Plan& plan,
+TextLoss loss_under(const TextModel& model, const Plan& plan,
                     std::span<const RetrievalText> texts, std::size_t end) {
   return mean(losses_under(model, {&plan, 1}, texts, end, {}), 0);
 }

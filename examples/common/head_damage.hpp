@@ -11,9 +11,8 @@
 
 #include <kvpolicy/plan/head_plan.hpp>
 #include <kvpolicy/plan/search.hpp>
-#include <reference_model/llama.hpp>
-
 #include "retrieval_text.hpp"
+#include "text_model.hpp"
 
 namespace kvpolicy::tools {
 
@@ -39,13 +38,13 @@ using DamageReport = std::function<void(double share)>;
 /// question, and for the loss on the text's end after the text.
 ///
 /// Texts are distributed over threads; their number changes the result only by rounding.
-/// @throws ConfigError as require_bytes, or for no texts or a text of no more than `end` bytes
+/// @throws ConfigError for no texts or a text of no more than `end` tokens
 [[nodiscard]] std::vector<HeadChoice<bfloat16>> measure_damage(
-    const reference::Llama& model, std::span<const HeadSettings<bfloat16>> choices,
+    const TextModel& model, std::span<const HeadSettings<bfloat16>> choices,
     std::span<const RetrievalText> texts, const DamageReport& report = {}, std::size_t end = 128);
 
 /// The loss under one plan, measured with the same texts and forks.
-[[nodiscard]] TextLoss loss_under(const reference::Llama& model, const HeadPlan<bfloat16>& plan,
+[[nodiscard]] TextLoss loss_under(const TextModel& model, const HeadPlan<bfloat16>& plan,
                                   std::span<const RetrievalText> texts, std::size_t end = 128);
 
 }  // namespace kvpolicy::tools

@@ -13,6 +13,8 @@
 
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/io/text_file.hpp>
+#include <reference_model/config.hpp>
+#include <reference_model/gguf.hpp>
 
 #include "error_text.hpp"
 
@@ -186,7 +188,15 @@ ModelShape parse_shape(const std::string& text) {
   if (std::filesystem::is_directory(text, ignored)) {
     return shape_in(text);
   }
-  throw ConfigError(message("--shape ", text, ": is neither a model folder, nor four numbers ",
+  if (reference::is_gguf(text)) {
+    const reference::LlamaConfig config = reference::load_llama_config(text);
+    ModelShape shape = config.shape();
+    for (std::size_t l = 0; l < shape.layers; ++l) {
+      if (config.windows[l] > 0) shape.change(l).window = config.windows[l];
+    }
+    return named_by(text, [&] { return (shape.validate(), shape); });
+  }
+  throw ConfigError(message("--shape ", text, ": is neither a model folder or GGUF file, nor four numbers ",
                             "layers,q_heads,kv_heads,head_dim, nor one of\n", known_shapes()));
 }
 

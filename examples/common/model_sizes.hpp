@@ -12,7 +12,8 @@ namespace kvpolicy::tools {
 
 /// A known model's name, four numbers "layers,q_heads,kv_heads,head_dim", or a model folder, of whose
 /// config.json it reads these four and which layers have a window or no cache: a plan needs no more of a
-/// model that the tools cannot run. A latent cache (kv_lora_rank) is refused.
+/// model that the tools cannot run. A latent cache (kv_lora_rank) is refused. Also a GGUF file of an
+/// architecture that the reference model computes.
 /// @throws ConfigError, FormatError
 [[nodiscard]] ModelShape parse_shape(const std::string& text);
 

@@ -14,6 +14,7 @@
 #include <kvpolicy/plan/search_menu.hpp>
 
 #include "error_text.hpp"
+#include "head_files.hpp"
 #include "model_sizes.hpp"
 #include "pattern_folder.hpp"
 #include "terminal.hpp"
@@ -68,11 +69,13 @@ SearchChoices search_choices(const HeadKnowledge& known, const ModelShape& shape
   require(!known.weights.empty(),
           "what is known about the heads? Give --damage, --gates or --scores, or a model folder "
           "(--weights) in which they lie");
-  const fs::path folder{known.weights};
   std::error_code ignored;
-  if (fs::exists(folder / "damage.json", ignored)) return measured(folder / "damage.json", shape);
-  if (fs::exists(folder / "duo", ignored)) return from_gates(folder / "duo", shape, context);
-  return from_scores(folder / "headkv" / "retrieval_heads.json", shape, context);
+  const fs::path damage = head_file(known.weights, "damage.json");
+  if (fs::exists(damage, ignored)) return measured(damage, shape);
+  const fs::path gates = head_file(known.weights, "duo");
+  if (fs::exists(gates, ignored)) return from_gates(gates, shape, context);
+  return from_scores(require_head_file(known.weights, fs::path{"headkv"} / "retrieval_heads.json"), shape,
+                     context);
 }
 
 std::size_t parse_budget(const std::string& text, const ModelShape& shape, std::size_t context,

@@ -7,14 +7,13 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/text_file.hpp>
 
-#include "exam.hpp"
 #include "run_tool.hpp"
 
 namespace kvpolicy::tools {
 
 CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments, const std::string& how_many) {
   auto* source = app.add_option_group("Prompt", how_many);
-  source->add_option("--prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
+  source->add_option("--prompt,prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
   source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")
       ->type_name("PATH");
   source->add_option("--tokens", arguments.tokens, "The prompt as numbers of tokens")
@@ -25,17 +24,19 @@ CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments,
   return source;
 }
 
-std::vector<int> prompt_tokens(const PromptArguments& arguments, std::size_t vocabulary) {
-  if (!arguments.tokens.empty()) return arguments.tokens;
+std::string prompt_text(const PromptArguments& arguments) {
   require(arguments.given(),
           "there is no prompt; give one of --prompt TEXT, --file PATH, --tokens N,N,...");
-  require(vocabulary == 256, "the model has a vocabulary of ", vocabulary,
-          ", not of bytes, and this program has no tokenizer: give the prompt as --tokens N,N,...");
-  if (!arguments.prompt.empty()) return tokens_of(arguments.prompt);
-  if (arguments.file != "-") return tokens_of(io::read_text_file(arguments.file));
-  const std::string text = io::read_text_stream(std::cin, "stdin");
+  if (!arguments.prompt.empty()) return arguments.prompt;
+  require(arguments.tokens.empty(), "--tokens is no text; give --prompt TEXT or --file PATH");
+  if (arguments.file != "-") return io::read_text_file(arguments.file);
+  std::string text = io::read_text_stream(std::cin, "stdin");
   require(!text.empty(), "stdin is empty, expected a prompt");
-  return tokens_of(text);
+  return text;
+}
+
+std::vector<int> prompt_tokens(const PromptArguments& arguments, const TextModel& model) {
+  return arguments.tokens.empty() ? model.encode(prompt_text(arguments)) : arguments.tokens;
 }
 
 }  // namespace kvpolicy::tools

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The prompt of a tool: a text, a file or token numbers.
+// The prompt of a tool: a text, a file or tokens by number.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,8 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
+
+#include "text_model.hpp"
 
 namespace kvpolicy::tools {
 
@@ -20,14 +22,17 @@ struct PromptArguments {
   [[nodiscard]] bool given() const { return !prompt.empty() || !file.empty() || !tokens.empty(); }
 };
 
-/// Adds --prompt, --file and --tokens; --help shows `how_many` as the description of the group.
+/// Adds --prompt, which may stand without its name, --file and --tokens; --help shows `how_many` as the description of the group.
 /// Callers may add further options to the returned group, which exclude these.
 CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments, const std::string& how_many);
 
-/// The tokens of the prompt. Texts are accepted only for models whose tokens are bytes.
-/// @throws ConfigError for a text where the model has another vocabulary, for empty stdin, or if no
-/// prompt was given; FormatError for a file that cannot be read
+/// The text of --prompt or --file.
+/// @throws ConfigError for empty stdin, or if there is no text; FormatError for a file that cannot be
+/// read
+[[nodiscard]] std::string prompt_text(const PromptArguments& arguments);
+
+/// The tokens of the prompt. @throws as prompt_text, and as TextModel::encode for a text
 [[nodiscard]] std::vector<int> prompt_tokens(const PromptArguments& arguments,
-                                             std::size_t vocabulary);
+                                             const TextModel& model);
 
 }  // namespace kvpolicy::tools

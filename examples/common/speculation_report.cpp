@@ -16,10 +16,10 @@
 namespace kvpolicy::tools {
 namespace {
 
-std::string text_of(const std::vector<NewToken>& tokens) {
-  std::string text;
-  for (const NewToken& token : tokens) text += static_cast<char>(token.token);
-  return text;
+std::string text_of(const reference::Tokenizer& tokenizer, const std::vector<NewToken>& said) {
+  std::vector<int> tokens;
+  for (const NewToken& token : said) tokens.push_back(token.token);
+  return tokenizer.decode(tokens);
 }
 
 std::size_t questions_asked(const std::vector<SpeculationTurn>& turns) {
@@ -27,12 +27,14 @@ std::size_t questions_asked(const std::vector<SpeculationTurn>& turns) {
       turns, [](const SpeculationTurn& turn) { return !turn.answer.empty(); }));
 }
 
-std::size_t right_answers(const std::vector<SpeculationTurn>& turns,
+std::size_t right_answers(const reference::Tokenizer& tokenizer,
+                          const std::vector<SpeculationTurn>& turns,
                           const SpeculationResult& result) {
   std::size_t right = 0;
   for (std::size_t turn = 0; turn < turns.size(); ++turn) {
     const std::string& answer = turns[turn].answer;
-    if (!answer.empty() && text_of(result.tokens_of_turn(turn)) == answer) ++right;
+    if (answer.empty()) continue;
+    if (text_of(tokenizer, result.tokens_of_turn(turn)).starts_with(answer)) ++right;
   }
   return right;
 }
@@ -120,8 +122,8 @@ void SpeculationDisplay::end(std::size_t turn) {
   std::fflush(stdout);
 }
 
-void print_report(const SpeculativeText& text, const std::vector<SpeculationTurn>& turns,
-                  const SpeculationResult& result) {
+void print_report(const reference::Tokenizer& tokenizer, const SpeculativeText& text,
+                  const std::vector<SpeculationTurn>& turns, const SpeculationResult& result) {
   print_levels(result);
   print_line(
       named(text.setup().structure).name,
@@ -141,7 +143,7 @@ void print_report(const SpeculativeText& text, const std::vector<SpeculationTurn
     print_line("speed-up", speedup);
   }
   if (const std::size_t asked = questions_asked(turns); asked > 0) {
-    print_line("answers", fmt::format("{} of {} right", right_answers(turns, result), asked));
+    print_line("answers", fmt::format("{} of {} right", right_answers(tokenizer, turns, result), asked));
   }
   print_line("prompt", fmt::format("{} tokens in {} ms", thousands(turns.front().prompt.size()),
                                    fixed(1e3 * result.prefill_seconds, 0)));
@@ -155,8 +157,9 @@ void print_report(const SpeculativeText& text, const std::vector<SpeculationTurn
   print_line("KV cache", memory);
 }
 
-nlohmann::json as_json(const SpeculativeText& text, const std::vector<SpeculationTurn>& turns,
-                       const SpeculationResult& result, bool bytes) {
+nlohmann::json as_json(const reference::Tokenizer& tokenizer, const SpeculativeText& text,
+                       const std::vector<SpeculationTurn>& turns,
+                       const SpeculationResult& result) {
   nlohmann::json turns_json = nlohmann::json::array();
   for (std::size_t turn = 0; turn < turns.size(); ++turn) {
     nlohmann::json steps = nlohmann::json::array();
@@ -175,8 +178,8 @@ nlohmann::json as_json(const SpeculativeText& text, const std::vector<Speculatio
     }
     nlohmann::json one{{"prompt_tokens", turns[turn].prompt.size()},
                        {"steps", std::move(steps)},
+                       {"text", text_of(tokenizer, result.tokens_of_turn(turn))},
                        {"ended_by", name_of(result.endings[turn])}};
-    if (bytes) one["text"] = text_of(result.tokens_of_turn(turn));
     if (!turns[turn].answer.empty()) {
       one["question"] = turns[turn].question;
       one["answer"] = turns[turn].answer;
@@ -204,7 +207,7 @@ nlohmann::json as_json(const SpeculativeText& text, const std::vector<Speculatio
                       {"draft_kv_bytes", text.draft_bytes()},
                       {"prefill_ms", 1e3 * result.prefill_seconds},
                       {"decode_ms_per_token", 1e3 * result.seconds_per_token()}};
-  if (questions_asked(turns) > 0) json["right"] = right_answers(turns, result);
+  if (questions_asked(turns) > 0) json["right"] = right_answers(tokenizer, turns, result);
   if (result.plain_tokens > 0) {
     json["plain_ms_per_token"] = 1e3 * result.plain_seconds_per_token();
     json["speedup"] = result.speedup();

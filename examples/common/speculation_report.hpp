@@ -37,10 +37,11 @@ class SpeculationDisplay {
 };
 
 /// Prints the tables for the run of `text` through `turns`.
-void print_report(const SpeculativeText& text, const std::vector<SpeculationTurn>& turns,
-                  const SpeculationResult& result);
-[[nodiscard]] nlohmann::json as_json(const SpeculativeText& text,
+void print_report(const reference::Tokenizer& tokenizer, const SpeculativeText& text,
+                  const std::vector<SpeculationTurn>& turns, const SpeculationResult& result);
+[[nodiscard]] nlohmann::json as_json(const reference::Tokenizer& tokenizer,
+                                     const SpeculativeText& text,
                                      const std::vector<SpeculationTurn>& turns,
-                                     const SpeculationResult& result, bool bytes);
+                                     const SpeculationResult& result);
 
 }  // namespace kvpolicy::tools

@@ -63,16 +63,11 @@ class Decoding {
  private:
   // Drops what follows the stop text, which may begin in an earlier step.
   void cut(std::vector<NewToken>& fresh) {
-    const std::vector<int>& stop = turn_->stop;
-    if (stop.empty()) return;
-    std::vector<int> latest{
-        tokens_.end() - static_cast<std::ptrdiff_t>(std::min(tokens_.size(), stop.size() - 1)),
-        tokens_.end()};
+    if (!turn_->stops) return;
+    std::vector<int> said = tokens_;
     for (std::size_t i = 0; i < fresh.size(); ++i) {
-      latest.push_back(fresh[i].token);
-      const bool ends =
-          latest.size() >= stop.size() && std::equal(stop.rbegin(), stop.rend(), latest.rbegin());
-      if (!ends) continue;
+      said.push_back(fresh[i].token);
+      if (!turn_->stops(said)) continue;
       fresh.resize(i + 1);
       ending_ = Ending::stop_token;
       return;

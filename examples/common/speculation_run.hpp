@@ -13,18 +13,20 @@
 #include <kvpolicy/speculation/decoder.hpp>
 
 #include "speculative_text.hpp"
+#include "text_model.hpp"
 
 namespace kvpolicy::tools {
 
 struct SpeculationTurn {
   std::vector<int> prompt;
   std::size_t most_new = 256;
-  /// The turn ends after these tokens; further tokens of the same step stay part of the text. A
-  /// single token is better given as SpeculationOptions::stop_tokens, which end a text exactly.
-  std::vector<int> stop = {};
+  /// Whether the turn ends after the latest of its tokens; further tokens of the same step stay part
+  /// of the text. A single token is better given as SpeculationOptions::stop_tokens, which end a text
+  /// exactly. Empty: the turn does not end so.
+  Stops stops = {};
   bool past_stop_tokens = false;  ///< continues after SpeculationOptions::stop_tokens
   std::string question = {};      ///< as shown; empty if the prompt is no question
-  std::string answer = {};        ///< the right answer, if the prompt is a question
+  std::string answer = {};        ///< how the right answer begins, if the prompt is a question
 };
 
 /// One verification.

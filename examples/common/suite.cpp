@@ -9,8 +9,8 @@
 #include <kvpolicy/core/error.hpp>
 #include <reference_model/sampler.hpp>
 
+#include "asked_question.hpp"
 #include "distribution.hpp"
-#include "exam.hpp"
 
 namespace kvpolicy::tools {
 namespace {
@@ -26,10 +26,9 @@ std::vector<double> even_depths(std::size_t count) {
   return depths;
 }
 
-void draw_questions(Suite suite, const SuiteConfig& config, std::uint64_t seed,
-                    const std::string& plain, std::vector<Task>& tasks) {
-  RetrievalTextConfig text{.length = config.length,
-                           .lead_in = config.lead_in,
+void draw_questions(const TextModel& model, Suite suite, const SuiteConfig& config,
+                    std::uint64_t seed, const std::string& plain, std::vector<Task>& tasks) {
+  RetrievalTextConfig text{.lead_in = config.lead_in,
                            .two_step = suite == Suite::reasoning,
                            .seed = seed};
   if (suite == Suite::passkey) text.depths = even_depths(config.depths);
@@ -40,22 +39,28 @@ void draw_questions(Suite suite, const SuiteConfig& config, std::uint64_t seed,
   for (std::size_t left = config.questions; left > 0;) {
     text.questions = suite == Suite::passkey ? per_text : std::min(left, per_text);
     text.number = tasks.size();
-    tasks.push_back({draw_text(plain, text), {}});
+    Task task{.text = draw_text_in_tokens(model, plain, config.length, text)};
+    task.body = model.encode(task.text.body);
+    tasks.push_back(std::move(task));
     left -= std::min(left, text.questions);
   }
 }
 
-// Draws texts without facts, and the bytes that follow them.
-void draw_windows(const SuiteConfig& config, std::uint64_t seed, const std::string& plain,
-                  std::vector<Task>& tasks) {
-  require(config.scored < config.length, "a text of ", config.length, " bytes has no room for ",
+// Draws texts without facts, and the tokens that follow them.
+void draw_windows(const TextModel& model, const SuiteConfig& config, std::uint64_t seed,
+                  const std::string& plain, std::vector<Task>& tasks) {
+  require(config.scored < config.length, "a text of ", config.length, " tokens has no room for ",
           config.scored, " to score; score fewer");
   for (std::size_t i = 0; i < config.windows; ++i) {
-    RetrievalText text =
-        draw_plain_text(plain, {.length = config.length, .seed = seed, .number = i});
-    std::string follows = text.body.substr(config.length - config.scored);
-    text.body.resize(config.length - config.scored);
-    tasks.push_back({std::move(text), std::move(follows)});
+    Task task;
+    task.body = draw_plain_tokens(model, plain, config.length, {.seed = seed, .number = i});
+    const std::size_t bytes = model.decode(task.body).size();
+    task.follows.assign(task.body.end() - static_cast<std::ptrdiff_t>(config.scored),
+                        task.body.end());
+    task.body.resize(config.length - config.scored);
+    task.text.body = model.decode(task.body);
+    task.follows_bytes = bytes - task.text.body.size();
+    tasks.push_back(std::move(task));
   }
 }
 
@@ -72,39 +77,29 @@ struct Asked {
   Logits logits;
 };
 
-Asked ask(const Sequence& read, const ExamPlan& plan, const Question& question) {
+Asked ask(const Sequence& read, const ExamPlan& plan, const AskedQuestion& question) {
   Asked asked{read.fork(), {}};
-  asked.logits = asked.cache->prefill(tokens_of(question.text), question.text.size());
+  asked.logits = asked.cache->prefill(question.question(), question.question().size());
   if (plan.compresses && plan.compress == Compress::after_question) asked.cache->compress();
   return asked;
 }
 
-char mark(const std::string& answer, const Question& question) {
-  if (answer == question.answer) return '1';
-  return !question.other.empty() && answer == question.other ? 'o' : '0';
-}
-
-void answer_all(const Sequence& read, const ExamPlan& plan, const RetrievalText& text,
-                Outcome& outcome) {
-  for (const Question& question : text.questions) {
+void answer_all(const Sequence& read, const ExamPlan& plan,
+                const std::vector<AskedQuestion>& questions, Outcome& outcome) {
+  for (const AskedQuestion& question : questions) {
     Asked asked = ask(read, plan, question);
     count_bytes(*asked.cache, outcome);
-    std::string answer{static_cast<char>(reference::likeliest(asked.logits))};
-    while (answer.size() < question.answer.size()) {
-      answer += static_cast<char>(reference::likeliest(
-          asked.cache->decode(static_cast<unsigned char>(answer.back()), plan.reading)));
-    }
-    outcome.marks += mark(answer, question);
+    outcome.marks += question.mark(question.decode(*asked.cache, asked.logits, plan.reading));
   }
 }
 
-// The logits before each of the bytes, which the cache reads one by one.
+// The logits before each of the tokens, which the cache reads one by one.
 std::vector<Logits> along(Sequence& cache, const Reading& reading, Logits first,
-                          std::string_view bytes) {
+                          std::span<const int> tokens) {
   std::vector<Logits> said;
   said.push_back(std::move(first));
-  for (std::size_t i = 0; i + 1 < bytes.size(); ++i) {
-    said.push_back(cache.decode(static_cast<unsigned char>(bytes[i]), reading));
+  for (std::size_t i = 0; i + 1 < tokens.size(); ++i) {
+    said.push_back(cache.decode(tokens[i], reading));
   }
   return said;
 }
@@ -114,38 +109,39 @@ struct Distance {
   double same = 0;
 };
 
-// The distance per byte.
+// The distance per token.
 Distance distance(const std::vector<Logits>& truth, const std::vector<Logits>& guess) {
   Distance sum;
   for (std::size_t i = 0; i < truth.size(); ++i) {
     sum.kl += divergence(truth[i], guess[i]);
     sum.same += reference::likeliest(truth[i]) == reference::likeliest(guess[i]) ? 1 : 0;
   }
-  const auto bytes = static_cast<double>(truth.size());
-  return {sum.kl / bytes, sum.same / bytes};
+  const auto tokens = static_cast<double>(truth.size());
+  return {sum.kl / tokens, sum.same / tokens};
 }
 
-// The full cache's own answer to a question, and its logits on the way.
+// The full cache's own answer to a question, as long as the right one, and its logits on the way.
 struct Truth {
-  std::string answer;
+  std::vector<int> answer;
   std::vector<Logits> said;
 };
 
-Truth answer_in_full(const Sequence& full, const Question& question) {
+Truth answer_in_full(const Sequence& full, const AskedQuestion& question) {
   const auto cache = full.fork();
   Truth truth;
-  truth.said.push_back(cache->prefill(tokens_of(question.text), question.text.size()));
+  truth.said.push_back(cache->prefill(question.question(), question.question().size()));
   for (;;) {
-    truth.answer += static_cast<char>(reference::likeliest(truth.said.back()));
-    if (truth.answer.size() == question.answer.size()) return truth;
-    truth.said.push_back(cache->decode(static_cast<unsigned char>(truth.answer.back())));
+    truth.answer.push_back(reference::likeliest(truth.said.back()));
+    if (truth.answer.size() == question.answer().size()) return truth;
+    truth.said.push_back(cache->decode(truth.answer.back()));
   }
 }
 
-void compare_answers(const Sequence& read, const ExamPlan& plan, const RetrievalText& text,
-                     const std::vector<Truth>& truths, Outcome& outcome) {
-  for (std::size_t q = 0; q < text.questions.size(); ++q) {
-    Asked asked = ask(read, plan, text.questions[q]);
+void compare_answers(const Sequence& read, const ExamPlan& plan,
+                     const std::vector<AskedQuestion>& questions, const std::vector<Truth>& truths,
+                     Outcome& outcome) {
+  for (std::size_t q = 0; q < questions.size(); ++q) {
+    Asked asked = ask(read, plan, questions[q]);
     count_bytes(*asked.cache, outcome);
     const Distance apart =
         distance(truths[q].said,
@@ -155,10 +151,10 @@ void compare_answers(const Sequence& read, const ExamPlan& plan, const Retrieval
   }
 }
 
-// The logits before each continuing byte, from a cache that has read all of the text but its last
-// byte.
+// The logits before each continuing token, from a cache that has read all of the text but its last
+// token.
 std::vector<Logits> going_on(Sequence& cache, const Reading& reading, const Task& task) {
-  Logits first = cache.decode(static_cast<unsigned char>(task.text.body.back()), reading);
+  Logits first = cache.decode(task.body.back(), reading);
   return along(cache, reading, std::move(first), task.follows);
 }
 
@@ -169,9 +165,12 @@ void go_on(Sequence& cache, const ExamPlan& plan, const Task& task,
   const std::vector<Logits> said = going_on(cache, plan.reading, task);
   double nats = 0;
   for (std::size_t i = 0; i < said.size(); ++i) {
-    nats += surprise(said[i], static_cast<unsigned char>(task.follows[i]));
+    nats += surprise(said[i], static_cast<std::size_t>(task.follows[i]));
   }
-  outcome.measures["nats"].push_back(nats / static_cast<double>(said.size()));
+  outcome.measures["nats"].push_back(nats / static_cast<double>(task.follows_bytes));
+  if (task.follows_bytes != said.size()) {  // else both are the same
+    outcome.measures["token_nats"].push_back(nats / static_cast<double>(said.size()));
+  }
   if (truth.empty()) return;
   const Distance apart = distance(truth, said);
   outcome.measures["text_kl"].push_back(apart.kl);
@@ -190,25 +189,36 @@ void Outcome::add(const Outcome& more) {
   head_bytes.insert(head_bytes.end(), more.head_bytes.begin(), more.head_bytes.end());
 }
 
-std::vector<Task> draw_tasks(Suite suite, const SuiteConfig& config, std::uint64_t seed,
-                             const std::string& plain) {
+std::vector<Task> draw_tasks(const TextModel& model, Suite suite, const SuiteConfig& config,
+                             std::uint64_t seed, const std::string& plain) {
   std::vector<Task> tasks;
-  if (suite != Suite::perplexity) draw_questions(suite, config, seed, plain, tasks);
-  if (!asks(suite)) draw_windows(config, seed, plain, tasks);
+  if (suite != Suite::perplexity) draw_questions(model, suite, config, seed, plain, tasks);
+  if (!asks(suite)) draw_windows(model, config, seed, plain, tasks);
   return tasks;
 }
 
-std::vector<Outcome> perform(const reference::Llama& model, const Task& task,
+std::size_t rows_before_answer(const TextModel& model, const Task& task) {
+  const auto& questions = task.text.questions;
+  if (questions.empty()) return task.body.size();
+  return task.body.size() +
+         AskedQuestion{model, task.text.body, questions.front()}.question().size();
+}
+
+std::vector<Outcome> perform(const TextModel& model, const Task& task,
                              std::span<const ExamPlan* const> plans, const SuiteConfig& config,
                              bool compare_with_full, const Advance& advance) {
-  std::vector<int> prompt = tokens_of(task.text.body);
+  std::vector<int> prompt = task.body;
   if (!task.follows.empty()) prompt.pop_back();
-  PromptForks forks{model, std::move(prompt), config.prefill};
+  PromptForks forks{model.llama(), std::move(prompt), config.prefill};
+  std::vector<AskedQuestion> questions;
+  for (const Question& question : task.text.questions) {
+    questions.emplace_back(model, task.text.body, question);
+  }
   std::vector<Truth> truths;
   std::vector<Logits> truth;
   if (compare_with_full) {
     const auto full = forks.in_full();
-    for (const Question& question : task.text.questions) {
+    for (const AskedQuestion& question : questions) {
       truths.push_back(answer_in_full(*full, question));
     }
     if (!task.follows.empty()) truth = going_on(*full, {}, task);
@@ -223,9 +233,9 @@ std::vector<Outcome> perform(const reference::Llama& model, const Task& task,
     if (!task.follows.empty()) {
       go_on(*read, *plans[p], task, truth, outcomes[p]);
     } else if (compare_with_full) {
-      compare_answers(*read, *plans[p], task.text, truths, outcomes[p]);
+      compare_answers(*read, *plans[p], questions, truths, outcomes[p]);
     } else {
-      answer_all(*read, *plans[p], task.text, outcomes[p]);
+      answer_all(*read, *plans[p], questions, outcomes[p]);
     }
     if (advance) advance(cost(task, plans.size()) / static_cast<double>(plans.size()));
   }
@@ -233,7 +243,7 @@ std::vector<Outcome> perform(const reference::Llama& model, const Task& task,
 }
 
 double cost(const Task& task, std::size_t plans) {
-  const auto length = static_cast<double>(task.text.body.size());
+  const auto length = static_cast<double>(task.body.size());
   const auto decoded = static_cast<double>(task.follows.size() + 40 * task.text.questions.size());
   const auto count = static_cast<double>(plans);
   return (1 + 0.3 * count) * length * (1 + length / 4000) +

@@ -14,11 +14,10 @@
 #include <string_view>
 #include <vector>
 
-#include <reference_model/llama.hpp>
-
 #include "exam_plan.hpp"
 #include "prompt_forks.hpp"
 #include "retrieval_text.hpp"
+#include "text_model.hpp"
 
 namespace kvpolicy::tools {
 
@@ -45,12 +44,12 @@ inline constexpr std::string_view suite_names[] = {"passkey", "keys", "reasoning
 /// How tasks are drawn, and how plans perform them.
 struct SuiteConfig {
   std::size_t length =
-      4096;  ///< bytes of text, question and answer together, or text and continuation
+      4096;  ///< tokens of text, question and answer together, or text and continuation
   std::size_t questions = 34;  ///< per seed; the passkey grid rounds up to whole texts
   std::size_t per_text = 10;   ///< most questions that share a text
   std::size_t depths = 10;     ///< of the passkey grid, from 5 % to 95 %
   std::size_t windows = 4;     ///< continued texts, per seed
-  std::size_t scored = 256;    ///< bytes of the continuation
+  std::size_t scored = 256;    ///< tokens of the continuation
   bool lead_in = false;        ///< questions end with the opening of their answer
   Prefill prefill = Prefill::shared;
   Compress compress = Compress::after_question;
@@ -59,23 +58,30 @@ struct SuiteConfig {
 /// A text with questions about it, or with its continuation.
 struct Task {
   RetrievalText text;
-  std::string follows;
+  std::vector<int> follows = {};  ///< Tokens of the continuation; empty where there are questions.
+  std::size_t follows_bytes = 0;  ///< The bytes of text that they stand for.
+  std::vector<int> body = {};     ///< The tokens of the text.
 };
 
 /// Draws the tasks of one length and seed. They are the same on every machine, for any plans and
-/// threads. `agreement` has texts with questions first, then continued texts.
+/// threads; models with different tokenizers get texts of their own, of as many tokens. `agreement` has texts with questions first, then continued texts.
 /// @throws ConfigError for an impossible length or depths
-[[nodiscard]] std::vector<Task> draw_tasks(Suite suite, const SuiteConfig& config,
-                                           std::uint64_t seed, const std::string& plain);
+[[nodiscard]] std::vector<Task> draw_tasks(const TextModel& model, Suite suite,
+                                           const SuiteConfig& config, std::uint64_t seed,
+                                           const std::string& plain);
+
+/// The rows that a head which keeps all of them holds when the answer or the continuation begins.
+[[nodiscard]] std::size_t rows_before_answer(const TextModel& model, const Task& task);
 
 /// The results of one plan, over one or several tasks.
 struct Outcome {
   /// One mark for each question: '1' right; 'o' the key of the other name of a two-step question;
   /// '0' wrong.
   std::string marks;
-  /// "nats": surprise per byte, for each continued text. "answer_kl", "text_kl": divergence from
-  /// the full cache in nats per byte; "answer_same", "text_same": share of bytes with the same
-  /// likeliest next byte; both for each question or text.
+  /// "nats": surprise per byte of the text, for each continued text, which models with different
+  /// tokenizers can be compared by; "token_nats": per token. "answer_kl", "text_kl": divergence from
+  /// the full cache in nats per token; "answer_same", "text_same": share of tokens with the same
+  /// likeliest next token; both for each question or text.
   std::map<std::string, std::vector<double>> measures;
   /// When the answer or the continuation begins, for each question or text: allocated bytes, and
   /// bytes of the rows that each KV head keeps, layer after layer.
@@ -91,7 +97,7 @@ using Advance = std::function<void(double units)>;
 /// Performs a task under each plan. Single-threaded, so that results do not depend on how tasks are
 /// distributed over threads.
 /// @throws what the cache throws
-[[nodiscard]] std::vector<Outcome> perform(const reference::Llama& model, const Task& task,
+[[nodiscard]] std::vector<Outcome> perform(const TextModel& model, const Task& task,
                                            std::span<const ExamPlan* const> plans,
                                            const SuiteConfig& config, bool compare_with_full,
                                            const Advance& advance = {});

@@ -57,6 +57,20 @@ std::string duration(double seconds) {
   return fmt::format("{} h {:02} min", whole / 3600, whole % 3600 / 60);
 }
 
+std::string printable(std::string_view text) {
+  std::string shown;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    // U+0080 to U+009F are control characters too, of two bytes.
+    const bool long_control =
+        byte == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xA0;
+    const bool control = byte == 0x7F || (byte < 0x20 && byte != '\n' && byte != '\t');
+    shown += control || long_control ? '?' : text[i];
+    if (long_control) ++i;
+  }
+  return shown;
+}
+
 std::string one_line(std::string_view text, std::size_t most) {
   std::string line;
   std::size_t width = 0;

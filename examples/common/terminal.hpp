@@ -41,6 +41,10 @@ template <class Range>
   return text;
 }
 
+/// Text that a terminal shows and does not obey: each control character except line ends and tabs
+/// becomes '?'.
+[[nodiscard]] std::string printable(std::string_view text);
+
 /// Text on one line: control characters become escapes; longer text is cut to `most` columns with
 /// an ellipsis.
 [[nodiscard]] std::string one_line(std::string_view text, std::size_t most);

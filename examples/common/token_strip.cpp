@@ -1,16 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "token_strip.hpp"
 
-#include <algorithm>
-#include <cstdint>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "terminal.hpp"
+#include "text_model.hpp"
+
 namespace kvpolicy::tools {
 
-TokenStrip::TokenStrip(std::vector<std::string> proposers, bool bytes, bool colour)
-    : proposers_{std::move(proposers)}, bytes_{bytes}, colour_{colour} {}
+namespace {
+
+// The text on one line, at least one column wide.
+std::string in_columns(std::string_view text) {
+  constexpr std::string_view broken = "\uFFFD";
+  std::string shown;
+  while (!text.empty()) {
+    const auto byte = static_cast<unsigned char>(text.front());
+    const bool is_broken = text.starts_with(broken);
+    if (is_broken || byte == 0x7F || (byte < 0x20 && byte != '\n')) {
+      shown += '.';
+    } else {
+      shown += byte == '\n' ? ' ' : text.front();
+    }
+    text.remove_prefix(is_broken ? broken.size() : 1);
+  }
+  return shown.empty() ? "." : shown;
+}
+
+}  // namespace
+
+TokenStrip::TokenStrip(std::vector<std::string> proposers, reference::Tokenizer tokenizer,
+                       bool colour)
+    : proposers_{std::move(proposers)}, tokenizer_{std::move(tokenizer)}, colour_{colour} {}
 
 // Shades that differ without red and green; the target's stands out.
 const char* TokenStrip::shade(unsigned level) const {
@@ -37,12 +61,7 @@ std::string TokenStrip::legend() const {
 }
 
 std::string TokenStrip::coloured(const NewToken& token) const {
-  std::string shown = fmt::format("{} ", token.token);
-  if (bytes_) {
-    const auto byte = static_cast<std::uint8_t>(token.token);
-    shown.assign(1, static_cast<char>(byte));
-    if ((byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7F) shown = "?";
-  }
+  const std::string shown = printable(text_of_token(tokenizer_, token.token));
   return colour_ ? shade(token.level) + shown + "\033[0m" : shown;
 }
 
@@ -57,17 +76,14 @@ std::string TokenStrip::marked(std::span<const NewToken> tokens, std::size_t wid
     marks.clear();
   };
   for (const NewToken& token : tokens) {
-    std::string shown =
-        bytes_ ? std::string(1, static_cast<char>(token.token)) : fmt::format("{} ", token.token);
-    // Each byte takes one column; a byte that is no printable ASCII becomes a dot, as in a hex
-    // dump.
-    if (bytes_ && (token.token < 0x20 || token.token > 0x7E))
-      shown = token.token == '\n' ? " " : ".";
-    if (text.size() + shown.size() > width) end_line();
+    const std::string own = text_of_token(tokenizer_, token.token);
+    std::string shown = in_columns(own);
+    const std::size_t columns = display_width(shown);
+    if (display_width(text) + columns > width) end_line();
     text += shown;
     marks += mark(token.level);
-    marks.append(shown.size() - 1, ' ');
-    if (bytes_ && token.token == '\n') end_line();
+    marks.append(columns - 1, ' ');
+    if (own.ends_with('\n')) end_line();
   }
   end_line();
   return out;

@@ -10,14 +10,14 @@
 #include <vector>
 
 #include <kvpolicy/speculation/decoder.hpp>
+#include <reference_model/tokenizer/tokenizer.hpp>
 
 namespace kvpolicy::tools {
 
 class TokenStrip {
  public:
-  /// `proposers` names each NewToken::level, the target first. `bytes`: tokens are bytes of a text;
-  /// otherwise they are shown by number.
-  TokenStrip(std::vector<std::string> proposers, bool bytes, bool colour);
+  /// `proposers` names each NewToken::level, the target first.
+  TokenStrip(std::vector<std::string> proposers, reference::Tokenizer tokenizer, bool colour);
 
   /// Explains the colours or marks on one line.
   [[nodiscard]] std::string legend() const;
@@ -25,7 +25,8 @@ class TokenStrip {
   /// One token in its colour, for a terminal; control characters except line ends become '?'.
   [[nodiscard]] std::string coloured(const NewToken& token) const;
 
-  /// Lines of text, each with a line of marks below it, at most `width` columns wide.
+  /// Lines of text, each with a line of marks below it, at most `width` columns wide. A token takes
+  /// at least one column, and what is no character is a dot, as in a hex dump.
   [[nodiscard]] std::string marked(std::span<const NewToken> tokens, std::size_t width = 96) const;
 
   [[nodiscard]] bool has_colour() const { return colour_; }
@@ -35,7 +36,7 @@ class TokenStrip {
   [[nodiscard]] char mark(unsigned level) const;
 
   std::vector<std::string> proposers_;
-  bool bytes_;
+  reference::Tokenizer tokenizer_;
   bool colour_;
 };
 

@@ -14,6 +14,7 @@
 #include <kvpolicy/format.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
 #include <kvpolicy/io/head_scores.hpp>
+#include <kvpolicy/io/named_plan.hpp>
 #include <kvpolicy/io/plan_json.hpp>
 #include <kvpolicy/kivi.hpp>
 #include <kvpolicy/pyramidkv.hpp>
@@ -21,6 +22,7 @@
 #include <reference_model/config.hpp>
 
 #include "error_text.hpp"
+#include "head_files.hpp"
 #include "pattern_folder.hpp"
 #include "plan_name.hpp"
 #include "plan_search.hpp"
@@ -36,16 +38,6 @@ std::size_t bits_named(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return 0;
   const std::string_view bits = name.substr(prefix.size());
   return bits == "8" ? 8 : bits == "4" ? 4 : bits == "2" ? 2 : 0;
-}
-
-// The largest group of up to 32 channels that divides the keys and values of every layer.
-std::size_t group_for(const ModelShape& shape) {
-  std::size_t group = 32;
-  for (std::size_t l = 0; l < shape.layers; ++l) {
-    const LayerShape layer = shape.layer(l);
-    while (layer.head_dim % group != 0 || layer.value_dim % group != 0) group /= 2;
-  }
-  return group;
 }
 
 template <Element E>
@@ -139,7 +131,7 @@ class Maker {
     const KiviConfig published;
     return kivi_plan<E>(shape_,
                            {.bits = bits_named(spec_.name, "kivi"),
-                            .group = spec_.count("group", group_for(shape_)),
+                            .group = spec_.count("group", io::channel_group(shape_)),
                             .residual = spec_.count("residual", published.residual),
                             .flush = spec_.choice("flush", published.flush)});
   }
@@ -309,12 +301,12 @@ class Maker {
     return plan;
   }
 
-  // The source that the name gives, or else the file beside the weights.
+  // The source that the name gives, or else what is known about the model's heads.
   [[nodiscard]] fs::path source_or(const fs::path& beside, const char* what) const {
     if (!spec_.source.empty()) return spec_.source;
     require(!weights_.empty(), "needs a file beside a model's weights: give the model, or the ",
             what);
-    return weights_ / beside;
+    return require_head_file(weights_, beside);
   }
 
   [[nodiscard]] SnapKvScorer::Config scorer(SnapKvScorer::Config config) {
@@ -326,7 +318,7 @@ class Maker {
   [[nodiscard]] ResidualConfig codes(std::string_view storage, std::size_t residual) {
     const std::size_t bits = bits_named(storage, "int");
     require(bits != 0, "'", storage, "' is not int8, int4 or int2");
-    const std::size_t group = spec_.count("group", group_for(shape_));
+    const std::size_t group = spec_.count("group", io::channel_group(shape_));
     return {.bits = bits,
             .key_group = group,
             .value_group = group,

@@ -18,9 +18,8 @@
 #include <kvpolicy/format.hpp>
 #include <kvpolicy/io/damage_json.hpp>
 #include <kvpolicy/plan/search_menu.hpp>
-#include <reference_model/llama.hpp>
 
-#include <common/exam.hpp>
+#include <common/asked_question.hpp>
 #include <common/files.hpp>
 #include <common/head_damage.hpp>
 #include <common/progress.hpp>
@@ -30,6 +29,7 @@
 #include <common/stopwatch.hpp>
 #include <common/table.hpp>
 #include <common/terminal.hpp>
+#include <common/text_model.hpp>
 
 #include "subcommands.hpp"
 
@@ -67,13 +67,12 @@ struct DamageArguments {
   bool json = false;
 };
 
-std::vector<RetrievalText> draw_texts(const DamageArguments& a) {
+std::vector<RetrievalText> draw_texts(const TextModel& model, const DamageArguments& a) {
   std::vector<RetrievalText> texts;
   for (std::size_t i = 0; i < a.texts; ++i) {
-    texts.push_back(draw_text(identification_text(), {.length = a.length,
-                                                      .questions = a.questions,
-                                                      .seed = a.seed,
-                                                      .number = i}));
+    texts.push_back(
+        draw_text_in_tokens(model, identification_text(), a.length,
+                            {.questions = a.questions, .seed = a.seed, .number = i}));
   }
   return texts;
 }
@@ -112,12 +111,11 @@ std::string report(const Damages& table) {
 }
 
 void run(const DamageArguments& a) {
-  require_model_folder(a.model);
   set_threads(a.threads);
-  const auto model = reference::Llama::load(a.model);
+  const auto model = TextModel::load(a.model);
   const ModelShape shape = model.config().shape();
   const auto menu = menu_of(a, shape);
-  const auto texts = draw_texts(a);
+  const auto texts = draw_texts(model, a);
   Progress progress;
   const Stopwatch took;
   Damages table{shape, a.length, {}};
@@ -141,7 +139,7 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
   CLI::App* command = app.add_subcommand(
       "damage", "Measures what each head loses under each policy, for plan search");
   const auto a = std::make_shared<DamageArguments>();
-  command->add_option("--model", a->model, "Folder of a byte-level model")
+  command->add_option("--model", a->model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
   command->add_option("--out", a->out, "Where the table goes")->type_name("FILE")->capture_default_str();
@@ -152,7 +150,7 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
         ->type_name("N")
         ->capture_default_str();
   };
-  count("--length", a->length, "Bytes of text, question and answer together", 512, 1'000'000);
+  count("--length", a->length, "Tokens of text, question and answer together", 512, 1'000'000);
   count("--texts", a->texts, "Texts", 1, 10'000);
   count("--questions", a->questions, "Questions on each text, at most", 1, 32);
   count("--min-rows", a->min_rows, "Rows of the smallest budget", 17, 65'536);

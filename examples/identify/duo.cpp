@@ -25,7 +25,6 @@
 
 #include <fmt/format.h>
 
-#include <common/exam.hpp>
 #include <common/files.hpp>
 #include <common/heat_map.hpp>
 #include <common/json_line.hpp>
@@ -35,6 +34,7 @@
 #include <common/sequence.hpp>
 #include <common/stopwatch.hpp>
 #include <common/terminal.hpp>
+#include <common/text_model.hpp>
 
 #include "duo_checkpoint.hpp"
 #include "duo_settings.hpp"
@@ -100,10 +100,11 @@ struct Found {
 /// Returns text `number`, counted from 0, of those that heads are identified on.
 using TextOf = std::function<reference::LabelledText(std::size_t number)>;
 
-TextOf drawn_texts(const Arguments& a) {
+/// The model must outlive the result.
+TextOf drawn_texts(const Arguments& a, const TextModel& model) {
   const std::string plain = a.text.empty() ? identification_text() : io::read_text_file(a.text);
-  return [plain, set = a.set, keys = a.texts != "plain"](std::size_t number) {
-    return keys ? passkey_text(plain, set, number) : plain_text(plain, set, number);
+  return [&model, plain, set = a.set, keys = a.texts != "plain"](std::size_t number) {
+    return keys ? passkey_text(model, plain, set, number) : plain_text(model, plain, set, number);
   };
 }
 
@@ -278,15 +279,11 @@ void run(Arguments a) {
       return show(a, *before);
     }
   }
-  require_model_folder(a.model);
   set_threads(a.threads);
-  const auto model = reference::Llama::load(a.model);
-  if (!text_of) {
-    require_bytes(model);
-    text_of = drawn_texts(a);
-  }
-  const Found found =
-      a.method == "optimise" ? optimise(a, model, text_of) : measure(a, model, text_of);
+  const auto model = TextModel::load(a.model);
+  if (!text_of) text_of = drawn_texts(a, model);
+  const Found found = a.method == "optimise" ? optimise(a, model.llama(), text_of)
+                                             : measure(a, model.llama(), text_of);
   if (!a.out.empty() && found.complete) write(a, found);
   show(a, found);
 }
@@ -318,7 +315,7 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
         ->type_name("N")
         ->capture_default_str();
   };
-  text("--model", a->model, "Folder of a model, byte-level except with --labelled", "DIR")
+  text("--model", a->model, "Hugging Face folder of the model", "DIR")
       ->capture_default_str();
   text("--out", a->out, "Folder that the gates go to", "DIR");
   choice("--method", a->method, "optimise, ablation or profile, see below",
@@ -334,7 +331,7 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
   count("--samples", a->samples, "Texts of ablation and profile", 1, 1'000'000);
   CLI::Option* own = text("--labelled", a->labelled, "Texts of your own, as token ids", "FILE");
   // The options for drawing texts have no meaning for texts from a file.
-  own->excludes(count("--context", a->set.context, "Bytes of the longest text, all included", 256,
+  own->excludes(count("--context", a->set.context, "Tokens of the longest text, all included", 256,
                       10'000'000));
   own->excludes(count("--lengths", a->set.lengths, "Different lengths", 1, 1'000'000));
   own->excludes(count("--passkeys", a->set.passkeys, "Passkeys in a text", 1, 1000));

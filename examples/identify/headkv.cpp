@@ -20,7 +20,6 @@
 #include <kvpolicy/io/head_scores.hpp>
 #include <reference_model/identify/headkv_scores.hpp>
 
-#include "../common/exam.hpp"
 #include "../common/files.hpp"
 #include "../common/heat_map.hpp"
 #include "../common/json_line.hpp"
@@ -30,6 +29,7 @@
 #include "../common/sequence.hpp"
 #include "../common/stopwatch.hpp"
 #include "../common/terminal.hpp"
+#include "../common/text_model.hpp"
 #include "needles.hpp"
 #include "own_texts.hpp"
 #include "subcommands.hpp"
@@ -57,10 +57,10 @@ constexpr const char* explanation = R"(
 Scores every query head by where it looks while the model answers.
 
 A fact is hidden at each depth of texts of each length, among other facts; the question asks for
-it. While the model writes the answer, byte by byte, a head earns
+it. While the model writes the answer, token by token, a head earns
 
-  retrieval  1 / N whenever the row that it attends to most is the fact's and holds the byte that
-             is written (N bytes in the fact): heads that copy
+  retrieval  1 / N whenever the row that it attends to most is the fact's and holds the token that
+             is written (N tokens in the fact): heads that copy
   enhanced   the attention of those of its N most attended rows that are the fact's, / N: heads
              that look there at all
   reasoning  the same where two facts lead to the answer: "What is the key of the older of Bamelo
@@ -70,7 +70,7 @@ Only samples that the model answers rightly count; where it fails, another is dr
 Texts come from a part of the sample text that is kept for identification: the plans' answers are
 measured on the rest.
 
-A model with a tokenizer needs samples of its own, as token ids, in a file for --samples:
+Samples of your own are token ids, in a file for --samples:
   {"format": "kvpolicy needle samples", "version": 1, "samples": [
     {"prompt": [5, 9, 2, 7], "answer": [9, 2], "needle": [1, 2]}, ...]}
 prompt is text and question, answer what the model should write, needle where the prompt has the
@@ -87,7 +87,7 @@ Examples:
   identify_heads headkv --kind reasoning --tries 12   two-step questions, which the shipped model
                                                       answers about half of the time
   identify_heads headkv --lengths 512 --depths 3      a quick look
-  identify_heads headkv --model llama --samples samples.json  a model with a tokenizer)";
+  identify_heads headkv --model llama --samples samples.json  samples of your own)";
 
 // The name of the published file for this kind of scores.
 std::string file_of(const std::string& kind) {
@@ -152,7 +152,7 @@ Identified identify_on(const NeedleSamples& own, const Arguments& arguments,
   return found;
 }
 
-Identified identify_drawn(const Arguments& arguments, const reference::Llama& model) {
+Identified identify_drawn(const Arguments& arguments, const TextModel& model) {
   const std::string plain = identification_text();
   Identified found{{}, {model.config().layers, model.config().q_heads}, {}};
   const double step = 1.0 / static_cast<double>(arguments.depths);
@@ -163,17 +163,18 @@ Identified identify_drawn(const Arguments& arguments, const reference::Llama& mo
   for (const std::size_t length : arguments.lengths) {
     for (std::size_t d = 0; d < arguments.depths; ++d) {
       Cell cell{.length = length, .depth = (static_cast<double>(d) + 0.5) * step};
-      progress.update(done / total, fmt::format("{} bytes, depth {}", thousands(length),
+      progress.update(done / total, fmt::format("{} tokens, depth {}", thousands(length),
                                                 percent(cell.depth)));
       while (cell.tried < arguments.tries && !cell.right) {
-        const auto sample = draw_needle(plain, {.length = length,
-                                                .depth = cell.depth,
-                                                .tolerance = step / 2,
-                                                .reasoning = arguments.kind == "reasoning",
-                                                .seed = arguments.seed,
-                                                .number = d * arguments.tries + cell.tried});
+        const auto sample = draw_needle(model, plain,
+                                        {.length = length,
+                                         .depth = cell.depth,
+                                         .tolerance = step / 2,
+                                         .reasoning = arguments.kind == "reasoning",
+                                         .seed = arguments.seed,
+                                         .number = d * arguments.tries + cell.tried});
         ++cell.tried;
-        cell.right = score(model, sample, arguments, found.samples);
+        cell.right = score(model.llama(), sample, arguments, found.samples);
       }
       found.cells.push_back(cell);
       done += static_cast<double>(length) * step;
@@ -257,12 +258,11 @@ void run(Arguments arguments) {
     const std::size_t vocabulary = reference::load_llama_config(arguments.model).vocabulary;
     own = load_needle_samples(arguments.samples, vocabulary);
   }
-  const auto model = reference::Llama::load(arguments.model);
-  if (own.samples.empty()) require_bytes(model);
+  const auto model = TextModel::load(arguments.model);
   if (arguments.out.empty()) arguments.out = "headkv/" + file_of(arguments.kind);
   const Stopwatch took;
   const Identified found = own.samples.empty() ? identify_drawn(arguments, model)
-                                               : identify_on(own, arguments, model);
+                                               : identify_on(own, arguments, model.llama());
   require(found.right() > 0, "the model answered none of ", found.tried(),
           " questions, so there is nothing to score heads by");
   write_result(arguments.out, io::format_head_samples(found.samples));
@@ -299,7 +299,7 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
       ->type_name("KIND")
       ->capture_default_str();
   command
-      ->add_option("--model", arguments->model, "Folder of a model, byte-level except with --samples")
+      ->add_option("--model", arguments->model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
   CLI::Option* own =
@@ -309,7 +309,7 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
   own->excludes(
       command
           ->add_option("--lengths", arguments->lengths,
-                       "Bytes of text, question and answer together")
+                       "Tokens of text, question and answer together")
           ->check(whole_number(1, 1'000'000))
           ->type_name("N...")
           ->default_str(spaced(arguments->lengths)));

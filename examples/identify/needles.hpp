@@ -8,12 +8,13 @@
 #include <cstdint>
 #include <string_view>
 
+#include <common/text_model.hpp>
 #include <reference_model/identify/headkv_scores.hpp>
 
 namespace kvpolicy::tools {
 
 struct NeedleConfig {
-  std::size_t length = 1024;  ///< Bytes of text, question and answer together.
+  std::size_t length = 1024;  ///< Tokens of text, question and answer together.
   double depth = 0.5;         ///< Where the fact should be: 0 is the text's beginning, 1 its end.
   double tolerance = 0.05;    ///< How far from there it may be, as a share of the text.
   /// Two facts lead to the answer: which of two names is older, and the key of that one. The
@@ -29,7 +30,7 @@ struct NeedleConfig {
 /// the depth; a text without a fact within the tolerance is drawn again. The right answer is the
 /// whole sentence.
 /// @throws ConfigError for an impossible length, or if no text has a fact there
-[[nodiscard]] reference::NeedleSample draw_needle(std::string_view plain,
+[[nodiscard]] reference::NeedleSample draw_needle(const TextModel& model, std::string_view plain,
                                                   const NeedleConfig& config);
 
 }  // namespace kvpolicy::tools

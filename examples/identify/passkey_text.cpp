@@ -3,15 +3,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
 
 #include <fmt/format.h>
 
-#include <common/exam.hpp>
 #include <common/key_format.hpp>
 #include <common/random.hpp>
 
@@ -116,10 +117,15 @@ std::string_view draw_slice(std::string_view plain, std::size_t bytes, Random& r
   return plain.substr(first, bytes);
 }
 
-}  // namespace
+/// A text before it is tokens: positions and lengths are in bytes.
+struct DrawnText {
+  std::string text;
+  std::vector<reference::Passkey> passkeys;
+  std::size_t first_label = 0;
+};
 
-reference::LabelledText passkey_text(std::string_view plain, const PasskeyTextConfig& config,
-                                     std::size_t number) {
+DrawnText draw_passkeys(std::string_view plain, const PasskeyTextConfig& config,
+                        std::size_t number) {
   require(config.passkeys > 0 && config.passkeys <= config.depths, "passkey texts: ",
           config.passkeys, " passkeys at ", config.depths, " depths, must be 1 to as many");
   Random random{config.seed, 0, number};
@@ -140,7 +146,7 @@ reference::LabelledText passkey_text(std::string_view plain, const PasskeyTextCo
 
   std::string text;
   std::size_t done = 0;
-  reference::LabelledText result;
+  DrawnText result;
   for (std::size_t i = 0; i < sentences.size(); ++i) {
     auto position = static_cast<std::size_t>(depths[i] * static_cast<double>(slice.size()));
     if (config.kind == PasskeyKind::digits) {
@@ -159,27 +165,69 @@ reference::LabelledText passkey_text(std::string_view plain, const PasskeyTextCo
   std::vector<std::size_t> order(sentences.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   if (config.kind == PasskeyKind::digits) random.shuffle(order);
-  const std::size_t body = text.size();
+  result.first_label = text.size();
   for (const std::size_t i : order) {
     text += sentences[i].question;
     result.passkeys[i].answer = text.size() + sentences[i].key_in_answer;
     text += sentences[i].answer;
   }
-  for (std::size_t i = body; i < text.size(); ++i) result.labels.push_back(i);
-  result.tokens = tokens_of(text);
+  result.text = std::move(text);
   return result;
 }
 
-reference::LabelledText plain_text(std::string_view plain, const PasskeyTextConfig& config,
-                                   std::size_t number) {
+DrawnText draw_plain(std::string_view plain, const PasskeyTextConfig& config,
+                     std::size_t number) {
   require(config.context >= 2 * least_haystack, "plain texts: a context of ", config.context,
           " bytes is too short, must be at least ", 2 * least_haystack);
   Random random{config.seed, 2, number};
   const std::size_t length = length_of(config, number, config.context / 2);
+  return {.text = std::string{draw_slice(plain, length, random)}, .passkeys = {}, .first_label = 0};
+}
+
+/// A key is the tokens that lie in it whole. Where they differ from those in the answer, because of
+/// the text in front, its last ones count.
+reference::LabelledText in_tokens(const TextModel& model, const DrawnText& drawn) {
   reference::LabelledText result;
-  result.tokens = tokens_of(draw_slice(plain, length, random));
-  for (std::size_t i = 1; i < result.tokens.size(); ++i) result.labels.push_back(i);
+  result.tokens = model.encode(drawn.text);
+  const auto at = [&](std::size_t byte) {
+    return model.tokens_before(result.tokens, drawn.text, byte);
+  };
+  for (const reference::Passkey& key : drawn.passkeys) {
+    const std::size_t hidden_end = at(key.hidden + key.tokens);
+    const std::size_t answer_end = at(key.answer + key.tokens);
+    const std::size_t tokens = std::min(hidden_end - at(key.hidden), answer_end - at(key.answer));
+    result.passkeys.push_back(
+        {.hidden = hidden_end - tokens, .answer = answer_end - tokens, .tokens = tokens});
+  }
+  const std::size_t first = std::max<std::size_t>(at(drawn.first_label), 1);
+  for (std::size_t i = first; i < result.tokens.size(); ++i) result.labels.push_back(i);
   return result;
+}
+
+/// Draws shorter texts until one has no more tokens than the context.
+template <class Draw>
+reference::LabelledText draw_within(const TextModel& model, std::string_view plain,
+                                    PasskeyTextConfig config, std::size_t number, Draw draw) {
+  const std::size_t most = config.context;
+  const double bytes = static_cast<double>(most) * model.bytes_per_token(plain);
+  config.context = static_cast<std::size_t>(std::ceil(bytes));
+  for (;;) {
+    reference::LabelledText text = in_tokens(model, draw(plain, config, number));
+    if (text.tokens.size() <= most) return text;
+    config.context -= config.context / 64 + 1;
+  }
+}
+
+}  // namespace
+
+reference::LabelledText passkey_text(const TextModel& model, std::string_view plain,
+                                     const PasskeyTextConfig& config, std::size_t number) {
+  return draw_within(model, plain, config, number, draw_passkeys);
+}
+
+reference::LabelledText plain_text(const TextModel& model, std::string_view plain,
+                                   const PasskeyTextConfig& config, std::size_t number) {
+  return draw_within(model, plain, config, number, draw_plain);
 }
 
 }  // namespace kvpolicy::tools

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include <common/text_model.hpp>
 #include <reference_model/identify/labelled_text.hpp>
 
 namespace kvpolicy::tools {
@@ -21,7 +22,7 @@ namespace kvpolicy::tools {
 enum class PasskeyKind : std::uint8_t { digits, words };
 
 struct PasskeyTextConfig {
-  std::size_t context = 1024;  ///< bytes of the longest text, questions and answers included
+  std::size_t context = 1024;  ///< tokens of the longest text, questions and answers included
   std::size_t lengths = 50;  ///< number of lengths, evenly spaced up to `context` from the shortest
                              ///< that has room for everything
   std::size_t passkeys = 10;
@@ -33,13 +34,13 @@ struct PasskeyTextConfig {
 /// Draws text `number` of a seed. Each run of `lengths` numbers has every length once, in a random
 /// order of its own. Questions and answers are labelled.
 /// @throws ConfigError for a context that has no room for the passkeys or is longer than `plain`
-[[nodiscard]] reference::LabelledText passkey_text(std::string_view plain,
+[[nodiscard]] reference::LabelledText passkey_text(const TextModel& model, std::string_view plain,
                                                    const PasskeyTextConfig& config,
                                                    std::size_t number);
 
-/// A slice of `plain` of one of the same lengths, in which every byte but the first is labelled, as
+/// A slice of `plain` of one of the same lengths, in which every token but the first is labelled, as
 /// in the training of a language model. @throws ConfigError as passkey_text
-[[nodiscard]] reference::LabelledText plain_text(std::string_view plain,
+[[nodiscard]] reference::LabelledText plain_text(const TextModel& model, std::string_view plain,
                                                  const PasskeyTextConfig& config,
                                                  std::size_t number);
 

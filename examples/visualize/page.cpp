@@ -183,11 +183,6 @@ Json heads_json(const Recording& recording, std::vector<HeadKind>& kinds) {
   return heads;
 }
 
-Json tokens_json(const Recording& recording) {
-  if (recording.vocabulary != 256) return recording.tokens;
-  return base64({recording.tokens.begin(), recording.tokens.end()});
-}
-
 Json about_json(const Recording& recording) {
   const ModelShape& shape = recording.heads.shape();
   Json about{{"model", recording.model},
@@ -198,7 +193,8 @@ Json about_json(const Recording& recording) {
              {"headDim", shape.head_dim},
              {"promptTokens", recording.prompt_tokens},
              {"piece", recording.piece},
-             {"tokens", tokens_json(recording)},
+             {"tokens", recording.tokens},
+             {"texts", recording.texts},
              {"steps", Json::array()},
              {"kinds", Json::array()}};
   constexpr std::array names{"prompt", "compress", "generate"};

@@ -105,9 +105,13 @@ class Recorder {
   std::vector<Step> steps_;
 };
 
-bool ends_with(std::span<const int> tokens, std::span<const int> end) {
-  return !end.empty() && tokens.size() >= end.size() &&
-         std::ranges::equal(tokens.last(end.size()), end);
+std::vector<std::string> texts_of(const reference::Tokenizer& tokenizer,
+                                  std::span<const int> tokens) {
+  reference::TextStream stream{tokenizer};
+  std::vector<std::string> texts;
+  for (const int token : tokens) texts.push_back(stream.next(token));
+  if (!texts.empty()) texts.back() += stream.finish();
+  return texts;
 }
 
 }  // namespace
@@ -136,7 +140,13 @@ RowRuns runs_of(std::vector<std::size_t> rows) {
   return runs;
 }
 
-Recording record(const reference::Llama& model, HeadPlan<bfloat16> plan,
+std::string Recording::new_text() const {
+  std::string text;
+  for (std::size_t i = prompt_tokens; i < texts.size(); ++i) text += texts[i];
+  return text;
+}
+
+Recording record(const TextModel& model, HeadPlan<bfloat16> plan,
                  std::span<const int> prompt, const RecordSettings& settings,
                  const RecordReport& report) {
   require<ShapeError>(!prompt.empty(), "record: the prompt is empty, expected at least 1 token");
@@ -145,12 +155,11 @@ Recording record(const reference::Llama& model, HeadPlan<bfloat16> plan,
   reference::limit_windows(plan, config);
   const PlanNeeds needs = needs_of(plan);
   Recording recording{.heads = plan,
-                      .vocabulary = config.vocabulary,
                       .tokens = {prompt.begin(), prompt.end()},
                       .prompt_tokens = prompt.size(),
                       .piece = (prompt.size() - 1) / settings.prompt_steps + 1,
                       .least_attention = settings.least_attention};
-  Recorder recorder{model, std::move(plan), settings.least_attention};
+  Recorder recorder{model.llama(), std::move(plan), settings.least_attention};
   const std::size_t total = prompt.size() + settings.most_new;
   const auto tell = [&](std::size_t done) {
     if (report) report(done, total);
@@ -165,14 +174,16 @@ Recording record(const reference::Llama& model, HeadPlan<bfloat16> plan,
   if (needs.compress) recorder.compress();
   const AttendOptions reading{.read = needs.selected_reads ? Read::selected : Read::all,
                               .refresh_selection = needs.selected_reads};
+  const Stops stops = stops_at(model.tokenizer(), settings.stop);
   for (std::size_t count = 0; count < settings.most_new; ++count) {
     const int token = reference::likeliest(logits);
-    if (std::ranges::find(config.eos_tokens, token) != config.eos_tokens.end()) break;
+    if (model.is_end(token)) break;
     recording.tokens.push_back(token);
     logits = recorder.read(std::array{token}, StepKind::generate, reading);
     tell(recording.tokens.size());
-    if (ends_with(std::span{recording.tokens}.subspan(prompt.size()), settings.stop)) break;
+    if (stops && stops(std::span{recording.tokens}.subspan(prompt.size()))) break;
   }
+  recording.texts = texts_of(model.tokenizer(), recording.tokens);
   recording.steps = std::move(recorder.steps());
   return recording;
 }

@@ -14,7 +14,8 @@
 
 #include <kvpolicy/core/segment.hpp>
 #include <kvpolicy/plan/head_plan.hpp>
-#include <reference_model/llama.hpp>
+
+#include <common/text_model.hpp>
 
 namespace kvpolicy::tools {
 
@@ -59,8 +60,9 @@ struct Recording {
   std::string model = {};        ///< a readable name, as is the plan's
   std::string plan = {};
   HeadPlan<bfloat16> heads;       ///< the plan in use, with windows of the model's own
-  std::size_t vocabulary = 0;    ///< 256: tokens are bytes
   std::vector<int> tokens = {};  ///< the prompt and the model's continuation
+  /// What each token adds to the text, whole characters; the last token of a character has it.
+  std::vector<std::string> texts = {};
   std::size_t prompt_tokens = 0;
   std::size_t piece = 0;         ///< prompt tokens read in one call
   float least_attention = 0;
@@ -70,12 +72,14 @@ struct Recording {
   [[nodiscard]] std::size_t full_bytes(const Step& step) const {
     return step.full_head_bytes * heads.shape().kv_head_count();
   }
+  /// The continuation.
+  [[nodiscard]] std::string new_text() const;
 };
 
 struct RecordSettings {
   std::size_t prompt_steps = 64;  ///< at most so many parts of the prompt, each read in one call
   std::size_t most_new = 48;      ///< at most so many tokens of continuation, always the likeliest
-  std::vector<int> stop = {};     ///< the continuation ends after these tokens
+  std::string stop = {};          ///< the continuation ends with the token that completes this text
   float least_attention = 0.0005F;
 };
 
@@ -87,7 +91,7 @@ using RecordReport = std::function<void(std::size_t done, std::size_t total)>;
 /// new token.
 /// @throws ShapeError for no prompt or tokens outside the vocabulary, ConfigError if the plan does
 /// not fit the model, std::bad_alloc
-[[nodiscard]] Recording record(const reference::Llama& model, HeadPlan<bfloat16> plan,
+[[nodiscard]] Recording record(const TextModel& model, HeadPlan<bfloat16> plan,
                                std::span<const int> prompt, const RecordSettings& settings,
                                const RecordReport& report = {});
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kvpolicy for C and for every language that calls C: plans from JSON, the KV cache of one sequence,
+ * kvpolicy for C and for every language that calls C: plans from names and JSON, the KV cache of one sequence,
  * attention on the CPU. Part of the compiled library (target kvpolicy::compiled).
  *
  *     kvp_plan* plan = NULL;
@@ -76,6 +76,18 @@ typedef struct kvp_plan kvp_plan;
 
 /* Reads a plan from the text of a plan file (docs/formats.md), for a cache whose exact rows have `dtype`. */
 kvp_status kvp_plan_from_json(const char* text, size_t bytes, kvp_dtype dtype, kvp_plan** out);
+/* Makes the plan that a name names, for a model of the given shape:
+ *
+ *     full                 every row, exact
+ *     int8  int4  int2     every row in so many bits, the latest 128 exact; int4:64 for 64
+ *     sink_recent:16,128   the first 16 rows and the latest 128
+ *     duo@PATH:0.5         half of the heads stream, by the gates in the folder of a DuoAttention pattern
+ *     duo+int4@PATH:0.5    the same; the heads that keep every row keep it as int4 does
+ *     PATH.json            a plan file, which must be for this shape
+ *
+ * KVP_CONFIG_ERROR for a name that is not known, a setting that does not work or a file for another shape;
+ * KVP_FORMAT_ERROR for a file that cannot be read. */
+kvp_status kvp_plan_from_name(const char* name, const kvp_shape* shape, kvp_dtype dtype, kvp_plan** out);
 /* A plan under which every head keeps every row. */
 kvp_status kvp_plan_full(const kvp_shape* shape, kvp_dtype dtype, kvp_plan** out);
 /* Writes the plan as the text of a plan file, with a final zero. `*bytes`, which does not count the

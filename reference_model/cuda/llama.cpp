@@ -47,6 +47,8 @@ void check_config(const LlamaConfig& config) {
   config.validate();
   require(config.head_dim % 8 == 0, "CudaLlama: head_dim is ", config.head_dim,
           ", must be a multiple of 8: attention reads rows in steps of 16 bytes");
+  require(!config.qk_norm, "CudaLlama: norms of queries and keys (Qwen3) are not supported on a GPU: "
+          "run this model on the CPU");
   require(config.intermediate % 2 == 0, "CudaLlama: the MLP is ", config.intermediate,
           " wide, must be an even number");
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include <kvpolicy/core/error.hpp>
@@ -160,30 +161,16 @@ std::vector<bfloat16> rounded(const std::vector<float>& numbers) {
   return out;
 }
 
-// Codes and scale of every row of a weight.
-void quantize(const Linear& part, std::int8_t* codes, float* scales) {
-  for (std::size_t o = 0; o < part.outputs; ++o) {
-    const float* row = part.weight.data() + o * part.inputs;
-    float largest = 0;
-    for (std::size_t i = 0; i < part.inputs; ++i) largest = std::max(largest, std::fabs(row[i]));
-    scales[o] = largest / 127.0F;
-    const float codes_of_one = largest > 0 ? 127.0F / largest : 0.0F;
-    for (std::size_t i = 0; i < part.inputs; ++i) {
-      codes[o * part.inputs + i] = static_cast<std::int8_t>(std::lround(row[i] * codes_of_one));
-    }
-  }
-}
-
 }  // namespace
 
 DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output output,
                            WeightFormat format, cuda::MemoryResource* memory, cudaStream_t stream)
     : format_{format} {
-  shape_.inputs = (*parts.begin())->inputs;
+  shape_.inputs = (*parts.begin())->inputs();
   shape_.output = output;
   std::vector<float> biases;
   for (const Linear* part : parts) {
-    shape_.outputs += part->outputs;
+    shape_.outputs += part->outputs();
     biases.insert(biases.end(), part->bias.begin(), part->bias.end());
   }
   shape_.bias = !biases.empty();
@@ -198,16 +185,14 @@ DeviceLinear::DeviceLinear(std::initializer_list<const Linear*> parts, Output ou
                             cudaMemcpyHostToDevice, stream),
             "cudaMemcpyAsync");
     };
+    const WeightMatrix weight = part->weight.as(format);
     if (format == WeightFormat::bfloat16) {
-      copy(weight_, rounded(part->weight), first * shape_.inputs);
+      copy(weight_, std::span{weight.row<bfloat16>(0), weight.size()}, first * shape_.inputs);
     } else {
-      std::vector<std::int8_t> codes(part->weight.size());
-      std::vector<float> scales(part->outputs);
-      quantize(*part, codes.data(), scales.data());
-      copy(weight_, codes, first * shape_.inputs);
-      copy(scales_, scales, first);
+      copy(weight_, std::span{weight.row<std::int8_t>(0), weight.size()}, first * shape_.inputs);
+      copy(scales_, weight.scales(), first);
     }
-    first += part->outputs;
+    first += part->outputs();
   }
   if (!shape_.bias) return;
   // A product's bias has the type of its output; after a product of integers it is float.
@@ -253,6 +238,8 @@ void DeviceLinear::allocate_weights(cuda::MemoryResource* memory, cudaStream_t s
     weight_ = allocate(memory, bytes_, stream);
     return;
   }
+  require(format_ == WeightFormat::int8, "DeviceLinear: weights as ", name_of(format_),
+          ", expected bfloat16 or int8");
   require(shape_.inputs % 16 == 0, "DeviceLinear: 8-bit weights of ", shape_.inputs,
           " inputs, must be a multiple of 16");
   weight_ = allocate(memory, numbers, stream);

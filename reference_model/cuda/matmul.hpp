@@ -19,8 +19,6 @@
 
 namespace kvpolicy::reference {
 
-enum class WeightFormat : std::uint8_t { bfloat16, int8 };
-
 /// How a product stores its result.
 enum class Output : std::uint8_t {
   bfloat16,      ///< y = x Wᵀ + b
@@ -73,8 +71,8 @@ class DeviceLinear {
  public:
   DeviceLinear() = default;
 
-  /// Joins layers of equal inputs to one product with their outputs side by side. 8-bit weights are
-  /// rounded to nearest; their inputs must be a multiple of 16.
+  /// Joins layers of equal inputs to one product with their outputs side by side. `format` is
+  /// bfloat16, or int8 for inputs that are a multiple of 16; weights are rounded to nearest.
   /// @throws ConfigError, std::bad_alloc, DeviceError
   DeviceLinear(std::initializer_list<const Linear*> parts, Output output, WeightFormat format,
                cuda::MemoryResource* memory, cudaStream_t stream);

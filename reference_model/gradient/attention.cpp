@@ -7,7 +7,7 @@
 #include <exception>
 
 #include <kvpolicy/core/error.hpp>
-#include <reference_model/linear.hpp>
+#include <reference_model/library_product.hpp>
 
 namespace kvpolicy::reference {
 namespace {

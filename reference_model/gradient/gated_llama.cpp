@@ -9,8 +9,21 @@
 #include <kvpolicy/core/rotary.hpp>
 #include <reference_model/gradient/operations.hpp>
 #include <reference_model/linear.hpp>
+#include <reference_model/parallel.hpp>
 
 namespace kvpolicy::reference {
+
+namespace {
+
+/// Replaces the gradient of normalised rows by that of the rows before their norm.
+void normalise_heads_back(const float* x, std::size_t rows, const std::vector<float>& weight,
+                          float eps, float* gradient) {
+  std::vector<float> dx(rows * weight.size());
+  normalise_back(x, rows, weight, eps, gradient, dx.data());
+  std::ranges::copy(dx, gradient);
+}
+
+}  // namespace
 
 AttentionMask limited(AttentionMask mask, const LlamaConfig& config, std::size_t layer) {
   const std::size_t window = config.windows[layer];
@@ -93,13 +106,26 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
   run.q.resize(rows * query_width);
   run.k.resize(rows * key_width);
   run.v.resize(rows * key_width);
+  if (c.qk_norm) {
+    run.plain_q.resize(run.q.size());
+    run.plain_k.resize(run.k.size());
+  }
   std::vector<float> normed(rows * c.hidden);
   for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
     float* part = normed.data() + first * c.hidden;
     normalise(x.data() + first * c.hidden, count, weights.attention_norm, c.norm_eps, part);
-    weights.q.apply(part, count, run.q.data() + first * query_width);
-    weights.k.apply(part, count, run.k.data() + first * key_width);
-    weights.v.apply(part, count, run.v.data() + first * key_width);
+    apply_all({{&weights.q, run.q.data() + first * query_width},
+               {&weights.k, run.k.data() + first * key_width},
+               {&weights.v, run.v.data() + first * key_width}},
+              part, count);
+    if (c.qk_norm) {
+      std::copy_n(run.q.data() + first * query_width, count * query_width,
+                  run.plain_q.data() + first * query_width);
+      std::copy_n(run.k.data() + first * key_width, count * key_width,
+                  run.plain_k.data() + first * key_width);
+    }
+    normalise_heads(c, weights, count, run.q.data() + first * query_width,
+                    run.k.data() + first * key_width);
     rotation.apply(run.q.data(), c.q_heads, first, count);
     rotation.apply(run.k.data(), c.kv_heads, first, count);
   });
@@ -133,8 +159,7 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
     float* part = normed.data() + first * c.hidden;
     const std::size_t at = first * c.intermediate;
     normalise(x.data() + first * c.hidden, count, weights.mlp_norm, c.norm_eps, part);
-    weights.gate.apply(part, count, run.gate.data() + at);
-    weights.up.apply(part, count, run.up.data() + at);
+    apply_all({{&weights.gate, run.gate.data() + at}, {&weights.up, run.up.data() + at}}, part, count);
     std::copy_n(run.gate.data() + at, count * c.intermediate, activated.data() + at);
     swiglu(activated.data() + at, run.up.data() + at, count * c.intermediate);
     weights.down.add_to(activated.data() + at, count, x.data() + first * c.hidden);
@@ -153,8 +178,7 @@ const std::vector<float>& GatedLlama::mix(const HeadGates& gates) {
   std::vector<float> x(rows * c.hidden);
   for (std::size_t row = 0; row < rows; ++row) {
     const auto token = static_cast<std::size_t>(tokens_[row]);
-    std::copy_n(model_->weights().embedding.weight.data() + token * c.hidden, c.hidden,
-                x.data() + row * c.hidden);
+    model_->weights().embedding.weight.copy_rows(token, 1, x.data() + row * c.hidden);
   }
   const Rotation angles = rotation();
   for (std::size_t layer = 0; layer < c.layers; ++layer) forward_layer(layer, angles, x);
@@ -229,6 +253,12 @@ void GatedLlama::back_attention(std::size_t layer, const Rotation& rotation,
   for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
     rotation.undo(dq.data(), c.q_heads, first, count);
     rotation.undo(dk.data(), c.kv_heads, first, count);
+    if (c.qk_norm) {
+      normalise_heads_back(run.plain_q.data() + first * query_width, count * c.q_heads,
+                           weights.q_norm, c.norm_eps, dq.data() + first * query_width);
+      normalise_heads_back(run.plain_k.data() + first * key_width, count * c.kv_heads,
+                           weights.k_norm, c.norm_eps, dk.data() + first * key_width);
+    }
     std::vector<float> dnormed(count * c.hidden);
     weights.q.back(dq.data() + first * query_width, count, dnormed.data());
     weights.k.add_back(dk.data() + first * key_width, count, dnormed.data());

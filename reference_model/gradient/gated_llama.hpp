@@ -71,6 +71,7 @@ class GatedLlama {
   /// The numbers that the forward pass of one layer stores for the backward pass.
   struct LayerRun {
     std::vector<float> x, q, k, v;         // input of the layer; rotated rows
+    std::vector<float> plain_q, plain_k;   // rows before their norm, where the model has one
     std::vector<float> streaming;          // [tokens, q_heads, head_dim]
     std::vector<float> full;               // [tokens, q_heads, head_dim]
     AttentionRecord streaming_record, full_record;

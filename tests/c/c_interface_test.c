@@ -208,6 +208,37 @@ static void test_plans(const kvp_plan* plan) {
   kvp_plan_free(again);
 }
 
+/* A plan by name: bytes as counted here, from the format's sizes. */
+static void test_names(void) {
+  const kvp_shape shape = {3, 8, 4, 8};
+  enum { tokens = 10 * 64, heads = 3 * 4 };
+  /* A row of keys or values has 8 channels, quantised ones also a scale and a zero. */
+  const struct {
+    const char* name;
+    size_t row;
+  } known[] = {{"full", 8 * 2}, {"int8:0", 8 + 4}, {"int4:0", 4 + 4}, {"int2:0", 2 + 4}};
+  for (size_t i = 0; i < sizeof known / sizeof *known; ++i) {
+    kvp_plan* plan = NULL;
+    size_t bytes = 0;
+    CHECK(kvp_plan_from_name(known[i].name, &shape, KVP_BFLOAT16, &plan) == KVP_OK);
+    CHECK(kvp_plan_memory(plan, tokens, NULL, 0, &bytes) == KVP_OK);
+    const size_t rows = (size_t)tokens * heads * 2 * known[i].row;
+    /* At most one page of exact rows more for each side of a head, and the tail. */
+    CHECK(bytes >= rows && bytes <= rows + (size_t)heads * 2 * (64 + 1) * 8 * 2);
+    kvp_plan_free(plan);
+  }
+  kvp_plan* none = NULL;
+  CHECK(kvp_plan_from_name("some", &shape, KVP_BFLOAT16, &none) == KVP_CONFIG_ERROR && none == NULL);
+  CHECK(strstr(kvp_error(), "'some'") != NULL && strstr(kvp_error(), "int4") != NULL);
+  CHECK(kvp_plan_from_name("none.json", &shape, KVP_BFLOAT16, &none) == KVP_FORMAT_ERROR && none == NULL);
+  CHECK(kvp_plan_from_name("full", &shape, 7, &none) == KVP_CONFIG_ERROR && none == NULL);
+  CHECK(kvp_plan_from_name(NULL, &shape, KVP_BFLOAT16, &none) == KVP_CONFIG_ERROR);
+  CHECK(kvp_plan_from_name("full", NULL, KVP_BFLOAT16, &none) == KVP_CONFIG_ERROR);
+  CHECK(kvp_plan_from_name("full", &shape, KVP_BFLOAT16, NULL) == KVP_CONFIG_ERROR);
+  const kvp_shape empty = {0, 8, 4, 8};
+  CHECK(kvp_plan_from_name("full", &empty, KVP_BFLOAT16, &none) == KVP_CONFIG_ERROR && none == NULL);
+}
+
 static void test_refusals(const kvp_plan* plan) {
   kvp_plan* none = NULL;
   CHECK(kvp_plan_from_json("{}", 2, KVP_FLOAT32, &none) == KVP_FORMAT_ERROR && none == NULL);
@@ -325,6 +356,7 @@ int main(void) {
     test_plans(plan);
     test_refusals(plan);
   }
+  test_names();
   test_layers();
   kvp_plan_free(plan);
   printf("kvpolicy %s, C interface: %d failures\n", kvp_version(), failures);

@@ -11,7 +11,9 @@
 
 #include <doctest/doctest.h>
 
+#include <kvpolicy/cpu.hpp>
 #include <kvpolicy/cpu/engine.hpp>
+#include <kvpolicy/plan/head_plan.hpp>
 
 #include "cpu/random_layer.hpp"
 #include "support/compare.hpp"
@@ -43,6 +45,17 @@ struct Pretender {
   template <class Body>
   void operator()(std::size_t count, const Body& body) const {
     for (std::size_t i = count; i > 0; --i) body(i - 1);
+  }
+};
+
+// Notes how many calls it was asked for.
+struct Recording {
+  std::size_t* latest;
+  [[nodiscard]] std::size_t threads() const { return 3; }
+  template <class Body>
+  void operator()(std::size_t count, const Body& body) const {
+    *latest = count;
+    for (std::size_t i = 0; i < count; ++i) body(i);
   }
 };
 
@@ -130,6 +143,28 @@ TEST_CASE("an engine may be reused for calls of any size, and copied in between"
     REQUIRE(test::same_bits(attend_with(copy), expected));
     engine = copy;
   }
+}
+
+TEST_CASE("a decode step of few rows wakes no thread, one of many rows wakes all") {
+  const ModelShape shape{.layers = 1, .q_heads = 4, .kv_heads = 4, .head_dim = 64};
+  std::size_t calls = 0;
+  cpu::KvCache<float, cpu::Engine<Recording>> cache{
+      HeadPlan<float>{shape}, {}, cpu::Engine<Recording>{Recording{&calls}}};
+  const std::size_t tokens = 1000;
+  std::vector<float> rows(tokens * 4 * 64, 0.5F);
+  std::vector<float> out(rows.size());
+  const auto step = [&](std::size_t count) {
+    const TensorView own{rows.data(), count, 4, 64};
+    cache.step(0, own, own, own, TensorView{out.data(), count, 4, 64});
+  };
+  step(1);
+  CHECK(calls == 1);
+  step(1);
+  CHECK(calls == 1);
+  step(tokens);  // a prompt: work grows with the queries as well
+  CHECK(calls == 3);
+  step(1);
+  CHECK(calls == 3);
 }
 
 TEST_CASE("observe gives the same bits with any number of threads") {

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 HERE = pathlib.Path(__file__).parent
 MODELS = HERE.parent / "model" / "goldens"
 # name: (sinks, recent). Texts are 150 tokens long.
-CASES = {"gqa2_d80": (3, 20), "all_biases": (0, 9), "qwen2_bias_gqa7": (16, 40), "mha_d64": (5, 0)}
+CASES = {"gqa2_d80": (3, 20), "all_biases": (0, 9), "qwen2_bias_gqa7": (16, 40), "mha_d64": (5, 0),
+         "qwen3_norms": (2, 25)}
 
 
 def load(name):
@@ -51,8 +52,11 @@ class Model:
 
     def qkv(self, x, at):
         n = len(x)
-        q = self.rotate(self.linear(x, at + "q_proj").view(n, self.q_heads, self.dim))
-        k = self.rotate(self.linear(x, at + "k_proj").view(n, self.kv_heads, self.dim))
+        q = self.linear(x, at + "q_proj").view(n, self.q_heads, self.dim)
+        k = self.linear(x, at + "k_proj").view(n, self.kv_heads, self.dim)
+        if at + "q_norm.weight" in self.w:
+            q, k = self.norm(q, at + "q_norm"), self.norm(k, at + "k_norm")
+        q, k = self.rotate(q), self.rotate(k)
         return q, k, self.linear(x, at + "v_proj").view(n, self.kv_heads, self.dim)
 
     def attend(self, q, k, v, mask):

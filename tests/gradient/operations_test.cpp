@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/core/rotary.hpp>
+#include <reference_model/library_product.hpp>
 #include <reference_model/linear.hpp>
 #include <reference_model/operations.hpp>
 
@@ -118,8 +119,7 @@ TEST_CASE("linear layers") {
     constexpr std::size_t inputs = 13;
     constexpr std::size_t outputs = 5;
     const Doubles weight = random_numbers(inputs * outputs, 9);
-    const Linear layer{.inputs = inputs, .outputs = outputs, .weight = to_float(weight),
-                       .bias = to_float(random_numbers(outputs, 10))};
+    const Linear layer{inputs, outputs, to_float(weight), to_float(random_numbers(outputs, 10))};
     Doubles x = random_numbers(rows * inputs, 11);
     const Doubles dy = random_numbers(rows * outputs, 12);
     const auto f = [&] {

@@ -148,6 +148,30 @@ TEST_CASE("windows follow transformers: Mistral's all layers, Qwen2's upper ones
   CHECK_THROWS_AS((void)parse(json), ConfigError);
 }
 
+TEST_CASE("Qwen3 has norms, a head_dim of its own, no biases unless asked, and windows as Qwen2") {
+  Json json = smallest();
+  CHECK_FALSE(parse(json).qk_norm);
+  json["architectures"] = {"Qwen3ForCausalLM"};
+  CHECK(parse(json).qk_norm);
+  CHECK(parse(json).head_dim == 128);  // the default of Qwen3Config, not 128 / 2
+  CHECK_FALSE(parse(json).qkv_bias);
+  CHECK(parse(json).windows == std::vector<std::size_t>{0, 0});
+  json["head_dim"] = 32;
+  json["num_attention_heads"] = 5;  // does not divide hidden_size
+  json["attention_bias"] = true;
+  json["use_sliding_window"] = true;
+  json["sliding_window"] = 16;
+  json["max_window_layers"] = 1;
+  CHECK(parse(json).head_dim == 32);
+  CHECK(parse(json).qkv_bias);
+  CHECK(parse(json).o_bias);
+  CHECK_FALSE(parse(json).mlp_bias);
+  CHECK(parse(json).windows == std::vector<std::size_t>{0, 16});
+  json.erase("architectures");
+  json["model_type"] = "qwen3";
+  CHECK(parse(json).qk_norm);
+}
+
 TEST_CASE("end tokens are one or several") {
   Json json = smallest();
   json["eos_token_id"] = 3;
@@ -159,6 +183,8 @@ TEST_CASE("end tokens are one or several") {
 
 TEST_CASE("what cannot be computed is refused by name") {
   refuses("architectures", {"GPT2LMHeadModel"}, "'GPT2LMHeadModel' is not supported");
+  refuses("architectures", {"MixtralForCausalLM"}, "'MixtralForCausalLM' is not supported");
+  refuses("architectures", {"Qwen3MoeForCausalLM"}, "'Qwen3MoeForCausalLM' is not supported");
   refuses("architectures", Json::array(), "expected a list of one name");
   refuses("hidden_act", "gelu", "'gelu' is not supported, expected silu");
   refuses("rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}, "'yarn' is not supported");

@@ -22,6 +22,7 @@ inline constexpr std::array golden_names{
     "mha_d64",        "gqa2_d80",        "gqa7_d64",       "tied_d64",
     "all_biases",     "qwen2_bias_gqa7", "llama3_scaling", "qwen2_window_upper_layers",
     "linear_scaling", "mistral_window",  "sharded_bf16",   "f16_d128",
+    "qwen3_norms",
 };
 
 /// The largest error allowed in a logit. The logits of the goldens spread over several units.

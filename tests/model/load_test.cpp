@@ -2,12 +2,14 @@
 //
 // Folders whose config.json and weights contradict each other: what is loaded is what transformers would
 // compute, or loading fails.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -81,7 +83,7 @@ TEST_CASE("an output layer in the file is used even if config.json says it is ti
   write_safetensors(folder / "model.safetensors", weights.tensors);
   const Llama with_copy = Llama::load(folder.path());
   CHECK(with_copy.config().tied_embeddings);
-  CHECK(with_copy.weights().head.weight.empty());
+  CHECK(with_copy.weights().head.weight.size() == 0);
   std::erase_if(weights.tensors,
                 [](const auto& tensor) { return tensor.name == "lm_head.weight"; });
   write_safetensors(folder / "model.safetensors", weights.tensors);
@@ -89,6 +91,42 @@ TEST_CASE("an output layer in the file is used even if config.json says it is ti
   CHECK(without.config().tied_embeddings);
   CHECK(logits_of(with_copy) == logits_of(without));
   CHECK(logits_of(without) != logits_of(untied));
+}
+
+TEST_CASE("a format that is asked for is that of all matrices, and the logits stay near") {
+  const std::string from = golden_folder("sharded_bf16");
+  const Llama stored = Llama::load(from);
+  CHECK(stored.head().weight.format() == WeightFormat::bfloat16);
+  const std::vector<float> wanted = logits_of(stored);
+  for (const auto& wish : {std::pair{WeightFormat::float32, 1e-4F}, std::pair{WeightFormat::float16, 1e-2F},
+                           std::pair{WeightFormat::int8, 0.3F}}) {
+    const WeightFormat format = wish.first;
+    CAPTURE(name_of(format));
+    const Llama model = Llama::load(from, {.weights = format});
+    CHECK(model.parameters() == stored.parameters());
+    CHECK(model.weights().embedding.weight.format() == format);
+    for (const LlamaLayer& layer : model.weights().layers) {
+      CHECK(layer.q.weight.format() == format);
+      CHECK(layer.down.weight.format() == format);
+    }
+    CHECK(largest_error(logits_of(model), wanted) <= wish.second);
+  }
+}
+
+TEST_CASE("a tensor at an odd address is loaded as well") {
+  // A header of odd length, which the format allows, puts every tensor at an odd address.
+  const std::string from = golden_folder("tied_d64");
+  std::ifstream file(from + "/model.safetensors", std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>{file}, {}};
+  std::uint64_t length = 0;
+  std::memcpy(&length, text.data(), sizeof length);
+  text.insert(sizeof length + length, 1, ' ');
+  ++length;
+  std::memcpy(text.data(), &length, sizeof length);
+  const TemporaryFolder folder;
+  folder.write("config.json", config_of(from).dump());
+  folder.write("model.safetensors", text);
+  CHECK(logits_of(Llama::load(folder.path())) == logits_of(Llama::load(from)));
 }
 
 TEST_CASE("weights that are quantised, or are quantised when they are loaded, are refused") {
@@ -133,6 +171,36 @@ bool write_sparse(const std::string& path,
   return !error;
 }
 
+TEST_CASE("a missing shard, a wrong dtype and a weight that is not finite are named") {
+  const TemporaryFolder folder;
+  std::filesystem::copy(golden_folder("sharded_bf16"), folder.path());
+  std::filesystem::remove(folder / "model-00003-of-00004.safetensors");
+  CHECK_THROWS_WITH_AS((void)Llama::load(folder.path()),
+                       doctest::Contains("model-00003-of-00004.safetensors: there is no such file"),
+                       FormatError);
+
+  const TemporaryFolder other;
+  const std::string from = golden_folder("mha_d64");
+  other.write("config.json", config_of(from).dump());
+  const auto refused = [&](const std::string& part, const auto& change) {
+    Weights weights(from);
+    change(weights);
+    write_safetensors(other / "model.safetensors", weights.tensors);
+    CHECK_THROWS_WITH_AS((void)Llama::load(other.path()), doctest::Contains(part.c_str()),
+                         FormatError);
+  };
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  refused("tensor '" + name + "': dtype is I32, expected F32, F16 or BF16",
+          [&](Weights& weights) { weights[name].type = TensorType::i32; });
+  refused("tensor '" + name + "': element 3 is inf", [&](Weights& weights) {
+    const float value = INFINITY;
+    for (std::size_t i = 0; i < weights.tensors.size(); ++i) {
+      if (weights.tensors[i].name != name) continue;
+      std::memcpy(weights.bytes[i].data() + 12, &value, sizeof(value));
+    }
+  });
+}
+
 TEST_CASE("a checkpoint of more weights than the machine has memory is refused with both sizes") {
   constexpr std::size_t vocabulary = std::size_t{1} << 24;
   constexpr std::size_t hidden = std::size_t{1} << 16;
@@ -173,8 +241,8 @@ TEST_CASE("a checkpoint of more weights than the machine has memory is refused w
     MESSAGE("skipped: the file system has no files of 2 TiB");
     return;
   }
-  says("its weights take 4398.");
-  says(" GB as float, this machine has ");
+  says("its weights take 2199.");
+  says(" GB as stored, this machine has ");
   // A shape that does not fit config.json is detected before the first weight is read.
   tensors.back().second = {hidden + 1};
   REQUIRE(write_sparse(folder / "model.safetensors", tensors));

@@ -22,7 +22,7 @@ import shutil
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig, MistralConfig, Qwen2Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 TOKENS = 150
 COMMON = dict(
@@ -77,6 +77,11 @@ CASES = {
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=64,
         use_sliding_window=True, sliding_window=24, max_window_layers=1,
         rope_parameters=PLAIN), {}, lambda c: without("layer_types")(old_spelling(c))),
+    # Each head's queries and keys are normalised; head_dim is not hidden_size / num_attention_heads.
+    "qwen3_norms": (Qwen3Config, dict(
+        hidden_size=32, num_attention_heads=6, num_key_value_heads=2, head_dim=32,
+        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+        {}, None),
     # Of the 32 frequencies some are unchanged, some are blended and some are divided by 8.
     "llama3_scaling": (LlamaConfig, dict(
         hidden_size=32, num_attention_heads=4, num_key_value_heads=2, head_dim=64,

@@ -85,24 +85,27 @@ TEST_CASE("the order decides the indices of heads, and changes nothing else") {
   config.tied_embeddings = config.qkv_bias = config.o_bias = true;
   config.windows = {0};
   const auto rows = [](std::size_t inputs, std::size_t outputs, bool bias) {
-    Linear layer{inputs, outputs, std::vector<float>(inputs * outputs), {}};
-    std::iota(layer.weight.begin(), layer.weight.end(), 0.0F);
+    std::vector<float> numbers(inputs * outputs);
+    std::iota(numbers.begin(), numbers.end(), 0.0F);
+    Linear layer{inputs, outputs, std::move(numbers), {}};
     if (bias) layer.bias.resize(outputs);
     std::iota(layer.bias.begin(), layer.bias.end(), 0.0F);
     return layer;
   };
   LlamaWeights weights{rows(4, 4, false), {}, std::vector<float>(4, 1.0F), {}};
-  weights.layers.push_back({std::vector<float>(4, 1.0F), rows(4, 16, true), rows(4, 8, true),
-                            rows(4, 8, true), rows(16, 4, true), std::vector<float>(4, 1.0F),
-                            rows(4, 4, false), rows(4, 4, false), rows(4, 4, false)});
+  weights.layers.push_back({.attention_norm = std::vector<float>(4, 1.0F),
+                            .q = rows(4, 16, true), .k = rows(4, 8, true), .v = rows(4, 8, true),
+                            .o = rows(16, 4, true), .q_norm = {}, .k_norm = {},
+                            .mlp_norm = std::vector<float>(4, 1.0F),
+                            .gate = rows(4, 4, false), .up = rows(4, 4, false), .down = rows(4, 4, false)});
   const Llama moved = reordered(Llama{config, weights}, {{2, 0, 3, 1}});
   const LlamaLayer& layer = moved.weights().layers[0];
   CHECK(layer.k.bias == std::vector<float>{4, 5, 0, 1, 6, 7, 2, 3});
   CHECK(layer.v.bias == layer.k.bias);
   CHECK(layer.q.bias == std::vector<float>{8, 9, 10, 11, 0, 1, 2, 3, 12, 13, 14, 15, 4, 5, 6, 7});
-  CHECK(layer.k.weight[0] == 16.0F);   // row 4 of 4 inputs
-  CHECK(layer.o.weight[0] == 8.0F);    // column 8 of row 0
-  CHECK(layer.o.weight[16] == 24.0F);  // column 8 of row 1
+  CHECK(layer.k.weight.row<float>(0)[0] == 16.0F);  // row 4 of 4 inputs
+  CHECK(layer.o.weight.row<float>(0)[0] == 8.0F);   // column 8 of row 0
+  CHECK(layer.o.weight.row<float>(1)[0] == 24.0F);  // column 8 of row 1
   CHECK(layer.o.bias == std::vector<float>{0, 1, 2, 3});
   CHECK(layer.gate.weight == weights.layers[0].gate.weight);
 }

@@ -35,9 +35,8 @@ class RowByRow {
     const std::vector<std::size_t> positions = call.positions(cache.tokens());
     std::vector<std::vector<float>> x(rows);
     for (std::size_t row = 0; row < rows; ++row) {
-      const auto first = model_->weights().embedding.weight.begin() +
-                         static_cast<std::ptrdiff_t>(static_cast<std::size_t>(call.tokens[row]) * c.hidden);
-      x[row].assign(first, first + static_cast<std::ptrdiff_t>(c.hidden));
+      x[row].resize(c.hidden);
+      model_->weights().embedding.weight.copy_rows(static_cast<std::size_t>(call.tokens[row]), 1, x[row].data());
     }
     std::vector<float> q, k, v, out(rows * c.q_heads * c.head_dim);
     for (std::size_t l = 0; l < c.layers; ++l) {
@@ -88,10 +87,11 @@ class RowByRow {
     return result;
   }
   [[nodiscard]] static std::vector<float> product(const Linear& layer, std::span<const float> x) {
-    std::vector<float> result(layer.outputs);
-    for (std::size_t o = 0; o < layer.outputs; ++o) {
-      const float* weight = layer.weight.data() + o * layer.inputs;
-      for (std::size_t i = 0; i < layer.inputs; ++i) result[o] += weight[i] * x[i];
+    std::vector<float> result(layer.outputs());
+    std::vector<float> weight(layer.inputs());
+    for (std::size_t o = 0; o < layer.outputs(); ++o) {
+      layer.weight.copy_rows(o, 1, weight.data());
+      for (std::size_t i = 0; i < layer.inputs(); ++i) result[o] += weight[i] * x[i];
     }
     return result;
   }

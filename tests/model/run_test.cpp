@@ -29,7 +29,7 @@ HeadPlan<float> full_plan(const LlamaConfig& config) {
 
 TEST_CASE("a full plan, with the model's own windows, gives transformers' logits") {
   for (const std::string name : golden_names) {
-    const Llama model = Llama::load(golden_folder(name));
+    const Llama model = Llama::load(golden_folder(name), {.weights = WeightFormat::float32});
     const Golden golden = load_golden(name);
     for (const std::size_t chunk : {150, 64, 7, 1}) {
       CAPTURE(name);

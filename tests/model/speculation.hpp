@@ -53,10 +53,10 @@ inline Llama tiny_llama(const TinyShape& shape, std::uint64_t seed) {
   std::mt19937_64 random{seed};
   std::normal_distribution<float> normal;
   const auto linear = [&](std::size_t inputs, std::size_t outputs, float deviation) {
-    Linear layer{inputs, outputs, std::vector<float>(inputs * outputs), {}};
+    std::vector<float> weights(inputs * outputs);
     const float scale = deviation / std::sqrt(static_cast<float>(inputs));
-    for (float& weight : layer.weight) weight = scale * normal(random);
-    return layer;
+    for (float& weight : weights) weight = scale * normal(random);
+    return Linear{inputs, outputs, std::move(weights), {}};
   };
   LlamaConfig config;
   config.vocabulary = shape.vocabulary;
@@ -94,7 +94,9 @@ inline Llama with_noise(const Llama& model, float share, std::uint64_t seed) {
   std::normal_distribution<float> normal;
   LlamaWeights weights = model.weights();
   const auto disturb = [&](Linear& layer) {
-    for (float& weight : layer.weight) weight *= 1.0F + share * normal(random);
+    layer.weight = layer.weight.changed([&](std::span<float> numbers) {
+      for (float& weight : numbers) weight *= 1.0F + share * normal(random);
+    });
   };
   disturb(weights.head);
   for (LlamaLayer& layer : weights.layers) {

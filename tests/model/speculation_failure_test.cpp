@@ -258,7 +258,10 @@ TEST_CASE("weights that are NaN") {
   const PlainText plain = models.plain(20);
   const auto spoilt = [](const Llama& model) {
     LlamaWeights weights = model.weights();
-    weights.layers.back().v.weight[7] = std::numeric_limits<float>::quiet_NaN();
+    WeightMatrix& v = weights.layers.back().v.weight;
+    v = v.changed([](std::span<float> numbers) {
+      numbers[7] = std::numeric_limits<float>::quiet_NaN();
+    });
     return Llama{model.config(), std::move(weights)};
   };
   {

@@ -25,10 +25,7 @@ Linear random_linear(std::size_t inputs, std::size_t outputs, bool biased, unsig
     for (const bfloat16 x : numbers) out.push_back(static_cast<float>(x));
     return out;
   };
-  Linear linear{.inputs = inputs,
-                .outputs = outputs,
-                .weight = floats(random_bfloat16(inputs * outputs, seed)),
-                .bias = {}};
+  Linear linear{inputs, outputs, floats(random_bfloat16(inputs * outputs, seed)), {}};
   if (biased) linear.bias = floats(random_bfloat16(outputs, seed + 1));
   return linear;
 }
@@ -43,11 +40,11 @@ std::vector<Expected> expected(const std::vector<const Linear*>& parts,
   std::vector<Expected> out;
   for (std::size_t row = 0; row < rows; ++row) {
     for (const Linear* part : parts) {
-      for (std::size_t o = 0; o < part->outputs; ++o) {
+      for (std::size_t o = 0; o < part->outputs(); ++o) {
         Expected e{part->bias.empty() ? 0 : static_cast<double>(part->bias[o]), 0};
-        for (std::size_t i = 0; i < part->inputs; ++i) {
-          const double term = number(x[row * part->inputs + i]) *
-                              static_cast<double>(part->weight[o * part->inputs + i]);
+        for (std::size_t i = 0; i < part->inputs(); ++i) {
+          const double term = number(x[row * part->inputs() + i]) *
+                              static_cast<double>(part->weight.row<float>(o)[i]);
           e.y += term;
           e.size += std::fabs(term);
         }
@@ -143,7 +140,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a layer of zeros in 8 bits gives zeros") {
-  Linear zeros{.inputs = 16, .outputs = 3, .weight = std::vector<float>(48), .bias = {}};
+  const Linear zeros{16, 3, std::vector<float>(48), {}};
   const DeviceLinear layer{
       {&zeros}, Output::float32, WeightFormat::int8, cuda::default_memory(), nullptr};
   CHECK(product(layer, Output::float32, random_bfloat16(32, 80), 2) == std::vector<float>(6));

@@ -27,7 +27,7 @@ namespace kvpolicy::reference {
     for (float& x : numbers) x = static_cast<float>(bfloat16{x});
   };
   const auto round_linear = [&](Linear& linear) {
-    round(linear.weight);
+    linear.weight = linear.weight.as(WeightFormat::bfloat16).as(WeightFormat::float32);
     round(linear.bias);
   };
   round_linear(weights.embedding);

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A model of bytes with random weights, for tests of code that uses a model.
+// Models with random weights, for tests of code that uses a model: one that reads bytes, one that
+// reads the words of a small tokenizer.
 #pragma once
 
 #include <cstddef>
 #include <random>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include <common/text_model.hpp>
 #include <reference_model/llama.hpp>
 
 namespace kvpolicy::tools {
@@ -36,13 +40,32 @@ inline reference::Llama random_byte_model(std::size_t vocabulary = 256) {
   reference::LlamaWeights weights;
   weights.embedding = linear(32, vocabulary);
   for (std::size_t layer = 0; layer < 2; ++layer) {
-    weights.layers.push_back({std::vector<float>(32, 1.0F), linear(32, 256), linear(32, 128),
-                              linear(32, 128), linear(256, 32), std::vector<float>(32, 1.0F),
-                              linear(32, 48), linear(32, 48), linear(48, 32)});
+    weights.layers.push_back({.attention_norm = std::vector<float>(32, 1.0F),
+                              .q = linear(32, 256), .k = linear(32, 128), .v = linear(32, 128), .o = linear(256, 32),
+                              .q_norm = {}, .k_norm = {}, .mlp_norm = std::vector<float>(32, 1.0F),
+                              .gate = linear(32, 48), .up = linear(32, 48), .down = linear(48, 32)});
   }
   weights.norm.assign(32, 1.0F);
   weights.head = linear(32, vocabulary);
   return {config, weights};
+}
+
+inline TextModel random_text_model() {
+  return {random_byte_model(), reference::Tokenizer::bytes()};
+}
+
+// Byte-level byte-pair encoding with single digits, 700 tokens.
+inline TextModel random_word_model() {
+  return {random_byte_model(700),
+          reference::Tokenizer::load(std::string{KVPOLICY_SOURCE_DIR} +
+                                     "/tests/tokenizer/goldens/smollm")};
+}
+
+// The bytes of a text as tokens.
+inline std::vector<int> bytes_of(std::string_view text) {
+  std::vector<int> tokens;
+  for (const char byte : text) tokens.push_back(static_cast<unsigned char>(byte));
+  return tokens;
 }
 
 }  // namespace kvpolicy::tools

@@ -15,7 +15,7 @@
 #include <doctest/doctest.h>
 
 #include <common/evaluation_table.hpp>
-#include <common/exam.hpp>
+#include <common/asked_question.hpp>
 #include <common/files.hpp>
 #include <common/sequence.hpp>
 #include <kvpolicy/core/error.hpp>
@@ -39,7 +39,7 @@ SuiteConfig small() {
   return config;
 }
 
-std::vector<Entry> entries(const reference::Llama& model, const std::vector<std::string>& plans) {
+std::vector<Entry> entries(const TextModel& model, const std::vector<std::string>& plans) {
   std::vector<Entry> made;
   for (const std::string& plan : plans) {
     made.push_back({plan, 0, make_exam_plan(plan, model.config().shape(), "")});
@@ -56,15 +56,16 @@ std::vector<nlohmann::ordered_json> as_jsons(const std::vector<Point>& points) {
 }  // namespace
 
 TEST_CASE("suites draw as many tasks as requested, the same ones each time") {
+  const auto model = random_text_model();
   const std::string plain = evaluation_text();
   SuiteConfig config = small();
   config.length = 1024;
   for (const Suite suite :
        {Suite::passkey, Suite::keys, Suite::reasoning, Suite::perplexity, Suite::agreement}) {
     CAPTURE(name_of(suite));
-    const auto tasks = draw_tasks(suite, config, 5, plain);
-    const auto again = draw_tasks(suite, config, 5, plain);
-    const auto others = draw_tasks(suite, config, 6, plain);
+    const auto tasks = draw_tasks(model, suite, config, 5, plain);
+    const auto again = draw_tasks(model, suite, config, 5, plain);
+    const auto others = draw_tasks(model, suite, config, 6, plain);
     std::size_t questions = 0;
     std::size_t windows = 0;
     for (std::size_t i = 0; i < tasks.size(); ++i) {
@@ -74,7 +75,7 @@ TEST_CASE("suites draw as many tasks as requested, the same ones each time") {
       if (tasks[i].follows.empty()) continue;
       ++windows;
       CHECK(tasks[i].follows.size() == 20);
-      CHECK(plain.find(tasks[i].text.body + tasks[i].follows) != std::string::npos);
+      CHECK(plain.find(tasks[i].text.body + model.decode(tasks[i].follows)) != std::string::npos);
       CHECK(tasks[i].text.body.size() == 1004);
     }
     // A grid is rounded up to whole texts.
@@ -84,9 +85,9 @@ TEST_CASE("suites draw as many tasks as requested, the same ones each time") {
 }
 
 TEST_CASE("surprise and divergence are those of the bytes that follow") {
-  const auto model = random_byte_model();
+  const auto model = random_text_model();
   const SuiteConfig config = small();
-  const auto tasks = draw_tasks(Suite::perplexity, config, 1, evaluation_text());
+  const auto tasks = draw_tasks(model, Suite::perplexity, config, 1, evaluation_text());
   const auto made = entries(model, {"full", "sink_recent:4,16"});
   const std::array<const ExamPlan*, 2> plans{&made[0].plan, &made[1].plan};
   const auto outcomes = perform(model, tasks[0], plans, config, true);
@@ -106,16 +107,15 @@ TEST_CASE("surprise and divergence are those of the bytes that follow") {
     for (const float logit : logits) shares.push_back(std::exp(static_cast<double>(logit)) / sum);
     return shares;
   };
-  const auto full = make_sequence(model, made[0].plan.plan);
-  const auto window = make_sequence(model, made[1].plan.plan);
-  std::vector<float> of_full = full->prefill(tokens_of(tasks[0].text.body));
-  std::vector<float> of_window = window->prefill(tokens_of(tasks[0].text.body));
-  for (const char byte : tasks[0].follows) {
+  const auto full = make_sequence(model.llama(), made[0].plan.plan);
+  const auto window = make_sequence(model.llama(), made[1].plan.plan);
+  std::vector<float> of_full = full->prefill(bytes_of(tasks[0].text.body));
+  std::vector<float> of_window = window->prefill(bytes_of(tasks[0].text.body));
+  for (const int next : tasks[0].follows) {
     const auto p = probabilities(of_full);
     const auto q = probabilities(of_window);
-    const auto next = static_cast<unsigned char>(byte);
-    nats[0] -= std::log(p[next]);
-    nats[1] -= std::log(q[next]);
+    nats[0] -= std::log(p[static_cast<std::size_t>(next)]);
+    nats[1] -= std::log(q[static_cast<std::size_t>(next)]);
     for (std::size_t i = 0; i < p.size(); ++i) apart += p[i] * std::log(p[i] / q[i]);
     of_full = full->decode(next);
     of_window = window->decode(next);
@@ -127,20 +127,20 @@ TEST_CASE("surprise and divergence are those of the bytes that follow") {
 }
 
 TEST_CASE("answers are those of greedy decoding, and the byte count is that at their start") {
-  const auto model = random_byte_model();
+  const auto model = random_text_model();
   const SuiteConfig config = small();
-  auto tasks = draw_tasks(Suite::keys, config, 1, evaluation_text());
+  auto tasks = draw_tasks(model, Suite::keys, config, 1, evaluation_text());
   const auto made = entries(model, {"full", "sink_recent:4,16", "int4:32", "quest:16,64"});
   for (const Entry& entry : made) {
     CAPTURE(entry.plan.name);
     // The right answers of these questions are those of the plan, except for the second.
-    const std::vector<int> body = tokens_of(tasks[0].text.body);
+    const std::vector<int> body = bytes_of(tasks[0].text.body);
     std::vector<std::string> answers;
     for (Question& question : tasks[0].text.questions) {
-      const auto cache = make_sequence(model, entry.plan.plan);
+      const auto cache = make_sequence(model.llama(), entry.plan.plan);
       static_cast<void>(cache->prefill(std::span{body}.first(body.size() - read_by_forks)));
       static_cast<void>(cache->prefill(std::span{body}.last(read_by_forks)));
-      std::vector<float> logits = cache->prefill(tokens_of(question.text));
+      std::vector<float> logits = cache->prefill(bytes_of(question.text));
       std::string answer;
       for (std::size_t i = 0; i < 27; ++i) {
         const auto likeliest = std::ranges::max_element(logits) - logits.begin();
@@ -169,7 +169,7 @@ TEST_CASE("answers are those of greedy decoding, and the byte count is that at t
 }
 
 TEST_CASE("results depend neither on threads nor on which plans are measured together") {
-  const auto model = random_byte_model();
+  const auto model = random_text_model();
   const SuiteConfig config = small();
   const std::string plain = evaluation_text();
   const std::vector<std::string> names{"full", "sink_recent:4,16", "int4:32", "quest:16,64"};
@@ -222,9 +222,9 @@ TEST_CASE("results depend neither on threads nor on which plans are measured tog
 }
 
 TEST_CASE("plans that drop rows do so after the question, or after the text") {
-  const auto model = random_byte_model();
+  const auto model = random_text_model();
   SuiteConfig config = small();
-  const auto tasks = draw_tasks(Suite::keys, config, 1, evaluation_text());
+  const auto tasks = draw_tasks(model, Suite::keys, config, 1, evaluation_text());
   ExamPlan plan{
       .name = "budget",
       .plan = HeadPlan<bfloat16>{model.config().shape(),

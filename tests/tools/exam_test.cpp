@@ -30,7 +30,7 @@ std::vector<RetrievalText> texts(std::size_t count) {
 }  // namespace
 
 TEST_CASE("questions about one text do not affect each other") {
-  const auto model = random_byte_model();
+  const auto model = random_text_model();
   const ExamPlan plan = make_exam_plan("full", model.config().shape(), "");
   std::vector<RetrievalText> both = texts(1);
   const ExamResult together = examine(model, plan, both);
@@ -41,7 +41,7 @@ TEST_CASE("questions about one text do not affect each other") {
 }
 
 TEST_CASE("threads can share the texts") {
-  const auto model = random_byte_model();
+  const auto model = random_text_model();
   const ExamPlan plan = make_exam_plan("sink_recent:16,64", model.config().shape(), "");
   const auto drawn = texts(3);
   std::size_t reported = 0;
@@ -59,7 +59,7 @@ TEST_CASE("threads can share the texts") {
 }
 
 TEST_CASE("a plan that reads everything answers like the full plan") {
-  const auto model = random_byte_model();
+  const auto model = random_text_model();
   const ModelShape shape = model.config().shape();
   const auto drawn = texts(2);
   const ExamResult full = examine(model, make_exam_plan("full", shape, ""), drawn);
@@ -74,7 +74,7 @@ TEST_CASE("a plan that reads everything answers like the full plan") {
 }
 
 TEST_CASE("the bytes read are those of the rows that are shown") {
-  const auto model = random_byte_model();
+  const auto model = random_text_model();
   const ModelShape shape = model.config().shape();
   const auto drawn = texts(1);
   const std::size_t rows = 512 - 1;  // the last byte of the answer is not fed back
@@ -99,11 +99,6 @@ TEST_CASE("plans describe themselves") {
   CHECK(kinds_of(plan)(0, 1) == HeadKind::retrieval);
   CHECK(describe(make_exam_plan("int4", shape, "").plan) ==
         "every row in 4 bits but for the latest 128, groups of 32");
-}
-
-TEST_CASE("a model that does not write bytes is refused") {
-  const auto model = random_byte_model(300);
-  CHECK_THROWS_AS(require_bytes(model), ConfigError);
 }
 
 TEST_CASE("gates and scores can come from elsewhere, and can be quantised") {

@@ -14,7 +14,6 @@
 #include <kvpolicy/plan/shipped_policies.hpp>
 #include <reference_model/llama.hpp>
 
-#include <common/exam.hpp>
 #include <common/files.hpp>
 #include <common/sequence.hpp>
 
@@ -29,8 +28,8 @@ using Full = FullCache<Dense>::Config;
 using Window = SinkRecentCache<Dense>::Config;
 using Budget = HeadBudgetCache<Dense>::Config;
 
-const reference::Llama& shipped() {
-  static const auto model = reference::Llama::load(repository_path(shipped_model));
+const TextModel& shipped() {
+  static const auto model = TextModel::load(repository_path(shipped_model));
   return model;
 }
 
@@ -82,7 +81,7 @@ reference::AttendFn plain_attention(const MaskedHead& masked) {
 // The mean loss of tokens[from, end), in nats.
 double plain_loss(const std::vector<int>& tokens, std::size_t from, const MaskedHead& masked) {
   const auto logits =
-      shipped().forward(tokens, std::size_t{0}, plain_attention(masked), reference::LogitsOf::all);
+      shipped().llama().forward(tokens, std::size_t{0}, plain_attention(masked), reference::LogitsOf::all);
   double sum = 0;
   for (std::size_t t = from; t < tokens.size(); ++t) {
     const float* row = logits.data() + (t - 1) * 256;
@@ -94,13 +93,13 @@ double plain_loss(const std::vector<int>& tokens, std::size_t from, const Masked
 }
 
 TextLoss plain_losses(const RetrievalText& text, std::size_t end, MaskedHead masked) {
-  const std::vector<int> body = tokens_of(text.body);
+  const std::vector<int> body = shipped().encode(text.body);
   TextLoss loss;
   masked.from = body.size() - end;
   loss.text = plain_loss(body, masked.from + 1, masked);
   masked.from = body.size();
   for (const Question& question : text.questions) {
-    const std::vector<int> tokens = tokens_of(text.body + question.text + question.answer);
+    const std::vector<int> tokens = shipped().encode(text.body + question.text + question.answer);
     loss.answers += plain_loss(tokens, tokens.size() - question.answer.size(), masked) *
                     static_cast<double>(question.answer.size()) /
                     static_cast<double>(text.questions.size());

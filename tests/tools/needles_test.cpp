@@ -13,6 +13,8 @@
 #include "common/retrieval_text.hpp"
 #include "identify/needles.hpp"
 
+#include "byte_model.hpp"
+
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
 
@@ -36,8 +38,7 @@ TEST_CASE("a needle is at the requested depth, and is what the question asks for
         CAPTURE(reasoning);
         CAPTURE(length);
         CAPTURE(depth);
-        const auto sample = draw_needle(
-            plain, {.length = length, .depth = depth, .reasoning = reasoning, .seed = 7});
+        const auto sample = draw_needle(random_text_model(), plain, {.length = length, .depth = depth, .reasoning = reasoning, .seed = 7});
         sample.check();
         const std::string prompt = text_of(sample.prompt);
         const std::string answer = text_of(sample.answer);
@@ -69,7 +70,7 @@ TEST_CASE("a needle is at the requested depth, and is what the question asks for
 TEST_CASE("needles are drawn by seed and number, and refused if there is no room for them") {
   const std::string plain = identification_text();
   const auto prompt = [&](const NeedleConfig& config) {
-    return text_of(draw_needle(plain, config).prompt);
+    return text_of(draw_needle(random_text_model(), plain, config).prompt);
   };
   std::set<std::string> drawn;
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {

@@ -12,6 +12,8 @@
 #include <common/retrieval_text.hpp>
 #include <kvpolicy/core/error.hpp>
 
+#include "byte_model.hpp"
+
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
 
@@ -28,7 +30,7 @@ std::string bytes_of(const reference::LabelledText& text) {
 TEST_CASE("digits: each is hidden once, asked for once, and answered correctly") {
   const std::string plain = identification_text();
   for (const std::size_t number : {0UL, 1UL, 77UL}) {
-    const auto text = passkey_text(plain, {.context = 2048, .seed = 4}, number);
+    const auto text = passkey_text(random_text_model(), plain, {.context = 2048, .seed = 4}, number);
     CHECK_NOTHROW(text.check());
     const std::string bytes = bytes_of(text);
     REQUIRE(text.passkeys.size() == 10);
@@ -49,7 +51,7 @@ TEST_CASE("digits: each is hidden once, asked for once, and answered correctly")
 }
 
 TEST_CASE("labels are the questions and answers, to the end") {
-  const auto text = passkey_text(identification_text(), {.context = 1024}, 3);
+  const auto text = passkey_text(random_text_model(), identification_text(), {.context = 1024}, 3);
   const std::string bytes = bytes_of(text);
   CHECK(text.labels.size() == 10 * 55);
   CHECK(text.labels.back() == bytes.size() - 1);
@@ -64,7 +66,7 @@ TEST_CASE("a round of numbers takes every length once, and the longest is the co
   const PasskeyTextConfig config{.context = 1500, .lengths = 20, .passkeys = 4, .seed = 2};
   std::vector<std::size_t> sizes;
   for (std::size_t number = 0; number < 40; ++number) {
-    sizes.push_back(passkey_text(plain, config, number).tokens.size());
+    sizes.push_back(passkey_text(random_text_model(), plain, config, number).tokens.size());
   }
   std::vector<std::size_t> first(sizes.begin(), sizes.begin() + 20);
   std::vector<std::size_t> second(sizes.begin() + 20, sizes.end());
@@ -81,8 +83,7 @@ TEST_CASE("depths are as requested") {
   std::size_t first = 0;
   std::size_t last = 0;
   for (std::size_t number = 0; number < 50; ++number) {
-    const auto text = passkey_text(
-        plain, {.context = 9000, .lengths = 1, .passkeys = 10, .kind = PasskeyKind::words}, number);
+    const auto text = passkey_text(random_text_model(), plain, {.context = 9000, .lengths = 1, .passkeys = 10, .kind = PasskeyKind::words}, number);
     const std::string bytes = bytes_of(text);
     std::size_t earlier = 0;
     for (const reference::Passkey& key : text.passkeys) {
@@ -102,7 +103,7 @@ TEST_CASE("depths are as requested") {
 }
 
 TEST_CASE("words: the published sentences in their order") {
-  const auto text = passkey_text(identification_text(),
+  const auto text = passkey_text(random_text_model(), identification_text(),
                                  {.context = 9000, .passkeys = 10, .kind = PasskeyKind::words}, 0);
   CHECK_NOTHROW(text.check());
   const std::string bytes = bytes_of(text);
@@ -119,7 +120,7 @@ TEST_CASE("words: the published sentences in their order") {
 
 TEST_CASE("plain text is a slice, and every byte that can be predicted counts") {
   const std::string plain = identification_text();
-  const auto text = plain_text(plain, {.context = 1024}, 5);
+  const auto text = plain_text(random_text_model(), plain, {.context = 1024}, 5);
   CHECK(plain.find(bytes_of(text)) != std::string::npos);
   CHECK(text.labels.size() == text.tokens.size() - 1);
   CHECK(text.labels.front() == 1);
@@ -129,7 +130,7 @@ TEST_CASE("plain text is a slice, and every byte that can be predicted counts") 
 TEST_CASE("a seed and a number give one text, others another") {
   const std::string plain = identification_text();
   const auto draw = [&](std::uint64_t seed, std::size_t number) {
-    return passkey_text(plain, {.context = 1200, .seed = seed}, number).tokens;
+    return passkey_text(random_text_model(), plain, {.context = 1200, .seed = seed}, number).tokens;
   };
   CHECK(draw(1, 2) == draw(1, 2));
   CHECK(draw(1, 2) != draw(1, 3));
@@ -139,7 +140,7 @@ TEST_CASE("a seed and a number give one text, others another") {
 TEST_CASE("texts that are impossible are refused") {
   const std::string plain = identification_text();
   const auto draw = [&](PasskeyTextConfig config) {
-    static_cast<void>(passkey_text(plain, config, 0));
+    static_cast<void>(passkey_text(random_text_model(), plain, config, 0));
   };
   CHECK_THROWS_AS(draw({.context = 900}), ConfigError);
   CHECK_THROWS_AS(draw({.context = 100'000, .lengths = 1}), ConfigError);
@@ -148,5 +149,5 @@ TEST_CASE("texts that are impossible are refused") {
   CHECK_THROWS_AS(draw({.lengths = 0}), ConfigError);
   CHECK_THROWS_AS(draw({.context = 20'000, .passkeys = 21, .kind = PasskeyKind::words}),
                   ConfigError);
-  CHECK_THROWS_AS(static_cast<void>(plain_text(plain, {.context = 200}, 0)), ConfigError);
+  CHECK_THROWS_AS(static_cast<void>(plain_text(random_text_model(), plain, {.context = 200}, 0)), ConfigError);
 }

@@ -78,7 +78,7 @@ head -c 700 "$repository/reference_model/weights/heldout_kjv.txt" >chapter.txt
 # ---- the examples
 
 PATH=$tools:$PATH
-names='plan|generate|evaluate|compare|visualize|triforce_generate|identify_heads|logits'
+names='plan|generate|evaluate|compare|visualize|triforce_generate|identify_heads|logits|model_info|tokenize'
 mapfile -t examples < <("$tool" ${subcommand:+"$subcommand"} --help | sed -n '/^ *Examples:/,$p' |
   grep -E "^ +(echo [^|]*\| )?($names)( |$)" | sed -E 's/^ +//; s/ {2,}.*$//')
 [ ${#examples[@]} -gt 0 ] || fail "$tool $subcommand --help shows no example"

@@ -124,10 +124,13 @@ TEST_CASE("a turn ends after its stop text, wherever steps end") {
   const auto all = run_speculation(text, {turn}, false).tokens_of_turn(0);
   REQUIRE(all.size() == 30);
   for (const std::size_t at : {0U, 1U, 7U, 20U}) {
-    turn.stop = {all[at].token, all[at + 1].token, all[at + 2].token};
+    const std::vector<int> stop{all[at].token, all[at + 1].token, all[at + 2].token};
+    turn.stops = [&](std::span<const int> said) {
+      return said.size() >= 3 && std::ranges::equal(said.last(3), stop);
+    };
     std::size_t ends = 0;  // the first position where the three tokens occur
-    while (all[ends].token != turn.stop[0] || all[ends + 1].token != turn.stop[1] ||
-           all[ends + 2].token != turn.stop[2]) {
+    while (all[ends].token != stop[0] || all[ends + 1].token != stop[1] ||
+           all[ends + 2].token != stop[2]) {
       ++ends;
     }
     for (const Structure structure : {Structure::plain, Structure::self}) {

@@ -29,8 +29,8 @@ namespace {
 using Plan = HeadPlan<bfloat16>;
 using Dense = DenseStorage<bfloat16>;
 
-const reference::Llama& model() {
-  static const reference::Llama made = random_byte_model();
+const TextModel& model() {
+  static const TextModel made = random_text_model();
   return made;
 }
 
@@ -176,9 +176,8 @@ TEST_CASE("a page holds what was recorded") {
   CHECK(data["kvHeads"] == 2);
   CHECK(data["group"] == 2);
   CHECK(data["promptTokens"] == recording.prompt_tokens);
-  const auto tokens = decoded(data["tokens"].get<std::string>());
-  CHECK(std::ranges::equal(tokens, recording.tokens,
-                           [](std::uint8_t one, int other) { return int{one} == other; }));
+  CHECK(data["tokens"] == recording.tokens);
+  CHECK(data["texts"] == recording.texts);
   REQUIRE(data["steps"].size() == recording.steps.size());
   REQUIRE(data["heads"].size() == 4);
   for (std::size_t step = 0; step < recording.steps.size(); ++step) {
@@ -242,12 +241,19 @@ TEST_CASE("a page loads nothing from elsewhere") {
   CHECK(count(html, "default-src 'none'") == 1);
 }
 
-TEST_CASE("tokens of other vocabularies are numbers") {
-  const reference::Llama other = random_byte_model(300);
-  const std::vector<int> prompt{1, 299, 3};
-  const Recording recording =
-      record(other, Plan{other.config().shape()}, prompt, {.prompt_steps = 4, .most_new = 0});
-  const nlohmann::json data = data_of(write_page(recording).html);
-  CHECK(data["tokens"] == nlohmann::json{1, 299, 3});
-  CHECK(data["steps"].size() == 3);
+TEST_CASE("the texts of a page's tokens join to the text, whatever a token is") {
+  const std::string text = "In the beginning <b>\u00fcber \u4e16 42";
+  for (const TextModel& any : {random_text_model(), random_word_model()}) {
+    const std::vector<int> prompt = any.encode(text);
+    const Recording recording =
+        record(any, Plan{any.config().shape()}, prompt, {.prompt_steps = 4, .most_new = 0});
+    const HtmlPage page = write_page(recording);
+    const nlohmann::json data = data_of(page.html);
+    CHECK(data["tokens"] == prompt);
+    REQUIRE(data["texts"].size() == prompt.size());
+    std::string joined;
+    for (const auto& one : data["texts"]) joined += one.get<std::string>();
+    CHECK(joined == text);
+    CHECK(page.html.find("<b>") == std::string::npos);
+  }
 }

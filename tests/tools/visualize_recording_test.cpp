@@ -31,8 +31,8 @@ using Dense = DenseStorage<bfloat16>;
 
 constexpr std::size_t prompt_tokens = 200;
 
-const reference::Llama& model() {
-  static const reference::Llama made = random_byte_model();
+const TextModel& model() {
+  static const TextModel made = random_text_model();
   return made;
 }
 
@@ -92,7 +92,7 @@ struct FirstLayer {
   explicit FirstLayer(std::span<const int> tokens) {
     reference::DenseCache cache{model().config()};
     const reference::AttendFn dense = cache.attend();
-    static_cast<void>(model().forward(
+    static_cast<void>(model().llama().forward(
         tokens, 0,
         [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
             TensorView<const float> v, TensorView<float> out) {
@@ -181,7 +181,7 @@ TEST_CASE("a recording has a step for each part of the prompt and each new token
   const Recording recording = record_all(FullCache<Dense>::Config{});
   CHECK(recording.prompt_tokens == prompt_tokens);
   CHECK(recording.tokens.size() == prompt_tokens + 9);
-  CHECK(recording.vocabulary == 256);
+  CHECK(recording.texts.size() == recording.tokens.size());
   CHECK(recording.piece == 13);
   REQUIRE(recording.steps.size() == 16 + 9);
   CHECK(recording.steps[0].tokens == 13);
@@ -318,7 +318,8 @@ TEST_CASE("a recording leaves out small shares of attention, and ends as request
     for (const RowAttention& row : head.attention) CHECK(row.share >= 0.02F);
   });
   RecordSettings stopped = settings;
-  stopped.stop = {recording.tokens[prompt_tokens + 2], recording.tokens[prompt_tokens + 3]};
+  const std::span<const int> tokens{recording.tokens};
+  stopped.stop = model().decode(tokens.subspan(prompt_tokens + 2, 2));
   const Recording shorter = record(model(), plan, prompt(), stopped);
   CHECK(shorter.tokens.size() <= prompt_tokens + 4);
   CHECK(shorter.tokens.size() > prompt_tokens);

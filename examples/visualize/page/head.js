@@ -129,8 +129,7 @@ function aboutRow(row) {
       (state & isRead ? ', read' : ', not read') + (state & isCoarse ? ', in ' + bits + ' bits' : '');
   const attention = level !== undefined ? percent(shareOf(level), 2) + ' of the attention'
     : state & isRead ? 'under ' + percent(about.leastShown, 2) + ' of the attention' : '';
-  const code = isBytes ? ', byte ' + tokens[row] : '';
-  return ['row ' + whole(row) + ', ' + quoted(row) + code, what, attention].join('\n').trim();
+  return ['row ' + whole(row) + ', ' + quoted(row) + ', token ' + tokens[row], what, attention].join('\n').trim();
 }
 
 function drawText(head, state, levels) {
@@ -187,11 +186,10 @@ function drawTop(head) {
   const text = (from, to) => {
     let joined = '';
     for (let at = Math.max(0, from); at < Math.min(to, length); ++at) {
-      joined += isBytes ? inline(at) : glyphs[at];
+      joined += inline(at);
     }
     return joined;
   };
-  const around = isBytes ? 14 : 2;
   const lines = order.map((i) => {
     const row = rows[i];
     const share = shareOf(levels[i]);

@@ -45,33 +45,16 @@ const kinds = about.kinds.map((kind) => {
 });
 
 const bytesOf = (base64) => Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-const isBytes = typeof about.tokens === 'string';
-const tokens = isBytes ? bytesOf(about.tokens) : about.tokens;
+const {tokens, texts} = about;
 const rowCount = tokens.length;
 
-// The text of each row as shown. A character of several bytes is shown at its first byte.
-const glyphs = (() => {
-  if (!isBytes) return Array.from(tokens, (token) => token + ' ');
-  const decoder = new TextDecoder('utf-8', {fatal: true});
-  const shown = [];
-  while (shown.length < rowCount) {
-    const at = shown.length;
-    const byte = tokens[at];
-    if (byte === 10) shown.push('↵\n');
-    else if (byte >= 32 && byte < 127) shown.push(String.fromCharCode(byte));
-    else {
-      const length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc2 ? 2 : 1;
-      let character = '·';
-      try {
-        if (length > 1) character = decoder.decode(Uint8Array.from(tokens.slice(at, at + length)));
-      } catch { /* no UTF-8: a dot for the byte */ }
-      shown.push(character);
-      for (let i = 1; i < length && character !== '·'; ++i) shown.push('·');
-    }
-  }
-  return shown;
-})();
-const inline = (row) => (isBytes ? glyphs[row].replace('\n', '') : glyphs[row].trim());
+// The text of each row as shown. A character of several tokens is shown at its last one; the others, control
+// characters and what is no text are dots.
+const glyphs = texts.map((text) =>
+  text === '' ? '·' : text.replace(/[\u0000-\u0009\u000b-\u001f\u007f-\u009f\ufffd]/g, '·').replace(/\n/g, '↵\n'));
+const inline = (row) => glyphs[row].replace(/\n/g, '');
+// Tokens to show around another, so that they take about as much space whatever a token is.
+const around = Math.max(2, Math.round(14 * rowCount / Math.max(1, texts.join('').length)));
 function quoted(row) {
   const text = inline(row);
   return text === ' ' ? 'a space' : text === '↵' ? 'a line end' : '“' + text + '”';

@@ -33,6 +33,10 @@ template <Element E = float>
 /// @throws FormatError
 template <Element E = float>
 [[nodiscard]] HeadPlan<E> load_plan(const std::string& path);
+/// `io::named_plan` over every shipped policy: the plan that a short name such as "int4" names.
+/// @throws ConfigError, FormatError
+template <Element E = float>
+[[nodiscard]] HeadPlan<E> named_plan(std::string_view name, const ModelShape& shape);
 /// `io::format_plan`: writes the text of a plan file.
 /// @throws ConfigError for a policy that cannot be written to a file
 template <Element E>

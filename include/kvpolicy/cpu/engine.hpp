@@ -58,7 +58,7 @@ class Engine {
     // Decoding does not plan for tiles, so it does not request AMX: tile registers enlarge every signal
     // frame of the process.
     const bool tiled = most_queries > Tuning::stream_queries;
-    reserve(tasks_.size(), most_queries, width,
+    reserve(tiled ? tasks_.size() : worthwhile_threads(), most_queries, width,
             tiled ? product_plan(work.queries, work.out.encoding) : ProductPlan{});
     for_each(tasks_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
       const Task& task = tasks_[i];
@@ -173,6 +173,14 @@ class Engine {
     return most;
   }
 
+  // The most threads of a call of few queries: one for each `task_weight` of cost, because waking a thread takes as
+  // long as reading that much. Which thread takes a task does not change its result.
+  [[nodiscard]] std::size_t worthwhile_threads() const {
+    std::size_t cost = 0;
+    for (const Task& task : tasks_) cost += task.to - task.from;
+    return std::clamp<std::size_t>(cost / Tuning::task_weight, 1, tasks_.size());
+  }
+
   void cut_tasks(std::size_t share) {
     share = std::max(share, Tuning::task_weight);
     whole_.swap(tasks_);
@@ -192,7 +200,7 @@ class Engine {
     return {Tuning::bfloat16_products, Tuning::matrix_unit(), queries.encoding, out};
   }
 
-  // Reserves workers for `count` tasks.
+  // Reserves workers, at most `count`.
   void reserve(std::size_t count, std::size_t queries, const HeadWidth& width,
                const ProductPlan& products) {
     active_ = std::min(threads(), count);

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/compiled/instances.hpp"
+
+KVPOLICY_DEVICE_CACHE(template, kvpolicy::bfloat16)

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/io/named_plan.hpp>
+#include <kvpolicy/io/text_file.hpp>
+
+#include "says.hpp"
+#include "support/temporary_folder.hpp"
+
+using namespace kvpolicy;
+using namespace kvpolicy::testing;
+
+namespace {
+
+constexpr ModelShape shape{.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 64};
+
+// The message of the error that the name ends in; "" if there is a plan.
+std::string refusal(std::string_view name, const ModelShape& own = shape) {
+  try {
+    (void)io::named_plan<float>(name, own);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// The table of settings and heads of a plan file, written by hand.
+HeadPlan<float> written(const char* settings, const char* heads, const char* head_dim = "64") {
+  return io::parse_plan<float>(message(
+      R"({"format": "kvpolicy plan", "version": 1, "shape": {"layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": )",
+      head_dim, R"(}, "settings": [)", settings, R"(], "heads": )", heads, "}"));
+}
+
+bool same(const HeadPlan<float>& a, const HeadPlan<float>& b) {
+  return io::format_plan(a) == io::format_plan(b);
+}
+
+void write_pattern(const std::filesystem::path& folder) {
+  std::filesystem::create_directories(folder);
+  io::write_text_file(folder / "full_attention_heads.tsv", "0.9\t0.1\n0.2\t0.8\n");
+  io::write_text_file(folder / "config.json", R"({"sink_size": 3, "recent_size": 20})");
+}
+
+}  // namespace
+
+TEST_CASE("named_plan: a name is the plan file that its description says") {
+  const char* all = "[[0, 0], [0, 0]]";
+  CHECK(same(io::named_plan<float>("full", shape), written(R"({"policy": "full"})", all)));
+  CHECK(same(io::named_plan<float>("sink_recent:4,100", shape),
+             written(R"({"policy": "sink_recent", "sinks": 4, "recent": 100})", all)));
+  CHECK(same(io::named_plan<float>("sink_recent", shape),
+             written(R"({"policy": "sink_recent", "sinks": 16, "recent": 128})", all)));
+  for (const char* bits : {"8", "4", "2"}) {
+    const auto codes = [&](const char* group, const char* residual) {
+      return message(R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": )", bits,
+                     R"(, "key_group": )", group, R"(, "value_group": )", group, R"(, "residual": )", residual, "}}");
+    };
+    CHECK(same(io::named_plan<float>(message("int", bits), shape), written(codes("32", "128").c_str(), all)));
+    CHECK(same(io::named_plan<float>(message("int", bits, ":0"), shape), written(codes("32", "0").c_str(), all)));
+    // 32 divides neither 8 nor 48.
+    CHECK(same(io::named_plan<float>(message("int", bits), {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 8}),
+               written(codes("8", "128").c_str(), all, "8")));
+    CHECK(same(io::named_plan<float>(message("int", bits), {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 48}),
+               written(codes("16", "128").c_str(), all, "48")));
+  }
+}
+
+TEST_CASE("named_plan: a DuoAttention pattern, whatever its folder is called") {
+  const TemporaryFolder folder;
+  for (const char* name : {"pattern", "a:b,c+int4@d"}) {
+    const auto pattern = folder.path() / name;
+    write_pattern(pattern);
+    const char* window = R"({"policy": "sink_recent", "sinks": 3, "recent": 20})";
+    const std::string full = message(R"({"policy": "full"}, )", window);
+    CHECK(same(io::named_plan<float>(message("duo@", pattern.string(), "/:0.5"), shape),
+               written(full.c_str(), "[[0, 1], [1, 0]]")));
+    CHECK(same(io::named_plan<float>(message("duo@", pattern.string(), "/:0.75"), shape),
+               written(full.c_str(), "[[0, 1], [1, 1]]")));
+    const std::string codes = message(
+        R"({"policy": "full", "storage": {"type": "residual_per_token", "bits": 4, "key_group": 32, "value_group": 32, "residual": 128}}, )",
+        window);
+    CHECK(same(io::named_plan<float>(message("duo+int4@", pattern.string(), "/"), shape),
+               written(codes.c_str(), "[[0, 1], [1, 0]]")));
+  }
+  const std::string plain = message("duo@", (folder.path() / "pattern").string());
+  CHECK(same(io::named_plan<float>(plain, shape), io::named_plan<float>(message(plain, ":0.5"), shape)));
+  CHECK(refusal(message(plain, ":50")) == Says{"sparsity is 50"});
+  CHECK(refusal(message(plain, ":nan")) == Says{"sparsity"});
+  CHECK(refusal(message(plain, ":0.5,1")) == Says{"takes at most 1 numbers, has 2"});
+  CHECK(refusal(plain, {.layers = 3, .q_heads = 4, .kv_heads = 2, .head_dim = 64}) == Says{"3"});
+}
+
+TEST_CASE("named_plan: a plan file must be for the shape") {
+  const TemporaryFolder folder;
+  const std::string path = (folder.path() / "a:b@c.json").string();
+  const auto plan = written(R"({"policy": "full"}, {"policy": "sink_recent", "sinks": 1, "recent": 9})",
+                            "[[0, 1], [1, 1]]");
+  io::write_text_file(path, io::format_plan(plan));
+  CHECK(same(io::named_plan<float>(path, shape), plan));
+  CHECK(refusal(path, {.layers = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 128}) ==
+        Says{R"("head_dim":64}; the model has {"layers":2,"q_heads":4,"kv_heads":2,"head_dim":128})"});
+  CHECK(refusal((folder.path() / "none.json").string()) == Says{"none.json"});
+}
+
+TEST_CASE("named_plan: any other name is refused, with what is known") {
+  for (const char* name : {"", "none", "full+int4", "full@x", "int3", "int4+int8", "int4@x", "sink_recent+int4",
+                           "duo+int3@x", "duo+@x:0.5:", "int4 ", "FULL"}) {
+    CAPTURE(name);
+    CHECK(refusal(name) != "");
+  }
+  CHECK(refusal("none") == Says{"plan 'none': is not known; known are full, int8"});
+  CHECK(refusal("duo:0.5") == Says{"duo@FOLDER:0.5"});
+  CHECK(refusal("full:1") == Says{"takes at most 0 numbers, has 1"});
+  CHECK(refusal("int4:1,2") == Says{"takes at most 1 numbers, has 2"});
+  for (const char* digits : {"", "x", "-1", "1.5", "99999999999999999999999", " 1"}) {
+    CAPTURE(digits);
+    CHECK(refusal(message("int4:", digits)) == Says{"is not a number that fits there"});
+  }
+  CHECK(refusal("sink_recent:4,0") == Says{"recent"});
+  CHECK(refusal("full", {.layers = 0, .q_heads = 4, .kv_heads = 2, .head_dim = 64}) != "");
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a tokenizer does besides finding the tokens of its peers: special tokens, streams, folders.
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include <kvpolicy/core/error.hpp>
+#include <reference_model/tokenizer/tokenizer.hpp>
+#include <reference_model/tokenizer/unicode.hpp>
+#include <reference_model/tokenizer/utf8.hpp>
+
+#include "golden_texts.hpp"
+#include "model/temporary_folder.hpp"
+
+namespace {
+
+using namespace kvpolicy;
+using reference::ByteRange;
+using reference::TemporaryFolder;
+using reference::TextStream;
+using reference::Tokenizer;
+
+TEST_CASE("special tokens can be added, parsed, or left as text" *
+          doctest::skip(!reference::have_icu())) {
+  const auto tokenizer = Tokenizer::load(goldens + "llama3");
+  const int bos = tokenizer.find("<|begin_of_text|>").value();
+  const int end = tokenizer.find("<|eot_id|>").value();
+  const std::string text = "a<|eot_id|>b";
+  CHECK(tokenizer.is_special(end));
+  CHECK_FALSE(tokenizer.is_special(tokenizer.find("a").value()));
+  CHECK(tokenizer.encode(text).front() == bos);
+  CHECK(tokenizer.encode(text).at(2) == end);
+  CHECK(tokenizer.encode(text, {.add_special = false}).size() == 3);
+  const std::vector<int> plain =
+      tokenizer.encode(text, {.add_special = false, .parse_special = false});
+  CHECK(plain.size() > 3);
+  CHECK(tokenizer.decode(plain) == text);
+  const std::vector<ByteRange> all{{0, text.size()}};
+  CHECK(tokenizer.encode(text, {.add_special = false, .literal = all}) == plain);
+  const std::vector<ByteRange> b{{11, 12}};
+  CHECK(tokenizer.encode(text, {.literal = b}) == tokenizer.encode(text));
+  const std::vector<ByteRange> outside{{11, 13}};
+  CHECK_THROWS_AS(static_cast<void>(tokenizer.encode(text, {.literal = outside})), ShapeError);
+  CHECK(tokenizer.decode(tokenizer.encode(text)) == "ab");
+  CHECK(tokenizer.decode(tokenizer.encode(text), {.skip_special = false}) ==
+        "<|begin_of_text|>a<|eot_id|>b");
+  CHECK(tokenizer.is_end(end));
+  CHECK_FALSE(tokenizer.is_end(bos));
+}
+
+TEST_CASE("an empty text has the special tokens alone" * doctest::skip(!reference::have_icu())) {
+  for (const char* name : {"gpt2", "llama3", "qwen2", "llama2", "metaspace"}) {
+    CAPTURE(name);
+    const auto tokenizer = Tokenizer::load(goldens + name);
+    CHECK(tokenizer.encode("", {.add_special = false}).empty());
+    CHECK(tokenizer.decode({}).empty());
+    CHECK(tokenizer.encode("").size() <= 1);
+  }
+}
+
+TEST_CASE("a stream holds a character back until it is whole") {
+  const auto tokenizer = Tokenizer::bytes();
+  TextStream stream{tokenizer};
+  const auto feed = [&](int byte) { return stream.next(byte); };
+  CHECK(feed('a') == "a");
+  CHECK(feed(0xE2).empty());
+  CHECK(feed(0x82).empty());
+  CHECK(feed(0xAC) == "\xE2\x82\xAC");
+  CHECK(feed(0xE2).empty());
+  CHECK(feed('b') ==
+        "\xEF\xBF\xBD"
+        "b");
+  CHECK(feed(0xFF) == "\xEF\xBF\xBD");
+  CHECK(feed(0xF0).empty());
+  CHECK(feed(0x9F).empty());
+  CHECK(stream.finish() == "\xEF\xBF\xBD");
+  CHECK(stream.finish().empty());
+  CHECK_THROWS_AS(static_cast<void>(stream.next(256)), ShapeError);
+  CHECK_THROWS_AS(static_cast<void>(stream.next(-1)), ShapeError);
+  CHECK(feed('c') == "c");
+}
+
+TEST_CASE("UTF-8 is repaired as Unicode recommends") {
+  // Unicode 15, table 3-8 and its neighbours.
+  const std::string r = "\xEF\xBF\xBD";
+  CHECK(reference::valid_utf8("\x61\xF1\x80\x80\xE1\x80\xC2\x62\x80\x63\x80\xBF\x64") ==
+        "a" + r + r + r + "b" + r + "c" + r + r + "d");
+  CHECK(reference::valid_utf8("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41") ==
+        r + r + r + r + r + r + r + r + "A");
+  CHECK(reference::valid_utf8("\xED\xA0\x80\xED\xBF\xBF\xED\xAF\x41") ==
+        r + r + r + r + r + r + r + r + "A");
+  CHECK(reference::valid_utf8("\xF4\x91\x92\x93\xFF\x41\x80\xBF\x42") ==
+        r + r + r + r + r + "A" + r + r + "B");
+  CHECK(reference::valid_utf8("\xE1\x80\xE2\xF0\x91\x92\xF1\xBF\x41") == r + r + r + r + "A");
+}
+
+TEST_CASE("a tokenizer must fit its model") {
+  const auto tokenizer = Tokenizer::bytes();
+  CHECK_NOTHROW(tokenizer.require_fits(256));
+  CHECK_NOTHROW(tokenizer.require_fits(256 + Tokenizer::most_padding));
+  CHECK_THROWS_WITH_AS(tokenizer.require_fits(255), doctest::Contains("only 255 rows"),
+                       FormatError);
+  CHECK_THROWS_WITH_AS(tokenizer.require_fits(257 + Tokenizer::most_padding),
+                       doctest::Contains("another model's"), FormatError);
+}
+
+TEST_CASE("a folder's other files name ends and template" * doctest::skip(!reference::have_icu())) {
+  const TemporaryFolder folder;
+  std::filesystem::copy_file(goldens + "smollm/tokenizer.json", folder / "tokenizer.json");
+  CHECK(Tokenizer::load(folder.path()).chat_template().empty());
+  folder.write("tokenizer_config.json",
+               R"({"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"},
+                   "chat_template": [{"name": "tool", "template": "x"}, {"name": "default", "template": "y"}]})");
+  folder.write("generation_config.json", R"({"eos_token_id": [2, 5]})");
+  folder.write("config.json", R"({"eos_token_id": 7, "bos_token_id": null})");
+  const auto tokenizer = Tokenizer::load(folder.path());
+  CHECK(tokenizer.bos() == tokenizer.find("<|im_start|>"));
+  CHECK(std::vector<int>(tokenizer.ends().begin(), tokenizer.ends().end()) ==
+        std::vector<int>{0, 2, 5, 7});
+  CHECK(tokenizer.chat_template() == "y");
+  folder.write("chat_template.jinja", "z");
+  CHECK(Tokenizer::load(folder.path()).chat_template() == "z");
+  folder.write("generation_config.json", R"({"eos_token_id": [700]})");
+  CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path())),
+                       doctest::Contains("token 700"), FormatError);
+}
+
+TEST_CASE("a folder without a tokenizer is one of bytes, or refused") {
+  const TemporaryFolder folder;
+  CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path())),
+                       doctest::Contains("neither tokenizer.json nor tokenizer.model"),
+                       FormatError);
+  folder.write("config.json", R"({"vocab_size": 257})");
+  CHECK_THROWS_AS(static_cast<void>(Tokenizer::load(folder.path())), FormatError);
+  folder.write("config.json", R"({"vocab_size": 256})");
+  CHECK(Tokenizer::load(folder.path()).vocabulary() == 256);
+}
+
+TEST_CASE("a long piece takes n log n steps" * doctest::skip(!reference::have_icu())) {
+  // A quadratic one would take minutes.
+  const auto tokenizer = Tokenizer::load(goldens + "llama2");
+  const std::string text(1 << 20, 'a');
+  CHECK(tokenizer.decode(tokenizer.encode(text)) == text);
+}
+
+TEST_CASE("threads share one tokenizer" * doctest::skip(!reference::have_icu())) {
+  const auto tokenizer = Tokenizer::load(goldens + "qwen2");
+  const std::vector<std::string> texts = golden_texts();
+  std::vector<std::vector<int>> alone;
+  for (const std::string& text : texts) alone.push_back(tokenizer.encode(text));
+  std::vector<int> wrong(4);
+  std::vector<std::thread> threads;
+  for (int& count : wrong) {
+    threads.emplace_back([&] {
+      for (std::size_t i = 0; i < texts.size(); ++i)
+        count += tokenizer.encode(texts[i]) != alone[i];
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == std::vector<int>(4));
+}
+
+}  // namespace
