@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
@@ -132,7 +133,8 @@ Comparison prepare(const Arguments& arguments, const TextModel& model, bool plan
       // A model without gates and scores can still be compared under the default plans that need
       // neither.
       if (plans_chosen) throw;
-      fmt::print(stderr, "compare: without {}: {}\n", name, missing.what());
+      const std::string_view why = missing.what();
+      fmt::print(stderr, "compare: without {}: {}\n", name, why.substr(0, why.find(". ")));
     }
   }
   return comparison;

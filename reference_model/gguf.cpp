@@ -293,7 +293,7 @@ GgufFile::GgufFile(const std::string& path)
 
 namespace {
 
-constexpr std::size_t largest_size = std::size_t{1} << 24;  // as in config.json
+constexpr std::size_t largest_setting = std::size_t{1} << 24;  // the most that config.json may say, too
 
 /// The value as a whole number from 0 to `most`; none for another type or value.
 std::optional<std::uint64_t> whole(const GgufValue& value, std::uint64_t most) {
@@ -333,9 +333,9 @@ T GgufKeys::get(std::string_view key, std::optional<T> fallback, std::string_vie
 }
 
 std::size_t GgufKeys::size(std::string_view key, std::optional<std::size_t> fallback) const {
-  const std::string expected = message("a whole number from 0 to ", largest_size);
+  const std::string expected = message("a whole number from 0 to ", largest_setting);
   return get(key, fallback, expected, [](const GgufValue& value) {
-    const auto number = whole(value, largest_size);
+    const auto number = whole(value, largest_setting);
     return number ? std::optional{static_cast<std::size_t>(*number)} : std::nullopt;
   });
 }
@@ -343,7 +343,7 @@ std::size_t GgufKeys::size(std::string_view key, std::optional<std::size_t> fall
 double GgufKeys::number(std::string_view key, std::optional<double> fallback) const {
   return get(key, fallback, "a number", [](const GgufValue& value) -> std::optional<double> {
     if (const auto* number = std::get_if<double>(&value)) return *number;
-    const auto number = whole(value, largest_size);
+    const auto number = whole(value, largest_setting);
     return number ? std::optional{static_cast<double>(*number)} : std::nullopt;
   });
 }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstdint>
 #include <optional>
 #include <span>
 
@@ -69,10 +71,13 @@ void split_product(const SplitRows& x, const WeightMatrix& weight, std::size_t f
   if (weight.format() == WeightFormat::bfloat16) {
     numbers = weight.row<bfloat16>(first);
   } else {
-    // Codes of int8 are whole numbers up to 127, which bfloat16 holds exactly.
+    // Codes of int8 are whole numbers up to 127, whose floats have nothing in the lower half to round.
     const std::int8_t* codes = weight.row<std::int8_t>(first);
     bfloat16* converted = scratch<bfloat16, 1>(count * inputs);
-    for (std::size_t i = 0; i < count * inputs; ++i) converted[i] = bfloat16{static_cast<float>(codes[i])};
+    for (std::size_t i = 0; i < count * inputs; ++i) {
+      converted[i].bits =
+          static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(codes[i])) >> 16);
+    }
     numbers = converted;
   }
   float* sums = scratch<float, 2>(x.padded * count);

@@ -13,8 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path in_repository(const fs::path& model, const fs::path& name) {
-  std::error_code ignored;
-  fs::path folder = fs::weakly_canonical(model, ignored);
+  fs::path folder = fs::absolute(model).lexically_normal();
   if (folder.filename().empty()) folder = folder.parent_path();
   // A GGUF file is named after its model, too.
   const fs::path own = folder.extension() == ".gguf" ? folder.stem() : folder.filename();

@@ -341,7 +341,7 @@ void require_draft_folder(const std::string& folder) {
   require<FormatError>(
       std::filesystem::exists(std::filesystem::path{folder} / "config.json", ignored), folder,
       ": no small model here, of the target's tokens; expected config.json and "
-      "model.safetensors");
+      "model.safetensors. Without one, triforce_generate has --method self, streaming and ngram");
 }
 
 }  // namespace kvpolicy::tools

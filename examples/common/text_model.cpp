@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include <kvpolicy/core/error.hpp>
+#include <reference_model/gguf.hpp>
 #include <reference_model/load_tokenizer.hpp>
 
 #include "files.hpp"
@@ -41,11 +42,14 @@ class NoTexts final : public reference::TokenModel {
   std::size_t vocabulary_;
 };
 
-bool has_tokenizer(const fs::path& model, std::size_t vocabulary) {
+bool has_tokenizer(const std::string& model, std::size_t vocabulary) {
+  if (reference::is_gguf(model)) {
+    return reference::GgufFile{model}.header().metadata.contains("tokenizer.ggml.model");
+  }
   std::error_code ignored;
-  return vocabulary == 256 || !fs::is_directory(model, ignored) ||
-         fs::exists(model / "tokenizer.json", ignored) ||
-         fs::exists(model / "tokenizer.model", ignored);
+  const fs::path folder{model};
+  return vocabulary == 256 || fs::exists(folder / "tokenizer.json", ignored) ||
+         fs::exists(folder / "tokenizer.model", ignored);
 }
 
 reference::Tokenizer tokenizer_of(const std::string& folder, std::size_t vocabulary) {

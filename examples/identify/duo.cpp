@@ -63,11 +63,11 @@ Losses of optimise: distill compares hidden states on questions and answers abou
 usual loss on plain text, which hardly ever needs far rows. --mask says what a streaming head sees
 during identification; the gates are written for --sinks and --recent either way.
 
-The shipped model reads a text of 1 Ki to 8 Ki bytes, so its streaming heads have 16 sinks and 128
+The shipped model reads a text of 1 Ki to 8 Ki bytes, which are its tokens, so its streaming heads have 16 sinks and 128
 recent rows by default, where the paper's have 128 and 256. Texts come from the first 30 % of the
 held-out text; measure on the rest.
 
-A model with a tokenizer needs texts of its own, as token ids, in a file for --labelled:
+Texts of your own are token ids, in a file for --labelled:
   {"format": "kvpolicy labelled texts", "version": 1, "texts": [
     {"tokens": [5, 9, 2, 7, 9, 2], "labelled": [[3, 6]],
      "passkeys": [{"hidden": [1, 3], "answer": [4, 6]}]}, ...]}

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 using io::Json;
 
 constexpr std::size_t largest_config = 16 << 20;
-constexpr std::size_t largest_id = std::size_t{1} << 24;
+constexpr std::size_t highest_id = std::size_t{1} << 24;
 
 std::optional<Json> read_config(const fs::path& folder, const char* name) {
   const fs::path path = folder / name;
@@ -56,7 +56,7 @@ void add_ends(const Json& config, const std::string& origin, TokenizerParts& par
   if (found == config.end() || found->is_null()) return;
   const std::string where = message(origin, ", eos_token_id");
   const auto add = [&](const Json& id) {
-    parts.ends.push_back(static_cast<int>(io::JsonObject::as_count(id, where, largest_id)));
+    parts.ends.push_back(static_cast<int>(io::JsonObject::as_count(id, where, highest_id)));
   };
   if (!found->is_array()) return add(*found);
   for (const Json& id : *found) add(id);

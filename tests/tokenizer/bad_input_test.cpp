@@ -8,9 +8,14 @@
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/io/text_file.hpp>
+#include <reference_model/tokenizer/sentencepiece_model.hpp>
 #include <reference_model/tokenizer/tokenizer.hpp>
 #include <reference_model/tokenizer/tokenizer_json.hpp>
 #include <reference_model/tokenizer/unicode.hpp>
+
+#include "golden_texts.hpp"
+#include "model/temporary_folder.hpp"
 
 namespace {
 
@@ -142,6 +147,22 @@ TEST_CASE("patterns that ICU refuses, and those that never end" *
   CHECK_THROWS_WITH_AS(static_cast<void>(tokenizer.encode(std::string(60, 'a') + "b")),
                        doctest::Contains("takes too long"), ConfigError);
   CHECK(tokenizer.encode("ab") == std::vector<int>{2});
+}
+
+TEST_CASE("tokenizer.model that is none") {
+  const reference::TemporaryFolder folder;
+  const auto good_model = io::read_text_file(goldens + "sentencepiece_bpe/tokenizer.model");
+  for (const std::string& model :
+       {std::string{"nonsense"}, good_model.substr(0, good_model.size() / 2)}) {
+    folder.write("tokenizer.model", model);
+    if (reference::have_sentencepiece()) {
+      CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path())),
+                           doctest::Contains("no SentencePiece model"), FormatError);
+    } else {
+      CHECK_THROWS_WITH_AS(static_cast<void>(Tokenizer::load(folder.path())),
+                           doctest::Contains("libsentencepiece-dev"), ConfigError);
+    }
+  }
 }
 
 TEST_CASE("text that is no JSON of this kind") {

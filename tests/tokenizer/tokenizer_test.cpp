@@ -140,6 +140,47 @@ TEST_CASE("a folder without a tokenizer is one of bytes, or refused") {
   CHECK(Tokenizer::load(folder.path()).vocabulary() == 256);
 }
 
+TEST_CASE("a space is put in front of the beginning alone" *
+          doctest::skip(!reference::have_icu())) {
+  reference::TokenizerParts parts;
+  parts.tokens = {"a", "\xE2\x96\x81", "X"};
+  parts.pre_tokenizer.metaspace = true;
+  for (const bool normalized : {false, true}) {
+    CAPTURE(normalized);
+    parts.added = {{.id = 2, .normalized = normalized, .outside_model = true}};
+    parts.pre_tokenizer.prepend = reference::PrependSpace::first;
+    CHECK(Tokenizer{parts}.encode("aXa") == std::vector<int>{1, 0, 2, 0});
+    CHECK(Tokenizer{parts}.encode("Xa") == std::vector<int>{2, 0});
+    CHECK(Tokenizer{parts}.encode(" a") == std::vector<int>{1, 0});
+    parts.pre_tokenizer.prepend = reference::PrependSpace::always;
+    CHECK(Tokenizer{parts}.encode("aXa") == std::vector<int>{1, 0, 2, 1, 0});
+  }
+}
+
+TEST_CASE("of equal scores the leftmost pair goes first") {
+  reference::TokenizerParts parts;
+  parts.tokens = {"a", "b", "c", "bc", "ab"};
+  parts.scores = {-9, -9, -9, -1, -1};
+  CHECK(Tokenizer{parts}.encode("abc") == std::vector<int>{4, 2});
+  parts.scores = {-9, -9, -9, -1, -2};
+  CHECK(Tokenizer{parts}.encode("abc") == std::vector<int>{0, 3});
+  parts.scores.back() = -0.5F;
+  CHECK(Tokenizer{parts}.encode("abc") == std::vector<int>{4, 2});
+}
+
+TEST_CASE("a character that is no token is unknown, its bytes, or dropped") {
+  reference::TokenizerParts parts;
+  parts.tokens = {"a", "?", "<0xC3>", "<0xA4>"};
+  const auto tokens = [&] { return Tokenizer{parts}.encode("axya\xC3\xA4z"); };
+  CHECK(tokens() == std::vector<int>{0, 0});
+  parts.unknown = 1;
+  CHECK(tokens() == std::vector<int>{0, 1, 1, 0, 1, 1});
+  parts.fuse_unknown = true;
+  CHECK(tokens() == std::vector<int>{0, 1, 0, 1});
+  parts.byte_fallback = true;
+  CHECK(tokens() == std::vector<int>{0, 1, 0, 2, 3, 1});
+}
+
 TEST_CASE("a long piece takes n log n steps" * doctest::skip(!reference::have_icu())) {
   // A quadratic one would take minutes.
   const auto tokenizer = Tokenizer::load(goldens + "llama2");

@@ -65,8 +65,12 @@ awk 'BEGIN {
       printf "%s\"%d-%d\": [%.3f, %.3f]", layer + head ? ", " : "{", layer, head, (layer * 32 + head) * 7 % 101 / 100, head / 32
   print "}"
 }' >Meta-Llama-3-8B-Instruct_retrieval_heads.json
-# A model with a tokenizer that is not here, and a byte model.
-mkdir -p path/to
+# A model without its tokenizer, one with a tokenizer and gates, and a byte model.
+mkdir -p path/to models/smollm2/duo
+ln -s "$repository"/tests/model/goldens/gqa2_d80/{config.json,model.safetensors} models/smollm2
+ln -s "$repository"/tests/tools/data/tiny_tokenizer/* models/smollm2
+printf '0.9\t0.1\n0.2\t0.8\n' >models/smollm2/duo/full_attention_heads.tsv
+echo '{"sink_size": 4, "recent_size": 16}' >models/smollm2/duo/config.json
 ln -s "$repository/tests/model/goldens/gqa2_d80" path/to/Llama-3.2-1B
 ln -s path/to/Llama-3.2-1B llama
 ln -s reference_model/weights/keyfinder DIR
