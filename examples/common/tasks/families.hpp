@@ -19,7 +19,7 @@ struct TaskSource {
   Random& random;
 };
 
-[[nodiscard]] LanguageTask draw_needles(const TaskSource& source);         // passkey, niah_...
+[[nodiscard]] LanguageTask draw_needles(const TaskSource& source);         // niah_...
 [[nodiscard]] LanguageTask draw_variable_chain(const TaskSource& source);  // vt
 [[nodiscard]] LanguageTask draw_common_words(const TaskSource& source);    // cwe
 [[nodiscard]] LanguageTask draw_frequent_words(const TaskSource& source);  // fwe

@@ -41,7 +41,7 @@ enum class TaskFamily : std::uint8_t {
   choice_ending,    ///< a text and four sentences, of which one follows it
 };
 
-inline constexpr std::array<std::string_view, 19> task_family_names{"passkey",
+inline constexpr std::array<std::string_view, 19> task_family_names{"niah_depths",
                                                                     "niah_single_1",
                                                                     "niah_single_2",
                                                                     "niah_single_3",
