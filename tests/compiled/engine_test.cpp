@@ -165,16 +165,17 @@ struct CountingPool {
 
 TEST_CASE("a pool's threads do the work, and a copy has the same pool") {
   Random random{5};
-  test::RandomCall<float> call{random, 4, 4, 64, 3};
-  std::vector<float> lse(3 * 16);
-  Tensor<float> expected{3, 16, 64};
+  // Large enough that more than one thread is worth waking, whatever rows are drawn.
+  test::RandomCall<float> call{random, 16, 4, 256, 3};
+  std::vector<float> lse(3 * 64);
+  Tensor<float> expected{3, 64, 256};
   kvpolicy::ScalarEngine scalar;
   call.attend(scalar, expected, lse);
   const CountingPool pool;
   Engine engine{pool};
   for (int round = 0; round < 2; ++round) {
     const std::size_t before = *pool.calls;
-    Tensor<float> out{3, 16, 64};
+    Tensor<float> out{3, 64, 256};
     call.attend(engine, out, lse);
     CHECK(test::largest_difference(out.numbers(), expected.numbers()) <= call.tolerance(tolerance));
     CHECK(*pool.calls > before + 1);
