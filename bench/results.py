@@ -144,6 +144,8 @@ def bytes_share(points, full, field="row_bytes"):
 
 def texts_of(point, settings):
     """How many texts the questions of a point are spread over (examples/common/suite.cpp)."""
+    if "questions_per_text" in point:
+        return len(point["questions_per_text"])
     facts = min(max(point["tokens"] // 128, 4), 32)
     per_text = {"passkey": settings["depths"],
                 "reasoning": min(settings["per_text"], facts // 4),

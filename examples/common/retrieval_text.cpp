@@ -8,13 +8,12 @@
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
-#include <kvpolicy/io/text_file.hpp>
 
 #include <fmt/format.h>
 
-#include "files.hpp"
 #include "key_format.hpp"
 #include "random.hpp"
+#include "texts.hpp"
 
 namespace kvpolicy::tools {
 namespace {
@@ -64,13 +63,6 @@ std::string hide(std::string_view slice, std::vector<Hidden>& hidden, Random& ra
   }
   body += slice.substr(done);
   return body;
-}
-
-// The end of the part for finding heads: the first boundary at or after 30 % of the text.
-std::size_t share_for_identification(std::string_view text) {
-  std::size_t end = text.size() * 3 / 10;
-  while (end < text.size() && !is_sentence_start(text, end)) ++end;
-  return end;
 }
 
 void require_room(std::string_view plain, std::size_t length) {
@@ -175,19 +167,10 @@ RetrievalText draw_plain_text(std::string_view plain, const RetrievalTextConfig&
   return text;
 }
 
-std::string held_out_text() {
-  return io::read_text_file(repository_path("reference_model/weights/heldout_kjv.txt"));
-}
+std::string held_out_text() { return text_named("kjv"); }
 
-std::string identification_text() {
-  std::string text = held_out_text();
-  text.resize(share_for_identification(text));
-  return text;
-}
+std::string identification_text() { return part_of(held_out_text(), Split::validation); }
 
-std::string evaluation_text() {
-  const std::string text = held_out_text();
-  return text.substr(share_for_identification(text));
-}
+std::string evaluation_text() { return part_of(held_out_text(), Split::test); }
 
 }  // namespace kvpolicy::tools

@@ -64,10 +64,8 @@ struct RetrievalTextConfig {
 /// @throws FormatError if the file does not exist
 [[nodiscard]] std::string held_out_text();
 
-/// The same text in two parts that share no byte, so that no head is evaluated on a text that
-/// identified it. The split is the first sentence boundary at or after 30 % of the text. Everything
-/// that identifies or chooses (gates, scores, settings, a plan) draws from the first part, the
-/// validation split; evaluations draw from the rest, the test split.
+/// Its two splits (texts.hpp). Everything that identifies or chooses (gates, scores, settings, a
+/// plan) draws from the first, evaluations draw from the second.
 /// @throws as held_out_text
 [[nodiscard]] std::string identification_text();
 [[nodiscard]] std::string evaluation_text();
