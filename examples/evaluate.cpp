@@ -23,11 +23,11 @@
 #include "common/evaluation_table.hpp"
 #include "common/files.hpp"
 #include "common/progress.hpp"
-#include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
 #include "common/stopwatch.hpp"
 #include "common/terminal.hpp"
 #include "common/text_model.hpp"
+#include "common/texts.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -45,6 +45,7 @@ struct Arguments {
   SuiteConfig config;
   std::string prefill = "shared";
   std::string compress = "question";
+  std::string text = "kjv";
   std::string split = "test";
   std::size_t threads = 0;
   std::string out;
@@ -65,6 +66,15 @@ Suites (--suite, one or more):
   agreement    distance from the full cache on answers and on continued texts: the share of tokens
                with the same likeliest next token, and the KL divergence of the distributions
 
+Suites in plain English, for pretrained models; they have the shapes of RULER (arXiv:2404.06654), whose
+names they bear, in words of our own. An answer counts where it stands in the text of greedy decoding:
+  niah_depths  five digits at each of several depths of a text: a grid of length and depth
+  niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery: numbers and codes in a text
+  vt           variable tracking          cwe, fwe   words that a list repeats most often
+  qa_1, qa_2   facts that take one document or two of many short ones
+  choice_kind, choice_capital, choice_opposite, choice_larger: short sentences and their likeliest
+               ending (--lengths does not matter); choice_ending: which sentence follows a text
+
 Lengths are in tokens of the model; to one that reads bytes, a token is a byte. Bits per byte compare
 models with different tokenizers. A question and its answer are encoded together, after the text.
 
@@ -72,8 +82,8 @@ Every plan gets the same tasks. A text is read once, with full attention, and ea
 all of it during the prompt gets a fork (--prefill own: each plan reads the text itself); plans with
 streaming heads always read it themselves.
 
-Texts are from the part of the King James Bible that the shipped model was not trained on, in two splits:
-the first 30 % of it, on which heads are identified and settings are chosen (--split validation), and the
+Texts (--text) are kjv, the part of the King James Bible that the shipped model was not trained on, or
+what ./scripts/fetch-texts brings: novels, lexicon, manual and code. Each has two splits: the first 30 % of it, on which heads are identified and settings are chosen (--split validation), and the
 rest, which nothing was chosen on (--split test, the default).)";
 
 std::string footer() {
@@ -115,13 +125,12 @@ std::string command_of(const Arguments& arguments) {
       spaced(arguments.lengths), spaced(arguments.seeds), config.questions, config.per_text,
       config.depths, config.windows, config.scored, arguments.compress, arguments.prefill,
       config.lead_in ? " --lead-in" : "",
-      arguments.split == "test" ? "" : " --split " + arguments.split);
+      (arguments.text == "kjv" ? "" : " --text " + arguments.text) +
+          (arguments.split == "test" ? "" : " --split " + arguments.split));
 }
 
-std::string text_of(const std::string& split) {
-  return split == "test"         ? evaluation_text()
-         : split == "validation" ? identification_text()
-                                 : held_out_text();
+Split split_of(const std::string& name) {
+  return name == "test" ? Split::test : name == "validation" ? Split::validation : Split::whole;
 }
 
 // Whether a plan's name leaves the method's setting to the byte budget.
@@ -176,10 +185,11 @@ class Run {
   explicit Run(Arguments arguments)
       : arguments_{std::move(arguments)},
         model_{TextModel::load(arguments_.model)},
-        plain_{text_of(arguments_.split)},
+        plain_{part_of(text_named(arguments_.text), split_of(arguments_.split))},
         settings_(settings_of(arguments_.config, arguments_.model)) {  // with braces this would be
                                                                        // a JSON array
     settings_["split"] = arguments_.split;
+    if (arguments_.text != "kjv") settings_["text"] = arguments_.text;
     if (arguments_.resume) known_ = points_of(arguments_.out, settings_);
   }
 
@@ -348,7 +358,7 @@ int main(int argc, char** argv) {
       ->default_str(spaced(arguments.seeds));
   count("--questions", arguments.config.questions, 1'000'000, "Questions at each length and seed");
   count("--per-text", arguments.config.per_text, 32, "Questions that share a text, at most");
-  count("--depths", arguments.config.depths, 32, "passkey: depths, all in each text");
+  count("--depths", arguments.config.depths, 32, "passkey, niah_depths: depths, all in each text");
   count("--windows", arguments.config.windows, 100'000, "Continued texts at each length and seed");
   count("--score", arguments.config.scored, 1'000'000, "Tokens of each continuation");
   app.add_flag("--lead-in", arguments.config.lead_in,
@@ -361,6 +371,10 @@ int main(int argc, char** argv) {
   app.add_option("--prefill", arguments.prefill, "Who reads a text: shared or own, see above")
       ->check(CLI::IsMember({"shared", "own"}))
       ->type_name("WHO")
+      ->capture_default_str();
+  app.add_option("--text", arguments.text, "Which text, see above")
+      ->check(CLI::IsMember(std::vector<std::string>{text_names.begin(), text_names.end()}))
+      ->type_name("TEXT")
       ->capture_default_str();
   app.add_option("--split", arguments.split,
                  "Texts that settings are chosen on, texts that they are evaluated on, or all, which "

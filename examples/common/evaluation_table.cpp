@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <numbers>
 #include <numeric>
 #include <string_view>
@@ -17,6 +18,7 @@
 
 #include "plan_name.hpp"
 #include "table.hpp"
+#include "tasks/language_task.hpp"
 #include "terminal.hpp"
 
 namespace kvpolicy::tools {
@@ -57,6 +59,19 @@ struct Measure {
   std::function<double(const Json&)> of;
 };
 
+std::vector<Measure> language_measures() {
+  std::vector<Measure> measures;
+  for (const std::string_view name : task_family_names) {
+    const std::string suite{name};
+    measures.push_back({suite, "found", suite + ": answers found, %", 100, 1, [](const Json& point) {
+                          return mean_of(point["found"].get<std::vector<double>>());
+                        }});
+    measures.push_back({suite, "marks", suite + ": questions answered, %", 100, 1,
+                        [](const Json& point) { return share_of_marks(point, "1"); }});
+  }
+  return measures;
+}
+
 std::vector<Measure> measures() {
   const auto marks = [](std::string wanted) {
     return
@@ -67,7 +82,7 @@ std::vector<Measure> measures() {
       return mean_of(point[name].get<std::vector<double>>());
     };
   };
-  return {
+  std::vector<Measure> all{
       {"keys", "marks", "Questions answered exactly, %", 100, 1, marks("1")},
       {"passkey", "marks", "Passkeys found, all depths, %", 100, 1, marks("1")},
       {"reasoning", "marks", "Two-step questions answered exactly, %", 100, 1, marks("1")},
@@ -82,6 +97,8 @@ std::vector<Measure> measures() {
       {"agreement", "text_same", "Text that goes on: the same likeliest token, %", 100, 2, values("text_same")},
       {"agreement", "text_kl", "Text that goes on: KL divergence, nats per token", 1, 5, values("text_kl")},
   };
+  std::ranges::move(language_measures(), std::back_inserter(all));
+  return all;
 }
 
 // Plans for one budget have other settings at each length; they share a row.

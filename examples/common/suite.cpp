@@ -11,20 +11,12 @@
 
 #include "asked_question.hpp"
 #include "distribution.hpp"
+#include "language_suite.hpp"
 
 namespace kvpolicy::tools {
 namespace {
 
 using Logits = std::vector<float>;
-
-std::vector<double> even_depths(std::size_t count) {
-  std::vector<double> depths;
-  for (std::size_t i = 0; i < count; ++i) {
-    depths.push_back(
-        count == 1 ? 0.5 : 0.05 + 0.9 * static_cast<double>(i) / static_cast<double>(count - 1));
-  }
-  return depths;
-}
 
 void draw_questions(const TextModel& model, Suite suite, const SuiteConfig& config,
                     std::uint64_t seed, const std::string& plain, std::vector<Task>& tasks) {
@@ -77,9 +69,9 @@ struct Asked {
   Logits logits;
 };
 
-Asked ask(const Sequence& read, const ExamPlan& plan, const AskedQuestion& question) {
+Asked ask(const Sequence& read, const ExamPlan& plan, const std::vector<int>& question) {
   Asked asked{read.fork(), {}};
-  asked.logits = asked.cache->prefill(question.question(), question.question().size());
+  asked.logits = asked.cache->prefill(question, question.size());
   if (plan.compresses && plan.compress == Compress::after_question) asked.cache->compress();
   return asked;
 }
@@ -87,9 +79,22 @@ Asked ask(const Sequence& read, const ExamPlan& plan, const AskedQuestion& quest
 void answer_all(const Sequence& read, const ExamPlan& plan,
                 const std::vector<AskedQuestion>& questions, Outcome& outcome) {
   for (const AskedQuestion& question : questions) {
-    Asked asked = ask(read, plan, question);
+    Asked asked = ask(read, plan, question.question());
     count_bytes(*asked.cache, outcome);
     outcome.marks += question.mark(question.decode(*asked.cache, asked.logits, plan.reading));
+  }
+}
+
+void answer_language(const TextModel& model, const Sequence& read, const ExamPlan& plan,
+                     const Task& task, Outcome& outcome) {
+  for (const LanguageQuestion& question : task.language) {
+    Asked asked = ask(read, plan, model.encode_after(task.text.body, question.prompt()));
+    count_bytes(*asked.cache, outcome);
+    const double found =
+        answer_question(model, question, task.text.body + question.prompt(), *asked.cache,
+                        std::move(asked.logits), plan.reading);
+    outcome.marks += found == 1 ? '1' : '0';
+    if (question.answers.size() > 1) outcome.measures["found"].push_back(found);
   }
 }
 
@@ -141,7 +146,7 @@ void compare_answers(const Sequence& read, const ExamPlan& plan,
                      const std::vector<AskedQuestion>& questions, const std::vector<Truth>& truths,
                      Outcome& outcome) {
   for (std::size_t q = 0; q < questions.size(); ++q) {
-    Asked asked = ask(read, plan, questions[q]);
+    Asked asked = ask(read, plan, questions[q].question());
     count_bytes(*asked.cache, outcome);
     const Distance apart =
         distance(truths[q].said,
@@ -179,8 +184,19 @@ void go_on(Sequence& cache, const ExamPlan& plan, const Task& task,
 
 }  // namespace
 
+std::vector<double> even_depths(std::size_t count) {
+  std::vector<double> depths;
+  for (std::size_t i = 0; i < count; ++i) {
+    depths.push_back(
+        count == 1 ? 0.5 : 0.05 + 0.9 * static_cast<double>(i) / static_cast<double>(count - 1));
+  }
+  return depths;
+}
+
 void Outcome::add(const Outcome& more) {
   marks += more.marks;
+  questions_per_text.insert(questions_per_text.end(), more.questions_per_text.begin(),
+                            more.questions_per_text.end());
   for (const auto& [name, values] : more.measures) {
     auto& own = measures[name];
     own.insert(own.end(), values.begin(), values.end());
@@ -191,6 +207,9 @@ void Outcome::add(const Outcome& more) {
 
 std::vector<Task> draw_tasks(const TextModel& model, Suite suite, const SuiteConfig& config,
                              std::uint64_t seed, const std::string& plain) {
+  if (const auto family = language_family(suite)) {
+    return draw_language_tasks(model, *family, config, seed, plain);
+  }
   std::vector<Task> tasks;
   if (suite != Suite::perplexity) draw_questions(model, suite, config, seed, plain, tasks);
   if (!asks(suite)) draw_windows(model, config, seed, plain, tasks);
@@ -198,6 +217,10 @@ std::vector<Task> draw_tasks(const TextModel& model, Suite suite, const SuiteCon
 }
 
 std::size_t rows_before_answer(const TextModel& model, const Task& task) {
+  if (!task.language.empty()) {
+    return task.body.size() +
+           model.encode_after(task.text.body, task.language.front().prompt()).size();
+  }
   const auto& questions = task.text.questions;
   if (questions.empty()) return task.body.size();
   return task.body.size() +
@@ -234,9 +257,12 @@ std::vector<Outcome> perform(const TextModel& model, const Task& task,
       go_on(*read, *plans[p], task, truth, outcomes[p]);
     } else if (compare_with_full) {
       compare_answers(*read, *plans[p], questions, truths, outcomes[p]);
+    } else if (!task.language.empty()) {
+      answer_language(model, *read, *plans[p], task, outcomes[p]);
     } else {
       answer_all(*read, *plans[p], questions, outcomes[p]);
     }
+    if (!outcomes[p].marks.empty()) outcomes[p].questions_per_text = {outcomes[p].marks.size()};
     if (advance) advance(cost(task, plans.size()) / static_cast<double>(plans.size()));
   }
   return outcomes;
@@ -244,7 +270,11 @@ std::vector<Outcome> perform(const TextModel& model, const Task& task,
 
 double cost(const Task& task, std::size_t plans) {
   const auto length = static_cast<double>(task.body.size());
-  const auto decoded = static_cast<double>(task.follows.size() + 40 * task.text.questions.size());
+  std::size_t tokens = task.follows.size() + 40 * task.text.questions.size();
+  for (const LanguageQuestion& question : task.language) {
+    tokens += 20 + question.max_tokens * std::max<std::size_t>(question.choices.size(), 1);
+  }
+  const auto decoded = static_cast<double>(tokens);
   const auto count = static_cast<double>(plans);
   return (1 + 0.3 * count) * length * (1 + length / 4000) +
          count * decoded * 7 * (1 + length / 2000);

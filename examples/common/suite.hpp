@@ -5,10 +5,13 @@
 // that its text is read only once (prompt_forks.hpp).
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,10 +20,12 @@
 #include "exam_plan.hpp"
 #include "prompt_forks.hpp"
 #include "retrieval_text.hpp"
+#include "tasks/language_task.hpp"
 #include "text_model.hpp"
 
 namespace kvpolicy::tools {
 
+/// Suites after `agreement` are the families of tasks in plain English, in their order.
 enum class Suite : std::uint8_t {
   passkey,     ///< facts at even depths, one question each: a grid of length and depth
   keys,        ///< many facts anywhere in a text, as the model was trained
@@ -29,17 +34,33 @@ enum class Suite : std::uint8_t {
   agreement,   ///< distance from the full cache, for answers and continuations
 };
 
-inline constexpr std::string_view suite_names[] = {"passkey", "keys", "reasoning", "perplexity",
-                                                   "agreement"};
+inline constexpr std::size_t first_language_suite = 5;
+
+inline constexpr auto suite_names = [] {
+  std::array<std::string_view, first_language_suite + task_family_names.size()> names{
+      "passkey", "keys", "reasoning", "perplexity", "agreement"};
+  std::ranges::copy(task_family_names, names.begin() + first_language_suite);
+  return names;
+}();
 
 [[nodiscard]] inline std::string_view name_of(Suite suite) {
   return suite_names[static_cast<std::size_t>(suite)];
 }
 
+/// The family of a suite in plain English.
+[[nodiscard]] inline std::optional<TaskFamily> language_family(Suite suite) {
+  const auto number = static_cast<std::size_t>(suite);
+  if (number < first_language_suite) return {};
+  return static_cast<TaskFamily>(number - first_language_suite);
+}
+
 /// Whether the suite's tasks are questions with right answers.
 [[nodiscard]] inline bool asks(Suite suite) {
-  return suite == Suite::passkey || suite == Suite::keys || suite == Suite::reasoning;
+  return suite != Suite::perplexity && suite != Suite::agreement;
 }
+
+/// So many depths from 5 % to 95 %.
+[[nodiscard]] std::vector<double> even_depths(std::size_t count);
 
 /// How tasks are drawn, and how plans perform them.
 struct SuiteConfig {
@@ -47,7 +68,7 @@ struct SuiteConfig {
       4096;  ///< tokens of text, question and answer together, or text and continuation
   std::size_t questions = 34;  ///< per seed; the passkey grid rounds up to whole texts
   std::size_t per_text = 10;   ///< most questions that share a text
-  std::size_t depths = 10;     ///< of the passkey grid, from 5 % to 95 %
+  std::size_t depths = 10;     ///< of passkey and niah_depths, from 5 % to 95 %
   std::size_t windows = 4;     ///< continued texts, per seed
   std::size_t scored = 256;    ///< tokens of the continuation
   bool lead_in = false;        ///< questions end with the opening of their answer
@@ -58,6 +79,7 @@ struct SuiteConfig {
 /// A text with questions about it, or with its continuation.
 struct Task {
   RetrievalText text;
+  std::vector<LanguageQuestion> language = {};  ///< The questions of a suite in plain English.
   std::vector<int> follows = {};  ///< Tokens of the continuation; empty where there are questions.
   std::size_t follows_bytes = 0;  ///< The bytes of text that they stand for.
   std::vector<int> body = {};     ///< The tokens of the text.
@@ -76,12 +98,14 @@ struct Task {
 /// The results of one plan, over one or several tasks.
 struct Outcome {
   /// One mark for each question: '1' right; 'o' the key of the other name of a two-step question;
-  /// '0' wrong.
+  /// '0' wrong, or not all of several answers.
   std::string marks;
+  std::vector<std::size_t> questions_per_text;  ///< How many of the marks are of each text.
   /// "nats": surprise per byte of the text, for each continued text, which models with different
   /// tokenizers can be compared by; "token_nats": per token. "answer_kl", "text_kl": divergence from
   /// the full cache in nats per token; "answer_same", "text_same": share of tokens with the same
-  /// likeliest next token; both for each question or text.
+  /// likeliest next token; both for each question or text. "found": the share of several answers
+  /// that was found, for each question.
   std::map<std::string, std::vector<double>> measures;
   /// When the answer or the continuation begins, for each question or text: allocated bytes, and
   /// bytes of the rows that each KV head keeps, layer after layer.

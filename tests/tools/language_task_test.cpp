@@ -137,7 +137,7 @@ TEST_CASE("a task has at most the requested tokens and at least 95 % of them") {
 TEST_CASE("a needle stands once in the text, in a sentence about what is asked for") {
   using enum TaskFamily;
   for (const TaskFamily family :
-       {passkey, niah_single_1, niah_single_2, niah_single_3, niah_multikey_1, niah_multikey_2,
+       {niah_depths, niah_single_1, niah_single_2, niah_single_3, niah_multikey_1, niah_multikey_2,
         niah_multikey_3, niah_multivalue, niah_multiquery}) {
     CAPTURE(name_of(family));
     for (std::uint64_t number = 0; number < 5; ++number) {
@@ -168,7 +168,7 @@ TEST_CASE("a needle stands once in the text, in a sentence about what is asked f
       }
       const bool several =
           family == niah_multikey_1 || family == niah_multikey_2 || family == niah_multikey_3;
-      CHECK(task.questions.size() == (several ? 3 : family == passkey ? 2 : 1));
+      CHECK(task.questions.size() == (several ? 3 : family == niah_depths ? 2 : 1));
     }
   }
 }
@@ -331,7 +331,7 @@ TEST_CASE("what cannot be drawn is refused") {
     CHECK_THROWS_AS(draw(family, 20), ConfigError);
   }
   // There are about 15,000 tokens of prose.
-  CHECK_THROWS_WITH_AS(draw(TaskFamily::passkey, 60'000),
+  CHECK_THROWS_WITH_AS(draw(TaskFamily::niah_depths, 60'000),
                        doctest::Contains("is longer than there is text for"), ConfigError);
   const LanguageTaskConfig config{.family = TaskFamily::niah_single_2};
   CHECK_THROWS_AS((void)draw_language_task(config, "", count_tokens), ConfigError);

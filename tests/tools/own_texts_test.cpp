@@ -14,6 +14,7 @@
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/io/text_file.hpp>
 
+#include "byte_model.hpp"
 #include "common/retrieval_text.hpp"
 #include "identify/duo_checkpoint.hpp"
 #include "identify/duo_settings.hpp"
@@ -102,12 +103,13 @@ TEST_CASE("needle samples are read as they are meant, with needles at both ends"
 
 TEST_CASE("texts that we draw are read back from a file unchanged") {
   const std::string plain = identification_text();
+  const TextModel model = random_text_model();
   io::Json texts = io::Json::array();
   io::Json samples = io::Json::array();
   std::vector<reference::LabelledText> drawn;
   std::vector<reference::NeedleSample> needles_drawn;
   for (std::size_t number = 0; number < 4; ++number) {
-    const auto text = passkey_text(plain, {.context = 1024 + 100 * number, .passkeys = 3}, number);
+    const auto text = passkey_text(model, plain, {.context = 1024 + 100 * number, .passkeys = 3}, number);
     io::Json keys = io::Json::array();
     for (const reference::Passkey& key : text.passkeys) {
       keys.push_back({{"hidden", {key.hidden, key.hidden + key.tokens}},
@@ -119,7 +121,7 @@ TEST_CASE("texts that we draw are read back from a file unchanged") {
                      {"labelled", io::Json::array({{first, text.tokens.size()}})},
                      {"passkeys", keys}});
     drawn.push_back(text);
-    const auto sample = draw_needle(plain, {.length = 700, .depth = 0.5, .number = number});
+    const auto sample = draw_needle(model, plain, {.length = 700, .depth = 0.5, .number = number});
     samples.push_back({{"prompt", sample.prompt},
                        {"answer", sample.answer},
                        {"needle", {sample.needle, sample.needle_tokens}}});

@@ -20,7 +20,7 @@
 namespace kvpolicy::tools {
 
 enum class TaskFamily : std::uint8_t {
-  passkey,          ///< five digits at stated depths of prose; each is asked for by itself
+  niah_depths,      ///< five digits at each of several depths of prose, each asked for by itself
   niah_single_1,    ///< one number in a sentence that repeats
   niah_single_2,    ///< one number in prose
   niah_single_3,    ///< one UUID in prose
@@ -98,7 +98,7 @@ struct LanguageTask {
 using CountTokens = std::function<std::size_t(std::string_view text)>;
 
 struct LanguageTaskConfig {
-  TaskFamily family = TaskFamily::passkey;
+  TaskFamily family = TaskFamily::niah_depths;
   /// Tokens of the body, of the longest question and of its answer's `max_tokens`, together; never
   /// exceeded. Choices other than `choice_ending` are as short as they are.
   std::size_t length = 1024;
@@ -106,7 +106,7 @@ struct LanguageTaskConfig {
   std::size_t overhead = 0;
   /// Questions that share a body, at most; families that ask for everything have one.
   std::size_t questions = 1;
-  /// Shares of the body at which facts are put, from 0 to 1, in ascending order, for `passkey`
+  /// Shares of the body at which facts are put, from 0 to 1, in ascending order, for `niah_depths`
   /// alone; question i asks for the fact at depth i. Other families draw depths.
   std::vector<double> depths = {0.5};
   std::uint64_t seed = 1;

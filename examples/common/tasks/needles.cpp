@@ -29,7 +29,7 @@ struct NeedleShape {
 NeedleShape shape_of(const LanguageTaskConfig& config) {
   using enum Surroundings;
   switch (config.family) {
-    case TaskFamily::passkey:
+    case TaskFamily::niah_depths:
       return {"pass key", prose, config.depths.size()};
     case TaskFamily::niah_single_1:
       return {"secret number", noise};
@@ -70,7 +70,7 @@ class Drawn {
   }
   std::string value() {
     for (;;) {
-      std::string value = source_.config.family == TaskFamily::passkey
+      std::string value = source_.config.family == TaskFamily::niah_depths
                               ? draw_digits(source_.random, 5)
                           : shape_.what == "secret code" ? draw_uuid(source_.random)
                                                          : draw_digits(source_.random, 7);
@@ -123,7 +123,7 @@ LanguageQuestion ask(const NeedleShape& shape, const std::vector<std::string>& t
 }
 
 void require_depths(const LanguageTaskConfig& config) {
-  if (config.family != TaskFamily::passkey) return;
+  if (config.family != TaskFamily::niah_depths) return;
   require(!config.depths.empty() && config.depths.size() <= 32, "a passkey text has ",
           config.depths.size(), " depths, must have 1 to 32");
   for (const double depth : config.depths) {
@@ -149,7 +149,7 @@ LanguageTask draw_needles(const TaskSource& source) {
     for (std::size_t j = 0; j < shape.values; ++j) {
       values.push_back(drawn.value());
       const double depth =
-          config.family == TaskFamily::passkey ? config.depths[i] : draw_depth(source.random);
+          config.family == TaskFamily::niah_depths ? config.depths[i] : draw_depth(source.random);
       needles.push_back({sentence_for(shape, things.back(), values.back()), depth});
     }
   }
@@ -157,7 +157,7 @@ LanguageTask draw_needles(const TaskSource& source) {
     task.questions.push_back(ask(shape, things, values, needles.front().depth));
   } else {
     const std::size_t asked =
-        config.family == TaskFamily::passkey ? things.size() : config.questions;
+        config.family == TaskFamily::niah_depths ? things.size() : config.questions;
     for (std::size_t i = 0; i < std::min(asked, things.size()); ++i) {
       task.questions.push_back(ask(shape, {things[i]}, {values[i]}, needles[i].depth));
     }

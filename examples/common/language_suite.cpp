@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "language_suite.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <reference_model/sampler.hpp>
+
+#include "distribution.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+// The logarithm of an ending's probability, by byte, so that long ones are not at a disadvantage.
+double likelihood(const TextModel& model, const std::string& ending, std::string_view before,
+                  const Sequence& asked, std::vector<float> logits, const Reading& reading) {
+  const std::unique_ptr<Sequence> cache = asked.fork();
+  const std::vector<int> tokens = model.encode_after(before, ending);
+  double nats = 0;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (i > 0) logits = cache->decode(tokens[i - 1], reading);
+    nats += surprise(logits, static_cast<std::size_t>(tokens[i]));
+  }
+  return -nats / static_cast<double>(ending.size());
+}
+
+double choose(const TextModel& model, const LanguageQuestion& question, std::string_view before,
+              const Sequence& asked, const std::vector<float>& logits, const Reading& reading) {
+  double best = -std::numeric_limits<double>::infinity();
+  const std::string* chosen = nullptr;
+  for (const std::string& ending : question.choices) {
+    const double own = likelihood(model, ending, before, asked, logits, reading);
+    if (own > best) {
+      best = own;
+      chosen = &ending;
+    }
+  }
+  return chosen != nullptr && *chosen == question.answers.front() ? 1 : 0;
+}
+
+}  // namespace
+
+std::vector<Task> draw_language_tasks(const TextModel& model, TaskFamily family,
+                                      const SuiteConfig& config, std::uint64_t seed,
+                                      std::string_view plain) {
+  const CountTokens count = [&](std::string_view text) {
+    return model.tokenizer().encode(text, {.add_special = false}).size();
+  };
+  LanguageTaskConfig drawing{.family = family,
+                             .length = config.length,
+                             .overhead = model.encode("").size(),
+                             .depths = even_depths(config.depths),
+                             .seed = seed};
+  std::vector<Task> tasks;
+  for (std::size_t left = config.questions; left > 0;) {
+    drawing.questions = std::min(left, config.per_text);
+    drawing.number = tasks.size();
+    LanguageTask drawn = draw_language_task(drawing, plain, count);
+    left -= std::min(left, drawn.questions.size());
+    Task task;
+    task.text.body = std::move(drawn.body);
+    task.language = std::move(drawn.questions);
+    task.body = model.encode(task.text.body);
+    tasks.push_back(std::move(task));
+  }
+  return tasks;
+}
+
+double answer_question(const TextModel& model, const LanguageQuestion& question,
+                       std::string_view before, Sequence& cache, std::vector<float> logits,
+                       const Reading& reading) {
+  if (!question.choices.empty()) {
+    return choose(model, question, before, cache, logits, reading);
+  }
+  std::vector<int> said;
+  double found = 0;
+  // A model that has said everything that was asked for need not go on.
+  while (found < 1 && said.size() < question.max_tokens) {
+    if (!said.empty()) logits = cache.decode(said.back(), reading);
+    said.push_back(reference::likeliest(logits));
+    if (model.is_end(said.back())) break;
+    found = score(question, model.decode(said));
+  }
+  return found;
+}
+
+}  // namespace kvpolicy::tools
