@@ -36,8 +36,8 @@ class Full:
     def settings(self):
         return {}
 
-    def new_cache(self, model):
-        return transformers.DynamicCache(config=model.config)
+    def new_cache(self, model):  # pylint: disable=unused-argument
+        return transformers.DynamicCache()
 
     def reading(self, model, tokens):  # pylint: disable=unused-argument
         return contextlib.nullcontext()

@@ -38,8 +38,7 @@ Json as_json(const TextModel& model, const std::string& body, const Question& qu
           {"answers", {std::move(answer)}},
           {"rule", "begins"},
           {"max_tokens", bytes},
-          {"choices", Json::array()},
-          {"depth", question.depth}};
+          {"choices", Json::array()}};
 }
 
 }  // namespace

@@ -25,8 +25,9 @@ struct TaskName {
 
 /// {"suite", "tokens": the length, "seed", "number", "ends": [tokens that end a text], "body":
 /// {"text", "tokens"}, "questions": [{"text", "tokens", "answers", "rule", "max_tokens", "choices":
-/// [{"text", "tokens"}], "depth"}]}. The rule "contains": the share of the answers that the output
-/// holds, whatever the case of ASCII letters; "begins": the output begins with the answer.
+/// [{"text", "tokens"}], "depth" where it is known}]}. The rule "contains": the share of the
+/// answers that the output holds, whatever the case of ASCII letters; "begins": the output begins
+/// with the answer.
 /// @throws ConfigError for a task without questions
 [[nodiscard]] nlohmann::ordered_json task_as_json(const TextModel& model, const TaskName& name,
                                                   const Task& task);
