@@ -116,10 +116,11 @@ class Tests(unittest.TestCase):
     def test_each_memory_counts_once(self):
         one, two, three = Memory(100, 1000), Memory(200, 10), Memory(300, 1)
         cache = Layer(layers=[Layer(keys=Tensor(one), values=Tensor(one)), Layer(keys=Tensor(two), bits=4, name="x")],
-                      quantised={"a": (Wrapped(three, Memory(400, 5)), {"scale": Tensor(two)})}, dtype=float)
+                      quantised={"a": (Wrapped(three, *(Memory(400 + i, 5) for i in range(9))), {"scale": Tensor(two)})},
+                      dtype=float)
         cache.itself = cache
-        self.assertEqual(held_bytes.held_bytes(cache), 1016)
-        self.assertEqual(held_bytes.held_bytes(cache, [Tensor(Memory(500, 7)), None]), 1023)
+        self.assertEqual(held_bytes.held_bytes(cache), 1056)
+        self.assertEqual(held_bytes.held_bytes(cache, [Tensor(Memory(500, 7)), None]), 1063)
         self.assertEqual(held_bytes.held_bytes(), 0)
 
     def results(self, name, settings, points):
