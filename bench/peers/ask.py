@@ -52,6 +52,11 @@ class Asker:
 
     def read(self, tokens, cache, at):
         """The logits after the last of `tokens`, which stand in the text from position `at` on."""
+        if len(tokens) > 1 and not self.methods.is_even(cache):
+            # transformers makes one mask for all layers, with the rows of the first one; a single token needs none.
+            for i in range(len(tokens) - 1):
+                self.read(tokens[i:i + 1], cache, at + i)
+            return self.read(tokens[-1:], cache, at + len(tokens) - 1)
         positions = self.torch.arange(at, at + len(tokens)).unsqueeze(0)
         said = self.model(input_ids=self.torch.tensor([tokens]), past_key_values=cache, position_ids=positions,
                           logits_to_keep=1)

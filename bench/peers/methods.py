@@ -44,7 +44,8 @@ class Full:
 
 
 class Quantized(Full):
-    """transformers' QuantizedCache, as KIVI sets it: groups of 64, the latest 128 rows exact."""
+    """transformers' QuantizedCache in groups of 64. Unlike KIVI's it quantises all of the prompt, its latest rows too; rows
+    that come later are exact until there are 128 of them."""
 
     def __init__(self, backend, bits):
         self.backend = backend
@@ -123,6 +124,11 @@ def make_method(name, ratio=1, duo_pattern=None):
     if has_ratio(name):
         return Press(name, ratio, duo_pattern)
     return Quantized(name[:-1], int(name[-1]))
+
+
+def is_even(cache):
+    """Whether all layers hold equally many rows."""
+    return len({cache.get_seq_length(layer) for layer in range(len(cache.layers))}) <= 1
 
 
 def masks_of(model):
