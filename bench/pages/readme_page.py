@@ -44,7 +44,7 @@ def demo(path):
             for row in run["plans"]]
     where = f"{run['threads']} threads of {run['cpu']}, {run['date'][:10]}:\n\n" if "cpu" in run else ""
     return where + table(["plan", "what it keeps", "KV cache", "smaller", "read per token", "prefill ms", "decode ms/token",
-                          "answers right", "same bytes as full"], rows, left=2)
+                          "answers right", "same tokens as full"], rows, left=2)
 
 
 TABLES = {"gains": (["demo.json", INTEL], gains), "demo": (["demo.json"], demo)}
