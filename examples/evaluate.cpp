@@ -22,9 +22,11 @@
 #include "common/evaluation.hpp"
 #include "common/evaluation_table.hpp"
 #include "common/files.hpp"
+#include "common/json_line.hpp"
 #include "common/progress.hpp"
 #include "common/run_tool.hpp"
 #include "common/stopwatch.hpp"
+#include "common/task_lines.hpp"
 #include "common/terminal.hpp"
 #include "common/text_model.hpp"
 #include "common/texts.hpp"
@@ -49,6 +51,8 @@ struct Arguments {
   std::string split = "test";
   std::size_t threads = 0;
   std::string out;
+  std::string write_tasks;
+  bool said = false;
   bool resume = false;
   bool json = false;
 };
@@ -105,7 +109,8 @@ Examples:
   evaluate --plans full int8 int4 int2 kivi2 --suite keys perplexity --lengths 2048
   evaluate --plans headkv:128 headkv:128,kernel=29,beta=2 --split validation   chooses a setting
   evaluate --plans full duo:0.25 duo:0.5 duo:0.75 --seeds 1 2 3 4 5
-  evaluate --plans full duo:0.5 --out grid2.json --resume     measures only what grid2.json lacks)";
+  evaluate --plans full duo:0.5 --out grid2.json --resume     measures only what grid2.json lacks
+  evaluate --suite keys --lengths 2048 --write-tasks keys.jsonl       the questions, for other programs)";
 }
 
 std::string joined(const std::vector<Suite>& suites) {
@@ -119,12 +124,13 @@ std::string command_of(const Arguments& arguments) {
   const SuiteConfig& config = arguments.config;
   return fmt::format(
       "evaluate --suite {} --plans {}{} --lengths {} --seeds {} --questions {} --per-text {} "
-      "--depths {} --windows {} --score {} --compress {} --prefill {}{}{}",
+      "--depths {} --windows {} --score {} --compress {} --prefill {}{}{}{}",
       joined(arguments.suites), spaced(arguments.plans),
       arguments.bytes.empty() ? "" : " --bytes " + spaced(arguments.bytes),
       spaced(arguments.lengths), spaced(arguments.seeds), config.questions, config.per_text,
       config.depths, config.windows, config.scored, arguments.compress, arguments.prefill,
       config.lead_in ? " --lead-in" : "",
+      arguments.said ? " --said" : "",
       (arguments.text == "kjv" ? "" : " --text " + arguments.text) +
           (arguments.split == "test" ? "" : " --split " + arguments.split));
 }
@@ -200,12 +206,15 @@ class Run {
           fmt::format("{} at {}", name_of(group.suite), thousands(group.length));
       const Stopwatch took;
       if (!group.unmeasured.empty()) {
-        const auto points = measure(model_, group.suite, config_at(group.length), arguments_.seeds,
-                                    group.unmeasured, plain_, [&](double units) {
-                                      done_ += units;
-                                      progress_.update(done_ / total_, doing);
-                                    });
-        for (const Point& point : points) known_.push_back(as_json(point));
+        auto points = measure(model_, group.suite, config_at(group.length), arguments_.seeds,
+                              group.unmeasured, plain_, [&](double units) {
+                                done_ += units;
+                                progress_.update(done_ / total_, doing);
+                              });
+        for (Point& point : points) {
+          if (!arguments_.said) point.outcome.said.clear();
+          known_.push_back(as_json(point));
+        }
         progress_.note(fmt::format("  {:<10} {:>6} tokens, {:>3} plans   {}", name_of(group.suite),
                                    thousands(group.length), group.unmeasured.size(),
                                    duration(took.seconds())));
@@ -219,6 +228,23 @@ class Run {
     }
     progress_.clear();
     if (!arguments_.out.empty()) write_result(arguments_.out, file(results_));
+  }
+
+  // Writes the tasks instead of measuring, for other programs (task_lines.hpp).
+  void write_tasks() const {
+    std::string lines;
+    for (const Suite suite : arguments_.suites) {
+      for (const std::size_t length : arguments_.lengths) {
+        for (const std::uint64_t seed : arguments_.seeds) {
+          TaskName name{suite, length, seed};
+          for (const Task& task : draw_tasks(model_, suite, config_at(length), seed, plain_)) {
+            lines += as_line(task_as_json(model_, name, task)) + '\n';
+            ++name.number;
+          }
+        }
+      }
+    }
+    write_result(arguments_.write_tasks, lines);
   }
 
   void print() const {
@@ -313,7 +339,9 @@ void run(Arguments arguments) {
   arguments.config.prefill = arguments.prefill == "own" ? Prefill::own : Prefill::shared;
   arguments.config.compress =
       arguments.compress == "text" ? Compress::after_text : Compress::after_question;
+  const bool only_tasks = !arguments.write_tasks.empty();
   Run work{std::move(arguments)};
+  if (only_tasks) return work.write_tasks();
   work.measure_all();
   work.print();
 }
@@ -388,6 +416,11 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--out", arguments.out, "Also write JSON to this file, point by point")
       ->type_name("PATH");
+  app.add_option("--write-tasks", arguments.write_tasks,
+                 "Measure nothing: write the questions to this file, one text on each line of JSON, so that "
+                 "other programs can be asked them (bench/peers)")
+      ->type_name("PATH");
+  app.add_flag("--said", arguments.said, "Also record the tokens of every answer");
   app.add_flag("--resume", arguments.resume,
                "Skip what --out has already, if it was measured with the same settings");
   app.add_flag("--json", arguments.json, "Print JSON instead of Markdown");

@@ -71,6 +71,7 @@ nlohmann::json settings_of(const SuiteConfig& config, const std::string& model) 
 nlohmann::ordered_json as_json(const Point& point) {
   nlohmann::ordered_json json = key_of(point);
   if (!point.outcome.marks.empty()) json["marks"] = point.outcome.marks;
+  if (!point.outcome.said.empty()) json["said"] = point.outcome.said;
   if (!point.outcome.questions_per_text.empty()) {
     json["questions_per_text"] = point.outcome.questions_per_text;
   }
@@ -90,7 +91,7 @@ std::string file_of(const std::string& command, const nlohmann::json& settings,
                     const std::vector<nlohmann::ordered_json>& points) {
   const nlohmann::ordered_json what =
       "the same tasks for every plan. marks: a question each, 1 right, o the key of the other of "
-      "the two names; found: the share of several answers. nats: surprise per byte; token_nats: per token. answer_ and text_ kl and same: "
+      "the two names; found: the share of several answers; said: the tokens of each answer. nats: surprise per byte; token_nats: per token. answer_ and text_ kl and same: "
       "divergence from the full cache in nats per token, share of the same likeliest tokens. kv_bytes: pages; row_bytes: "
       "rows kept where the answer begins, by_head: of each KV head, layer after layer. settings: all "
       "that the plan was made with";

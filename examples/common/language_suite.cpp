@@ -70,22 +70,22 @@ std::vector<Task> draw_language_tasks(const TextModel& model, TaskFamily family,
   return tasks;
 }
 
-double answer_question(const TextModel& model, const LanguageQuestion& question,
-                       std::string_view before, Sequence& cache, std::vector<float> logits,
-                       const Reading& reading) {
+LanguageAnswer answer_question(const TextModel& model, const LanguageQuestion& question,
+                               std::string_view before, Sequence& cache, std::vector<float> logits,
+                               const Reading& reading) {
   if (!question.choices.empty()) {
-    return choose(model, question, before, cache, logits, reading);
+    return {choose(model, question, before, cache, logits, reading)};
   }
-  std::vector<int> said;
-  double found = 0;
+  LanguageAnswer answer;
+  std::vector<int>& said = answer.said;
   // A model that has said everything that was asked for need not go on.
-  while (found < 1 && said.size() < question.max_tokens) {
+  while (answer.found < 1 && said.size() < question.max_tokens) {
     if (!said.empty()) logits = cache.decode(said.back(), reading);
     said.push_back(reference::likeliest(logits));
     if (model.is_end(said.back())) break;
-    found = score(question, model.decode(said));
+    answer.found = score(question, model.decode(said));
   }
-  return found;
+  return answer;
 }
 
 }  // namespace kvpolicy::tools

@@ -19,10 +19,16 @@ namespace kvpolicy::tools {
                                                     const SuiteConfig& config, std::uint64_t seed,
                                                     std::string_view plain);
 
-/// The share of the question's answers that the cache writes, always with the likeliest token; of a
-/// choice, 1 if the right one is the likeliest per byte. `cache` has read `before`, the text and
+struct LanguageAnswer {
+  /// The share of the question's answers that was found; of a choice, 1 if the right one is the
+  /// likeliest per byte.
+  double found = 0;
+  std::vector<int> said = {};  ///< The tokens that were written; none for a choice.
+};
+
+/// What the cache answers, always with the likeliest token. `cache` has read `before`, the text and
 /// the question, and `logits` are those after it.
-[[nodiscard]] double answer_question(const TextModel& model, const LanguageQuestion& question,
+[[nodiscard]] LanguageAnswer answer_question(const TextModel& model, const LanguageQuestion& question,
                                      std::string_view before, Sequence& cache,
                                      std::vector<float> logits, const Reading& reading);
 

@@ -81,7 +81,8 @@ void answer_all(const Sequence& read, const ExamPlan& plan,
   for (const AskedQuestion& question : questions) {
     Asked asked = ask(read, plan, question.question());
     count_bytes(*asked.cache, outcome);
-    outcome.marks += question.mark(question.decode(*asked.cache, asked.logits, plan.reading));
+    outcome.said.push_back(question.decode(*asked.cache, asked.logits, plan.reading));
+    outcome.marks += question.mark(outcome.said.back());
   }
 }
 
@@ -90,11 +91,12 @@ void answer_language(const TextModel& model, const Sequence& read, const ExamPla
   for (const LanguageQuestion& question : task.language) {
     Asked asked = ask(read, plan, model.encode_after(task.text.body, question.prompt()));
     count_bytes(*asked.cache, outcome);
-    const double found =
+    LanguageAnswer answer =
         answer_question(model, question, task.text.body + question.prompt(), *asked.cache,
                         std::move(asked.logits), plan.reading);
-    outcome.marks += found == 1 ? '1' : '0';
-    if (question.answers.size() > 1) outcome.measures["found"].push_back(found);
+    outcome.marks += answer.found == 1 ? '1' : '0';
+    if (question.answers.size() > 1) outcome.measures["found"].push_back(answer.found);
+    outcome.said.push_back(std::move(answer.said));
   }
 }
 
@@ -197,6 +199,7 @@ void Outcome::add(const Outcome& more) {
   marks += more.marks;
   questions_per_text.insert(questions_per_text.end(), more.questions_per_text.begin(),
                             more.questions_per_text.end());
+  said.insert(said.end(), more.said.begin(), more.said.end());
   for (const auto& [name, values] : more.measures) {
     auto& own = measures[name];
     own.insert(own.end(), values.begin(), values.end());

@@ -100,6 +100,7 @@ struct Outcome {
   /// One mark for each question: '1' right; 'o' the key of the other name of a two-step question;
   /// '0' wrong, or not all of several answers.
   std::string marks;
+  std::vector<std::vector<int>> said;  ///< The tokens written in answer to each question.
   std::vector<std::size_t> questions_per_text;  ///< How many of the marks are of each text.
   /// "nats": surprise per byte of the text, for each continued text, which models with different
   /// tokenizers can be compared by; "token_nats": per token. "answer_kl", "text_kl": divergence from
