@@ -22,6 +22,7 @@ Examples:
   generate --plan duo@gates:0.5 --prompt 'In the beginning'  a cache with half of the heads streaming
   identify_heads headkv                             score query heads, to headkv/retrieval_heads.json
   generate --plan headkv/retrieval_heads.json --capacity 128 --prompt 'In the beginning'
+  identify_heads razor --out razor                  echo and induction, from random tokens
   identify_heads damage --out damage.json           what each head loses under each policy
   plan search --damage damage.json --weights DIR --bytes 1/16 --context 4096 plan.json
   identify_heads duo --help                         all settings
@@ -36,6 +37,7 @@ int main(int argc, char** argv) {
   std::function<void()> work;
   add_duo(app, work);
   add_headkv(app, work);
+  add_razor(app, work);
   add_damage(app, work);
   return run_tool(app, argc, argv, [&] { work(); });
 }

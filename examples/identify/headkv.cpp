@@ -3,7 +3,6 @@
 // identify_heads headkv: finds the query heads that look things up, by watching them while the
 // model answers.
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -32,6 +31,7 @@
 #include "../common/text_model.hpp"
 #include "needles.hpp"
 #include "own_texts.hpp"
+#include "shortened.hpp"
 #include "subcommands.hpp"
 
 namespace kvpolicy::tools {
@@ -46,6 +46,7 @@ struct Arguments {
   std::uint64_t seed = 1;
   std::size_t threads = 0;
   std::string samples;  // a file of the user's samples; empty: they are drawn
+  std::string answers;  // empty: the default of the model
   std::string out;
   bool json = false;
 };
@@ -67,6 +68,8 @@ it. While the model writes the answer, token by token, a head earns
              and Kitoru?", with both keys, the wrong answer too, in the text
 
 Only samples that the model answers rightly count; where it fails, another is drawn, --tries times.
+--answers says what is right: exact, the expected answer token for token, or key, an answer of at most
+50 tokens whose text contains the key, which is the default for models with a tokenizer.
 Texts come from a part of the sample text that is kept for identification: the plans' answers are
 measured on the rest.
 
@@ -116,9 +119,6 @@ struct Identified {
   }
 };
 
-// Scores are written with seven digits; further digits are rounding errors of the attention itself.
-double shortened(double score) { return std::round(score * 1e7) / 1e7; }
-
 reference::NeedleRule rule_of(const Arguments& arguments) {
   return arguments.kind == "retrieval" ? reference::NeedleRule::retrieval
                                        : reference::NeedleRule::enhanced;
@@ -126,8 +126,10 @@ reference::NeedleRule rule_of(const Arguments& arguments) {
 
 // Scores one sample, and returns whether the model answered rightly; only then are the scores kept.
 bool score(const reference::Llama& model, const reference::NeedleSample& sample,
-           const Arguments& arguments, io::HeadSamples& samples) {
-  const auto result = reference::score_needle<cpu::Engine<>>(model, sample, rule_of(arguments));
+           const Arguments& arguments, io::HeadSamples& samples,
+           const reference::AnswerCheck& check = {}) {
+  const auto result =
+      reference::score_needle<cpu::Engine<>>(model, sample, rule_of(arguments), check);
   if (!result.right) return false;
   for (std::size_t i = 0; i < result.scores.values().size(); ++i) {
     samples.values()[i].push_back(shortened(result.scores.values()[i]));
@@ -174,7 +176,9 @@ Identified identify_drawn(const Arguments& arguments, const TextModel& model) {
                                          .seed = arguments.seed,
                                          .number = d * arguments.tries + cell.tried});
         ++cell.tried;
-        cell.right = score(model.llama(), sample, arguments, found.samples);
+        cell.right = score(model.llama(), sample, arguments, found.samples,
+                           arguments.answers == "key" ? contains_key(model, sample)
+                                                      : reference::AnswerCheck{});
       }
       found.cells.push_back(cell);
       done += static_cast<double>(length) * step;
@@ -214,6 +218,7 @@ nlohmann::json as_json(const Arguments& arguments, const Identified& found) {
                          {"file", arguments.out}};
   if (arguments.samples.empty()) {
     json["seed"] = arguments.seed;
+    json["answers"] = arguments.answers;
   } else {
     json["samples"] = std::filesystem::path{arguments.samples}.filename().string();
     json["samples_digest"] = found.digest;
@@ -259,6 +264,9 @@ void run(Arguments arguments) {
     own = load_needle_samples(arguments.samples, vocabulary);
   }
   const auto model = TextModel::load(arguments.model);
+  if (arguments.answers.empty()) {
+    arguments.answers = model.config().vocabulary == 256 ? "exact" : "key";
+  }
   if (arguments.out.empty()) arguments.out = "headkv/" + file_of(arguments.kind);
   const Stopwatch took;
   const Identified found = own.samples.empty() ? identify_drawn(arguments, model)
@@ -326,6 +334,10 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
                     ->check(any_whole_number())
                     ->type_name("N")
                     ->capture_default_str());
+  own->excludes(command->add_option("--answers", arguments->answers,
+                                    "exact or key, see above; default: by the model")
+                    ->check(CLI::IsMember({"exact", "key"}))
+                    ->type_name("WHAT"));
   command->add_option("--threads", arguments->threads, "Threads; 0: all that OpenMP offers")
       ->check(whole_number(0, most_threads))
       ->type_name("N")

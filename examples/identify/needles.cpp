@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "needles.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,6 +48,20 @@ reference::NeedleSample draw_needle(const TextModel& model, std::string_view pla
   }
   throw ConfigError(message("no text of ", config.length, " tokens has a fact within ",
                             config.tolerance, " of depth ", config.depth));
+}
+
+reference::AnswerCheck contains_key(const TextModel& model,
+                                    const reference::NeedleSample& sample) {
+  constexpr const char* digits = "0123456789";
+  const std::string answer = model.decode(sample.answer);  // "The key of Bamelo is 48213."
+  const std::size_t first = answer.find_first_of(digits);
+  const std::size_t last = answer.find_last_of(digits);
+  require(first != std::string::npos, "contains_key: the answer '", answer, "' has no digits");
+  return {.is_right = [&model, key = answer.substr(first, last + 1 - first)](
+                          std::span<const int> said) {
+    const auto end = std::ranges::find_if(said, [&](int token) { return model.is_end(token); });
+    return model.decode({said.begin(), end}).find(key) != std::string::npos;
+  }};
 }
 
 }  // namespace kvpolicy::tools

@@ -33,4 +33,9 @@ struct NeedleConfig {
 [[nodiscard]] reference::NeedleSample draw_needle(const TextModel& model, std::string_view plain,
                                                   const NeedleConfig& config);
 
+/// Accepts what is said if its text contains the key, the digits of the right answer, before an end of the
+/// text. `model` must outlive the result.
+[[nodiscard]] reference::AnswerCheck contains_key(const TextModel& model,
+                                                  const reference::NeedleSample& sample);
+
 }  // namespace kvpolicy::tools

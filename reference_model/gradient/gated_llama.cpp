@@ -47,10 +47,12 @@ AttendFn attend_masked(const LlamaConfig& config, const HeadTable<AttentionMask>
   };
 }
 
-GatedLlama::GatedLlama(const Llama& model, AttentionMask streaming, Mixing mixing)
+GatedLlama::GatedLlama(const Llama& model, AttentionMask streaming, Mixing mixing,
+                       std::size_t stored_bytes)
     : model_{&model},
       streaming_{streaming},
       mixing_{mixing},
+      stored_bytes_{stored_bytes},
       frequencies_{inverse_frequencies(model.config().rotary, model.config().head_dim)} {
   require(streaming.sinks > 0 || streaming.recent > 0,
           "GatedLlama: a mask without sinks and without recent rows shows a query nothing");
@@ -92,8 +94,19 @@ const std::vector<float>& GatedLlama::read(std::span<const int> tokens) {
   return unmodified_hidden_;
 }
 
-void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
-                               std::vector<float>& x) {
+std::size_t GatedLlama::stored_layers() const {
+  const LlamaConfig& c = model_->config();
+  const std::size_t query_width = c.q_heads * c.head_dim;
+  const std::size_t key_width = c.kv_heads * c.head_dim;
+  const std::size_t attentions = mixing_ == Mixing::full_of_mixed ? 2 : 1;
+  const std::size_t plain = c.qk_norm ? query_width + key_width : 0;
+  const std::size_t row = query_width + 2 * key_width + plain +
+                          attentions * (query_width + c.q_heads) + c.hidden + 2 * c.intermediate;
+  return std::min(c.layers, stored_bytes_ / (tokens_.size() * row * sizeof(float)));
+}
+
+void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation, std::vector<float>& x,
+                               LayerRun& run) const {
   const LlamaConfig& c = model_->config();
   const LlamaLayer& weights = model_->weights().layers[layer];
   const std::size_t rows = tokens_.size();
@@ -101,8 +114,6 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
   const std::size_t key_width = c.kv_heads * c.head_dim;
   const std::size_t head_width = query_width / c.kv_heads;  // channels of all query heads of one KV
                                                             // head
-  LayerRun& run = layers_[layer];
-  run.x = x;
   run.q.resize(rows * query_width);
   run.k.resize(rows * key_width);
   run.v.resize(rows * key_width);
@@ -139,9 +150,8 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
   if (mixing_ == Mixing::full_of_mixed) {
     run.full.resize(run.q.size());
     masked_attention(q, k, v, masks(layer, {}), as_queries(run.full.data()), &run.full_record);
-  } else {
-    run.full = unmodified_[layer];
   }
+  const std::vector<float>& full = full_of(layer, run);
 
   std::vector<float> mixed(run.q.size());
   run.gate.resize(rows * c.intermediate);
@@ -150,7 +160,7 @@ void GatedLlama::forward_layer(std::size_t layer, const Rotation& rotation,
   for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
     for (std::size_t i = first * query_width; i < (first + count) * query_width; ++i) {
       const auto gate = static_cast<float>(gates_(layer, i % query_width / head_width));
-      mixed[i] = gate * run.full[i] + (1.0F - gate) * run.streaming[i];
+      mixed[i] = gate * full[i] + (1.0F - gate) * run.streaming[i];
     }
     weights.o.add_to(mixed.data() + first * query_width, count, x.data() + first * c.hidden);
   });
@@ -173,15 +183,22 @@ const std::vector<float>& GatedLlama::mix(const HeadGates& gates) {
                       " KV heads, the model has ", c.layers, " of ", c.kv_heads);
   require(!tokens_.empty(), "GatedLlama: nothing was read, mix needs a text");
   gates_ = gates;
-  layers_.resize(c.layers);
   const std::size_t rows = tokens_.size();
+  const std::size_t stored = stored_layers();
+  inputs_.resize(c.layers);
+  layers_.resize(stored);
   std::vector<float> x(rows * c.hidden);
   for (std::size_t row = 0; row < rows; ++row) {
     const auto token = static_cast<std::size_t>(tokens_[row]);
     model_->weights().embedding.weight.copy_rows(token, 1, x.data() + row * c.hidden);
   }
   const Rotation angles = rotation();
-  for (std::size_t layer = 0; layer < c.layers; ++layer) forward_layer(layer, angles, x);
+  LayerRun forgotten;
+  for (std::size_t layer = 0; layer < c.layers; ++layer) {
+    inputs_[layer] = x;
+    const bool is_stored = layer >= c.layers - stored;
+    forward_layer(layer, angles, x, is_stored ? layers_[layer - (c.layers - stored)] : forgotten);
+  }
   hidden_.resize(x.size());
   for_each_row_block(rows, [&](std::size_t first, std::size_t count) {
     const std::size_t at = first * c.hidden;
@@ -191,10 +208,9 @@ const std::vector<float>& GatedLlama::mix(const HeadGates& gates) {
   return hidden_;
 }
 
-void GatedLlama::back_mlp(std::size_t layer, std::vector<float>& dx) const {
+void GatedLlama::back_mlp(std::size_t layer, const LayerRun& run, std::vector<float>& dx) const {
   const LlamaConfig& c = model_->config();
   const LlamaLayer& weights = model_->weights().layers[layer];
-  const LayerRun& run = layers_[layer];
   for_each_row_block(tokens_.size(), [&](std::size_t first, std::size_t count) {
     const std::size_t at = first * c.intermediate;
     std::vector<float> dgate(count * c.intermediate);
@@ -211,11 +227,11 @@ void GatedLlama::back_mlp(std::size_t layer, std::vector<float>& dx) const {
   });
 }
 
-void GatedLlama::back_attention(std::size_t layer, const Rotation& rotation,
+void GatedLlama::back_attention(std::size_t layer, const LayerRun& run, const Rotation& rotation,
                                 std::vector<float>& dx, HeadGates& dgates) const {
   const LlamaConfig& c = model_->config();
   const LlamaLayer& weights = model_->weights().layers[layer];
-  const LayerRun& run = layers_[layer];
+  const std::vector<float>& full = full_of(layer, run);
   const std::size_t rows = tokens_.size();
   const std::size_t query_width = c.q_heads * c.head_dim;
   const std::size_t key_width = c.kv_heads * c.head_dim;
@@ -228,7 +244,7 @@ void GatedLlama::back_attention(std::size_t layer, const Rotation& rotation,
   for (std::size_t i = 0; i < dmixed.size(); ++i) {
     dgates(layer, i % query_width / head_width) +=
         static_cast<double>(dmixed[i]) *
-        (static_cast<double>(run.full[i]) - static_cast<double>(run.streaming[i]));
+        (static_cast<double>(full[i]) - static_cast<double>(run.streaming[i]));
   }
   if (layer == 0) return;  // below are only embeddings, which get no gradient
 
@@ -236,11 +252,11 @@ void GatedLlama::back_attention(std::size_t layer, const Rotation& rotation,
   std::vector<float> dk(run.k.size());
   std::vector<float> dv(run.v.size());
   const auto back = [&](const std::vector<float>& out, const AttentionRecord& record,
-                        AttentionMask mask, bool full) {
+                        AttentionMask mask, bool of_full) {
     std::vector<float> dout(dmixed.size());
     for (std::size_t i = 0; i < dout.size(); ++i) {
       const auto gate = static_cast<float>(gates_(layer, i % query_width / head_width));
-      dout[i] = (full ? gate : 1.0F - gate) * dmixed[i];
+      dout[i] = (of_full ? gate : 1.0F - gate) * dmixed[i];
     }
     masked_attention_back(as_queries(run.q.data()), as_keys(run.k.data()), as_keys(run.v.data()),
                           masks(layer, mask), as_queries(out.data()), record,
@@ -263,7 +279,7 @@ void GatedLlama::back_attention(std::size_t layer, const Rotation& rotation,
     weights.q.back(dq.data() + first * query_width, count, dnormed.data());
     weights.k.add_back(dk.data() + first * key_width, count, dnormed.data());
     weights.v.add_back(dv.data() + first * key_width, count, dnormed.data());
-    normalise_back(run.x.data() + first * c.hidden, count, weights.attention_norm, c.norm_eps,
+    normalise_back(inputs_[layer].data() + first * c.hidden, count, weights.attention_norm, c.norm_eps,
                    dnormed.data(), dx.data() + first * c.hidden);
   });
 }
@@ -281,9 +297,16 @@ HeadGates GatedLlama::gradient(std::span<const float> dhidden) {
   });
   const Rotation angles = rotation();
   HeadGates dgates{c.layers, c.kv_heads, 0.0};
+  LayerRun again;
   for (std::size_t layer = c.layers; layer-- > 0;) {
-    back_mlp(layer, dx);
-    back_attention(layer, angles, dx, dgates);
+    const bool is_stored = layer >= c.layers - layers_.size();
+    if (!is_stored) {
+      std::vector<float> x = inputs_[layer];
+      forward_layer(layer, angles, x, again);
+    }
+    const LayerRun& run = is_stored ? layers_[layer - (c.layers - layers_.size())] : again;
+    back_mlp(layer, run, dx);
+    back_attention(layer, run, angles, dx, dgates);
   }
   return dgates;
 }

@@ -45,11 +45,17 @@ enum class Mixing : std::uint8_t {
 /// Works on one text at a time: call `read`, then `mix` and `gradient` once for each set of gates.
 /// The model must outlive it. It uses several threads itself but must not be shared between
 /// threads; results do not depend on the number of threads.
+///
+/// Layers store the numbers that the backward pass needs as long as `stored_bytes` suffice. The others
+/// store only their inputs and are computed a second time on the way back, with the same results.
 class GatedLlama {
  public:
+  static constexpr std::size_t default_stored_bytes = std::size_t{3} << 30;
+
   /// @throws ConfigError for a mask under which a query sees no row
   GatedLlama(const Llama& model, AttentionMask streaming,
-             Mixing mixing = Mixing::full_of_unmodified);
+             Mixing mixing = Mixing::full_of_unmodified,
+             std::size_t stored_bytes = default_stored_bytes);
 
   /// Runs the unmodified model and returns its rows after the final norm, [tokens, hidden].
   /// @throws ShapeError as Llama::forward
@@ -68,20 +74,27 @@ class GatedLlama {
   [[nodiscard]] std::size_t tokens() const { return tokens_.size(); }
 
  private:
-  /// The numbers that the forward pass of one layer stores for the backward pass.
+  /// The numbers of one layer that the backward pass needs besides the layer's input.
   struct LayerRun {
-    std::vector<float> x, q, k, v;         // input of the layer; rotated rows
+    std::vector<float> q, k, v;            // rotated rows
     std::vector<float> plain_q, plain_k;   // rows before their norm, where the model has one
     std::vector<float> streaming;          // [tokens, q_heads, head_dim]
-    std::vector<float> full;               // [tokens, q_heads, head_dim]
+    std::vector<float> full;               // the same, only for full_of_mixed
     AttentionRecord streaming_record, full_record;
     std::vector<float> middle, gate, up;   // the stream between attention and MLP; SwiGLU's factors
   };
 
-  void forward_layer(std::size_t layer, const Rotation& rotation, std::vector<float>& x);
-  void back_mlp(std::size_t layer, std::vector<float>& dx) const;
-  void back_attention(std::size_t layer, const Rotation& rotation, std::vector<float>& dx,
-                      HeadGates& dgates) const;
+  void forward_layer(std::size_t layer, const Rotation& rotation, std::vector<float>& x,
+                     LayerRun& run) const;
+  void back_mlp(std::size_t layer, const LayerRun& run, std::vector<float>& dx) const;
+  void back_attention(std::size_t layer, const LayerRun& run, const Rotation& rotation,
+                      std::vector<float>& dx, HeadGates& dgates) const;
+  /// The results of full attention that a layer mixes.
+  [[nodiscard]] const std::vector<float>& full_of(std::size_t layer, const LayerRun& run) const {
+    return mixing_ == Mixing::full_of_mixed ? run.full : unmodified_[layer];
+  }
+  /// How many layers may store their runs for a text of this length.
+  [[nodiscard]] std::size_t stored_layers() const;
   [[nodiscard]] std::vector<AttentionMask> masks(std::size_t layer, AttentionMask mask) const;
   template <class T>
   [[nodiscard]] TensorView<T> as_queries(T* data) const;
@@ -92,12 +105,14 @@ class GatedLlama {
   const Llama* model_;
   AttentionMask streaming_;
   Mixing mixing_;
+  std::size_t stored_bytes_;
   std::vector<float> frequencies_;
   std::vector<int> tokens_;
   std::vector<std::vector<float>> unmodified_;  // each layer's attention in the unmodified run
   std::vector<float> unmodified_hidden_;
   HeadGates gates_;
-  std::vector<LayerRun> layers_;
+  std::vector<std::vector<float>> inputs_;  // of each layer, [tokens, hidden]
+  std::vector<LayerRun> layers_;            // of the last layers, as many as are stored
   std::vector<float> last_;    // the stream after the last layer
   std::vector<float> hidden_;  // the same after the final norm; empty before a mixed run
 };

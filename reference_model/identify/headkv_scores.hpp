@@ -6,16 +6,19 @@
 //
 // Methods: retrieval heads, Wu et al., arXiv:2404.15574, and the enhanced estimation of HeadKV, Fu
 // et al., arXiv:2410.19258. HeadKV's reasoning scores are enhanced scores for needles with a
-// reasoning step. The published code differs in two points. It counts samples that are answered
-// about right (a word overlap above 50 %); here answers must be right token for token. An older
-// commit of it (75016c0) also divides enhanced scores by the answer's length and multiplies them by
-// 10, which changes the weights of samples of other lengths but nothing among the heads of one
-// sample. Ties between rows go to the lower position.
+// reasoning step. Samples count that are answered rightly. The published code lets the model write up to 50
+// tokens and counts an answer that has more than half of the needle's words (ROUGE-1 recall above 50 %),
+// whatever else it says. Here an answer must be right token for token, or, with an AnswerCheck, satisfy the
+// caller; `identify_heads headkv` then asks that its text contains the key, so an answer of the right form with
+// the wrong key does not count. An older commit of that code (75016c0) also divides enhanced scores by the
+// answer's length and multiplies them by 10, which changes the weights of samples of other lengths but nothing
+// among the heads of one sample. Ties between rows go to the lower position.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -77,26 +80,41 @@ struct NeedleResult {
   HeadScores scores;   ///< [layers, q_heads]
 };
 
-/// Reads the prompt and writes the answer, greedily, until it is complete or wrong.
+/// A tolerant judgement: the model writes on until its answer is right or has `most_tokens` tokens.
+struct AnswerCheck {
+  std::function<bool(std::span<const int> said)> is_right;
+  std::size_t most_tokens = 50;  ///< as in the published code
+};
+
+/// Reads the prompt and writes the answer, greedily, until it is right or wrong. Without a check, each token
+/// must be the sample's. The credits of all tokens written add up.
 /// @throws ShapeError as NeedleSample::check, or for a token outside the vocabulary
 template <AttentionEngine Engine = ScalarEngine>
 [[nodiscard]] NeedleResult score_needle(const Llama& model, const NeedleSample& sample,
-                                        NeedleRule rule) {
+                                        NeedleRule rule, const AnswerCheck& check = {}) {
   NeedleScorer scorer{sample, rule, model.config().layers, model.config().q_heads};
   ObservedText<Engine> text{model};
   const std::span<const int> prompt{sample.prompt};
   text.read(prompt.first(prompt.size() - 1));
   NeedleResult result;
   int token = prompt.back();
-  for (const int wanted : sample.answer) {
+  std::vector<int> said;
+  const std::size_t most = check.is_right ? check.most_tokens : sample.answer.size();
+  while (said.size() < most) {
     const std::vector<float> logits = text.observe(
         token, [&](std::size_t layer, std::size_t q_head, std::span<const float> attention) {
           scorer.attended(layer, q_head, attention);
         });
     token = likeliest(logits);
     scorer.wrote(token);
-    result.right = token == wanted;
-    if (!result.right) break;
+    said.push_back(token);
+    if (check.is_right) {
+      result.right = check.is_right(said);
+      if (result.right) break;
+    } else {
+      result.right = token == sample.answer[said.size() - 1];
+      if (!result.right) break;
+    }
   }
   result.scores = scorer.scores();
   return result;

@@ -7,6 +7,22 @@
 #include <kvpolicy/core/error.hpp>
 
 namespace kvpolicy::reference {
+namespace {
+
+/// -log of a token's probability; replaces its logits by `share` times the derivative.
+double surprise(std::span<float> logits, std::size_t token, double share) {
+  const float highest = *std::ranges::max_element(logits);
+  double sum = 0.0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - highest));
+  const double result = std::log(sum) - static_cast<double>(logits[token] - highest);
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const double probability = std::exp(static_cast<double>(logits[i] - highest)) / sum;
+    logits[i] = static_cast<float>(share * (probability - (i == token ? 1.0 : 0.0)));
+  }
+  return result;
+}
+
+}  // namespace
 
 Loss distillation_loss(std::span<const float> mixed, std::span<const float> full,
                        const LabelledText& text, Reduction reduction) {
@@ -43,21 +59,28 @@ Loss language_loss(const Llama& model, std::span<const float> hidden, const Labe
                                    "foretells it");
   const double share = reduction == Reduction::sum ? 1.0 : 1.0 / static_cast<double>(counted);
   Loss loss{.value = 0.0, .dhidden = std::vector<float>(hidden.size())};
-  std::vector<float> logits(vocabulary);
-  for (const std::size_t label : text.labels) {
-    if (label == 0) continue;
-    const std::size_t row = (label - 1) * width;
-    model.head().apply(hidden.data() + row, 1, logits.data());
-    const float highest = *std::ranges::max_element(logits);
-    double sum = 0.0;
-    for (const float logit : logits) sum += std::exp(static_cast<double>(logit - highest));
-    const auto token = static_cast<std::size_t>(text.tokens[label]);
-    loss.value -= share * (static_cast<double>(logits[token] - highest) - std::log(sum));
-    for (std::size_t i = 0; i < vocabulary; ++i) {
-      const double probability = std::exp(static_cast<double>(logits[i] - highest)) / sum;
-      logits[i] = static_cast<float>(share * (probability - (i == token ? 1.0 : 0.0)));
+  // Weights may have to be converted, which pays for many rows at once.
+  constexpr std::size_t block = 64;
+  std::vector<std::size_t> labels(text.labels.begin(), text.labels.end());
+  std::erase(labels, std::size_t{0});
+  std::vector<float> rows(std::min(block, labels.size()) * width);
+  std::vector<float> logits(std::min(block, labels.size()) * vocabulary);
+  for (std::size_t first = 0; first < labels.size(); first += block) {
+    const std::size_t count = std::min(block, labels.size() - first);
+    for (std::size_t i = 0; i < count; ++i) {
+      std::copy_n(hidden.data() + (labels[first + i] - 1) * width, width, rows.data() + i * width);
     }
-    model.head().add_back(logits.data(), 1, loss.dhidden.data() + row);
+    model.head().apply(rows.data(), count, logits.data());
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto token = static_cast<std::size_t>(text.tokens[labels[first + i]]);
+      loss.value += share * surprise(std::span{logits}.subspan(i * vocabulary, vocabulary), token,
+                                     share);
+    }
+    model.head().back(logits.data(), count, rows.data());
+    for (std::size_t i = 0; i < count; ++i) {
+      std::copy_n(rows.data() + i * width, width,
+                  loss.dhidden.data() + (labels[first + i] - 1) * width);
+    }
   }
   return loss;
 }

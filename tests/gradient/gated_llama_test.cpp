@@ -4,6 +4,7 @@
 // float64 (make_goldens.py), and tests rules that hold for any numbers.
 #include <reference_model/gradient/gated_llama.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <string>
@@ -87,6 +88,32 @@ TEST_CASE("open gates give the unmodified model, closed ones a streaming model")
     const std::vector<float> streaming = model.hidden(tokens, attend_masked(c, masks));
     CHECK(largest_error(gated.mix(HeadGates{c.layers, c.kv_heads, 0.0}), streaming) <= 1e-5F);
     CHECK(largest_error(full, streaming) > 1e-2F);
+  }
+}
+
+TEST_CASE("layers that are computed a second time give the same gradients, bit for bit") {
+  for (const std::string name : {"gqa7_d64", "qwen2_window_upper_layers"}) {
+    const Llama model = Llama::load(golden_folder(name));
+    const auto& c = model.config();
+    LabelledText text{.tokens = load_golden(name).tokens, .labels = {20, 60}, .passkeys = {}};
+    for (const Mixing mixing : {Mixing::full_of_unmodified, Mixing::full_of_mixed}) {
+      const auto gradient = [&](std::size_t stored_bytes) {
+        GatedLlama gated{model, {.sinks = 2, .recent = 11}, mixing, stored_bytes};
+        const std::vector<float> full = gated.read(text.tokens);
+        HeadGates gates{c.layers, c.kv_heads, 0.7};
+        gates(0, 0) = 0.2;
+        const std::vector<float>& mixed = gated.mix(gates);
+        const HeadGates found =
+            gated.gradient(distillation_loss(mixed, full, text, Reduction::mean).dhidden);
+        return std::vector<double>(found.values().begin(), found.values().end());
+      };
+      const auto all = gradient(GatedLlama::default_stored_bytes);
+      CHECK(std::ranges::any_of(all, [](double change) { return change != 0.0; }));
+      // None, one or more layers fit.
+      for (std::size_t bytes = 0; bytes <= std::size_t{2} << 20; bytes += std::size_t{1} << 18) {
+        CHECK(gradient(bytes) == all);
+      }
+    }
   }
 }
 

@@ -199,9 +199,11 @@ TEST_CASE_TEMPLATE("a model's heads get the scores of plain loops", Engine, Scal
       sample.answer.push_back(token);
       attention.push_back(slow.attention);
     }
+    std::vector<double> scores_when_right;
     for (const NeedleRule rule : {NeedleRule::retrieval, NeedleRule::enhanced}) {
       const NeedleResult result = score_needle<Engine>(model, sample, rule);
       CHECK(result.right);
+      scores_when_right = {result.scores.values().begin(), result.scores.values().end()};
       bool close = true;
       for (std::size_t layer = 0; layer < model.config().layers; ++layer) {
         for (std::size_t head = 0; head < model.config().q_heads; ++head) {
@@ -218,6 +220,17 @@ TEST_CASE_TEMPLATE("a model's heads get the scores of plain loops", Engine, Scal
     // With one wrong token the answer does not count.
     sample.answer[steps / 2] ^= 1;
     CHECK(!score_needle<Engine>(model, sample, NeedleRule::enhanced).right);
+    // It counts where the caller accepts what was said, and earns what it earned above.
+    AnswerCheck check{.is_right = [&](std::span<const int> said) {
+      CHECK(said.back() == (said.size() - 1 == steps / 2 ? sample.answer[said.size() - 1] ^ 1
+                                                         : sample.answer[said.size() - 1]));
+      return said.size() == steps;
+    }};
+    const NeedleResult accepted = score_needle<Engine>(model, sample, NeedleRule::enhanced, check);
+    CHECK(accepted.right);
+    CHECK(std::ranges::equal(accepted.scores.values(), scores_when_right));
+    check.most_tokens = steps - 1;
+    CHECK(!score_needle<Engine>(model, sample, NeedleRule::enhanced, check).right);
   }
   CHECK(earned[0] > 0.05);  // the rules did apply
   CHECK(earned[1] > 1.0);

@@ -33,6 +33,7 @@ smaller() {
     "identify_heads duo"*) options=("--steps 2" "--samples 1") ;;
     "identify_heads headkv"*--samples*) options=() ;;
     "identify_heads headkv"*) options=("--lengths 640" "--depths 2" "--threads 1") ;;
+    "identify_heads razor"*) options=("--samples 1") ;;
     "identify_heads damage"*) options=("--length 512" "--texts 1" "--questions 1") ;;
     *) options=() ;;
   esac
