@@ -29,22 +29,24 @@ prepare() {
 }
 draw_figures() { "$PYTHON" bench/plot_real.py --results "$results" --weights "$weights" --out "$figures"; }
 
-# Texts are 3 seeds x `texts`, with a question for each of the `depths` where a text has several.
+# A point has `texts` for each of the `seeds`, which are measured one after the other. A text has one question, or one at
+# each of the `depths`.
+seeds=(1 2 3)
 texts=10
 depths=4
+if [ -n "$quick" ]; then
+  seeds=(1)
+  texts=2
+  depths=2
+fi
 size_of() {
-  local per_seed=$texts seeds=(1 2 3)
-  if [ -n "$quick" ]; then
-    per_seed=2
-    seeds=(1)
-    set -- $(($1 < 1024 ? $1 : 1024))
-  fi
-  size=(--model "$folder" --lengths "$@" --seeds "${seeds[@]}" --depths "$depths" --per-text 1 --windows "$per_seed" --score 32)
+  if [ -n "$quick" ]; then set -- $(($1 < 1024 ? $1 : 1024)); fi
+  size=(--model "$folder" --lengths "$@" --seeds "${seeds[@]}" --depths "$depths" --per-text 1 --windows "$texts" --score 32)
 }
 # ask NAME LENGTHS ARGUMENTS...: as `experiment`, for suites with one question a text.
-ask() { experiment "$@" --questions "$((quick ? 2 : texts))"; }
+ask() { experiment "$@" --questions "$texts"; }
 # ask_depths NAME LENGTHS ARGUMENTS...: pass keys at all depths of a text.
-ask_depths() { experiment "$@" --suite niah_depths --text novels --questions "$((depths * (quick ? 2 : texts)))"; }
+ask_depths() { experiment "$@" --suite niah_depths --text novels --questions "$((depths * texts))"; }
 
 # read_answered LENGTH: sets `tasks` to those of which the full cache answers at least half. With --quick two texts say
 # nothing, so it is one that is known to be among them.
@@ -118,15 +120,16 @@ tuned() {
   if [ "$setting" != "${!published}" ]; then echo "$setting"; fi
 }
 
-# pool LENGTH: sets `tasks` to those that the full cache answers, and `texts` such that they have 30 texts together.
+# pool LENGTH: sets `tasks` to those that the full cache answers, and `texts` and `seeds` such that they have 30 texts together.
 pool() {
   read_answered "$1"
-  texts=$(((10 + ${#tasks[@]} - 1) / ${#tasks[@]}))
+  seeds=(1)
+  if [ -z "$quick" ]; then texts=$(((30 + ${#tasks[@]} - 1) / ${#tasks[@]})); fi
 }
 
 # PyramidKV and Ada-KV rank rows as SnapKV does.
 measure_budgets() {
-  local tasks texts rows method headkv snapkv plans=(full) scores=$weights/headkv
+  local tasks texts=$texts seeds rows method headkv snapkv plans=(full) scores=$weights/headkv
   headkv=$(tuned headkv)
   snapkv=$(tuned snapkv)
   pool 2048
@@ -140,7 +143,7 @@ measure_budgets() {
 
 # Another plan for the comparison can be added here.
 measure_combined() {
-  local tasks texts headkv snapkv plans=(full duo headkv snapkv pyramid adakv h2o tova keynorm streaming_llm headkv+int4
+  local tasks texts=$texts seeds headkv snapkv plans=(full duo headkv snapkv pyramid adakv h2o tova keynorm streaming_llm headkv+int4
     duo+int4 duo+int2 int8 int4 int2 kivi4 kivi2 quest:16,512 quest:16,256 chunk:16,512 chunk:16,256)
   headkv=$(tuned headkv)
   snapkv=$(tuned snapkv)
