@@ -54,25 +54,37 @@ def kept(values, sparsity):
     return set(sorted(range(len(values)), key=lambda i: (-values[i], i))[:count])
 
 
+def agreement(names, found, sparsity):
+    """{"names", "heads", "correlation", "common"}: for each pair the rank correlation, and the share of the kept heads in
+    common."""
+    keeping = [kept(values, sparsity) for values in found]
+    return {"names": names, "heads": len(found[0]), "sparsity": sparsity, "kept": len(keeping[0]),
+            "correlation": [[round(correlation(ranks(a), ranks(b)), 4) for b in found] for a in found],
+            "common": [[round(len(a & b) / len(a), 4) for b in keeping] for a in keeping]}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="+")
     parser.add_argument("--kv-heads", type=int, help="of a layer; needed for files of scores")
     parser.add_argument("--sparsity", type=float, default=0.5)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of Markdown")
     arguments = parser.parse_args()
     found = [kv_scores(path, arguments.kv_heads) for path in arguments.paths]
     if len({len(values) for values in found}) > 1:
         raise SystemExit("these are heads of different models: "
                          + ", ".join(f"{path} has {len(v)}" for path, v in zip(arguments.paths, found)))
     names = [path.stem if path.is_file() else path.name for path in arguments.paths]
-    print(f"Rank correlation / share of the {len(kept(found[0], arguments.sparsity))} kept KV heads in common\n")
+    result = agreement(names, found, arguments.sparsity)
+    if arguments.json:
+        lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
+        print("{\n" + ",\n".join(lines) + "\n}")
+        return
+    print(f"Rank correlation / share of the {result['kept']} kept KV heads in common\n")
     print("| |" + "|".join(names) + "|\n|---|" + "---:|" * len(names))
-    for name, a in zip(names, found):
-        cells = [f"{correlation(ranks(a), ranks(b)):.2f} / "
-                 f"{len(kept(a, arguments.sparsity) & kept(b, arguments.sparsity)) / len(kept(a, arguments.sparsity)):.0%}"
-                 for b in found]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    for name, correlations, common in zip(names, result["correlation"], result["common"]):
+        print(f"| {name} | " + " | ".join(f"{r:.2f} / {c:.0%}" for r, c in zip(correlations, common)) + " |")
 
 
 if __name__ == "__main__":

@@ -267,6 +267,28 @@ FIGURES = {"needle_grids": needle_grids, "gate_ablation": gate_ablation, "gates"
            "budget_accuracy": budget_accuracy, "head_scores": head_scores, "frontier": frontier}
 
 
+def save(figures, folder):
+    """Writes {name: function of pyplot} as PNG; a function that returns None has nothing to draw."""
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("matplotlib is missing: apt-get install python3-matplotlib, or pip install matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in figures.items():
+        figure = make(plt)
+        if figure is None:
+            continue
+        path = folder / f"{name}.png"
+        figure.savefig(path, dpi=100, metadata={"Software": None})
+        plt.close(figure)
+        size = path.stat().st_size
+        print(f"wrote {path}, {size / 1000:.0f} kB")
+        if size > 150_000:
+            sys.exit(f"{path} is larger than 150 kB")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -274,25 +296,7 @@ def main():
     parser.add_argument("--out", type=Path, default=results.ROOT / "docs")
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
     arguments = parser.parse_args()
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit("plot.py: matplotlib is missing: apt-get install python3-matplotlib, "
-                 "or pip install matplotlib")
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for name in arguments.only:
-        figure = FIGURES[name](plt, arguments.results)
-        if figure is None:
-            continue
-        path = arguments.out / f"{name}.png"
-        figure.savefig(path, dpi=100, metadata={"Software": None})
-        plt.close(figure)
-        size = path.stat().st_size
-        print(f"wrote {path}, {size / 1000:.0f} kB")
-        if size > 150_000:
-            sys.exit(f"{path} is larger than 150 kB")
+    save({name: lambda plt, make=FIGURES[name]: make(plt, arguments.results) for name in arguments.only}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -205,9 +205,12 @@ class Run {
       const std::string doing =
           fmt::format("{} at {}", name_of(group.suite), thousands(group.length));
       const Stopwatch took;
-      if (!group.unmeasured.empty()) {
-        auto points = measure(model_, group.suite, config_at(group.length), arguments_.seeds,
-                              group.unmeasured, plain_, [&](double units) {
+      std::size_t plans = 0;
+      for (std::size_t s = 0; s < arguments_.seeds.size(); ++s) {
+        if (group.unmeasured[s].empty()) continue;
+        plans = std::max(plans, group.unmeasured[s].size());
+        auto points = measure(model_, group.suite, config_at(group.length), {arguments_.seeds[s]},
+                              group.unmeasured[s], plain_, [&](double units) {
                                 done_ += units;
                                 progress_.update(done_ / total_, doing);
                               });
@@ -215,16 +218,17 @@ class Run {
           if (!arguments_.said) point.outcome.said.clear();
           known_.push_back(as_json(point));
         }
+        // Writes the file after each seed, so that the results of a run that is stopped are not
+        // lost.
+        if (!arguments_.out.empty()) write_result(arguments_.out, file(results_and_rest()));
+      }
+      if (plans > 0) {
         progress_.note(fmt::format("  {:<10} {:>6} tokens, {:>3} plans   {}", name_of(group.suite),
-                                   thousands(group.length), group.unmeasured.size(),
-                                   duration(took.seconds())));
+                                   thousands(group.length), plans, duration(took.seconds())));
       }
       for (const Point& point : group.wanted) {
         results_.push_back(*find_point(known_, point));
       }
-      // Writes the file after each group, so that the results of a run that is stopped are not
-      // lost.
-      if (!arguments_.out.empty()) write_result(arguments_.out, file(results_and_rest()));
     }
     progress_.clear();
     if (!arguments_.out.empty()) write_result(arguments_.out, file(results_));
@@ -259,7 +263,7 @@ class Run {
   struct Group {
     Suite suite = Suite::keys;
     std::size_t length = 0;
-    std::vector<Entry> unmeasured;
+    std::vector<std::vector<Entry>> unmeasured;  // for each seed
     std::vector<Point> wanted;  // still without outcomes, in the order of the file
   };
 
@@ -275,31 +279,30 @@ class Run {
     std::set<std::string> left_out;
     for (const Suite suite : arguments_.suites) {
       for (const std::size_t length : arguments_.lengths) {
-        Group group{suite, length, {}, {}};
-        std::vector<Task> tasks;
+        const std::size_t seeds = arguments_.seeds.size();
+        Group group{suite, length, std::vector<std::vector<Entry>>(seeds), {}};
+        std::vector<std::vector<Task>> tasks;
         for (const std::uint64_t seed : arguments_.seeds) {
-          for (Task& task : draw_tasks(model_, suite, config_at(length), seed, plain_)) {
-            tasks.push_back(std::move(task));
-          }
+          tasks.push_back(draw_tasks(model_, suite, config_at(length), seed, plain_));
         }
-        const std::size_t rows = rows_before_answer(model_, tasks.at(0));
-        for (Entry& entry : entries_at(arguments_, rows, model_.config().shape(), left_out)) {
-          bool missing = false;
-          for (const std::uint64_t seed : arguments_.seeds) {
+        const std::size_t rows = rows_before_answer(model_, tasks.at(0).at(0));
+        for (const Entry& entry : entries_at(arguments_, rows, model_.config().shape(), left_out)) {
+          for (std::size_t s = 0; s < seeds; ++s) {
             group.wanted.push_back({suite,
                                     length,
-                                    seed,
+                                    arguments_.seeds[s],
                                     entry.plan.name,
                                     entry.method,
                                     entry.share,
                                     entry.plan.settings,
                                     {}});
-            missing = missing || find_point(known_, group.wanted.back()) == nullptr;
+            const bool missing = find_point(known_, group.wanted.back()) == nullptr;
+            if (missing) group.unmeasured[s].push_back(entry);
           }
-          if (missing) group.unmeasured.push_back(std::move(entry));
         }
-        for (const Task& task : tasks) {
-          if (!group.unmeasured.empty()) total_ += cost(task, group.unmeasured.size());
+        for (std::size_t s = 0; s < seeds; ++s) {
+          if (group.unmeasured[s].empty()) continue;
+          for (const Task& task : tasks[s]) total_ += cost(task, group.unmeasured[s].size());
         }
         groups_.push_back(std::move(group));
       }

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034,SC2054,SC2154
+#
+# What ./scripts/reproduce --model smollm2 measures; it reads this file, and --help prints the list. Each point has 30 texts,
+# which are drawn from novels that no head was identified on.
+#
+#   tasks      the full cache on every kind of task at 1,024, 2,048 and 4,096 tokens. A kind that it answers less than
+#              half of is not asked at greater lengths, nor in what follows
+#   heads      how far the methods of finding heads agree
+#   gates      DuoAttention by each kind of gates and by random ones, at two sparsities
+#   sinks      first and latest rows of streaming heads, at deployment
+#   needles    pass keys by length and depth, each method at a half and a quarter of the bytes
+#   settings   HeadKV's kernel and beta and SnapKV's kernel, chosen on texts that nothing else is measured on
+#   budgets    HeadKV's three kinds of scores against other methods at 32 to 256 rows a head
+#   combined   every method at a half to a 32nd of the bytes
+#   language   KL divergence to the full cache and surprise, on three kinds of prose and on code, far into a text and near
+#              its beginning
+#   choices    short questions with four endings, where compression should cost nothing
+#   storage    8, 4 and 2 bits, per token and per channel, by the number of exact rows
+experiments=(tasks heads gates sinks needles settings budgets combined language choices storage)
+results=$all_results/smollm2
+folder=models/smollm2
+
+prepare() {
+  if [ ! -e "$folder/config.json" ]; then
+    stage "Model" ./scripts/fetch-model smollm2 || die "./scripts/fetch-model smollm2 has to bring the model"
+  fi
+  stage "Texts" ./scripts/fetch-texts || die "./scripts/fetch-texts has to bring the texts"
+}
+draw_figures() { "$PYTHON" bench/plot_real.py --results "$results" --weights "$weights" --out "$figures"; }
+
+# A point has `texts` for each of the `seeds`, which are measured one after the other. A text has one question, or one at
+# each of the `depths`.
+seeds=(1 2 3)
+texts=10
+depths=4
+if [ -n "$quick" ]; then
+  seeds=(1)
+  texts=2
+  depths=2
+fi
+size_of() {
+  if [ -n "$quick" ]; then set -- $(($1 < 1024 ? $1 : 1024)); fi
+  size=(--model "$folder" --lengths "$@" --seeds "${seeds[@]}" --depths "$depths" --per-text 1 --windows "$texts" --score 32)
+}
+# ask NAME LENGTHS ARGUMENTS...: as `experiment`, for suites with one question a text.
+ask() { experiment "$@" --questions "$texts"; }
+# ask_depths NAME LENGTHS ARGUMENTS...: pass keys at all depths of a text.
+ask_depths() { experiment "$@" --suite niah_depths --text novels --questions "$((depths * texts))"; }
+
+# read_answered LENGTH: sets `tasks` to those of which the full cache answers at least half. With --quick two texts say
+# nothing, so it is one that is known to be among them.
+read_answered() {
+  local names=niah_single_2
+  if [ -z "$quick" ]; then
+    names=$("$PYTHON" bench/answered_tasks.py "$results/tasks_$1.json") ||
+      die "no task to measure on: $results/tasks_$1.json says which there are, --only tasks makes it"
+  fi
+  mapfile -t tasks <<<"$names"
+}
+
+measure_tasks() {
+  local tasks=(niah_single_1 niah_single_2 niah_single_3 niah_multikey_1 niah_multikey_2 niah_multikey_3 niah_multivalue
+    niah_multiquery vt cwe fwe qa_1 qa_2) length
+  for length in 1024 2048 4096; do
+    ask "tasks_$length" "$length" --suite "${tasks[@]}" --text novels --plans full
+    if [ -n "$quick" ]; then break; fi
+    read_answered "$length"
+  done
+}
+
+measure_heads() {
+  local files=() file
+  for file in "$weights"/{duo*,razor/*_heads.json,headkv/*.json}; do
+    if [ -e "$file" ]; then files+=("$file"); fi
+  done
+  "$PYTHON" bench/head_agreement.py "${files[@]}" --kv-heads 3 --json >"$results/heads.json"
+}
+
+measure_gates() {
+  local plans=(full) gates random
+  mapfile -t random < <(random_gates 3)
+  for gates in "$weights"/{duo,duo-ablation,duo-profile,razor} "${random[@]}"; do
+    if [ -d "$gates" ]; then plans+=("duo@$gates:0.5" "duo@$gates:0.75"); fi
+  done
+  ask_depths gates 2048 --plans "${plans[@]}"
+}
+
+measure_sinks() {
+  local sinks recent plans=(full)
+  for sinks in 4 16 64; do
+    for recent in 64 128 256; do plans+=("duo:0.5,sinks=$sinks,recent=$recent"); done
+  done
+  ask_depths sinks 2048 --plans "${plans[@]}"
+}
+
+measure_needles() {
+  local plans=(full duo headkv streaming_llm h2o tova snapkv)
+  ask_depths needles "1024 2048 4096 8192" --bytes 1/2 1/4 --plans "${plans[@]}"
+}
+
+# The published setting comes first, because the first of equal ones is chosen.
+headkv_published=kernel=7,beta=1.005
+snapkv_published=kernel=7
+measure_settings() {
+  local rows kernel beta plans=(full)
+  for rows in 64 128; do
+    for beta in 1.005 1.01 1.1 1.2 1.5 2 5 10; do plans+=("headkv:$rows,kernel=7,beta=$beta"); done
+    for kernel in 3 13 29; do
+      for beta in 1.005 1.2 2; do plans+=("headkv:$rows,kernel=$kernel,beta=$beta"); done
+    done
+    for kernel in 7 3 13 29; do plans+=("snapkv:$rows,kernel=$kernel"); done
+  done
+  ask_depths settings 2048 --split validation --plans "${plans[@]}"
+}
+# tuned METHOD: prints the chosen setting of a method, and nothing if that is the published one.
+tuned() {
+  local setting published=$1_published
+  setting=$(chosen "$1")
+  if [ "$setting" != "${!published}" ]; then echo "$setting"; fi
+}
+
+# pool LENGTH: sets `tasks` to those that the full cache answers, and `texts` and `seeds` such that they have 30 texts together.
+pool() {
+  read_answered "$1"
+  seeds=(1)
+  if [ -z "$quick" ]; then texts=$(((30 + ${#tasks[@]} - 1) / ${#tasks[@]})); fi
+}
+
+# PyramidKV and Ada-KV rank rows as SnapKV does.
+measure_budgets() {
+  local tasks texts=$texts seeds rows method headkv snapkv plans=(full) scores=$weights/headkv
+  headkv=$(tuned headkv)
+  snapkv=$(tuned snapkv)
+  pool 2048
+  for rows in 32 64 128 256; do
+    plans+=("headkv@$scores"/{retrieval_reasoning_heads,enhanced_heads,retrieval_heads}".json:$rows" {snapkv,pyramid,adakv}":$rows")
+    if [ -n "$headkv" ]; then plans+=("headkv@$scores/retrieval_heads.json:$rows,$headkv"); fi
+    if [ -n "$snapkv" ]; then plans+=({snapkv,pyramid,adakv}":$rows,$snapkv"); fi
+  done
+  ask budgets 2048 --suite "${tasks[@]}" --text novels --plans "${plans[@]}"
+}
+
+# Another plan for the comparison can be added here.
+measure_combined() {
+  local tasks texts=$texts seeds headkv snapkv plans=(full duo headkv snapkv pyramid adakv h2o tova keynorm streaming_llm headkv+int4
+    duo+int4 duo+int2 int8 int4 int2 kivi4 kivi2 quest:16,512 quest:16,256 chunk:16,512 chunk:16,256)
+  headkv=$(tuned headkv)
+  snapkv=$(tuned snapkv)
+  pool 2048
+  if [ -e "$weights/damage.json" ]; then plans+=(search); fi
+  if [ -n "$headkv" ]; then plans+=("headkv:$headkv" "headkv+int4:$headkv"); fi
+  if [ -n "$snapkv" ]; then plans+=({snapkv,pyramid,adakv}":$snapkv"); fi
+  ask combined 2048 --suite "${tasks[@]}" --text novels --bytes 1/2 1/4 1/8 1/16 1/32 --plans "${plans[@]}"
+}
+
+# 512 rows are a quarter of the longer texts.
+measure_language() {
+  local text
+  for text in novels lexicon manual code; do
+    ask "language_$text" "512 2048" --suite agreement --text "$text" \
+      --plans full duo:0.5 streaming_llm:64,448 headkv:512 snapkv:512 h2o:512 tova:512 int8 int4 int2 kivi2
+  done
+}
+
+measure_choices() {
+  ask choices 512 --suite choice_kind choice_capital choice_opposite choice_larger choice_ending --text novels \
+    --plans full duo:0.5 streaming_llm:64,256 headkv:128 snapkv:128 int8:0 int4:0 int2:0 kivi2:32
+}
+
+measure_storage() {
+  local plans=(full) exact
+  mapfile -t -O 1 plans < <(each '%s:0' int8 int4 int2)
+  for exact in 32 128; do mapfile -t -O ${#plans[@]} plans < <(each "%s:$exact" int4 int2 kivi4 kivi2); done
+  plans+=(kivi2:32,flush=steady int4:128,group=64 duo:0.5 duo+int4:0.5)
+  ask storage 2048 --suite agreement niah_single_2 --text novels --plans "${plans[@]}"
+}
+
+identify() {
+  local texts=(--model "$folder" --sinks 64 --recent 256 --lengths 4 --passkeys 5)
+  find_gates duo "${texts[@]}" --context 1024 --steps 200 --save-every 2
+  find_gates duo-ablation "${texts[@]}" --method ablation --context 1024 --samples 8 --save-every 2
+  find_gates duo-profile "${texts[@]}" --method profile --context 2048 --samples 8
+  stage razor "$tools/identify_heads" razor --model "$folder" --sinks 64 --recent 256 --out "$found/razor" \
+    >"$found/razor.log" || die "echo and induction scores could not be measured"
+  keep_gates razor
+  cp "$found"/razor/{echo,induction}_heads.json "$weights/razor/"
+  find_file headkv/retrieval_heads.json headkv --model "$folder" --kind retrieval --lengths 512 1024 2048
+  find_file headkv/enhanced_heads.json headkv --model "$folder" --kind enhanced --lengths 512 1024 2048
+  find_file headkv/retrieval_reasoning_heads.json headkv --model "$folder" --kind reasoning --lengths 512 1024 2048
+  find_file damage.json damage --model "$folder" --length 2048 --texts 2 --questions 4
+}
