@@ -10,6 +10,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
+#include <reference_model/safetensors.hpp>
 
 namespace kvpolicy::reference {
 namespace {

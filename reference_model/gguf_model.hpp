@@ -16,9 +16,9 @@
 #include <string_view>
 #include <vector>
 
-#include <reference_model/checkpoint.hpp>
 #include <reference_model/config.hpp>
 #include <reference_model/gguf.hpp>
+#include <reference_model/weight_source.hpp>
 
 namespace kvpolicy::reference {
 

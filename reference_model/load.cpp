@@ -19,6 +19,7 @@
 #include <reference_model/checkpoint.hpp>
 #include <reference_model/gguf_model.hpp>
 #include <reference_model/llama.hpp>
+#include <reference_model/weight_source.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -100,8 +101,9 @@ void require_memory(const WeightSource& checkpoint, const std::vector<WantedTens
                     const LoadOptions& options, const std::string& folder) {
   double bytes = 0;  // a double is exact enough and cannot overflow
   for (const WantedTensor& tensor : wanted) {
-    const WeightFormat format = tensor.matrix == nullptr ? WeightFormat::float32
-                                                         : options.weights.value_or(checkpoint.format(tensor.name));
+    const WeightFormat format = tensor.matrix == nullptr
+                                    ? WeightFormat::float32
+                                    : options.weights.value_or(checkpoint.format(tensor.name));
     double numbers = 1;
     for (const std::size_t size : tensor.shape) numbers *= static_cast<double>(size);
     bytes += numbers * static_cast<double>(bytes_of(format));
