@@ -38,7 +38,7 @@ using GgufValue = std::variant<std::uint64_t, std::int64_t, double, bool, std::s
 struct GgufTensor {
   GgufType type = GgufType::f32;
   std::vector<std::size_t> shape;
-  std::uint64_t begin = 0;  ///< Of the tensor's first byte in the file.
+  std::uint64_t begin = 0;  ///< Position of the tensor's first byte in the file.
   std::size_t bytes = 0;
 
   /// Numbers in a row, and bytes of a row.

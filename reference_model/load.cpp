@@ -81,7 +81,7 @@ void refuse_leftovers(const WeightSource& checkpoint, const std::vector<WantedTe
     const bool redundant = name.ends_with("rotary_emb.inv_freq");  // found in old checkpoints
     require<FormatError>(redundant || std::ranges::binary_search(known, name), folder, ": tensor ",
                          io::in_quotes(name),
-                         " has no place in the model that config.json describes");
+                         " has no place in the model that its config.json or metadata describes");
   }
 }
 
