@@ -96,7 +96,8 @@ double machine_memory() {
 }
 
 /// A sparse file can have any size while it takes little disk, so a config.json may ask for more
-/// memory than the machine has. Allocating it would end the process.
+/// memory than the machine has. Allocating it would end the process. Mapped weights count too: each
+/// token would read them from the disk again.
 void require_memory(const WeightSource& checkpoint, const std::vector<WantedTensor>& wanted,
                     const LoadOptions& options, const std::string& folder) {
   double bytes = 0;  // a double is exact enough and cannot overflow
