@@ -103,17 +103,17 @@ def gates(plt, folder, _):
 
 
 def needles(plt, folder, _):
-    run = results.read(folder / "needles.json")
-    if not run:
+    runs = [results.read(path) for path in sorted(folder.glob("needles*.json"))]
+    if not runs:
         return None
-    grid, depths = run["points"], run["settings"]["depths"]
+    grid, depths = [point for run in runs for point in run["points"]], runs[0]["settings"]["depths"]
     lengths = sorted({point["tokens"] for point in grid})
     full = of(grid, plan="full")
     columns = ["full", *by([point for point in grid if point["plan"] != "full"], label)]
     shares = sorted({point["share"] for point in grid if "share" in point}, reverse=True)
 
     def cells(own):
-        """[depth][length]: % found."""
+        """[depth][length]: % found. The texts of a point, with a pass key each, take the depths in turn."""
         found = [[[] for _ in lengths] for _ in range(depths)]
         for point in own:
             for i, mark in enumerate(point["marks"]):
@@ -206,18 +206,23 @@ def language(plt, folder, _):
     runs = [results.read(path) for path in sorted(folder.glob("language_*.json"))]
     if not runs:
         return None
-    named = {run["settings"].get("text", "kjv"): run["points"] for run in runs}
+    named = {}
+    for run in runs:
+        named.setdefault(run["settings"]["text"], []).extend(point for point in run["points"] if "text_kl" in point)
     lengths = sorted({point["tokens"] for points in named.values() for point in points})
-    plans = list(by([point for point in runs[0]["points"] if point["plan"] != "full"], lambda point: point["plan"]))
+    plans = list(by([point for points in named.values() for point in points if point["plan"] != "full"], lambda point: point["plan"]))
     figure, axes = plt.subplots(1, len(lengths), figsize=(4.6 * len(lengths) + 1.4, 0.32 * len(plans) + 1.6), sharex=True, sharey=True,
                                 squeeze=False)
     for side, length in zip(axes[0], lengths):
         for i, (name, points) in enumerate(sorted(named.items(), key=lambda item: (item[0] == "code", item[0]))):
             for y, plan in enumerate(plans):
-                mean, low, high = interval(of(points, tokens=length, plan=plan), lambda point: point["text_kl"])
+                own = of(points, tokens=length, plan=plan)
+                if not own:
+                    continue
+                mean, low, high = interval(own, lambda point: point["text_kl"])
                 mean, low, high = (max(value, 1e-6) for value in (mean, low if low == low else mean, high if high == high else mean))
                 side.errorbar([mean], [y + 0.16 * (i - 1.5)], xerr=[[mean - low], [high - mean]], fmt=MARKERS[i], capsize=2,
-                              markersize=4, color=COLOURS[i], label=name if y == 0 else None)
+                              markersize=4, color=COLOURS[i], label=name if length == lengths[-1] and y == 0 else None)
         side.set_xscale("log")
         side.set_title(f"after texts of {length:,} tokens", fontsize=10)
         side.set_xlabel("KL divergence to the full cache, nats a token")

@@ -147,8 +147,8 @@ def sinks(run):
 
 
 @measured_by("needles")
-def needles(run):
-    points = run["points"]
+def needles(*runs):
+    points = [point for run in runs for point in run["points"]]
     full = of(points, plan="full")
     lengths = sorted({point["tokens"] for point in points})
     rows = []
@@ -159,7 +159,7 @@ def needles(run):
                      "" if budget == 1 else points_more(difference(own, full)),
                      f"{100 * results.bytes_share(own, full):.0f} %"])
     return (f"{asked(full)} at each length, the same for each plan; % found, with the 95 % interval.\n\n"
-            + table(["method", *(f"{length:,}" for length in lengths), "less full, all lengths", "KV rows kept"], rows)
+            + table(["method", *(f"{length:,}" for length in lengths), "less full", "KV rows kept"], rows)
             + picture("Pass keys by length and depth", "needles"))
 
 
@@ -241,12 +241,11 @@ def number(found, digits=3, sign=False):
 @measured_by("language")
 def language(*runs):
     """KL divergence for each text, surprise and agreement over all texts, by length."""
-    named = {run["settings"].get("text", "kjv"): run["points"] for run in runs}
-    names = sorted(named, key=lambda name: (name == "code", name))
-    points = [{**point, "text": name} for name in names for point in named[name]]
+    points = [{**point, "text": run["settings"]["text"]} for run in runs for point in run["points"] if "text_kl" in point]
     text = []
     for length in sorted({point["tokens"] for point in points}, reverse=True):
         here = of(points, tokens=length)
+        names = sorted({point["text"] for point in here}, key=lambda name: (name == "code", name))
         full = {name: of(here, text=name, plan="full") for name in names}
         rows = []
         for plan, own in by([point for point in here if point["plan"] != "full"], lambda point: point["plan"]).items():
@@ -278,8 +277,8 @@ def choices(run):
 
 
 @measured_by("storage")
-def storage(run):
-    points = run["points"]
+def storage(*runs):
+    points = [point for run in runs for point in run["points"]]
     questions = [point for point in points if "marks" in point]
     texts = [point for point in points if "text_kl" in point]
     full, full_text = of(questions, plan="full"), of(texts, plan="full")
@@ -309,7 +308,7 @@ def peers(*paths):
 
 TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for name, files, make in [
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
-    ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
+    ("sinks", ["sinks.json*"], sinks), ("needles", ["needles*.json"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),
-    ("storage", ["storage.json*"], storage), ("peers", ["peers_*.json"], peers)]}
+    ("storage", ["storage*.json"], storage), ("peers", ["peers_*.json"], peers)]}
