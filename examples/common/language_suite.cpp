@@ -42,8 +42,9 @@ double choose(const TextModel& model, const LanguageQuestion& question, std::str
   return chosen != nullptr && *chosen == question.answers.front() ? 1 : 0;
 }
 
-// The depths of the pass keys in a text. A model may know one pass key and confuse ten, so a text with fewer questions than
-// there are depths gets fewer pass keys, and the texts take the depths in turn.
+// The depths of the pass keys in a text. A model may know one pass key and confuse ten, so a text
+// with fewer questions than there are depths gets fewer pass keys, and the texts take the depths in
+// turn.
 std::vector<double> depths_of_text(const SuiteConfig& config, std::size_t number) {
   const std::vector<double> all = even_depths(config.depths);
   std::vector<double> own;
@@ -62,10 +63,8 @@ std::vector<Task> draw_language_tasks(const TextModel& model, TaskFamily family,
   const CountTokens count = [&](std::string_view text) {
     return model.tokenizer().encode(text, {.add_special = false}).size();
   };
-  LanguageTaskConfig drawing{.family = family,
-                             .length = config.length,
-                             .overhead = model.encode("").size(),
-                             .seed = seed};
+  LanguageTaskConfig drawing{
+      .family = family, .length = config.length, .overhead = model.encode("").size(), .seed = seed};
   std::vector<Task> tasks;
   for (std::size_t left = config.questions; left > 0;) {
     drawing.questions = std::min(left, config.per_text);

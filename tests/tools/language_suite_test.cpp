@@ -80,12 +80,13 @@ TEST_CASE("texts with fewer pass keys than there are depths take the depths in t
   const Suite suite = suite_of(TaskFamily::niah_depths);
   const auto depths_of = [&](std::size_t per_text) {
     std::vector<std::vector<int>> depths;
-    for (const Task& task : draw_tasks(model, suite,
-                                       {.length = 4000, .questions = 8, .per_text = per_text, .depths = 4},
-                                       1, evaluation_text())) {
+    for (const Task& task : draw_tasks(
+             model, suite, {.length = 4000, .questions = 8, .per_text = per_text, .depths = 4}, 1,
+             evaluation_text())) {
       // Each answer stands in the text once, and no other pass key does.
       std::size_t keys = 0;
-      for (std::size_t at = 0; (at = task.text.body.find("pass key of", at)) != std::string::npos; ++at) {
+      for (std::size_t at = 0; (at = task.text.body.find("pass key of", at)) != std::string::npos;
+           ++at) {
         ++keys;
       }
       CHECK(keys == task.language.size());
