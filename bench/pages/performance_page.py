@@ -85,6 +85,32 @@ def cpu_speed(ours, theirs):
     return table(["decode step", "median", "10th to 90th percentile"], rows)
 
 
+def model(*paths):
+    """Reading a prompt and decoding after it, whole models; every case is the fastest round's."""
+    rows = []
+    for title, path in zip(("kvpolicy", "transformers"), paths):
+        context, entries = read(path)
+        cases = fastest(entries)
+        for case in (name for name in cases if "prefill" in name):
+            prefill, decode = cases[case], cases[case.replace("prefill", "decode")]
+            rows.append([title, case.rpartition("/")[2], f"{number(prefill['weights_mb'])} MB"]
+                        + [f"{number(entry['ms'])} ms ({number(entry['min_ms'])} to {number(entry['p90_ms'])})"
+                           for entry in (prefill, decode)])
+    context, entries = read(paths[0])
+    weights = {entry["name"].split("/")[2]: entry["read_weights_ms"] for entry in entries if "read_weights_ms" in entry}
+    peer, _ = read(paths[1])
+    for entry in read(paths[2])[1]:
+        if entry["rows"] > 0 and entry["name"] == "original":
+            rows.append(["llama2.c", "float32", "", "",
+                         f"{number(entry['ms'])} ms ({number(entry['ms_p10'])} to {number(entry['ms_p90'])})"])
+            break
+    limit = " and ".join(f"{number(ms)} ms in {kind}" for kind, ms in weights.items())
+    return (f"{context['model']} on {context['cpu']}, {context['num_cpus']} threads, {context['date'][:10]}; {peer['versions']}. "
+            f"Reading all weights once, without computing anything, takes {limit}.\n\n"
+            + table(["engine", "weights", "their size", f"reading {int(context['prompt']):,} tokens: median (fastest to 90th percentile)",
+                     "a token after them"], rows, left=3))
+
+
 CPU_FILES = [file for _, file in CPU_RUNS]
 TABLES = {"cpu_speed": ([INTEL, INTEL_TORCH], cpu_speed), "cuda_goals": (["attention_*.json"], cuda_goals),
           "cpu_machines": (CPU_FILES, cpu_machines),
