@@ -17,7 +17,9 @@
 #              its beginning
 #   choices    short questions with four endings, where compression should cost nothing
 #   storage    8, 4 and 2 bits, per token and per channel, by the number of exact rows
-experiments=(tasks heads gates sinks needles settings budgets combined language choices storage)
+#   memory     what the cache takes over the length of the text and the number of texts
+experiments=(tasks heads gates sinks needles settings budgets combined language choices storage memory)
+targets=(plan)
 results=$all_results/smollm2
 folder=models/smollm2
 
@@ -181,6 +183,11 @@ measure_storage() {
   plans+=(kivi2:32,flush=steady int4:128,group=64 duo:0.5 duo+int4:0.5)
   go_on storage 2048 --text novels --plans "${plans[@]}"
   ask storage_answers 2048 --suite niah_single_2 --text novels --plans "${plans[@]}"
+}
+
+measure_memory() {
+  "$PYTHON" bench/memory_over_length.py --tool "$tools/plan" --shape smollm2-135m --contexts 512 1024 2048 4096 8192 \
+    --plans full int8 int4 kivi2 "duo@$weights/duo:0.5" "duo+int4@$weights/duo:0.5" snapkv:512 snapkv:128 >"$results/memory.json"
 }
 
 identify() {

@@ -59,7 +59,7 @@ class RealResults(unittest.TestCase):
     def test_a_table_without_measurements_says_how_to_make_them(self):
         for files, make in page.TABLES.values():
             self.assertTrue(all(file.startswith("smollm2/") and "*" in file for file in files))
-            self.assertTrue(make().startswith("Not measured yet: "))
+            self.assertTrue(make().startswith("Not yet measured: "))
 
     def test_agreement_of_rankings(self):
         found = head_agreement.agreement(["a", "b"], [[1, 2, 3, 4], [4, 3, 2, 1]], 0.5)
