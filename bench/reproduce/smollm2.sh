@@ -50,8 +50,8 @@ ask_keys() {
   shift
   experiment "$@" --suite niah_depths --text novels --depths 5 --per-text "$keys" --questions "$((keys * texts))"
 }
-# go_on NAME LENGTHS ARGUMENTS...: texts that are continued by 24 tokens. The suite has questions as well: one a seed.
-go_on() { experiment "$@" --suite agreement --windows "$texts" --score 24 --questions 1 --per-text 1; }
+# go_on NAME LENGTHS ARGUMENTS...: texts that are continued by 16 tokens. The suite has questions as well: one a seed.
+go_on() { experiment "$@" --suite agreement --windows "$texts" --score 16 --questions 1 --per-text 1; }
 
 # read_answered LENGTH: sets `tasks` to those of which the full cache answers at least half. With --quick two texts say
 # nothing, so it is one that is known to be among them.
@@ -192,7 +192,7 @@ measure_memory() {
 
 identify() {
   local texts=(--model "$folder" --sinks 64 --recent 256 --lengths 4 --passkeys 5)
-  find_gates duo "${texts[@]}" --context 1024 --steps 200 --save-every 2
+  find_gates duo "${texts[@]}" --context 2048 --steps 240 --save-every 2
   find_gates duo-ablation "${texts[@]}" --method ablation --context 1024 --samples 8 --save-every 2
   find_gates duo-profile "${texts[@]}" --method profile --context 2048 --samples 8
   stage razor "$tools/identify_heads" razor --model "$folder" --sinks 64 --recent 256 --out "$found/razor" \
