@@ -9,16 +9,18 @@ measured. Bars and bands are 95 % intervals by bootstrap over texts.
   smollm2_budgets.png   answers over rows per head
   smollm2_frontier.png  answers over bytes
   smollm2_language.png  KL divergence to the full cache, on prose and on code
+  smollm2_memory.png    memory over the length of a text and the number of texts, time of a token over the length
 
   bench/plot_real.py --results bench/results/smollm2 --weights reference_model/weights/smollm2 --out docs [--only NAME...]
 """
 import argparse
+import json
 import statistics
 from pathlib import Path
 
 import head_agreement
 import results
-from pages.real_results_page import interval, label
+from pages.real_results_page import interval, label, plan_name
 from plot import COLOURS, MARKERS, plain, save
 from results import by, name_of, of, setting_of
 
@@ -103,17 +105,17 @@ def gates(plt, folder, _):
 
 
 def needles(plt, folder, _):
-    run = results.read(folder / "needles.json")
-    if not run:
+    runs = [results.read(path) for path in sorted(folder.glob("needles*.json"))]
+    if not runs:
         return None
-    grid, depths = run["points"], run["settings"]["depths"]
+    grid, depths = [point for run in runs for point in run["points"]], runs[0]["settings"]["depths"]
     lengths = sorted({point["tokens"] for point in grid})
     full = of(grid, plan="full")
     columns = ["full", *by([point for point in grid if point["plan"] != "full"], label)]
     shares = sorted({point["share"] for point in grid if "share" in point}, reverse=True)
 
     def cells(own):
-        """[depth][length]: % found."""
+        """[depth][length]: % found. The texts of a point, with a pass key each, take the depths in turn."""
         found = [[[] for _ in lengths] for _ in range(depths)]
         for point in own:
             for i, mark in enumerate(point["marks"]):
@@ -206,18 +208,23 @@ def language(plt, folder, _):
     runs = [results.read(path) for path in sorted(folder.glob("language_*.json"))]
     if not runs:
         return None
-    named = {run["settings"].get("text", "kjv"): run["points"] for run in runs}
+    named = {}
+    for run in runs:
+        named.setdefault(run["settings"]["text"], []).extend(point for point in run["points"] if "text_kl" in point)
     lengths = sorted({point["tokens"] for points in named.values() for point in points})
-    plans = list(by([point for point in runs[0]["points"] if point["plan"] != "full"], lambda point: point["plan"]))
+    plans = list(by([point for points in named.values() for point in points if point["plan"] != "full"], lambda point: point["plan"]))
     figure, axes = plt.subplots(1, len(lengths), figsize=(4.6 * len(lengths) + 1.4, 0.32 * len(plans) + 1.6), sharex=True, sharey=True,
                                 squeeze=False)
     for side, length in zip(axes[0], lengths):
         for i, (name, points) in enumerate(sorted(named.items(), key=lambda item: (item[0] == "code", item[0]))):
             for y, plan in enumerate(plans):
-                mean, low, high = interval(of(points, tokens=length, plan=plan), lambda point: point["text_kl"])
+                own = of(points, tokens=length, plan=plan)
+                if not own:
+                    continue
+                mean, low, high = interval(own, lambda point: point["text_kl"])
                 mean, low, high = (max(value, 1e-6) for value in (mean, low if low == low else mean, high if high == high else mean))
                 side.errorbar([mean], [y + 0.16 * (i - 1.5)], xerr=[[mean - low], [high - mean]], fmt=MARKERS[i], capsize=2,
-                              markersize=4, color=COLOURS[i], label=name if y == 0 else None)
+                              markersize=4, color=COLOURS[i], label=name if length == lengths[-1] and y == 0 else None)
         side.set_xscale("log")
         side.set_title(f"after texts of {length:,} tokens", fontsize=10)
         side.set_xlabel("KL divergence to the full cache, nats a token")
@@ -229,7 +236,55 @@ def language(plt, folder, _):
     return figure
 
 
-FIGURES = {"heads": heads, "gates": gates, "needles": needles, "budgets": budgets, "frontier": frontier, "language": language}
+def memory(plt, folder, _):
+    """Bytes over length and over texts, and the time of a token over length as measured in examples/adopters."""
+    if not (folder / "memory.json").exists():
+        return None
+    found = json.loads((folder / "memory.json").read_text(encoding="utf-8"))
+    measured = folder.parent / "llama2c_smollm2.json"
+    timed = json.loads(measured.read_text(encoding="utf-8"))["benchmarks"] if measured.exists() else []
+    contexts = found["contexts"]
+    texts = [1, 4, 16, 64, 256]
+    figure, axes = plt.subplots(1, 3 if timed else 2, figsize=(11 if timed else 7.5, 3.9), squeeze=False)
+    looks = {}
+    for i, (plan, sizes) in enumerate(found["bytes"].items()):
+        looks[plan_name(plan)] = {"color": COLOURS[i % 8], "marker": MARKERS[i % 8], "markersize": 5, "linewidth": 1.4}
+        axes[0][0].plot(contexts, [size / 1e6 for size in sizes], **looks[plan_name(plan)], label=plan_name(plan))
+        axes[0][1].plot(texts, [count * sizes[-1] / 1e9 for count in texts], **looks[plan_name(plan)])
+    axes[0][0].set_xscale("log", base=2)
+    axes[0][0].set_xticks(contexts, [f"{context / 1024:g}" for context in contexts])
+    axes[0][0].set_xlabel("text, Ki tokens")
+    axes[0][0].set_ylabel("cache of a text, MB")
+    axes[0][0].legend(frameon=False, fontsize=8, loc="upper left")
+    axes[0][1].set_xscale("log", base=2)
+    axes[0][1].set_yscale("log")
+    axes[0][1].set_xticks(texts, [f"{count}" for count in texts])
+    axes[0][1].axhline(16, color="#777777", linewidth=1, linestyle=":")
+    axes[0][1].annotate("16 GB", (texts[0], 16), xytext=(0, 3), textcoords="offset points", fontsize=8, color="#777777")
+    axes[0][1].set_xlabel(f"texts of {contexts[-1]:,} tokens at once")
+    axes[0][1].set_ylabel("caches together, GB")
+    for name, plan in TIMED.items() if timed else ():
+        own = sorted((case["rows"], case["ms"], case["ms_p10"], case["ms_p90"]) for case in timed
+                     if case["name"] == name and case["rows"] > 0)
+        axes[0][2].errorbar([rows for rows, *_ in own], [ms for _, ms, *_ in own], capsize=2, **looks.get(plan, {}),
+                            yerr=[[ms - low for _, ms, low, _ in own], [high - ms for _, ms, _, high in own]])
+        axes[0][2].set_xticks([rows for rows, *_ in own], [f"{rows:,}" for rows, *_ in own])
+        axes[0][2].set_xlabel("text, tokens")
+        axes[0][2].set_ylabel("time of a token, ms")
+        axes[0][2].set_title("llama2.c with our cache, two cores", fontsize=9)
+    for side in axes[0]:
+        side.minorticks_off()
+        plain(side)
+    axes[0][-1].set_ylim(bottom=0 if timed else None)
+    figure.tight_layout()
+    return figure
+
+
+# The cases of examples/adopters/llama2.c, and the plans they are.
+TIMED = {"every row": "full", "int8": "int8", "int4": "int4", "duo": "duo:0.5", "duo, int4": "duo+int4:0.5"}
+
+FIGURES = {"heads": heads, "gates": gates, "needles": needles, "budgets": budgets, "frontier": frontier, "language": language,
+           "memory": memory}
 
 
 def main():

@@ -72,7 +72,8 @@ Suites (--suite, one or more):
 
 Suites in plain English, for pretrained models; they have the shapes of RULER (arXiv:2404.06654), whose
 names they bear, in words of our own. An answer counts where it stands in the text of greedy decoding:
-  niah_depths  five digits at each of several depths of a text: a grid of length and depth
+  niah_depths  five digits at each of several depths of a text: a grid of length and depth. With
+               --per-text below --depths, a text has so many, and the texts take the depths in turn
   niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery: numbers and codes in a text
   vt           variable tracking          cwe, fwe   words that a list repeats most often
   qa_1, qa_2   facts that take one document or two of many short ones
@@ -389,7 +390,7 @@ int main(int argc, char** argv) {
       ->default_str(spaced(arguments.seeds));
   count("--questions", arguments.config.questions, 1'000'000, "Questions at each length and seed");
   count("--per-text", arguments.config.per_text, 32, "Questions that share a text, at most");
-  count("--depths", arguments.config.depths, 32, "passkey, niah_depths: depths, all in each text");
+  count("--depths", arguments.config.depths, 32, "passkey: depths, all in each text; niah_depths: see above");
   count("--windows", arguments.config.windows, 100'000, "Continued texts at each length and seed");
   count("--score", arguments.config.scored, 1'000'000, "Tokens of each continuation");
   app.add_flag("--lead-in", arguments.config.lead_in,

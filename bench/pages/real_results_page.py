@@ -6,6 +6,7 @@ by which command it is measured."""
 import functools
 import json
 import math
+import re
 import statistics
 
 import bootstrap
@@ -33,7 +34,7 @@ def measured_by(experiment):
         @functools.wraps(make)
         def made(*paths):
             if not paths:
-                return f"Not measured yet: `./scripts/reproduce --model smollm2 --only {experiment}`."
+                return f"Not yet measured: `./scripts/reproduce --model smollm2 --only {experiment}`."
             return make(*map(results.read, paths))
         return made
     return decorate
@@ -102,7 +103,7 @@ def tasks(*runs):
 
 def heads(*paths):
     if not paths:
-        return "Not measured yet: `./scripts/reproduce --model smollm2 --only heads`."
+        return "Not yet measured: `./scripts/reproduce --model smollm2 --only heads`."
     found = json.loads(paths[0].read_text(encoding="utf-8"))
     names = [results.GATES.get(name) or results.SCORES.get(name) or name.replace("_", " ") for name in found["names"]]
     rows = [[name, *(f"{r:.2f} / {c:.0%}" for r, c in zip(correlations, common))]
@@ -147,8 +148,8 @@ def sinks(run):
 
 
 @measured_by("needles")
-def needles(run):
-    points = run["points"]
+def needles(*runs):
+    points = [point for run in runs for point in run["points"]]
     full = of(points, plan="full")
     lengths = sorted({point["tokens"] for point in points})
     rows = []
@@ -159,7 +160,7 @@ def needles(run):
                      "" if budget == 1 else points_more(difference(own, full)),
                      f"{100 * results.bytes_share(own, full):.0f} %"])
     return (f"{asked(full)} at each length, the same for each plan; % found, with the 95 % interval.\n\n"
-            + table(["method", *(f"{length:,}" for length in lengths), "less full, all lengths", "KV rows kept"], rows)
+            + table(["method", *(f"{length:,}" for length in lengths), "less full", "KV rows kept"], rows)
             + picture("Pass keys by length and depth", "needles"))
 
 
@@ -241,12 +242,11 @@ def number(found, digits=3, sign=False):
 @measured_by("language")
 def language(*runs):
     """KL divergence for each text, surprise and agreement over all texts, by length."""
-    named = {run["settings"].get("text", "kjv"): run["points"] for run in runs}
-    names = sorted(named, key=lambda name: (name == "code", name))
-    points = [{**point, "text": name} for name in names for point in named[name]]
+    points = [{**point, "text": run["settings"]["text"]} for run in runs for point in run["points"] if "text_kl" in point]
     text = []
     for length in sorted({point["tokens"] for point in points}, reverse=True):
         here = of(points, tokens=length)
+        names = sorted({point["text"] for point in here}, key=lambda name: (name == "code", name))
         full = {name: of(here, text=name, plan="full") for name in names}
         rows = []
         for plan, own in by([point for point in here if point["plan"] != "full"], lambda point: point["plan"]).items():
@@ -278,8 +278,8 @@ def choices(run):
 
 
 @measured_by("storage")
-def storage(run):
-    points = run["points"]
+def storage(*runs):
+    points = [point for run in runs for point in run["points"]]
     questions = [point for point in points if "marks" in point]
     texts = [point for point in points if "text_kl" in point]
     full, full_text = of(questions, plan="full"), of(texts, plan="full")
@@ -295,13 +295,30 @@ def storage(run):
             + table(["plan", "KL, nats a token", "more surprise, nats a token", "answered, %", "KV rows kept", "with pages"], rows))
 
 
+def plan_name(plan):
+    """A plan's name without the folder of its gates."""
+    return re.sub(r"@[^:]*", "", plan)
+
+
+def memory(*paths):
+    if not paths:
+        return "Not yet measured: `./scripts/reproduce --model smollm2 --only memory`."
+    found = json.loads(paths[0].read_text(encoding="utf-8"))
+    full = found["bytes"]["full"]
+    rows = [[f"`{plan_name(plan)}`", *(f"{size / 1e6:.1f}" for size in sizes), f"{full[-1] / sizes[-1]:.1f}",
+             f"{int(16e9 // sizes[-1]):,}"] for plan, sizes in found["bytes"].items()]
+    return (table(["plan", *(f"{length:,}, MB" for length in found["contexts"]), "times smaller",
+                   f"texts of {found['contexts'][-1]:,} in 16 GB"], rows)
+            + picture("Memory and time over the length of the text", "memory"))
+
+
 def peers(*paths):
     """Ours against the same questions in kvpress and transformers (bench/peers)."""
     files = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
     ours = [file for name, file in files.items() if name.startswith("peers_ours")]
     theirs = [file for name, file in files.items() if name.startswith("peers_theirs")]
     if not ours or not theirs:
-        return "Not measured yet: the commands are in [bench/peers](../bench/peers/README.md)."
+        return "Not yet measured: the commands are in [bench/peers](../bench/peers/README.md)."
     return ("Each cell is the share of questions answered and the memory that the cache held, of what the same system's full cache "
             "holds; in brackets the rows that attention sees, where these are fewer.\n\n"
             + peers_table.table({**peers_table.rows_of_ours(ours), **peers_table.rows_of_theirs(theirs)}))
@@ -309,7 +326,7 @@ def peers(*paths):
 
 TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for name, files, make in [
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
-    ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
+    ("sinks", ["sinks.json*"], sinks), ("needles", ["needles*.json"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),
-    ("storage", ["storage.json*"], storage), ("peers", ["peers_*.json"], peers)]}
+    ("storage", ["storage*.json"], storage), ("memory", ["memory.json*"], memory), ("peers", ["peers_*.json"], peers)]}

@@ -9,7 +9,7 @@
 #   heads      how far the methods of finding heads agree
 #   gates      DuoAttention by each kind of gates and by random ones, at two sparsities
 #   sinks      first and latest rows of streaming heads, at deployment
-#   needles    pass keys by length and depth, each method at a half and a quarter of the bytes
+#   needles    pass keys by length and depth, each method at a half (to 2,048 tokens) and a quarter (to 8,192) of the bytes
 #   settings   HeadKV's kernel and beta and SnapKV's kernel, chosen on texts that nothing else is measured on
 #   budgets    HeadKV's three kinds of scores against other methods at 32 to 256 rows a head
 #   combined   every method at a half to a 32nd of the bytes
@@ -17,7 +17,9 @@
 #              its beginning
 #   choices    short questions with four endings, where compression should cost nothing
 #   storage    8, 4 and 2 bits, per token and per channel, by the number of exact rows
-experiments=(tasks heads gates sinks needles settings budgets combined language choices storage)
+#   memory     what the cache takes over the length of the text and the number of texts
+experiments=(tasks heads gates sinks needles settings budgets combined language choices storage memory)
+targets=(plan)
 results=$all_results/smollm2
 folder=models/smollm2
 
@@ -29,24 +31,27 @@ prepare() {
 }
 draw_figures() { "$PYTHON" bench/plot_real.py --results "$results" --weights "$weights" --out "$figures"; }
 
-# A point has `texts` for each of the `seeds`, which are measured one after the other. A text has one question, or one at
-# each of the `depths`.
+# A point has `texts` for each of the `seeds`, which are measured one after the other.
 seeds=(1 2 3)
 texts=10
-depths=4
 if [ -n "$quick" ]; then
   seeds=(1)
   texts=2
-  depths=2
 fi
 size_of() {
   if [ -n "$quick" ]; then set -- $(($1 < 1024 ? $1 : 1024)); fi
-  size=(--model "$folder" --lengths "$@" --seeds "${seeds[@]}" --depths "$depths" --per-text 1 --windows "$texts" --score 32)
+  size=(--model "$folder" --lengths "$@" --seeds "${seeds[@]}")
 }
-# ask NAME LENGTHS ARGUMENTS...: as `experiment`, for suites with one question a text.
-ask() { experiment "$@" --questions "$texts"; }
-# ask_depths NAME LENGTHS ARGUMENTS...: pass keys at all depths of a text.
-ask_depths() { experiment "$@" --suite niah_depths --text novels --questions "$((depths * texts))"; }
+# ask NAME LENGTHS ARGUMENTS...: suites with one question a text.
+ask() { experiment "$@" --questions "$texts" --per-text 1; }
+# ask_keys KEYS NAME LENGTHS ARGUMENTS...: pass keys, so many in a text, at five depths that the texts take in turn.
+ask_keys() {
+  local keys=$1
+  shift
+  experiment "$@" --suite niah_depths --text novels --depths 5 --per-text "$keys" --questions "$((keys * texts))"
+}
+# go_on NAME LENGTHS ARGUMENTS...: texts that are continued by 16 tokens. The suite has questions as well: one a seed.
+go_on() { experiment "$@" --suite agreement --windows "$texts" --score 16 --questions 1 --per-text 1; }
 
 # read_answered LENGTH: sets `tasks` to those of which the full cache answers at least half. With --quick two texts say
 # nothing, so it is one that is known to be among them.
@@ -83,35 +88,35 @@ measure_gates() {
   for gates in "$weights"/{duo,duo-ablation,duo-profile,razor} "${random[@]}"; do
     if [ -d "$gates" ]; then plans+=("duo@$gates:0.5" "duo@$gates:0.75"); fi
   done
-  ask_depths gates 2048 --plans "${plans[@]}"
+  ask_keys 2 gates 2048 --plans "${plans[@]}"
 }
 
 measure_sinks() {
   local sinks recent plans=(full)
   for sinks in 4 16 64; do
-    for recent in 64 128 256; do plans+=("duo:0.5,sinks=$sinks,recent=$recent"); done
+    for recent in 64 256; do plans+=("duo:0.5,sinks=$sinks,recent=$recent"); done
   done
-  ask_depths sinks 2048 --plans "${plans[@]}"
+  ask_keys 2 sinks 2048 --plans "${plans[@]}"
 }
 
+# Long texts take minutes each, so a half is measured on the shorter ones only.
 measure_needles() {
   local plans=(full duo headkv streaming_llm h2o tova snapkv)
-  ask_depths needles "1024 2048 4096 8192" --bytes 1/2 1/4 --plans "${plans[@]}"
+  ask_keys 1 needles "1024 2048" --bytes 1/2 1/4 --plans "${plans[@]}"
+  ask_keys 1 needles_long "4096 8192" --bytes 1/4 --plans "${plans[@]}"
 }
 
 # The published setting comes first, because the first of equal ones is chosen.
 headkv_published=kernel=7,beta=1.005
 snapkv_published=kernel=7
 measure_settings() {
-  local rows kernel beta plans=(full)
-  for rows in 64 128; do
-    for beta in 1.005 1.01 1.1 1.2 1.5 2 5 10; do plans+=("headkv:$rows,kernel=7,beta=$beta"); done
-    for kernel in 3 13 29; do
-      for beta in 1.005 1.2 2; do plans+=("headkv:$rows,kernel=$kernel,beta=$beta"); done
-    done
-    for kernel in 7 3 13 29; do plans+=("snapkv:$rows,kernel=$kernel"); done
+  local kernel beta plans=(full)
+  for beta in 1.005 1.1 1.2 1.5 2 5 10; do plans+=("headkv:128,kernel=7,beta=$beta"); done
+  for kernel in 3 13 29; do
+    for beta in 1.005 1.2 2; do plans+=("headkv:128,kernel=$kernel,beta=$beta"); done
   done
-  ask_depths settings 2048 --split validation --plans "${plans[@]}"
+  for kernel in 7 3 13 29; do plans+=("snapkv:128,kernel=$kernel"); done
+  ask_keys 2 settings 2048 --split validation --plans "${plans[@]}"
 }
 # tuned METHOD: prints the chosen setting of a method, and nothing if that is the published one.
 tuned() {
@@ -144,7 +149,7 @@ measure_budgets() {
 # Another plan for the comparison can be added here.
 measure_combined() {
   local tasks texts=$texts seeds headkv snapkv plans=(full duo headkv snapkv pyramid adakv h2o tova keynorm streaming_llm headkv+int4
-    duo+int4 duo+int2 int8 int4 int2 kivi4 kivi2 quest:16,512 quest:16,256 chunk:16,512 chunk:16,256)
+    duo+int4 int8 int4 int2 kivi4 kivi2 quest:16,512 quest:16,256 chunk:16,512 chunk:16,256)
   headkv=$(tuned headkv)
   snapkv=$(tuned snapkv)
   pool 2048
@@ -154,12 +159,15 @@ measure_combined() {
   ask combined 2048 --suite "${tasks[@]}" --text novels --bytes 1/2 1/4 1/8 1/16 1/32 --plans "${plans[@]}"
 }
 
-# 512 rows are a quarter of the longer texts.
+# 512 rows are a quarter of the longer texts, and all of the shorter ones.
 measure_language() {
   local text
   for text in novels lexicon manual code; do
-    ask "language_$text" "512 2048" --suite agreement --text "$text" \
+    go_on "language_$text" 2048 --text "$text" \
       --plans full duo:0.5 streaming_llm:64,448 headkv:512 snapkv:512 h2o:512 tova:512 int8 int4 int2 kivi2
+  done
+  for text in novels code; do
+    go_on "language_short_$text" 512 --text "$text" --plans full duo:0.5 int8 int4 int2 kivi2
   done
 }
 
@@ -173,12 +181,18 @@ measure_storage() {
   mapfile -t -O 1 plans < <(each '%s:0' int8 int4 int2)
   for exact in 32 128; do mapfile -t -O ${#plans[@]} plans < <(each "%s:$exact" int4 int2 kivi4 kivi2); done
   plans+=(kivi2:32,flush=steady int4:128,group=64 duo:0.5 duo+int4:0.5)
-  ask storage 2048 --suite agreement niah_single_2 --text novels --plans "${plans[@]}"
+  go_on storage 2048 --text novels --plans "${plans[@]}"
+  ask storage_answers 2048 --suite niah_single_2 --text novels --plans "${plans[@]}"
+}
+
+measure_memory() {
+  "$PYTHON" bench/memory_over_length.py --tool "$tools/plan" --shape smollm2-135m --contexts 512 1024 2048 4096 8192 \
+    --plans full int8 int4 kivi2 "duo@$weights/duo:0.5" "duo+int4@$weights/duo:0.5" snapkv:512 snapkv:128 >"$results/memory.json"
 }
 
 identify() {
   local texts=(--model "$folder" --sinks 64 --recent 256 --lengths 4 --passkeys 5)
-  find_gates duo "${texts[@]}" --context 1024 --steps 200 --save-every 2
+  find_gates duo "${texts[@]}" --context 2048 --steps 240 --save-every 2
   find_gates duo-ablation "${texts[@]}" --method ablation --context 1024 --samples 8 --save-every 2
   find_gates duo-profile "${texts[@]}" --method profile --context 2048 --samples 8
   stage razor "$tools/identify_heads" razor --model "$folder" --sinks 64 --recent 256 --out "$found/razor" \

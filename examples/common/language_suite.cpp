@@ -42,6 +42,19 @@ double choose(const TextModel& model, const LanguageQuestion& question, std::str
   return chosen != nullptr && *chosen == question.answers.front() ? 1 : 0;
 }
 
+// The depths of the pass keys in a text. A model may know one pass key and confuse ten, so a text
+// with fewer questions than there are depths gets fewer pass keys, and the texts take the depths in
+// turn.
+std::vector<double> depths_of_text(const SuiteConfig& config, std::size_t number) {
+  const std::vector<double> all = even_depths(config.depths);
+  std::vector<double> own;
+  for (std::size_t i = 0; i < std::min(config.per_text, all.size()); ++i) {
+    own.push_back(all[(number * config.per_text + i) % all.size()]);
+  }
+  std::ranges::sort(own);
+  return own;
+}
+
 }  // namespace
 
 std::vector<Task> draw_language_tasks(const TextModel& model, TaskFamily family,
@@ -50,15 +63,13 @@ std::vector<Task> draw_language_tasks(const TextModel& model, TaskFamily family,
   const CountTokens count = [&](std::string_view text) {
     return model.tokenizer().encode(text, {.add_special = false}).size();
   };
-  LanguageTaskConfig drawing{.family = family,
-                             .length = config.length,
-                             .overhead = model.encode("").size(),
-                             .depths = even_depths(config.depths),
-                             .seed = seed};
+  LanguageTaskConfig drawing{
+      .family = family, .length = config.length, .overhead = model.encode("").size(), .seed = seed};
   std::vector<Task> tasks;
   for (std::size_t left = config.questions; left > 0;) {
     drawing.questions = std::min(left, config.per_text);
     drawing.number = tasks.size();
+    drawing.depths = depths_of_text(config, drawing.number);
     LanguageTask drawn = draw_language_task(drawing, plain, count);
     left -= std::min(left, drawn.questions.size());
     Task task;

@@ -68,7 +68,9 @@ struct SuiteConfig {
       4096;  ///< tokens of text, question and answer together, or text and continuation
   std::size_t questions = 34;  ///< per seed; the passkey grid rounds up to whole texts
   std::size_t per_text = 10;   ///< most questions that share a text
-  std::size_t depths = 10;     ///< of passkey and niah_depths, from 5 % to 95 %
+  /// Of passkey and niah_depths, from 5 % to 95 %. A text of niah_depths has `per_text` of them, in
+  /// turn.
+  std::size_t depths = 10;
   std::size_t windows = 4;     ///< continued texts, per seed
   std::size_t scored = 256;    ///< tokens of the continuation
   bool lead_in = false;        ///< questions end with the opening of their answer

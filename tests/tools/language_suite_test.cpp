@@ -75,6 +75,39 @@ TEST_CASE(
   CHECK(language_family(suite_of(TaskFamily::vt)) == TaskFamily::vt);
 }
 
+TEST_CASE("texts with fewer pass keys than there are depths take the depths in turn") {
+  const auto model = random_text_model();
+  const Suite suite = suite_of(TaskFamily::niah_depths);
+  const auto depths_of = [&](std::size_t per_text) {
+    std::vector<std::vector<int>> depths;
+    for (const Task& task : draw_tasks(
+             model, suite, {.length = 4000, .questions = 8, .per_text = per_text, .depths = 4}, 1,
+             evaluation_text())) {
+      // Each answer stands in the text once, and no other pass key does.
+      std::size_t keys = 0;
+      for (std::size_t at = 0; (at = task.text.body.find("pass key of", at)) != std::string::npos;
+           ++at) {
+        ++keys;
+      }
+      CHECK(keys == task.language.size());
+      depths.emplace_back();
+      for (const LanguageQuestion& question : task.language) {
+        // The depths are 5, 35, 65 and 95 %, up to the boundaries of words.
+        depths.back().push_back(static_cast<int>(std::lround((question.depth - 0.05) / 0.3)));
+      }
+    }
+    return depths;
+  };
+  using Depths = std::vector<std::vector<int>>;
+  const Depths one{{0}, {1}, {2}, {3}, {0}, {1}, {2}, {3}};
+  CHECK(depths_of(1) == one);
+  const Depths three{{0, 1, 2}, {0, 1, 3}, {0, 2, 3}};
+  CHECK(depths_of(3) == three);
+  const Depths all{{0, 1, 2, 3}, {0, 1, 2, 3}};
+  CHECK(depths_of(4) == all);
+  CHECK(depths_of(9) == all);
+}
+
 TEST_CASE("an answer counts where it stands in the text of greedy decoding") {
   const auto model = random_text_model();
   const ExamPlan plan = make_exam_plan("full", model.config().shape(), "");

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the tables on a real model are made of: which tasks count, what is called tuned, which column a plan stands in, and
+that a plan is compared with the full cache text by text."""
+import math
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+import answered_tasks  # noqa: E402
+import head_agreement  # noqa: E402
+from pages import real_results_page as page  # noqa: E402
+
+
+def point(plan, marks, method=None, suite="niah_single_2", seed=1, **more):
+    return {"suite": suite, "tokens": 2048, "seed": seed, "plan": plan, "method": method or plan, "marks": marks,
+            "questions_per_text": [1] * len(marks), "row_bytes": 100, "kv_bytes": 100, **more}
+
+
+class RealResults(unittest.TestCase):
+    def test_tasks_that_the_full_cache_answers_to_a_half_count(self):
+        points = [point("full", "10", suite="vt"), point("full", "100", suite="cwe"), point("full", "1", suite="cwe", seed=2),
+                  point("full", "00", suite="fwe"), point("int8", "11", suite="fwe")]
+        self.assertEqual(answered_tasks.answered(points), {"vt": 0.5, "cwe": (1 / 3 + 1) / 2})
+        self.assertEqual(answered_tasks.answered([]), {})
+
+    def test_a_chosen_setting_is_called_tuned_and_a_published_one_is_not(self):
+        for plan, method, name in [("snapkv:512", "snapkv", "SnapKV"),
+                                   ("adakv:512,kernel=29", "adakv:kernel=29", "Ada-KV, tuned (kernel 29)"),
+                                   ("headkv+int4:512,kernel=3,beta=2", "headkv+int4:kernel=3,beta=2",
+                                    "HeadKV + int4, tuned (kernel 3, beta 2)"),
+                                   ("headkv@a/enhanced_heads.json:64,beta=2", "headkv@a/enhanced_heads.json:beta=2",
+                                    "HeadKV-ER (enhanced), tuned (beta 2)"),
+                                   ("kivi2:32,flush=steady", "kivi2:flush=steady", "kivi2, flush steady")]:
+            self.assertEqual(page.label(point(plan, "1", method)), name)
+
+    def test_a_plan_stands_in_the_smallest_column_that_it_fits(self):
+        full = [point("full", "1", row_bytes=1000)]
+        for rows, column in [(1000, 1), (560, 1), (500, 1 / 2), (260, 1 / 2), (250, 1 / 4), (126, 1 / 8), (31, 1 / 32), (1, 1 / 32)]:
+            self.assertEqual(page.column_of(point("int4", "1", row_bytes=rows), full), column, rows)
+        self.assertEqual(page.column_of(point("duo:0.7", "1", "duo", share=0.25, row_bytes=180), full), 1 / 4)
+
+    def test_differences_pair_the_texts_of_equal_seeds(self):
+        full = [point("full", "1100", seed=1), point("full", "0011", seed=2)]
+        same = [point("int4", "0011", seed=2), point("int4", "1100", seed=1)]
+        self.assertEqual(page.difference(same, full), (0, 0, 0))
+        mean, low, high = page.difference([point("int4", "1000", seed=1)], full)
+        self.assertEqual(mean, -0.25)
+        self.assertLessEqual(low, mean)
+        self.assertLessEqual(mean, high)
+        self.assertEqual(page.points_more((-0.25, -0.75, 0.0)), "-25 (-75 to +0)")
+        self.assertEqual(page.percent((math.nan,) * 3), "")
+
+    def test_questions_and_texts_are_counted_over_seeds_and_tasks(self):
+        points = [point("full", "1100", seed=seed, suite=suite) | {"questions_per_text": [2, 2]} for seed in (1, 2) for suite in "ab"]
+        self.assertEqual(page.asked(points), "16 questions on 8 texts")
+
+    def test_a_table_without_measurements_says_how_to_make_them(self):
+        for files, make in page.TABLES.values():
+            self.assertTrue(all(file.startswith("smollm2/") and "*" in file for file in files))
+            self.assertTrue(make().startswith("Not yet measured: "))
+
+    def test_agreement_of_rankings(self):
+        found = head_agreement.agreement(["a", "b"], [[1, 2, 3, 4], [4, 3, 2, 1]], 0.5)
+        self.assertEqual(found["correlation"], [[1, -1], [-1, 1]])
+        self.assertEqual((found["common"], found["kept"], found["heads"]), ([[1, 0], [0, 1]], 2, 4))
+
+
+if __name__ == "__main__":
+    unittest.main()
