@@ -148,8 +148,8 @@ measure_budgets() {
 
 # Another plan for the comparison can be added here.
 measure_combined() {
-  local tasks texts=$texts seeds headkv snapkv plans=(full duo headkv snapkv pyramid adakv h2o tova keynorm streaming_llm headkv+int4
-    duo+int4 int8 int4 int2 kivi4 kivi2 quest:16,512 quest:16,256 chunk:16,512 chunk:16,256)
+  local tasks texts=$texts seeds headkv snapkv plans=(full duo duo:sinks=16,recent=64 headkv snapkv pyramid adakv h2o tova streaming_llm
+    headkv+int4 duo+int4 int8 int4 int2 kivi4 kivi2 quest:16,512 quest:16,256 chunk:16,512 chunk:16,256)
   headkv=$(tuned headkv)
   snapkv=$(tuned snapkv)
   pool 2048
