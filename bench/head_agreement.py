@@ -50,7 +50,7 @@ def correlation(a, b):
 
 
 def kept(values, sparsity):
-    count = len(values) - round(sparsity * len(values))
+    count = round((1 - sparsity) * len(values))  # halves to even, as in plan/duo_gates.hpp
     return set(sorted(range(len(values)), key=lambda i: (-values[i], i))[:count])
 
 

@@ -6,8 +6,6 @@
 #include <filesystem>
 #include <map>
 #include <string>
-#include <type_traits>
-#include <variant>
 #include <vector>
 
 #include <fmt/format.h>
@@ -59,22 +57,6 @@ struct Contents {
   std::map<std::string, std::string> metadata;
 };
 
-std::string text_of_value(const reference::GgufValue& value) {
-  return std::visit(
-      [](const auto& own) -> std::string {
-        using Value = std::decay_t<decltype(own)>;
-        if constexpr (std::is_same_v<Value, std::string>) {
-          return io::in_quotes(own);
-        } else if constexpr (std::is_same_v<Value, reference::GgufArray>) {
-          return std::visit(
-              [](const auto& list) { return fmt::format("a list of {}", list.size()); }, own);
-        } else {
-          return fmt::format("{}", own);
-        }
-      },
-      value);
-}
-
 Contents contents_of(const std::string& path) {
   Contents contents;
   if (reference::is_gguf(path)) {
@@ -84,7 +66,7 @@ Contents contents_of(const std::string& path) {
           {name, std::string{reference::block_of(tensor.type).name}, tensor.shape, tensor.bytes});
     }
     for (const auto& [key, value] : file.header().metadata)
-      contents.metadata[key] = text_of_value(value);
+      contents.metadata[key] = reference::shown(value);
     return contents;
   }
   std::vector<std::string> files;
@@ -142,13 +124,15 @@ void print_text(const Arguments& a, const Contents& contents,
     table.add_row({type, thousands(sum.tensors), thousands(sum.bytes)});
   }
   fmt::print("{}\n{}", words, table.text());
-  if (a.metadata) fmt::print("\n");
-  for (const auto& [key, value] : contents.metadata) {
-    if (a.metadata) fmt::print("{} = {}\n", io::shortened(key, 80), value);
+  if (a.metadata) {
+    fmt::print("\n");
+    for (const auto& [key, value] : contents.metadata) {
+      fmt::print("{} = {}\n", io::shortened(key, 80), value);
+    }
   }
-  if (a.tensors) fmt::print("\n");
-  for (const Tensor& tensor : contents.tensors) {
-    if (a.tensors) {
+  if (a.tensors) {
+    fmt::print("\n");
+    for (const Tensor& tensor : contents.tensors) {
       fmt::print("{} {} {}\n", io::shortened(tensor.name, 80), tensor.type,
                  reference::text_of(tensor.shape));
     }
@@ -185,13 +169,13 @@ void run(const Arguments& a) {
     result["types"][type] = {{"tensors", sum.tensors}, {"bytes", sum.bytes}};
   }
   if (a.metadata) result["metadata"] = contents.metadata;
-  if (a.tensors) result["tensors"] = nlohmann::ordered_json::array();
-  for (const Tensor& tensor : contents.tensors) {
-    if (a.tensors) {
-      result["tensors"].push_back({{"name", tensor.name},
-                                   {"type", tensor.type},
-                                   {"shape", tensor.shape},
-                                   {"bytes", tensor.bytes}});
+  if (a.tensors) {
+    nlohmann::ordered_json& tensors = result["tensors"] = nlohmann::ordered_json::array();
+    for (const Tensor& tensor : contents.tensors) {
+      tensors.push_back({{"name", tensor.name},
+                         {"type", tensor.type},
+                         {"shape", tensor.shape},
+                         {"bytes", tensor.bytes}});
     }
   }
   fmt::print("{}\n", as_line(result));

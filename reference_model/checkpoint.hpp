@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where weights come from, and the usual case: a Hugging Face folder with one model.safetensors, or
-// with shards named by model.safetensors.index.json.
+// The weights of a Hugging Face folder: one model.safetensors, or shards that
+// model.safetensors.index.json names.
 #pragma once
 
 #include <cstddef>
@@ -10,42 +10,12 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <reference_model/safetensors.hpp>
-#include <reference_model/weight_matrix.hpp>
+#include <reference_model/weight_source.hpp>
 
 namespace kvpolicy::reference {
-
-/// Tensors under the names that Hugging Face's Llama models have.
-class WeightSource {
- public:
-  virtual ~WeightSource() = default;
-
-  [[nodiscard]] virtual bool contains(std::string_view name) const = 0;
-  [[nodiscard]] virtual std::vector<std::string> names() const = 0;
-
-  /// Checks from the headers alone whether `read` would find the tensor.
-  /// @throws FormatError, naming file and tensor, if it is missing or has another shape or type
-  virtual void check(std::string_view name, std::span<const std::size_t> shape) const = 0;
-
-  /// Reads a tensor of exactly this shape, converted to float.
-  /// @throws FormatError as check, or if it holds a value that is not finite
-  [[nodiscard]] virtual std::vector<float> read(std::string_view name,
-                                                std::span<const std::size_t> shape) const = 0;
-
-  /// The format of `matrix` where none is asked for: the stored one if matrix products take it.
-  /// @throws FormatError if there is no such tensor of floating-point numbers
-  [[nodiscard]] virtual WeightFormat format(std::string_view name) const = 0;
-
-  /// A matrix in the format `wanted`. Without one its memory is the file's mapping where the file stores it
-  /// as it is used; the mapping lives as long as the matrix.
-  /// @throws FormatError as read
-  [[nodiscard]] virtual WeightMatrix matrix(std::string_view name, std::size_t rows,
-                                            std::size_t columns,
-                                            std::optional<WeightFormat> wanted) const = 0;
-};
 
 class Checkpoint : public WeightSource {
  public:
@@ -53,7 +23,9 @@ class Checkpoint : public WeightSource {
   /// a tensor that its shard does not hold
   explicit Checkpoint(const std::string& folder);
 
-  [[nodiscard]] bool contains(std::string_view name) const override { return where_.contains(name); }
+  [[nodiscard]] bool contains(std::string_view name) const override {
+    return where_.contains(name);
+  }
   [[nodiscard]] std::vector<std::string> names() const override;
   void check(std::string_view name, std::span<const std::size_t> shape) const override;
   [[nodiscard]] std::vector<float> read(std::string_view name,

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
@@ -210,14 +211,14 @@ std::uint64_t alignment_of(const GgufHeader& header, std::string_view file) {
   const auto* value = std::get_if<std::uint64_t>(&found->second);
   require<FormatError>(
       value != nullptr && std::has_single_bit(*value) && *value <= largest_alignment, file, ": ",
-      alignment_key, value ? message(" is ", *value) : " is no UINT32",
-      ", expected a power of two up to ", largest_alignment);
+      alignment_key, " is ", shown(found->second), ", expected a power of two up to ",
+      largest_alignment);
   return *value;
 }
 
-/// Turns offsets into places in the file and checks that every tensor lies in it.
-void place_tensors(GgufHeader& header, std::uint64_t header_end, std::uint64_t file_bytes,
-                   std::string_view file) {
+/// Turns offsets into positions in the file and checks that every tensor lies in it.
+void locate_tensors(GgufHeader& header, std::uint64_t header_end, std::uint64_t file_bytes,
+                    std::string_view file) {
   const std::uint64_t alignment = alignment_of(header, file);
   // The header has less than 2^30 bytes, so this cannot overflow.
   const std::uint64_t data = (header_end + alignment - 1) / alignment * alignment;
@@ -276,7 +277,7 @@ GgufHeader parse_gguf(std::span<const std::byte> bytes, std::string_view file) {
     const bool is_new = header.tensors.emplace(std::move(name), std::move(tensor)).second;
     cursor.check(is_new, what, " is given twice");
   }
-  place_tensors(header, cursor.at(), bytes.size(), file);
+  locate_tensors(header, cursor.at(), bytes.size(), file);
   return header;
 }
 
@@ -293,7 +294,7 @@ GgufFile::GgufFile(const std::string& path)
 
 namespace {
 
-constexpr std::size_t largest_setting = std::size_t{1} << 24;  // the most that config.json may say, too
+constexpr std::size_t largest_setting = std::size_t{1} << 24;  // as in a config.json
 
 /// The value as a whole number from 0 to `most`; none for another type or value.
 std::optional<std::uint64_t> whole(const GgufValue& value, std::uint64_t most) {
@@ -320,6 +321,22 @@ std::optional<List> only_list(const GgufValue& value) {
 
 }  // namespace
 
+std::string shown(const GgufValue& value) {
+  return std::visit(
+      []<class Value>(const Value& own) -> std::string {
+        if constexpr (std::is_same_v<Value, std::string>) {
+          return io::in_quotes(own);
+        } else if constexpr (std::is_same_v<Value, GgufArray>) {
+          constexpr std::array<std::string_view, 5> types{"UINT", "INT", "FLOAT", "BOOL", "STRING"};
+          const std::size_t size = std::visit([](const auto& list) { return list.size(); }, own);
+          return message("an array of ", size, " ", types[own.index()]);
+        } else {
+          return io::Json(own).dump();
+        }
+      },
+      value);
+}
+
 template <class T, class Convert>
 T GgufKeys::get(std::string_view key, std::optional<T> fallback, std::string_view expected,
                 const Convert& convert) const {
@@ -328,7 +345,8 @@ T GgufKeys::get(std::string_view key, std::optional<T> fallback, std::string_vie
   require<FormatError>(found != header_->metadata.end(), origin_, ": metadata ", key,
                        " is missing");
   std::optional<T> value = convert(found->second);
-  require<FormatError>(value.has_value(), origin_, ": metadata ", key, " is not ", expected);
+  require<FormatError>(value.has_value(), origin_, ": metadata ", key, " is ", shown(found->second),
+                       ", expected ", expected);
   return *std::move(value);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reads GGUF files of versions 2 and 3: a header with typed metadata and the names, shapes and
-// places of tensors, then the tensors' bytes, each at a multiple of `general.alignment`.
+// offsets of tensors, then the tensors' bytes, each at a multiple of `general.alignment`.
 //
 // A file's header is checked as a whole before a tensor is read: a file that passes can be read
 // without an access out of bounds, and every error names the file, the key or tensor, the value and
@@ -29,12 +29,16 @@ using GgufArray = std::variant<std::vector<std::uint64_t>, std::vector<std::int6
                                std::vector<double>, std::vector<bool>, std::vector<std::string>>;
 using GgufValue = std::variant<std::uint64_t, std::int64_t, double, bool, std::string, GgufArray>;
 
+/// A value as errors print it: a text in quotes and shortened, of an array only its length and
+/// type.
+[[nodiscard]] std::string shown(const GgufValue& value);
+
 /// One tensor. The shape is that of the array in memory, the longest stride first, as in
 /// safetensors; the file lists sizes the other way round.
 struct GgufTensor {
   GgufType type = GgufType::f32;
   std::vector<std::size_t> shape;
-  std::uint64_t begin = 0;  ///< Of the tensor's first byte in the file.
+  std::uint64_t begin = 0;  ///< Position of the tensor's first byte in the file.
   std::size_t bytes = 0;
 
   /// Numbers in a row, and bytes of a row.
@@ -94,7 +98,7 @@ class GgufKeys {
     return header_->metadata.contains(key);
   }
   /// The value, or `fallback` where the key is missing. @throws FormatError if the key is missing
-  /// and there is no fallback, if the value has another type, and, for a size, above 2^24
+  /// and there is no fallback, if the value has another type, or, for a size, if it is above 2^24
   [[nodiscard]] std::size_t size(std::string_view key,
                                  std::optional<std::size_t> fallback = {}) const;
   [[nodiscard]] double number(std::string_view key, std::optional<double> fallback = {}) const;

@@ -10,6 +10,7 @@
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
+#include <reference_model/safetensors.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -132,7 +133,7 @@ constexpr std::array<NamePair, 11> layer_names{{{"attn_norm", "input_layernorm"}
                                                 {"ffn_down", "mlp.down_proj"}}};
 
 /// "blk.3.attn_q.weight" -> "model.layers.3.self_attn.q_proj.weight". A name that is not known
-/// stays, and is refused by that name as a tensor without a place in the model.
+/// stays, and is refused by that name as a tensor that the model does not have.
 std::string checkpoint_name(std::string_view name) {
   const std::size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return std::string{name};
@@ -252,7 +253,6 @@ GgufTokenizer gguf_tokenizer(const GgufFile& file) {
                           .bos = token("bos"),
                           .eos = token("eos"),
                           .unknown = token("unknown"),
-                          .padding = token("padding"),
                           .add_bos = flag("add_bos_token"),
                           .add_eos = flag("add_eos_token"),
                           .add_space_prefix = flag("add_space_prefix"),
@@ -266,8 +266,8 @@ GgufWeights::GgufWeights(const std::string& path)
     : file_{std::make_shared<const GgufFile>(path)}, config_{gguf_llama_config(*file_)} {
   for (const auto& [name, tensor] : file_->header().tensors) {
     if (name == rotary_divisors) continue;
-    const auto [place, is_new] = names_.emplace(checkpoint_name(name), &tensor);
-    require<FormatError>(is_new, path, ": two tensors for ", io::in_quotes(place->first),
+    const auto [named, is_new] = names_.emplace(checkpoint_name(name), &tensor);
+    require<FormatError>(is_new, path, ": two tensors for ", io::in_quotes(named->first),
                          ", one is ", io::in_quotes(name));
   }
 }

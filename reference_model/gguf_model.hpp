@@ -16,9 +16,9 @@
 #include <string_view>
 #include <vector>
 
-#include <reference_model/checkpoint.hpp>
 #include <reference_model/config.hpp>
 #include <reference_model/gguf.hpp>
+#include <reference_model/weight_source.hpp>
 
 namespace kvpolicy::reference {
 
@@ -29,14 +29,15 @@ namespace kvpolicy::reference {
 
 /// What a file says of its tokenizer (the keys `tokenizer.*`), unchecked but for types.
 struct GgufTokenizer {
-  std::string model;                ///< "gpt2": byte-level BPE; "llama": SentencePiece.
-  std::string pre;                  ///< Name of the pre-tokeniser; empty if not given.
-  std::vector<std::string> tokens;  ///< By their numbers; bytes, not necessarily UTF-8.
+  std::string model;  ///< "gpt2": byte-level BPE; "llama": SentencePiece.
+  std::string pre;    ///< Name of the pre-tokenizer; empty if not given.
+  std::vector<std::string>
+      tokens;  ///< The index is the token's number; bytes, not necessarily UTF-8.
   std::vector<std::string> merges;  ///< "left right", the first merge first; for "gpt2".
-  std::vector<double> scores;       ///< Of each token; for "llama".
+  std::vector<double> scores;       ///< One for each token; for "llama".
   std::vector<std::int64_t>
       token_types;  ///< 1 normal, 2 unknown, 3 control, 4 added, 5 unused, 6 byte.
-  std::optional<std::size_t> bos, eos, unknown, padding;
+  std::optional<std::size_t> bos, eos, unknown;
   std::optional<bool> add_bos, add_eos, add_space_prefix;
   std::string chat_template;  ///< Jinja; empty if not given.
 };
@@ -65,7 +66,7 @@ class GgufWeights : public WeightSource {
   [[nodiscard]] const GgufTensor& tensor(std::string_view name) const;
   /// @throws FormatError unless the first number that is not finite comes after the last one
   void require_finite(std::string_view name, std::size_t first_odd, std::size_t elements) const;
-  /// Whether the tensor's rows stand in the order of llama.cpp's rotation.
+  /// Whether the file has the tensor's rows in the order of llama.cpp's rotation.
   [[nodiscard]] bool reordered(std::string_view name) const;
 
   std::shared_ptr<const GgufFile> file_;

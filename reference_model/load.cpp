@@ -19,6 +19,7 @@
 #include <reference_model/checkpoint.hpp>
 #include <reference_model/gguf_model.hpp>
 #include <reference_model/llama.hpp>
+#include <reference_model/weight_source.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -80,7 +81,7 @@ void refuse_leftovers(const WeightSource& checkpoint, const std::vector<WantedTe
     const bool redundant = name.ends_with("rotary_emb.inv_freq");  // found in old checkpoints
     require<FormatError>(redundant || std::ranges::binary_search(known, name), folder, ": tensor ",
                          io::in_quotes(name),
-                         " has no place in the model that config.json describes");
+                         " has no place in the model that its config.json or metadata describes");
   }
 }
 
@@ -95,13 +96,15 @@ double machine_memory() {
 }
 
 /// A sparse file can have any size while it takes little disk, so a config.json may ask for more
-/// memory than the machine has. Allocating it would end the process.
+/// memory than the machine has. Allocating it would end the process. Mapped weights count too: each
+/// token would read them from the disk again.
 void require_memory(const WeightSource& checkpoint, const std::vector<WantedTensor>& wanted,
                     const LoadOptions& options, const std::string& folder) {
   double bytes = 0;  // a double is exact enough and cannot overflow
   for (const WantedTensor& tensor : wanted) {
-    const WeightFormat format = tensor.matrix == nullptr ? WeightFormat::float32
-                                                         : options.weights.value_or(checkpoint.format(tensor.name));
+    const WeightFormat format = tensor.matrix == nullptr
+                                    ? WeightFormat::float32
+                                    : options.weights.value_or(checkpoint.format(tensor.name));
     double numbers = 1;
     for (const std::size_t size : tensor.shape) numbers *= static_cast<double>(size);
     bytes += numbers * static_cast<double>(bytes_of(format));

@@ -6,6 +6,11 @@
 
 namespace kvpolicy::reference {
 
+bool has_tokenizer(const std::string& path) {
+  if (!is_gguf(path)) return Tokenizer::is_in(path);
+  return GgufFile{path}.header().metadata.contains("tokenizer.ggml.model");
+}
+
 Tokenizer load_tokenizer(const std::string& path) {
   if (!is_gguf(path)) return Tokenizer::load(path);
   return Tokenizer{parts_of_gguf(gguf_tokenizer(GgufFile{path}), path)};

@@ -17,7 +17,7 @@ import numpy as np
 # Metadata values of a fixed size: GGUF's number of the type -> struct's letter.
 SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
-# What follows the name of a pre-tokeniser in tokenizer.json.
+# What follows the name of a pre-tokenizer in tokenizer.json.
 PRE_TOKENIZERS = {"smollm": [
     {"type": "Digits", "individual_digits": True},
     {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}
@@ -190,7 +190,7 @@ def main():
     write("tokenizer.json", tokenizer)
     write("special_tokens_map.json", special_tokens(meta))
     write("tokenizer_config.json", {
-        # The class that takes tokenizer.json as it is; model classes would choose a pre-tokeniser themselves.
+        # The class that takes tokenizer.json as it is; model classes would choose a pre-tokenizer themselves.
         "tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False,
         "clean_up_tokenization_spaces": False, "model_max_length": config["max_position_embeddings"],
         **special_tokens(meta),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conversation.hpp"
 
-#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -13,28 +12,20 @@ Conversation::Conversation(const TextModel& model, const std::string& system)
 }
 
 Conversation::Prompt Conversation::ask(const std::string& message) {
-  messages_.push_back({"user", message});
-  const reference::ChatText chat = template_.render(messages_);
-  if (!prompt_.empty()) {
-    // The model's own tokens are in the cache, so its answer need not be encoded again. What follows
-    // the answer is found with another answer in its place that no template changes.
-    std::vector<reference::ChatMessage> other = messages_;
-    const std::string_view placeholder = "x";
-    other[other.size() - 2].content = placeholder;
-    const reference::ChatText next = template_.render(other);
-    const std::string before = prompt_ + std::string{placeholder};
-    if (next.text.starts_with(before)) {
-      prompt_ = chat.text;
-      return {encode(next, before.size()), false};
-    }
-  }
-  prompt_ = chat.text;
-  return {encode(chat, 0), true};
+  std::vector<reference::ChatMessage> messages = messages_;
+  messages.push_back({"user", message});
+  reference::ChatText chat = template_.render(messages);
+  // The cache holds the latest prompt and the model's own tokens after it. Where the template
+  // writes both as they are, only what follows them is read.
+  const std::string held = prompt_.empty() ? "" : prompt_ + messages_.back().content;
+  const bool from_start = held.empty() || !chat.text.starts_with(held);
+  Prompt prompt{encode(chat, from_start ? 0 : held.size()), from_start};
+  messages_ = std::move(messages);
+  prompt_ = std::move(chat.text);
+  return prompt;
 }
 
-void Conversation::answered(const std::string& text) {
-  messages_.push_back({"assistant", text});
-}
+void Conversation::answered(const std::string& text) { messages_.push_back({"assistant", text}); }
 
 std::vector<int> Conversation::encode(const reference::ChatText& chat, std::size_t first) const {
   std::vector<reference::ByteRange> literal;

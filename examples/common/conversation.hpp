@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A conversation with a model over one cache: each turn's prompt is what the cache does not hold yet.
+// A conversation with a model over one cache: each turn's prompt is what the cache does not hold
+// yet.
 #pragma once
 
 #include <string>
@@ -16,8 +17,9 @@ class Conversation {
  public:
   struct Prompt {
     std::vector<int> tokens;
-    /// The cache must be empty: it is the first turn, or the model's template writes earlier turns
-    /// differently once there is another.
+    /// The cache must be empty: it is the first turn, or the template now writes the earlier turns
+    /// in another way than the cache holds them (Qwen3 drops an answer's thoughts, Llama 3 the
+    /// spaces around it).
     bool from_start = true;
   };
 
@@ -26,7 +28,7 @@ class Conversation {
   Conversation(const TextModel& model, const std::string& system);
 
   /// The user's next message. The tokens follow all that the model has read and written.
-  /// @throws ConfigError as ChatTemplate::render
+  /// @throws ConfigError as ChatTemplate::render; then the message is not part of the conversation
   [[nodiscard]] Prompt ask(const std::string& message);
 
   /// What the model answered, without the token that ended it.

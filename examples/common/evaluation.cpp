@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <exception>
 #include <filesystem>
 #include <mutex>
 #include <numeric>
@@ -15,6 +14,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <kvpolicy/io/text_file.hpp>
+#include <reference_model/parallel.hpp>
 
 #include "json_line.hpp"
 
@@ -91,12 +91,16 @@ std::string file_of(const std::string& command, const nlohmann::json& settings,
                     const std::vector<nlohmann::ordered_json>& points) {
   const nlohmann::ordered_json what =
       "the same tasks for every plan. marks: a question each, 1 right, o the key of the other of "
-      "the two names; found: the share of several answers; said: the tokens of each answer. nats: surprise per byte; token_nats: per token. answer_ and text_ kl and same: "
-      "divergence from the full cache in nats per token, share of the same likeliest tokens. kv_bytes: pages; row_bytes: "
-      "rows kept where the answer begins, by_head: of each KV head, layer after layer. settings: all "
+      "the two names; found: the share of several answers; said: the tokens of each answer. nats: "
+      "surprise per byte; token_nats: per token. answer_ and text_ kl and same: "
+      "divergence from the full cache in nats per token, share of the same likeliest tokens. "
+      "kv_bytes: pages; row_bytes: "
+      "rows kept where the answer begins, by_head: of each KV head, layer after layer. settings: "
+      "all "
       "that the plan was made with";
-  std::string text = fmt::format("{{\n  \"what\": {},\n  \"command\": {},\n  \"settings\": {},\n",
-                                 as_line(what), as_line(nlohmann::json(command)), as_line(settings));
+  std::string text =
+      fmt::format("{{\n  \"what\": {},\n  \"command\": {},\n  \"settings\": {},\n", as_line(what),
+                  as_line(nlohmann::json(command)), as_line(settings));
   text += "  \"points\": [";
   for (std::size_t i = 0; i < points.size(); ++i) {
     text += (i == 0 ? "\n    " : ",\n    ") + as_line(points[i]);
@@ -149,25 +153,15 @@ std::vector<Point> measure(const TextModel& model, Suite suite, const SuiteConfi
       jobs.push_back({s, std::move(task), {}});
     }
   }
-  std::exception_ptr failure;  // an exception must not leave a parallel loop
   std::mutex reporting;
-  const auto count = static_cast<std::ptrdiff_t>(jobs.size());
-#pragma omp parallel for schedule(dynamic, 1)
-  for (std::ptrdiff_t i = 0; i < count; ++i) {
+  reference::for_each_block(jobs.size(), 1, true, [&](std::size_t i, std::size_t) {
     set_threads(1);  // because the number of threads in a text would change the last bits
-    Job& job = jobs[static_cast<std::size_t>(i)];
-    try {
-      job.outcomes = perform(model, job.task, plans, config, suite == Suite::agreement,
-                             [&](double units) {
-                               const std::lock_guard lock{reporting};
-                               if (advance) advance(units);
-                             });
-    } catch (...) {
-      const std::lock_guard lock{reporting};
-      failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
+    jobs[i].outcomes =
+        perform(model, jobs[i].task, plans, config, suite == Suite::agreement, [&](double units) {
+          const std::lock_guard lock{reporting};
+          if (advance) advance(units);
+        });
+  });
   std::vector<Point> points;
   for (std::size_t s = 0; s < seeds.size(); ++s) {
     for (std::size_t e = 0; e < entries.size(); ++e) {

@@ -27,13 +27,6 @@ struct Point {
   double share = 0;    ///< of the full cache's bytes, for which the settings were chosen; 0: none
   io::OrderedJson settings = {};  ///< all settings of the plan, defaults included
   Outcome outcome;
-
-  /// Whether both describe the same measurement.
-  [[nodiscard]] bool same_as(const Point& other) const {
-    return suite == other.suite && length == other.length && seed == other.seed &&
-           plan == other.plan && method == other.method && share == other.share &&
-           settings == other.settings;
-  }
 };
 
 /// One plan to be measured at one length.

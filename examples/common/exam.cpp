@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <utility>
+
+#include <reference_model/parallel.hpp>
 
 #include "asked_question.hpp"
 #include "stopwatch.hpp"
@@ -41,11 +42,10 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const En
   const Stopwatch prefill;
   std::size_t before = 0;
   // The logits after the text are not needed, because the questions come next.
-  static_cast<void>(
-      prefilled->prefill(text.body, 512, [&](std::size_t read, std::size_t) {
-        advance(read - before);
-        before = read;
-      }));
+  static_cast<void>(prefilled->prefill(text.body, 512, [&](std::size_t read, std::size_t) {
+    advance(read - before);
+    before = read;
+  }));
   result.prefill_ms = prefill.milliseconds();
   result.peak_bytes = static_cast<double>(prefilled->bytes());
   if (plan.compresses && plan.compress == Compress::after_text) {
@@ -74,8 +74,8 @@ ExamResult examine_text(const MakeSequence& make, const ExamPlan& plan, const En
 }
 
 // Does the same with speculative decoding.
-ExamResult examine_by_guesses(const TextModel& model, const ExamPlan& plan,
-                              const EncodedText& text, const TokensDone& advance) {
+ExamResult examine_by_guesses(const TextModel& model, const ExamPlan& plan, const EncodedText& text,
+                              const TokensDone& advance) {
   ExamResult result;
   SpeculativeText read{model.llama(), plan.small_model.get(), *plan.speculation};
   const Stopwatch prefill;
@@ -175,25 +175,8 @@ ExamResult examine(const TextModel& model, const ExamPlan& plan,
                             : examine_text(made, plan, text, advance);
   };
   std::vector<ExamResult> parts(texts.size());
-  if (share == Threads::one_text) {
-    for (std::size_t i = 0; i < texts.size(); ++i) {
-      parts[i] = examine_one(texts[i]);
-    }
-    return joined(plan.name, parts);
-  }
-  std::exception_ptr failure;  // an exception must not leave a parallel loop
-  const auto count = static_cast<std::ptrdiff_t>(texts.size());
-#pragma omp parallel for schedule(dynamic, 1)
-  for (std::ptrdiff_t i = 0; i < count; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    try {
-      parts[at] = examine_one(texts[at]);
-    } catch (...) {
-      const std::lock_guard lock{reporting};
-      failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
+  reference::for_each_block(texts.size(), 1, share == Threads::texts,
+                            [&](std::size_t i, std::size_t) { parts[i] = examine_one(texts[i]); });
   return joined(plan.name, parts);
 }
 

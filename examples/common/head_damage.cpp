@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <string_view>
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
+#include <reference_model/parallel.hpp>
 
 #include "../tool_plan.hpp"
 #include "asked_question.hpp"
@@ -32,12 +32,11 @@ double nats(std::span<const float> logits, int token) {
 class ReadText {
  public:
   // `queries`: the largest number of queries that any plan chooses rows by.
-  ReadText(const TextModel& model, const RetrievalText& text, std::size_t end,
-           std::size_t queries)
+  ReadText(const TextModel& model, const RetrievalText& text, std::size_t end, std::size_t queries)
       : text_{model, text} {
     const std::span<const int> tokens{text_.body};
-    require(tokens.size() > end && end > 1, "a text of ", tokens.size(),
-            " tokens has no end of ", end, " to be measured by");
+    require(tokens.size() > end && end > 1, "a text of ", tokens.size(), " tokens has no end of ",
+            end, " to be measured by");
     before_end_ = make_sequence(model.llama(), Plan{model.config().shape()}, queries);
     static_cast<void>(before_end_->prefill(tokens.first(tokens.size() - end)));
     end_ = tokens.last(end);
@@ -82,8 +81,7 @@ class ReadText {
 };
 
 // Returns losses[text][plan].
-std::vector<std::vector<TextLoss>> losses_under(const TextModel& model,
-                                                std::span<const Plan> plans,
+std::vector<std::vector<TextLoss>> losses_under(const TextModel& model, std::span<const Plan> plans,
                                                 std::span<const RetrievalText> texts,
                                                 std::size_t end, const DamageReport& report) {
   require(!texts.empty(), "there are no texts to measure damage by");
@@ -94,29 +92,19 @@ std::vector<std::vector<TextLoss>> losses_under(const TextModel& model,
     }
   }
   std::vector<std::vector<TextLoss>> losses(texts.size());
-  std::exception_ptr failure;  // an exception must not leave a parallel loop
   std::mutex reporting;
   std::size_t done = 0;
-  const auto count = static_cast<std::ptrdiff_t>(texts.size());
-#pragma omp parallel for schedule(dynamic, 1)
-  for (std::ptrdiff_t i = 0; i < count; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    try {
-      const ReadText read{model, texts[at], end, queries};
-      for (const Plan& plan : plans) {
-        losses[at].push_back(read.loss(plan));
-        const std::lock_guard lock{reporting};
-        ++done;
-        if (report) {
-          report(static_cast<double>(done) / static_cast<double>(texts.size() * plans.size()));
-        }
-      }
-    } catch (...) {
+  reference::for_each_block(texts.size(), 1, true, [&](std::size_t i, std::size_t) {
+    const ReadText read{model, texts[i], end, queries};
+    for (const Plan& plan : plans) {
+      losses[i].push_back(read.loss(plan));
       const std::lock_guard lock{reporting};
-      failure = std::current_exception();
+      ++done;
+      if (report) {
+        report(static_cast<double>(done) / static_cast<double>(texts.size() * plans.size()));
+      }
     }
-  }
-  if (failure) std::rethrow_exception(failure);
+  });
   return losses;
 }
 
@@ -140,7 +128,8 @@ void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, st
   };
   for (HeadChoice<bfloat16>& small : choices) {
     for (const HeadChoice<bfloat16>& large : choices) {
-      if (small.settings.names() != large.settings.names() || bytes(small) >= bytes(large)) continue;
+      if (small.settings.names() != large.settings.names() || bytes(small) >= bytes(large))
+        continue;
       for (std::size_t i = 0; i < small.damage.values().size(); ++i) {
         double& own = small.damage.values()[i];
         own = std::max(own, large.damage.values()[i]);
@@ -152,9 +141,9 @@ void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, st
 }  // namespace
 
 std::vector<HeadChoice<bfloat16>> measure_damage(const TextModel& model,
-                                             std::span<const HeadSettings<bfloat16>> choices,
-                                             std::span<const RetrievalText> texts,
-                                             const DamageReport& report, std::size_t end) {
+                                                 std::span<const HeadSettings<bfloat16>> choices,
+                                                 std::span<const RetrievalText> texts,
+                                                 const DamageReport& report, std::size_t end) {
   const ModelShape shape = model.config().shape();
   const std::size_t heads = shape.kv_head_count();
   std::vector<Plan> plans{Plan{shape}};
@@ -196,8 +185,8 @@ std::vector<HeadChoice<bfloat16>> measure_damage(const TextModel& model,
   return measured;
 }
 
-TextLoss loss_under(const TextModel& model, const Plan& plan,
-                    std::span<const RetrievalText> texts, std::size_t end) {
+TextLoss loss_under(const TextModel& model, const Plan& plan, std::span<const RetrievalText> texts,
+                    std::size_t end) {
   return mean(losses_under(model, {&plan, 1}, texts, end, {}), 0);
 }
 

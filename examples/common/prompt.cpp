@@ -11,7 +11,8 @@
 
 namespace kvpolicy::tools {
 
-CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments, const std::string& how_many) {
+CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments,
+                                      const std::string& how_many) {
   auto* source = app.add_option_group("Prompt", how_many);
   source->add_option("--prompt,prompt", arguments.prompt, "The prompt itself")->type_name("TEXT");
   source->add_option("--file", arguments.file, "A file with the prompt; - for stdin")

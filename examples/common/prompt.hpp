@@ -22,13 +22,15 @@ struct PromptArguments {
   [[nodiscard]] bool given() const { return !prompt.empty() || !file.empty() || !tokens.empty(); }
 };
 
-/// Adds --prompt, which may stand without its name, --file and --tokens; --help shows `how_many` as the description of the group.
+/// Adds --prompt (whose name may be left out), --file and --tokens. --help shows `how_many` as the
+/// description of the group.
 /// Callers may add further options to the returned group, which exclude these.
-CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments, const std::string& how_many);
+CLI::Option_group* add_prompt_options(CLI::App& app, PromptArguments& arguments,
+                                      const std::string& how_many);
 
 /// The text of --prompt or --file.
-/// @throws ConfigError for empty stdin, or if there is no text; FormatError for a file that cannot be
-/// read
+/// @throws ConfigError for empty stdin, or if there is no text; FormatError for a file that cannot
+/// be read
 [[nodiscard]] std::string prompt_text(const PromptArguments& arguments);
 
 /// The tokens of the prompt. @throws as prompt_text, and as TextModel::encode for a text

@@ -3,15 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <memory>
-#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <kvpolicy/core/error.hpp>
-#include <reference_model/gguf.hpp>
 #include <reference_model/load_tokenizer.hpp>
 
 #include "files.hpp"
@@ -20,12 +17,10 @@
 namespace kvpolicy::tools {
 namespace {
 
-namespace fs = std::filesystem;
-
 // How much of a text decides on the tokens of what follows it.
 constexpr std::size_t context_bytes = 64;
 
-// Stands in for a tokenizer that is not there.
+// Takes the part of a tokenizer where the model has none.
 class NoTexts final : public reference::TokenModel {
  public:
   NoTexts(std::string folder, std::size_t vocabulary)
@@ -42,18 +37,8 @@ class NoTexts final : public reference::TokenModel {
   std::size_t vocabulary_;
 };
 
-bool has_tokenizer(const std::string& model, std::size_t vocabulary) {
-  if (reference::is_gguf(model)) {
-    return reference::GgufFile{model}.header().metadata.contains("tokenizer.ggml.model");
-  }
-  std::error_code ignored;
-  const fs::path folder{model};
-  return vocabulary == 256 || fs::exists(folder / "tokenizer.json", ignored) ||
-         fs::exists(folder / "tokenizer.model", ignored);
-}
-
 reference::Tokenizer tokenizer_of(const std::string& folder, std::size_t vocabulary) {
-  if (has_tokenizer(folder, vocabulary)) return reference::load_tokenizer(folder);
+  if (reference::has_tokenizer(folder)) return reference::load_tokenizer(folder);
   reference::TokenizerParts parts;
   parts.origin = folder;
   for (std::size_t token = 0; token < vocabulary; ++token) {
@@ -79,7 +64,9 @@ TextModel TextModel::load(const std::string& folder, const reference::LoadOption
 }
 
 TextModel::TextModel(reference::Llama llama, reference::Tokenizer tokenizer)
-    : llama_{std::move(llama)}, tokenizer_{std::move(tokenizer)}, ends_{llama_.config().eos_tokens} {
+    : llama_{std::move(llama)},
+      tokenizer_{std::move(tokenizer)},
+      ends_{llama_.config().eos_tokens} {
   tokenizer_.require_fits(llama_.config().vocabulary);
   ends_.insert(ends_.end(), tokenizer_.ends().begin(), tokenizer_.ends().end());
   std::ranges::sort(ends_);

@@ -22,8 +22,8 @@ namespace kvpolicy::tools {
 
 class TextModel {
  public:
-  /// Loads a Hugging Face folder or a GGUF file. Where it has no tokenizer and the model is not one of 256 tokens,
-  /// texts are refused, and tokens are shown by number: "12 7 ".
+  /// Loads a Hugging Face folder or a GGUF file. Where it has no tokenizer and the model is not one
+  /// of 256 tokens, texts are refused, and tokens are shown by number: "12 7 ".
   /// @throws FormatError, ConfigError as Llama::load and Tokenizer::load, and for a tokenizer that
   /// is another model's
   [[nodiscard]] static TextModel load(const std::string& folder,
@@ -60,7 +60,7 @@ class TextModel {
   [[nodiscard]] const std::vector<int>& ends() const noexcept { return ends_; }
   [[nodiscard]] bool is_end(int token) const;
 
-  /// The tokens in whose text `text` stands.
+  /// The tokens whose text contains `text`.
   [[nodiscard]] std::vector<int> tokens_with(std::string_view text) const;
 
  private:
@@ -75,7 +75,7 @@ class TextModel {
 /// Whether a text has reached an end, by its tokens so far.
 using Stops = std::function<bool(std::span<const int>)>;
 
-/// True once `stop` stands in the text, if it is asked after each token. Empty for an empty text.
+/// True once the text contains `stop`, if it is asked after each token. Empty for an empty `stop`.
 [[nodiscard]] Stops stops_at(const reference::Tokenizer& tokenizer, const std::string& stop);
 
 /// @throws ConfigError that says what would fit, if a text of so many tokens is longer than the

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <exception>
 
 #include <kvpolicy/core/error.hpp>
 #include <reference_model/library_product.hpp>
+#include <reference_model/parallel.hpp>
 
 namespace kvpolicy::reference {
 namespace {
@@ -109,18 +109,9 @@ void check(TensorView<const float> q, TensorView<const float> k, TensorView<cons
 
 /// Calls work(kv_head) for all heads, on several threads if the text is long enough to be worth it.
 template <class Work>
-void for_each_head(std::size_t heads, std::size_t tokens, Work work) {
-  std::exception_ptr failure;
-#pragma omp parallel for schedule(dynamic) if (tokens >= 4 * block_queries)
-  for (std::size_t head = 0; head < heads; ++head) {
-    try {
-      work(head);
-    } catch (...) {
-#pragma omp critical(kvpolicy_masked_attention_failure)
-      if (!failure) failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
+void for_each_head(std::size_t heads, std::size_t tokens, const Work& work) {
+  for_each_block(heads, 1, tokens >= 4 * block_queries,
+                 [&](std::size_t head, std::size_t) { work(head); });
 }
 
 float softmax_scale(std::size_t head_dim) { return 1.0F / std::sqrt(static_cast<float>(head_dim)); }

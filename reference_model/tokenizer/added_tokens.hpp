@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Finds added tokens in a text: special ones, such as the end of a turn, and others that a
-// tokenizer was given besides its model. At each place the longest counts.
+// tokenizer was given besides its model. At each position the longest counts.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ class AddedTokens {
 
   /// Cuts `text`, which must be UTF-8, into its parts. `special_counts(begin)` says whether a
   /// special token that begins at this byte is one; otherwise it is text. Where an added token is
-  /// not taken, because it is text or does not stand as a word, no shorter one is looked for in it,
+  /// not taken, because it is text or a part of a word, no shorter one is looked for in it,
   /// as in `tokenizers`.
   template <class SpecialCounts>
   [[nodiscard]] std::vector<TextPart> split(std::string_view text,

@@ -107,7 +107,7 @@ void BytePairEncoding::read_scores(const TokenizerParts& parts) {
     const std::string_view spelling = parts.tokens[order[i]];
     const auto joint = tokens_.find(spelling);
     if (joint == tokens_.end()) continue;
-    // Every place where a token can be cut is tried.
+    // Every cut of a token in two is tried.
     require<FormatError>(spelling.size() <= longest_scored, parts.origin, ": token ", joint->second,
                          " has ", spelling.size(), " bytes, must have at most ", longest_scored,
                          " in a vocabulary with scores");

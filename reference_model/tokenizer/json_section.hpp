@@ -12,6 +12,7 @@
 
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/io/json_text.hpp>
+#include <reference_model/tokenizer/parts.hpp>
 
 namespace kvpolicy::reference {
 
@@ -29,7 +30,7 @@ class Section {
   }
   [[nodiscard]] const io::Json& at(const char* key) { return object_.at(key); }
   [[nodiscard]] const std::string& text(const char* key) { return object_.text(key); }
-  [[nodiscard]] std::size_t count(const char* key, std::size_t most = std::size_t{1} << 24) {
+  [[nodiscard]] std::size_t count(const char* key, std::size_t most = max_vocabulary) {
     return object_.count(key, most);
   }
   bool flag_or(const char* key, bool otherwise) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <kvpolicy/core/error.hpp>
@@ -22,7 +23,8 @@ namespace fs = std::filesystem;
 using io::Json;
 
 constexpr std::size_t largest_config = 16 << 20;
-constexpr std::size_t highest_id = std::size_t{1} << 24;
+constexpr const char* json_file = "tokenizer.json";
+constexpr const char* model_file = "tokenizer.model";
 
 std::optional<Json> read_config(const fs::path& folder, const char* name) {
   const fs::path path = folder / name;
@@ -56,7 +58,7 @@ void add_ends(const Json& config, const std::string& origin, TokenizerParts& par
   if (found == config.end() || found->is_null()) return;
   const std::string where = message(origin, ", eos_token_id");
   const auto add = [&](const Json& id) {
-    parts.ends.push_back(static_cast<int>(io::JsonObject::as_count(id, where, highest_id)));
+    parts.ends.push_back(static_cast<int>(io::JsonObject::as_count(id, where, max_vocabulary)));
   };
   if (!found->is_array()) return add(*found);
   for (const Json& id : *found) add(id);
@@ -106,9 +108,15 @@ bool reads_bytes(const fs::path& folder) {
 
 }  // namespace
 
+bool Tokenizer::is_in(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::exists(folder / json_file, ignored) || fs::exists(folder / model_file, ignored) ||
+         reads_bytes(folder);
+}
+
 Tokenizer Tokenizer::load(const fs::path& folder) {
-  const fs::path json = folder / "tokenizer.json";
-  const fs::path model = folder / "tokenizer.model";
+  const fs::path json = folder / json_file;
+  const fs::path model = folder / model_file;
   if (fs::exists(json)) {
     TokenizerParts parts = parse_tokenizer_json(io::read_text_file(json), json.string());
     read_neighbours(folder, parts);

@@ -14,13 +14,16 @@
 
 namespace kvpolicy::reference {
 
+/// Every vocabulary has fewer tokens than this, so a token's number fits an int.
+inline constexpr std::size_t max_vocabulary = std::size_t{1} << 24;
+
 /// One change of the text before anything else happens to it.
 struct NormalizerStep {
   enum class Kind : std::uint8_t { prepend, replace, nfc, nfd, nfkc, nfkd };
   Kind kind = Kind::nfc;
-  std::string pattern{};  ///< Of `replace`: what is replaced.
-  bool is_regex = false;  ///< Of `replace`: whether `pattern` is a regular expression.
-  std::string content{};  ///< Of `prepend` and `replace`: the new text.
+  std::string pattern{};  ///< What `replace` replaces.
+  bool is_regex = false;  ///< Whether `pattern` is a regular expression.
+  std::string content{};  ///< The new text of `prepend` and `replace`.
 };
 
 /// What happens to the matches of a pattern at which text is split.
@@ -61,7 +64,7 @@ struct DecoderParts {
   std::string replaced{};      ///< This text inside tokens becomes `replacement`; empty for none.
   std::string replacement{};
   std::size_t strip_spaces = 0;      ///< At most so many spaces are removed at the beginning.
-  bool strip_replaced_only = false;  ///< Of those, only spaces that `replaced` spelled.
+  bool strip_replaced_only = false;  ///< Strips only spaces that `replaced` spelled.
   bool first_token_drops_replaced = false;  ///< In the first token, `replaced` becomes nothing.
   std::string unknown_text{};  ///< What the unknown token decodes to; empty for its spelling.
 };
@@ -74,7 +77,7 @@ struct AddedToken {
   bool lstrip = false;         ///< White space in front of it belongs to it.
   bool rstrip = false;         ///< White space after it belongs to it.
   bool normalized = false;     ///< It is looked for in the normalised text.
-  bool outside_model = false;  ///< Merges never make it: it is only found as it stands in a text.
+  bool outside_model = false;  ///< Merges never make it; it is only found in the text.
 };
 
 struct TokenizerParts {
@@ -83,7 +86,7 @@ struct TokenizerParts {
 
   /// Pairs of tokens that become one, the most urgent first. Without them, `scores` decides.
   std::vector<std::pair<std::string, std::string>> merges;
-  /// Of SentencePiece's BPE: two neighbours become one if their joint spelling is a token, the one
+  /// SentencePiece's BPE: two neighbours become one if their joint spelling is a token, the one
   /// with the highest score first. Empty, or one for each token.
   std::vector<float> scores;
   bool ignore_merges = false;  ///< A piece that is a token is that token, whatever the merges say.

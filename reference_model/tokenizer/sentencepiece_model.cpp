@@ -38,7 +38,7 @@ class SentencePieceModel final : public TokenModel {
 };
 
 /// How the model spells a text once it has normalised it.
-std::string normalised(const SentencePieceProcessor& processor, std::string_view text) {
+std::string spelled(const SentencePieceProcessor& processor, std::string_view text) {
   std::vector<std::string> pieces;
   std::string joint;
   if (processor.Encode({text.data(), text.size()}, &pieces).ok()) {
@@ -78,10 +78,10 @@ std::pair<TokenizerParts, std::unique_ptr<const TokenModel>> read_sentencepiece(
   parts.decoder.unknown_text = " \xE2\x81\x87 ";
   // The library has no question for these two settings, but it shows what they do to a text.
   const bool removes_spaces =
-      normalised(*processor, "a  b").find("\xE2\x96\x81\xE2\x96\x81") == std::string::npos;
+      spelled(*processor, "a  b").find("\xE2\x96\x81\xE2\x96\x81") == std::string::npos;
   if (removes_spaces) {
     parts.decoder.strip_spaces = std::numeric_limits<std::size_t>::max();
-  } else if (normalised(*processor, "a").starts_with(space_mark)) {
+  } else if (spelled(*processor, "a").starts_with(space_mark)) {
     parts.decoder.strip_spaces = 1;
   }
   return {std::move(parts), std::make_unique<SentencePieceModel>(std::move(processor))};

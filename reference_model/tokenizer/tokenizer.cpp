@@ -63,8 +63,8 @@ std::string decoded(const std::string& token, const DecoderParts& rules, bool fi
 TokenizerParts checked(TokenizerParts parts) {
   const std::size_t count = parts.tokens.size();
   require<FormatError>(count > 0, parts.origin, ": has no tokens");
-  require<FormatError>(count < (std::size_t{1} << 24), parts.origin, ": has ", count,
-                       " tokens, must be less than 2^24");
+  require<FormatError>(count < max_vocabulary, parts.origin, ": has ", count,
+                       " tokens, must be less than ", max_vocabulary);
   for (std::size_t id = 0; id < count; ++id) {
     const std::string& token = parts.tokens[id];
     require<FormatError>(!token.empty() && token.size() <= longest_token, parts.origin, ": token ",

@@ -60,6 +60,10 @@ class Tokenizer {
   /// that it needs
   [[nodiscard]] static Tokenizer load(const std::filesystem::path& folder);
 
+  /// Whether the folder has one of the three: a file that `load` reads, or a config.json by which
+  /// the model reads bytes. @throws FormatError for a config.json that is damaged
+  [[nodiscard]] static bool is_in(const std::filesystem::path& folder);
+
   /// Byte-pair encoding from its parts, for example a GGUF file's.
   /// @throws FormatError for parts that contradict each other
   explicit Tokenizer(TokenizerParts parts);
@@ -115,7 +119,7 @@ class TextStream {
 
   /// The text that this token completes; may be empty. @throws ShapeError as Tokenizer::decode
   [[nodiscard]] std::string next(int token);
-  /// U+FFFD if the tokens ended inside a character, else nothing. The stream begins anew.
+  /// U+FFFD if the tokens ended inside a character, else nothing. After it the stream is as new.
   [[nodiscard]] std::string finish();
 
  private:

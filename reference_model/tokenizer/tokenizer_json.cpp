@@ -18,8 +18,6 @@ namespace {
 
 using io::Json;
 
-constexpr std::size_t largest_id = std::size_t{1} << 24;
-
 /// A pattern: {"String": text} or {"Regex": expression}.
 std::pair<std::string, bool> read_pattern(Section section) {
   const bool is_regex = section.find("Regex") != nullptr;
@@ -107,7 +105,7 @@ void read_pre_tokenizer(Section section, PreTokenizerParts& parts) {
       parts.prepend = PrependSpace::always;
     }
     if (section.flag_or("use_regex", true)) parts.splits.push_back({std::string{gpt2_pattern}});
-    section.flag_or("trim_offsets", true);  // is about places in the text, not about tokens
+    section.flag_or("trim_offsets", true);  // is about positions in the text, not about tokens
     parts.byte_level = true;
   } else if (type == "Digits") {
     const bool individual = section.flag_or("individual_digits", false);
@@ -153,7 +151,7 @@ void read_template(Section& section, TokenizerParts& parts) {
     for (const Json& id : ids) {
       (text_seen ? parts.suffix : parts.prefix)
           .push_back(
-              static_cast<int>(io::JsonObject::as_count(id, meant.where("ids"), largest_id)));
+              static_cast<int>(io::JsonObject::as_count(id, meant.where("ids"), max_vocabulary)));
     }
   }
   require<FormatError>(text_seen, section.where(), ", single: holds no Sequence for the text");
@@ -275,7 +273,7 @@ void read_model(Section section, TokenizerParts& parts, Numbering& numbering) {
                        io::shown(vocabulary));
   for (const auto& item : vocabulary.items()) {
     const std::size_t id =
-        io::JsonObject::as_count(item.value(), section.where("vocab"), largest_id);
+        io::JsonObject::as_count(item.value(), section.where("vocab"), max_vocabulary);
     require<FormatError>(!item.key().empty(), section.where("vocab"), ": token ", id, " is empty");
     numbering.add(item.key(), id, section);
   }
@@ -297,7 +295,7 @@ void read_model(Section section, TokenizerParts& parts, Numbering& numbering) {
 
 void read_added_token(Section section, TokenizerParts& parts, Numbering& numbering) {
   AddedToken token;
-  const std::size_t id = section.count("id", largest_id);
+  const std::size_t id = section.count("id", max_vocabulary);
   const std::string& content = section.text("content");
   require<FormatError>(!content.empty(), section.where(), ": added token ", id, " is empty");
   token.id = static_cast<int>(id);

@@ -41,7 +41,7 @@ class Tensor:
 
 
 class Wrapped(Tensor):
-    """A quantised tensor: its own memory is a fiction, the parts are real. They are made anew at each access."""
+    """A quantised tensor: its own memory is a fiction, the parts are real. They are made at each access."""
 
     def __init__(self, *memories):
         super().__init__(Memory(0, 1 << 40))

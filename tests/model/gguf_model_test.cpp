@@ -201,7 +201,7 @@ TEST_CASE("models that cannot be computed are refused by what is wrong with them
        [](SmallModel& m) { m.set("llama.block_count", uint_entry("llama.block_count", 0)); }},
       {"ConfigError", "block_count is 70000",
        [](SmallModel& m) { m.set("llama.block_count", uint_entry("llama.block_count", 70000)); }},
-      {"FormatError", "llama.block_count is not a whole number",
+      {"FormatError", "llama.block_count is '1', expected a whole number",
        [](SmallModel& m) { m.set("llama.block_count", text_entry("llama.block_count", "1")); }},
       {"ConfigError", "head_count is 0",
        [](SmallModel& m) {

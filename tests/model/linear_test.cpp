@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -17,6 +16,8 @@
 #include <reference_model/parallel.hpp>
 #include <reference_model/row_product.hpp>
 
+#include "model/random_weights.hpp"
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -24,20 +25,9 @@
 namespace kvpolicy::reference::linear_test {
 namespace {
 
-constexpr WeightFormat formats[] = {WeightFormat::float32, WeightFormat::float16,
-                                    WeightFormat::bfloat16, WeightFormat::int8};
-
-std::vector<float> random_floats(std::size_t count, unsigned seed) {
-  std::mt19937 random{seed};
-  std::normal_distribution<float> normal;
-  std::vector<float> numbers(count);
-  for (float& x : numbers) x = normal(random);
-  return numbers;
-}
-
 Linear random_layer(std::size_t inputs, std::size_t outputs, WeightFormat format, bool biased) {
-  return Linear{WeightMatrix{outputs, inputs, random_floats(inputs * outputs, 3), format},
-                biased ? random_floats(outputs, 4) : std::vector<float>{}};
+  return Linear{WeightMatrix{outputs, inputs, normal_floats(inputs * outputs, 3), format},
+                biased ? normal_floats(outputs, 4) : std::vector<float>{}};
 }
 
 /// Whether y is `start` + x Wᵀ + b. Activations may lose all but 16 bits, and float sums round.
@@ -73,20 +63,20 @@ TEST_CASE("forward products of every format and size") {
        {Size{3, 1}, Size{1, 3}, Size{37, 63}, Size{64, 65}, Size{131, 257}, Size{576, 520}}) {
     const std::size_t inputs = size.inputs;
     const std::size_t outputs = size.outputs;
-    for (const WeightFormat format : formats) {
+    for (const WeightFormat format : weight_formats) {
       for (const std::size_t rows : {1, 2, 5, 8, 9, 31, 67, 257}) {
         CAPTURE(inputs);
         CAPTURE(outputs);
         CAPTURE(name_of(format));
         CAPTURE(rows);
         const Linear layer = random_layer(inputs, outputs, format, rows % 2 == 1);
-        const std::vector<float> x = random_floats(rows * inputs, 5);
+        const std::vector<float> x = normal_floats(rows * inputs, 5);
         std::vector<float> y(rows * outputs + 1, NAN);
         y.back() = 42.0F;
         layer.apply(x.data(), rows, y.data());
         CHECK(y.back() == 42.0F);
         CHECK(is_product(layer, x, rows, {}, y));
-        const std::vector<float> start = random_floats(rows * outputs, 6);
+        const std::vector<float> start = normal_floats(rows * outputs, 6);
         y = start;
         layer.add_to(x.data(), rows, y.data());
         CHECK(is_product(layer, x, rows, start, y));
@@ -96,7 +86,7 @@ TEST_CASE("forward products of every format and size") {
 }
 
 TEST_CASE("no rows are no work") {
-  for (const WeightFormat format : formats) {
+  for (const WeightFormat format : weight_formats) {
     const Linear layer = random_layer(5, 3, format, true);
     float y = 7.0F;
     layer.apply(nullptr, 0, &y);
@@ -111,7 +101,7 @@ TEST_CASE("layers side by side, in different formats, give what each gives alone
     const Linear one = random_layer(67, 33, WeightFormat::bfloat16, true);
     const Linear two = random_layer(67, 300, WeightFormat::float32, false);
     const Linear three = random_layer(67, 1, WeightFormat::int8, true);
-    const std::vector<float> x = random_floats(rows * 67, 7);
+    const std::vector<float> x = normal_floats(rows * 67, 7);
     std::vector<float> a(rows * 33), b(rows * 300), c(rows), alone(rows * 33);
     apply_all({{&one, a.data()}, {&two, b.data()}, {&three, c.data()}}, x.data(), rows);
     one.apply(x.data(), rows, alone.data());
@@ -124,9 +114,9 @@ TEST_CASE("layers side by side, in different formats, give what each gives alone
 TEST_CASE("few rows are the same, bit for bit, alone, together, and on any number of threads") {
   if (!has_row_product()) return;
   constexpr std::size_t inputs = 576, outputs = 600;  // enough weights for several threads
-  for (const WeightFormat format : formats) {
+  for (const WeightFormat format : weight_formats) {
     const Linear layer = random_layer(inputs, outputs, format, false);
-    const std::vector<float> x = random_floats(most_few_rows * inputs, 8);
+    const std::vector<float> x = normal_floats(most_few_rows * inputs, 8);
     std::vector<float> alone(most_few_rows * outputs);
     for (std::size_t row = 0; row < most_few_rows; ++row) {
       layer.apply(x.data() + row * inputs, 1, alone.data() + row * outputs);
@@ -147,7 +137,7 @@ TEST_CASE("few rows are the same, bit for bit, alone, together, and on any numbe
 
 TEST_CASE("many rows do not depend on the number of threads, nor on who calls") {
   const Linear layer = random_layer(576, 600, WeightFormat::bfloat16, false);
-  const std::vector<float> x = random_floats(64 * 576, 9);
+  const std::vector<float> x = normal_floats(64 * 576, 9);
   std::vector<float> once(64 * 600);
   layer.apply(x.data(), 64, once.data());
   std::vector<float> y(256 * 600);
@@ -160,7 +150,7 @@ TEST_CASE("many rows do not depend on the number of threads, nor on who calls") 
 }
 
 TEST_CASE("activations of any size: zeros, the smallest, the largest, NaN and infinity") {
-  for (const WeightFormat format : formats) {
+  for (const WeightFormat format : weight_formats) {
     for (const std::size_t rows : {1, 16}) {
       CAPTURE(name_of(format));
       CAPTURE(rows);
@@ -183,7 +173,7 @@ TEST_CASE("activations of any size: zeros, the smallest, the largest, NaN and in
 }
 
 TEST_CASE("backward products of every format") {
-  for (const WeightFormat format : formats) {
+  for (const WeightFormat format : weight_formats) {
     for (const std::size_t rows : {1, 9, 65}) {
       // More numbers than are converted at once.
       for (const std::size_t inputs : {13, 1031}) {
@@ -196,11 +186,11 @@ TEST_CASE("backward products of every format") {
           for (std::size_t i = 0; i < inputs; ++i) turned[i * outputs + o] = weight[o * inputs + i];
         }
         const Linear back{outputs, inputs, turned, {}};  // only the oracle reads it
-        const std::vector<float> dy = random_floats(rows * outputs, 10);
+        const std::vector<float> dy = normal_floats(rows * outputs, 10);
         std::vector<float> dx(rows * inputs, NAN);
         layer.back(dy.data(), rows, dx.data());
         CHECK(is_product(back, dy, rows, {}, dx));
-        const std::vector<float> start = random_floats(rows * inputs, 11);
+        const std::vector<float> start = normal_floats(rows * inputs, 11);
         dx = start;
         layer.add_back(dy.data(), rows, dx.data());
         CHECK(is_product(back, dy, rows, start, dx));

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <random>
 #include <span>
 #include <vector>
 
@@ -17,24 +16,15 @@
 #include <kvpolicy/core/error.hpp>
 #include <reference_model/weight_matrix.hpp>
 
+#include "model/random_weights.hpp"
+
 namespace kvpolicy::reference::weight_matrix_test {
 namespace {
 
-constexpr WeightFormat formats[] = {WeightFormat::float32, WeightFormat::float16,
-                                    WeightFormat::bfloat16, WeightFormat::int8};
-
-std::vector<float> random_floats(std::size_t count, unsigned seed) {
-  std::mt19937 random{seed};
-  std::normal_distribution<float> normal;
-  std::vector<float> numbers(count);
-  for (float& x : numbers) x = normal(random);
-  return numbers;
-}
-
 TEST_CASE("each format keeps the numbers that it can represent, and rounds the others to nearest") {
   constexpr std::size_t rows = 7, columns = 13;
-  const std::vector<float> numbers = random_floats(rows * columns, 1);
-  for (const WeightFormat format : formats) {
+  const std::vector<float> numbers = normal_floats(rows * columns, 1);
+  for (const WeightFormat format : weight_formats) {
     CAPTURE(name_of(format));
     const WeightMatrix matrix{rows, columns, numbers, format};
     CHECK(matrix.rows() == rows);
@@ -90,7 +80,7 @@ TEST_CASE("int8 rows of zeros, of minus zero, of the largest and of the smallest
 }
 
 TEST_CASE("a matrix in memory that somebody else owns keeps it alive, and copies odd addresses") {
-  const std::vector<float> numbers = random_floats(6, 2);
+  const std::vector<float> numbers = normal_floats(6, 2);
   for (const std::size_t shift : {0, 1, 2, 3}) {
     CAPTURE(shift);
     auto memory = std::make_shared<std::vector<std::byte>>(shift + 6 * sizeof(float));
@@ -126,7 +116,7 @@ TEST_CASE("sizes that do not fit are refused, empty ones are not") {
   CHECK_THROWS_AS((WeightMatrix{2, 3, WeightFormat::float32, bytes, nullptr}), ShapeError);
   CHECK_THROWS_AS((WeightMatrix{2, 6, WeightFormat::int8, bytes, nullptr}), ShapeError);
   CHECK_NOTHROW((WeightMatrix{2, 3, WeightFormat::float16, bytes, nullptr}));
-  for (const WeightFormat format : formats) {
+  for (const WeightFormat format : weight_formats) {
     CHECK(WeightMatrix{0, 5, {}, format}.to_floats().empty());
     CHECK(WeightMatrix{5, 0, {}, format}.to_floats().empty());
   }

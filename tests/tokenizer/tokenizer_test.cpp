@@ -135,9 +135,14 @@ TEST_CASE("a folder without a tokenizer is one of bytes, or refused") {
                        doctest::Contains("neither tokenizer.json nor tokenizer.model"),
                        FormatError);
   folder.write("config.json", R"({"vocab_size": 257})");
+  CHECK_FALSE(Tokenizer::is_in(folder.path()));
   CHECK_THROWS_AS(static_cast<void>(Tokenizer::load(folder.path())), FormatError);
   folder.write("config.json", R"({"vocab_size": 256})");
+  CHECK(Tokenizer::is_in(folder.path()));
   CHECK(Tokenizer::load(folder.path()).vocabulary() == 256);
+  folder.write("config.json", R"({"vocab_size": 257})");
+  folder.write("tokenizer.json", "{}");
+  CHECK(Tokenizer::is_in(folder.path()));  // a damaged one is there too
 }
 
 TEST_CASE("a space is put in front of the beginning alone" *

@@ -81,8 +81,8 @@ struct LanguageQuestion {
   /// If there are any, the model ranks them, by their log-likelihood per byte, instead of writing.
   std::vector<std::string> choices = {};
   std::size_t max_tokens = 0;  ///< How many tokens the model may write, or read as a choice.
-  /// Where the answer stands, or the first of several: a share of the body's bytes. Negative where
-  /// it stands nowhere or everywhere.
+  /// Where the answer, or the first of several, is in the body: a share of its bytes. Negative
+  /// where the answer is nowhere, or all over the body.
   double depth = -1;
 
   /// What the model reads after the body if there is no chat template.
@@ -123,7 +123,7 @@ struct LanguageTaskConfig {
 [[nodiscard]] std::size_t length_of(const LanguageTask& task, const LanguageTaskConfig& config,
                                     const CountTokens& count);
 
-/// The share of a question's answers that stand in the output, whatever their case, as RULER
+/// The share of a question's answers that the output contains, whatever their case, as RULER
 /// scores.
 [[nodiscard]] double score(const LanguageQuestion& question, std::string_view output);
 

@@ -11,7 +11,7 @@ namespace kvpolicy::tools {
 namespace {
 
 // clang-format off
-// Words stand in one string, a space apart.
+// Each string holds its words with a space between them.
 constexpr std::string_view thing_looks =
     "amber ancient bitter blue brass bright broken calm clever cold copper crooked dusty early "
     "empty faded famous gentle golden green hidden hollow humble icy iron ivory jolly lonely loud "

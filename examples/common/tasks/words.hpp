@@ -24,7 +24,7 @@ inline constexpr std::size_t most_things = 48 * 48;
 /// So many letters from `first` on: 'a' or 'A'.
 [[nodiscard]] std::string draw_letters(Random& random, std::size_t letters, char first);
 
-/// The words of a list, which stand a space apart.
+/// The words of a list, which a space separates.
 [[nodiscard]] std::vector<std::string_view> words_in(std::string_view list);
 
 /// Words of one kind: "fish" and its members.
