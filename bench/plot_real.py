@@ -20,7 +20,7 @@ from pathlib import Path
 
 import head_agreement
 import results
-from pages.real_results_page import interval, label, plan_name
+from pages.real_results_page import found_by, interval, label, plan_name
 from plot import COLOURS, MARKERS, plain, save
 from results import by, name_of, of, setting_of
 
@@ -66,8 +66,7 @@ def heads(plt, folder, weights):
                     cmap="cividis", vmin=0, vmax=1, aspect="auto")
         kept = head_agreement.kept(scores, 0.5)
         side.plot([i // 3 for i in kept], [i % 3 for i in kept], "s", markersize=3, color="white", markeredgewidth=0)
-        stem = path.stem if path.is_file() else path.name
-        name = results.GATES.get(stem) or results.SCORES.get(stem) or stem.replace("_", " ")
+        name = found_by(path.stem if path.is_file() else path.name)
         side.set_ylabel(name.replace(" (", "\n(").replace("-head", "-\nhead"), fontsize=7, rotation=0, ha="right", va="center")
         side.set_yticks([])
         side.set_xticks(range(0, layers, 2))

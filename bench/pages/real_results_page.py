@@ -101,11 +101,16 @@ def tasks(*runs):
             + table(["task", "what is asked", *(f"{length:,}" for length in lengths)], rows, left=2))
 
 
+def found_by(name):
+    """The name for readers of a folder of gates or a file of scores."""
+    return results.GATES.get(name) or results.SCORES.get(name) or name.replace("_", " ")
+
+
 def heads(*paths):
     if not paths:
         return "Not yet measured: `./scripts/reproduce --model smollm2 --only heads`."
     found = json.loads(paths[0].read_text(encoding="utf-8"))
-    names = [results.GATES.get(name) or results.SCORES.get(name) or name.replace("_", " ") for name in found["names"]]
+    names = [found_by(name) for name in found["names"]]
     rows = [[name, *(f"{r:.2f} / {c:.0%}" for r, c in zip(correlations, common))]
             for name, correlations, common in zip(names, found["correlation"], found["common"])]
     return (f"Rank correlation of the {found['heads']} KV heads / share of the {found['kept']} heads that both would keep.\n\n"
