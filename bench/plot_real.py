@@ -104,10 +104,10 @@ def gates(plt, folder, _):
 
 
 def needles(plt, folder, _):
-    runs = [results.read(path) for path in sorted(folder.glob("needles*.json"))]
-    if not runs:
+    run = results.read(folder / "needles.json")
+    if not run:
         return None
-    grid, depths = [point for run in runs for point in run["points"]], runs[0]["settings"]["depths"]
+    grid, depths = run["points"], run["settings"]["depths"]
     lengths = sorted({point["tokens"] for point in grid})
     full = of(grid, plan="full")
     columns = ["full", *by([point for point in grid if point["plan"] != "full"], label)]

@@ -153,8 +153,8 @@ def sinks(run):
 
 
 @measured_by("needles")
-def needles(*runs):
-    points = [point for run in runs for point in run["points"]]
+def needles(run):
+    points = run["points"]
     full = of(points, plan="full")
     lengths = sorted({point["tokens"] for point in points})
     rows = []
@@ -331,7 +331,7 @@ def peers(*paths):
 
 TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for name, files, make in [
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
-    ("sinks", ["sinks.json*"], sinks), ("needles", ["needles*.json"], needles), ("settings", ["settings.json*"], settings),
+    ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),
     ("storage", ["storage*.json"], storage), ("memory", ["memory.json*"], memory), ("peers", ["peers_*.json"], peers)]}
