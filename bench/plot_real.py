@@ -180,7 +180,7 @@ def frontier(plt, folder, _):
     def by_head(name):
         return named[name][0]["method"].startswith(("duo", "headkv", "search"))
 
-    figure, axes = plt.subplots(1, 2, figsize=(12.4, 4.9), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(10.4, 4.5), sharey=True)
     for side, title, here in ((axes[0], "heads treated by what they do", [name for name in named if by_head(name)]),
                               (axes[1], "one rule for all heads", [name for name in named if not by_head(name)])):
         side.set_xscale("log", base=2)
@@ -196,7 +196,7 @@ def frontier(plt, folder, _):
         side.set_title(title, fontsize=10)
         side.set_xlabel("KV rows kept, of the full cache's bytes")
         side.set_ylim(-2, 103)
-        side.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=3)
+        side.legend(frameon=False, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=3)
         plain(side)
     axes[0].set_ylabel("questions answered, %")
     figure.tight_layout()
