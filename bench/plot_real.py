@@ -20,7 +20,7 @@ from pathlib import Path
 
 import head_agreement
 import results
-from pages.real_results_page import interval, label, plan_name
+from pages.real_results_page import found_by, interval, label, plan_name
 from plot import COLOURS, MARKERS, plain, save
 from results import by, name_of, of, setting_of
 
@@ -66,8 +66,7 @@ def heads(plt, folder, weights):
                     cmap="cividis", vmin=0, vmax=1, aspect="auto")
         kept = head_agreement.kept(scores, 0.5)
         side.plot([i // 3 for i in kept], [i % 3 for i in kept], "s", markersize=3, color="white", markeredgewidth=0)
-        stem = path.stem if path.is_file() else path.name
-        name = results.GATES.get(stem) or results.SCORES.get(stem) or stem.replace("_", " ")
+        name = found_by(path.stem if path.is_file() else path.name)
         side.set_ylabel(name.replace(" (", "\n(").replace("-head", "-\nhead"), fontsize=7, rotation=0, ha="right", va="center")
         side.set_yticks([])
         side.set_xticks(range(0, layers, 2))
@@ -105,10 +104,10 @@ def gates(plt, folder, _):
 
 
 def needles(plt, folder, _):
-    runs = [results.read(path) for path in sorted(folder.glob("needles*.json"))]
-    if not runs:
+    run = results.read(folder / "needles.json")
+    if not run:
         return None
-    grid, depths = [point for run in runs for point in run["points"]], runs[0]["settings"]["depths"]
+    grid, depths = run["points"], run["settings"]["depths"]
     lengths = sorted({point["tokens"] for point in grid})
     full = of(grid, plan="full")
     columns = ["full", *by([point for point in grid if point["plan"] != "full"], label)]
@@ -181,7 +180,7 @@ def frontier(plt, folder, _):
     def by_head(name):
         return named[name][0]["method"].startswith(("duo", "headkv", "search"))
 
-    figure, axes = plt.subplots(1, 2, figsize=(12.4, 4.9), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(10.4, 4.5), sharey=True)
     for side, title, here in ((axes[0], "heads treated by what they do", [name for name in named if by_head(name)]),
                               (axes[1], "one rule for all heads", [name for name in named if not by_head(name)])):
         side.set_xscale("log", base=2)
@@ -197,7 +196,7 @@ def frontier(plt, folder, _):
         side.set_title(title, fontsize=10)
         side.set_xlabel("KV rows kept, of the full cache's bytes")
         side.set_ylim(-2, 103)
-        side.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=3)
+        side.legend(frameon=False, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncol=3)
         plain(side)
     axes[0].set_ylabel("questions answered, %")
     figure.tight_layout()

@@ -13,10 +13,12 @@ WEIGHTS = ROOT / "reference_model" / "weights" / "keyfinder"
 GATES = {"duo": "optimised", "duo-ablation": "single-head ablation",
          "duo-profile": "attention profiling", "duo-lm": "language-modelling loss",
          "duo-lm-passkeys": "language-modelling loss, passkeys alone",
-         "duo-sinks": "optimised, mask of sinks only", "duo-recent": "optimised, mask of recent only"}
+         "duo-sinks": "optimised, mask of sinks only", "duo-recent": "optimised, mask of recent only",
+         "razor": "RazorAttention"}
 
 SCORES = {"retrieval_heads": "HeadKV-R (retrieval)", "enhanced_heads": "HeadKV-ER (enhanced)",
-          "retrieval_reasoning_heads": "HeadKV-R2 (reasoning)"}
+          "retrieval_reasoning_heads": "HeadKV-R2 (reasoning)", "echo_heads": "RazorAttention (echo)",
+          "induction_heads": "RazorAttention (induction)"}
 
 METHODS = {"full": "full", "duo": "DuoAttention", "streaming_llm": "StreamingLLM", "h2o": "H2O",
            "tova": "TOVA", "fastgen": "FastGen", "snapkv": "SnapKV", "pyramid": "PyramidKV", "headkv": "HeadKV",

@@ -170,6 +170,12 @@ std::vector<Entry> entries_at(const Arguments& arguments, std::size_t rows, cons
       add(method_of(plan), 0, plan);
       continue;
     }
+    if (plan.starts_with("duo")) {  // its streaming heads keep what its pattern says
+      budget.share = 1;
+      const ExamPlan whole = make_exam_plan(at_equal_bytes(plan, budget), shape, arguments.model);
+      budget.sinks = whole.settings.at("sinks").get<std::size_t>();
+      budget.recent = whole.settings.at("recent").get<std::size_t>();
+    }
     for (const std::string& share : arguments.bytes) {
       budget.share = parse_share(share);
       std::string setting;

@@ -101,11 +101,16 @@ def tasks(*runs):
             + table(["task", "what is asked", *(f"{length:,}" for length in lengths)], rows, left=2))
 
 
+def found_by(name):
+    """The name for readers of a folder of gates or a file of scores."""
+    return results.GATES.get(name) or results.SCORES.get(name) or name.replace("_", " ")
+
+
 def heads(*paths):
     if not paths:
         return "Not yet measured: `./scripts/reproduce --model smollm2 --only heads`."
     found = json.loads(paths[0].read_text(encoding="utf-8"))
-    names = [results.GATES.get(name) or results.SCORES.get(name) or name.replace("_", " ") for name in found["names"]]
+    names = [found_by(name) for name in found["names"]]
     rows = [[name, *(f"{r:.2f} / {c:.0%}" for r, c in zip(correlations, common))]
             for name, correlations, common in zip(names, found["correlation"], found["common"])]
     return (f"Rank correlation of the {found['heads']} KV heads / share of the {found['kept']} heads that both would keep.\n\n"
@@ -148,8 +153,8 @@ def sinks(run):
 
 
 @measured_by("needles")
-def needles(*runs):
-    points = [point for run in runs for point in run["points"]]
+def needles(run):
+    points = run["points"]
     full = of(points, plan="full")
     lengths = sorted({point["tokens"] for point in points})
     rows = []
@@ -326,7 +331,7 @@ def peers(*paths):
 
 TABLES = {f"smollm2_{name}": ([f"smollm2/{file}" for file in files], make) for name, files, make in [
     ("tasks", ["tasks_*.json"], tasks), ("heads", ["heads.json*"], heads), ("gates", ["gates.json*"], gates),
-    ("sinks", ["sinks.json*"], sinks), ("needles", ["needles*.json"], needles), ("settings", ["settings.json*"], settings),
+    ("sinks", ["sinks.json*"], sinks), ("needles", ["needles.json*"], needles), ("settings", ["settings.json*"], settings),
     ("budgets", ["budgets.json*"], budgets), ("combined", ["combined.json*"], combined),
     ("language", ["language_*.json"], language), ("choices", ["choices.json*"], choices),
     ("storage", ["storage*.json"], storage), ("memory", ["memory.json*"], memory), ("peers", ["peers_*.json"], peers)]}

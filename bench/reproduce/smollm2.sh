@@ -9,7 +9,7 @@
 #   heads      how far the methods of finding heads agree
 #   gates      DuoAttention by each kind of gates and by random ones, at two sparsities
 #   sinks      first and latest rows of streaming heads, at deployment
-#   needles    pass keys by length and depth, each method at a half (to 2,048 tokens) and a quarter (to 8,192) of the bytes
+#   needles    pass keys by length (to 8,192 tokens) and depth, each method at a half and a quarter of the bytes
 #   settings   HeadKV's kernel and beta and SnapKV's kernel, chosen on texts that nothing else is measured on
 #   budgets    HeadKV's three kinds of scores against other methods at 32 to 256 rows a head
 #   combined   every method at a half to a 32nd of the bytes
@@ -99,11 +99,8 @@ measure_sinks() {
   ask_keys 2 sinks 2048 --plans "${plans[@]}"
 }
 
-# Long texts take minutes each, so a half is measured on the shorter ones only.
 measure_needles() {
-  local plans=(full duo headkv streaming_llm h2o tova snapkv)
-  ask_keys 1 needles "1024 2048" --bytes 1/2 1/4 --plans "${plans[@]}"
-  ask_keys 1 needles_long "4096 8192" --bytes 1/4 --plans "${plans[@]}"
+  ask_keys 1 needles "1024 2048 4096 8192" --bytes 1/2 1/4 --plans full duo headkv streaming_llm h2o tova snapkv
 }
 
 # The published setting comes first, because the first of equal ones is chosen.
@@ -148,8 +145,8 @@ measure_budgets() {
 
 # Another plan for the comparison can be added here.
 measure_combined() {
-  local tasks texts=$texts seeds headkv snapkv plans=(full duo headkv snapkv pyramid adakv h2o tova keynorm streaming_llm headkv+int4
-    duo+int4 int8 int4 int2 kivi4 kivi2 quest:16,512 quest:16,256 chunk:16,512 chunk:16,256)
+  local tasks texts=$texts seeds headkv snapkv plans=(full duo duo:sinks=16,recent=64 headkv snapkv pyramid adakv h2o tova streaming_llm
+    headkv+int4 duo+int4 int8 int4 int2 kivi4 kivi2 quest:16,512 quest:16,256 chunk:16,512 chunk:16,256)
   headkv=$(tuned headkv)
   snapkv=$(tuned snapkv)
   pool 2048
