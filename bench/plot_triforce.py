@@ -92,7 +92,9 @@ def read_model(entries):
                 what, _, lag = key.partition("_")
                 if what in ("overlap", "fixed") and rows * 8 == context:
                     values.setdefault((context, what), {}).setdefault(int(lag), []).append(value)
-    return {key: sorted((at, sum(all_) / len(all_)) for at, all_ in points.items())
+    # Points of a line are means over the same texts.
+    texts = {key: max(len(all_) for all_ in points.values()) for key, points in values.items()}
+    return {key: sorted((at, sum(all_) / len(all_)) for at, all_ in points.items() if len(all_) == texts[key])
             for key, points in values.items()}
 
 
@@ -112,6 +114,8 @@ def draw_model(series, out):
         for what, (style, width, label) in lines.items():
             for colour, context in zip(CONTEXT_COLOURS, contexts):
                 points = series.get((context, what), [])
+                if not points:
+                    continue
                 side.plot([at for at, _ in points], [share for _, share in points], style, color=colour,
                           linewidth=width + 0.5, marker="o", markersize=3,
                           label=f"{label}, {context:,} tokens")

@@ -47,7 +47,8 @@ def main():
         for key in SAME:
             if file["context"].get(key) != files[-1][1]["context"].get(key):
                 sys.exit(f"{path} has another {key} ({file['context'].get(key)}) than {files[-1][0]} "
-                         f"({files[-1][1]['context'].get(key)}): they cannot stand in one table")
+                         f"({files[-1][1]['context'].get(key)}): they cannot stand in one table; "
+                         "without --add, or without the old file, the new ones stand alone")
         for case in file["benchmarks"]:
             cases[case["name"]] = {key: value for key, value in case.items() if key not in NOISE}
     context = {key: value for key, value in files[-1][1]["context"].items() if key not in PRIVATE}

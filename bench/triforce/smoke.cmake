@@ -37,8 +37,8 @@ run(${tables} --out "${FOLDER}/triforce.md")
 file(READ "${FOLDER}/triforce.md" made)
 foreach(row "0[.]923 . 0[.]35 . 6 . " "0[.]923 . no small draft . 11 . "
             "`triforce` . goes on with a text . 0[.]6 . " "`ngram` . answers questions about it . 0 . "
-            "`self-4` . quotes the text . 0 . 256 . " "budget 64 . " "chunk 4 . " "256 . 64 . 0[.]250 . "
-            "256 . 64 . attention . ")
+            "`self-4` . quotes the text . kjv . 0 . 256 . " "budget 64 . kjv . " "chunk 4 . "
+            "kjv . 256 . 64 . 0[.]250 . " "kjv . 256 . 64 . attention . ")
   if(NOT made MATCHES "${row}")
     message(FATAL_ERROR "no '${row}' in ${FOLDER}/triforce.md")
   endif()
