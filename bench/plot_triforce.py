@@ -127,7 +127,8 @@ def draw_model(series, out):
         side.set_ylim(0, 1.02)
         side.grid(alpha=0.3)
         side.spines[["top", "right"]].set_visible(False)
-        side.legend(frameon=False, fontsize=7)
+        if side.get_lines():
+            side.legend(frameon=False, fontsize=7)
     figure.tight_layout()
     figure.savefig(out, dpi=110)
 
