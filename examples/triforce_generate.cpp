@@ -29,6 +29,7 @@
 #include "common/terminal.hpp"
 #include "common/text_model.hpp"
 #include "common/token_strip.hpp"
+#include "tool_plan.hpp"
 
 namespace {
 
@@ -48,6 +49,7 @@ struct Arguments {
   std::optional<std::size_t> length;
   std::optional<std::size_t> draft_length;
   std::string summary = "min-max";
+  std::string draft_plan;  // empty: sinks and latest rows
   std::size_t threads = 0;
   bool alone = false;
   bool json = false;
@@ -75,6 +77,7 @@ Examples:
   triforce_generate --length 6 --json             six guesses each time, for another program
   triforce_generate --questions 0 --max-new 400 --temperature 0.8 --top-p 0.95 --seed 7
   triforce_generate --file chapter.txt --method ngram --max-new 200 --stop .
+  triforce_generate --method streaming --draft-plan duo:0.5      the target's streaming heads guess
   triforce_generate --quantise 4                  the target's rows in 4 bits but for the latest
   triforce_generate --model DIR --draft-model DIR-draft --tokens 1,12,3
 
@@ -141,6 +144,7 @@ nlohmann::json settings_json(const Arguments& arguments) {
           {"chunk", arguments.setup.chunk},
           {"budget", arguments.setup.budget},
           {"summary", arguments.summary},
+          {"draft_plan", arguments.draft_plan},
           {"bits", arguments.setup.bits},
           {"length", options.length},
           {"adaptive", options.adapt},
@@ -166,6 +170,13 @@ void run(Arguments& arguments) {
   }
   set_threads(arguments.threads);
   const auto model = TextModel::load(arguments.model);
+  if (!arguments.draft_plan.empty()) {
+    require(setup.structure == Structure::streaming, "--draft-plan is what the target keeps when it guesses "
+            "by itself (--method streaming); --method ", arguments.method, " has no such cache");
+    PlanArguments plan;
+    plan.plan = arguments.draft_plan;
+    setup.draft_plan = make_plan<bfloat16>(plan, model.config().shape(), arguments.model);
+  }
   const std::vector<SpeculationTurn> turns =
       make_turns(arguments, model, setup.options.stop_tokens);
   std::optional<reference::Llama> small;
@@ -223,6 +234,10 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  "default: chosen, or 1 with --length")
       ->type_name("N")
       ->check(whole_number(0, 1024));
+  app.add_option("--draft-plan", arguments.draft_plan,
+                 "What the target keeps when it guesses (--method streaming), instead of sinks and latest rows: "
+                 "duo:0.5, int4")
+      ->type_name("PLAN");
   add_count(app, "--budget", arguments.setup.budget, 1, "Rows that are selected in each head");
   add_count(app, "--chunk", arguments.setup.chunk, 1, "Rows that are selected together");
   app.add_option("--summary", arguments.summary,

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <optional>
 #include <random>
 #include <span>
@@ -180,7 +181,7 @@ int main(int argc, char** argv) {
   benchmark::Initialize(&argc, rest.data());
   if (benchmark::ReportUnrecognizedArguments(argc, rest.data())) return 1;
   benchmark::AddCustomContext("cpu", machine().cpu);
-  benchmark::AddCustomContext("model", folder.empty() ? "random weights" : folder);
+  benchmark::AddCustomContext("model", folder.empty() ? "random weights" : std::filesystem::path{folder}.filename().string());
   benchmark::AddCustomContext("prompt", std::to_string(size.prompt));
   try {
     bfloat16_model = in_format(folder.empty() ? random_llama(size.model, 1) : Llama::load(folder),

@@ -86,7 +86,7 @@ def cpu_speed(ours, theirs):
 
 
 def model(*paths):
-    """Reading a prompt and decoding after it, whole models; every case is the fastest round's."""
+    """Reading a prompt and decoding after it, whole models."""
     rows = []
     for title, path in zip(("kvpolicy", "transformers"), paths):
         context, entries = read(path)

@@ -14,8 +14,6 @@
 // There are two kinds of text: `prose` continues the King James Bible, `needles` answers questions
 // about facts hidden in it. A greedy run whose tokens differ from those of plain decoding is
 // reported as an error.
-#include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -24,7 +22,6 @@
 
 #include <benchmark/benchmark.h>
 
-#include <kvpolicy/speculation/cost_model.hpp>
 #include <reference_model/llama.hpp>
 
 #include "bench/cpu/machine.hpp"
@@ -33,9 +30,11 @@
 #include "common/speculation_run.hpp"
 #include "common/speculative_text.hpp"
 #include "common/text_model.hpp"
+#include "decoding.hpp"
 
 namespace {
 using namespace kvpolicy;
+using namespace kvpolicy::bench;
 using namespace kvpolicy::tools;
 
 /// The sizes of the measurement, and how often it is repeated.
@@ -44,7 +43,7 @@ struct Size {
   std::size_t texts = 3;
   std::size_t prose = 192;  // new tokens
   std::size_t questions = 6;
-  int iterations = 3;
+  std::size_t iterations = 3;
 };
 Size size;
 
@@ -77,119 +76,43 @@ std::vector<SpeculationTurn> turns_of(Kind kind, std::uint64_t seed) {
   return turns;
 }
 
-/// Sums over the texts.
-struct Total {
-  double tokens = 0, seconds = 0, plain_tokens = 0, plain_seconds = 0;
-  double passes = 0, places = 0, accepted = 0, middle_places = 0, middle_accepted = 0;
-  double expected_tokens = 0;
-  bool same = true;
-};
-
-Total run(const SpeculationSetup& setup, Kind kind, bool beside_plain) {
-  Total total;
+DecodingTotal run(const SpeculationSetup& setup, Kind kind, bool beside_plain) {
+  DecodingTotal total;
   for (std::size_t text = 1; text <= size.texts; ++text) {
     SpeculationSetup own = setup;
     own.options.stop_tokens = {'.'};
     own.options.seed = text;
-    SpeculativeText speculative{target().llama(), needs_small_model(setup.structure) ? &small() : nullptr,
-                                own};
-    const SpeculationResult result =
-        run_speculation(speculative, turns_of(kind, text), beside_plain);
-    total.tokens += static_cast<double>(result.tokens);
-    total.seconds += result.seconds;
-    total.plain_tokens += static_cast<double>(result.plain_tokens);
-    total.plain_seconds += result.plain_seconds;
-    total.passes += static_cast<double>(result.steps.size());
-    const LevelReport& top = result.levels.front();
-    total.places += static_cast<double>(top.judged);
-    total.accepted += static_cast<double>(top.accepted);
-    if (result.levels.size() > 2) {
-      total.middle_places += static_cast<double>(result.levels[1].judged);
-      total.middle_accepted += static_cast<double>(result.levels[1].accepted);
-    }
-    const double acceptance = top.judged > 0 ? top.acceptance() : 0.0;
-    for (const SpeculationStep& step : result.steps) {
-      total.expected_tokens += expected_tokens(acceptance, step.guessed);
-    }
-    total.same = total.same && (!beside_plain || result.same_text);
+    SpeculativeText speculative{target().llama(),
+                                needs_small_model(setup.structure) ? &small() : nullptr, own};
+    total.add(run_speculation(speculative, turns_of(kind, text), beside_plain));
   }
   return total;
 }
 
-SpeculationSetup setup_of(Structure structure, double temperature,
-                          std::optional<std::size_t> length) {
-  SpeculationSetup setup;
-  setup.structure = structure;
-  setup.options.sampling.temperature = static_cast<float>(temperature);
-  if (length) {
-    setup.options.length = *length;
-    setup.options.adapt = false;
-  }
-  return setup;
-}
-
-void report(benchmark::State& state, const std::vector<Total>& totals) {
-  std::vector<double> speedups;
-  Total sum;
-  for (const Total& total : totals) {
-    speedups.push_back(total.plain_seconds / total.plain_tokens / (total.seconds / total.tokens));
-    sum.tokens += total.tokens;
-    sum.seconds += total.seconds;
-    sum.plain_tokens += total.plain_tokens;
-    sum.plain_seconds += total.plain_seconds;
-    sum.passes += total.passes;
-    sum.expected_tokens += total.expected_tokens;
-  }
-  std::ranges::sort(speedups);
-  const Total& last = totals.back();
-  state.counters["acceptance"] = last.accepted / std::max(last.places, 1.0);
-  if (last.middle_places > 0) {
-    state.counters["middle_acceptance"] = last.middle_accepted / last.middle_places;
-  }
-  state.counters["tokens_per_verification"] = last.tokens / last.passes;
-  if (sum.plain_tokens == 0) return;
-  state.counters["speedup"] = speedups[speedups.size() / 2];
-  state.counters["speedup_min"] = speedups.front();
-  state.counters["speedup_max"] = speedups.back();
-  // The time of the passes, and the tokens that they would give with independent acceptance.
-  state.counters["predicted"] =
-      sum.plain_seconds / sum.plain_tokens / (sum.seconds / sum.expected_tokens);
-  state.counters["ms"] = sum.seconds / sum.tokens * 1e3;
-  state.counters["plain_ms"] = sum.plain_seconds / sum.plain_tokens * 1e3;
-}
-
 void structure(benchmark::State& state, Structure named, Kind kind, double temperature) {
-  std::vector<Total> totals;
+  std::vector<DecodingTotal> totals;
   for (auto _ : state) {
-    totals.push_back(run(setup_of(named, temperature, {}), kind, true));
+    totals.push_back(run(decoding_setup(named, temperature, {}), kind, true));
     state.SetIterationTime(totals.back().seconds);
     if (temperature == 0.0 && !totals.back().same) {
       return state.SkipWithError("the tokens differ from those of plain decoding");
     }
   }
-  report(state, totals);
+  report_decoding(state, totals);
 }
 
 void selection(benchmark::State& state, Kind kind, bool min_max, std::size_t chunk,
                std::size_t budget) {
-  std::vector<Total> totals;
+  std::vector<DecodingTotal> totals;
   for (auto _ : state) {
-    SpeculationSetup setup = setup_of(Structure::self, 0.0, 6);
+    SpeculationSetup setup = decoding_setup(Structure::self, 0.0, 6);
     setup.min_max = min_max;
     setup.chunk = chunk;
     setup.budget = budget;
     totals.push_back(run(setup, kind, false));
     state.SetIterationTime(totals.back().seconds);
   }
-  report(state, totals);
-}
-
-template <class... Arguments>
-void add(const std::string& name, int iterations, Arguments... arguments) {
-  benchmark::RegisterBenchmark(name.c_str(), arguments...)
-      ->Iterations(iterations)
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+  report_decoding(state, totals);
 }
 
 void add_all() {
@@ -197,25 +120,25 @@ void add_all() {
   for (const Kind kind : {Kind::prose, Kind::needles}) {
     for (const NamedStructure& s : structures()) {
       if (s.structure == Structure::plain) continue;
-      add(std::string{"structure/"} + s.name + "/" + kind_name(kind) + "/t0", size.iterations,
-          structure, s.structure, kind, 0.0);
+      add_case(std::string{"structure/"} + s.name + "/" + kind_name(kind) + "/t0", size.iterations,
+               structure, s.structure, kind, 0.0);
     }
   }
-  add("structure/triforce/prose/t0.6", size.iterations, structure, Structure::triforce, Kind::prose,
-      0.6);
-  add("structure/triforce/prose/t1", size.iterations, structure, Structure::triforce, Kind::prose,
-      1.0);
+  add_case("structure/triforce/prose/t0.6", size.iterations, structure, Structure::triforce,
+           Kind::prose, 0.6);
+  add_case("structure/triforce/prose/t1", size.iterations, structure, Structure::triforce,
+           Kind::prose, 1.0);
   // Selection by mean keys, as in the paper, and by Quest's bounds.
   for (const bool min_max : {false, true}) {
     for (const Kind kind : {Kind::prose, Kind::needles}) {
       const std::string text = std::string{kind_name(kind)} + (min_max ? "-bounds/" : "-means/");
       for (const std::size_t budget : {32, 64, 128, 256, 512, 1024, 2048, 4096}) {
-        add("budget/" + text + std::to_string(budget), 1, selection, kind, min_max, std::size_t{8},
-            budget);
+        add_case("budget/" + text + std::to_string(budget), 1, selection, kind, min_max,
+                 std::size_t{8}, budget);
       }
       for (const std::size_t chunk : {1, 2, 4, 8, 16, 32, 64}) {
-        add("chunk/" + text + std::to_string(chunk), 1, selection, kind, min_max, chunk,
-            std::size_t{512});
+        add_case("chunk/" + text + std::to_string(chunk), 1, selection, kind, min_max, chunk,
+                 std::size_t{512});
       }
     }
   }

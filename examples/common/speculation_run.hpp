@@ -71,7 +71,8 @@ struct SpeculationWatcher {
   std::function<void(std::size_t turn)> ends = {};
 };
 
-/// `text` must be empty. Caches are warm before times are taken.
+/// `text` may have read what the first turn goes on after, whose prompt may then be empty. Caches are
+/// warm before times are taken.
 [[nodiscard]] SpeculationResult run_speculation(SpeculativeText& text,
                                                 const std::vector<SpeculationTurn>& turns,
                                                 bool beside_plain,

@@ -52,19 +52,28 @@ HeadPlan<bfloat16> plan_with(const ModelShape& shape, const SpeculationSetup& se
       typename Policy::Config{.chunk = setup.chunk, .budget = setup.budget, .storage = storage}};
 }
 
-Cache target_cache(const reference::Llama& model, const SpeculationSetup& setup,
-                   const CacheOptions& options) {
-  auto plan = target_plan(model.config().shape(), setup);
+HeadPlan<bfloat16> limited(HeadPlan<bfloat16> plan, const reference::Llama& model) {
   reference::limit_windows(plan, model.config());
-  return Cache{std::move(plan), options};
+  return plan;
 }
 
-Cache streaming_cache(const reference::Llama& model, const SpeculationSetup& setup,
-                      const CacheOptions& options) {
-  auto plan = triforce_draft_plan<bfloat16>(
-      model.config().shape(), {.sinks = setup.sinks, .recent = setup.recent});
-  reference::limit_windows(plan, model.config());
-  return Cache{std::move(plan), options};
+HeadPlan<bfloat16> plan_of_target(const reference::Llama& model, const SpeculationSetup& setup) {
+  return limited(target_plan(model.config().shape(), setup), model);
+}
+
+bool drafts_itself(const SpeculationSetup& setup) { return setup.structure == Structure::streaming; }
+
+HeadPlan<bfloat16> plan_of_draft(const reference::Llama& model, const SpeculationSetup& setup) {
+  if (drafts_itself(setup) && setup.draft_plan) return limited(*setup.draft_plan, model);
+  return limited(triforce_draft_plan<bfloat16>(model.config().shape(),
+                                               {.sinks = setup.sinks, .recent = setup.recent}),
+                 model);
+}
+
+// Whether the target's cache holds every row exactly, so that a cache of another plan can take them over.
+bool holds_every_row(const reference::Llama& model, const SpeculationSetup& setup) {
+  return setup.bits == 0 &&
+         std::ranges::all_of(model.config().windows, [](std::size_t window) { return window == 0; });
 }
 
 std::size_t most_guesses(const SpeculationSetup& setup) {
@@ -93,7 +102,7 @@ SpeculationOptions decoder_options(const SpeculationSetup& setup) {
   return options;
 }
 
-bool has_streaming_cache(Structure structure) {
+bool has_draft_cache(Structure structure) {
   return needs_small_model(structure) || structure == Structure::streaming;
 }
 
@@ -213,11 +222,10 @@ SpeculativeText::SpeculativeText(const reference::Llama& model, const reference:
           named(setup.structure).name, " needs a small model beside the target");
   const CacheOptions options = cache_options(setup);
   std::optional<Cache> drafts;
-  if (has_streaming_cache(setup.structure)) {
-    const bool own = setup.structure == Structure::streaming;
-    drafts.emplace(streaming_cache(own ? model : *small, setup, options));
+  if (has_draft_cache(setup.structure)) {
+    drafts.emplace(plan_of_draft(drafts_itself(setup) ? model : *small, setup), options);
   }
-  parts_ = std::make_unique<Parts>(model, small, setup, target_cache(model, setup, options),
+  parts_ = std::make_unique<Parts>(model, small, setup, Cache{plan_of_target(model, setup), options},
                                    std::move(drafts), std::span<const int>{});
 }
 SpeculativeText::SpeculativeText(std::unique_ptr<Parts> parts) : parts_{std::move(parts)} {}
@@ -245,19 +253,24 @@ std::unique_ptr<SpeculativeText> SpeculativeText::fork(const SpeculationSetup& s
           named(setup.structure).name, " needs a small model beside the target");
   std::optional<Cache> drafts;
   std::span<const int> has_read;
-  if (has_streaming_cache(setup.structure)) {
-    const bool own = setup.structure == Structure::streaming;
+  if (has_draft_cache(setup.structure)) {
+    const bool own = drafts_itself(setup);
+    HeadPlan<bfloat16> plan = plan_of_draft(own ? *from.model : *from.small_model, setup);
     const bool same = from.draft_cache && from.draft_has_read == text().size() &&
-                      own == (from.setup.structure == Structure::streaming);
+                      own == drafts_itself(from.setup) && plan == from.draft_cache->plan();
     if (same) {
       drafts.emplace(from.draft_cache->fork());
       has_read = text();
+    } else if (own && holds_every_row(*from.model, from.setup)) {
+      drafts.emplace(from.cache.fork_as(std::move(plan)));
+      has_read = text().first(from.cache.tokens());
     } else {
-      drafts.emplace(
-          streaming_cache(own ? *from.model : *from.small_model, setup, from.cache.options()));
+      drafts.emplace(std::move(plan), from.cache.options());
     }
   }
-  auto parts = std::make_unique<Parts>(*from.model, from.small_model, setup, from.cache.fork(),
+  HeadPlan<bfloat16> plan = plan_of_target(*from.model, setup);
+  Cache cache = plan == from.cache.plan() ? from.cache.fork() : from.cache.fork_as(std::move(plan));
+  auto parts = std::make_unique<Parts>(*from.model, from.small_model, setup, std::move(cache),
                                        std::move(drafts), has_read);
   parts->decoder.continue_text(text());
   if (parts->prepare) {

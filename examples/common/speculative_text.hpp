@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,6 +57,9 @@ struct SpeculationSetup {
   std::size_t bits = 0;          ///< of the target's rows; 0 keeps bfloat16
   std::size_t sinks = 16;        ///< first rows that a streaming cache keeps
   std::size_t recent = 240;  ///< latest rows of a streaming cache, besides the sinks
+  /// What the draft of Structure::streaming keeps instead. Nothing compresses its rows, so budgets
+  /// of its heads have no effect.
+  std::optional<HeadPlan<bfloat16>> draft_plan = {};
   std::size_t tree_nodes = 16;
   SpeculationOptions options = {};
   SelectedDraftOptions middle = {};  ///< the target over selected rows
@@ -101,9 +105,12 @@ class SpeculativeText {
   /// @throws as SpeculativeDecoder::step
   DecodedStep step(std::size_t most = static_cast<std::size_t>(-1));
 
-  /// A copy of the text that is decoded with `setup` from here on; full pages are shared. This is
-  /// cheap directly after `read`; otherwise the draft reads the text again. `setup` may differ in
-  /// structure and options, but not in the target's cache.
+  /// A copy of the text that is decoded with `setup` from here on. Where both setups have the same
+  /// target's cache, full pages are shared; otherwise the other one takes over the rows, which must not
+  /// be quantised (KvCache::fork_as). A draft that is the target itself takes over the target's rows
+  /// too, if it can; other drafts are forked directly after `read`, and later read the text again.
+  /// Room for draft tokens stays that of this text's options.
+  /// @throws as KvCache::fork_as
   [[nodiscard]] std::unique_ptr<SpeculativeText> fork(const SpeculationSetup& setup) const;
 
   [[nodiscard]] const SpeculationSetup& setup() const;

@@ -10,6 +10,8 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/policy/full_cache.hpp>
+#include <kvpolicy/storage/dense_storage.hpp>
 #include <reference_model/llama.hpp>
 
 using namespace kvpolicy;
@@ -114,6 +116,47 @@ TEST_CASE("a fork continues like its origin, and does not change it") {
     CHECK(std::vector<int>(text.text().begin(), text.text().end()) ==
           std::vector<int>(fork->text().begin(), fork->text().end()));
   }
+}
+
+TEST_CASE("one reading of a prompt serves other selections, and drafts that read it under other plans") {
+  SpeculativeText text{model(), nullptr, setup_of(Structure::plain)};
+  text.read(prompt());
+  SpeculationTurn turn;  // goes on after what was read
+  turn.most_new = 40;
+  const auto plain = text.fork(setup_of(Structure::plain));
+  const auto expected = run_speculation(*plain, {turn}, false).tokens_of_turn(0);
+
+  SpeculationSetup few = setup_of(Structure::self);
+  few.chunk = 4;
+  few.budget = 8;
+  SpeculationSetup means = few;
+  means.min_max = false;
+  SpeculationSetup window = setup_of(Structure::streaming);
+  window.sinks = 2;
+  window.recent = 6;
+  SpeculationSetup whole = setup_of(Structure::streaming);
+  using Full = FullCache<DenseStorage<bfloat16>>;
+  whole.draft_plan = HeadPlan<bfloat16>{model().config().shape(), Full::Config{}};
+  for (const SpeculationSetup& setup : {few, means, window, whole}) {
+    CAPTURE(setup.budget);
+    CAPTURE(setup.draft_plan.has_value());
+    const auto fork = text.fork(setup);
+    const SpeculationResult result = run_speculation(*fork, {turn}, true);
+    CHECK(result.same_text);
+    const auto tokens = result.tokens_of_turn(0);
+    REQUIRE(tokens.size() == expected.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) CHECK(tokens[i].token == expected[i].token);
+    CHECK(result.levels.front().judged > 0);
+    // A draft that reads what the target reads is hardly ever refused; one of 8 rows is.
+    const bool all = setup.draft_plan.has_value();
+    CHECK((result.levels.front().acceptance() > 0.9) == all);
+  }
+  CHECK(text.text().size() == 90);
+
+  // A streaming draft gets its plan from the fork's setup, not from the text that it was forked from.
+  const auto streaming = text.fork(window);
+  const auto wide = streaming->fork(whole);
+  CHECK(run_speculation(*wide, {turn}, true).levels.front().acceptance() > 0.9);
 }
 
 TEST_CASE("a turn ends after its stop text, wherever steps end") {
