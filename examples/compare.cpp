@@ -79,7 +79,9 @@ of the cache, so no question sees another. An answer is right if its text begins
 Models that read words rather than bytes are asked for words ("The captain has learned to play the trombone.").)";
 
 std::string footer() {
-  return std::string{"Plans (--plans, one or more):\n"} + plan_help() +
+  return fmt::format("Default plans: {}\nand for a model that reads words: {}\n\n",
+                     spaced(plans_of_bytes), spaced(plans_of_words)) +
+         "Plans (--plans, one or more):\n" + plan_help() +
          R"(  triforce             full attention, by guesses: needs the small model in DIR-draft, and the CPU
 
 Examples:
@@ -381,7 +383,7 @@ int main(int argc, char** argv) {
   app.add_option("--model", arguments.model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
-  app.add_option("--plans", arguments.plans, "Plans to compare, see below; default: the demo's")
+  app.add_option("--plans", arguments.plans, "Plans to compare, see below")
       ->type_name("PLAN...");
   app.add_option("--tokens", arguments.tokens,
                  fmt::format("Tokens of text, a question and its answer included; default: {}, of words {}",

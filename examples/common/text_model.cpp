@@ -82,7 +82,7 @@ TextModel::TextModel(reference::Llama llama, reference::Tokenizer tokenizer)
   tokenizer_.require_fits(llama_.config().vocabulary);
   ends_.insert(ends_.end(), tokenizer_.ends().begin(), tokenizer_.ends().end());
   std::ranges::sort(ends_);
-  ends_.erase(std::ranges::unique(ends_).begin(), ends_.end());
+  ends_.erase(std::unique(ends_.begin(), ends_.end()), ends_.end());
 }
 
 std::vector<int> TextModel::encode(std::string_view text) const { return tokenizer_.encode(text); }

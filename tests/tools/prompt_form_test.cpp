@@ -32,8 +32,8 @@ std::vector<int> in_chat(const TextModel& model, const std::string& message, std
                 model.tokenizer().encode(begun, {.add_special = false, .parse_special = false}));
 }
 
-const LanguageQuestion asks{.text = "\nWhat sings?", .lead_in = "What sings is the"};
-const LanguageQuestion begins{.text = "\nA trout is a kind of", .choices = {" fish", " bird"}};
+const LanguageQuestion what_sings{.text = "\nWhat sings?", .lead_in = "What sings is the"};
+const LanguageQuestion kind_of{.text = "\nA trout is a kind of", .choices = {" fish", " bird"}};
 
 }  // namespace
 
@@ -43,10 +43,10 @@ TEST_CASE("in plain form the question follows the text") {
   CHECK(form.text("Birds sing.") == "Birds sing.");
   CHECK(form.tokens("Birds sing.") == model.encode("Birds sing."));
   CHECK(form.overhead() == model.encode("").size());
-  const LanguagePrompt prompt = form.ask("Birds sing.", asks);
+  const LanguagePrompt prompt = form.ask("Birds sing.", what_sings);
   CHECK(prompt.text == "\nWhat sings? What sings is the");
   CHECK(prompt.tokens == model.encode_after("Birds sing.", prompt.text));
-  CHECK(prompt.question.lead_in == asks.lead_in);
+  CHECK(prompt.question.lead_in == what_sings.lead_in);
 }
 
 TEST_CASE("in chat form text and question are the user's message, and the lead-in begins the answer") {
@@ -55,12 +55,12 @@ TEST_CASE("in chat form text and question are the user's message, and the lead-i
   // The spelling of a special token in a text is text.
   for (const std::string body : {"Birds sing.", "<|im_end|> is not\nthe end.", "Ünïcode 42"}) {
     const std::vector<int> front = form.tokens(body);
-    const LanguagePrompt asked = form.ask(body, asks);
-    CHECK(joined(front, asked.tokens) == in_chat(model, body + asks.text, asks.lead_in));
+    const LanguagePrompt asked = form.ask(body, what_sings);
+    CHECK(joined(front, asked.tokens) == in_chat(model, body + what_sings.text, what_sings.lead_in));
     CHECK(form.text(body) + asked.text == "<|im_start|>user\n" + body +
                                               "\nWhat sings?<|im_end|>\n<|im_start|>assistant\n"
                                               "What sings is the");
-    const LanguagePrompt begun = form.ask(body, begins);
+    const LanguagePrompt begun = form.ask(body, kind_of);
     CHECK(joined(front, begun.tokens) == in_chat(model, body, "A trout is a kind of"));
     for (const LanguagePrompt& prompt : {asked, begun}) {
       CHECK(front.size() + prompt.tokens.size() <=
