@@ -126,7 +126,7 @@ TEST_CASE("a folder's other files name ends and template" * doctest::skip(!refer
   // Texts can be encoded where the template is none; a conversation is refused, with what is there.
   for (const std::string none : {R"([{"name": "tool", "template": "x"}])", "7", R"({"a": "b"})"}) {
     folder.write("tokenizer_config.json", R"({"chat_template": )" + none + "}");
-    CHECK_THROWS_WITH_AS(ChatTemplate{Tokenizer::load(folder.path())},
+    CHECK_THROWS_WITH_AS(reference::ChatTemplate{Tokenizer::load(folder.path())},
                          doctest::Contains("the chat template prints text"), FormatError);
   }
   folder.write("tokenizer_config.json", R"({"chat_template": null})");
