@@ -18,6 +18,7 @@
 #include <kvpolicy/format.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
 #include "common/asked_question.hpp"
+#include "common/context_limit.hpp"
 #include "common/device.hpp"
 #include "common/exam.hpp"
 #include "common/exam_plan.hpp"
@@ -32,6 +33,7 @@
 #include "common/table.hpp"
 #include "common/terminal.hpp"
 #include "common/text_model.hpp"
+#include "common/texts.hpp"
 #include "tool_plan.hpp"
 
 namespace {
@@ -41,30 +43,45 @@ using namespace kvpolicy::tools;
 
 struct Arguments {
   std::string model;
-  // kernel and beta of HeadKV suit a small model of bytes; docs/results.md says how they were
-  // chosen.
-  std::vector<std::string> plans{"full",  "sink_recent", "duo",      "headkv:128,kernel=29,beta=2",
-                                 "quest", "int4",        "duo+int4", "triforce"};
-  std::size_t tokens = 8192;
+  std::vector<std::string> plans;  // empty: the model's default
+  std::size_t tokens = 0;          // likewise
   std::size_t questions = 12;
   std::uint64_t seed = 1;
   std::size_t threads = 0;
   std::string device = "cpu";
   std::string compress = "question";
+  std::string hide;  // empty: the model's default
+  std::string text = "kjv";
   bool whole_answers = false;
   bool two_step = false;
+  ContextLimit context;
   bool json = false;
 };
+
+// What the demo asks the shipped model, which reads bytes and knows no words. kernel and beta of
+// HeadKV suit a small model of bytes; docs/results.md says how they were chosen.
+const std::vector<std::string> plans_of_bytes{
+    "full", "sink_recent", "duo", "headkv:128,kernel=29,beta=2", "quest", "int4", "duo+int4", "triforce"};
+constexpr std::size_t tokens_of_bytes = 8192;
+
+// What it asks a pretrained model. Everything but the budgets, a sixth of the text, is as published.
+const std::vector<std::string> plans_of_words{"full",       "sink_recent:64,256", "duo",
+                                              "snapkv:512", "h2o:512",            "quest:16,512",
+                                              "int4",       "duo+int4"};
+constexpr std::size_t tokens_of_words = 3072;
 
 constexpr const char* description =
     R"(Compares KV-cache plans on one long text: memory, time, and how many answers are right.
 
 The text is a piece of the King James Bible with facts hidden in it ("The key of Bamelo is 48213.").
 A model reads it once under each plan; every question ("What is the key of Bamelo?") goes to a fork
-of the cache, so no question sees another. An answer is right if its text begins with the expected one.)";
+of the cache, so no question sees another. An answer is right if its text begins with the expected one.
+Models that read words rather than bytes are asked for words ("The captain has learned to play the trombone.").)";
 
 std::string footer() {
-  return std::string{"Plans (--plans, one or more):\n"} + plan_help() +
+  return fmt::format("Default plans: {}\nand for a model that reads words: {}\n\n",
+                     spaced(plans_of_bytes), spaced(plans_of_words)) +
+         "Plans (--plans, one or more):\n" + plan_help() +
          R"(  triforce             full attention, by guesses: needs the small model in DIR-draft, and the CPU
 
 Examples:
@@ -112,11 +129,24 @@ HeadGates gates_of(const std::string& model) {
   return io::load_duo_pattern(pattern_folder(head_file(model, "duo"))).gates;
 }
 
+// Fills in what depends on the model and was left open.
+void complete(Arguments& arguments, const TextModel& model) {
+  const bool reads_words = model.config().vocabulary != 256;
+  if (arguments.plans.empty()) arguments.plans = reads_words ? plans_of_words : plans_of_bytes;
+  if (arguments.tokens == 0) arguments.tokens = reads_words ? tokens_of_words : tokens_of_bytes;
+  if (arguments.hide.empty()) {
+    arguments.hide = reads_words && !arguments.two_step ? "words" : "keys";
+  }
+}
+
 // Makes the texts and the plans, and reports every error before anything is printed.
 Comparison prepare(const Arguments& arguments, const TextModel& model, bool plans_chosen) {
   Comparison comparison;
-  comparison.text = draw_text_in_tokens(model, evaluation_text(), arguments.tokens,
+  comparison.text = draw_text_in_tokens(model, part_of(text_named(arguments.text), Split::test),
+                                        arguments.tokens,
                                         {.questions = arguments.questions,
+                                         .kind = arguments.hide == "words" ? FactKind::words
+                                                                           : FactKind::keys,
                                          .lead_in = !arguments.whole_answers,
                                          .two_step = arguments.two_step,
                                          .seed = arguments.seed});
@@ -205,6 +235,8 @@ nlohmann::json as_json(const Arguments& arguments, const TextModel& model,
                       {"facts", comparison.text.facts},
                       {"questions", std::move(questions)},
                       {"plans", std::move(rows)}};
+  if (arguments.hide == "words") json["hidden"] = arguments.hide;
+  if (arguments.text != "kjv") json["text"] = arguments.text;
   if (const ExamPlan* duo = comparison.duo()) {
     const HeadKinds kinds = kinds_of(duo->plan);
     const HeadGates gates = gates_of(arguments.model);
@@ -250,54 +282,79 @@ void print_table(const Comparison& comparison) {
   }
 }
 
-// Prints the plans' answers to one question: the first to which they do not all give the same
-// answer.
-void print_answers(const TextModel& model, const Comparison& comparison) {
-  const auto& questions = comparison.text.questions;
-  std::size_t shown = 0;
-  for (std::size_t q = questions.size(); q-- > 0;) {
+// The first questions to which not all plans give the same answer, at most so many; the first of all
+// if there are none.
+std::vector<std::size_t> telling_questions(const Comparison& comparison, std::size_t most) {
+  std::vector<std::size_t> telling;
+  for (std::size_t q = 0; q < comparison.text.questions.size() && telling.size() < most; ++q) {
     const auto differs = [&](const ExamResult& r) {
       return r.answers[q] != comparison.results.front().answers[q];
     };
-    if (std::ranges::any_of(comparison.results, differs)) shown = q;
+    if (std::ranges::any_of(comparison.results, differs)) telling.push_back(q);
   }
-  const Question& question = questions[shown];
+  if (telling.empty()) telling.push_back(0);
+  return telling;
+}
+
+// The text around a fact that ends at `end`.
+std::string around_fact(const std::string& body, std::size_t end) {
+  const std::size_t begin = body.find(' ', end - std::min<std::size_t>(end, 110)) + 1;
+  return fmt::format("…{}…", body.substr(begin, body.find(' ', end + 40) - begin));
+}
+
+// Prints the plans' answers to one question.
+void print_answers(const TextModel& model, const Comparison& comparison, std::size_t shown,
+                   bool with_fact) {
+  const Question& question = comparison.text.questions[shown];
   const bool colour = wants_colour(stdout);
   const std::string& body = comparison.text.body;
   const std::size_t end = body.size() - question.distance;
   const std::size_t tokens_back =
       model.encode_after(body.substr(0, end), body.substr(end)).size();
   fmt::print("\nOne of the questions, about a fact {} tokens back: {}\n",
-             thousands(tokens_back), one_line(question.text.substr(1), 70));
+             thousands(tokens_back), one_line(question.text.substr(1), 100));
+  if (with_fact) fmt::print("  hidden in {}\n", one_line(around_fact(body, end), 180));
   for (const ExamResult& result : comparison.results) {
     const bool right = result.right[shown];
     const char* shade = !colour ? "" : right ? "\033[32m" : "\033[31m";
+    const std::string answer = model.decode(result.answers[shown]);
     fmt::print("  {}{}{} {}{}\n", padded_name(comparison, result.plan), shade, right ? "✓" : "✗",
-               one_line(model.decode(result.answers[shown]), 60), colour ? "\033[0m" : "");
+               one_line(std::string_view{answer}.substr(answer.starts_with(' ')), 60),
+               colour ? "\033[0m" : "");
   }
 }
 
-void print_heat_map(const ExamPlan& duo, const std::string& model) {
+void print_heat_map(const ExamPlan& duo, const std::string& model, bool trained) {
   fmt::print(
       "\nWhich heads the plan {} lets keep the whole text: [framed].\n"
-      "The darker a head, the further open training left its gate.\n{}",
-      duo.name, heat_map(gates_of(model), kinds_of(duo.plan), wants_colour(stdout)));
+      "The darker a head, the {}.\n{}",
+      duo.name, trained ? "further open training left its gate" : "higher its gate",
+      heat_map(gates_of(model), kinds_of(duo.plan), wants_colour(stdout)));
 }
 
-void run(const Arguments& arguments, bool plans_chosen) {
+std::string shown_parameters(std::size_t parameters) {
+  const auto count = static_cast<double>(parameters);
+  return count < 1e7 ? fmt::format("{} thousand", fixed(count / 1e3, 0))
+                     : fmt::format("{} million", fixed(count / 1e6, 1));
+}
+
+void run(Arguments arguments) {
   set_threads(arguments.threads);
   const auto model = TextModel::load(arguments.model);
+  const bool plans_chosen = !arguments.plans.empty();
+  complete(arguments, model);
+  arguments.context.check(model.config(), arguments.tokens);
   const Device device = open_device(arguments.device, model.llama());
   Comparison comparison = prepare(arguments, model, plans_chosen);
   if (!arguments.json) {
     const ModelShape shape = model.config().shape();
     fmt::print(
-        "{}: {} layers, {} query and {} KV heads of {} channels, {} thousand parameters; "
+        "{}: {} layers, {} query and {} KV heads of {} channels, {} parameters; "
         "{}\n"
         "A text of {} tokens with {} facts hidden in it; {} questions, each to a "
         "fork of the read text\n",
         arguments.model, shape.layers, shape.q_heads, shape.kv_heads, shape.head_dim,
-        thousands((model.llama().parameters() + 500) / 1000), device.about,
+        shown_parameters(model.llama().parameters()), device.about,
         thousands(comparison.tokens), comparison.text.facts,
         comparison.text.questions.size());
     std::fflush(stdout);
@@ -308,8 +365,11 @@ void run(const Arguments& arguments, bool plans_chosen) {
     return;
   }
   print_table(comparison);
-  print_answers(model, comparison);
-  if (const ExamPlan* duo = comparison.duo()) print_heat_map(*duo, arguments.model);
+  const bool words = arguments.hide == "words";
+  for (const std::size_t shown : telling_questions(comparison, words ? 3 : 1)) {
+    print_answers(model, comparison, shown, words);
+  }
+  if (const ExamPlan* duo = comparison.duo()) print_heat_map(*duo, arguments.model, !words);
 }
 
 }  // namespace
@@ -323,12 +383,20 @@ int main(int argc, char** argv) {
   app.add_option("--model", arguments.model, "Hugging Face folder of the model")
       ->type_name("DIR")
       ->capture_default_str();
-  auto* plans = app.add_option("--plans", arguments.plans, "Plans to compare, see below")
-                    ->type_name("PLAN...")
-                    ->default_str(spaced(arguments.plans));
-  app.add_option("--tokens", arguments.tokens, "Tokens of text, a question and its answer included")
+  app.add_option("--plans", arguments.plans, "Plans to compare, see below")
+      ->type_name("PLAN...");
+  app.add_option("--tokens", arguments.tokens,
+                 fmt::format("Tokens of text, a question and its answer included; default: {}, of words {}",
+                             tokens_of_bytes, tokens_of_words))
       ->type_name("N")
-      ->check(whole_number(1, 1'000'000))
+      ->check(whole_number(1, 1'000'000));
+  app.add_option("--hide", arguments.hide,
+                 "What is hidden and asked for: keys or words; default: words, if the model reads them")
+      ->check(CLI::IsMember({"keys", "words"}))
+      ->type_name("WHAT");
+  app.add_option("--text", arguments.text, "Where: a text that ships, or one of scripts/fetch-texts")
+      ->check(CLI::IsMember(std::vector<std::string>{text_names.begin(), text_names.end()}))
+      ->type_name("TEXT")
       ->capture_default_str();
   app.add_option("--questions", arguments.questions,
                  "Questions, at most one per hidden fact (a fact per 128 bytes, 4 to 32)")
@@ -356,6 +424,7 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(0, most_threads))
       ->capture_default_str();
+  arguments.context.add_to(app);
   app.add_flag("--json", arguments.json, "Print JSON");
-  return run_tool(app, argc, argv, [&] { run(arguments, plans->count() > 0); });
+  return run_tool(app, argc, argv, [&] { run(arguments); });
 }

@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include <kvpolicy/core/error.hpp>
+#include "common/context_limit.hpp"
 #include "common/equal_bytes.hpp"
 #include "common/evaluation.hpp"
 #include "common/evaluation_table.hpp"
@@ -54,6 +55,7 @@ struct Arguments {
   std::string write_tasks;
   bool said = false;
   bool resume = false;
+  ContextLimit context;
   bool json = false;
 };
 
@@ -125,12 +127,13 @@ std::string command_of(const Arguments& arguments) {
   const SuiteConfig& config = arguments.config;
   return fmt::format(
       "evaluate --suite {} --plans {}{} --lengths {} --seeds {} --questions {} --per-text {} "
-      "--depths {} --windows {} --score {} --compress {} --prefill {}{}{}{}",
+      "--depths {} --windows {} --score {} --compress {} --prefill {}{}{}{}{}",
       joined(arguments.suites), spaced(arguments.plans),
       arguments.bytes.empty() ? "" : " --bytes " + spaced(arguments.bytes),
       spaced(arguments.lengths), spaced(arguments.seeds), config.questions, config.per_text,
       config.depths, config.windows, config.scored, arguments.compress, arguments.prefill,
       config.lead_in ? " --lead-in" : "",
+      config.chat ? " --chat" : "",
       arguments.said ? " --said" : "",
       (arguments.text == "kjv" ? "" : " --text " + arguments.text) +
           (arguments.split == "test" ? "" : " --split " + arguments.split));
@@ -293,6 +296,7 @@ class Run {
           tasks.push_back(draw_tasks(model_, suite, config_at(length), seed, plain_));
         }
         const std::size_t rows = rows_before_answer(model_, tasks.at(0).at(0));
+        arguments_.context.check(model_.config(), rows + tasks.at(0).at(0).follows.size());
         for (const Entry& entry : entries_at(arguments_, rows, model_.config().shape(), left_out)) {
           for (std::size_t s = 0; s < seeds; ++s) {
             group.wanted.push_back({suite,
@@ -401,6 +405,9 @@ int main(int argc, char** argv) {
   count("--score", arguments.config.scored, 1'000'000, "Tokens of each continuation");
   app.add_flag("--lead-in", arguments.config.lead_in,
                "Put the opening of the answer after the question and ask only for its digits");
+  app.add_flag("--chat", arguments.config.chat,
+               "Suites in plain English, for models tuned on conversations: the text and the question are the "
+               "user's message, and the answer is the assistant's");
   app.add_option("--compress", arguments.compress,
                  "When budget plans drop rows: after the question, or after the text")
       ->check(CLI::IsMember({"question", "text"}))
@@ -433,6 +440,7 @@ int main(int argc, char** argv) {
   app.add_flag("--said", arguments.said, "Also record the tokens of every answer");
   app.add_flag("--resume", arguments.resume,
                "Skip what --out has already, if it was measured with the same settings");
+  arguments.context.add_to(app);
   app.add_flag("--json", arguments.json, "Print JSON instead of Markdown");
   return run_tool(app, argc, argv, [&] { run(arguments); });
 }

@@ -21,6 +21,7 @@
 #include <reference_model/llama.hpp>
 #include <reference_model/sampler.hpp>
 
+#include "common/context_limit.hpp"
 #include "common/conversation.hpp"
 #include "common/device.hpp"
 #include "common/files.hpp"
@@ -56,7 +57,7 @@ struct Arguments {
   reference::SamplerConfig sampler;
   std::size_t chunk = 512;
   std::size_t threads = 0;
-  bool beyond_context = false;
+  ContextLimit context;
   bool stream = false;
   bool json = false;
 };
@@ -172,9 +173,9 @@ class Session {
   // How many new tokens there may be after so many more of the prompt.
   [[nodiscard]] std::size_t room(std::size_t prompt) const {
     const std::size_t context = model_->config().max_positions;
-    if (arguments_->beyond_context || context == 0) return arguments_->most_new;
+    if (arguments_->context.beyond || context == 0) return arguments_->most_new;
     const std::size_t tokens = prompt + (cache_ ? cache_->tokens() : 0);
-    require_within_context(model_->config(), tokens);
+    arguments_->context.check(model_->config(), tokens);
     return std::min(arguments_->most_new, context - tokens + 1);  // the last token is not read
   }
 
@@ -394,8 +395,7 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(whole_number(0, most_threads))
       ->capture_default_str();
-  app.add_flag("--beyond-context", arguments.beyond_context,
-               "Go on where the text is longer than the texts that the model was trained on");
+  arguments.context.add_to(app);
   app.add_flag("--stream", arguments.stream, "Print text as it comes; a terminal always gets it so");
   app.add_flag("--json", arguments.json, "Print JSON");
   return run_tool(app, argc, argv, [&] {

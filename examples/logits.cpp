@@ -16,6 +16,7 @@
 #include <kvpolicy/core/error.hpp>
 #include <reference_model/llama.hpp>
 
+#include "common/context_limit.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
 #include "common/run_tool.hpp"
@@ -31,6 +32,7 @@ struct Arguments {
   PlanArguments plan;
   std::size_t chunk = 512;
   bool all = false;
+  ContextLimit context;
   bool json = false;
 };
 
@@ -72,6 +74,7 @@ void run(const Arguments& arguments) {
   const std::string folder = repository_path(arguments.model);
   require_model_folder(folder);
   const auto model = reference::Llama::load(folder);
+  arguments.context.check(model.config(), arguments.tokens.size());
   io::OrderedJson settings;
   const auto sequence = make_sequence(
       model, make_plan<float>(arguments.plan, model.config().shape(), folder, &settings));
@@ -121,6 +124,7 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->type_name("N");
   app.add_flag("--all", arguments.all, "Logits of every token, not only of the last");
+  arguments.context.add_to(app);
   app.add_flag("--json", arguments.json, "Print JSON");
   return run_tool(app, argc, argv, [&] { run(arguments); });
 }

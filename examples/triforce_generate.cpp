@@ -17,6 +17,7 @@
 #include <reference_model/llama.hpp>
 
 #include "common/asked_question.hpp"
+#include "common/context_limit.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
 #include "common/prompt.hpp"
@@ -52,6 +53,7 @@ struct Arguments {
   std::string draft_plan;  // empty: sinks and latest rows
   std::size_t threads = 0;
   bool alone = false;
+  ContextLimit context;
   bool json = false;
   SpeculationSetup setup;
 };
@@ -179,6 +181,7 @@ void run(Arguments& arguments) {
   }
   const std::vector<SpeculationTurn> turns =
       make_turns(arguments, model, setup.options.stop_tokens);
+  arguments.context.check(model.config(), turns.front().prompt.size());
   std::optional<reference::Llama> small;
   if (needs_small_model(setup.structure)) {
     if (arguments.draft_model.empty()) arguments.draft_model = draft_folder_of(arguments.model);
@@ -269,6 +272,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->check(whole_number(0, most_threads))
       ->capture_default_str();
   app.add_flag("--alone", arguments.alone, "Skip plain decoding, which is done for comparison");
+  arguments.context.add_to(app);
   app.add_flag("--json", arguments.json, "Print JSON");
 }
 

@@ -18,6 +18,7 @@
 #include <kvpolicy/format.hpp>
 
 #include "common/asked_question.hpp"
+#include "common/context_limit.hpp"
 #include "common/files.hpp"
 #include "common/json_line.hpp"
 #include "common/progress.hpp"
@@ -46,6 +47,7 @@ struct Arguments {
   io::OrderedJson made_with;  // settings of the plan
   std::string out = "visualize.html";
   std::size_t threads = 0;
+  ContextLimit context;
   bool json = false;
 };
 
@@ -92,6 +94,7 @@ Recording make_recording(Arguments& arguments) {
   set_threads(arguments.threads);
   const auto model = TextModel::load(arguments.model);
   const std::vector<int> prompt = read_prompt(arguments, model);
+  arguments.context.check(model.config(), prompt.size());
   auto plan = make_plan<bfloat16>(arguments.plan, model.config().shape(), arguments.model,
                                   &arguments.made_with);
   Progress progress;
@@ -212,6 +215,7 @@ int main(int argc, char** argv) {
       ->check(whole_number(0, most_threads))
       ->type_name("N")
       ->capture_default_str();
+  arguments.context.add_to(app);
   app.add_flag("--json", arguments.json, "Print JSON about it");
   return run_tool(app, argc, argv, [&] { run(arguments); });
 }

@@ -57,7 +57,7 @@ nlohmann::ordered_json key_of(const Point& point) {
 }  // namespace
 
 nlohmann::json settings_of(const SuiteConfig& config, const std::string& model) {
-  return {{"model", std::filesystem::path{model}.filename().string()},
+  nlohmann::json settings{{"model", std::filesystem::path{model}.filename().string()},
           {"questions", config.questions},
           {"per_text", config.per_text},
           {"depths", config.depths},
@@ -66,6 +66,8 @@ nlohmann::json settings_of(const SuiteConfig& config, const std::string& model) 
           {"lead_in", config.lead_in},
           {"prefill", config.prefill == Prefill::shared ? "shared" : "own"},
           {"compress", config.compress == Compress::after_text ? "text" : "question"}};
+  if (config.chat) settings["chat"] = true;
+  return settings;
 }
 
 nlohmann::ordered_json as_json(const Point& point) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Draws a DuoAttention pattern: a line for each layer, a cell for each KV head, shaded by its gate
-// and framed where the head keeps every row.
+// Draws a DuoAttention pattern: a line for each layer, a cell for each KV head, shaded by its gate (or,
+// where all gates are low, by its share of the highest one) and framed where the head keeps every row.
 #pragma once
 
 #include <string>

@@ -63,8 +63,9 @@ std::vector<Task> draw_language_tasks(const TextModel& model, TaskFamily family,
   const CountTokens count = [&](std::string_view text) {
     return model.tokenizer().encode(text, {.add_special = false}).size();
   };
+  const PromptForm form{model, config.chat};
   LanguageTaskConfig drawing{
-      .family = family, .length = config.length, .overhead = model.encode("").size(), .seed = seed};
+      .family = family, .length = config.length, .overhead = form.overhead(), .seed = seed};
   std::vector<Task> tasks;
   for (std::size_t left = config.questions; left > 0;) {
     drawing.questions = std::min(left, config.per_text);
@@ -73,9 +74,11 @@ std::vector<Task> draw_language_tasks(const TextModel& model, TaskFamily family,
     LanguageTask drawn = draw_language_task(drawing, plain, count);
     left -= std::min(left, drawn.questions.size());
     Task task;
-    task.text.body = std::move(drawn.body);
-    task.language = std::move(drawn.questions);
-    task.body = model.encode(task.text.body);
+    for (LanguageQuestion& question : drawn.questions) {
+      task.language.push_back(form.ask(drawn.body, std::move(question)));
+    }
+    task.text.body = form.text(drawn.body);
+    task.body = form.tokens(drawn.body);
     tasks.push_back(std::move(task));
   }
   return tasks;

@@ -14,6 +14,7 @@
 #include "key_format.hpp"
 #include "random.hpp"
 #include "texts.hpp"
+#include "word_facts.hpp"
 
 namespace kvpolicy::tools {
 namespace {
@@ -103,14 +104,20 @@ std::size_t longest_text(std::string_view plain) {
 
 RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& config) {
   require_depths(config);
-  const std::size_t facts = config.depths.empty() ? facts_in(config.length) : config.depths.size();
+  const bool words = config.kind == FactKind::words;
+  std::size_t facts = config.depths.empty() ? facts_in(config.length) : config.depths.size();
+  if (words && config.depths.empty()) facts = std::min(facts, most_word_facts);
   const std::size_t pairs = config.two_step ? facts / 4 : 0;
   require(!config.lead_in || !config.two_step,
           "the opening of an answer would give away a two-step question: ask for whole answers");
+  require(!words || !config.two_step, "two-step questions are about keys, not about words");
   Random random{config.seed, config.length, config.number};
-  const std::vector<std::string> names = draw_names(random, facts);
+  std::vector<WordFact> word_facts;
+  if (words) word_facts = draw_word_facts(random, facts);
+  const std::vector<std::string> names = draw_names(random, words ? 0 : facts);
   std::vector<std::string> keys;
   std::vector<Hidden> hidden;
+  for (const WordFact& fact : word_facts) hidden.push_back({.sentence = fact.sentence});
   for (const std::string& name : names) {
     keys.push_back(draw_key(random));
     hidden.push_back({.sentence = key_fact(name, keys.back())});
@@ -120,7 +127,7 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
     hidden.push_back({.sentence = key_older(names[2 * i], names[2 * i + 1])});
   }
 
-  // Question i is about name i, or pair i if it takes two steps; names are in random order.
+  // Question i is about fact i, or pair i if it takes two steps; facts are in random order.
   RetrievalText text;
   text.facts = facts;
   const std::size_t questions = std::min(config.questions, config.two_step ? pairs : facts);
@@ -128,8 +135,10 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
   for (std::size_t i = 0; i < questions; ++i) {
     const std::size_t asked = config.two_step ? 2 * i : i;
     Question question;
-    question.answer = key_answer(names[asked], keys[asked]);
-    if (config.two_step) {
+    question.answer = words ? word_facts[i].answer : key_answer(names[asked], keys[asked]);
+    if (words) {
+      question.text = word_facts[i].question;
+    } else if (config.two_step) {
       std::array<std::string_view, 2> pair{names[asked], names[asked + 1]};
       random.shuffle(pair);
       question.text = ask_key_of_older(pair[0], pair[1]);
@@ -139,9 +148,9 @@ RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& confi
     }
     tail = std::max(tail, question.text.size() + question.answer.size());
     if (config.lead_in) {
-      const std::size_t digits = question.answer.rfind(' ') + 1;
-      question.text += question.answer.substr(0, digits);
-      question.answer.erase(0, digits);
+      const std::size_t last_word = question.answer.rfind(' ') + 1;
+      question.text += question.answer.substr(0, last_word);
+      question.answer.erase(0, last_word);
     }
     text.questions.push_back(std::move(question));
   }

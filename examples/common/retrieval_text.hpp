@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Texts with facts hidden in them, and questions that ask for the facts. The format is that of the
-// shipped model's training (reference_model/training/README.md defines it); the text around the
-// facts is not. A seed, a length and a number give the same text on every machine.
+// Texts with facts hidden in them, and questions that ask for the facts. Facts about keys have the
+// format of the shipped model's training (reference_model/training/README.md defines it); the text
+// around them is not of that training. Facts whose answers are words suit pretrained models. A seed, a length and a number give the same text on every machine.
 #pragma once
 
 #include <cstddef>
@@ -28,10 +28,16 @@ struct RetrievalText {
   std::vector<Question> questions;  ///< Each is asked by itself, after the body.
 };
 
+enum class FactKind : std::uint8_t {
+  keys,   ///< "The key of Bamelo is 48213.", as the shipped model was trained
+  words,  ///< "The captain has learned to play the trombone." (word_facts.hpp)
+};
+
 struct RetrievalTextConfig {
   std::size_t length = 8192;  ///< Bytes of text, one question and its answer together.
   std::size_t questions = 8;  ///< At most so many; a text hides one fact per 128 bytes, 4 to 32 in
-                              ///< all.
+                              ///< all, of words at most 12.
+  FactKind kind = FactKind::keys;
   /// The question ends with the opening of its answer, "The key of Bamelo is ", and five digits
   /// answer it. Such an answer takes fewer tokens, and the question makes the model look at the
   /// fact; benchmarks such as RULER ask this way. Not for two-step questions, because the opening
@@ -52,7 +58,8 @@ struct RetrievalTextConfig {
 /// The longest text that `plain` is long enough for.
 [[nodiscard]] std::size_t longest_text(std::string_view plain);
 
-/// Hides facts in a slice of `plain`. @throws ConfigError for an impossible length or depths.
+/// Hides facts in a slice of `plain`.
+/// @throws ConfigError for an impossible length or depths, and for two-step questions about words
 [[nodiscard]] RetrievalText draw_text(std::string_view plain, const RetrievalTextConfig& config);
 
 /// A slice of `plain` that begins at a sentence, without facts. Only length, seed and number of the

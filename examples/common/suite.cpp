@@ -88,14 +88,13 @@ void answer_all(const Sequence& read, const ExamPlan& plan,
 
 void answer_language(const TextModel& model, const Sequence& read, const ExamPlan& plan,
                      const Task& task, Outcome& outcome) {
-  for (const LanguageQuestion& question : task.language) {
-    Asked asked = ask(read, plan, model.encode_after(task.text.body, question.prompt()));
+  for (const LanguagePrompt& prompt : task.language) {
+    Asked asked = ask(read, plan, prompt.tokens);
     count_bytes(*asked.cache, outcome);
-    LanguageAnswer answer =
-        answer_question(model, question, task.text.body + question.prompt(), *asked.cache,
-                        std::move(asked.logits), plan.reading);
+    LanguageAnswer answer = answer_question(model, prompt.question, task.text.body + prompt.text,
+                                            *asked.cache, std::move(asked.logits), plan.reading);
     outcome.marks += answer.found == 1 ? '1' : '0';
-    if (question.answers.size() > 1) outcome.measures["found"].push_back(answer.found);
+    if (prompt.question.answers.size() > 1) outcome.measures["found"].push_back(answer.found);
     outcome.said.push_back(std::move(answer.said));
   }
 }
@@ -213,6 +212,8 @@ std::vector<Task> draw_tasks(const TextModel& model, Suite suite, const SuiteCon
   if (const auto family = language_family(suite)) {
     return draw_language_tasks(model, *family, config, seed, plain);
   }
+  require(!config.chat, "the suite ", name_of(suite),
+          " has no chat form; those in plain English have: niah_depths to choice_ending");
   std::vector<Task> tasks;
   if (suite != Suite::perplexity) draw_questions(model, suite, config, seed, plain, tasks);
   if (!asks(suite)) draw_windows(model, config, seed, plain, tasks);
@@ -220,10 +221,7 @@ std::vector<Task> draw_tasks(const TextModel& model, Suite suite, const SuiteCon
 }
 
 std::size_t rows_before_answer(const TextModel& model, const Task& task) {
-  if (!task.language.empty()) {
-    return task.body.size() +
-           model.encode_after(task.text.body, task.language.front().prompt()).size();
-  }
+  if (!task.language.empty()) return task.body.size() + task.language.front().tokens.size();
   const auto& questions = task.text.questions;
   if (questions.empty()) return task.body.size();
   return task.body.size() +
@@ -274,8 +272,8 @@ std::vector<Outcome> perform(const TextModel& model, const Task& task,
 double cost(const Task& task, std::size_t plans) {
   const auto length = static_cast<double>(task.body.size());
   std::size_t tokens = task.follows.size() + 40 * task.text.questions.size();
-  for (const LanguageQuestion& question : task.language) {
-    tokens += 20 + question.max_tokens * std::max<std::size_t>(question.choices.size(), 1);
+  for (const auto& [question, text, prompt] : task.language) {
+    tokens += prompt.size() + question.max_tokens * std::max<std::size_t>(question.choices.size(), 1);
   }
   const auto decoded = static_cast<double>(tokens);
   const auto count = static_cast<double>(plans);

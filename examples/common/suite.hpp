@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "exam_plan.hpp"
+#include "prompt_form.hpp"
 #include "prompt_forks.hpp"
 #include "retrieval_text.hpp"
-#include "tasks/language_task.hpp"
 #include "text_model.hpp"
 
 namespace kvpolicy::tools {
@@ -74,6 +74,7 @@ struct SuiteConfig {
   std::size_t windows = 4;     ///< continued texts, per seed
   std::size_t scored = 256;    ///< tokens of the continuation
   bool lead_in = false;        ///< questions end with the opening of their answer
+  bool chat = false;  ///< suites in plain English are asked in the model's chat form (prompt_form.hpp)
   Prefill prefill = Prefill::shared;
   Compress compress = Compress::after_question;
 };
@@ -81,7 +82,7 @@ struct SuiteConfig {
 /// A text with questions about it, or with its continuation.
 struct Task {
   RetrievalText text;
-  std::vector<LanguageQuestion> language = {};  ///< The questions of a suite in plain English.
+  std::vector<LanguagePrompt> language = {};  ///< The questions of a suite in plain English.
   std::vector<int> follows = {};  ///< Tokens of the continuation; empty where there are questions.
   std::size_t follows_bytes = 0;  ///< The bytes of text that they stand for.
   std::vector<int> body = {};     ///< The tokens of the text.
@@ -89,7 +90,8 @@ struct Task {
 
 /// Draws the tasks of one length and seed. They are the same on every machine, for any plans and
 /// threads; models with different tokenizers get texts of their own, of as many tokens. `agreement` has texts with questions first, then continued texts.
-/// @throws ConfigError for an impossible length or depths
+/// @throws ConfigError for an impossible length or depths, and for a suite without a chat form;
+/// FormatError for a model without a chat template
 [[nodiscard]] std::vector<Task> draw_tasks(const TextModel& model, Suite suite,
                                            const SuiteConfig& config, std::uint64_t seed,
                                            const std::string& plain);

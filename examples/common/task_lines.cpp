@@ -13,14 +13,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json as_json(const TextModel& model, const std::string& body, const LanguageQuestion& question) {
-  const std::string prompt = question.prompt();
+Json as_json(const TextModel& model, const std::string& body, const LanguagePrompt& prompt) {
+  const LanguageQuestion& question = prompt.question;
   Json choices = Json::array();
   for (const std::string& choice : question.choices) {
-    choices.push_back({{"text", choice}, {"tokens", model.encode_after(body + prompt, choice)}});
+    choices.push_back({{"text", choice}, {"tokens", model.encode_after(body + prompt.text, choice)}});
   }
-  return {{"text", prompt},
-          {"tokens", model.encode_after(body, prompt)},
+  return {{"text", prompt.text},
+          {"tokens", prompt.tokens},
           {"answers", question.answers},
           {"rule", "contains"},
           {"max_tokens", question.max_tokens},
@@ -45,8 +45,8 @@ Json as_json(const TextModel& model, const std::string& body, const Question& qu
 
 Json task_as_json(const TextModel& model, const TaskName& name, const Task& task) {
   Json questions = Json::array();
-  for (const LanguageQuestion& question : task.language) {
-    questions.push_back(as_json(model, task.text.body, question));
+  for (const LanguagePrompt& prompt : task.language) {
+    questions.push_back(as_json(model, task.text.body, prompt));
   }
   for (const Question& question : task.text.questions) {
     questions.push_back(as_json(model, task.text.body, question));

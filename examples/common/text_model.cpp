@@ -12,7 +12,6 @@
 #include <reference_model/load_tokenizer.hpp>
 
 #include "files.hpp"
-#include "terminal.hpp"
 
 namespace kvpolicy::tools {
 namespace {
@@ -70,7 +69,7 @@ TextModel::TextModel(reference::Llama llama, reference::Tokenizer tokenizer)
   tokenizer_.require_fits(llama_.config().vocabulary);
   ends_.insert(ends_.end(), tokenizer_.ends().begin(), tokenizer_.ends().end());
   std::ranges::sort(ends_);
-  ends_.erase(std::ranges::unique(ends_).begin(), ends_.end());
+  ends_.erase(std::unique(ends_.begin(), ends_.end()), ends_.end());
 }
 
 std::vector<int> TextModel::encode(std::string_view text) const { return tokenizer_.encode(text); }
@@ -126,14 +125,6 @@ Stops stops_at(const reference::Tokenizer& tokenizer, const std::string& stop) {
     const std::string text = tokenizer.decode(tokens.last(std::min(tokens.size(), held)));
     return text.find(stop) != std::string::npos;
   };
-}
-
-void require_within_context(const reference::LlamaConfig& config, std::size_t tokens) {
-  const std::size_t most = config.max_positions;
-  require(most == 0 || tokens <= most, "the prompt has ", thousands(tokens),
-          " tokens, and the model was trained on texts of at most ", thousands(most),
-          ": shorten it by ", thousands(tokens - std::min(tokens, most)),
-          " tokens, or run the model beyond its context with --beyond-context");
 }
 
 }  // namespace kvpolicy::tools

@@ -78,8 +78,4 @@ using Stops = std::function<bool(std::span<const int>)>;
 /// True once the text contains `stop`, if it is asked after each token. Empty for an empty `stop`.
 [[nodiscard]] Stops stops_at(const reference::Tokenizer& tokenizer, const std::string& stop);
 
-/// @throws ConfigError that says what would fit, if a text of so many tokens is longer than the
-/// texts that the model was trained for
-void require_within_context(const reference::LlamaConfig& config, std::size_t tokens);
-
 }  // namespace kvpolicy::tools

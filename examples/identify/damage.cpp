@@ -20,6 +20,7 @@
 #include <kvpolicy/plan/search_menu.hpp>
 
 #include <common/asked_question.hpp>
+#include <common/context_limit.hpp>
 #include <common/files.hpp>
 #include <common/head_damage.hpp>
 #include <common/progress.hpp>
@@ -64,6 +65,7 @@ struct DamageArguments {
   std::size_t kernel = SnapKvScorer::Config{}.kernel;
   std::uint64_t seed = 11;
   std::size_t threads = 0;
+  ContextLimit context;
   bool json = false;
 };
 
@@ -113,6 +115,7 @@ std::string report(const Damages& table) {
 void run(const DamageArguments& a) {
   set_threads(a.threads);
   const auto model = TextModel::load(a.model);
+  a.context.check(model.config(), a.length);
   const ModelShape shape = model.config().shape();
   const auto menu = menu_of(a, shape);
   const auto texts = draw_texts(model, a);
@@ -161,6 +164,7 @@ void add_damage(CLI::App& app, std::function<void()>& work) {
       ->type_name("N")
       ->capture_default_str();
   count("--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
+  a->context.add_to(*command);
   command->add_flag("--json", a->json, "Print the table as JSON");
   command->footer(damage_footer);
   command->callback([a, &work] { work = [a] { run(*a); }; });

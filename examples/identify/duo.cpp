@@ -281,7 +281,10 @@ void run(Arguments a) {
   }
   set_threads(a.threads);
   const auto model = TextModel::load(a.model);
-  if (!text_of) text_of = drawn_texts(a, model);
+  if (!text_of) {
+    a.context.check(model.config(), a.set.context);
+    text_of = drawn_texts(a, model);
+  }
   const Found found = a.method == "optimise" ? optimise(a, model.llama(), text_of)
                                              : measure(a, model.llama(), text_of);
   if (!a.out.empty() && found.complete) write(a, found);
@@ -371,6 +374,7 @@ void add_duo(CLI::App& app, std::function<void()>& work) {
       ->check(whole_number(0, most_threads))
       ->type_name("N")
       ->capture_default_str();
+  a->context.add_to(*command);
   command->add_flag("--json", a->json, "Print JSON");
   command->callback([a, &work] { work = [a] { run(*a); }; });
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include <common/context_limit.hpp>
 #include <kvpolicy/io/json_text.hpp>
 #include <reference_model/gradient/attention.hpp>
 #include <reference_model/identify/duo_gates.hpp>
@@ -42,6 +43,7 @@ struct DuoSettings {
   double penalty = 0.05;
   double sparsity = 0.5;
   std::uint64_t threads = 0;
+  ContextLimit context;
   bool resume = false;
   bool json = false;
 };

@@ -19,6 +19,7 @@
 #include <kvpolicy/io/head_scores.hpp>
 #include <reference_model/identify/headkv_scores.hpp>
 
+#include "../common/context_limit.hpp"
 #include "../common/files.hpp"
 #include "../common/heat_map.hpp"
 #include "../common/json_line.hpp"
@@ -45,6 +46,7 @@ struct Arguments {
   std::size_t tries = 8;
   std::uint64_t seed = 1;
   std::size_t threads = 0;
+  ContextLimit context;
   std::string samples;  // a file of the user's samples; empty: they are drawn
   std::string answers;  // empty: the default of the model
   std::string out;
@@ -269,6 +271,9 @@ void run(Arguments arguments) {
   }
   if (arguments.out.empty()) arguments.out = "headkv/" + file_of(arguments.kind);
   const Stopwatch took;
+  if (own.samples.empty()) {
+    arguments.context.check(model.config(), std::ranges::max(arguments.lengths));
+  }
   const Identified found = own.samples.empty() ? identify_drawn(arguments, model)
                                                : identify_on(own, arguments, model.llama());
   require(found.right() > 0, "the model answered none of ", found.tried(),
@@ -345,6 +350,7 @@ void add_headkv(CLI::App& app, std::function<void()>& work) {
   command->add_option("--out", arguments->out,
                       "Write the scores there (default: headkv/ and the kind's published name)")
       ->type_name("FILE");
+  arguments->context.add_to(*command);
   command->add_flag("--json", arguments->json, "Print JSON: counts, depths and mean scores");
   command->callback([arguments, &work] { work = [arguments] { run(*arguments); }; });
 }

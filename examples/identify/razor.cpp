@@ -18,6 +18,7 @@
 #include <kvpolicy/io/json_text.hpp>
 #include <reference_model/identify/razor_scores.hpp>
 
+#include <common/context_limit.hpp>
 #include <common/files.hpp>
 #include <common/heat_map.hpp>
 #include <common/json_line.hpp>
@@ -46,6 +47,7 @@ struct RazorArguments {
   double sparsity = 0.5;
   std::uint64_t seed = 1;
   std::size_t threads = 0;
+  ContextLimit context;
   bool json = false;
 };
 
@@ -82,7 +84,7 @@ RazorFound find(const RazorArguments& a, const TextModel& model) {
   const reference::LlamaConfig& c = model.config();
   const std::vector<int> opening = model.encode("");
   const std::vector<int> all = plain_tokens(model);
-  require_within_context(c, opening.size() + a.tokens * a.repetitions);
+  a.context.check(c, opening.size() + a.tokens * a.repetitions);
   RazorFound found{.echo = {c.layers, c.q_heads},
               .induction = {c.layers, c.q_heads},
               .gates = {c.layers, c.kv_heads}};
@@ -190,6 +192,7 @@ void add_razor(CLI::App& app, std::function<void()>& work) {
       ->type_name("N")
       ->capture_default_str();
   count("--threads", a->threads, "Threads; 0: all that OpenMP offers", 0, most_threads);
+  a->context.add_to(*command);
   command->add_flag("--json", a->json, "Print settings and gates as JSON");
   command->callback([a, &work] { work = [a] { run(*a); }; });
 }

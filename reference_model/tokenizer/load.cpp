@@ -68,16 +68,16 @@ std::string chat_template_of(const fs::path& folder, const Json& config) {
   const fs::path file = folder / "chat_template.jinja";
   if (fs::exists(file)) return io::read_text_file(file, largest_config);
   const auto found = config.find("chat_template");
-  if (found == config.end()) return {};
+  if (found == config.end() || found->is_null()) return {};
   if (found->is_string()) return found->get<std::string>();
-  if (!found->is_array()) return {};
   for (const Json& named : *found) {
     if (named.is_object() && named.value("name", Json{}) == Json("default") &&
         named.value("template", Json{}).is_string()) {
       return named.at("template").get<std::string>();
     }
   }
-  return {};
+  // ChatTemplate refuses it, and quotes it; other texts do not need a template.
+  return found->dump();
 }
 
 /// Adds what the files beside the tokenizer's own say.

@@ -9,6 +9,7 @@
 #include <doctest/doctest.h>
 
 #include <kvpolicy/core/error.hpp>
+#include <reference_model/tokenizer/chat_template.hpp>
 #include <reference_model/tokenizer/tokenizer.hpp>
 #include <reference_model/tokenizer/unicode.hpp>
 #include <reference_model/tokenizer/utf8.hpp>
@@ -122,6 +123,14 @@ TEST_CASE("a folder's other files name ends and template" * doctest::skip(!refer
   CHECK(std::vector<int>(tokenizer.ends().begin(), tokenizer.ends().end()) ==
         std::vector<int>{0, 2, 5, 7});
   CHECK(tokenizer.chat_template() == "y");
+  // Texts can be encoded where the template is none; a conversation is refused, with what is there.
+  for (const std::string none : {R"([{"name": "tool", "template": "x"}])", "7", R"({"a": "b"})"}) {
+    folder.write("tokenizer_config.json", R"({"chat_template": )" + none + "}");
+    CHECK_THROWS_WITH_AS(reference::ChatTemplate{Tokenizer::load(folder.path())},
+                         doctest::Contains("the chat template prints text"), FormatError);
+  }
+  folder.write("tokenizer_config.json", R"({"chat_template": null})");
+  CHECK(Tokenizer::load(folder.path()).chat_template().empty());
   folder.write("chat_template.jinja", "z");
   CHECK(Tokenizer::load(folder.path()).chat_template() == "z");
   folder.write("generation_config.json", R"({"eos_token_id": [700]})");

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <string_view>
@@ -59,6 +61,23 @@ inline TextModel random_word_model() {
   return {random_byte_model(700),
           reference::Tokenizer::load(std::string{KVPOLICY_SOURCE_DIR} +
                                      "/tests/tokenizer/goldens/smollm")};
+}
+
+// The same with a chat template, ChatML.
+inline TextModel chatting_model() {
+  namespace fs = std::filesystem;
+  constexpr const char* chatml =
+      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
+      "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+      "{% endif %}";
+  const fs::path folder = fs::temp_directory_path() / "kvpolicy_chatting_model";
+  fs::create_directories(folder);
+  fs::copy_file(fs::path{KVPOLICY_SOURCE_DIR} / "tests/tokenizer/goldens/smollm/tokenizer.json",
+                folder / "tokenizer.json", fs::copy_options::overwrite_existing);
+  std::ofstream{folder / "chat_template.jinja"} << chatml;
+  auto tokenizer = reference::Tokenizer::load(folder);
+  fs::remove_all(folder);
+  return {random_byte_model(700), tokenizer};
 }
 
 // The bytes of a text as tokens.

@@ -3,8 +3,6 @@
 // A cache that is fed turn by turn must hold the tokens of the whole conversation.
 #include <common/conversation.hpp>
 
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -16,28 +14,6 @@
 
 using namespace kvpolicy;
 using namespace kvpolicy::tools;
-
-namespace {
-
-namespace fs = std::filesystem;
-
-constexpr const char* chatml =
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + "
-    "'<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
-    "{% endif %}";
-
-TextModel chatting_model() {
-  const fs::path folder = fs::temp_directory_path() / "kvpolicy_conversation_test";
-  fs::create_directories(folder);
-  fs::copy_file(fs::path{KVPOLICY_SOURCE_DIR} / "tests/tokenizer/goldens/smollm/tokenizer.json",
-                folder / "tokenizer.json", fs::copy_options::overwrite_existing);
-  std::ofstream{folder / "chat_template.jinja"} << chatml;
-  auto tokenizer = reference::Tokenizer::load(folder);
-  fs::remove_all(folder);
-  return {random_byte_model(700), tokenizer};
-}
-
-}  // namespace
 
 TEST_CASE("the turns of a conversation join to the text of its template") {
   const TextModel model = chatting_model();

@@ -59,13 +59,12 @@ TEST_CASE(
         CHECK(task.body == model.encode(task.text.body));
         CHECK(task.text.questions.empty());
         questions += task.language.size();
-        for (const LanguageQuestion& question : task.language) {
-          const std::size_t asked = model.encode_after(task.text.body, question.prompt()).size();
-          CHECK(task.body.size() + asked + question.max_tokens <= three_questions.length);
+        for (const auto& [question, text, tokens] : task.language) {
+          CHECK(text == question.prompt());
+          CHECK(tokens == model.encode_after(task.text.body, text));
+          CHECK(task.body.size() + tokens.size() + question.max_tokens <= three_questions.length);
         }
-        CHECK(rows_before_answer(model, task) ==
-              task.body.size() +
-                  model.encode_after(task.text.body, task.language[0].prompt()).size());
+        CHECK(rows_before_answer(model, task) == task.body.size() + task.language[0].tokens.size());
       }
       CHECK(questions >= 3);
       CHECK(questions <= 4);
@@ -117,9 +116,9 @@ TEST_CASE("an answer counts where it stands in the text of greedy decoding") {
   Task& task = tasks[0];
   REQUIRE(task.language.size() == 2);
   std::vector<std::string> said;
-  for (LanguageQuestion& question : task.language) {
+  for (const auto& [question, text, read] : task.language) {
     const auto cache = make_sequence(model.llama(), plan.plan);
-    std::vector<float> logits = cache->prefill(bytes_of(task.text.body + question.prompt()));
+    std::vector<float> logits = cache->prefill(bytes_of(task.text.body + text));
     std::vector<int> tokens;
     for (std::size_t i = 0; i < question.max_tokens; ++i) {
       tokens.push_back(static_cast<int>(std::ranges::max_element(logits) - logits.begin()));
@@ -127,8 +126,8 @@ TEST_CASE("an answer counts where it stands in the text of greedy decoding") {
     }
     said.push_back(model.decode(tokens));
   }
-  task.language[0].answers = {said[0].substr(0, said[0].size() / 2)};
-  task.language[1].answers = {"not what it says", said[1]};
+  task.language[0].question.answers = {said[0].substr(0, said[0].size() / 2)};
+  task.language[1].question.answers = {"not what it says", said[1]};
   const std::array<const ExamPlan*, 1> plans{&plan};
   Outcome outcome = perform(model, task, plans, three_questions, false)[0];
   CHECK(outcome.marks == "10");
@@ -155,11 +154,11 @@ TEST_CASE("of the choices, the likeliest per byte counts") {
       draw_tasks(model, suite_of(TaskFamily::choice_capital), config, 1, evaluation_text());
   REQUIRE(tasks.size() == 1);
   std::string marks;
-  for (const LanguageQuestion& question : tasks[0].language) {
+  for (const auto& [question, text, tokens] : tasks[0].language) {
     std::string best;
     double least = 0;
     for (const std::string& choice : question.choices) {
-      const double nats = nats_of(model, plan, tasks[0].text.body + question.prompt(), choice) /
+      const double nats = nats_of(model, plan, tasks[0].text.body + text, choice) /
                           static_cast<double>(choice.size());
       if (best.empty() || nats < least) {
         best = choice;
@@ -169,6 +168,8 @@ TEST_CASE("of the choices, the likeliest per byte counts") {
     marks += best == question.answers[0] ? '1' : '0';
   }
   CHECK(perform(model, tasks[0], plans, config, false)[0].marks == marks);
-  for (LanguageQuestion& question : tasks[0].language) question.answers = {question.choices[2]};
+  for (auto& [question, text, tokens] : tasks[0].language) {
+    question.answers = {question.choices[2]};
+  }
   CHECK(perform(model, tasks[0], plans, config, false)[0].marks != "111111");
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstddef>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -173,4 +174,32 @@ TEST_CASE("a plain text is a slice that begins after a sentence") {
   REQUIRE(at != std::string::npos);
   CHECK(std::string{".:;?!"}.find(plain[at - 2]) != std::string::npos);
   CHECK_THROWS_AS(static_cast<void>(draw_plain_text(plain, {.length = plain.size()})), ConfigError);
+}
+
+TEST_CASE("facts about words are hidden once, and the last word answers") {
+  const std::string plain = held_out_text();
+  for (const bool lead_in : {false, true}) {
+    const auto text = draw_text(plain, {.length = 4096,
+                                        .questions = 32,
+                                        .kind = FactKind::words,
+                                        .lead_in = lead_in,
+                                        .seed = 4});
+    CHECK(text.facts == 12);
+    REQUIRE(text.questions.size() == 12);
+    std::set<std::string> asked;
+    for (const Question& question : text.questions) {
+      asked.insert(question.text);
+      const std::size_t mark = question.text.find("? ");
+      REQUIRE(mark != std::string::npos);
+      const std::string fact = question.text.substr(mark + 2) + question.answer + ". ";
+      CHECK(count(text.body, fact) == 1);
+      CHECK(text.body.find(fact) + fact.size() == text.body.size() - question.distance);
+      CHECK((question.answer.find(' ') == std::string::npos) == lead_in);
+    }
+    CHECK(asked.size() == 12);
+  }
+  CHECK(draw_text(plain, {.length = 640, .questions = 9, .kind = FactKind::words}).facts == 5);
+  CHECK_THROWS_WITH_AS(
+      static_cast<void>(draw_text(plain, {.kind = FactKind::words, .two_step = true})),
+      doctest::Contains("about keys"), ConfigError);
 }

@@ -21,15 +21,16 @@ Task choice_task(const TextModel& model) {
   Task task;
   task.text.body = "Birds sing.";
   task.body = model.encode(task.text.body);
-  task.language = {{.text = "\nA trout is a kind of",
-                    .lead_in = "",
-                    .answers = {" fish"},
-                    .choices = {" fish", " bird"},
-                    .max_tokens = 9},
-                   {.text = "\nWhat sings?",
-                    .lead_in = "What sings is",
-                    .answers = {"birds"},
-                    .max_tokens = 12}};
+  const PromptForm form{model, false};
+  task.language = {form.ask(task.text.body, {.text = "\nA trout is a kind of",
+                                             .lead_in = "",
+                                             .answers = {" fish"},
+                                             .choices = {" fish", " bird"},
+                                             .max_tokens = 9}),
+                   form.ask(task.text.body, {.text = "\nWhat sings?",
+                                             .lead_in = "What sings is",
+                                             .answers = {"birds"},
+                                             .max_tokens = 12})};
   return task;
 }
 

@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 
 #include <common/asked_question.hpp>
+#include <common/context_limit.hpp>
 #include <common/exam.hpp>
 #include <common/head_damage.hpp>
 #include <common/new_text.hpp>
@@ -210,9 +211,12 @@ TEST_CASE("needles and passkeys are where their tokens say") {
 
 TEST_CASE("a prompt beyond the context is refused with what would fit") {
   reference::LlamaConfig config;
-  CHECK_NOTHROW(require_within_context(config, 1'000'000));  // the model does not say
+  ContextLimit limit;
+  CHECK_NOTHROW(limit.check(config, 1'000'000));  // the model does not say
   config.max_positions = 8192;
-  CHECK_NOTHROW(require_within_context(config, 8192));
-  CHECK_THROWS_WITH_AS(require_within_context(config, 9000),
+  CHECK_NOTHROW(limit.check(config, 8192));
+  CHECK_THROWS_WITH_AS(limit.check(config, 9000),
                        doctest::Contains("shorten it by 808 tokens"), ConfigError);
+  limit.beyond = true;
+  CHECK_NOTHROW(limit.check(config, 9000));
 }

@@ -93,14 +93,15 @@ function makeCell(head) {
 
 function makeGrid() {
   const grid = element('grid');
-  const small = about.kvHeads > 8;
-  grid.classList.toggle('small', small);
+  const narrow = about.kvHeads > 8;
+  grid.classList.toggle('narrow', narrow);
+  grid.classList.toggle('low', narrow || about.layers > 12);
   grid.style.gridTemplateColumns = 'auto repeat(' + about.kvHeads + ', minmax(0, 1fr))';
   const rowOf = (name, role) => make('div', make('span', name, {class: 'name', role}),
                                      {class: 'row', role: 'row'});
   const top = rowOf('', 'columnheader');
   for (let kvHead = 0; kvHead < about.kvHeads; ++kvHead) {
-    const name = small ? String(kvHead) : 'KV head ' + kvHead;
+    const name = narrow ? String(kvHead) : 'KV head ' + kvHead;
     top.append(make('span', name, {class: 'name top', role: 'columnheader'}));
   }
   grid.append(top);
