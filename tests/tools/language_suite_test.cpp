@@ -90,9 +90,9 @@ TEST_CASE("texts with fewer pass keys than there are depths take the depths in t
       }
       CHECK(keys == task.language.size());
       depths.emplace_back();
-      for (const LanguageQuestion& question : task.language) {
+      for (const LanguagePrompt& prompt : task.language) {
         // The depths are 5, 35, 65 and 95 %, up to the boundaries of words.
-        depths.back().push_back(static_cast<int>(std::lround((question.depth - 0.05) / 0.3)));
+        depths.back().push_back(static_cast<int>(std::lround((prompt.question.depth - 0.05) / 0.3)));
       }
     }
     return depths;
