@@ -343,6 +343,7 @@ void run(Arguments arguments) {
   const auto model = TextModel::load(arguments.model);
   const bool plans_chosen = !arguments.plans.empty();
   complete(arguments, model);
+  model.require_reads_texts();
   arguments.context.check(model.config(), arguments.tokens);
   const Device device = open_device(arguments.device, model.llama());
   Comparison comparison = prepare(arguments, model, plans_chosen);

@@ -72,6 +72,8 @@ TextModel::TextModel(reference::Llama llama, reference::Tokenizer tokenizer)
   ends_.erase(std::unique(ends_.begin(), ends_.end()), ends_.end());
 }
 
+void TextModel::require_reads_texts() const { static_cast<void>(encode(" ")); }
+
 std::vector<int> TextModel::encode(std::string_view text) const { return tokenizer_.encode(text); }
 
 std::vector<int> TextModel::encode_after(std::string_view before, std::string_view text) const {

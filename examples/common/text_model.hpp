@@ -36,6 +36,9 @@ class TextModel {
   [[nodiscard]] const reference::LlamaConfig& config() const noexcept { return llama_.config(); }
   [[nodiscard]] const reference::Tokenizer& tokenizer() const noexcept { return tokenizer_; }
 
+  /// @throws ConfigError where the model has no tokenizer
+  void require_reads_texts() const;
+
   /// The tokens of a whole text, with those that the model's texts begin with.
   /// @throws ConfigError where the model has no tokenizer
   [[nodiscard]] std::vector<int> encode(std::string_view text) const;

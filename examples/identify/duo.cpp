@@ -282,6 +282,7 @@ void run(Arguments a) {
   set_threads(a.threads);
   const auto model = TextModel::load(a.model);
   if (!text_of) {
+    model.require_reads_texts();
     a.context.check(model.config(), a.set.context);
     text_of = drawn_texts(a, model);
   }

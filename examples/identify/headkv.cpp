@@ -272,6 +272,7 @@ void run(Arguments arguments) {
   if (arguments.out.empty()) arguments.out = "headkv/" + file_of(arguments.kind);
   const Stopwatch took;
   if (own.samples.empty()) {
+    model.require_reads_texts();
     arguments.context.check(model.config(), std::ranges::max(arguments.lengths));
   }
   const Identified found = own.samples.empty() ? identify_drawn(arguments, model)
