@@ -59,19 +59,24 @@ constexpr const char* about =
 constexpr const char* explanation = R"(
 Scores every query head by where it looks while the model answers.
 
-A fact is hidden at each depth of texts of each length, among other facts; the question asks for
-it. While the model writes the answer, token by token, a head earns
+A fact is hidden at each depth of texts of each length; the question asks for it. While the model
+writes the answer, token by token, a head earns
 
   retrieval  1 / N whenever the row that it attends to most is the fact's and holds the token that
              is written (N tokens in the fact): heads that copy
   enhanced   the attention of those of its N most attended rows that are the fact's, / N: heads
              that look there at all
-  reasoning  the same where two facts lead to the answer: "What is the key of the older of Bamelo
-             and Kitoru?", with both keys, the wrong answer too, in the text
+  reasoning  the same where two facts lead to the answer, with the wrong answer in the text too
+
+The shipped model reads what it was trained on: many facts ("The key of Bamelo is 48213.") in a
+text, the whole sentence as the answer, and "What is the key of the older of Bamelo and Kitoru?"
+for reasoning. A model with a tokenizer reads prose with one pass key, as the suite niah_depths has
+it, for reasoning two pass keys and the owners that they belong to; the question ends with the
+opening of its answer, and the fact is the number.
 
 Only samples that the model answers rightly count; where it fails, another is drawn, --tries times.
 --answers says what is right: exact, the expected answer token for token, or key, an answer of at most
-50 tokens whose text contains the key, which is the default for models with a tokenizer.
+50 tokens in whose text the key is the first number, which is the default for models with a tokenizer.
 Texts come from a part of the sample text that is kept for identification: the plans' answers are
 measured on the rest.
 
@@ -179,7 +184,7 @@ Identified identify_drawn(const Arguments& arguments, const TextModel& model) {
                                          .number = d * arguments.tries + cell.tried});
         ++cell.tried;
         cell.right = score(model.llama(), sample, arguments, found.samples,
-                           arguments.answers == "key" ? contains_key(model, sample)
+                           arguments.answers == "key" ? says_key(model, sample)
                                                       : reference::AnswerCheck{});
       }
       found.cells.push_back(cell);

@@ -9,16 +9,17 @@
 // reasoning step. Samples count that are answered rightly. The published code lets the model write up to 50
 // tokens and counts an answer that has more than half of the needle's words (ROUGE-1 recall above 50 %),
 // whatever else it says. Here an answer must be right token for token, or, with an AnswerCheck, satisfy the
-// caller; `identify_heads headkv` then asks that its text contains the key, so an answer of the right form with
-// the wrong key does not count. An older commit of that code (75016c0) also divides enhanced scores by the
-// answer's length and multiplies them by 10, which changes the weights of samples of other lengths but nothing
-// among the heads of one sample. Ties between rows go to the lower position.
+// caller; `identify_heads headkv` then asks that the first number in its text is the key, so an answer of the
+// right form with the wrong key does not count. An older commit of that code (75016c0) also divides enhanced
+// scores by the answer's length and multiplies them by 10, which changes the weights of samples of other
+// lengths but nothing among the heads of one sample. Ties between rows go to the lower position.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -80,9 +81,10 @@ struct NeedleResult {
   HeadScores scores;   ///< [layers, q_heads]
 };
 
-/// A tolerant judgement: the model writes on until its answer is right or has `most_tokens` tokens.
+/// A tolerant judgement: the model writes on until its answer is judged or has `most_tokens` tokens.
 struct AnswerCheck {
-  std::function<bool(std::span<const int> said)> is_right;
+  /// Whether the answer is right; nothing while that is open.
+  std::function<std::optional<bool>(std::span<const int> said)> judge;
   std::size_t most_tokens = 50;  ///< as in the published code
 };
 
@@ -99,7 +101,7 @@ template <AttentionEngine Engine = ScalarEngine>
   NeedleResult result;
   int token = prompt.back();
   std::vector<int> said;
-  const std::size_t most = check.is_right ? check.most_tokens : sample.answer.size();
+  const std::size_t most = check.judge ? check.most_tokens : sample.answer.size();
   while (said.size() < most) {
     const std::vector<float> logits = text.observe(
         token, [&](std::size_t layer, std::size_t q_head, std::span<const float> attention) {
@@ -108,9 +110,10 @@ template <AttentionEngine Engine = ScalarEngine>
     token = likeliest(logits);
     scorer.wrote(token);
     said.push_back(token);
-    if (check.is_right) {
-      result.right = check.is_right(said);
-      if (result.right) break;
+    if (check.judge) {
+      const std::optional<bool> verdict = check.judge(said);
+      result.right = verdict.value_or(false);
+      if (verdict) break;
     } else {
       result.right = token == sample.answer[said.size() - 1];
       if (!result.right) break;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -221,16 +222,21 @@ TEST_CASE_TEMPLATE("a model's heads get the scores of plain loops", Engine, Scal
     sample.answer[steps / 2] ^= 1;
     CHECK(!score_needle<Engine>(model, sample, NeedleRule::enhanced).right);
     // It counts where the caller accepts what was said, and earns what it earned above.
-    AnswerCheck check{.is_right = [&](std::span<const int> said) {
+    AnswerCheck check{.judge = [&](std::span<const int> said) -> std::optional<bool> {
       CHECK(said.back() == (said.size() - 1 == steps / 2 ? sample.answer[said.size() - 1] ^ 1
                                                          : sample.answer[said.size() - 1]));
-      return said.size() == steps;
+      return said.size() == steps ? std::optional{true} : std::nullopt;
     }};
     const NeedleResult accepted = score_needle<Engine>(model, sample, NeedleRule::enhanced, check);
     CHECK(accepted.right);
     CHECK(std::ranges::equal(accepted.scores.values(), scores_when_right));
     check.most_tokens = steps - 1;
     CHECK(!score_needle<Engine>(model, sample, NeedleRule::enhanced, check).right);
+    // Nothing is written after an answer that is judged wrong.
+    std::size_t written = 0;
+    check = {.judge = [&](std::span<const int> said) { written = said.size(); return false; }};
+    CHECK(!score_needle<Engine>(model, sample, NeedleRule::enhanced, check).right);
+    CHECK(written == 1);
   }
   CHECK(earned[0] > 0.05);  // the rules did apply
   CHECK(earned[1] > 1.0);

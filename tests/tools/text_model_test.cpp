@@ -195,7 +195,7 @@ TEST_CASE("needles and passkeys are where their tokens say") {
     const auto sample = draw_needle(model, plain, {.length = 900, .depth = 0.4});
     sample.check();
     CHECK(text_of(model, sample.prompt, sample.needle, sample.needle_tokens) ==
-          model.decode(sample.answer));
+          model.decode(sample.answer).substr(model.config().vocabulary == 256 ? 0 : 1));
     const auto text = passkey_text(model, plain, {.context = 2000, .seed = 2}, 3);
     text.check();
     CHECK(text.tokens.size() <= 2000);
