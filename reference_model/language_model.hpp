@@ -25,9 +25,7 @@ class LlamaReader {
 
   [[nodiscard]] std::size_t vocabulary() const { return model_->config().vocabulary; }
 
-  /// In calls of at most the cache's `max_append` tokens, queries read the call's own rows as they
-  /// are stored; in longer calls, such as a prompt, they read them as computed, before rounding.
-  /// @throws as reference::step
+  /// Queries read the call's own rows rounded to the cache's element type. @throws as reference::step
   template <class Cache>
   [[nodiscard]] std::vector<float> read(Cache& cache, const ModelCall& call) const {
     require_ready(*model_, cache);
@@ -83,7 +81,7 @@ class LlamaReader {
   static void attend(Cache& cache, std::size_t layer, TensorView<const float> q,
                      TensorView<const float> k, TensorView<const float> v, TensorView<float> out,
                      const AttendOptions& options) {
-    if (q.tokens > cache.options().max_append) return cache.step(layer, q, k, v, out, options);
+    if (q.tokens > cache.options().max_append) return step_layer(cache, layer, q, k, v, out, options);
     cache.append(layer, k, v, options);
     cache.attend(layer, q, out, options);
   }

@@ -77,6 +77,75 @@ void multiply(const MatrixView& a, const MatrixView& b, float scale, float keep,
 
 #if defined(KVPOLICY_WITH_ONEDNN)
 
+namespace {
+
+using dnnl::memory;
+
+const dnnl::engine& cpu() {
+  static const dnnl::engine engine{dnnl::engine::kind::cpu, 0};
+  return engine;
+}
+
+memory::desc matrix(std::size_t rows, std::size_t columns, memory::data_type type,
+                    memory::format_tag order) {
+  return {{static_cast<memory::dim>(rows), static_cast<memory::dim>(columns)}, type, order};
+}
+
+/// y [rows, outputs] = x [rows, inputs] weightᵀ, + y if `add`.
+struct Product {
+  Product(std::size_t rows, std::size_t outputs, std::size_t inputs, bool add,
+          const memory::desc& weight_in)
+      : x{matrix(rows, inputs, memory::data_type::bf16, memory::format_tag::ab)},
+        y{matrix(rows, outputs, memory::data_type::f32, memory::format_tag::ab)} {
+    dnnl::primitive_attr attributes;
+    if (add) {
+      dnnl::post_ops sum;
+      sum.append_sum();
+      attributes.set_post_ops(sum);
+    }
+#if DNNL_VERSION_MAJOR >= 3
+    const dnnl::matmul::primitive_desc found{cpu(), x, weight_in, y, attributes};
+#else
+    const dnnl::matmul::primitive_desc found{{x, weight_in, y}, attributes, cpu()};
+#endif
+    weight = found.weights_desc();
+    matmul = dnnl::matmul{found};
+  }
+
+  memory::desc x, weight, y;
+  dnnl::matmul matmul;
+};
+
+/// Making a product takes longer than a small product itself. Each thread keeps those that it has made, because
+/// one has memory for one caller.
+const Product& product_of(std::size_t rows, std::size_t outputs, std::size_t inputs, bool add) {
+  thread_local std::map<std::array<std::size_t, 4>, Product> products;
+  const std::array<std::size_t, 4> key{rows, outputs, inputs, std::size_t{add}};
+  if (const auto found = products.find(key); found != products.end()) return found->second;
+  // oneDNN's choice of an order depends on the number of rows, so all products take the same number's choice.
+  const bool chooses = rows == PackedWeight::most_rows && !add;
+  const memory::desc weight =
+      chooses ? matrix(inputs, outputs, memory::data_type::bf16, memory::format_tag::any)
+              : product_of(PackedWeight::most_rows, outputs, inputs, false).weight;
+  return products.try_emplace(key, rows, outputs, inputs, add, weight).first->second;
+}
+
+/// Runs on the calling thread.
+template <class Work>
+void run(std::size_t outputs, std::size_t inputs, const Work& work) {
+  const OneThread guard;
+  try {
+    thread_local dnnl::stream stream{cpu()};
+    work(stream);
+    stream.wait();
+  } catch (const dnnl::error& error) {
+    fail<ShapeError>("oneDNN refused a bfloat16 product with a weight [", outputs, ", ", inputs,
+                     "]: ", error.what());
+  }
+}
+
+}  // namespace
+
 bool multiplies_bfloat16() {
   static const bool tiles = [] {
     const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
@@ -86,49 +155,39 @@ bool multiplies_bfloat16() {
   return tiles;
 }
 
-void multiply_bfloat16(const bfloat16* x, std::size_t rows, const bfloat16* weight,
-                       std::size_t outputs, std::size_t inputs, float* out) {
-  using dnnl::memory;
-  const auto size = [](std::size_t n) { return static_cast<memory::dim>(n); };
-  static const dnnl::engine cpu{dnnl::engine::kind::cpu, 0};
-  const OneThread guard;
-  try {
-    // Making a product takes longer than a small product itself. Each thread has products of its own,
-    // because one has memory for one caller.
-    thread_local dnnl::stream stream{cpu};
-    thread_local std::map<std::array<std::size_t, 3>, dnnl::matmul> products;
-    const memory::desc in({size(rows), size(inputs)}, memory::data_type::bf16,
-                          memory::format_tag::ab);
-    // The transpose of [outputs, inputs] as it is stored.
-    const memory::desc turned({size(inputs), size(outputs)}, memory::data_type::bf16,
-                              memory::format_tag::ba);
-    const memory::desc result({size(rows), size(outputs)}, memory::data_type::f32,
-                              memory::format_tag::ab);
-    const auto [product, is_new] = products.try_emplace({rows, outputs, inputs});
-    if (is_new) {
-#if DNNL_VERSION_MAJOR >= 3
-      product->second = dnnl::matmul{{cpu, in, turned, result}};
-#else
-      product->second = dnnl::matmul{{{in, turned, result}, cpu}};
-#endif
-    }
-    product->second.execute(
-        stream, {{DNNL_ARG_SRC, memory{in, cpu, const_cast<bfloat16*>(x)}},
-                 {DNNL_ARG_WEIGHTS, memory{turned, cpu, const_cast<bfloat16*>(weight)}},
-                 {DNNL_ARG_DST, memory{result, cpu, out}}});
-    stream.wait();
-  } catch (const dnnl::error& error) {
-    fail<ShapeError>("oneDNN refused a bfloat16 product of [", rows, ", ", inputs, "] and [", inputs,
-                     ", ", outputs, "]: ", error.what());
-  }
+void PackedWeight::pack(const bfloat16* weight, std::size_t outputs, std::size_t inputs) {
+  run(outputs, inputs, [&](dnnl::stream& stream) {
+    const memory::desc& order = product_of(most_rows, outputs, inputs, false).weight;
+    memory from{matrix(inputs, outputs, memory::data_type::bf16, memory::format_tag::ba), cpu(),
+                const_cast<bfloat16*>(weight)};
+    memory to{order, cpu(), memory_.resize(order.get_size())};
+    dnnl::reorder{from, to}.execute(stream, from, to);
+  });
+  outputs_ = outputs;
+  inputs_ = inputs;
+}
+
+void PackedWeight::multiply(const bfloat16* x, std::size_t rows, bool add, float* y) const {
+  run(outputs_, inputs_, [&](dnnl::stream& stream) {
+    const Product& product = product_of(rows, outputs_, inputs_, add);
+    const auto over = [](const memory::desc& order, const void* numbers) {
+      return memory{order, cpu(), const_cast<void*>(numbers)};
+    };
+    product.matmul.execute(stream, {{DNNL_ARG_SRC, over(product.x, x)},
+                                    {DNNL_ARG_WEIGHTS, over(product.weight, memory_.data())},
+                                    {DNNL_ARG_DST, over(product.y, y)}});
+  });
 }
 
 #else
 
 bool multiplies_bfloat16() { return false; }
 
-void multiply_bfloat16(const bfloat16*, std::size_t, const bfloat16*, std::size_t, std::size_t,
-                       float*) {
+void PackedWeight::pack(const bfloat16*, std::size_t, std::size_t) {
+  fail<ShapeError>("BLAS has no product of bfloat16");
+}
+
+void PackedWeight::multiply(const bfloat16*, std::size_t, bool, float*) const {
   fail<ShapeError>("BLAS has no product of bfloat16");
 }
 

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/cpu/aligned_buffer.hpp>
 
 namespace kvpolicy::reference {
 
@@ -41,10 +42,25 @@ void multiply(const MatrixView& a, const MatrixView& b, float scale, float keep,
 /// terms pay (AMX). The first call asks the system for AMX. Thread-safe.
 [[nodiscard]] bool multiplies_bfloat16();
 
-/// Computes out [rows, outputs] = x [rows, inputs] weightᵀ on the calling thread, with sums in float and
-/// subnormal numbers as zeros. All three are contiguous; weight is [outputs, inputs]. Only if
-/// multiplies_bfloat16(). Efficient if `rows` takes few different values.
-void multiply_bfloat16(const bfloat16* x, std::size_t rows, const bfloat16* weight,
-                       std::size_t outputs, std::size_t inputs, float* out);
+/// A copy of a weight in the order in which this machine multiplies bfloat16 fastest. Only if
+/// multiplies_bfloat16().
+class PackedWeight {
+ public:
+  /// Rows of x with which a weight is multiplied fastest.
+  static constexpr std::size_t most_rows = 128;
+
+  /// Packs weight [outputs, inputs], contiguous, into memory that the object keeps for the next weight.
+  void pack(const bfloat16* weight, std::size_t outputs, std::size_t inputs);
+
+  /// Computes y [rows, outputs] = x [rows, inputs] weightᵀ, + y if `add`, on the calling thread, with sums in
+  /// float and subnormal numbers as zeros. x and y are contiguous. Efficient if `rows` is at most most_rows and
+  /// takes few different values. Several threads may call it at once.
+  void multiply(const bfloat16* x, std::size_t rows, bool add, float* y) const;
+
+ private:
+  cpu::AlignedBuffer<std::byte> memory_;  // oneDNN reads unaligned weights several times as slowly
+  std::size_t outputs_ = 0;
+  std::size_t inputs_ = 0;
+};
 
 }  // namespace kvpolicy::reference

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include <kvpolicy/core/dtype.hpp>
 #include <kvpolicy/core/error.hpp>
+#include <kvpolicy/cpu/aligned_buffer.hpp>
 #include <reference_model/library_product.hpp>
 #include <reference_model/parallel.hpp>
 #include <reference_model/row_product.hpp>
@@ -17,14 +19,17 @@
 namespace kvpolicy::reference {
 namespace {
 
-/// A product is divided among the threads by the weight's rows. Two threads take longer to meet than one
-/// takes to read fewer weights than this.
+/// Two threads take longer to meet than one takes to read fewer weights than this, or to multiply fewer numbers.
 constexpr std::size_t min_shared_weights = std::size_t{1} << 18;
+constexpr std::size_t min_shared_products = std::size_t{1} << 22;
 
 /// Rows of a weight that one thread multiplies at once. With few rows of x a slice takes some microseconds;
-/// with many, its results fit the second level cache.
+/// with many, its weights fit the second level cache.
 constexpr std::size_t few_rows_slice = 64;
 constexpr std::size_t many_rows_slice = 256;
+
+/// Products of packed weights have numbers of rows that are multiples of this, so there are few different ones.
+constexpr std::size_t row_step = 32;
 
 /// Numbers of a weight that are converted to float at once, also for that cache.
 constexpr std::size_t most_converted = std::size_t{1} << 17;
@@ -33,70 +38,83 @@ MatrixView rows_of(const float* x, std::size_t rows, std::size_t width, bool tra
   return {.data = x, .rows = rows, .columns = width, .stride = width, .transposed = transposed};
 }
 
-/// Memory that a thread keeps between products. Its contents are undefined.
+/// Memory that a thread keeps between products, aligned because AMX reads whole cache lines several times as fast.
+/// Its contents are undefined.
 template <class Number, int Use>
 Number* scratch(std::size_t count) {
-  thread_local std::vector<Number> memory;
-  if (memory.size() < count) memory.resize(count);
-  return memory.data();
+  thread_local cpu::AlignedBuffer<Number> memory;
+  return memory.resize(count);
 }
 
-/// x in two terms, rows of the first before those of the second: x = high + low with an error of at most
-/// 2^-16 of each number. The rows are padded to a multiple of 32 in all, so products have few shapes.
+/// x in two terms: x = high + low with an error of at most 2^-16 of each number. After the last row there are
+/// zeros up to a multiple of row_step.
 struct SplitRows {
-  SplitRows(const float* x, std::size_t rows_, std::size_t width)
-      : rows{rows_}, padded{(2 * rows + 31) / 32 * 32} {
-    const std::size_t count = rows * width;
-    bfloat16* out = scratch<bfloat16, 0>(padded * width);
-    for (std::size_t i = 0; i < count; ++i) {
-      out[i] = bfloat16{x[i]};
-      const auto high = static_cast<float>(out[i]);
-      // The rest of an infinite number would be NaN.
-      out[count + i] = bfloat16{is_finite(high) ? x[i] - high : 0.0F};
-    }
-    std::fill(out + 2 * count, out + padded * width, bfloat16{});
-    numbers = out;
+  SplitRows(const float* x, std::size_t rows, std::size_t width_, bool threads) : width{width_} {
+    const std::size_t padded = (rows + row_step - 1) / row_step * row_step;
+    bfloat16* out = scratch<bfloat16, 0>(2 * padded * width);
+    bfloat16* rest = out + padded * width;
+    for_each_block(rows, row_step, threads, [&](std::size_t first, std::size_t count) {
+      for (std::size_t i = first * width; i < (first + count) * width; ++i) {
+        out[i] = bfloat16{x[i]};
+        const auto rounded = static_cast<float>(out[i]);
+        // The rest of an infinite number would be NaN.
+        rest[i] = bfloat16{is_finite(rounded) ? x[i] - rounded : 0.0F};
+      }
+    });
+    std::fill(out + rows * width, out + padded * width, bfloat16{});
+    std::fill(rest + rows * width, rest + padded * width, bfloat16{});
+    high = out;
+    low = rest;
   }
 
-  std::size_t rows;
-  std::size_t padded;
-  const bfloat16* numbers;  // [padded, width]
+  /// y [count, outputs] = the rows [first, first + count) times a weight.
+  void multiply(std::size_t first, std::size_t count, const PackedWeight& weight, float* y) const {
+    weight.multiply(high + first * width, count, false, y);
+    weight.multiply(low + first * width, count, true, y);
+  }
+
+  std::size_t width;
+  const bfloat16* high;
+  const bfloat16* low;
 };
 
-/// y [rows, count] = x Wᵀ + keep * y for the rows [first, first + count) of W, by bfloat16 products.
-void split_product(const SplitRows& x, const WeightMatrix& weight, std::size_t first,
-                   std::size_t count, float keep, float* y, std::size_t stride) {
-  const std::size_t inputs = weight.columns();
-  const bfloat16* numbers = nullptr;
-  if (weight.format() == WeightFormat::bfloat16) {
-    numbers = weight.row<bfloat16>(first);
-  } else {
-    // Codes of int8 are whole numbers up to 127, whose floats have nothing in the lower half to round.
-    const std::int8_t* codes = weight.row<std::int8_t>(first);
-    bfloat16* converted = scratch<bfloat16, 1>(count * inputs);
-    for (std::size_t i = 0; i < count * inputs; ++i) {
-      converted[i].bits =
-          static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(codes[i])) >> 16);
-    }
-    numbers = converted;
+/// Codes of int8 are whole numbers up to 127, whose floats have nothing in the lower half to round.
+const bfloat16* to_bfloat16(const std::int8_t* codes, std::size_t count) {
+  bfloat16* converted = scratch<bfloat16, 1>(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    converted[i].bits =
+        static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(codes[i])) >> 16);
   }
-  float* sums = scratch<float, 2>(x.padded * count);
-  multiply_bfloat16(x.numbers, x.padded, numbers, count, inputs, sums);
+  return converted;
+}
+
+/// The rows [first, first + count) of a weight of bfloat16 or int8.
+const bfloat16* as_bfloat16(const WeightMatrix& weight, std::size_t first, std::size_t count) {
+  return weight.format() == WeightFormat::bfloat16
+             ? weight.row<bfloat16>(first)
+             : to_bfloat16(weight.row<std::int8_t>(first), count * weight.columns());
+}
+
+/// y [rows, count] = x Wᵀ for the rows [first, first + count) of W, + y if `add`, by products of bfloat16.
+void split_product(const SplitRows& x, std::size_t rows, const WeightMatrix& weight, std::size_t first,
+                   std::size_t count, bool add, float* y, std::size_t stride) {
+  thread_local PackedWeight packed;
+  packed.pack(as_bfloat16(weight, first, count), count, weight.columns());
   const auto scales = weight.scales();
-  for (std::size_t row = 0; row < x.rows; ++row, y += stride) {
-    const float* high = sums + row * count;
-    const float* low = high + x.rows * count;
-    const auto write = [&](auto value) {
-      if (keep == 0.0F) {
-        for (std::size_t i = 0; i < count; ++i) y[i] = value(i);
+  float* sums = scratch<float, 2>(PackedWeight::most_rows * count);
+  for (std::size_t begin = 0; begin < rows; begin += PackedWeight::most_rows) {
+    const std::size_t some = std::min(PackedWeight::most_rows, rows - begin);
+    x.multiply(begin, (some + row_step - 1) / row_step * row_step, packed, sums);
+    for (std::size_t row = 0; row < some; ++row) {
+      float* to = y + (begin + row) * stride;
+      const float* from = sums + row * count;
+      if (!scales.empty()) {
+        for (std::size_t i = 0; i < count; ++i) to[i] = from[i] * scales[first + i] + (add ? to[i] : 0.0F);
+      } else if (add) {
+        for (std::size_t i = 0; i < count; ++i) to[i] += from[i];
       } else {
-        for (std::size_t i = 0; i < count; ++i) y[i] = value(i) + keep * y[i];
+        std::copy_n(from, count, to);
       }
-    };
-    if (scales.empty()) {
-      write([=](std::size_t i) { return high[i] + low[i]; });
-    } else {
-      write([=](std::size_t i) { return (high[i] + low[i]) * scales[first + i]; });
     }
   }
 }
@@ -119,50 +137,59 @@ bool is_narrow(const WeightMatrix& weight) {
   return weight.format() == WeightFormat::bfloat16 || weight.format() == WeightFormat::int8;
 }
 
-/// y [rows, count] = x Wᵀ + keep * y for the rows [first, first + count) of W, by float products.
+/// y [rows, count] = x Wᵀ for the rows [first, first + count) of W, + y if `add`, by float products.
 void float_product(const float* x, std::size_t rows, const WeightMatrix& weight, std::size_t first,
-                   std::size_t count, float keep, float* y, std::size_t stride) {
+                   std::size_t count, bool add, float* y, std::size_t stride) {
   for_each_float_slice(weight, first, count,
                        [&](std::size_t at, std::size_t part, const float* numbers) {
                          multiply(rows_of(x, rows, weight.columns()),
-                                  rows_of(numbers, part, weight.columns(), true), 1.0F, keep,
+                                  rows_of(numbers, part, weight.columns(), true), 1.0F, add ? 1.0F : 0.0F,
                                   y + (at - first), stride);
                        });
 }
 
-/// y [rows, outputs] = x [rows, inputs] Wᵀ + keep * y for each layer.
-void forward_products(std::span<const LinearResult> layers, const float* x, std::size_t rows,
-                      std::span<const float> keep) {
+/// A product that forward_products computes: y = x Wᵀ + y if `add`.
+struct Forward {
+  const Linear* layer;
+  float* y;
+  bool add;
+};
+
+/// y [rows, outputs] = x [rows, inputs] Wᵀ for each layer, + y if it is to be added.
+void forward_products(std::span<const Forward> products, const float* x, std::size_t rows) {
   if (rows == 0) return;
   const bool few = has_row_product() && rows <= most_few_rows;
   const std::size_t slice = few ? few_rows_slice : many_rows_slice;
   std::size_t weights = 0;
   bool narrow = false;
   struct Slice {
-    std::size_t layer, first;
+    const Forward* product;
+    std::size_t first;
   };
   std::vector<Slice> slices;
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    const WeightMatrix& weight = layers[i].layer->weight;
+  for (const Forward& product : products) {
+    const WeightMatrix& weight = product.layer->weight;
     weights += weight.size();
     narrow = narrow || is_narrow(weight);
-    for (std::size_t at = 0; at < weight.rows(); at += slice) slices.push_back({i, at});
+    for (std::size_t at = 0; at < weight.rows(); at += slice) slices.push_back({&product, at});
   }
+  const bool threads = few ? weights >= min_shared_weights
+                           : one_thread_per_product && weights * rows >= min_shared_products;
   std::optional<SplitRows> split;
-  if (!few && narrow && multiplies_bfloat16()) split.emplace(x, rows, layers.front().layer->inputs());
-  const bool threads = weights >= min_shared_weights && (few || one_thread_per_product);
+  if (!few && narrow && multiplies_bfloat16()) {
+    split.emplace(x, rows, products.front().layer->inputs(), threads);
+  }
   for_each_block(slices.size(), 1, threads, [&](std::size_t i, std::size_t) {
-    const auto& [layer, y] = layers[slices[i].layer];
+    const auto& [layer, y, add] = *slices[i].product;
     const std::size_t first = slices[i].first;
     const std::size_t outputs = layer->outputs();
     const std::size_t count = std::min(slice, outputs - first);
-    const float kept = keep[slices[i].layer];
     if (few) {
-      multiply_rows(x, rows, layer->weight, first, count, kept, y + first, outputs);
+      multiply_rows(x, rows, layer->weight, first, count, add ? 1.0F : 0.0F, y + first, outputs);
     } else if (split && is_narrow(layer->weight)) {
-      split_product(*split, layer->weight, first, count, kept, y + first, outputs);
+      split_product(*split, rows, layer->weight, first, count, add, y + first, outputs);
     } else {
-      float_product(x, rows, layer->weight, first, count, kept, y + first, outputs);
+      float_product(x, rows, layer->weight, first, count, add, y + first, outputs);
     }
   });
 }
@@ -183,18 +210,18 @@ void back_product(const float* dy, std::size_t rows, const WeightMatrix& weight,
 }  // namespace
 
 void apply_all(std::initializer_list<LinearResult> layers, const float* x, std::size_t rows) {
-  std::array<float, 4> keep{};
-  require<ShapeError>(layers.size() <= keep.size(), "apply_all: ", layers.size(),
-                      " layers, must be at most ", keep.size());
+  std::array<Forward, 4> products{};
+  require<ShapeError>(layers.size() <= products.size(), "apply_all: ", layers.size(),
+                      " layers, must be at most ", products.size());
   std::size_t i = 0;
   for (const auto& [layer, y] : layers) {
     // The bias is written first and the product added to it, which saves a pass over y.
     for (std::size_t row = 0; row < rows && !layer->bias.empty(); ++row) {
       std::ranges::copy(layer->bias, y + row * layer->outputs());
     }
-    keep[i++] = layer->bias.empty() ? 0.0F : 1.0F;
+    products[i++] = {layer, y, !layer->bias.empty()};
   }
-  forward_products(layers, x, rows, keep);
+  forward_products({products.data(), i}, x, rows);
 }
 
 void Linear::apply(const float* x, std::size_t rows, float* y) const {
@@ -205,9 +232,8 @@ void Linear::add_to(const float* x, std::size_t rows, float* y) const {
   for (std::size_t row = 0; row < rows && !bias.empty(); ++row) {
     for (std::size_t i = 0; i < outputs(); ++i) y[row * outputs() + i] += bias[i];
   }
-  const LinearResult result{this, y};
-  constexpr float keep = 1.0F;
-  forward_products({&result, 1}, x, rows, {&keep, 1});
+  const Forward product{this, y, true};
+  forward_products({&product, 1}, x, rows);
 }
 
 void Linear::back(const float* dy, std::size_t rows, float* dx) const {

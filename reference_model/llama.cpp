@@ -32,33 +32,34 @@ struct Activations {
   std::vector<float> normed, q, k, v, attended, gate, up;
 };
 
+void normalise_rows(const LlamaConfig& c, const std::vector<float>& norm, Activations& a) {
+  for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
+    const std::size_t at = first * c.hidden;
+    normalise(a.x.data() + at, count, norm, c.norm_eps, a.normed.data() + at);
+  });
+}
+
 void before_attention(const LlamaConfig& c, const LlamaLayer& layer, const Rotation& rotation,
                       Activations& a) {
+  normalise_rows(c, layer.attention_norm, a);
+  apply_all({{&layer.q, a.q.data()}, {&layer.k, a.k.data()}, {&layer.v, a.v.data()}}, a.normed.data(), a.rows);
   for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
-    float* normed = a.normed.data() + first * c.hidden;
-    normalise(a.x.data() + first * c.hidden, count, layer.attention_norm, c.norm_eps, normed);
-    float* q = a.q.data() + first * layer.q.outputs();
-    float* k = a.k.data() + first * layer.k.outputs();
-    apply_all({{&layer.q, q}, {&layer.k, k}, {&layer.v, a.v.data() + first * layer.v.outputs()}},
-              normed, count);
-    normalise_heads(c, layer, count, q, k);
+    normalise_heads(c, layer, count, a.q.data() + first * layer.q.outputs(),
+                    a.k.data() + first * layer.k.outputs());
     rotation.apply(a.q.data(), c.q_heads, first, count);
     rotation.apply(a.k.data(), c.kv_heads, first, count);
   });
 }
 
 void after_attention(const LlamaConfig& c, const LlamaLayer& layer, Activations& a) {
+  layer.o.add_to(a.attended.data(), a.rows, a.x.data());
+  normalise_rows(c, layer.mlp_norm, a);
+  apply_all({{&layer.gate, a.gate.data()}, {&layer.up, a.up.data()}}, a.normed.data(), a.rows);
   for_each_row_block(a.rows, [&](std::size_t first, std::size_t count) {
-    float* x = a.x.data() + first * c.hidden;
-    float* normed = a.normed.data() + first * c.hidden;
-    float* gate = a.gate.data() + first * c.intermediate;
-    float* up = a.up.data() + first * c.intermediate;
-    layer.o.add_to(a.attended.data() + first * layer.o.inputs(), count, x);
-    normalise(x, count, layer.mlp_norm, c.norm_eps, normed);
-    apply_all({{&layer.gate, gate}, {&layer.up, up}}, normed, count);
-    swiglu(gate, up, count * c.intermediate);
-    layer.down.add_to(gate, count, x);
+    const std::size_t at = first * c.intermediate;
+    swiglu(a.gate.data() + at, a.up.data() + at, count * c.intermediate);
   });
+  layer.down.add_to(a.gate.data(), a.rows, a.x.data());
 }
 
 void check_linear(const Linear& layer, const char* name, std::size_t inputs, std::size_t outputs,
@@ -195,11 +196,10 @@ std::vector<float> Llama::forward(std::span<const int> tokens,
   std::vector<float> normed(wanted * c.hidden);
   std::vector<float> result(wanted * c.vocabulary);
   for_each_row_block(wanted, [&](std::size_t first, std::size_t count) {
-    float* part = normed.data() + first * c.hidden;
     normalise(x.data() + (rows - wanted + first) * c.hidden, count, weights_.norm, c.norm_eps,
-              part);
-    head().apply(part, count, result.data() + first * c.vocabulary);
+              normed.data() + first * c.hidden);
   });
+  head().apply(normed.data(), wanted, result.data());
   return result;
 }
 

@@ -11,11 +11,13 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <span>
 #include <vector>
 
+#include <kvpolicy/cache/call_checks.hpp>
 #include <kvpolicy/core/attention.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <kvpolicy/core/tensor_view.hpp>
@@ -49,6 +51,32 @@ void require_ready(const Llama& model, const Cache& cache) {
   }
 }
 
+/// Whether a cache keeps its rows in another element type than the model's float.
+template <class Cache>
+concept RoundingCache = requires { typename Cache::element_type; } && !std::same_as<typename Cache::element_type, float>;
+
+/// One layer of a step. Keys and values are rounded to the cache's element type before queries read them, so they
+/// read the same numbers whether a text comes in one call or in several, and an engine multiplies a call's rows as
+/// fast as cached ones. k and v are contiguous. @throws as Cache::step
+template <class Cache>
+void step_layer(Cache& cache, std::size_t layer, TensorView<const float> q, TensorView<const float> k,
+                TensorView<const float> v, TensorView<float> out, const AttendOptions& options = {}) {
+  if constexpr (RoundingCache<Cache>) {
+    using E = typename Cache::element_type;
+    check_range<E>("k", ConstTensor{k});
+    check_range<E>("v", ConstTensor{v});
+    const std::size_t numbers = k.tokens * k.heads * k.head_dim;
+    std::vector<E> rounded(2 * numbers);
+    const auto round = [&](const TensorView<const float>& rows, E* to) {
+      std::transform(rows.data, rows.data + numbers, to, [](float x) { return E{x}; });
+      return TensorView<const E>{to, rows.tokens, rows.heads, rows.head_dim};
+    };
+    cache.step(layer, q, round(k, rounded.data()), round(v, rounded.data() + numbers), out, options);
+  } else {
+    cache.step(layer, q, k, v, out, options);
+  }
+}
+
 /// Reads tokens that follow those in the cache, and returns their logits.
 /// @throws as require_ready; what forward and the cache throw
 template <class Cache>
@@ -57,7 +85,7 @@ std::vector<float> step(const Llama& model, Cache& cache, std::span<const int> t
   require_ready(model, cache);
   const auto attend = [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
                           TensorView<const float> v,
-                          TensorView<float> out) { cache.step(layer, q, k, v, out, options); };
+                          TensorView<float> out) { step_layer(cache, layer, q, k, v, out, options); };
   return model.forward(tokens, cache.tokens(), attend, logits);
 }
 

@@ -140,7 +140,7 @@ std::vector<float> read_plainly(const Llama& model, Cache& cache, std::span<cons
       tokens, cache.tokens(),
       [&](std::size_t layer, TensorView<const float> q, TensorView<const float> k,
           TensorView<const float> v, TensorView<float> out) {
-        if (!halves) return cache.step(layer, q, k, v, out);
+        if (!halves) return step_layer(cache, layer, q, k, v, out);
         cache.append(layer, k, v);
         cache.attend(layer, q, out);
       });

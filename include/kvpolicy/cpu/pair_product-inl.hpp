@@ -30,13 +30,11 @@ using Words = hn::RebindToUnsigned<Floats>;
 using WordVector = hn::Vec<Words>;
 inline constexpr Words words;
 
-/// Rounds a softmax weight to the nearest bfloat16, ties to even, and returns it as a float's bits. NaN may
-/// become anything: then the sum of the weights is NaN, and so is the output.
+/// Rounds to the nearest bfloat16, ties away from zero, and returns it as a float's bits. Ties to even would take
+/// twice as many instructions. NaN may become anything: a caller sees it in the rest, which is NaN, or, if it is a
+/// softmax weight, in the sum of the weights.
 [[nodiscard]] HWY_INLINE WordVector round_to_bfloat16(FloatVector x) {
-  const auto bits = hn::BitCast(words, x);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1U));
-  return hn::And(hn::Add(hn::Add(bits, hn::Set(words, 0x7fffU)), odd),
-                 hn::Set(words, 0xffff0000U));
+  return hn::And(hn::Add(hn::BitCast(words, x), hn::Set(words, 0x8000U)), hn::Set(words, 0xffff0000U));
 }
 
 /// Neighbours along a product's summed dimension as pairs of bfloat16, and the rest that rounding left, for
@@ -51,6 +49,34 @@ struct PairVector {
   return {hn::Or(hn::ShiftRight<16>(low_bits), high_bits),
           hn::Sub(low, hn::BitCast(floats, low_bits)),
           hn::Sub(high, hn::BitCast(floats, high_bits))};
+}
+
+/// Stores four vectors as columns of rows that are `stride` words apart.
+HWY_INLINE void store_as_columns(const WordVector* columns, std::uint32_t* to, std::size_t stride) {
+  HWY_ALIGN std::uint32_t numbers[4][lanes];
+#if HWY_TARGET == HWY_SCALAR
+  for (std::size_t i = 0; i < 4; ++i) hn::Store(columns[i], words, numbers[i]);
+  for (std::size_t m = 0; m < lanes; ++m) {
+    for (std::size_t i = 0; i < 4; ++i) to[m * stride + i] = numbers[i][m];
+  }
+#else
+  // In each group of 16 bytes, lane i becomes part of vector i; then the groups are scattered.
+  const hn::Repartition<std::uint64_t, Words> doubles;
+  const auto as_doubles = [&](WordVector v) KVPOLICY_CPU_LAMBDA { return hn::BitCast(doubles, v); };
+  const auto a = as_doubles(hn::InterleaveLower(words, columns[0], columns[1]));
+  const auto b = as_doubles(hn::InterleaveLower(words, columns[2], columns[3]));
+  const auto c = as_doubles(hn::InterleaveUpper(words, columns[0], columns[1]));
+  const auto d = as_doubles(hn::InterleaveUpper(words, columns[2], columns[3]));
+  hn::Store(hn::BitCast(words, hn::InterleaveLower(doubles, a, b)), words, numbers[0]);
+  hn::Store(hn::BitCast(words, hn::InterleaveUpper(doubles, a, b)), words, numbers[1]);
+  hn::Store(hn::BitCast(words, hn::InterleaveLower(doubles, c, d)), words, numbers[2]);
+  hn::Store(hn::BitCast(words, hn::InterleaveUpper(doubles, c, d)), words, numbers[3]);
+  for (std::size_t block = 0; block < lanes; block += 4) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      std::memcpy(to + (block + i) * stride, numbers[i] + block, 4 * sizeof(std::uint32_t));
+    }
+  }
+#endif
 }
 
 /// The products of one tile. `Tiles` are the tile registers or a replacement.
@@ -92,24 +118,31 @@ class PairProducts {
     if (!has_queries_) return;
     std::fill_n(queries_, query_terms_ * query_term(), 0U);
     std::fill_n(query_sums_, width_, 0.0F);
-    for (std::size_t m = 0; m < rows; ++m) {
-      for (std::size_t i = 0; i < head_.keys; ++i) query_sums_[m] += queries[m * head_.keys + i];
+    auto zeros = zero_vector();  // NaN after a number that is not finite, or becomes infinite by rounding
+    for (std::size_t m = 0; m < rows; m += 4) {
+      FloatVector sums[4] = {zero_vector(), zero_vector(), zero_vector(), zero_vector()};
       std::uint32_t* column = queries_ + m / columns * columns * channel_pairs(head_.keys) + m % columns;
-      for (std::size_t pair = 0; pair < head_.keys / 2; ++pair) {
-        float low = queries[m * head_.keys + 2 * pair];
-        float high = queries[m * head_.keys + 2 * pair + 1];
+      for (std::size_t pair = 0; pair < head_.keys / 2; pair += lanes) {
+        FloatVector low[4], high[4];
+        for (std::size_t i = 0; i < 4; ++i) {
+          load_query(queries, rows, m + i, 2 * pair, low[i], high[i]);
+          sums[i] = hn::Add(sums[i], hn::Add(low[i], high[i]));
+        }
         for (std::size_t term = 0; term < query_terms_; ++term) {
-          const bfloat16 low_part{low};
-          const bfloat16 high_part{high};
-          column[term * query_term() + pair * columns] =
-              low_part.bits | static_cast<std::uint32_t>(high_part.bits) << 16;
-          low -= static_cast<float>(low_part);
-          high -= static_cast<float>(high_part);
-          // False also for numbers that become infinite by rounding.
-          has_queries_ = has_queries_ && low - low == 0.0F && high - high == 0.0F;
+          WordVector packed[4];
+          for (std::size_t i = 0; i < 4; ++i) {
+            const PairVector both = pair_up(low[i], high[i]);
+            packed[i] = both.pairs;
+            low[i] = both.rest_low;
+            high[i] = both.rest_high;
+            zeros = hn::MulAdd(hn::Add(low[i], high[i]), zero_vector(), zeros);
+          }
+          store_as_columns(packed, column + term * query_term() + pair * columns, columns);
         }
       }
+      store_sums(sums[0], sums[1], sums[2], sums[3], query_sums_ + m);
     }
+    has_queries_ = hn::AllTrue(floats, hn::Eq(zeros, zero_vector()));
   }
 
   /// logits[row, m] = scale * (row . query m), as [rows, width]; rows are written up to the next multiple
@@ -200,6 +233,19 @@ class PairProducts {
     return (rows + 2 * x86::tile_size - 1) / (2 * x86::tile_size) * x86::tile_size;
   }
   [[nodiscard]] std::size_t query_term() const { return paneled(width_) * channel_pairs(head_.keys); }
+
+  // The even and the odd ones of 2 * lanes channels of query m, with zeros after the last channel and query.
+  void load_query(const float* queries, std::size_t rows, std::size_t m, std::size_t channel, FloatVector& even,
+                  FloatVector& odd) const {
+    HWY_ALIGN float padded[2 * lanes];
+    const float* numbers = queries + std::min(m, rows - 1) * head_.keys + channel;
+    const std::size_t count = m < rows ? std::min(2 * lanes, head_.keys - channel) : 0;
+    if (count < 2 * lanes) {
+      std::fill(std::copy_n(numbers, count, padded), padded + 2 * lanes, 0.0F);
+      numbers = padded;
+    }
+    hn::LoadInterleaved2(floats, numbers, even, odd);
+  }
 
   void multiply(x86::PairMatrices matrices, std::size_t b_panel, x86::ProductTarget target,
                 std::size_t rows, std::size_t width, FetchAhead& ahead) {
@@ -358,7 +404,7 @@ class PairProducts {
         for (std::size_t term = 0; term < plan_.weight_terms; ++term) {
           std::uint32_t* to = weights_ + term * row_pairs * width_;
           if (tiles_) {
-            store_transposed(packed[term], to + m * row_pairs + first);
+            store_as_columns(packed[term], to + m * row_pairs + first, row_pairs);
           } else {
             for (std::size_t i = 0; i < 4; ++i) {
               hn::StoreU(packed[term][i], words, to + (first + i) * width_ + m);
@@ -367,34 +413,6 @@ class PairProducts {
         }
       }
     }
-  }
-
-  // Stores four vectors as columns of [lanes, row_pairs].
-  static void store_transposed(const WordVector* columns_of, std::uint32_t* to) {
-    HWY_ALIGN std::uint32_t numbers[4][lanes];
-#if HWY_TARGET == HWY_SCALAR
-    for (std::size_t i = 0; i < 4; ++i) hn::Store(columns_of[i], words, numbers[i]);
-    for (std::size_t m = 0; m < lanes; ++m) {
-      for (std::size_t i = 0; i < 4; ++i) to[m * row_pairs + i] = numbers[i][m];
-    }
-#else
-    // In each group of 16 bytes, lane i becomes part of vector i; then the groups are scattered.
-    const hn::Repartition<std::uint64_t, Words> doubles;
-    const auto as_doubles = [&](WordVector v) KVPOLICY_CPU_LAMBDA { return hn::BitCast(doubles, v); };
-    const auto a = as_doubles(hn::InterleaveLower(words, columns_of[0], columns_of[1]));
-    const auto b = as_doubles(hn::InterleaveLower(words, columns_of[2], columns_of[3]));
-    const auto c = as_doubles(hn::InterleaveUpper(words, columns_of[0], columns_of[1]));
-    const auto d = as_doubles(hn::InterleaveUpper(words, columns_of[2], columns_of[3]));
-    hn::Store(hn::BitCast(words, hn::InterleaveLower(doubles, a, b)), words, numbers[0]);
-    hn::Store(hn::BitCast(words, hn::InterleaveUpper(doubles, a, b)), words, numbers[1]);
-    hn::Store(hn::BitCast(words, hn::InterleaveLower(doubles, c, d)), words, numbers[2]);
-    hn::Store(hn::BitCast(words, hn::InterleaveUpper(doubles, c, d)), words, numbers[3]);
-    for (std::size_t block = 0; block < lanes; block += 4) {
-      for (std::size_t i = 0; i < 4; ++i) {
-        std::memcpy(to + (block + i) * row_pairs, numbers[i] + block, 4 * sizeof(std::uint32_t));
-      }
-    }
-#endif
   }
 
   // 16 lanes, which divide every width, or fewer.
