@@ -144,7 +144,11 @@ def wanted_points(arguments, groups, has_ratio):
 
 
 def main():
-    import methods
+    try:
+        import methods
+    except ModuleNotFoundError as missing:
+        raise SystemExit(f"ask.py: Python's package {missing.name} is missing. bench/peers/make_venv installs what is needed; "
+                         "then run this with build/peers-venv/bin/python") from missing
 
     arguments = arguments_of(methods.NAMES)
     groups = q.groups_of(q.load_tasks(arguments.tasks))
