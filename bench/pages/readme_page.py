@@ -2,6 +2,7 @@
 """The numbers of README.md: its opening sentences, and the demo's table."""
 import json
 
+import results
 from results_cpu import load_repetitions, number
 
 from .markdown import table
@@ -18,8 +19,25 @@ def demo_run(path):
         return json.load(file)
 
 
-def gains(demo_path, speed_path):
-    """Memory and answers by the demo, time by the CPU bench."""
+def real_gains(path):
+    """What two plans keep of a pretrained model's answers, and in which bytes."""
+    points = results.read(path)["points"]
+    full = results.of(points, plan="full")
+
+    def answered(own):
+        found = [mark == "1" for point in own for mark in point["marks"]]
+        return f"{sum(found)} of {len(found)} questions"
+
+    def kept(plan):
+        own = results.of(points, plan=plan)
+        return f"{answered(own)} in {100 * results.bytes_share(own, full):.0f} % of the bytes"
+
+    return (f"On SmolLM2, a pretrained model of 135 million parameters, half of the heads streaming answers {kept('duo:0.5')} "
+            f"after {full[0]['tokens']:,} tokens, and all rows at 4 bits {kept('kivi4:32')}; the full cache answers {answered(full)}.")
+
+
+def gains(demo_path, speed_path, real_path):
+    """Memory and answers by the demo and by a pretrained model's questions, time by the CPU bench."""
     plans = {row["plan"]: row for row in demo_run(demo_path)["plans"]}
     _, (cases,) = load_repetitions(speed_path)
     full, small = plans["full"], plans["duo+int4"]
@@ -30,7 +48,7 @@ def gains(demo_path, speed_path):
     return (f"On the small model that ships with the repository, half of the KV heads keep every row at 4 bits and the other half keep "
             f"sinks and a window: the cache is {small['times_smaller']:.1f} times smaller ({megabytes(full['kv_bytes'])} become "
             f"{megabytes(small['kv_bytes'])}), and the model answers {small['right']} of {small['questions']} questions about "
-            f"the text, where it answers {full['right']} with the full cache. On one layer of Llama-3-8B's shape with 65,536 "
+            f"the text, where it answers {full['right']} with the full cache. {real_gains(real_path)} On one layer of Llama-3-8B's shape with 65,536 "
             f"cached tokens, a decode step on two CPU cores takes {ms('bf16')} over all rows, {ms('duo')} if half of the heads "
             f"stream, and {ms('retrieval')} if each head selects 4,096 rows.")
 
@@ -47,4 +65,4 @@ def demo(path):
                           "answers right", "same tokens as full"], rows, left=2)
 
 
-TABLES = {"gains": (["demo.json", INTEL], gains), "demo": (["demo.json"], demo)}
+TABLES = {"gains": (["demo.json", INTEL, "smollm2/storage_answers.json"], gains), "demo": (["demo.json"], demo)}
