@@ -64,8 +64,10 @@ class Asker:
 
     def read_prompt(self, method, tokens):
         cache = method.new_cache(self.model)
+        first = len(tokens) - len(tokens) % method.row_step
         with method.reading(self.model, len(tokens)):
-            return cache, self.read(tokens, cache, 0)
+            logits = self.read(tokens[:first], cache, 0)
+        return cache, self.read(tokens[first:], cache, first) if first < len(tokens) else logits
 
     def write(self, question, ends, cache, logits, at):
         """(share of the answers found, tokens written)"""
@@ -93,11 +95,11 @@ class Asker:
     def ask(self, method, task, compress):
         """A result for each question of a task."""
         body = task["body"]["tokens"]
-        read = self.read_prompt(method, body)[0] if compress == "text" else None
+        read = self.read_prompt(method, body)[0] if compress == "text" and method.copies else None
         for question in task["questions"]:
             at = len(body) + len(question["tokens"])
-            if read is not None:
-                cache = copy.deepcopy(read)
+            if compress == "text":
+                cache = self.read_prompt(method, body)[0] if read is None else copy.deepcopy(read)
                 logits = self.read(question["tokens"], cache, len(body))
             else:
                 cache, logits = self.read_prompt(method, body + question["tokens"])

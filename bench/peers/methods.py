@@ -33,6 +33,9 @@ def has_ratio(name):
 class Full:
     """Every row, as the model wrote it: the control."""
 
+    copies = True  # a cache can be copied for each question
+    row_step = 1  # a prompt is read in one call up to a multiple of this, and its other tokens after it
+
     def settings(self):
         return {}
 
@@ -52,6 +55,11 @@ class Quantized(Full):
         # HQQ's documentation asks for axis 1, quanto's knows 0 and -1.
         axis = 1 if backend == "hqq" else 0
         self.given = {"nbits": bits, "axis_key": axis, "axis_value": axis, "q_group_size": 64, "residual_length": 128}
+        # Both pack 8 / bits groups into a byte: HQQ fails on another number of groups, which a model with an odd number of
+        # KV heads has after an odd number of rows.
+        self.row_step = 8 // bits
+
+    copies = False  # quanto's tensors refuse to be copied
 
     def settings(self):
         return {"backend": self.backend, **self.given}
