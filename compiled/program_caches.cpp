@@ -2,5 +2,4 @@
 #include "program_engine.hpp"
 
 KVPOLICY_PROGRAM_CACHE(template, float)
-KVPOLICY_PROGRAM_CACHE(template, kvpolicy::half)
 KVPOLICY_PROGRAM_CACHE(template, kvpolicy::bfloat16)

@@ -60,8 +60,6 @@ template <Element E>
 
 extern template HeadPlan<float> make_plan(const PlanArguments&, const ModelShape&,
                                          const std::filesystem::path&, io::OrderedJson*);
-extern template HeadPlan<half> make_plan(const PlanArguments&, const ModelShape&,
-                                        const std::filesystem::path&, io::OrderedJson*);
 extern template HeadPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&,
                                             const std::filesystem::path&, io::OrderedJson*);
 

@@ -428,8 +428,6 @@ HeadPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
 
 template HeadPlan<float> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
                                   io::OrderedJson*);
-template HeadPlan<half> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
-                                 io::OrderedJson*);
 template HeadPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
                                      io::OrderedJson*);
 
