@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "program_engine.hpp"
 
-KVPOLICY_PROGRAM_CACHE(template, kvpolicy::half)
+namespace kvpolicy {
+
+KVPOLICY_CACHE_INSTANCE(template, half, cpu::Engine<>)
+
+}  // namespace kvpolicy

@@ -112,15 +112,18 @@ concept Address = std::same_as<T, const void*> || std::same_as<T, void*>;
 /// One part of a message as a plain value, so that one function formats all messages.
 class MessagePart {
  public:
+  explicit MessagePart(std::string_view text) : kind_{Kind::text}, text_{text} {}
+  explicit MessagePart(const char* text) : MessagePart{std::string_view{text}} {}
   template <class Part>
-  explicit MessagePart(const Part& part) {
+  explicit MessagePart(const Part& part) : kind_{Kind::count}, number_{0} {
     static_assert(Text<Part> || Character<Part> || Number<Part> || Address<Part>,
                   "kvpolicy: a part of a message is text, a character, a number or an address (const void*)");
     if constexpr (Text<Part>) {
+      kind_ = Kind::text;
       text_ = part;
     } else if constexpr (Character<Part>) {
+      kind_ = Kind::character;
       character_ = static_cast<char>(part);
-      text_ = {&character_, 1};
     } else if constexpr (Address<Part>) {
       kind_ = Kind::address;
       number_ = std::bit_cast<std::uintptr_t>(part);
@@ -128,7 +131,7 @@ class MessagePart {
       kind_ = Kind::real;
       real_ = part;
     } else if constexpr (Number<Part>) {
-      kind_ = std::is_signed_v<Part> ? Kind::whole : Kind::count;
+      if constexpr (std::is_signed_v<Part>) kind_ = Kind::whole;
       number_ = static_cast<std::uint64_t>(part);
     }
   }
@@ -136,33 +139,32 @@ class MessagePart {
   MessagePart& operator=(const MessagePart&) = delete;
 
   void append_to(std::string& text) const {
-    if (kind_ == Kind::text) {
-      text.append(text_);
-      return;
-    }
     char digits[64];
     char* const last = digits + sizeof digits;
     char* end = digits;
     switch (kind_) {
+      case Kind::text: text.append(text_); break;
+      case Kind::character: text.push_back(character_); break;
+      case Kind::count: end = std::to_chars(digits, last, number_).ptr; break;
+      case Kind::whole: end = std::to_chars(digits, last, static_cast<std::int64_t>(number_)).ptr; break;
+      case Kind::real: end = std::to_chars(digits, last, real_, std::chars_format::general, 6).ptr; break;
       case Kind::address:
         if (number_ != 0) text.append("0x");
         end = std::to_chars(digits, last, number_, 16).ptr;
-        break;
-      case Kind::real: end = std::to_chars(digits, last, real_, std::chars_format::general, 6).ptr; break;
-      case Kind::whole: end = std::to_chars(digits, last, static_cast<std::int64_t>(number_)).ptr; break;
-      default: end = std::to_chars(digits, last, number_).ptr; break;
     }
     text.append(digits, end);
   }
 
  private:
-  enum class Kind : std::uint8_t { text, count, whole, real, address };
+  enum class Kind : std::uint8_t { text, character, count, whole, real, address };
 
-  Kind kind_ = Kind::text;
-  char character_ = '\0';
-  std::string_view text_;
-  std::uint64_t number_ = 0;
-  long double real_ = 0.0L;
+  Kind kind_;
+  union {
+    std::string_view text_;
+    char character_;
+    std::uint64_t number_;
+    long double real_;
+  };
 };
 
 [[nodiscard]] inline std::string joined(std::initializer_list<MessagePart> parts) {
