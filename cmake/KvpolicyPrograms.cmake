@@ -50,13 +50,13 @@ target_compile_options(kvpolicy_glue_flags INTERFACE "$<$<AND:$<CONFIG:Release>,
 
 # Compiles the shipped policies once, with the flags of our own programs, for all tests and tools that
 # link this library: otherwise every file that names policies compiles them again, which was half of a
-# build. Tools have rows of float and bfloat16; kvpolicy_program_policies adds those of half.
-add_library(kvpolicy_tool_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_float.cpp"
-                                          "${PROJECT_SOURCE_DIR}/compiled/policies_bfloat16.cpp")
+# build. Most tools have rows of bfloat16 alone; kvpolicy_program_policies adds those of float and half.
+add_library(kvpolicy_tool_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_bfloat16.cpp")
 target_link_libraries(kvpolicy_tool_policies PUBLIC kvpolicy::kvpolicy PRIVATE kvpolicy_program_flags)
 target_compile_options(kvpolicy_tool_policies INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include kvpolicy/compiled/policies.hpp>")
-add_library(kvpolicy_program_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_half.cpp")
+add_library(kvpolicy_program_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_float.cpp"
+                                             "${PROJECT_SOURCE_DIR}/compiled/policies_half.cpp")
 target_link_libraries(kvpolicy_program_policies PUBLIC kvpolicy_tool_policies PRIVATE kvpolicy_program_flags)
 
 # Only the tools need OpenMP; the library takes any parallel_for.
@@ -70,14 +70,14 @@ endif()
 if(TARGET kvpolicy::cpu)
   add_library(kvpolicy_tool_engine STATIC EXCLUDE_FROM_ALL
               "${PROJECT_SOURCE_DIR}/compiled/program_engine.cpp"
-              "${PROJECT_SOURCE_DIR}/compiled/program_caches.cpp")
+              "${PROJECT_SOURCE_DIR}/compiled/program_cache_bfloat16.cpp")
   target_link_libraries(kvpolicy_tool_engine
                         PUBLIC kvpolicy::cpu kvpolicy_openmp kvpolicy_tool_policies
                         PRIVATE kvpolicy_program_flags)
   target_compile_options(kvpolicy_tool_engine INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${PROJECT_SOURCE_DIR}/compiled/program_engine.hpp>")
   add_library(kvpolicy_program_engine STATIC EXCLUDE_FROM_ALL
-              "${PROJECT_SOURCE_DIR}/compiled/program_cache_half.cpp")
+              "${PROJECT_SOURCE_DIR}/compiled/program_caches.cpp")
   target_link_libraries(kvpolicy_program_engine
                         PUBLIC kvpolicy_tool_engine kvpolicy_program_policies
                         PRIVATE kvpolicy_program_flags)

@@ -4,6 +4,6 @@
 namespace kvpolicy {
 
 KVPOLICY_CACHE_INSTANCE(template, float, cpu::Engine<>)
-KVPOLICY_CACHE_INSTANCE(template, bfloat16, cpu::Engine<>)
+KVPOLICY_CACHE_INSTANCE(template, half, cpu::Engine<>)
 
 }  // namespace kvpolicy
