@@ -14,17 +14,16 @@
   SPEC class PolicyHead<__VA_ARGS__>;                      \
   SPEC class detail::PolicySettings<__VA_ARGS__>;
 
-/// The same of a cache over an engine: of the cache, and of what it calls.
-#define KVPOLICY_CACHE_INSTANCE(SPEC, E, ...)                    \
-  SPEC class Compression<CacheLayer<E>, __VA_ARGS__>;            \
-  SPEC class detail::LayerCalls<E, __VA_ARGS__>;                 \
+/// The same of a cache over an engine, and of its calls.
+#define KVPOLICY_CACHE_INSTANCE(SPEC, E, ...)    \
+  SPEC class detail::LayerCalls<E, __VA_ARGS__>; \
   SPEC class KvCache<E, __VA_ARGS__>;
 
 /// The same of all that there is for rows of one element type: DO(E, policy) instantiates a policy.
 #define KVPOLICY_ELEMENT_INSTANCES(SPEC, DO, E)         \
   KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)                  \
+  SPEC PolicyRegistry<E> shipped_policies<E>();         \
   SPEC class HeadPlan<E>;                               \
-  SPEC struct CacheLayer<E>;                            \
   KVPOLICY_CACHE_INSTANCE(SPEC, E, ScalarEngine)
 
 /// Declares one policy, and is undefined again below.

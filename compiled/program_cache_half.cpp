@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "program_engine.hpp"
-
-namespace kvpolicy {
-
-KVPOLICY_CACHE_INSTANCE(template, half, cpu::Engine<>)
-
-}  // namespace kvpolicy
