@@ -8,6 +8,8 @@ if(PROJECT_IS_TOP_LEVEL AND KVPOLICY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 set(CMAKE_CXX_EXTENSIONS OFF)
 
+include(KvpolicyBatches)
+
 set(KVPOLICY_WARNING_FLAGS -Wall -Wextra -Wconversion -Wshadow -pedantic)
 add_library(kvpolicy_program_flags INTERFACE)
 target_compile_options(kvpolicy_program_flags INTERFACE
@@ -71,6 +73,7 @@ if(TARGET kvpolicy::cpu)
   add_library(kvpolicy_tool_engine STATIC EXCLUDE_FROM_ALL
               "${PROJECT_SOURCE_DIR}/compiled/program_engine.cpp"
               "${PROJECT_SOURCE_DIR}/compiled/program_cache_bfloat16.cpp")
+  kvpolicy_batch_library(kvpolicy_tool_engine 2)
   target_link_libraries(kvpolicy_tool_engine
                         PUBLIC kvpolicy::cpu kvpolicy_openmp kvpolicy_tool_policies
                         PRIVATE kvpolicy_program_flags)
@@ -82,8 +85,6 @@ if(TARGET kvpolicy::cpu)
                         PUBLIC kvpolicy_tool_engine kvpolicy_program_policies
                         PRIVATE kvpolicy_program_flags)
 endif()
-
-include(KvpolicyBatches)
 
 # kvpolicy_have(<out> <target>...): sets <out> to true if all of these targets exist.
 function(kvpolicy_have out)
