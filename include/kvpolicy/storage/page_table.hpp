@@ -20,13 +20,12 @@ namespace kvpolicy {
 
 /// Owns pages of one size. An empty table takes 16 bytes, another one 12 bytes for each page besides,
 /// in one block that at least doubles when it grows. Copying makes a fork: the pages in use are
-/// shared, reserved ones are not. The pool must outlive the table. Not synchronised. What no step of decoding
-/// calls is never inlined, because every policy has several tables.
+/// shared, reserved ones are not. The pool must outlive the table. Not synchronised.
 class PageTable {
  public:
   explicit PageTable(PagePool& pool) noexcept : pool_{&pool} {}
   /// @throws std::bad_alloc
-  [[gnu::noinline]] PageTable(const PageTable& other) : pool_{other.pool_} {
+  PageTable(const PageTable& other) : pool_{other.pool_} {
     if (other.size() == 0) return;
     grow_to(other.size());
     std::copy_n(other.starts(), other.size(), starts());
@@ -41,7 +40,7 @@ class PageTable {
     std::swap(block_, other.block_);
     return *this;
   }
-  [[gnu::noinline]] ~PageTable() {
+  ~PageTable() {
     if (block_ == nullptr) return;
     for (const PageId page : std::span{ids(), size() + reserved()}) pool_->release(page);
     ::operator delete(block_);
@@ -63,7 +62,7 @@ class PageTable {
     return pool_->is_shared(ids()[index]);
   }
   /// How many of the pages in use a fork holds too.
-  [[nodiscard]] [[gnu::noinline]] std::size_t shared_pages() const noexcept {
+  [[nodiscard]] std::size_t shared_pages() const noexcept {
     return static_cast<std::size_t>(std::ranges::count_if(
         pages(), [&](PageId page) { return pool_->is_shared(page); }));
   }
