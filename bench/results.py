@@ -145,7 +145,7 @@ def bytes_share(points, full, field="row_bytes"):
 
 
 def texts_of(point, settings):
-    """How many texts the questions of a point are spread over (examples/common/suite.cpp)."""
+    """How many texts the questions of a point are spread over (examples/evaluate/suite.cpp)."""
     if "questions_per_text" in point:
         return len(point["questions_per_text"])
     facts = min(max(point["tokens"] // 128, 4), 32)

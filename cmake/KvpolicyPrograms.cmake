@@ -8,6 +8,8 @@ if(PROJECT_IS_TOP_LEVEL AND KVPOLICY_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 set(CMAKE_CXX_EXTENSIONS OFF)
 
+include(KvpolicyBatches)
+
 set(KVPOLICY_WARNING_FLAGS -Wall -Wextra -Wconversion -Wshadow -pedantic)
 add_library(kvpolicy_program_flags INTERFACE)
 target_compile_options(kvpolicy_program_flags INTERFACE
@@ -50,16 +52,14 @@ target_compile_options(kvpolicy_glue_flags INTERFACE "$<$<AND:$<CONFIG:Release>,
 
 # Compiles the shipped policies once, with the flags of our own programs, for all tests and tools that
 # link this library: otherwise every file that names policies compiles them again, which was half of a
-# build.
-add_library(kvpolicy_program_policies STATIC)
-foreach(element float half bfloat16)
-  target_sources(kvpolicy_program_policies
-                 PRIVATE "${PROJECT_SOURCE_DIR}/compiled/policies_${element}.cpp")
-endforeach()
-target_link_libraries(kvpolicy_program_policies PUBLIC kvpolicy::kvpolicy
-                      PRIVATE kvpolicy_program_flags)
-target_compile_options(kvpolicy_program_policies INTERFACE
+# build. Most tools have rows of bfloat16 alone; kvpolicy_program_policies adds those of float and half.
+add_library(kvpolicy_tool_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_bfloat16.cpp")
+target_link_libraries(kvpolicy_tool_policies PUBLIC kvpolicy::kvpolicy PRIVATE kvpolicy_program_flags)
+target_compile_options(kvpolicy_tool_policies INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include kvpolicy/compiled/policies.hpp>")
+add_library(kvpolicy_program_policies STATIC "${PROJECT_SOURCE_DIR}/compiled/policies_float.cpp"
+                                             "${PROJECT_SOURCE_DIR}/compiled/policies_half.cpp")
+target_link_libraries(kvpolicy_program_policies PUBLIC kvpolicy_tool_policies PRIVATE kvpolicy_program_flags)
 
 # Only the tools need OpenMP; the library takes any parallel_for.
 find_package(OpenMP QUIET COMPONENTS CXX)
@@ -70,17 +70,21 @@ endif()
 
 # The same for the CPU engine and the caches over it, where a program has them.
 if(TARGET kvpolicy::cpu)
-  add_library(kvpolicy_program_engine STATIC EXCLUDE_FROM_ALL
+  add_library(kvpolicy_tool_engine STATIC EXCLUDE_FROM_ALL
               "${PROJECT_SOURCE_DIR}/compiled/program_engine.cpp"
+              "${PROJECT_SOURCE_DIR}/compiled/program_cache_bfloat16.cpp")
+  kvpolicy_batch_library(kvpolicy_tool_engine 2)
+  target_link_libraries(kvpolicy_tool_engine
+                        PUBLIC kvpolicy::cpu kvpolicy_openmp kvpolicy_tool_policies
+                        PRIVATE kvpolicy_program_flags)
+  target_compile_options(kvpolicy_tool_engine INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${PROJECT_SOURCE_DIR}/compiled/program_engine.hpp>")
+  add_library(kvpolicy_program_engine STATIC EXCLUDE_FROM_ALL
               "${PROJECT_SOURCE_DIR}/compiled/program_caches.cpp")
   target_link_libraries(kvpolicy_program_engine
-                        PUBLIC kvpolicy::cpu kvpolicy_openmp kvpolicy_program_policies
+                        PUBLIC kvpolicy_tool_engine kvpolicy_program_policies
                         PRIVATE kvpolicy_program_flags)
-  target_compile_options(kvpolicy_program_engine INTERFACE
-    "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${PROJECT_SOURCE_DIR}/compiled/program_engine.hpp>")
 endif()
-
-include(KvpolicyBatches)
 
 # kvpolicy_have(<out> <target>...): sets <out> to true if all of these targets exist.
 function(kvpolicy_have out)

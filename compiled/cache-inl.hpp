@@ -32,6 +32,7 @@ std::string format_plan(const HeadPlan<E>& plan) {
 
 #define KVPOLICY_COMPILE_CACHE(E)                                                            \
   namespace kvpolicy {                                                                       \
+  template class detail::LayerCalls<E, compiled::Engine>;                                    \
   template class KvCache<E, compiled::Engine>;                                               \
   template HeadPlan<E> compiled::parse_plan<E>(std::string_view, std::string_view);          \
   template HeadPlan<E> compiled::load_plan<E>(const std::string&);                           \

@@ -5,7 +5,6 @@
 
 namespace kvpolicy {
 
-KVPOLICY_FOR_SHIPPED_POLICIES(KVPOLICY_COMPILE_POLICY, bfloat16)
-template class KvCache<bfloat16>;
+KVPOLICY_ELEMENT_INSTANCES(template, KVPOLICY_COMPILE_POLICY, bfloat16)
 
 }  // namespace kvpolicy

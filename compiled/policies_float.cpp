@@ -5,7 +5,6 @@
 
 namespace kvpolicy {
 
-KVPOLICY_FOR_SHIPPED_POLICIES(KVPOLICY_COMPILE_POLICY, float)
-template class KvCache<float>;
+KVPOLICY_ELEMENT_INSTANCES(template, KVPOLICY_COMPILE_POLICY, float)
 
 }  // namespace kvpolicy

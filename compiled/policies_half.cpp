@@ -5,7 +5,6 @@
 
 namespace kvpolicy {
 
-KVPOLICY_FOR_SHIPPED_POLICIES(KVPOLICY_COMPILE_POLICY, half)
-template class KvCache<half>;
+KVPOLICY_ELEMENT_INSTANCES(template, KVPOLICY_COMPILE_POLICY, half)
 
 }  // namespace kvpolicy

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "program_engine.hpp"
 
-KVPOLICY_PROGRAM_CACHE(template, float)
-KVPOLICY_PROGRAM_CACHE(template, kvpolicy::half)
-KVPOLICY_PROGRAM_CACHE(template, kvpolicy::bfloat16)
+namespace kvpolicy {
+
+KVPOLICY_CACHE_INSTANCE(template, float, cpu::Engine<>)
+KVPOLICY_CACHE_INSTANCE(template, half, cpu::Engine<>)
+
+}  // namespace kvpolicy

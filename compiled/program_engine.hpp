@@ -19,9 +19,13 @@
 #else
 #define KVPOLICY_PROGRAM_OPENMP_ENGINE(SPEC)
 #endif
-#define KVPOLICY_PROGRAM_CACHE(SPEC, E) SPEC class kvpolicy::KvCache<E, kvpolicy::cpu::Engine<>>;
 
 KVPOLICY_PROGRAM_ENGINE(extern template)
-KVPOLICY_PROGRAM_CACHE(extern template, float)
-KVPOLICY_PROGRAM_CACHE(extern template, kvpolicy::half)
-KVPOLICY_PROGRAM_CACHE(extern template, kvpolicy::bfloat16)
+
+namespace kvpolicy {
+
+KVPOLICY_CACHE_INSTANCE(extern template, float, cpu::Engine<>)
+KVPOLICY_CACHE_INSTANCE(extern template, half, cpu::Engine<>)
+KVPOLICY_CACHE_INSTANCE(extern template, bfloat16, cpu::Engine<>)
+
+}  // namespace kvpolicy

@@ -25,7 +25,7 @@
 #include "common/pattern_folder.hpp"
 #include "common/plan_name.hpp"
 #include "common/plan_search.hpp"
-#include "common/plan_view.hpp"
+#include "generate/plan_view.hpp"
 #include "common/run_tool.hpp"
 #include "common/table.hpp"
 #include "common/terminal.hpp"

@@ -58,12 +58,12 @@ template <Element E>
                                    const std::filesystem::path& weights = {},
                                    io::OrderedJson* settings = nullptr);
 
-extern template HeadPlan<float> make_plan(const PlanArguments&, const ModelShape&,
-                                         const std::filesystem::path&, io::OrderedJson*);
-extern template HeadPlan<half> make_plan(const PlanArguments&, const ModelShape&,
-                                        const std::filesystem::path&, io::OrderedJson*);
-extern template HeadPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&,
-                                            const std::filesystem::path&, io::OrderedJson*);
+template <>
+HeadPlan<bfloat16> make_plan<bfloat16>(const PlanArguments&, const ModelShape&, const std::filesystem::path&,
+                                       io::OrderedJson*);
+template <>
+HeadPlan<float> make_plan<float>(const PlanArguments&, const ModelShape&, const std::filesystem::path&,
+                                 io::OrderedJson*);
 
 /// The calls that a tool must make so that a plan takes effect: `compress()` after the prompt, or
 /// reads with `Read::selected` while it decodes.

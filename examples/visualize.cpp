@@ -22,7 +22,7 @@
 #include "common/files.hpp"
 #include "common/json_line.hpp"
 #include "common/progress.hpp"
-#include "common/prompt.hpp"
+#include "generate/prompt.hpp"
 #include "common/retrieval_text.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"

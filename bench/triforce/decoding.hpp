@@ -16,7 +16,7 @@
 
 #include <kvpolicy/speculation/cost_model.hpp>
 
-#include "common/speculation_run.hpp"
+#include "generate/speculation_run.hpp"
 #include "common/speculative_text.hpp"
 
 namespace kvpolicy::bench {

@@ -37,7 +37,7 @@
 #include "common/head_files.hpp"
 #include "common/run_tool.hpp"
 #include "common/sequence.hpp"
-#include "common/speculation_run.hpp"
+#include "generate/speculation_run.hpp"
 #include "common/speculative_text.hpp"
 #include "common/text_model.hpp"
 #include "common/texts.hpp"

@@ -27,7 +27,7 @@
 #include "bench/cpu/machine.hpp"
 #include "common/files.hpp"
 #include "common/retrieval_text.hpp"
-#include "common/speculation_run.hpp"
+#include "generate/speculation_run.hpp"
 #include "common/speculative_text.hpp"
 #include "common/text_model.hpp"
 #include "decoding.hpp"

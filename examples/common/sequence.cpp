@@ -1,132 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sequence.hpp"
 
-#include <array>
-#include <concepts>
-#include <optional>
 #include <utility>
 
-#include <kvpolicy/cache/kv_cache.hpp>
-#include <kvpolicy/cpu.hpp>
-#include <kvpolicy/policy/chunk_summary.hpp>
-#include <reference_model/run.hpp>
-
-#include "bytes_read.hpp"
+#include "plan_sequence.hpp"
 
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
 namespace kvpolicy::tools {
-namespace {
-
-using Engine = cpu::Engine<>;
-
-template <Element E>
-class PlanSequence final : public Sequence {
- public:
-  using Cache = KvCache<E, Engine>;
-
-  PlanSequence(const reference::Llama& model, Cache cache)
-      : model_{&model}, cache_{std::move(cache)} {}
-
-  [[nodiscard]] std::unique_ptr<Sequence> fork() const override {
-    auto fork = std::make_unique<PlanSequence>(*model_, cache_.fork());
-    fork->fastgen_ = fastgen_;
-    return fork;
-  }
-
-  [[nodiscard]] std::unique_ptr<Sequence> fork_as(HeadPlan<bfloat16> plan) const override {
-    if constexpr (std::same_as<E, bfloat16>) {
-      reference::limit_windows(plan, model_->config());
-      return std::make_unique<PlanSequence>(*model_, cache_.fork_as(std::move(plan)));
-    } else {
-      return Sequence::fork_as(std::move(plan));
-    }
-  }
-
-  std::vector<float> prefill(std::span<const int> tokens, std::size_t chunk,
-                             const Report& report) override {
-    return reference::prefill(*model_, cache_, tokens, chunk, report);
-  }
-
-  std::vector<float> decode(int token, const Reading& reading) override {
-    return reference::step(*model_, cache_, std::array{token}, reference::LogitsOf::last,
-                           {.read = reading.read, .refresh_selection = reading.refresh_each_step});
-  }
-
-  std::vector<float> score(std::span<const int> tokens) override {
-    return reference::step(*model_, cache_, tokens, reference::LogitsOf::all);
-  }
-
-  void compress() override {
-    if (fastgen_) {
-      if constexpr (std::same_as<E, bfloat16>) {
-        const AttentionProfile profile = profile_attention(cache_, fastgen_->observation_window);
-        auto plan = fastgen_plan<E>(cache_.plan().shape(), profile, *fastgen_);
-        reference::limit_windows(plan, model_->config());
-        cache_ = cache_.fork_as(std::move(plan));
-        fastgen_.reset();
-      }
-    }
-    cache_.compress();
-  }
-
-  void choose_after_prompt(const FastGenConfig& config) override {
-    if constexpr (std::same_as<E, bfloat16>) {
-      fastgen_ = config;
-    } else {
-      Sequence::choose_after_prompt(config);
-    }
-  }
-
-  [[nodiscard]] std::size_t tokens() const override { return cache_.tokens(); }
-  [[nodiscard]] std::size_t bytes() const override { return cache_.bytes(); }
-
-  [[nodiscard]] std::vector<std::size_t> head_bytes() const override {
-    const ModelShape& shape = cache_.plan().shape();
-    std::vector<std::size_t> bytes;
-    for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
-      bytes.push_back(
-          bytes_shown(cache_, head / shape.kv_heads, head % shape.kv_heads, Read::all));
-    }
-    return bytes;
-  }
-
-  [[nodiscard]] std::size_t bytes_read(const Reading& reading) const override {
-    std::size_t total = bytes_shown(cache_, reading.read);
-    if (!reading.refresh_each_step) return total;
-    const ModelShape& shape = cache_.plan().shape();
-    for (std::size_t head = 0; head < shape.kv_head_count(); ++head) {
-      total += summary_bytes(cache_.plan().at(head / shape.kv_heads, head % shape.kv_heads));
-    }
-    return total;
-  }
-
- private:
-  // Bytes of the summaries that a head reads to select chunks.
-  [[nodiscard]] std::size_t summary_bytes(const HeadSettings<E>& head) const {
-    const std::size_t head_dim = cache_.plan().shape().head_dim;
-    const HeadRule rule = head.rule(head_dim);
-    if (rule.chunk == 0) return 0;
-    const std::size_t vectors = rule.summary == MinMaxKey::name ? MinMaxKey::vectors : MeanKey::vectors;
-    return vectors * (cache_.tokens() / rule.chunk) * head_dim * sizeof(E);
-  }
-
-  const reference::Llama* model_;
-  Cache cache_;
-  std::optional<FastGenConfig> fastgen_;  // is set until the next compress
-};
-
-template <Element E>
-std::unique_ptr<Sequence> make(const reference::Llama& model, HeadPlan<E> plan,
-                               const CacheOptions& options) {
-  reference::limit_windows(plan, model.config());
-  using Made = PlanSequence<E>;
-  return std::make_unique<Made>(model, typename Made::Cache{std::move(plan), options});
-}
-
-}  // namespace
 
 void Sequence::choose_after_prompt(const FastGenConfig&) {
   throw ConfigError{"Sequence: only one of bfloat16 on the CPU chooses its plan after the prompt"};
@@ -138,10 +21,7 @@ std::unique_ptr<Sequence> Sequence::fork_as(HeadPlan<bfloat16>) const {
 
 std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, HeadPlan<bfloat16> plan,
                                         std::size_t kept_queries) {
-  return make(model, std::move(plan), {.kept_queries = kept_queries});
-}
-std::unique_ptr<Sequence> make_sequence(const reference::Llama& model, HeadPlan<float> plan) {
-  return make(model, std::move(plan), {});
+  return make_plan_sequence(model, std::move(plan), {.kept_queries = kept_queries});
 }
 
 void set_threads([[maybe_unused]] std::size_t threads) {

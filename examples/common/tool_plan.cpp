@@ -40,12 +40,11 @@ std::size_t bits_named(std::string_view name, std::string_view prefix) {
   return bits == "8" ? 8 : bits == "4" ? 4 : bits == "2" ? 2 : 0;
 }
 
-template <Element E>
 class Maker {
  public:
-  using Plan = HeadPlan<E>;
-  using Dense = DenseStorage<E>;
-  using Codes = PerTokenStorage<E>;
+  using Plan = HeadPlan<bfloat16>;
+  using Dense = DenseStorage<bfloat16>;
+  using Codes = PerTokenStorage<bfloat16>;
 
   Maker(const PlanArguments& arguments, const ModelShape& shape, const fs::path& weights)
       : arguments_{arguments}, shape_{shape}, weights_{weights}, spec_{arguments.plan} {}
@@ -105,11 +104,10 @@ class Maker {
     }
     const MemoryEstimate all = HeadPlan<bfloat16>{shape_}.memory(context, options);
     const auto rows = static_cast<std::size_t>(share * static_cast<double>(all.heads));
-    const auto found = search_plan<bfloat16>(
-        shape_, menu.choices,
-        {.bytes = rows + all.tail + queries, .context = context, .options = options});
-    // Writing and parsing a plan file converts the element type.
-    return io::parse_plan<E>(io::format_plan(found.plan));
+    return search_plan<bfloat16>(
+               shape_, menu.choices,
+               {.bytes = rows + all.tail + queries, .context = context, .options = options})
+        .plan;
   }
 
   [[nodiscard]] Plan full() {
@@ -122,14 +120,14 @@ class Maker {
     spec_.place({"residual"});
     spec_.require_exact_rows();
     return Plan{shape_,
-                typename QuantizedResidualCache<E>::Config{.storage = codes(spec_.name, 128)}};
+                typename QuantizedResidualCache<bfloat16>::Config{.storage = codes(spec_.name, 128)}};
   }
 
   [[nodiscard]] Plan kivi() {
     spec_.place({"residual"});
     spec_.require_exact_rows();
     const KiviConfig published;
-    return kivi_plan<E>(shape_,
+    return kivi_plan<bfloat16>(shape_,
                            {.bits = bits_named(spec_.name, "kivi"),
                             .group = spec_.count("group", io::channel_group(shape_)),
                             .residual = spec_.count("residual", published.residual),
@@ -186,11 +184,11 @@ class Maker {
     }
     if (spec_.storage.empty()) {
       return named_by(folder.string(),
-                      [&] { return duo_plan<E>(shape_, pattern.gates, config); });
+                      [&] { return duo_plan<bfloat16>(shape_, pattern.gates, config); });
     }
     const ResidualConfig quantized = codes(spec_.storage, 128);
     return named_by(folder.string(), [&] {
-      return quantized_duo_plan<E>(shape_, pattern.gates, config, quantized);
+      return quantized_duo_plan<bfloat16>(shape_, pattern.gates, config, quantized);
     });
   }
 
@@ -209,11 +207,11 @@ class Maker {
     SnapKvScorer::validate(scorer);
     const HeadScores loaded = io::load_head_scores(scores);
     if (spec_.storage.empty()) {
-      return named_by(scores.string(), [&] { return headkv_plan<E>(shape_, loaded, config); });
+      return named_by(scores.string(), [&] { return headkv_plan<bfloat16>(shape_, loaded, config); });
     }
     const ResidualConfig quantized = codes(spec_.storage, 0);
     return named_by(scores.string(),
-                    [&] { return quantized_headkv_plan<E>(shape_, loaded, config, quantized); });
+                    [&] { return quantized_headkv_plan<bfloat16>(shape_, loaded, config, quantized); });
   }
 
   // The capacity is the same for every head.
@@ -266,7 +264,7 @@ class Maker {
     const SnapKvScorer::Config scorer = this->scorer(config.scorer());
     config.pooling = scorer.pooling;
     config.kernel = scorer.kernel;
-    return pyramidkv_plan<E>(shape_, config);
+    return pyramidkv_plan<bfloat16>(shape_, config);
   }
 
   [[nodiscard]] Plan streaming_llm() {
@@ -276,7 +274,7 @@ class Maker {
             "must know how the model rotates its keys; give the model, or "
             "sink_recent as the plan");
     const StreamingLlmConfig published;
-    return streaming_llm_plan<E>(
+    return streaming_llm_plan<bfloat16>(
         shape_, {.sinks = spec_.count("sinks", arguments_.sinks.value_or(published.sinks)),
                  .recent = spec_.count("recent", arguments_.recent.value_or(published.recent)),
                  .mask = spec_.choice("mask", published.mask),
@@ -294,7 +292,7 @@ class Maker {
     const std::string text = io::read_text_file(path);
     const io::Json json = io::parse_json(text, path.string());
     if (!json.is_object() || !json.contains("format")) return headkv(path);
-    const Plan plan = io::parse_plan<E>(text, path.string());
+    const Plan plan = io::parse_plan<bfloat16>(text, path.string());
     const ModelShape& own = plan.shape();
     require(own == shape_, path.string(), ": is a plan for ", fmt::format("{}", own),
             "; the model has ", fmt::format("{}", shape_));
@@ -411,26 +409,19 @@ void add_plan_options(CLI::App& app, PlanArguments& arguments) {
       ->capture_default_str();
 }
 
-template <Element E>
-HeadPlan<E> make_plan(const PlanArguments& arguments, const ModelShape& shape,
+template <>
+HeadPlan<bfloat16> make_plan<bfloat16>(const PlanArguments& arguments, const ModelShape& shape,
                      const fs::path& weights, io::OrderedJson* settings) {
   shape.validate();
   try {
-    Maker<E> maker{arguments, shape, weights};
-    HeadPlan<E> plan = maker.make();
+    Maker maker{arguments, shape, weights};
+    HeadPlan<bfloat16> plan = maker.make();
     if (settings != nullptr) *settings = maker.settings();
     return plan;
   } catch (const ConfigError& error) {
     if (std::string_view{error.what()}.starts_with("--plan ")) throw;
-    return named_by("--plan " + arguments.plan, [&]() -> HeadPlan<E> { throw; });
+    return named_by("--plan " + arguments.plan, [&]() -> HeadPlan<bfloat16> { throw; });
   }
 }
-
-template HeadPlan<float> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
-                                  io::OrderedJson*);
-template HeadPlan<half> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
-                                 io::OrderedJson*);
-template HeadPlan<bfloat16> make_plan(const PlanArguments&, const ModelShape&, const fs::path&,
-                                     io::OrderedJson*);
 
 }  // namespace kvpolicy::tools

@@ -9,7 +9,7 @@
 
 #include <kvpolicy/core/error.hpp>
 
-#include "tasks/words.hpp"
+#include "words.hpp"
 
 namespace kvpolicy::tools {
 namespace {

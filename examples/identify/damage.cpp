@@ -22,7 +22,6 @@
 #include <common/asked_question.hpp>
 #include <common/context_limit.hpp>
 #include <common/files.hpp>
-#include <common/head_damage.hpp>
 #include <common/progress.hpp>
 #include <common/retrieval_text.hpp>
 #include <common/run_tool.hpp>
@@ -32,6 +31,7 @@
 #include <common/terminal.hpp>
 #include <common/text_model.hpp>
 
+#include "head_damage.hpp"
 #include "subcommands.hpp"
 
 namespace kvpolicy::tools {

@@ -15,9 +15,9 @@
 #include "../common/key_format.hpp"
 #include "../common/random.hpp"
 #include "../common/retrieval_text.hpp"
-#include "../common/tasks/haystack.hpp"
-#include "../common/tasks/language_task.hpp"
-#include "../common/tasks/words.hpp"
+#include "../tasks/haystack.hpp"
+#include "../tasks/language_task.hpp"
+#include "../common/words.hpp"
 
 namespace kvpolicy::tools {
 

@@ -2,7 +2,7 @@
 //
 // A conversation under the template of every family: the cache goes on where the template writes an
 // answer as it is, and begins again where it does not.
-#include <common/conversation.hpp>
+#include <generate/conversation.hpp>
 
 #include <algorithm>
 #include <cstddef>

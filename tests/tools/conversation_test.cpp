@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A cache that is fed turn by turn must hold the tokens of the whole conversation.
-#include <common/conversation.hpp>
+#include <generate/conversation.hpp>
 
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <common/equal_bytes.hpp>
+#include <evaluate/equal_bytes.hpp>
 
 #include <cstddef>
 #include <numeric>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <common/evaluation.hpp>
+#include <evaluate/evaluation.hpp>
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 
 #include <doctest/doctest.h>
 
-#include <common/evaluation_table.hpp>
+#include <evaluate/evaluation_table.hpp>
 #include <common/asked_question.hpp>
 #include <common/files.hpp>
 #include <common/sequence.hpp>

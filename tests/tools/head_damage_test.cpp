@@ -2,7 +2,7 @@
 //
 // Compares damages of single heads with a forward pass in plain loops that masks the rows that the head
 // may not see.
-#include <common/head_damage.hpp>
+#include <identify/head_damage.hpp>
 
 #include <cmath>
 #include <cstddef>

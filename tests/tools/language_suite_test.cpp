@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <common/language_suite.hpp>
+#include <evaluate/language_suite.hpp>
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 
 #include <doctest/doctest.h>
 
-#include <common/evaluation.hpp>
+#include <evaluate/evaluation.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 
 #include "byte_model.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <common/tasks/language_task.hpp>
+#include <tasks/language_task.hpp>
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 //
 // A prompt that one cache reads for many plans: the tokens after it must be, bit for bit, those of
 // plans that read the prompt themselves.
-#include <common/prompt_forks.hpp>
+#include <evaluate/prompt_forks.hpp>
 
 #include <cstddef>
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <common/prompt_form.hpp>
+#include <evaluate/prompt_form.hpp>
 
 #include <array>
 #include <string>
@@ -8,7 +8,7 @@
 
 #include <doctest/doctest.h>
 
-#include <common/suite.hpp>
+#include <evaluate/suite.hpp>
 #include <kvpolicy/core/error.hpp>
 #include <reference_model/tokenizer/chat_template.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <common/speculation_run.hpp>
+#include <generate/speculation_run.hpp>
 #include <common/speculative_text.hpp>
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <common/task_lines.hpp>
+#include <evaluate/task_lines.hpp>
 
 #include <fstream>
 #include <string>

@@ -12,8 +12,8 @@
 #include <common/asked_question.hpp>
 #include <common/context_limit.hpp>
 #include <common/exam.hpp>
-#include <common/head_damage.hpp>
-#include <common/new_text.hpp>
+#include <identify/head_damage.hpp>
+#include <generate/new_text.hpp>
 #include <common/terminal.hpp>
 #include <identify/needles.hpp>
 #include <identify/passkey_text.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <common/token_strip.hpp>
+#include <generate/token_strip.hpp>
 
 #include <vector>
 

@@ -9,7 +9,7 @@
 
 #include <common/exam_plan.hpp>
 #include <common/files.hpp>
-#include <common/plan_view.hpp>
+#include <generate/plan_view.hpp>
 #include <kvpolicy/io/duo_pattern.hpp>
 #include <kvpolicy/plan/shipped_policies.hpp>
 

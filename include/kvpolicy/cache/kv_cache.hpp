@@ -332,35 +332,7 @@ class KvCache {
   }
 
   // The layers that have a cache, as they are before the first token.
-  [[nodiscard]] std::vector<Layer> new_layers() const {
-    const ModelShape& model = plan_.shape();
-    std::vector<Layer> layers;
-    layers.reserve(model.layers);
-    for (std::size_t layer = 0; layer < model.layers; ++layer) {
-      const LayerShape shape = model.layer(layer);
-      if (shape.kv_heads == 0) continue;
-      const StorageContext context = context_of(shape);
-      const std::size_t queries = std::max(plan_.observed_queries(layer), options_.kept_queries);
-      Layer& added = layers.emplace_back(Layer{
-          {},
-          layer,
-          shape,
-          {},
-          {},
-          {options_.tail_rows(), shape.kv_heads, shape.head_dim, shape.value_dim, options_.memory},
-          {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
-      check_sharing(name, plan_, layer);
-      added.heads.reserve(shape.kv_heads);
-      for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-        const HeadSettings<E>& settings = plan_.at(layer, head);
-        check_rollback(name, layer, head, settings.compresses_by_itself(), settings.roles().accumulates,
-                       options_.max_rollback);
-        added.add(settings.make_head(context));
-      }
-    }
-    for (std::size_t layer = 0; layer < model.layers; ++layer) check_reading(layer, layers);
-    return layers;
-  }
+  [[nodiscard]] std::vector<Layer> new_layers() const;
 
   // Rows whose attention is added up, and those of a compression that is due, are committed by their own
   // layer's `attend`, which is too early for the layers that read them too.
@@ -425,6 +397,38 @@ class KvCache {
   std::vector<Layer> layers_;
   detail::LayerCalls<E, Engine> calls_;
 };
+
+// Outside the class for the sake of `extern template`, as in layer_calls.hpp.
+template <Element E, AttentionEngine Engine>
+std::vector<CacheLayer<E>> KvCache<E, Engine>::new_layers() const {
+  const ModelShape& model = plan_.shape();
+  std::vector<Layer> layers;
+  layers.reserve(model.layers);
+  for (std::size_t layer = 0; layer < model.layers; ++layer) {
+    const LayerShape shape = model.layer(layer);
+    if (shape.kv_heads == 0) continue;
+    const StorageContext context = context_of(shape);
+    const std::size_t queries = std::max(plan_.observed_queries(layer), options_.kept_queries);
+    Layer& added = layers.emplace_back(Layer{
+        {},
+        layer,
+        shape,
+        {},
+        {},
+        {options_.tail_rows(), shape.kv_heads, shape.head_dim, shape.value_dim, options_.memory},
+        {queries, options_.tail_rows(), shape.q_heads, shape.head_dim, options_.memory}});
+    check_sharing(name, plan_, layer);
+    added.heads.reserve(shape.kv_heads);
+    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+      const HeadSettings<E>& settings = plan_.at(layer, head);
+      check_rollback(name, layer, head, settings.compresses_by_itself(), settings.roles().accumulates,
+                     options_.max_rollback);
+      added.add(settings.make_head(context));
+    }
+  }
+  for (std::size_t layer = 0; layer < model.layers; ++layer) check_reading(layer, layers);
+  return layers;
+}
 
 /// `KvCache cache{plan}` and `KvCache cache{plan, options, engine}`, of any plan.
 template <class... T>

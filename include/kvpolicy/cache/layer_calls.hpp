@@ -44,93 +44,16 @@ class LayerCalls {
 
   /// Attends to the cached rows and to the call's, which then join the cache.
   void step(Layer& layer, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
-            const MutableTensor& out, const AttendOptions& options, const CacheOptions& limits) {
-    const LayerShape& shape = layer.shape;
-    const std::size_t tokens = q.tokens;
-    check_tensor("q", q, tokens, shape.q_heads, shape.head_dim);
-    check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
-    check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
-    check_tensor("out", out, tokens, shape.q_heads, shape.value_dim);
-    check_written_once(out);
-    check_options(options, tokens, shape.q_heads);
-    check_tree("step", layer, tokens, options.tree, limits);
-    check_room(cache_name, layer, tokens, limits.max_tokens);
-    if (tokens == 0) return;
-    check_range<E>("k", k);
-    check_range<E>("v", v);
-    if (options.tree != nullptr) layer.tree.prepare(*options.tree, layer.text());
-    const std::size_t leaving = layer.leaving(tokens, limits.max_rollback);
-    attend_uncounted(layer, q, out, layer.tokens, options, &k, &v, leaving);
-    keep_rows(layer, k, v, leaving);
-    layer.tokens += tokens;
-    if (options.tree != nullptr) layer.tree.keep(*options.tree);
-    if (layer.roles.accumulates) layer.accumulate(sums_.of_heads, shape.queries_per_kv());
-    finish_call(layer, q, options);
-  }
+            const MutableTensor& out, const AttendOptions& options, const CacheOptions& limits);
 
   /// Adds rows, which stay tentative until the next call.
   void append(Layer& layer, const ConstTensor& k, const ConstTensor& v, const TokenTree* tree,
-              const CacheOptions& limits) {
-    const LayerShape& shape = layer.shape;
-    const std::size_t tokens = k.tokens;
-    check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
-    check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
-    check_append(cache_name, tokens, limits.max_append);
-    check_tree("append", layer, tokens, tree, limits);
-    check_room(cache_name, layer, tokens, limits.max_tokens);
-    if (tokens == 0) return;
-    check_range<E>("k", k);
-    check_range<E>("v", v);
-    for (std::size_t head = 0; head < layer.heads.size(); ++head) {
-      layer.heads[head]->check(call_segment(k, v, head, layer.tokens));
-    }
-    if (tree != nullptr) layer.tree.prepare(*tree, layer.text());
-    // The new rows stay in the tail until the next call, so that `attend` finds the policies as
-    // they were before them: a window must not have moved on, a row not be quantised yet.
-    const std::size_t leaving = layer.leaving(0, limits.max_rollback);
-    reserve(layer, leaving, {&layer, 1});
-    layer.commit_tail(leaving);
-    layer.tail.write(k, v, 0, tokens, layer.tokens);
-    layer.release_unused();
-    layer.tokens += tokens;
-    if (tree != nullptr) layer.tree.keep(*tree);
-  }
+              const CacheOptions& limits);
 
   /// Reads with the queries of the latest rows; `reader` is the model's number of the layer that asks,
   /// which has `q_heads` query heads: `layer` itself or one that reads its rows.
   void attend(Layer& layer, std::size_t reader, std::size_t q_heads, const ConstTensor& q,
-              const MutableTensor& out, const AttendOptions& options) {
-    const LayerShape& shape = layer.shape;
-    check_tensor("q", q, q.tokens, q_heads, shape.head_dim);
-    check_tensor("out", out, q.tokens, q_heads, shape.value_dim);
-    check_written_once(out);
-    check_options(options, q.tokens, q_heads);
-    require<ShapeError>(q.tokens <= layer.uncommitted(), "KvCache::attend: ", q.tokens,
-                        " queries, but only the latest ", layer.uncommitted(),
-                        " rows of layer ", layer.number, " have not been committed");
-    if (options.tree == nullptr) {
-      layer.tree.refuse("attend");
-    } else {
-      layer.tree.check_is(*options.tree, q.tokens);
-    }
-    if (q.tokens == 0) return;
-    if (layer.number != reader) {
-      require<ShapeError>(!options.refresh_selection,
-                          "KvCache::attend: refresh_selection for layer ", reader, ", but layer ",
-                          layer.number, ", whose cache it reads, selects for both");
-      return run_attention(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr, 0);
-    }
-    // What is added up cannot be taken back, so the rows it belongs to may not be either.
-    const bool accumulates = layer.roles.accumulates;
-    attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr,
-                     accumulates ? layer.uncommitted() : 0);
-    if (accumulates) {
-      layer.commit_tail(layer.uncommitted());
-      layer.accumulate(sums_.of_heads, shape.queries_per_kv());
-    }
-    layer.release_unused();
-    finish_call(layer, q, options);
-  }
+              const MutableTensor& out, const AttendOptions& options);
 
   /// Hands all tentative rows of these layers to the policies, or of none if memory runs out.
   void commit(std::span<Layer> layers) {
@@ -151,34 +74,11 @@ class LayerCalls {
 
   /// Heads with a budget drop what they rank lowest; `only_due`: those that compress by themselves, where
   /// it is time.
-  void compress(std::span<Layer> layers, bool only_due = false) {
-    Compression<Layer, Engine>{engine_, observed_rows_}.run(layers, only_due);
-  }
+  void compress(std::span<Layer> layers, bool only_due = false);
 
   /// For each KV head [group, rows]: the probability of each row summed over the latest `known` queries that
   /// the cache has kept, as its last call's options make them. Returns their number.
-  std::size_t observe(const Layer& layer, std::size_t known, std::vector<std::vector<float>>& sums) {
-    const LayerShape& shape = layer.shape;
-    std::vector<SegmentList> shown(shape.kv_heads);
-    std::vector<std::span<const Segment>> heads(shape.kv_heads);
-    std::vector<std::span<float>> views(shape.kv_heads);
-    sums.resize(shape.kv_heads);
-    for (std::size_t head = 0; head < shape.kv_heads; ++head) {
-      shown[head] = layer.segments(head, Read::all);
-      sums[head].assign(shape.queries_per_kv() * count_rows(shown[head]), 0.0F);
-      heads[head] = shown[head];
-      views[head] = sums[head];
-    }
-    std::vector<E> latest(known * shape.q_heads * shape.head_dim);
-    const std::size_t count = layer.queries.copy_latest(known, latest.data());
-    const TensorView<const E> view{latest.data(), count, shape.q_heads, shape.head_dim};
-    engine_.observe(LayerObservation{ConstTensor{view},
-                                     static_cast<std::int64_t>(layer.tokens - count), heads, views,
-                                     AttendOptions{.scale = layer.scale,
-                                                   .softcap = layer.softcap,
-                                                   .attention_sink_bias = layer.attention_sink_bias}});
-    return count;
-  }
+  std::size_t observe(const Layer& layer, std::size_t known, std::vector<std::vector<float>>& sums);
 
  private:
   static constexpr std::string_view cache_name = "KvCache";  // in messages
@@ -341,5 +241,129 @@ class LayerCalls {
   Scratch<float> queries_;
   CallSums sums_;
 };
+
+// Outside the class, because what is defined inside it is inline: a file that declares the class `extern template`
+// would compile it all the same.
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::step(Layer& layer, const ConstTensor& q, const ConstTensor& k,
+                                 const ConstTensor& v, const MutableTensor& out,
+                                 const AttendOptions& options, const CacheOptions& limits) {
+  const LayerShape& shape = layer.shape;
+  const std::size_t tokens = q.tokens;
+  check_tensor("q", q, tokens, shape.q_heads, shape.head_dim);
+  check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
+  check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
+  check_tensor("out", out, tokens, shape.q_heads, shape.value_dim);
+  check_written_once(out);
+  check_options(options, tokens, shape.q_heads);
+  check_tree("step", layer, tokens, options.tree, limits);
+  check_room(cache_name, layer, tokens, limits.max_tokens);
+  if (tokens == 0) return;
+  check_range<E>("k", k);
+  check_range<E>("v", v);
+  if (options.tree != nullptr) layer.tree.prepare(*options.tree, layer.text());
+  const std::size_t leaving = layer.leaving(tokens, limits.max_rollback);
+  attend_uncounted(layer, q, out, layer.tokens, options, &k, &v, leaving);
+  keep_rows(layer, k, v, leaving);
+  layer.tokens += tokens;
+  if (options.tree != nullptr) layer.tree.keep(*options.tree);
+  if (layer.roles.accumulates) layer.accumulate(sums_.of_heads, shape.queries_per_kv());
+  finish_call(layer, q, options);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::append(Layer& layer, const ConstTensor& k, const ConstTensor& v,
+                                   const TokenTree* tree, const CacheOptions& limits) {
+  const LayerShape& shape = layer.shape;
+  const std::size_t tokens = k.tokens;
+  check_tensor("k", k, tokens, shape.kv_heads, shape.head_dim);
+  check_tensor("v", v, tokens, shape.kv_heads, shape.value_dim);
+  check_append(cache_name, tokens, limits.max_append);
+  check_tree("append", layer, tokens, tree, limits);
+  check_room(cache_name, layer, tokens, limits.max_tokens);
+  if (tokens == 0) return;
+  check_range<E>("k", k);
+  check_range<E>("v", v);
+  for (std::size_t head = 0; head < layer.heads.size(); ++head) {
+    layer.heads[head]->check(call_segment(k, v, head, layer.tokens));
+  }
+  if (tree != nullptr) layer.tree.prepare(*tree, layer.text());
+  // The new rows stay in the tail until the next call, so that `attend` finds the policies as
+  // they were before them: a window must not have moved on, a row not be quantised yet.
+  const std::size_t leaving = layer.leaving(0, limits.max_rollback);
+  reserve(layer, leaving, {&layer, 1});
+  layer.commit_tail(leaving);
+  layer.tail.write(k, v, 0, tokens, layer.tokens);
+  layer.release_unused();
+  layer.tokens += tokens;
+  if (tree != nullptr) layer.tree.keep(*tree);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::attend(Layer& layer, std::size_t reader, std::size_t q_heads,
+                                   const ConstTensor& q, const MutableTensor& out,
+                                   const AttendOptions& options) {
+  const LayerShape& shape = layer.shape;
+  check_tensor("q", q, q.tokens, q_heads, shape.head_dim);
+  check_tensor("out", out, q.tokens, q_heads, shape.value_dim);
+  check_written_once(out);
+  check_options(options, q.tokens, q_heads);
+  require<ShapeError>(q.tokens <= layer.uncommitted(), "KvCache::attend: ", q.tokens,
+                      " queries, but only the latest ", layer.uncommitted(),
+                      " rows of layer ", layer.number, " have not been committed");
+  if (options.tree == nullptr) {
+    layer.tree.refuse("attend");
+  } else {
+    layer.tree.check_is(*options.tree, q.tokens);
+  }
+  if (q.tokens == 0) return;
+  if (layer.number != reader) {
+    require<ShapeError>(!options.refresh_selection,
+                        "KvCache::attend: refresh_selection for layer ", reader, ", but layer ",
+                        layer.number, ", whose cache it reads, selects for both");
+    return run_attention(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr, 0);
+  }
+  // What is added up cannot be taken back, so the rows it belongs to may not be either.
+  const bool accumulates = layer.roles.accumulates;
+  attend_uncounted(layer, q, out, layer.tokens - q.tokens, options, nullptr, nullptr,
+                   accumulates ? layer.uncommitted() : 0);
+  if (accumulates) {
+    layer.commit_tail(layer.uncommitted());
+    layer.accumulate(sums_.of_heads, shape.queries_per_kv());
+  }
+  layer.release_unused();
+  finish_call(layer, q, options);
+}
+
+template <Element E, AttentionEngine Engine>
+void LayerCalls<E, Engine>::compress(std::span<Layer> layers, bool only_due) {
+  Compression<Layer, Engine>{engine_, observed_rows_}.run(layers, only_due);
+}
+
+template <Element E, AttentionEngine Engine>
+std::size_t LayerCalls<E, Engine>::observe(const Layer& layer, std::size_t known,
+                                           std::vector<std::vector<float>>& sums) {
+  const LayerShape& shape = layer.shape;
+  std::vector<SegmentList> shown(shape.kv_heads);
+  std::vector<std::span<const Segment>> heads(shape.kv_heads);
+  std::vector<std::span<float>> views(shape.kv_heads);
+  sums.resize(shape.kv_heads);
+  for (std::size_t head = 0; head < shape.kv_heads; ++head) {
+    shown[head] = layer.segments(head, Read::all);
+    sums[head].assign(shape.queries_per_kv() * count_rows(shown[head]), 0.0F);
+    heads[head] = shown[head];
+    views[head] = sums[head];
+  }
+  std::vector<E> latest(known * shape.q_heads * shape.head_dim);
+  const std::size_t count = layer.queries.copy_latest(known, latest.data());
+  const TensorView<const E> view{latest.data(), count, shape.q_heads, shape.head_dim};
+  engine_.observe(LayerObservation{ConstTensor{view},
+                                   static_cast<std::int64_t>(layer.tokens - count), heads, views,
+                                   AttendOptions{.scale = layer.scale,
+                                                 .softcap = layer.softcap,
+                                                 .attention_sink_bias = layer.attention_sink_bias}});
+  return count;
+}
 
 }  // namespace kvpolicy::detail

@@ -15,6 +15,9 @@
 
 namespace kvpolicy {
 
+extern template class detail::LayerCalls<float, compiled::Engine>;
+extern template class detail::LayerCalls<half, compiled::Engine>;
+extern template class detail::LayerCalls<bfloat16, compiled::Engine>;
 extern template class KvCache<float, compiled::Engine>;
 extern template class KvCache<half, compiled::Engine>;
 extern template class KvCache<bfloat16, compiled::Engine>;

@@ -14,17 +14,26 @@
   SPEC class PolicyHead<__VA_ARGS__>;                      \
   SPEC class detail::PolicySettings<__VA_ARGS__>;
 
+/// The same of a cache over an engine, and of its calls.
+#define KVPOLICY_CACHE_INSTANCE(SPEC, E, ...)    \
+  SPEC class detail::LayerCalls<E, __VA_ARGS__>; \
+  SPEC class KvCache<E, __VA_ARGS__>;
+
+/// The same of all that there is for rows of one element type: DO(E, policy) instantiates a policy.
+#define KVPOLICY_ELEMENT_INSTANCES(SPEC, DO, E)         \
+  KVPOLICY_FOR_SHIPPED_POLICIES(DO, E)                  \
+  SPEC PolicyRegistry<E> shipped_policies<E>();         \
+  SPEC class HeadPlan<E>;                               \
+  KVPOLICY_CACHE_INSTANCE(SPEC, E, ScalarEngine)
+
 /// Declares one policy, and is undefined again below.
 #define KVPOLICY_DECLARE_POLICY(E, ...) KVPOLICY_POLICY_INSTANCE(extern template, __VA_ARGS__)
 
 namespace kvpolicy {
 
-KVPOLICY_FOR_SHIPPED_POLICIES(KVPOLICY_DECLARE_POLICY, float)
-KVPOLICY_FOR_SHIPPED_POLICIES(KVPOLICY_DECLARE_POLICY, half)
-KVPOLICY_FOR_SHIPPED_POLICIES(KVPOLICY_DECLARE_POLICY, bfloat16)
-extern template class KvCache<float>;
-extern template class KvCache<half>;
-extern template class KvCache<bfloat16>;
+KVPOLICY_ELEMENT_INSTANCES(extern template, KVPOLICY_DECLARE_POLICY, float)
+KVPOLICY_ELEMENT_INSTANCES(extern template, KVPOLICY_DECLARE_POLICY, half)
+KVPOLICY_ELEMENT_INSTANCES(extern template, KVPOLICY_DECLARE_POLICY, bfloat16)
 
 }  // namespace kvpolicy
 

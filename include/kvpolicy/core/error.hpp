@@ -11,9 +11,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include <kvpolicy/core/try.hpp>
 
@@ -107,31 +109,68 @@ concept Number = std::same_as<T, bool> || requires(char* text, T number) { std::
 template <class T>
 concept Address = std::same_as<T, const void*> || std::same_as<T, void*>;
 
-template <class Part>
-void append_part(std::string& text, const Part& part) {
-  static_assert(Text<Part> || Character<Part> || Number<Part> || Address<Part>,
-                "kvpolicy: a part of a message is text, a character, a number or an address (const void*)");
-  if constexpr (Text<Part>) {
-    text.append(std::string_view{part});
-  } else if constexpr (Character<Part>) {
-    text.push_back(static_cast<char>(part));
-  } else if constexpr (std::same_as<Part, bool>) {
-    text.push_back(part ? '1' : '0');
-  } else if constexpr (Address<Part>) {
-    char digits[2 * sizeof part];
-    if (part != nullptr) text.append("0x");
-    const auto number = std::bit_cast<std::uintptr_t>(part);
-    text.append(digits, std::to_chars(digits, digits + sizeof digits, number, 16).ptr);
-  } else if constexpr (Number<Part>) {
+/// One part of a message as a plain value, so that one function formats all messages.
+class MessagePart {
+ public:
+  explicit MessagePart(std::string_view text) : kind_{Kind::text}, text_{text} {}
+  explicit MessagePart(const char* text) : MessagePart{std::string_view{text}} {}
+  template <class Part>
+  explicit MessagePart(const Part& part) : kind_{Kind::count}, number_{0} {
+    static_assert(Text<Part> || Character<Part> || Number<Part> || Address<Part>,
+                  "kvpolicy: a part of a message is text, a character, a number or an address (const void*)");
+    if constexpr (Text<Part>) {
+      kind_ = Kind::text;
+      text_ = part;
+    } else if constexpr (Character<Part>) {
+      kind_ = Kind::character;
+      character_ = static_cast<char>(part);
+    } else if constexpr (Address<Part>) {
+      kind_ = Kind::address;
+      number_ = std::bit_cast<std::uintptr_t>(part);
+    } else if constexpr (std::floating_point<Part>) {
+      kind_ = Kind::real;
+      real_ = part;
+    } else if constexpr (Number<Part>) {
+      if constexpr (std::is_signed_v<Part>) kind_ = Kind::whole;
+      number_ = static_cast<std::uint64_t>(part);
+    }
+  }
+  MessagePart(const MessagePart&) = delete;
+  MessagePart& operator=(const MessagePart&) = delete;
+
+  void append_to(std::string& text) const {
     char digits[64];
-    char* end = digits + sizeof digits;
-    if constexpr (std::floating_point<Part>) {
-      end = std::to_chars(digits, end, part, std::chars_format::general, 6).ptr;
-    } else {
-      end = std::to_chars(digits, end, part).ptr;
+    char* const last = digits + sizeof digits;
+    char* end = digits;
+    switch (kind_) {
+      case Kind::text: text.append(text_); break;
+      case Kind::character: text.push_back(character_); break;
+      case Kind::count: end = std::to_chars(digits, last, number_).ptr; break;
+      case Kind::whole: end = std::to_chars(digits, last, static_cast<std::int64_t>(number_)).ptr; break;
+      case Kind::real: end = std::to_chars(digits, last, real_, std::chars_format::general, 6).ptr; break;
+      case Kind::address:
+        if (number_ != 0) text.append("0x");
+        end = std::to_chars(digits, last, number_, 16).ptr;
     }
     text.append(digits, end);
   }
+
+ private:
+  enum class Kind : std::uint8_t { text, character, count, whole, real, address };
+
+  Kind kind_;
+  union {
+    std::string_view text_;
+    char character_;
+    std::uint64_t number_;
+    long double real_;
+  };
+};
+
+[[nodiscard]] inline std::string joined(std::initializer_list<MessagePart> parts) {
+  std::string text;
+  for (const MessagePart& part : parts) part.append_to(text);
+  return text;
 }
 
 }  // namespace detail
@@ -141,9 +180,7 @@ void append_part(std::string& text, const Part& part) {
 /// then every header of the library would include the stream headers.
 template <class... Parts>
 [[nodiscard]] std::string message(const Parts&... parts) {
-  std::string text;
-  (detail::append_part(text, parts), ...);
-  return text;
+  return detail::joined({detail::MessagePart{parts}...});
 }
 
 /// Throws `error`, or passes it to `KVPOLICY_THROW` where the program has defined that.
@@ -155,10 +192,19 @@ template <class E>
 #endif
 }
 
+namespace detail {
+
+template <class E>
+[[noreturn]] void fail_with(std::initializer_list<MessagePart> parts) {
+  throw_error(E(joined(parts)));
+}
+
+}  // namespace detail
+
 /// Throws `E` with the concatenated parts.
 template <class E, class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  throw_error(E(message(parts...)));
+  detail::fail_with<E>({detail::MessagePart{parts}...});
 }
 
 /// Throws `E` with the concatenated parts unless `ok`. The parts are only formatted on failure.

@@ -46,75 +46,13 @@ class Engine {
   ~Engine() = default;
 
   /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
-  void attend(const LayerAttention& work) {
-    if (work.queries.tokens == 0 || work.heads.empty()) return;
-    const HeadWidth width{checked("head_dim", work.queries.head_dim), checked("value_dim", work.out.head_dim)};
-    const std::size_t most_queries = plan(work);
-    const std::size_t partial = Partial::floats(padded_queries(most_queries), width.values);
-    float* partials = partials_.resize(partial_count_ * partial);
-    const auto partial_of = [&](const Task& task) {
-      return Partial{partials + task.partial * partial, padded_queries(task.tile.rows)};
-    };
-    // Decoding does not plan for tiles, so it does not request AMX: tile registers enlarge every signal
-    // frame of the process.
-    const bool tiled = most_queries > Tuning::stream_queries;
-    reserve(tiled ? tasks_.size() : worthwhile_threads(), most_queries, width,
-            tiled ? product_plan(work.queries, work.out.encoding) : ProductPlan{});
-    for_each(tasks_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
-      const Task& task = tasks_[i];
-      const bool whole = task.parts == 1;
-      const Partial result = whole ? worker.own_partial(task.tile) : partial_of(task);
-      worker.attend(work.heads[task.tile.kv_head], task.tile, task.from, task.to, result);
-      if (whole) result.finish(work, task.tile);
-    });
-    for (std::size_t first = 0; first < tasks_.size(); first += tasks_[first].parts) {
-      const Task& task = tasks_[first];
-      if (task.parts == 1) continue;
-      const Partial total = partial_of(task);
-      for (std::size_t i = 1; i < task.parts; ++i) {
-        total.merge_with(partial_of(tasks_[first + i]), task.tile.rows, width.values);
-      }
-      total.finish(work, task.tile);
-    }
-  }
+  void attend(const LayerAttention& work);
 
   /// @throws ShapeError for a head_dim or value_dim that 8 does not divide, std::bad_alloc
-  void observe(const LayerObservation& work) {
-    if (work.heads.empty()) return;
-    const std::size_t group = work.queries_per_kv();
-    const std::size_t rows = work.queries.tokens * group;
-    reserve(work.heads.size(), Tuning::tile_queries, {checked("head_dim", work.queries.head_dim), 0},
-            product_plan(work.queries, Encoding::bfloat16));  // no weight is multiplied
-    for_each(work.heads.size(), [&](std::size_t head, Worker<Tuning>& worker) {
-      if (work.heads[head].empty()) return;
-      std::ranges::fill(work.sums[head], 0.0F);
-      for (std::size_t first = 0; first < rows; first += Tuning::tile_queries) {
-        const QueryTile tile{work.queries, work.first_position, group, head, first,
-                             std::min(Tuning::tile_queries, rows - first), work.scale(),
-                             work.options.softcap};
-        worker.observe(work.heads[head], tile, work.options.attention_sink_bias, work.sums[head]);
-      }
-    });
-  }
+  void observe(const LayerObservation& work);
 
   /// @throws ShapeError for a query length that 8 does not divide, std::bad_alloc
-  void score(const Plane& rows, std::span<const float> query, std::span<float> out) {
-    if (out.empty()) return;
-    // All rows come before the query, so it sees all of them.
-    const Segment segment{.keys = rows, .values = rows, .rows = out.size()};
-    QueryTile tile;
-    const std::size_t width = checked("head_dim", query.size());
-    tile.queries.head_dim = tile.value_dim = query.size();
-    tile.first_position = static_cast<std::int64_t>(out.size());
-    tile.rows = 1;
-    const std::size_t cost = seen_cost({&segment, 1}, tile);
-    const std::size_t parts = std::clamp<std::size_t>(cost / Tuning::task_weight, 1, threads());
-    reserve(parts, 1, {width, width}, {});
-    for_each(parts, [&](std::size_t part, Worker<Tuning>& worker) {
-      worker.score(segment, tile, query, part_begin(cost, part, parts),
-                   part_begin(cost, part + 1, parts), out);
-    });
-  }
+  void score(const Plane& rows, std::span<const float> query, std::span<float> out);
 
  private:
   // The rows that a tile sees, or a part of them that is cut by cumulated cost.
@@ -226,6 +164,80 @@ class Engine {
   std::vector<Worker<Tuning>> workers_;
   std::size_t active_ = 0;
 };
+
+// Outside the class for the sake of `extern template`, as in worker-inl.hpp.
+
+template <ParallelFor Parallel, class Tuning>
+void Engine<Parallel, Tuning>::attend(const LayerAttention& work) {
+  if (work.queries.tokens == 0 || work.heads.empty()) return;
+  const HeadWidth width{checked("head_dim", work.queries.head_dim), checked("value_dim", work.out.head_dim)};
+  const std::size_t most_queries = plan(work);
+  const std::size_t partial = Partial::floats(padded_queries(most_queries), width.values);
+  float* partials = partials_.resize(partial_count_ * partial);
+  const auto partial_of = [&](const Task& task) {
+    return Partial{partials + task.partial * partial, padded_queries(task.tile.rows)};
+  };
+  // Decoding does not plan for tiles, so it does not request AMX: tile registers enlarge every signal
+  // frame of the process.
+  const bool tiled = most_queries > Tuning::stream_queries;
+  reserve(tiled ? tasks_.size() : worthwhile_threads(), most_queries, width,
+          tiled ? product_plan(work.queries, work.out.encoding) : ProductPlan{});
+  for_each(tasks_.size(), [&](std::size_t i, Worker<Tuning>& worker) {
+    const Task& task = tasks_[i];
+    const bool whole = task.parts == 1;
+    const Partial result = whole ? worker.own_partial(task.tile) : partial_of(task);
+    worker.attend(work.heads[task.tile.kv_head], task.tile, task.from, task.to, result);
+    if (whole) result.finish(work, task.tile);
+  });
+  for (std::size_t first = 0; first < tasks_.size(); first += tasks_[first].parts) {
+    const Task& task = tasks_[first];
+    if (task.parts == 1) continue;
+    const Partial total = partial_of(task);
+    for (std::size_t i = 1; i < task.parts; ++i) {
+      total.merge_with(partial_of(tasks_[first + i]), task.tile.rows, width.values);
+    }
+    total.finish(work, task.tile);
+  }
+}
+
+template <ParallelFor Parallel, class Tuning>
+void Engine<Parallel, Tuning>::observe(const LayerObservation& work) {
+  if (work.heads.empty()) return;
+  const std::size_t group = work.queries_per_kv();
+  const std::size_t rows = work.queries.tokens * group;
+  reserve(work.heads.size(), Tuning::tile_queries, {checked("head_dim", work.queries.head_dim), 0},
+          product_plan(work.queries, Encoding::bfloat16));  // no weight is multiplied
+  for_each(work.heads.size(), [&](std::size_t head, Worker<Tuning>& worker) {
+    if (work.heads[head].empty()) return;
+    std::ranges::fill(work.sums[head], 0.0F);
+    for (std::size_t first = 0; first < rows; first += Tuning::tile_queries) {
+      const QueryTile tile{work.queries, work.first_position, group, head, first,
+                           std::min(Tuning::tile_queries, rows - first), work.scale(),
+                           work.options.softcap};
+      worker.observe(work.heads[head], tile, work.options.attention_sink_bias, work.sums[head]);
+    }
+  });
+}
+
+template <ParallelFor Parallel, class Tuning>
+void Engine<Parallel, Tuning>::score(const Plane& rows, std::span<const float> query,
+                                     std::span<float> out) {
+  if (out.empty()) return;
+  // All rows come before the query, so it sees all of them.
+  const Segment segment{.keys = rows, .values = rows, .rows = out.size()};
+  QueryTile tile;
+  const std::size_t width = checked("head_dim", query.size());
+  tile.queries.head_dim = tile.value_dim = query.size();
+  tile.first_position = static_cast<std::int64_t>(out.size());
+  tile.rows = 1;
+  const std::size_t cost = seen_cost({&segment, 1}, tile);
+  const std::size_t parts = std::clamp<std::size_t>(cost / Tuning::task_weight, 1, threads());
+  reserve(parts, 1, {width, width}, {});
+  for_each(parts, [&](std::size_t part, Worker<Tuning>& worker) {
+    worker.score(segment, tile, query, part_begin(cost, part, parts),
+                 part_begin(cost, part + 1, parts), out);
+  });
+}
 
 static_assert(AttentionEngine<Engine<SerialFor>>);
 

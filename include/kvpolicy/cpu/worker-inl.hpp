@@ -75,79 +75,15 @@ class Worker {
 
   /// Computes attention of `tile` over the rows whose cumulated cost begins in [from, to).
   void attend(std::span<const Segment> segments, const QueryTile& tile, std::size_t from,
-              std::size_t to, const Partial& partial) {
-    partial.clear(padded_queries(tile.rows), tile.width().values);
-    RowTileReader reader{segments, tile, from, to};
-    if (tile.rows <= Tuning::stream_queries) {
-      Queries queries{tile, tile.scale, queries_};
-      StreamPass pass{tile, partial, scratch_};
-      RowTile* row_tile = row_tiles_->data();
-      RowTile* next = row_tile + 1;
-      for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
-        reader.read(*next, stream_limit);
-        if (queries.load_for(*row_tile->segment)) pass.set_queries(queries_);
-        pass.add(*row_tile, *next);
-      }
-      pass.finish();
-    } else {
-      Queries queries{tile, 1.0F, queries_};
-      Pass pass{tile, partial, products_, scratch_, words_.data()};
-      for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
-        pass.add(row_tile, next);
-      });
-    }
-  }
+              std::size_t to, const Partial& partial);
 
   /// Adds to sums [group, rows] the probabilities that the tile's queries give each row.
   void observe(std::span<const Segment> segments, const QueryTile& tile,
-               std::span<const float> attention_sink_bias, std::span<float> sums) {
-    const std::size_t cost = seen_cost(segments, tile);
-    const std::size_t rows = sums.size() / tile.group;
-    const Partial partial = own_partial(tile);
-    partial.clear(padded_queries(tile.rows), 0);
-    Pass pass{tile, partial, products_, scratch_, words_.data()};
-    {
-      RowTileReader reader{segments, tile, 0, cost};
-      Queries queries{tile, 1.0F, queries_};
-      for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
-        pass.add_keys(row_tile, next);
-      });
-    }
-    float* log_sum_exp = partial.max;  // reuses its memory
-    for (std::size_t m = 0; m < tile.rows; ++m) {
-      SoftmaxState total = partial.state(m);
-      if (!attention_sink_bias.empty()) merge(total, {}, {attention_sink_bias[tile.head(m)], 1.0F}, {});
-      log_sum_exp[m] = total.log_sum_exp();
-    }
-    RowTileReader reader{segments, tile, 0, cost};
-    Queries queries{tile, 1.0F, queries_};
-    for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
-      const float* probabilities = pass.compute_probabilities(row_tile, next, log_sum_exp);
-      for (std::size_t row = 0; row < row_tile.rows; ++row) {
-        for (std::size_t m = 0; m < tile.rows; ++m) {
-          sums[(tile.first + m) % tile.group * rows + row_tile.ordinals[row]] +=
-              probabilities[row * pass.width() + m];
-        }
-      }
-    });
-  }
+               std::span<const float> attention_sink_bias, std::span<float> sums);
 
   /// out[i] = query . row i, for the rows whose cumulated cost begins in [from, to).
   void score(const Segment& rows, const QueryTile& tile, std::span<const float> query,
-             std::size_t from, std::size_t to, std::span<float> out) {
-    RowTileReader reader{{&rows, 1}, tile, from, to};
-    StreamPass pass{tile, own_partial(tile), scratch_};
-    std::fill(std::copy(query.begin(), query.end(), queries_), queries_ + tile.width().keys, 0.0F);
-    pass.set_queries(queries_);
-    RowTile* row_tile = row_tiles_->data();
-    RowTile* next = row_tile + 1;
-    for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
-      reader.read(*next, stream_limit);
-      const float* scores =
-          pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, query.size()));
-      for (std::size_t i = 0; i < row_tile->rows; ++i) out[row_tile->ordinals[i]] = scores[i];
-    }
-  }
+             std::size_t from, std::size_t to, std::span<float> out);
 
  private:
   static constexpr RowTileLimit stream_limit{Tuning::stream_rows, Tuning::stream_quantized_rows};
@@ -199,6 +135,86 @@ class Worker {
   float* scratch_ = nullptr;
   std::unique_ptr<std::array<RowTile, 2>> row_tiles_;
 };
+
+// Outside the class, because what is defined inside it is inline: a file that declares the class `extern template`
+// would compile all kernels all the same.
+
+template <class Tuning>
+void Worker<Tuning>::attend(std::span<const Segment> segments, const QueryTile& tile,
+                            std::size_t from, std::size_t to, const Partial& partial) {
+  partial.clear(padded_queries(tile.rows), tile.width().values);
+  RowTileReader reader{segments, tile, from, to};
+  if (tile.rows <= Tuning::stream_queries) {
+    Queries queries{tile, tile.scale, queries_};
+    StreamPass pass{tile, partial, scratch_};
+    RowTile* row_tile = row_tiles_->data();
+    RowTile* next = row_tile + 1;
+    for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
+      reader.read(*next, stream_limit);
+      if (queries.load_for(*row_tile->segment)) pass.set_queries(queries_);
+      pass.add(*row_tile, *next);
+    }
+    pass.finish();
+  } else {
+    Queries queries{tile, 1.0F, queries_};
+    Pass pass{tile, partial, products_, scratch_, words_.data()};
+    for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
+      pass.add(row_tile, next);
+    });
+  }
+}
+
+template <class Tuning>
+void Worker<Tuning>::observe(std::span<const Segment> segments, const QueryTile& tile,
+                             std::span<const float> attention_sink_bias, std::span<float> sums) {
+  const std::size_t cost = seen_cost(segments, tile);
+  const std::size_t rows = sums.size() / tile.group;
+  const Partial partial = own_partial(tile);
+  partial.clear(padded_queries(tile.rows), 0);
+  Pass pass{tile, partial, products_, scratch_, words_.data()};
+  {
+    RowTileReader reader{segments, tile, 0, cost};
+    Queries queries{tile, 1.0F, queries_};
+    for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
+      pass.add_keys(row_tile, next);
+    });
+  }
+  float* log_sum_exp = partial.max;  // reuses its memory
+  for (std::size_t m = 0; m < tile.rows; ++m) {
+    SoftmaxState total = partial.state(m);
+    if (!attention_sink_bias.empty()) merge(total, {}, {attention_sink_bias[tile.head(m)], 1.0F}, {});
+    log_sum_exp[m] = total.log_sum_exp();
+  }
+  RowTileReader reader{segments, tile, 0, cost};
+  Queries queries{tile, 1.0F, queries_};
+  for_each_row_tile(reader, queries, pass, [&](const RowTile& row_tile, const RowTile& next) {
+    const float* probabilities = pass.compute_probabilities(row_tile, next, log_sum_exp);
+    for (std::size_t row = 0; row < row_tile.rows; ++row) {
+      for (std::size_t m = 0; m < tile.rows; ++m) {
+        sums[(tile.first + m) % tile.group * rows + row_tile.ordinals[row]] +=
+            probabilities[row * pass.width() + m];
+      }
+    }
+  });
+}
+
+template <class Tuning>
+void Worker<Tuning>::score(const Segment& rows, const QueryTile& tile,
+                           std::span<const float> query, std::size_t from, std::size_t to,
+                           std::span<float> out) {
+  RowTileReader reader{{&rows, 1}, tile, from, to};
+  StreamPass pass{tile, own_partial(tile), scratch_};
+  std::fill(std::copy(query.begin(), query.end(), queries_), queries_ + tile.width().keys, 0.0F);
+  pass.set_queries(queries_);
+  RowTile* row_tile = row_tiles_->data();
+  RowTile* next = row_tile + 1;
+  for (reader.read(*row_tile, stream_limit); row_tile->rows > 0; std::swap(row_tile, next)) {
+    reader.read(*next, stream_limit);
+    const float* scores =
+        pass.compute_logits(*row_tile, prefetch_of(next->keys, next->rows, query.size()));
+    for (std::size_t i = 0; i < row_tile->rows; ++i) out[row_tile->ordinals[i]] = scores[i];
+  }
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kvpolicy::cpu

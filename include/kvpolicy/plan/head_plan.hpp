@@ -17,7 +17,6 @@
 #include <kvpolicy/policy/full_cache.hpp>
 #include <kvpolicy/policy/head_settings.hpp>
 #include <kvpolicy/policy/sink_recent_cache.hpp>
-#include <kvpolicy/storage/engine_page_storage.hpp>
 
 namespace kvpolicy {
 
@@ -172,11 +171,7 @@ class HeadPlan<E> {
     // With a mask for the whole call, a query would see rows beyond its own window.
     const bool narrower = rule.recent > 0 && rule.recent <= layer.window && !rule.prefill_chunk_mask &&
                           rule.sinks <= layer.window - rule.recent;
-    if (narrower) return settings;
-    if (rule.engine_pages) {
-      return typename SinkRecentCache<EnginePageStorage<E>>::Config{.sinks = 0, .recent = layer.window};
-    }
-    return typename SinkRecentCache<DenseStorage<E>>::Config{.sinks = 0, .recent = layer.window};
+    return narrower ? settings : settings.sliding_window(layer.window);
   }
 
   ModelShape shape_;

@@ -32,14 +32,11 @@ class PolicyRegistry {
     static_assert(policy_traits<P>::has_name && HasFields<typename P::Config>,
                   "PolicyRegistry::add: to be written to files a policy needs a `name`, and its Config "
                   "`void fields(FieldVisitor&)`");
-    const Entry entry{policy_traits<P>::names(), [](FieldVisitor& fill) -> HeadSettings<E> {
-                        typename P::Config config;
-                        config.fields(fill);
-                        return config;
-                      }};
-    std::erase_if(entries_, [&](const Entry& known) { return known.names == entry.names; });
-    entries_.push_back(entry);
-    return *this;
+    return put({policy_traits<P>::names(), [](FieldVisitor& fill) -> HeadSettings<E> {
+                  typename P::Config config;
+                  config.fields(fill);
+                  return config;
+                }});
   }
 
   /// The settings of the policy with these names, filled in by `fill`; nothing if no policy has these
@@ -65,6 +62,13 @@ class PolicyRegistry {
     PolicyNames names;
     HeadSettings<E> (*read)(FieldVisitor& fill);
   };
+
+  PolicyRegistry& put(const Entry& entry) {
+    std::erase_if(entries_, [&](const Entry& known) { return known.names == entry.names; });
+    entries_.push_back(entry);
+    return *this;
+  }
+
   std::vector<Entry> entries_;
 };
 

@@ -14,14 +14,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <limits>
 #include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include <kvpolicy/core/boxed.hpp>
-#include <kvpolicy/core/choices.hpp>
 #include <kvpolicy/core/head_rule.hpp>
 #include <kvpolicy/core/rule_ranges.hpp>
 #include <kvpolicy/core/try.hpp>
@@ -30,7 +27,6 @@
 #include <kvpolicy/policy/chunk_summary.hpp>
 #include <kvpolicy/policy/policy.hpp>
 #include <kvpolicy/policy/shared_config.hpp>
-#include <kvpolicy/policy/top_rows.hpp>
 
 namespace kvpolicy {
 
@@ -126,13 +122,12 @@ class ChunkRetrievalCache {
       summaries_.add(rows.keys, i);
       if ((first + i + 1) % config_->chunk == 0) summaries_.close_chunk();
     }
-    drop_old_selections();
+    choices_.drop_old(storage_.end());
   }
 
   /// Whether a selected read must choose first.
   [[nodiscard]] bool selection_is_stale() const {
-    if (selections().empty()) return true;
-    return chunk_rule(*config_).is_stale(selections().back().rows, storage_.end());
+    return choices_.is_stale(chunk_rule(*config_), storage_.end());
   }
 
   /// Chooses the chunks for the queries [group, head_dim] of this head; `score(rows, query, out)`
@@ -148,92 +143,40 @@ class ChunkRetrievalCache {
   /// @throws std::bad_alloc, StorageError, with the choice as it was
   template <class Engine>
   void prepare_refresh(std::span<const float> queries, Engine& engine, std::size_t tokens) {
-    const std::size_t chunks = summaries_.chunks();
-    detail::RefreshScratch& scratch = detail::refresh_scratch();
-    const std::span<float> scores = scratch.scores.take(chunks);
+    const std::span<float> scores = detail::refresh_scratch().scores.take(summaries_.chunks());
     summaries_.score(queries, engine, scores);
-    // Chunk 0 holds the attention sinks: always read, whatever its keys say.
-    if (chunks > 0) scores.front() = std::numeric_limits<float>::infinity();
-    const ChunkRule<std::size_t> rule = chunk_rule(*config_);
-    const std::size_t rows = storage_.end();
-    const std::span<std::size_t> chosen = scratch.chosen.take(rule.chosen(rows));
-    top_rows(scores, scratch.ranks.take(chunks), chosen);
-    if (!choice_) choice_.emplace();
-    Selection selection{std::move(choice_->spare_runs), rule.closed_rows(rows), rows, tokens};
-    selection.runs.clear();
-    for (const std::size_t chunk : chosen) {
-      const std::size_t first = chunk * config_->chunk;
-      auto& runs = selection.runs;
-      if (!runs.empty() && runs.back().first + runs.back().rows == first) {
-        runs.back().rows += config_->chunk;
-      } else {
-        runs.push_back({first, config_->chunk});
-      }
-    }
-    choice_->selections.reserve(choice_->selections.size() + 1);
-    choice_->pending = std::move(selection);
+    choices_.prepare(chunk_rule(*config_), scores, storage_.end(), tokens);
   }
   void finish_refresh() noexcept {
-    if (!choice_ || !choice_->pending) return;
-    choice_->selections.push_back(std::move(*choice_->pending));
-    choice_->pending.reset();
-    drop_old_selections();
+    choices_.finish();
+    choices_.drop_old(storage_.end());
   }
-  void abandon_refresh() noexcept {
-    if (!choice_ || !choice_->pending) return;
-    choice_->spare_runs = std::move(choice_->pending->runs);
-    choice_->pending.reset();
-  }
+  void abandon_refresh() noexcept { choices_.abandon(); }
 
   /// Takes back what queries after the first `tokens` tokens chose: the text goes on from there.
-  void undo_refresh(std::size_t tokens) noexcept {
-    while (!selections().empty() && is_taken_back(selections().back().tokens, tokens)) {
-      choice_->selections.pop_back();
-    }
-  }
+  void undo_refresh(std::size_t tokens) noexcept { choices_.undo(tokens); }
   /// The next selected read chooses first.
-  void forget_selection() noexcept {
-    if (choice_) choice_->selections.clear();
-  }
+  void forget_selection() noexcept { choices_.forget(); }
 
   void segments(const ReadRequest& request, SegmentList& out) const {
-    const Selection* selected = current();
-    if (request.read == Read::all || selected == nullptr) {
-      return storage_.show(0, storage_.end(), Segment{}, out);
-    }
-    const std::size_t first_shown = out.size();
+    const std::size_t first = out.size();
     storage_.show(0, storage_.end(), Segment{}, out);
-    // What the selection leaves of each segment, which may begin and end inside a chunk.
-    std::vector<std::vector<RowRun>>& shown_runs = choice_->shown_runs;
-    shown_runs.resize(std::max(shown_runs.size(), out.size() - first_shown));
-    std::size_t kept = first_shown;
-    for (std::size_t s = first_shown; s < out.size(); ++s) {
-      Segment segment = out[s];
-      auto& runs = shown_runs[s - first_shown];
-      runs.clear();
-      segment.rows =
-          selected->clip(static_cast<std::size_t>(segment.position), segment.rows, runs);
-      segment.runs = runs;
-      if (segment.rows > 0) out[kept++] = segment;
-    }
-    out.resize(kept);
+    if (request.read != Read::all && choices_.current() != nullptr) choices_.limit(out, first);
   }
 
   /// The chosen rows, as runs of row numbers; rows after `selected_until()` are read as well.
   [[nodiscard]] std::span<const RowRun> selection() const {
-    return current() == nullptr ? std::span<const RowRun>{}
-                                : std::span<const RowRun>{current()->runs};
+    const detail::ChunkSelection* current = choices_.current();
+    return current == nullptr ? std::span<const RowRun>{} : std::span<const RowRun>{current->runs};
   }
   [[nodiscard]] std::size_t selected_until() const {
-    return current() == nullptr ? 0 : current()->chunks_end;
+    return choices_.current() == nullptr ? 0 : choices_.current()->chunks_end;
   }
 
   /// What a copy of the head elsewhere has to know besides the rows.
   void add_to(HeadContents& contents) const {
     summaries_.add_to(contents.summaries);
-    for (const Selection& selection : selections()) {
-      contents.choices.push_back({selection.runs, selection.rows, selection.tokens});
-    }
+    choices_.add_to(contents.choices);
   }
   /// A new head takes what another one of its settings holds.
   void take(const HeadContents& contents)
@@ -249,12 +192,8 @@ class ChunkRetrievalCache {
         summaries_.add(rows.keys, i);
       }
     }
-    if (!contents.choices.empty()) choice_.emplace();
-    for (const ChosenChunks& choice : contents.choices) {
-      choice_->selections.push_back({choice.runs, rule.closed_rows(choice.committed),
-                                     choice.committed, choice.tokens});
-    }
-    drop_old_selections();
+    choices_.take(rule, contents.choices);
+    choices_.drop_old(storage_.end());
   }
 
   /// What keeps the rows.
@@ -265,7 +204,7 @@ class ChunkRetrievalCache {
   [[nodiscard]] std::size_t bytes() const { return storage_.bytes() + summaries_.bytes(); }
   /// Page tables, the sums of the open chunk, and what was chosen: bookkeeping besides the object.
   [[nodiscard]] std::size_t overhead_bytes() const {
-    return overhead_of(storage_) + summaries_.overhead_bytes() + (choice_ ? choice_->bytes() : 0);
+    return overhead_of(storage_) + summaries_.overhead_bytes() + choices_.bytes();
   }
   [[nodiscard]] std::size_t shared_bytes() const {
     return storage_.shared_bytes() + summaries_.shared_bytes();
@@ -291,59 +230,19 @@ class ChunkRetrievalCache {
 
   template <class Archive>
   void serialize(Archive& archive) {
-    std::vector<Selection> selections{this->selections().begin(), this->selections().end()};
-    archive(storage_, summaries_, selections);
+    archive(storage_, summaries_, choices_);
     archive.check(storage_.begin() == 0 && storage_.end() == archive.rows(), "all ", archive.rows(),
                   " rows");
-    summaries_.check(archive, chunk_rule(*config_).closed(archive.rows()));
-    std::size_t tokens = 0;
-    for (Selection& selection : selections) {
-      archive.check(is_choice(selection), "selections of whole chunks, ascending, within ",
-                    config_->budget, " rows");
-      archive.check(tokens <= selection.tokens, "selections in their order");
-      tokens = selection.tokens;
-    }
-    if constexpr (Archive::loading) {
-      choice_.reset();
-      if (!selections.empty()) choice_.emplace().selections = std::move(selections);
-    }
+    const ChunkRule<std::size_t> rule = chunk_rule(*config_);
+    summaries_.check(archive, rule.closed(archive.rows()));
+    choices_.check(archive, rule, storage_.end());
   }
 
  private:
-  using Selection = detail::ChunkSelection;
   using Summaries = detail::ChunkSummaries<element_type, Summary>;
 
   [[nodiscard]] static ChunkRule<std::size_t> chunk_rule(const Config& config) {
     return {config.chunk, config.budget / config.chunk, config.refresh_every};
-  }
-
-  // Whether a selection is one of this head's.
-  [[nodiscard]] bool is_choice(const Selection& selection) const {
-    if (selection.rows > storage_.end() ||
-        selection.chunks_end != chunk_rule(*config_).closed_rows(selection.rows)) {
-      return false;
-    }
-    return detail::are_chunks(selection.runs, config_->chunk, selection.chunks_end, config_->budget);
-  }
-
-  [[nodiscard]] std::span<const Selection> selections() const {
-    return choice_ ? std::span<const Selection>{choice_->selections} : std::span<const Selection>{};
-  }
-  [[nodiscard]] const Selection* current() const {
-    if (choice_ && choice_->pending) return &*choice_->pending;
-    return selections().empty() ? nullptr : &selections().back();
-  }
-
-  // A rollback never goes back before the end of the committed rows: of the choices up to there one is enough.
-  void drop_old_selections() noexcept {
-    if (!choice_) return;
-    auto& selections = choice_->selections;
-    const auto first_later = std::ranges::find_if(
-        selections, [&](const Selection& s) { return is_taken_back(s.tokens, storage_.end()); });
-    if (first_later - selections.begin() > 1) {
-      choice_->spare_runs = std::move(selections.front().runs);
-      selections.erase(selections.begin(), first_later - 1);
-    }
   }
 
   [[nodiscard]] static std::size_t bytes_of_summaries(const Config& config,
@@ -355,7 +254,7 @@ class ChunkRetrievalCache {
   SharedConfig<Config> config_;
   Storage storage_;
   Summaries summaries_;
-  detail::Boxed<detail::ChunkChoice> choice_;  // once the head has chosen
+  detail::ChunkChoices choices_;
 };
 
 }  // namespace kvpolicy

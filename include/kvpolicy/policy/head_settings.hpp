@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -19,45 +20,86 @@
 #include <kvpolicy/policy/head.hpp>
 #include <kvpolicy/policy/policy_head.hpp>
 #include <kvpolicy/policy/policy_traits.hpp>
+#include <kvpolicy/policy/sink_recent_cache.hpp>
+#include <kvpolicy/storage/dense_storage.hpp>
 
 namespace kvpolicy {
 
 namespace detail {
 
+/// What follows from a policy's type and its settings alone.
+struct SettingsFacts {
+  TypeTag policy_type;
+  PolicyNames names;
+  HeadRoles roles;
+  std::size_t observed_queries;
+  bool has_names;
+  bool is_savable;
+  bool predicts_memory;
+  bool predicts_compressed;
+  bool compresses_by_itself;
+  bool is_adaptive_in_layer;
+  bool commit_changes_rows;
+  bool has_rule;
+};
+
+/// A number of bytes that settings predict for a text of some tokens: policy_traits.hpp says what each of
+/// them means.
+enum class MemoryOf : std::uint8_t { tokens, compressed, step, maximum, slow_memory };
+
 /// What is asked of settings whose policy is not known.
 class AnySettings {
  public:
-  AnySettings() = default;
   AnySettings(const AnySettings&) = delete;
   AnySettings& operator=(const AnySettings&) = delete;
   virtual ~AnySettings() = default;
 
-  [[nodiscard]] virtual TypeTag policy_type() const noexcept = 0;
-  [[nodiscard]] virtual const void* config() const noexcept = 0;
+  [[nodiscard]] const SettingsFacts& facts() const noexcept { return facts_; }
+  [[nodiscard]] const void* config() const noexcept { return config_; }
+  [[nodiscard]] bool has_policy_of(const AnySettings& other) const {
+    return facts_.policy_type == other.facts_.policy_type;
+  }
+
+  /// `other` is of the same policy.
   [[nodiscard]] virtual bool equals(const AnySettings& other) const = 0;
   [[nodiscard]] virtual bool may_share(const AnySettings& other) const = 0;
-  [[nodiscard]] virtual PolicyNames names() const = 0;
-  [[nodiscard]] virtual bool has_names() const = 0;
-  [[nodiscard]] virtual bool is_savable() const = 0;
   virtual void write_fields(FieldVisitor& visit) const = 0;
   virtual void validate(const StorageContext& context) const = 0;
   /// `self` owns these settings, which the head then shares.
   [[nodiscard]] virtual HeadPtr make_head(const std::shared_ptr<const AnySettings>& self,
                                           const StorageContext& context) const = 0;
-  [[nodiscard]] virtual std::size_t bytes_of_tokens(const StorageContext&, std::size_t) const = 0;
-  [[nodiscard]] virtual std::size_t bytes_compressed(const StorageContext&, std::size_t) const = 0;
-  [[nodiscard]] virtual std::size_t bytes_of_step(const StorageContext&, std::size_t) const = 0;
-  [[nodiscard]] virtual std::size_t max_bytes(const StorageContext&, std::size_t) const = 0;
-  [[nodiscard]] virtual std::size_t slow_bytes_of_tokens(const StorageContext&, std::size_t) const = 0;
-  [[nodiscard]] virtual bool predicts_memory() const = 0;
-  [[nodiscard]] virtual bool predicts_compressed() const = 0;
-  [[nodiscard]] virtual HeadRoles roles() const = 0;
-  [[nodiscard]] virtual std::size_t observed_queries() const = 0;
-  [[nodiscard]] virtual bool compresses_by_itself() const = 0;
-  [[nodiscard]] virtual bool is_adaptive_in_layer() const = 0;
-  [[nodiscard]] virtual bool commit_changes_rows() const = 0;
-  [[nodiscard]] virtual bool has_rule() const = 0;
+  [[nodiscard]] virtual std::size_t bytes(MemoryOf what, const StorageContext& context,
+                                          std::size_t tokens) const = 0;
   [[nodiscard]] virtual HeadRule rule(std::size_t head_dim) const = 0;
+  /// Settings of a head that keeps the latest `rows` rows, exact, in the kind of memory of these.
+  [[nodiscard]] virtual std::shared_ptr<const AnySettings> sliding_window(std::size_t rows) const = 0;
+
+ protected:
+  AnySettings(const SettingsFacts& facts, const void* config) : facts_{facts}, config_{config} {}
+
+ private:
+  SettingsFacts facts_;
+  const void* config_;
+};
+
+template <KvPolicy P>
+class PolicySettings;
+
+// All settings are shared by one type of pointer, so that no policy instantiates its own.
+template <KvPolicy P>
+[[nodiscard]] std::shared_ptr<const AnySettings> share_settings(const typename P::Config& config) {
+  return std::unique_ptr<const AnySettings>{new PolicySettings<P>(config)};
+}
+
+// Where a policy keeps, or would keep, rows that must stay exact.
+template <class P>
+struct ExactStorageOfPolicy {
+  using type = DenseStorage<typename P::element_type>;
+};
+template <class P>
+  requires requires { typename P::storage_type; }
+struct ExactStorageOfPolicy<P> {
+  using type = ExactStorage<typename P::storage_type>;
 };
 
 template <KvPolicy P>
@@ -66,24 +108,27 @@ class PolicySettings final : public AnySettings {
   using Config = typename P::Config;
 
  public:
-  explicit PolicySettings(const Config& config) : config_{config} {}
+  explicit PolicySettings(const Config& config)
+      : AnySettings{{.policy_type = type_tag_of<P>(),
+                     .names = Traits::names(),
+                     .roles = {Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares},
+                     .observed_queries = Traits::observed_queries(config),
+                     .has_names = Traits::has_name && HasFields<Config>,
+                     .is_savable = PolicyHead<P>::is_savable,
+                     .predicts_memory = Traits::predicts_memory,
+                     .predicts_compressed = Traits::predicts_compressed,
+                     .compresses_by_itself = Traits::compresses_by_itself(config),
+                     .is_adaptive_in_layer = Traits::is_adaptive_in_layer(config),
+                     .commit_changes_rows = Traits::commit_changes_rows,
+                     .has_rule = Traits::has_rule},
+                    &config_},
+        config_{config} {}
 
-  [[nodiscard]] TypeTag policy_type() const noexcept override { return type_tag_of<P>(); }
-  [[nodiscard]] const void* config() const noexcept override { return &config_; }
-  [[nodiscard]] bool equals(const AnySettings& other) const override {
-    return other.policy_type() == policy_type() && of(other) == config_;
-  }
+  [[nodiscard]] bool equals(const AnySettings& other) const override { return of(other) == config_; }
   [[nodiscard]] bool may_share([[maybe_unused]] const AnySettings& other) const override {
-    if constexpr (Traits::shares) {
-      return other.policy_type() == policy_type() && P::may_share(config_, of(other));
-    }
+    if constexpr (Traits::shares) return P::may_share(config_, of(other));
     return false;
   }
-  [[nodiscard]] PolicyNames names() const override { return Traits::names(); }
-  [[nodiscard]] bool has_names() const override {
-    return Traits::has_name && HasFields<Config>;
-  }
-  [[nodiscard]] bool is_savable() const override { return PolicyHead<P>::is_savable; }
   void write_fields([[maybe_unused]] FieldVisitor& visit) const override {
     if constexpr (HasFields<Config>) {
       Config copy = config_;
@@ -96,45 +141,23 @@ class PolicySettings final : public AnySettings {
     const SharedConfig<Config> config{std::shared_ptr<const Config>{self, &config_}};
     return HeadPtr{std::make_unique<PolicyHead<P>>(config, context)};
   }
-  [[nodiscard]] std::size_t bytes_of_tokens(const StorageContext& context,
-                                            std::size_t tokens) const override {
-    return Traits::bytes_of_tokens(config_, context, tokens) + slow(context).bytes_of_copies(tokens);
+  [[nodiscard]] std::size_t bytes(MemoryOf what, const StorageContext& context,
+                                  std::size_t tokens) const override {
+    const offload::SlowRule<P> slow{config_, context};
+    const std::size_t copies = slow.bytes_of_copies(tokens);
+    switch (what) {
+      case MemoryOf::tokens: return Traits::bytes_of_tokens(config_, context, tokens) + copies;
+      case MemoryOf::compressed: return Traits::bytes_compressed(config_, context, tokens) + copies;
+      case MemoryOf::step:
+        return Traits::bytes_of_step(config_, context, tokens) + slow.bytes(tokens) -
+               slow.bytes(tokens - std::min<std::size_t>(tokens, 1)) +
+               2 * copies;  // of the old choice and the new
+      case MemoryOf::maximum:
+        return Traits::max_bytes(config_, context, tokens) + slow.max_bytes_of_move(tokens) + 2 * copies;
+      case MemoryOf::slow_memory: break;
+    }
+    return slow.bytes(tokens);
   }
-  [[nodiscard]] std::size_t bytes_compressed(const StorageContext& context,
-                                             std::size_t tokens) const override {
-    return Traits::bytes_compressed(config_, context, tokens) + slow(context).bytes_of_copies(tokens);
-  }
-  [[nodiscard]] std::size_t bytes_of_step(const StorageContext& context,
-                                          std::size_t tokens) const override {
-    const Slow rule = slow(context);
-    return Traits::bytes_of_step(config_, context, tokens) + rule.bytes(tokens) -
-           rule.bytes(tokens - std::min<std::size_t>(tokens, 1)) +
-           2 * rule.bytes_of_copies(tokens);  // of the old choice and the new
-  }
-  [[nodiscard]] std::size_t max_bytes(const StorageContext& context,
-                                      std::size_t tokens) const override {
-    const Slow rule = slow(context);
-    return Traits::max_bytes(config_, context, tokens) + rule.max_bytes_of_move(tokens) +
-           2 * rule.bytes_of_copies(tokens);
-  }
-  [[nodiscard]] std::size_t slow_bytes_of_tokens(const StorageContext& context,
-                                                 std::size_t tokens) const override {
-    return slow(context).bytes(tokens);
-  }
-  [[nodiscard]] bool predicts_memory() const override { return Traits::predicts_memory; }
-  [[nodiscard]] bool predicts_compressed() const override { return Traits::predicts_compressed; }
-  [[nodiscard]] HeadRoles roles() const override {
-    return {Traits::selects, Traits::compresses, Traits::accumulates, Traits::shares};
-  }
-  [[nodiscard]] std::size_t observed_queries() const override {
-    return Traits::observed_queries(config_);
-  }
-  [[nodiscard]] bool compresses_by_itself() const override {
-    return Traits::compresses_by_itself(config_);
-  }
-  [[nodiscard]] bool is_adaptive_in_layer() const override { return Traits::is_adaptive_in_layer(config_); }
-  [[nodiscard]] bool commit_changes_rows() const override { return Traits::commit_changes_rows; }
-  [[nodiscard]] bool has_rule() const override { return Traits::has_rule; }
   [[nodiscard]] HeadRule rule([[maybe_unused]] std::size_t head_dim) const override {
     if constexpr (Traits::has_rule) {
       return P::rule(config_, head_dim);
@@ -143,10 +166,12 @@ class PolicySettings final : public AnySettings {
                         "rule(const Config&, std::size_t head_dim)");
     }
   }
+  [[nodiscard]] std::shared_ptr<const AnySettings> sliding_window(std::size_t rows) const override {
+    return share_settings<SinkRecentCache<typename ExactStorageOfPolicy<P>::type>>(
+        {.sinks = 0, .recent = rows});
+  }
 
  private:
-  using Slow = offload::SlowRule<P>;
-  [[nodiscard]] Slow slow(const StorageContext& context) const { return {config_, context}; }
   [[nodiscard]] static const Config& of(const AnySettings& other) {
     return *static_cast<const Config*>(other.config());
   }
@@ -168,19 +193,19 @@ class HeadSettings {
     requires PolicyConfig<std::remove_cvref_t<Config>> &&
              std::same_as<typename std::remove_cvref_t<Config>::policy_type::element_type, E>
   HeadSettings(const Config& config)  // NOLINT: every Config is such settings
-      : own_{std::make_shared<detail::PolicySettings<typename Config::policy_type>>(config)} {}
+      : own_{detail::share_settings<typename Config::policy_type>(config)} {}
 
   /// The same for a Config that does not name its policy.
   template <KvPolicy P>
     requires std::same_as<typename P::element_type, E>
   [[nodiscard]] static HeadSettings of(const typename P::Config& config = {}) {
-    return HeadSettings{std::make_shared<detail::PolicySettings<P>>(config)};
+    return HeadSettings{detail::share_settings<P>(config)};
   }
 
   /// Whether the head has policy P.
   template <KvPolicy P>
   [[nodiscard]] bool is() const {
-    return own_->policy_type() == type_tag_of<P>();
+    return own_->facts().policy_type == type_tag_of<P>();
   }
   /// The settings as P's, if the head has policy P; else null.
   template <KvPolicy P>
@@ -197,11 +222,11 @@ class HeadSettings {
   }
 
   /// What the policy is called in files and messages.
-  [[nodiscard]] PolicyNames names() const { return own_->names(); }
+  [[nodiscard]] PolicyNames names() const { return own_->facts().names; }
   /// Whether the policy has a name and its settings have, so that they can stand in files.
-  [[nodiscard]] bool has_names() const { return own_->has_names(); }
+  [[nodiscard]] bool has_names() const { return own_->facts().has_names; }
   /// Whether a head under the settings can be saved and loaded.
-  [[nodiscard]] bool is_savable() const { return own_->is_savable(); }
+  [[nodiscard]] bool is_savable() const { return own_->facts().is_savable; }
   /// Visits the settings by their names; `visit` writes them down.
   void write_fields(FieldVisitor& visit) const { own_->write_fields(visit); }
 
@@ -217,43 +242,48 @@ class HeadSettings {
   // that holds one choice, besides what a rollback may bring back
 
   [[nodiscard]] std::size_t bytes_of_tokens(const StorageContext& context, std::size_t tokens) const {
-    return own_->bytes_of_tokens(context, tokens);
+    return own_->bytes(detail::MemoryOf::tokens, context, tokens);
   }
   [[nodiscard]] std::size_t bytes_compressed(const StorageContext& context, std::size_t tokens) const {
-    return own_->bytes_compressed(context, tokens);
+    return own_->bytes(detail::MemoryOf::compressed, context, tokens);
   }
   [[nodiscard]] std::size_t bytes_of_step(const StorageContext& context, std::size_t tokens) const {
-    return own_->bytes_of_step(context, tokens);
+    return own_->bytes(detail::MemoryOf::step, context, tokens);
   }
   [[nodiscard]] std::size_t max_bytes(const StorageContext& context, std::size_t tokens) const {
-    return own_->max_bytes(context, tokens);
+    return own_->bytes(detail::MemoryOf::maximum, context, tokens);
   }
   /// Of `bytes_of_tokens`, bytes in slow memory right after a choice, or without one; of rows that came
   /// since, none are there yet.
   [[nodiscard]] std::size_t slow_bytes_of_tokens(const StorageContext& context,
                                                  std::size_t tokens) const {
-    return own_->slow_bytes_of_tokens(context, tokens);
+    return own_->bytes(detail::MemoryOf::slow_memory, context, tokens);
   }
-  [[nodiscard]] bool predicts_memory() const { return own_->predicts_memory(); }
-  [[nodiscard]] bool predicts_compressed() const { return own_->predicts_compressed(); }
+  [[nodiscard]] bool predicts_memory() const { return own_->facts().predicts_memory; }
+  [[nodiscard]] bool predicts_compressed() const { return own_->facts().predicts_compressed; }
 
   // ---- what the head does
 
-  [[nodiscard]] HeadRoles roles() const { return own_->roles(); }
-  [[nodiscard]] std::size_t observed_queries() const { return own_->observed_queries(); }
-  [[nodiscard]] bool compresses_by_itself() const { return own_->compresses_by_itself(); }
-  [[nodiscard]] bool commit_changes_rows() const { return own_->commit_changes_rows(); }
-  [[nodiscard]] bool is_adaptive_in_layer() const { return own_->is_adaptive_in_layer(); }
+  [[nodiscard]] HeadRoles roles() const { return own_->facts().roles; }
+  [[nodiscard]] std::size_t observed_queries() const { return own_->facts().observed_queries; }
+  [[nodiscard]] bool compresses_by_itself() const { return own_->facts().compresses_by_itself; }
+  [[nodiscard]] bool commit_changes_rows() const { return own_->facts().commit_changes_rows; }
+  [[nodiscard]] bool is_adaptive_in_layer() const { return own_->facts().is_adaptive_in_layer; }
   /// Whether heads of the two settings may share a layer's budget.
   [[nodiscard]] bool may_share(const HeadSettings& other) const {
-    return own_->may_share(*other.own_);
+    return own_->has_policy_of(*other.own_) && own_->may_share(*other.own_);
   }
-  [[nodiscard]] bool has_rule() const { return own_->has_rule(); }
+  [[nodiscard]] bool has_rule() const { return own_->facts().has_rule; }
   /// What the head keeps and what a query reads. @throws ConfigError if the policy does not say
   [[nodiscard]] HeadRule rule(std::size_t head_dim) const { return own_->rule(head_dim); }
+  /// Settings of a sliding window over the latest `rows` rows, which are exact: in pages of an inference
+  /// engine's memory if the rows of these are. @throws std::bad_alloc
+  [[nodiscard]] HeadSettings sliding_window(std::size_t rows) const {
+    return HeadSettings{own_->sliding_window(rows)};
+  }
 
   friend bool operator==(const HeadSettings& a, const HeadSettings& b) {
-    return a.own_ == b.own_ || a.own_->equals(*b.own_);
+    return a.own_ == b.own_ || (a.own_->has_policy_of(*b.own_) && a.own_->equals(*b.own_));
   }
 
  private:

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "equal_bytes.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include <kvpolicy/core/dtype.hpp>
+#include <kvpolicy/core/error.hpp>
+
+#include "../common/plan_name.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+constexpr std::size_t exact_latest = 128;  // latest rows of a quantised head, which stay exact
+
+std::size_t default_group(const ModelShape& shape) { return shape.head_dim % 32 == 0 ? 32 : 16; }
+
+struct Method {
+  std::string name;
+  std::size_t bits = 16;
+  std::size_t group = 0;  // channels that share a scale
+};
+
+Method parse(PlanName& plan, const ModelShape& shape) {
+  Method parsed{plan.name, 16, default_group(shape)};
+  if (plan.storage.empty()) return parsed;
+  const std::string& bits = plan.storage;
+  require(bits == "int8" || bits == "int4" || bits == "int2", "the method ", plan.text,
+          ": rows may be quantised as int8, int4 or int2, not ", bits);
+  parsed.bits = static_cast<std::size_t>(bits.back() - '0');
+  parsed.group = plan.count("group", parsed.group);
+  require(parsed.group > 0, "the method ", plan.text, ": group is 0, must be at least 1");
+  return parsed;
+}
+
+// Rounds rows down; the small addend keeps whole numbers whole after the rounding of a share.
+std::size_t whole(double rows) { return static_cast<std::size_t>(rows + 1e-6); }
+
+std::string duo(PlanName& plan, const Method& method, const ByteBudget& budget) {
+  const ModelShape& shape = budget.shape;
+  const double dense = row_bytes(shape, 16);
+  const double coded = row_bytes(shape, method.bits, method.group);
+  const std::size_t exact = method.bits == 16
+                                ? budget.length
+                                : std::min(budget.length, plan.count("residual", exact_latest));
+  const std::size_t window =
+      plan.count("sinks", budget.sinks) + plan.count("recent", budget.recent);
+  const double retrieving =
+      static_cast<double>(exact) * dense + static_cast<double>(budget.length - exact) * coded;
+  const double streaming = static_cast<double>(std::min(budget.length, window)) * dense;
+  const std::size_t heads = shape.kv_head_count();
+  const double allowed =
+      budget.share * static_cast<double>(heads * budget.length) * dense * (1 + 1e-9);
+  for (std::size_t stream = 0; stream <= heads; ++stream) {
+    const double bytes =
+        static_cast<double>(stream) * streaming + static_cast<double>(heads - stream) * retrieving;
+    if (bytes > allowed) continue;
+    return plan.with_numbers(
+        fmt::format("{}", static_cast<double>(stream) / static_cast<double>(heads)));
+  }
+  throw ConfigError{fmt::format(
+      "{} cannot keep as little as {:.4g} of {} rows: with every head streaming it is {:.4g}",
+      plan.text, budget.share, budget.length,
+      streaming / (static_cast<double>(budget.length) * dense))};
+}
+
+}  // namespace
+
+double row_bytes(const ModelShape& shape, std::size_t bits, std::size_t group) {
+  if (bits == 16) return static_cast<double>(2 * shape.head_dim * sizeof(bfloat16));
+  if (group == 0) group = default_group(shape);
+  return static_cast<double>(
+      2 * (shape.head_dim * bits / 8 + shape.head_dim / group * 2 * sizeof(half)));
+}
+
+std::string at_equal_bytes(const std::string& method, const ByteBudget& budget) {
+  require(budget.share > 0 && budget.share <= 1, "a share of the bytes is ", budget.share,
+          ", must be above 0 and at most 1");
+  PlanName plan{method};
+  const Method parsed = parse(plan, budget.shape);
+  if (parsed.name == "duo") return duo(plan, parsed, budget);
+  if (parsed.name == "search") {
+    require(parsed.bits == 16, method, ": chooses precisions by itself");
+    return plan.with_numbers(fmt::format("{},{}", budget.share, budget.length));
+  }
+  const std::size_t rows =
+      whole(budget.share * static_cast<double>(budget.length) * row_bytes(budget.shape, 16) /
+            row_bytes(budget.shape, parsed.bits, parsed.group));
+  require(rows > 0, method, " cannot keep as little as ", budget.share, " of ", budget.length,
+          " rows: that is less than one row for each head");
+  if (parsed.name == "streaming_llm" || parsed.name == "sink_recent") {
+    require(parsed.bits == 16, method, ": its window has no setting at equal bytes when quantised");
+    const std::size_t sinks = std::min(budget.sinks, rows / 2);
+    return plan.with_numbers(fmt::format("{},{}", sinks, rows - sinks));
+  }
+  constexpr std::string_view counted[]{"headkv", "snapkv", "pyramid", "adakv",
+                                       "h2o",    "tova",   "keynorm"};
+  require(std::ranges::count(counted, parsed.name) > 0, method,
+          " has no setting that makes it keep a share of the bytes; those that have are duo, "
+          "streaming_llm, sink_recent, headkv, snapkv, pyramid, adakv, h2o, tova, keynorm and "
+          "search");
+  return plan.with_numbers(fmt::format("{}", std::min(rows, budget.length)));
+}
+
+std::string method_of(const std::string& plan) { return PlanName{plan}.method(); }
+
+double parse_share(const std::string& text) {
+  const auto number = [&](std::string_view digits) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    require(error == std::errc{} && end == digits.data() + digits.size(), "'", text,
+            "' is not a share: write 1/4, 0.25 or 25%");
+    return value;
+  };
+  const std::string_view all{text};
+  const std::size_t slash = all.find('/');
+  const double share = slash != std::string_view::npos
+                           ? number(all.substr(0, slash)) / number(all.substr(slash + 1))
+                       : all.ends_with('%') ? number(all.substr(0, all.size() - 1)) / 100
+                                            : number(all);
+  require(share > 0 && share <= 1, "'", text, "' must be a share above 0 and at most 1");
+  return share;
+}
+
+}  // namespace kvpolicy::tools

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "head_damage.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <utility>
+
+#include <kvpolicy/core/error.hpp>
+#include <reference_model/parallel.hpp>
+
+#include "../tool_plan.hpp"
+#include "../common/asked_question.hpp"
+#include "../common/sequence.hpp"
+
+namespace kvpolicy::tools {
+namespace {
+
+using Plan = HeadPlan<bfloat16>;
+
+// Minus the log-probability of `token` under logits [vocabulary], in nats.
+double nats(std::span<const float> logits, int token) {
+  const double most = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - most);
+  return std::log(sum) + most - static_cast<double>(logits[static_cast<std::size_t>(token)]);
+}
+
+// A text that was read with all rows kept, up to the start of each probe.
+class ReadText {
+ public:
+  // `queries`: the largest number of queries that any plan chooses rows by.
+  ReadText(const TextModel& model, const RetrievalText& text, std::size_t end, std::size_t queries)
+      : text_{model, text} {
+    const std::span<const int> tokens{text_.body};
+    require(tokens.size() > end && end > 1, "a text of ", tokens.size(), " tokens has no end of ",
+            end, " to be measured by");
+    before_end_ = make_sequence(model.llama(), Plan{model.config().shape()}, queries);
+    static_cast<void>(before_end_->prefill(tokens.first(tokens.size() - end)));
+    end_ = tokens.last(end);
+    whole_ = before_end_->fork();
+    static_cast<void>(whole_->prefill(end_));
+  }
+
+  [[nodiscard]] TextLoss loss(const Plan& plan) const {
+    const bool compresses = needs_of(plan).compress;
+    TextLoss loss;
+    const auto ending = before_end_->fork_as(plan);
+    if (compresses) ending->compress();
+    loss.text = sum(*ending, end_) / static_cast<double>(end_.size() - 1);
+
+    const auto whole = whole_->fork_as(plan);
+    for (const AskedQuestion& question : text_.questions) {
+      const auto asked = whole->fork();
+      const auto logits = asked->prefill(question.question(), question.question().size());
+      if (compresses) asked->compress();
+      const std::vector<int>& answer = question.answer();
+      loss.answers += nats(logits, answer.front()) + sum(*asked, answer);
+    }
+    loss.answers /= static_cast<double>(std::max<std::size_t>(text_.questions.size(), 1));
+    return loss;
+  }
+
+ private:
+  // The loss of all tokens but the first, which are read as one chunk.
+  static double sum(Sequence& sequence, std::span<const int> tokens) {
+    const std::vector<float> logits = sequence.score(tokens.first(tokens.size() - 1));
+    const std::size_t vocabulary = logits.size() / (tokens.size() - 1);
+    double total = 0;
+    for (std::size_t i = 1; i < tokens.size(); ++i) {
+      total += nats(std::span{logits}.subspan((i - 1) * vocabulary, vocabulary), tokens[i]);
+    }
+    return total;
+  }
+
+  EncodedText text_;
+  std::span<const int> end_;  // a part of the text's tokens
+  std::unique_ptr<Sequence> before_end_, whole_;
+};
+
+// Returns losses[text][plan].
+std::vector<std::vector<TextLoss>> losses_under(const TextModel& model, std::span<const Plan> plans,
+                                                std::span<const RetrievalText> texts,
+                                                std::size_t end, const DamageReport& report) {
+  require(!texts.empty(), "there are no texts to measure damage by");
+  std::size_t queries = 0;
+  for (const Plan& plan : plans) {
+    for (std::size_t layer = 0; layer < plan.shape().layers; ++layer) {
+      queries = std::max(queries, plan.observed_queries(layer));
+    }
+  }
+  std::vector<std::vector<TextLoss>> losses(texts.size());
+  std::mutex reporting;
+  std::size_t done = 0;
+  reference::for_each_block(texts.size(), 1, true, [&](std::size_t i, std::size_t) {
+    const ReadText read{model, texts[i], end, queries};
+    for (const Plan& plan : plans) {
+      losses[i].push_back(read.loss(plan));
+      const std::lock_guard lock{reporting};
+      ++done;
+      if (report) {
+        report(static_cast<double>(done) / static_cast<double>(texts.size() * plans.size()));
+      }
+    }
+  });
+  return losses;
+}
+
+TextLoss mean(std::span<const std::vector<TextLoss>> losses, std::size_t plan) {
+  TextLoss sum;
+  for (const auto& own : losses) {
+    sum.answers += own[plan].answers;
+    sum.text += own[plan].text;
+  }
+  const auto texts = static_cast<double>(losses.size());
+  return {sum.answers / texts, sum.text / texts};
+}
+
+// Within one policy and storage, fewer bytes cannot really do less damage. Where a few texts say
+// so, it is chance, and a search would pick exactly these settings.
+void smooth(std::vector<HeadChoice<bfloat16>>& choices, std::size_t head_dim, std::size_t tokens) {
+  const auto bytes = [&](const HeadChoice<bfloat16>& choice) {
+    return Plan{ModelShape{1, 1, 1, head_dim}, choice.settings}
+        .memory(tokens, {.page_rows = 32}, true)
+        .heads;
+  };
+  for (HeadChoice<bfloat16>& small : choices) {
+    for (const HeadChoice<bfloat16>& large : choices) {
+      if (small.settings.names() != large.settings.names() || bytes(small) >= bytes(large))
+        continue;
+      for (std::size_t i = 0; i < small.damage.values().size(); ++i) {
+        double& own = small.damage.values()[i];
+        own = std::max(own, large.damage.values()[i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<HeadChoice<bfloat16>> measure_damage(const TextModel& model,
+                                                 std::span<const HeadSettings<bfloat16>> choices,
+                                                 std::span<const RetrievalText> texts,
+                                                 const DamageReport& report, std::size_t end) {
+  const ModelShape shape = model.config().shape();
+  const std::size_t heads = shape.kv_head_count();
+  std::vector<Plan> plans{Plan{shape}};
+  const auto add = [&](const Plan& others, std::size_t head, const HeadSettings<bfloat16>& config) {
+    plans.push_back(others);
+    plans.back().set(head / shape.kv_heads, head % shape.kv_heads, config);
+  };
+  for (const HeadSettings<bfloat16>& choice : choices) {
+    const Plan all{shape, choice};
+    plans.push_back(all);
+    for (std::size_t head = 0; head < heads; ++head) {
+      add(Plan{shape}, head, choice);
+      add(all, head, Plan{shape}.at(0, 0));
+    }
+  }
+  const auto losses = losses_under(model, plans, texts, end, report);
+  // The loss of `worse` beyond that of `better`.
+  const auto rise = [](const TextLoss& worse, const TextLoss& better) {
+    return std::max(0.0, worse.answers - better.answers) + std::max(0.0, worse.text - better.text);
+  };
+  const TextLoss none = mean(losses, 0);
+  std::vector<HeadChoice<bfloat16>> measured;
+  std::size_t plan = 1;
+  for (const HeadSettings<bfloat16>& choice : choices) {
+    const TextLoss all = mean(losses, plan++);
+    HeadDamage damage{shape.layers, shape.kv_heads};
+    for (double& one : damage.values()) {
+      const TextLoss alone = mean(losses, plan++);
+      const TextLoss spared = mean(losses, plan++);
+      one = (rise(alone, none) + rise(all, spared)) / 2;
+    }
+    measured.push_back({choice, std::move(damage)});
+  }
+  std::size_t longest = 0;
+  for (const RetrievalText& text : texts) {
+    longest = std::max(longest, model.encode(text.body).size());
+  }
+  smooth(measured, shape.head_dim, longest);
+  return measured;
+}
+
+TextLoss loss_under(const TextModel& model, const Plan& plan, std::span<const RetrievalText> texts,
+                    std::size_t end) {
+  return mean(losses_under(model, {&plan, 1}, texts, end, {}), 0);
+}
+
+}  // namespace kvpolicy::tools
