@@ -28,8 +28,8 @@ void to_float(const Number* numbers, std::size_t count, float* out) {
 }  // namespace
 
 std::string_view name_of(WeightFormat format) noexcept {
-  constexpr std::array<std::string_view, 4> names{"float32", "float16", "bfloat16", "int8"};
-  return names[static_cast<std::size_t>(format)];
+  constexpr std::array<std::string_view, 4> format_names{"float32", "float16", "bfloat16", "int8"};
+  return format_names[static_cast<std::size_t>(format)];
 }
 
 std::size_t bytes_of(WeightFormat format) noexcept {
